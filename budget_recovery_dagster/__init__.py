@@ -1,0 +1,1 @@
+"""Keeps the budget usage counters of an AI gateway recoverable."""

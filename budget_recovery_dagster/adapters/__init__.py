@@ -1,0 +1,1 @@
+"""Implementations of the ports: NATS, PostgreSQL, and in memory."""

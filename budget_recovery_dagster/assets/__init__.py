@@ -1,0 +1,1 @@
+"""Dagster assets and their checks."""

@@ -1,0 +1,1 @@
+"""The budget-recovery command, one file per subcommand."""

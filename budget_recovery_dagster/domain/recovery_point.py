@@ -1,0 +1,67 @@
+"""The recovery point of a tenant: what a restore would use now.
+
+Within a window a counter only grows, so the highest value ever recorded for an entity is the best
+that is known of it: taking the maximum over all retained records is exact, and neither a partial
+nor a low record can do harm.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
+
+Usages = Mapping[Entity, Decimal]
+"""Usage by entity, of one budget and window."""
+
+RecoveryPoint = Mapping[BudgetWindow, Usages]
+"""The best known usages of every still-current window of one tenant."""
+
+
+def max_merge(*records: Usages) -> dict[Entity, Decimal]:
+    """Take, entity by entity, the highest usage: order and repetition change nothing."""
+    merged: dict[Entity, Decimal] = {}
+    for usages in records:
+        for entity, usage in usages.items():
+            known = merged.get(entity)
+            if known is None or usage > known:
+                merged[entity] = usage
+    return merged
+
+
+def covers(later: Usages, earlier: Usages) -> bool:
+    """Whether no entity of ``earlier`` is missing from ``later`` or lower in it."""
+    return all(entity in later and later[entity] >= usage for entity, usage in earlier.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A counter of the recovery point that the store no longer holds, or holds lower.
+
+    ``after`` is None where it is missing. Purges of single keys change no identity, so this is
+    the only trace that they leave.
+    """
+
+    of: BudgetWindow
+    entity: Entity
+    before: Decimal
+    after: Decimal | None
+
+
+def find_drops(
+    point: RecoveryPoint,
+    observed: RecoveryPoint,
+    unknown: Iterable[tuple[BudgetWindow, Entity]],
+) -> tuple[Drop, ...]:
+    """List what the point holds and the store does not, except counters that are ``unknown``.
+
+    An unreadable counter is reported as such; it is not known to be lower or lost.
+    """
+    unjudged = frozenset(unknown)
+    return tuple(
+        Drop(of, entity, before, after)
+        for of, usages in point.items()
+        for entity, before in usages.items()
+        if (of, entity) not in unjudged
+        if (after := observed.get(of, {}).get(entity)) is None or after < before
+    )

@@ -1,0 +1,167 @@
+"""Snapshots: a tenant's counters as captured at one moment, one record per budget and window."""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
+    CounterReading,
+    OmittedCounter,
+    TenantReading,
+    UnreadableKey,
+    ValueShape,
+    format_usage,
+)
+from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain.moments import require_aware
+from budget_recovery_dagster.domain.recovery_point import (
+    Drop,
+    RecoveryPoint,
+    Usages,
+    covers,
+    find_drops,
+)
+
+
+class CaptureSource(StrEnum):
+    """From which keys of the store a snapshot is taken."""
+
+    COUNTERS = "counters"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRecord:
+    """One budget and window in a snapshot.
+
+    ``covers_earlier``: no entity of the earlier retained records is missing or lower here, so a
+    restore need not look further back. ``shape`` and ``expiry_seconds`` (see CounterReading) are
+    what a key that has to be made anew would get; shape is None where no counter was readable.
+    """
+
+    of: BudgetWindow
+    usages: Usages
+    omitted: tuple[OmittedCounter, ...]
+    shape: ValueShape | None
+    expiry_seconds: int | None
+    is_truncated: bool
+    covers_earlier: bool
+    content_hash: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "content_hash", hash_usages(self.usages))
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSnapshot:
+    """A tenant's counters at ``captured_at`` (aware); every counter held then is in it or named."""
+
+    tenant: str
+    captured_at: datetime
+    source: CaptureSource
+    identity: StoreIdentity
+    records: tuple[BudgetRecord, ...]
+    unreadable: tuple[UnreadableKey, ...]
+    drops: tuple[Drop, ...]
+    is_partial: bool
+
+    def __post_init__(self) -> None:
+        require_aware(self.captured_at)
+
+    @property
+    def entry_count(self) -> int:
+        """How many counters the records hold."""
+        return sum(len(record.usages) for record in self.records)
+
+    @property
+    def omitted_count(self) -> int:
+        """How many counters are named as omitted because their value could not be read."""
+        return sum(len(record.omitted) for record in self.records)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the store held nothing at all for the tenant and nothing was expected."""
+        return not (self.records or self.unreadable or self.drops)
+
+
+def hash_usages(usages: Usages) -> bytes:
+    """Digest usages independently of their order; equal contents, and only they, hash alike."""
+    digest = hashlib.sha256()
+    # The aggregate (None) sorts and digests as "", which no real name can be.
+    for name, usage in sorted((entity or "", usage) for entity, usage in usages.items()):
+        encoded = name.encode()
+        digest.update(f"{len(encoded)}:".encode() + encoded + f"={format_usage(usage)};".encode())
+    return digest.digest()
+
+
+def take_snapshot(
+    reading: TenantReading,
+    captured_at: datetime,
+    identity: StoreIdentity,
+    point: RecoveryPoint,
+) -> TenantSnapshot:
+    """Turn a reading of counters into a snapshot, held against the recovery point before it."""
+    counters: defaultdict[BudgetWindow, list[CounterReading]] = defaultdict(list)
+    omitted: defaultdict[BudgetWindow, list[OmittedCounter]] = defaultdict(list)
+    for counter in reading.counters:
+        counters[counter.of].append(counter)
+    for omission in reading.omitted:
+        omitted[omission.of].append(omission)
+    records = tuple(
+        _record(of, counters[of], omitted[of], point, captured_at)
+        for of in sorted(counters.keys() | omitted.keys(), key=_order)
+    )
+    return TenantSnapshot(
+        tenant=reading.tenant,
+        captured_at=captured_at,
+        source=CaptureSource.COUNTERS,
+        identity=identity,
+        records=records,
+        unreadable=reading.unreadable,
+        drops=find_drops(
+            point,
+            {record.of: record.usages for record in records},
+            ((omission.of, omission.entity) for omission in reading.omitted),
+        ),
+        is_partial=reading.is_partial,
+    )
+
+
+def _order(of: BudgetWindow) -> tuple[str, str]:
+    return of.budget, of.window.token
+
+
+def _record(
+    of: BudgetWindow,
+    counters: list[CounterReading],
+    omitted: list[OmittedCounter],
+    point: RecoveryPoint,
+    captured_at: datetime,
+) -> BudgetRecord:
+    usages = {counter.entity: counter.usage for counter in counters}
+    return BudgetRecord(
+        of=of,
+        usages=usages,
+        omitted=tuple(omitted),
+        shape=_commonest(counter.shape for counter in counters),
+        expiry_seconds=_longest_expiry(counters),
+        is_truncated=False,
+        # The point holds current windows only; of a closed one, nothing earlier is known here,
+        # and claiming nothing is safe: nobody restores it.
+        covers_earlier=of.window.is_current(captured_at) and covers(usages, point.get(of, {})),
+    )
+
+
+def _commonest(shapes: Iterable[ValueShape]) -> ValueShape | None:
+    counted = Counter(shapes)
+    return max(sorted(counted), key=counted.__getitem__, default=None)
+
+
+def _longest_expiry(counters: list[CounterReading]) -> int | None:
+    """Return the latest expiry of a record's keys; a key kept too long does no harm."""
+    expiries = [counter.expiry_seconds for counter in counters]
+    known = [expiry for expiry in expiries if expiry is not None]
+    return max(known) if known and len(known) == len(expiries) else None

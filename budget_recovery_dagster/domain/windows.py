@@ -1,0 +1,120 @@
+"""Budget windows: the calendar spans, all in UTC, in which usage is added up.
+
+A window's token stands in the store's keys and alone tells its period: ``2026-11-29`` a day,
+``2026-W48`` an ISO week from Monday, ``2026-11`` a month, ``2026-Q4`` a quarter, ``lifetime`` one
+that never closes. Every window is half-open: its start belongs to it, its end to the next one.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from enum import StrEnum
+from typing import Self
+
+from budget_recovery_dagster.domain.moments import require_aware
+
+
+class Period(StrEnum):
+    """How long a window lasts."""
+
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+    QUARTER = "quarter"
+    LIFETIME = "lifetime"
+
+
+class InvalidWindowError(ValueError):
+    """A token that names no window of the calendar."""
+
+
+LIFETIME_TOKEN = "lifetime"  # noqa: S105 - a window's token, not a secret
+
+# ASCII digits only: `\d` and int() would also take digits of other scripts.
+_DAY = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
+_WEEK = re.compile(r"([0-9]{4})-W([0-9]{2})")
+_MONTH = re.compile(r"([0-9]{4})-([0-9]{2})")
+_QUARTER = re.compile(r"([0-9]{4})-Q([1-4])")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One instance of a period: ``[start, end)`` in UTC; both are None for a lifetime.
+
+    Made by ``parse`` or ``containing``, so that token, period and edges always agree.
+    """
+
+    token: str
+    period: Period
+    start: datetime | None
+    end: datetime | None
+
+    @classmethod
+    def parse(cls, token: str) -> Self:
+        """Read a token.
+
+        Raises:
+            InvalidWindowError: the token names no window of the calendar.
+        """
+        if token == LIFETIME_TOKEN:
+            return cls(token, Period.LIFETIME, None, None)
+        try:
+            return cls._parse_calendar(token)
+        except (ValueError, OverflowError) as error:
+            raise InvalidWindowError(
+                f"{token!r} is no budget window: expected a form such as 2026-11-29, 2026-W48, "
+                "2026-11, 2026-Q4 or lifetime"
+            ) from error
+
+    @classmethod
+    def _parse_calendar(cls, token: str) -> Self:
+        if match := _DAY.fullmatch(token):
+            first = date(*map(int, match.groups()))
+            return cls._between(token, Period.DAY, first, first + timedelta(days=1))
+        if match := _WEEK.fullmatch(token):
+            first = date.fromisocalendar(int(match[1]), int(match[2]), 1)
+            return cls._between(token, Period.WEEK, first, first + timedelta(days=7))
+        if match := _MONTH.fullmatch(token):
+            first = date(int(match[1]), int(match[2]), 1)
+            return cls._between(token, Period.MONTH, first, _months_later(first, 1))
+        if match := _QUARTER.fullmatch(token):
+            first = date(int(match[1]), 3 * int(match[2]) - 2, 1)
+            return cls._between(token, Period.QUARTER, first, _months_later(first, 3))
+        raise InvalidWindowError(token)
+
+    @classmethod
+    def _between(cls, token: str, period: Period, first: date, after: date) -> Self:
+        return cls(token, period, _midnight(first), _midnight(after))
+
+    @classmethod
+    def containing(cls, period: Period, moment: datetime) -> Self:
+        """Return the window of ``period`` that ``moment`` (aware) falls into."""
+        day = require_aware(moment).astimezone(UTC).date()
+        match period:
+            case Period.DAY:
+                token = day.isoformat()
+            case Period.WEEK:
+                year, week, _ = day.isocalendar()
+                token = f"{year:04d}-W{week:02d}"
+            case Period.MONTH:
+                token = f"{day.year:04d}-{day.month:02d}"
+            case Period.QUARTER:
+                token = f"{day.year:04d}-Q{(day.month + 2) // 3}"
+            case Period.LIFETIME:
+                token = LIFETIME_TOKEN
+        return cls.parse(token)
+
+    def is_current(self, now: datetime) -> bool:
+        """Whether usage still counts into this window at ``now`` (aware)."""
+        require_aware(now)
+        started = self.start is None or self.start <= now
+        return started and (self.end is None or now < self.end)
+
+
+def _midnight(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
+def _months_later(first: date, months: int) -> date:
+    index = first.year * 12 + first.month - 1 + months
+    return date(index // 12, index % 12 + 1, 1)

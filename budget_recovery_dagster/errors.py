@@ -1,0 +1,85 @@
+"""What can go wrong, told so that an operator knows what to do.
+
+Every error carries one sentence of what happened and a hint of what to try. Drivers' own errors
+stop at the adapters and are kept as the cause. The sentences never hold a password.
+"""
+
+
+class BudgetRecoveryError(Exception):
+    """Base of all errors that this project raises on purpose."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} Try: {self.hint}" if self.hint else self.message
+
+
+class SettingsError(BudgetRecoveryError):
+    """A setting is missing or wrong; the message names it."""
+
+
+class StoreError(BudgetRecoveryError):
+    """The usage store did not give what was asked. Nothing may be concluded about its data."""
+
+
+class StoreMissingError(StoreError):
+    """The cluster answered with authority that the bucket does not exist."""
+
+
+class StoreUnreachableError(StoreError):
+    """No answer came from the store: down, cut off, or too slow."""
+
+
+class StoreNoQuorumError(StoreError):
+    """JetStream answered that it cannot serve: no leader or no quorum."""
+
+
+class StorePermissionError(StoreError):
+    """The NATS user may not do this; the message names the subject where the server said it."""
+
+
+class StoreReadError(StoreError):
+    """A reading was interrupted or could not be brought to its end."""
+
+
+class PossibleLossError(BudgetRecoveryError):
+    """The store's identity is not the accepted one: a possible loss, so nothing was stored."""
+
+
+class DatabaseError(BudgetRecoveryError):
+    """The control-plane database did not do what was asked; nothing was half-written."""
+
+
+class DatabaseUnreachableError(DatabaseError):
+    """No connection to the control-plane database."""
+
+
+class SchemaVersionError(DatabaseError):
+    """The database schema is missing, older or newer than this version of the project."""
+
+
+class LeaseHeldError(BudgetRecoveryError):
+    """Somebody else is at the same work; the message says who and since when."""
+
+
+class LeaseLostError(BudgetRecoveryError):
+    """The lease under which this work ran has expired or was taken over; nothing was written."""
+
+
+class CapturesPausedError(BudgetRecoveryError):
+    """The store is not Healthy, so no snapshot may be stored."""
+
+
+class HourClosedError(BudgetRecoveryError):
+    """The hour of a capture has closed: present values must not stand under a past name."""
+
+
+class BaselineMovedError(BudgetRecoveryError):
+    """The baseline changed after the identity was judged; judge again."""
+
+
+class NotNewerError(BudgetRecoveryError):
+    """The tenant already has a snapshot at or after this capture's time."""

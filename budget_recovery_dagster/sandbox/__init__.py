@@ -1,0 +1,1 @@
+"""Embedded servers and a simulated gateway, for budget-recovery dev and the tests."""

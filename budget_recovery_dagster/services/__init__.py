@@ -1,0 +1,1 @@
+"""Use cases, written against the ports."""
