@@ -83,3 +83,11 @@ class BaselineMovedError(BudgetRecoveryError):
 
 class NotNewerError(BudgetRecoveryError):
     """The tenant already has a snapshot at or after this capture's time."""
+
+
+class HourNotReachedError(BudgetRecoveryError):
+    """The hour of a capture has not begun."""
+
+
+class HourNotCapturedError(BudgetRecoveryError):
+    """A past hour has no stored snapshot, and none can be taken any more."""

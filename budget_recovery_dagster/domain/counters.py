@@ -5,7 +5,6 @@ compared here; it is not one of the store's own built-in counter types.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from enum import StrEnum
@@ -22,7 +21,7 @@ Entity = str | None
 _LONGEST_USAGE_TEXT = 100
 _NUMBER = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?", re.ASCII)
 
-# The default context rounds sums and normalized values to 28 digits; this one never rounds.
+# The default context rounds normalized values to 28 digits; this one never rounds.
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
@@ -66,7 +65,7 @@ def parse_usage(text: str) -> Decimal:
     if len(text) > _LONGEST_USAGE_TEXT:
         raise UnreadableUsageError(f"a number written with {len(text)} characters")
     if not _NUMBER.fullmatch(text):
-        raise UnreadableUsageError(f"{ascii(text)} is not a decimal number")
+        raise UnreadableUsageError(f"{text!a} is not a decimal number")
     number = Decimal(text)
     if number.is_zero():
         return Decimal(0)
@@ -85,14 +84,6 @@ def parse_usage(text: str) -> Decimal:
 def format_usage(usage: Decimal) -> str:
     """Write a usage in plain digits, without an exponent: ``0.000000000000000001``."""
     return format(usage, "f")
-
-
-def exact_sum(usages: Iterable[Decimal]) -> Decimal:
-    """Add usages without rounding."""
-    total = Decimal(0)
-    for usage in usages:
-        total = _EXACT.add(total, usage)
-    return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,117 @@
+"""Capture: copy every tenant's counters to the control-plane database, one tenant at a time.
+
+Per tenant: read, then hold the store's identity against the accepted one, then commit. In that
+order a store that is wiped during the reading cannot pass for a good one.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.retention import RetentionPolicy
+from budget_recovery_dagster.errors import HourNotCapturedError, HourNotReachedError
+from budget_recovery_dagster.ports import (
+    CaptureSummary,
+    Clock,
+    Leases,
+    Snapshots,
+    StoreRegistry,
+    UsageStore,
+)
+from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome
+from budget_recovery_dagster.services.capture_run import CaptureRun
+
+CAPTURE_LEASE = "capture"
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Nothing was read: captures are paused in this state."""
+
+    state: RecoveryState
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A past hour's snapshots were checked, not rewritten; ``damage`` names what does not hold."""
+
+    hour: Hour
+    snapshots: tuple[CaptureSummary, ...]
+    damage: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureService:
+    """Takes the snapshots of one hour."""
+
+    open_store: Callable[[], AbstractContextManager[UsageStore]]
+    snapshots: Snapshots
+    registry: StoreRegistry
+    leases: Leases
+    clock: Clock
+    bucket: str
+    retention: RetentionPolicy
+
+    def capture(
+        self,
+        hour: Hour,
+        *,
+        run_id: str,
+        holder: str,
+        on_outcome: Callable[[TenantOutcome], None],
+    ) -> Captured | Verified | Paused:
+        """Capture every tenant into the current hour, or verify a past one.
+
+        ``holder`` tells other captures who this is; ``on_outcome`` hears of each tenant as soon
+        as it is done.
+
+        Raises:
+            HourNotReachedError: the hour has not begun.
+            HourNotCapturedError: the hour is past and has no stored snapshot.
+            LeaseHeldError: another capture is under way.
+            SettingsError: the database belongs to another bucket.
+            DatabaseError: the database did not do what was asked; what is stored stays stored.
+        """
+        now = self.clock.now()
+        record = self.registry.claim(self.bucket)
+        if hour.is_future(now):
+            raise HourNotReachedError(
+                f"The hour {hour} has not begun; a snapshot holds what the store has now.",
+                f"capture the current hour, {Hour.containing(now).key}.",
+            )
+        if hour.is_past(now):
+            return self._verify(hour, Hour.containing(now))
+        if record.state.captures_paused:
+            return Paused(record.state)
+        with self.leases.hold(CAPTURE_LEASE, holder) as lease:
+            run = CaptureRun(
+                snapshots=self.snapshots,
+                registry=self.registry,
+                clock=self.clock,
+                bucket=self.bucket,
+                hour=hour,
+                run_id=run_id,
+                lease=lease,
+                on_outcome=on_outcome,
+            )
+            captured = run.capture_all(self.open_store)
+            self.snapshots.record_failures(captured.failures, run_id=run_id)
+            if not captured.prunable:
+                return captured
+            pruned = self.snapshots.prune(
+                captured.prunable, policy=self.retention, now=self.clock.now(), lease=lease
+            )
+            return replace(captured, pruned=pruned)
+
+    def _verify(self, hour: Hour, current: Hour) -> Verified:
+        stored = self.snapshots.captured_in(hour)
+        if not stored:
+            raise HourNotCapturedError(
+                f"No snapshot is stored for the hour {hour}, and none can be taken any more: the "
+                "store holds only the present, which must not stand under a past name.",
+                f"capture the current hour, {current.key}; a recovery point uses the newest "
+                "snapshots before and after the gap.",
+            )
+        return Verified(hour, stored, self.snapshots.damaged_in(hour))

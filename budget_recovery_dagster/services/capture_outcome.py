@@ -1,0 +1,122 @@
+"""What a capture did, tenant by tenant."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from budget_recovery_dagster.domain.counters import UnreadableKey
+from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.snapshots import TenantSnapshot
+from budget_recovery_dagster.errors import (
+    BudgetRecoveryError,
+    CapturesPausedError,
+    LeaseLostError,
+    PossibleLossError,
+)
+from budget_recovery_dagster.ports import CaptureFailure, PruneReport
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStored:
+    """The tenant's snapshot is stored; ``seconds`` is how long the tenant took."""
+
+    tenant: str
+    records: int
+    entries: int
+    omitted: int
+    unreadable: int
+    drops: int
+    is_partial: bool
+    seconds: float
+
+    @classmethod
+    def of(cls, snapshot: TenantSnapshot, seconds: float) -> "TenantStored":
+        """Count what a stored snapshot holds."""
+        return cls(
+            tenant=snapshot.tenant,
+            records=len(snapshot.records),
+            entries=snapshot.entry_count,
+            omitted=snapshot.omitted_count,
+            unreadable=len(snapshot.unreadable),
+            drops=len(snapshot.drops),
+            is_partial=snapshot.is_partial,
+            seconds=seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TenantAbsent:
+    """The tenant was read, has nothing in the store, and nothing of it is still current."""
+
+    tenant: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TenantFailed:
+    """Nothing of the tenant is stored by this run.
+
+    ``error`` is kept for the log; ``seconds`` is 0 where the tenant was not tried any more.
+    """
+
+    tenant: str
+    reason: str
+    hint: str
+    seconds: float
+    error: Exception
+
+    @classmethod
+    def because(cls, tenant: str, error: Exception, seconds: float) -> "TenantFailed":
+        """Put an error into words; one that nobody foresaw is named by its type."""
+        if isinstance(error, BudgetRecoveryError):
+            return cls(tenant, error.message, error.hint, seconds, error)
+        return cls(
+            tenant,
+            f"Unexpected {type(error).__name__}: {error}",
+            "read the traceback in the run's log and report it.",
+            seconds,
+            error,
+        )
+
+
+TenantOutcome = TenantStored | TenantAbsent | TenantFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A finished capture of one hour; every tenant known or found is in ``outcomes``.
+
+    ``stopped_by`` is what ended the capture before all tenants were tried, if anything did.
+    ``unreadable`` are keys of the store that name no tenant. ``pruned`` is None where retention
+    was left alone.
+    """
+
+    hour: Hour
+    captured_at: datetime
+    identity: StoreIdentity | None
+    outcomes: tuple[TenantOutcome, ...]
+    unreadable: tuple[UnreadableKey, ...]
+    stopped_by: BudgetRecoveryError | None
+    pruned: PruneReport | None = None
+
+    @property
+    def stored(self) -> tuple[TenantStored, ...]:
+        """The tenants whose snapshot is stored."""
+        return tuple(o for o in self.outcomes if isinstance(o, TenantStored))
+
+    @property
+    def failed(self) -> tuple[TenantFailed, ...]:
+        """The tenants of which nothing is stored."""
+        return tuple(o for o in self.outcomes if isinstance(o, TenantFailed))
+
+    @property
+    def prunable(self) -> frozenset[str]:
+        """The tenants that were read in full; none if this run may not change anything more."""
+        if isinstance(self.stopped_by, PossibleLossError | CapturesPausedError | LeaseLostError):
+            return frozenset()
+        return frozenset(o.tenant for o in self.outcomes if not isinstance(o, TenantFailed))
+
+    @property
+    def failures(self) -> tuple[CaptureFailure, ...]:
+        """The failed tenants, as they are noted in the database."""
+        return tuple(CaptureFailure(o.tenant, self.hour, o.reason, o.hint) for o in self.failed)

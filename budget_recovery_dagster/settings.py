@@ -1,0 +1,88 @@
+"""Settings, read from the environment with the prefix ``BUDGET_RECOVERY_``."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from budget_recovery_dagster.domain.retention import (
+    DEFAULT_RETENTION_DAYS,
+    MAX_RETENTION_DAYS,
+    RetentionPolicy,
+)
+from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.errors import SettingsError
+
+PREFIX = "BUDGET_RECOVERY_"
+
+
+class Settings(BaseSettings):
+    """All settings; made by ``load_settings``, which names a wrong one."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True
+    )
+
+    nats_url: str | None = None
+    nats_creds: Path | None = None
+    nats_ca: Path | None = None
+    # The characters that NATS allows in a bucket's name; `*` or `>` would widen a subject.
+    bucket: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200)] = "budget-usage"
+    postgres_url: SecretStr | None = None
+    capture_source: CaptureSource = CaptureSource.COUNTERS
+    retention_days: Annotated[int, Field(ge=1, le=MAX_RETENTION_DAYS)] = DEFAULT_RETENTION_DAYS
+    data_dir: Path | None = None
+
+    @property
+    def retention(self) -> RetentionPolicy:
+        """How long snapshots are kept."""
+        return RetentionPolicy(self.retention_days)
+
+    def require_nats_url(self) -> str:
+        """Return the URL of the NATS servers.
+
+        Raises:
+            SettingsError: it is not set.
+        """
+        if self.nats_url is None:
+            raise _not_set("NATS_URL", "nats://127.0.0.1:4222")
+        return self.nats_url
+
+    def require_postgres_url(self) -> str:
+        """Return the URL of the control-plane database, with its password.
+
+        Raises:
+            SettingsError: it is not set.
+        """
+        if self.postgres_url is None:
+            raise _not_set("POSTGRES_URL", "postgresql://user@host/database")
+        return self.postgres_url.get_secret_value()
+
+
+def load_settings() -> Settings:
+    """Read the settings from the environment.
+
+    Raises:
+        SettingsError: a value is wrong; the message names the setting and never holds a secret.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = PREFIX + str(first["loc"][0]).upper()
+        raise SettingsError(
+            f"{name} is {first['input']!r}: {_lower_first(first['msg'])}.",
+            f"set {name} to a value that fits, or unset it to use the default.",
+        ) from error
+
+
+def _not_set(name: str, example: str) -> SettingsError:
+    return SettingsError(
+        f"{PREFIX}{name} is not set.",
+        f"set it, for example to {example}, or run `budget-recovery dev`, which brings its own.",
+    )
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

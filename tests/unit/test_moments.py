@@ -1,0 +1,47 @@
+from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from budget_recovery_dagster.domain.moments import Hour
+
+
+def test_an_hour_is_named_by_its_start_in_utc() -> None:
+    hour = Hour.parse("2026-11-29-14:00")
+    assert hour.start == datetime(2026, 11, 29, 14, tzinfo=UTC)
+    assert hour.end == datetime(2026, 11, 29, 15, tzinfo=UTC)
+    assert hour.key == "2026-11-29-14:00"
+
+
+@pytest.mark.parametrize("key", ["2026-11-29-14:30", "2026-11-29", "latest", ""])
+def test_other_keys_are_refused(key: str) -> None:
+    with pytest.raises(ValueError, match=r"not the start|does not match"):
+        Hour.parse(key)
+
+
+def test_half_hour_zones_still_name_utc_hours() -> None:
+    kolkata = timezone(timedelta(hours=5, minutes=30))
+    moment = datetime(2026, 11, 29, 20, 15, tzinfo=kolkata)
+    assert Hour.containing(moment).key == "2026-11-29-14:00"
+    assert Hour(datetime(2026, 11, 29, 20, 30, tzinfo=kolkata)).key == "2026-11-29-15:00"
+
+
+def test_the_night_of_the_autumn_clock_change_has_25_different_hours() -> None:
+    new_york = ZoneInfo("America/New_York")
+    midnight = datetime(2026, 11, 1, tzinfo=new_york).astimezone(UTC)
+    next_midnight = datetime(2026, 11, 2, tzinfo=new_york).astimezone(UTC)
+    keys = []
+    moment = midnight
+    while moment < next_midnight:
+        keys.append(Hour.containing(moment.astimezone(new_york)).key)
+        moment += timedelta(hours=1)
+    assert len(keys) == len(set(keys)) == 25
+
+
+def test_an_hour_closes_exactly_at_its_end() -> None:
+    hour = Hour.parse("2026-11-29-14:00")
+    last = hour.end - timedelta(microseconds=1)
+    assert not hour.is_past(last)
+    assert hour.is_past(hour.end)
+    assert hour.is_future(hour.start - timedelta(microseconds=1))
+    assert not hour.is_future(hour.start)

@@ -1,0 +1,52 @@
+import pytest
+
+from budget_recovery_dagster.domain.retention import RetentionPolicy
+from budget_recovery_dagster.errors import SettingsError
+from budget_recovery_dagster.settings import load_settings
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "7days", "1.5", "99999999999", "seven"])
+def test_a_wrong_retention_is_refused_by_name(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUDGET_RECOVERY_RETENTION_DAYS", value)
+    with pytest.raises(SettingsError, match=f"BUDGET_RECOVERY_RETENTION_DAYS is '{value}'"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BUCKET", "budget.usage"),
+        ("BUCKET", "*"),
+        ("BUCKET", "a b"),
+        ("CAPTURE_SOURCE", "guesses"),
+    ],
+)
+def test_other_wrong_values_are_refused_by_name(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"BUDGET_RECOVERY_{name}", value)
+    with pytest.raises(SettingsError, match=f"BUDGET_RECOVERY_{name} is "):
+        load_settings()
+
+
+def test_the_defaults_need_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUDGET_RECOVERY_RETENTION_DAYS", "")
+    settings = load_settings()
+    assert settings.retention == RetentionPolicy(7)
+    assert settings.bucket == "budget-usage"
+
+
+@pytest.mark.parametrize("name", ["NATS_URL", "POSTGRES_URL"])
+def test_a_missing_server_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(f"BUDGET_RECOVERY_{name}", raising=False)
+    settings = load_settings()
+    ask = settings.require_nats_url if name == "NATS_URL" else settings.require_postgres_url
+    with pytest.raises(SettingsError, match=f"BUDGET_RECOVERY_{name} is not set"):
+        ask()
+
+
+def test_the_database_password_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", "postgresql://u:hunter2@host/db")
+    settings = load_settings()
+    assert "hunter2" not in repr(settings)
+    assert settings.require_postgres_url() == "postgresql://u:hunter2@host/db"

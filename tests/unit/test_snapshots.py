@@ -1,0 +1,121 @@
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
+    CounterReading,
+    Entity,
+    OmittedCounter,
+    TenantReading,
+    UnreadableKey,
+    ValueShape,
+)
+from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain.recovery_point import Drop, RecoveryPoint, Usages
+from budget_recovery_dagster.domain.snapshots import TenantSnapshot, hash_usages, take_snapshot
+from budget_recovery_dagster.domain.windows import Window
+
+AT = datetime(2026, 11, 29, 14, 5, tzinfo=UTC)
+IDENTITY = StoreIdentity(AT, 7)
+MONTH = BudgetWindow("spend", Window.parse("2026-11"))
+CLOSED = BudgetWindow("spend", Window.parse("2026-10"))
+
+
+def counter(
+    of: BudgetWindow,
+    entity: Entity,
+    usage: str,
+    shape: ValueShape = ValueShape.TEXT,
+    expiry: int | None = None,
+) -> CounterReading:
+    return CounterReading(of, entity, Decimal(usage), shape, expiry)
+
+
+def snapshot(
+    *counters: CounterReading,
+    omitted: tuple[OmittedCounter, ...] = (),
+    unreadable: tuple[UnreadableKey, ...] = (),
+    point: RecoveryPoint | None = None,
+) -> TenantSnapshot:
+    reading = TenantReading("acme", counters, omitted, unreadable, is_partial=False)
+    return take_snapshot(reading, AT, IDENTITY, point or {})
+
+
+def test_counters_become_one_record_per_budget_and_window() -> None:
+    week = BudgetWindow("spend", Window.parse("2026-W48"))
+    taken = snapshot(
+        counter(MONTH, None, "9"), counter(week, "bob", "2"), counter(MONTH, "bob", "4")
+    )
+    assert [(str(record.of), dict(record.usages)) for record in taken.records] == [
+        ("spend 2026-11", {None: Decimal(9), "bob": Decimal(4)}),
+        ("spend 2026-W48", {"bob": Decimal(2)}),
+    ]
+    assert taken.entry_count == 3
+
+
+def test_a_record_covers_what_came_before_unless_something_is_missing_or_lower() -> None:
+    point: RecoveryPoint = {MONTH: {"a": Decimal(2), "b": Decimal(2)}}
+    whole = snapshot(counter(MONTH, "a", "2"), counter(MONTH, "b", "3"), point=point)
+    missing = snapshot(counter(MONTH, "a", "2"), point=point)
+    lower = snapshot(counter(MONTH, "a", "1"), counter(MONTH, "b", "3"), point=point)
+    first = snapshot(counter(MONTH, "a", "2"))
+    assert [taken.records[0].covers_earlier for taken in (whole, missing, lower, first)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert missing.drops == (Drop(MONTH, "b", Decimal(2), None),)
+
+
+def test_a_closed_window_never_claims_to_cover() -> None:
+    assert not snapshot(counter(CLOSED, "a", "2")).records[0].covers_earlier
+
+
+def test_an_omitted_counter_is_named_in_its_record_and_not_called_dropped() -> None:
+    omission = OmittedCounter(MONTH, "b", "usage.acme.spend.2026-11.b", "-5 is negative")
+    taken = snapshot(
+        counter(MONTH, "a", "2"),
+        omitted=(omission,),
+        point={MONTH: {"a": Decimal(2), "b": Decimal(2)}},
+    )
+    assert taken.records[0].omitted == (omission,)
+    assert taken.omitted_count == 1
+    assert not taken.records[0].covers_earlier
+    assert taken.drops == ()
+
+
+def test_a_budget_of_unreadable_values_only_still_has_a_record() -> None:
+    omission = OmittedCounter(MONTH, None, "usage.acme.spend.2026-11.=", "not JSON")
+    record = snapshot(omitted=(omission,)).records[0]
+    assert (dict(record.usages), record.shape, record.omitted) == ({}, None, (omission,))
+
+
+def test_shape_and_expiry_are_those_a_new_key_should_get() -> None:
+    mixed = snapshot(
+        counter(MONTH, "a", "1", ValueShape.BARE, expiry=60),
+        counter(MONTH, "b", "1", ValueShape.NUMBER, expiry=3600),
+        counter(MONTH, "c", "1", ValueShape.NUMBER, expiry=59),
+    ).records[0]
+    assert (mixed.shape, mixed.expiry_seconds) == (ValueShape.NUMBER, 3600)
+    one_forever = snapshot(counter(MONTH, "a", "1", expiry=60), counter(MONTH, "b", "1"))
+    assert one_forever.records[0].expiry_seconds is None
+
+
+def test_a_snapshot_is_empty_only_if_nothing_was_there_and_nothing_expected() -> None:
+    assert snapshot().is_empty
+    assert not snapshot(unreadable=(UnreadableKey("usage.acme.x", "no window"),)).is_empty
+    assert not snapshot(point={MONTH: {"a": Decimal(2)}}).is_empty
+
+
+def test_equal_usages_hash_alike_in_any_order_and_others_do_not() -> None:
+    one = hash_usages({"a": Decimal("1.5"), None: Decimal(2)})
+    assert one == hash_usages({None: Decimal(2), "a": Decimal("1.5")})
+    different: list[Usages] = [
+        {"a": Decimal("1.5"), None: Decimal(3)},
+        {"a": Decimal("1.5")},
+        {"b": Decimal("1.5"), None: Decimal(2)},
+        {"a=1.5;0:": Decimal(2)},
+        {},
+    ]
+    assert len({one, *map(hash_usages, different)}) == 6
