@@ -119,7 +119,7 @@ class StoreRegistry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CaptureSummary:
-    """A tenant's stored snapshot, without its records."""
+    """A tenant's stored snapshot, without its records; of very many unreadable keys, the first."""
 
     tenant: str
     captured_at: datetime
@@ -130,6 +130,7 @@ class CaptureSummary:
     entry_count: int
     omitted_count: int
     drop_count: int
+    unreadable_count: int
     unreadable: tuple[UnreadableKey, ...]
     is_partial: bool
 
@@ -144,6 +145,15 @@ class NamedDrop:
     entity: str | None
     before: str
     after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedOmission:
+    """A stored omission: a counter's key, and why its value could not be read."""
+
+    tenant: str
+    key: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +241,10 @@ class Snapshots(Protocol):
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
         """Return the drops named by the snapshots of a run; long lists are cut when stored."""
+        ...
+
+    def omissions_of(self, run_id: str) -> tuple[NamedOmission, ...]:
+        """Return the omissions named by a run's snapshots; long lists are cut when stored."""
         ...
 
     def newest_run(self) -> str | None:

@@ -11,7 +11,11 @@ from dataclasses import dataclass, replace
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.retention import RetentionPolicy
-from budget_recovery_dagster.errors import HourNotCapturedError, HourNotReachedError
+from budget_recovery_dagster.errors import (
+    HourClosedError,
+    HourNotCapturedError,
+    HourNotReachedError,
+)
 from budget_recovery_dagster.ports import (
     CaptureSummary,
     Clock,
@@ -70,6 +74,7 @@ class CaptureService:
         Raises:
             HourNotReachedError: the hour has not begun.
             HourNotCapturedError: the hour is past and has no stored snapshot.
+            HourClosedError: the hour closed before anything was read.
             LeaseHeldError: another capture is under way.
             SettingsError: the database belongs to another bucket.
             DatabaseError: the database did not do what was asked; what is stored stays stored.
@@ -86,12 +91,20 @@ class CaptureService:
         if record.state.captures_paused:
             return Paused(record.state)
         with self.leases.hold(CAPTURE_LEASE, holder) as lease:
+            # Before anything is read: whatever was counted until then is in the snapshot. Under
+            # the lease: so the snapshots of two captures are in the order of their times.
+            captured_at = self.clock.now()
+            if hour.is_past(captured_at):
+                raise HourClosedError(
+                    f"The hour {hour} closed while this capture was starting.",
+                    f"capture the current hour, {Hour.containing(captured_at).key}.",
+                )
             run = CaptureRun(
                 snapshots=self.snapshots,
                 registry=self.registry,
-                clock=self.clock,
                 bucket=self.bucket,
                 hour=hour,
+                captured_at=captured_at,
                 run_id=run_id,
                 lease=lease,
                 on_outcome=on_outcome,

@@ -15,6 +15,9 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.ports import CaptureFailure, PruneReport
 
+# A gateway gone wrong could write any number of them; the first ones tell the kind.
+MAX_NOTED_KEYS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class TenantStored:
@@ -118,5 +121,16 @@ class Captured:
 
     @property
     def failures(self) -> tuple[CaptureFailure, ...]:
-        """The failed tenants, as they are noted in the database."""
-        return tuple(CaptureFailure(o.tenant, self.hour, o.reason, o.hint) for o in self.failed)
+        """What is noted in the database: the failed tenants, and keys that name no tenant."""
+        tenants = (CaptureFailure(o.tenant, self.hour, o.reason, o.hint) for o in self.failed)
+        keys = (
+            CaptureFailure(
+                # Cut: it becomes part of an index, and a key may be thousands of bytes long.
+                f"(key {bad.key[:200]})",
+                self.hour,
+                f"This key of the store names no tenant: {bad.reason}.",
+                "see which gateway wrote it; other tenants are not affected.",
+            )
+            for bad in self.unreadable[:MAX_NOTED_KEYS]
+        )
+        return (*tenants, *keys)

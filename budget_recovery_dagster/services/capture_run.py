@@ -23,7 +23,6 @@ from budget_recovery_dagster.errors import (
     StoreMissingError,
 )
 from budget_recovery_dagster.ports import (
-    Clock,
     Lease,
     Snapshots,
     StoreRegistry,
@@ -51,9 +50,9 @@ class CaptureRun:
 
     snapshots: Snapshots
     registry: StoreRegistry
-    clock: Clock
     bucket: str
     hour: Hour
+    captured_at: datetime
     run_id: str
     lease: Lease
     on_outcome: Callable[[TenantOutcome], None]
@@ -68,8 +67,6 @@ class CaptureRun:
             StoreError: the store cannot be used, and no tenant is known that this could be told of.
             DatabaseUnreachableError: the database is gone; what is stored stays stored.
         """
-        # Taken before anything is read: whatever was counted until then is in the snapshot.
-        captured_at = self.clock.now()
         known = self.snapshots.tenants()
         identity: StoreIdentity | None = None
         listing = TenantListing(frozenset(), ())
@@ -77,7 +74,7 @@ class CaptureRun:
             with open_store() as store:
                 identity = self._accept_identity(store)
                 listing = store.list_tenants()
-                self._capture_tenants(store, sorted(known | listing.tenants), captured_at)
+                self._capture_tenants(store, sorted(known | listing.tenants))
         except (StoreError, PossibleLossError) as error:
             if not known | listing.tenants:
                 raise
@@ -85,20 +82,18 @@ class CaptureRun:
         self._fail_the_rest(known | listing.tenants)
         return Captured(
             hour=self.hour,
-            captured_at=captured_at,
+            captured_at=self.captured_at,
             identity=identity,
             outcomes=tuple(self._outcomes),
             unreadable=listing.unreadable,
             stopped_by=self._stopped_by,
         )
 
-    def _capture_tenants(
-        self, store: UsageStore, tenants: list[str], captured_at: datetime
-    ) -> None:
+    def _capture_tenants(self, store: UsageStore, tenants: list[str]) -> None:
         for tenant in tenants:
             started = time.monotonic()
             try:
-                snapshot = self._capture_tenant(store, tenant, captured_at)
+                snapshot = self._capture_tenant(store, tenant)
             except DatabaseUnreachableError:
                 raise
             except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
@@ -114,15 +109,13 @@ class CaptureRun:
                     else TenantStored.of(snapshot, seconds)
                 )
 
-    def _capture_tenant(
-        self, store: UsageStore, tenant: str, captured_at: datetime
-    ) -> TenantSnapshot:
+    def _capture_tenant(self, store: UsageStore, tenant: str) -> TenantSnapshot:
         self.lease.require_held()
         reading = store.read_counters(tenant)
-        point = self.snapshots.recovery_point(tenant, captured_at)
+        point = self.snapshots.recovery_point(tenant, self.captured_at)
         for _ in range(_JUDGING_ROUNDS):
             try:
-                return self._commit(store, reading, point, captured_at)
+                return self._commit(store, reading, point)
             except BaselineMovedError:
                 self._baseline = self.registry.claim(self.bucket).baseline
         raise BaselineMovedError(
@@ -133,10 +126,10 @@ class CaptureRun:
         )
 
     def _commit(
-        self, store: UsageStore, reading: TenantReading, point: RecoveryPoint, captured_at: datetime
+        self, store: UsageStore, reading: TenantReading, point: RecoveryPoint
     ) -> TenantSnapshot:
         identity = self._accept_identity(store)
-        snapshot = take_snapshot(reading, captured_at, identity, point)
+        snapshot = take_snapshot(reading, self.captured_at, identity, point)
         self._baseline = self.snapshots.commit(
             snapshot, hour=self.hour, run_id=self.run_id, lease=self.lease, judged=self._baseline
         )

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "jobs": {"assets"},
     "schedules": {"domain", "jobs", "resources"},
     "definitions": {"assets", "jobs", "resources", "schedules"},
-    "sandbox": {"adapters", "domain", "errors"},
+    "sandbox": {"adapters", "domain", "errors", "settings"},
     "cli": {"adapters", "domain", "errors", "ports", "sandbox", "services", "settings"},
 }
 

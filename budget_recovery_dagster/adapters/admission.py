@@ -1,0 +1,146 @@
+"""Who may work on the store and what may be stored of it: decided on what the locks show.
+
+The database and its fake read the facts each in their own way, and decide here.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
+from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.snapshots import TenantSnapshot
+from budget_recovery_dagster.errors import (
+    BaselineMovedError,
+    CapturesPausedError,
+    HourClosedError,
+    LeaseHeldError,
+    LeaseLostError,
+    NotNewerError,
+    SettingsError,
+)
+from budget_recovery_dagster.ports import Lease, StoreRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A lease as it stands: who has it, under which token, since when and until when."""
+
+    holder: str
+    token: int
+    acquired_at: datetime
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a capture is held against; ``newest`` is the time of the tenant's last snapshot."""
+
+    now: datetime
+    state: RecoveryState
+    baseline: Baseline | None
+    newest: datetime | None
+
+
+def require_bucket(record: StoreRecord, bucket: str) -> None:
+    """Refuse to work on another bucket than the one that was claimed.
+
+    Raises:
+        SettingsError: it is another.
+    """
+    if record.bucket != bucket:
+        raise SettingsError(
+            f"BUDGET_RECOVERY_BUCKET is {bucket!r}, but this database belongs to the bucket"
+            f" {record.bucket!r}.",
+            "use one database for each bucket, or set the bucket back",
+        )
+
+
+def require_free(name: str, holding: Holding | None, now: datetime) -> None:
+    """Refuse to take a lease that somebody holds.
+
+    Raises:
+        LeaseHeldError: somebody does.
+    """
+    if holding is not None and now < holding.expires_at:
+        raise LeaseHeldError(
+            f"{name} is at work already: {holding.holder}, since {_utc(holding.acquired_at)}.",
+            f"wait for it to end; if it has died, it is free at {_utc(holding.expires_at)}",
+        )
+
+
+def require_ours(lease: Lease, holding: Holding | None, now: datetime) -> None:
+    """Refuse to work under a lease that is not in force.
+
+    Raises:
+        LeaseLostError: it has expired, was released, or was taken by another.
+    """
+    if holding is None:
+        raise lease_lost(lease.name, "it is no longer held")
+    if holding.token != lease.token:
+        raise lease_lost(lease.name, f"{holding.holder} has taken it")
+    if now >= holding.expires_at:
+        raise lease_lost(lease.name, f"it expired at {_utc(holding.expires_at)}")
+
+
+def lease_lost(name: str, why: str) -> LeaseLostError:
+    """Say how a lease was lost."""
+    return LeaseLostError(
+        f"The lease of {name} is lost: {why}.",
+        "start again; if it happens often, see why this host or its database stalls for long",
+    )
+
+
+def admit(
+    snapshot: TenantSnapshot, *, hour: Hour, judged: Baseline | None, facts: Facts
+) -> Baseline:
+    """Let a snapshot in and return the baseline that holds with it.
+
+    Raises:
+        CapturesPausedError: the store is not Healthy.
+        BaselineMovedError: the baseline is not the ``judged`` one any more.
+        HourClosedError: the hour is past.
+        NotNewerError: the tenant has a snapshot at or after this one's time.
+        ValueError: the snapshot is not of that hour.
+    """
+    if Hour.containing(snapshot.captured_at) != hour:
+        raise ValueError(f"a snapshot of {_utc(snapshot.captured_at)} is not of the hour {hour}")
+    if facts.state.captures_paused:
+        raise CapturesPausedError(
+            f"The store is {facts.state}, so nothing is stored of tenant {snapshot.tenant!r}.",
+            "wait for the recovery to end, or resolve the incident",
+        )
+    if _version(facts.baseline) != _version(judged):
+        raise BaselineMovedError(
+            f"The baseline has moved from version {_version(judged)} to"
+            f" {_version(facts.baseline)} since the store was judged.",
+            "judge the store against the new baseline and try again",
+        )
+    if hour.is_past(facts.now):
+        raise HourClosedError(
+            f"The hour {hour} has closed; it is {_utc(facts.now)}.",
+            "capture the present hour instead: what the store holds now is not what it held then",
+        )
+    if facts.newest is not None and snapshot.captured_at <= facts.newest:
+        raise NotNewerError(
+            f"Tenant {snapshot.tenant!r} has a snapshot of {_utc(facts.newest)}, not older than"
+            f" this one of {_utc(snapshot.captured_at)}.",
+            "capture again",
+        )
+    return _accept(facts.baseline, snapshot.identity)
+
+
+def _accept(baseline: Baseline | None, identity: StoreIdentity) -> Baseline:
+    if baseline is None:
+        return Baseline(identity, version=1)
+    if baseline.identity == identity:
+        return baseline
+    return Baseline(identity, version=baseline.version + 1)
+
+
+def _version(baseline: Baseline | None) -> int | None:
+    return None if baseline is None else baseline.version
+
+
+def _utc(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

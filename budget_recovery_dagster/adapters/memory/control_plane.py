@@ -1,0 +1,67 @@
+"""The control plane in memory: a clock that is set by hand, and the state that the fakes share."""
+
+import threading
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from budget_recovery_dagster.adapters.admission import Holding
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.moments import require_aware
+from budget_recovery_dagster.domain.snapshots import BudgetRecord
+from budget_recovery_dagster.ports import (
+    CaptureFailure,
+    CaptureSummary,
+    NamedDrop,
+    StoreRecord,
+)
+
+
+class ManualClock:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self, moment: datetime) -> None:
+        self._moment = require_aware(moment)
+
+    def now(self) -> datetime:
+        """Return the present moment."""
+        return self._moment
+
+    def set(self, moment: datetime) -> None:
+        """Make it another moment, also an earlier one."""
+        self._moment = require_aware(moment)
+
+    def advance(self, duration: timedelta) -> None:
+        """Let time pass."""
+        self._moment += duration
+
+
+@dataclass(slots=True)
+class StoredSnapshot:
+    """A snapshot as it is kept; pruning takes records out of it."""
+
+    summary: CaptureSummary
+    stored_at: datetime
+    drops: tuple[NamedDrop, ...]
+    records: dict[BudgetWindow, BudgetRecord]
+    is_pruned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NotedFailure:
+    """A failure as it is kept, under its run and tenant."""
+
+    failure: CaptureFailure
+    failed_at: datetime
+
+
+@dataclass(slots=True)
+class ControlPlane:
+    """What the database would hold. ``lock`` stands in for its transactions."""
+
+    clock: ManualClock
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    store: StoreRecord | None = None
+    tokens: dict[str, int] = field(default_factory=dict)
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    snapshots: dict[tuple[str, datetime], StoredSnapshot] = field(default_factory=dict)
+    failures: dict[tuple[str, str], NotedFailure] = field(default_factory=dict)

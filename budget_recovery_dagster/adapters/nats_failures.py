@@ -1,0 +1,119 @@
+"""What the NATS servers and their driver report, told apart for an operator."""
+
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+from nats import errors
+
+from budget_recovery_dagster.adapters.nats_address import ServerAddress
+from budget_recovery_dagster.errors import (
+    StoreError,
+    StoreMissingError,
+    StoreNoQuorumError,
+    StorePermissionError,
+    StoreReadError,
+    StoreUnreachableError,
+)
+
+_REFUSED = re.compile(
+    r"authori[sz]ation violation|authentication (?:expired|revoked)", re.IGNORECASE
+)
+
+_NO_STREAM = 10059
+_JETSTREAM_OFF = frozenset({10039, 10076})
+_UNAVAILABLE = 503
+
+
+def not_connected(server: ServerAddress, error: Exception) -> StoreError:
+    """Say why a server could not be connected to."""
+    if _REFUSED.search(str(error)):
+        return user_refused(server, error)
+    if isinstance(error, errors.SecureConnWantedError):
+        return StoreUnreachableError(
+            f"{server.url} does not demand TLS, so nothing was sent to it.",
+            "set `tls` on the NATS server, or use nats:// and no certificate authority.",
+        )
+    if isinstance(error, ssl.SSLError):
+        return StoreUnreachableError(
+            f"TLS with {server.url} failed: {error.reason or error}.",
+            "set BUDGET_RECOVERY_NATS_CA to the authority that signed the server's certificate.",
+        )
+    return StoreUnreachableError(
+        f"NATS at {server.url} cannot be reached: {_reason(error)}.",
+        "start the NATS server, or correct BUDGET_RECOVERY_NATS_URL.",
+    )
+
+
+def user_refused(server: ServerAddress, error: Exception) -> StorePermissionError:
+    """Say that a server does not let the user in, or not any longer."""
+    failure = StorePermissionError(
+        f"{server.url} refuses the NATS user: {_reason(error)}.",
+        "correct the user and password in BUDGET_RECOVERY_NATS_URL, or renew the credentials file.",
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def denied(what: str, error: Exception) -> StorePermissionError:
+    """Say what it is that the user may not do."""
+    failure = StorePermissionError(
+        f"The NATS user may not {what}.",
+        "grant it to the NATS user; the README lists the permissions that are needed.",
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def broken(server: ServerAddress, cause: Exception | None) -> StoreError:
+    """Say why a connection that was established is there no more."""
+    if cause is not None and _REFUSED.search(str(cause)):
+        return user_refused(server, cause)
+    failure = StoreUnreachableError(
+        f"The connection to {server.url} broke: {_reason(cause) if cause else 'it was closed'}.",
+        "see whether the NATS server is healthy; the next call connects anew.",
+    )
+    failure.__cause__ = cause
+    return failure
+
+
+def jetstream_off(bucket: str) -> StoreError:
+    """Say that nobody there speaks JetStream."""
+    return StoreUnreachableError(
+        f"JetStream, which holds the bucket {bucket}, is not enabled there.",
+        "enable jetstream on the NATS server and for the account of this NATS user.",
+    )
+
+
+def refused_by_jetstream(bucket: str, error: Mapping[str, Any]) -> StoreError:
+    """Turn an error that JetStream answered with into ours."""
+    code, number = error.get("code"), error.get("err_code")
+    said = f"{error.get('description', 'no description')} ({number})"
+    if number == _NO_STREAM:
+        return StoreMissingError(
+            f"The bucket {bucket} does not exist.",
+            "correct BUDGET_RECOVERY_BUCKET, or let the gateway create its bucket.",
+        )
+    if number in _JETSTREAM_OFF:
+        return jetstream_off(bucket)
+    if code == _UNAVAILABLE:
+        return StoreNoQuorumError(
+            f"JetStream cannot serve the bucket {bucket}: {said}.",
+            "bring back enough NATS servers for a quorum, then wait for a leader.",
+        )
+    return StoreReadError(
+        f"JetStream refused a request about the bucket {bucket}: {said}.",
+        "see the log of the NATS server.",
+    )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.strerror:
+        # asyncio puts an address in place of what the system says; resolvers count below zero.
+        number = error.errno or 0
+        return os.strerror(number) if number > 0 else error.strerror
+    return str(error).removeprefix("nats: ").strip("'") or type(error).__name__

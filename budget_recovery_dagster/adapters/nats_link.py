@@ -1,0 +1,254 @@
+"""One connection to one NATS server, and the conversations on it, on one event loop.
+
+The driver reports half of its failures elsewhere than to the caller: a refused publish and a lost
+connection would both look like a slow answer. Here whatever waits is told at once. A link is never
+repaired: once broken it stays so, and has failed all that waited on it.
+"""
+
+import asyncio
+import contextlib
+import math
+import re
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from secrets import token_hex
+
+import anyio
+from nats import errors
+from nats.aio.client import Client, RawCredentials
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from budget_recovery_dagster.adapters.nats_address import ServerAddress
+from budget_recovery_dagster.adapters.nats_failures import broken, denied, not_connected
+from budget_recovery_dagster.errors import StoreError, StoreUnreachableError
+
+INBOX_PREFIX = "_INBOX_budget_recovery"
+"""Answers arrive below it, so that a NATS user can be confined to it."""
+
+# After a TLS handshake that failed, the driver waits for ever for the end of the connection.
+_CLOSE_SECONDS = 0.5
+# Far below the driver's two minutes: a peer that vanished without a word is noticed in half a one.
+_PING_SECONDS = 10
+_VIOLATION = re.compile(
+    r'permissions violation for (publish|subscription)[^"]*"([^"]*)"', re.IGNORECASE
+)
+
+
+class Exchange:
+    """One conversation: what is sent in it, and what arrives in answer."""
+
+    def __init__(self, client: Client, inbox: str) -> None:
+        self._client = client
+        self._inbox = inbox
+        self._subscription: Subscription | None = None
+        self._sent_to: dict[str, str] = {}
+        self._arrived: list[Msg] = []
+        self._failure: StoreError | None = None
+        self._news = asyncio.Event()
+
+    async def open(self) -> None:
+        """Make room for answers."""
+        with self._telling_failure():
+            self._subscription = await self._client.subscribe(
+                self._inbox,
+                cb=self._deliver,
+                # At its limits the driver drops messages.
+                pending_msgs_limit=0,
+                pending_bytes_limit=0,
+            )
+
+    async def close(self) -> None:
+        """Take no more answers."""
+        if self._subscription is not None:
+            # A lost connection has taken the subscription along.
+            with contextlib.suppress(errors.Error, OSError):
+                await self._subscription.unsubscribe()
+
+    async def send(self, subject: str, payload: bytes) -> None:
+        """Send a request; its answers arrive in this exchange."""
+        # The server's complaint about a subject reaches us in lower case.
+        self._sent_to[subject.lower()] = subject
+        with self._telling_failure():
+            await self._client.publish(subject, payload, reply=self._inbox)
+
+    async def receive(self) -> list[Msg]:
+        """Wait for messages and return all that have arrived, in order.
+
+        Raises:
+            StorePermissionError: the server refused something sent in this exchange.
+            StoreUnreachableError: the connection has broken.
+        """
+        while not self._arrived:
+            self._raise_failure()
+            self._news.clear()
+            await self._news.wait()
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def fail(self, failure: StoreError) -> None:
+        """End the exchange: nothing more will arrive."""
+        self._failure = failure
+        self._news.set()
+
+    def sent_to(self, lowered: str) -> str | None:
+        """Return the subject, in its own spelling, if something was sent to it."""
+        return self._sent_to.get(lowered)
+
+    async def _deliver(self, message: Msg) -> None:
+        self._arrived.append(message)
+        self._news.set()
+
+    @contextlib.contextmanager
+    def _telling_failure(self) -> Iterator[None]:
+        self._raise_failure()
+        try:
+            yield
+        except (errors.Error, OSError) as error:
+            self._raise_failure()
+            raise StoreUnreachableError(
+                f"Nothing can be sent to NATS: {error}.", "see whether the NATS server is healthy."
+            ) from error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+class _Client(Client):
+    """The driver, with two repairs."""
+
+    def __init__(self, *, needs_tls: bool) -> None:
+        super().__init__()
+        self._needs_tls = needs_tls
+
+    def _connect_command(self) -> bytes:
+        # The driver speaks TLS only if the server demands it, and would send the password in clear
+        # to one that does not, whatever the URL says.
+        if self._needs_tls and not self._server_info.get("tls_required"):
+            raise errors.SecureConnWantedError
+        return super()._connect_command()
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        # The driver's reading task would die, unheard, of one subject that is not UTF-8.
+        return self.msg_class(
+            subject=subject.decode(errors="surrogateescape"),
+            reply=reply.decode(errors="surrogateescape"),
+            data=data,
+            headers=headers,
+            _client=self,
+            _sid=sid,
+        )
+
+
+class Link:
+    """A connection to one server. Once broken it stays so."""
+
+    def __init__(self, server: ServerAddress, tls: ssl.SSLContext, connect_seconds: float) -> None:
+        self._server = server
+        self._tls = tls
+        self._connect_seconds = connect_seconds
+        self._client = _Client(needs_tls=server.needs_tls)
+        self._exchanges: set[Exchange] = set()
+        self._complaint: Exception | None = None
+        self._opening = anyio.CancelScope()
+        self.failure: StoreError | None = None
+
+    async def open(self, credentials: str | None) -> None:
+        """Connect, with the content of a credentials file if there is one.
+
+        Raises:
+            StoreUnreachableError: no NATS server answers there.
+            StorePermissionError: the server refuses the user.
+        """
+        try:
+            with anyio.move_on_after(self._connect_seconds) as self._opening:
+                await self._connect(credentials)
+                # A server that refused the user may have closed the connection without a word.
+                await self._client.flush(math.ceil(self._connect_seconds))
+            if self.failure is not None:
+                raise self.failure
+            if self._opening.cancelled_caught:
+                raise not_connected(self._server, TimeoutError())
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the connection; what still waits on it fails."""
+        with (
+            anyio.move_on_after(_CLOSE_SECONDS, shield=True),
+            # To fail at closing is to be closed by the other side first.
+            contextlib.suppress(OSError, errors.Error),
+        ):
+            await self._client.close()
+
+    @contextlib.asynccontextmanager
+    async def exchange(self) -> AsyncIterator[Exchange]:
+        """Hold a conversation.
+
+        Each has a subscription of its own: what a consumer delivers shows the subject under which
+        it was stored, so by its subject it could not be assigned.
+        """
+        exchange = Exchange(self._client, f"{INBOX_PREFIX}.{token_hex(16)}")
+        self._exchanges.add(exchange)
+        if self.failure is not None:
+            exchange.fail(self.failure)
+        try:
+            await exchange.open()
+            yield exchange
+        finally:
+            self._exchanges.discard(exchange)
+            await exchange.close()
+
+    async def _connect(self, credentials: str | None) -> None:
+        server = self._server
+        try:
+            await self._client.connect(
+                server.url,
+                name="budget-recovery",
+                error_cb=self._on_error,
+                closed_cb=self._on_closed,
+                user=server.user,
+                password=server.password,
+                token=server.token,
+                user_credentials=None if credentials is None else RawCredentials(credentials),
+                tls=self._tls,
+                inbox_prefix=INBOX_PREFIX,
+                # Only both together make the driver give up at the first failure; with either
+                # one alone it tries for ever when the server is down.
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=math.ceil(self._connect_seconds),
+                ping_interval=_PING_SECONDS,
+            )
+        except errors.NoServersError as error:
+            raise not_connected(server, self._complaint or error) from (self._complaint or error)
+        except (errors.Error, OSError, ValueError) as error:
+            raise not_connected(server, error) from error
+
+    async def _on_error(self, error: Exception) -> None:
+        self._complaint = error
+        violation = _VIOLATION.search(str(error))
+        if violation is None:
+            return
+        if violation[1] == "subscription":
+            self._break(denied(f"receive answers on {INBOX_PREFIX}.>", error))
+            return
+        for exchange in self._exchanges:
+            subject = exchange.sent_to(violation[2])
+            if subject is not None:
+                exchange.fail(denied(f"publish to {subject}", error))
+
+    async def _on_closed(self) -> None:
+        self._break(broken(self._server, self._client.last_error or self._complaint))
+
+    def _break(self, failure: StoreError) -> None:
+        if self.failure is None:
+            self.failure = failure
+        self._opening.cancel()
+        for exchange in self._exchanges:
+            exchange.fail(self.failure)

@@ -1,0 +1,244 @@
+"""Reading all values under a prefix, while the gateway writes.
+
+A consumer with one delivery per subject is drained by pull requests that do not wait. A key that
+is overwritten during the reading moves to the end of the stream, so the end is not where the
+announced number of messages has come: it is where the server says that nothing is left. And
+because removals that leave no trace end a reading early without an error, what came is held
+against what the stream's leader had announced.
+"""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from secrets import token_hex
+
+import anyio
+from nats.aio.msg import Msg
+
+from budget_recovery_dagster.adapters.nats_codec import StoredValue
+from budget_recovery_dagster.adapters.nats_stream import STATUS, BucketStream
+from budget_recovery_dagster.errors import (
+    StoreError,
+    StorePermissionError,
+    StoreReadError,
+    StoreUnreachableError,
+)
+
+_log = logging.getLogger(__name__)
+
+BATCH = 5000
+CONSUMER_PREFIX = "budget-recovery-"
+
+_NS_PER_SECOND = 10**9
+# The server removes a consumer that was left behind, say by a lost connection, after this time.
+_INACTIVE_SECONDS = 30
+_PLACEMENTS = 30
+_PLACEMENT_SECONDS = 1.0
+_DELETE_SECONDS = 2.0
+
+_NOTHING_LEFT = "404"
+_DELETIONS = frozenset({"DEL", "PURGE"})
+
+
+@dataclass(frozen=True, slots=True)
+class KeysRead:
+    """What was found under a prefix. Partial: fewer keys came than were announced, twice."""
+
+    values: dict[str, StoredValue]
+    is_partial: bool
+
+
+async def read_keys(stream: BucketStream, prefix: str) -> KeysRead:
+    """Read all values whose keys begin with ``prefix``, which ends in a dot.
+
+    Every key that existed before the call is in it. Nothing is left behind in the store.
+
+    Raises:
+        StoreReadError: it took too long, or was broken off.
+    """
+    try:
+        with anyio.fail_after(stream.timeouts.reading):
+            values, is_complete = await _read_once(stream, prefix)
+            if not is_complete:
+                values, is_complete = await _read_once(stream, prefix)
+    except TimeoutError as error:
+        raise StoreReadError(
+            f"Reading {prefix}> took longer than {stream.timeouts.reading:g} s.",
+            "see whether the gateway writes faster than can be read, or raise the time-out.",
+        ) from error
+    return KeysRead(values, is_partial=not is_complete)
+
+
+async def _read_once(stream: BucketStream, prefix: str) -> tuple[dict[str, StoredValue], bool]:
+    announced = await stream.count(prefix)
+    drain = _Drain(stream)
+    async with _consumer(stream, prefix, announced.leader) as consumer:
+        await drain.run(consumer)
+    return drain.values(), drain.key_count >= announced.subject_count
+
+
+class _Drain:
+    """Takes all messages of a consumer and keeps the newest of each key."""
+
+    def __init__(self, stream: BucketStream) -> None:
+        self._stream = stream
+        # A deleted key counts as announced, and stands as None.
+        self._newest: dict[str, tuple[int, StoredValue | None]] = {}
+
+    @property
+    def key_count(self) -> int:
+        """How many keys came, deleted ones too."""
+        return len(self._newest)
+
+    def values(self) -> dict[str, StoredValue]:
+        """Return the values of the keys that are not deleted."""
+        return {key: value for key, (_, value) in self._newest.items() if value is not None}
+
+    async def run(self, consumer: str) -> None:
+        """Pull until the server says that nothing is left."""
+        request = f'{{"batch":{BATCH},"no_wait":true}}'.encode()
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream.name}.{consumer}"
+        async with self._stream.connection.exchange() as exchange:
+            outstanding = 0
+            while True:
+                if outstanding == 0:
+                    await exchange.send(subject, request)
+                    outstanding = BATCH
+                try:
+                    with anyio.fail_after(self._stream.timeouts.answer):
+                        messages = await exchange.receive()
+                except TimeoutError as error:
+                    raise StoreReadError(
+                        f"The bucket {self._stream.bucket} stopped answering in mid-reading.",
+                        "see whether the NATS servers and the stream's leader are healthy.",
+                    ) from error
+                for message in messages:
+                    # A status is all that comes without a place for an acknowledgement.
+                    if not message.reply:
+                        self._require_end(message)
+                        return
+                    self._take(message)
+                outstanding -= len(messages)
+
+    def _take(self, message: Msg) -> None:
+        headers = message.headers or {}
+        revision, written_ns = _sequence_and_time(message.reply)
+        key = message.subject.removeprefix(self._stream.subject_prefix)
+        known = self._newest.get(key)
+        if known is not None and known[0] > revision:
+            return
+        is_deleted = headers.get("KV-Operation") in _DELETIONS or "Nats-Marker-Reason" in headers
+        value = (
+            None if is_deleted else StoredValue(message.data, headers.get("Nats-TTL"), written_ns)
+        )
+        self._newest[key] = revision, value
+
+    def _require_end(self, message: Msg) -> None:
+        headers = message.headers or {}
+        status = headers.get(STATUS)
+        if status != _NOTHING_LEFT:
+            # The driver may put more lines of the status into its description.
+            said = " ".join(f"{status} {headers.get('Description', '')}".split())
+            raise StoreReadError(
+                f"Reading the bucket {self._stream.bucket} was broken off: {said}.",
+                "wait for the stream's leader to settle; the next reading begins anew.",
+            )
+
+
+def _sequence_and_time(reply: str) -> tuple[int, int]:
+    """Read the stream sequence and the time of writing from where a message is acknowledged.
+
+    ``$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<consumer sequence>.<time>.<pending>``;
+    the newer form has the domain and the account after ``ACK``.
+    """
+    fields = reply.split(".")
+    first = 5 if len(fields) < 11 else 7
+    return int(fields[first]), int(fields[first + 2])
+
+
+@contextlib.asynccontextmanager
+async def _consumer(stream: BucketStream, prefix: str, leader: str | None) -> AsyncIterator[str]:
+    """Hold a consumer where the stream's leader is; it is gone afterwards, whatever happens."""
+    name = await _place(stream, prefix, leader)
+    try:
+        yield name
+    except BaseException:
+        await _discard(stream, name)
+        raise
+    await _delete(stream, name)
+
+
+async def _place(stream: BucketStream, prefix: str, leader: str | None) -> str:
+    """Create a consumer on the leader's server.
+
+    The cluster puts it on any server with a replica, also on one that is still catching up, whose
+    readings are short and look complete, or on one that has just died. So it is created until it
+    comes to lie right.
+    """
+    failure: StoreError | None = None
+    for _ in range(1 if leader is None else _PLACEMENTS):
+        name = f"{CONSUMER_PREFIX}{token_hex(8)}"
+        is_kept = False
+        try:
+            placed_on = await _create(stream, prefix, name, is_replicated=leader is not None)
+            is_kept = leader in (None, placed_on)
+            if is_kept:
+                return name
+        except StoreUnreachableError as error:
+            failure = error
+        finally:
+            if not is_kept:
+                await _discard(stream, name)
+    raise failure or StoreReadError(
+        f"No consumer could be placed on the leader of the bucket {stream.bucket}.",
+        "wait for the stream's leader to settle; the next reading begins anew.",
+    )
+
+
+async def _create(
+    stream: BucketStream, prefix: str, name: str, *, is_replicated: bool
+) -> str | None:
+    subjects = f"{stream.subject_prefix}{prefix}>"
+    created = await stream.ask(
+        # The form that names the filter: by it a user can be confined to some tenants.
+        f"CONSUMER.CREATE.{stream.name}.{name}.{subjects}",
+        {
+            "stream_name": stream.name,
+            "config": {
+                "name": name,
+                "ack_policy": "none",
+                "deliver_policy": "last_per_subject",
+                "filter_subject": subjects,
+                "replay_policy": "instant",
+                "inactive_threshold": _INACTIVE_SECONDS * _NS_PER_SECOND,
+                "mem_storage": True,
+                "num_replicas": 1,
+            },
+        },
+        within=min(_PLACEMENT_SECONDS, stream.timeouts.answer) if is_replicated else None,
+    )
+    placed_on: str | None = (created.get("cluster") or {}).get("leader")
+    return placed_on
+
+
+async def _delete(stream: BucketStream, name: str) -> None:
+    try:
+        with anyio.fail_after(_DELETE_SECONDS, shield=True):
+            await stream.ask(f"CONSUMER.DELETE.{stream.name}.{name}", {})
+    except StorePermissionError:
+        raise
+    except (StoreError, TimeoutError) as error:
+        _log.warning(
+            "Consumer %s of %s could not be deleted; the server removes it in %d s. %s",
+            name,
+            stream.name,
+            _INACTIVE_SECONDS,
+            error,
+        )
+
+
+async def _discard(stream: BucketStream, name: str) -> None:
+    """Delete a consumer because of another failure, which is the one to be told."""
+    with contextlib.suppress(StorePermissionError):
+        await _delete(stream, name)

@@ -1,0 +1,131 @@
+"""The usage store in NATS JetStream: the port, served from an event loop of its own.
+
+The loop runs in a thread of its own, so that the server's pings are answered however long the
+caller is busy with what it has read.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar, TypeVarTuple
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from budget_recovery_dagster.adapters.nats_address import Access, open_access
+from budget_recovery_dagster.adapters.nats_codec import (
+    COUNTERS,
+    list_tenants,
+    read_tenant,
+    tenant_prefix,
+)
+from budget_recovery_dagster.adapters.nats_connection import NatsConnection, Timeouts
+from budget_recovery_dagster.adapters.nats_reader import read_keys
+from budget_recovery_dagster.adapters.nats_stream import BucketStream, check_bucket
+from budget_recovery_dagster.domain.counters import TenantReading, UnusableNameError
+from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.errors import StoreReadError
+from budget_recovery_dagster.ports import TenantListing
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+@contextmanager
+def open_usage_store(
+    url: str,
+    bucket: str,
+    *,
+    credentials: Path | None = None,
+    certificate_authority: Path | None = None,
+    timeouts: Timeouts | None = None,
+) -> Iterator["NatsUsageStore"]:
+    """Open the usage store at ``url`` (more servers after a comma).
+
+    Nothing is sent before the first call; a connection that is lost is made anew by the next one.
+    The store may be used from several threads. At the end, also that of an exception, calls that
+    still run are broken off, and nothing stays behind: no connection, thread or consumer.
+
+    Raises:
+        SettingsError: the URL, the bucket's name or a file is wrong; the message names it.
+    """
+    access = open_access(url, credentials, certificate_authority)
+    check_bucket(bucket)
+    with start_blocking_portal("asyncio") as portal:
+        store = NatsUsageStore(portal, access, bucket, timeouts or Timeouts())
+        try:
+            yield store
+        finally:
+            portal.call(store.close)
+
+
+class NatsUsageStore:
+    """The gateway's bucket, read with the rights of one NATS user."""
+
+    def __init__(
+        self, portal: BlockingPortal, access: Access, bucket: str, timeouts: Timeouts
+    ) -> None:
+        self._portal = portal
+        self._connection = NatsConnection(access, timeouts)
+        self._stream = BucketStream(self._connection, bucket, timeouts)
+        self._running: dict[anyio.CancelScope, anyio.Event] = {}
+
+    def identity(self) -> StoreIdentity:
+        """Read the identity from the stream's leader."""
+        return self._call(self._identity)
+
+    def list_tenants(self) -> TenantListing:
+        """List the tenants by their keys; one whose keys are all deleted may still be listed."""
+        return list_tenants(self._call(self._stream.keys, f"{COUNTERS}."))
+
+    def read_counters(self, tenant: str) -> TenantReading:
+        """Read all counters of a tenant: every key that existed before the call is in it."""
+        try:
+            prefix = tenant_prefix(tenant)
+        except UnusableNameError as error:
+            raise StoreReadError(
+                f"No counter can belong to the tenant {tenant[:100]!a}: {error}.",
+                "use the name of a tenant as the gateway knows it.",
+            ) from error
+        found = self._call(read_keys, self._stream, prefix)
+        return read_tenant(tenant, found.values, is_partial=found.is_partial)
+
+    async def close(self) -> None:
+        """Break off what runs, let it tidy up, and disconnect. To be called on the event loop."""
+        for scope in self._running:
+            scope.cancel()
+        for ended in list(self._running.values()):
+            await ended.wait()
+        await self._connection.close()
+
+    async def _identity(self) -> StoreIdentity:
+        return (await self._stream.info()).identity
+
+    def _call(
+        self,
+        operation: Callable[[*Arguments], Awaitable[Result]],
+        *arguments: *Arguments,
+    ) -> Result:
+        future = self._portal.start_task_soon(self._run, operation, *arguments)
+        try:
+            return future.result()
+        finally:
+            # A caller who is interrupted while waiting takes the operation along.
+            future.cancel()
+
+    async def _run(
+        self,
+        operation: Callable[[*Arguments], Awaitable[Result]],
+        *arguments: *Arguments,
+    ) -> Result:
+        ended = anyio.Event()
+        with anyio.CancelScope() as scope:
+            self._running[scope] = ended
+            try:
+                return await operation(*arguments)
+            finally:
+                del self._running[scope]
+                ended.set()
+        raise StoreReadError(
+            "The usage store was closed during the call.", "keep it open until all calls are done."
+        )

@@ -1,0 +1,81 @@
+"""Verifying stored snapshots: whether what was captured is still there, as it was captured."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from decimal import Decimal
+
+from budget_recovery_dagster.adapters.postgres_connection import Connection
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.snapshots import hash_usages
+from budget_recovery_dagster.domain.windows import InvalidWindowError, Window
+
+_CAPTURES = """
+select tenant, captured_at, pruned_at is not null, record_count, entry_count, omitted_count
+from budget_recovery.capture
+where captured_at >= %s and captured_at < %s
+order by tenant, captured_at
+"""
+
+_RECORDS = """
+select r.budget_id, r.window_token, r.window_start, r.window_end, r.omitted_count,
+       c.content_hash, c.entities, c.usages
+from budget_recovery.budget_record r
+left join budget_recovery.budget_content c using (content_id)
+where r.tenant = %s and r.captured_at = %s
+order by r.budget_id, r.window_token
+"""
+
+_Counts = tuple[int, int, int]
+_COUNTED = ("records", "counters", "omitted counters")
+
+
+def find_damage(connection: Connection, hour: Hour) -> Iterator[str]:
+    """Say in a sentence each what does not hold of the snapshots of an hour."""
+    for tenant, captured_at, is_pruned, *captured in connection.execute(
+        _CAPTURES, (hour.start, hour.end)
+    ).fetchall():
+        name = f"tenant {tenant!r}, {captured_at:%Y-%m-%d %H:%M:%S} UTC"
+        for sentence in _damage(connection, tenant, captured_at, is_pruned, tuple(captured)):
+            yield f"{name}: {sentence}."
+
+
+def _damage(
+    connection: Connection,
+    tenant: str,
+    captured_at: datetime,
+    is_pruned: bool,  # noqa: FBT001 - a column of the row
+    captured: _Counts,
+) -> Iterator[str]:
+    records = entry_count = omitted_count = 0
+    rows = connection.execute(_RECORDS, (tenant, captured_at))
+    for budget, token, start, end, omitted, content_hash, entities, usages in rows:
+        records += 1
+        omitted_count += omitted
+        entry_count += len(entities or ())
+        name = f"budget {budget!r}, window {token}"
+        if not _is_window(token, start, end):
+            yield f"{name}, is stored with the edges of another window"
+        if not _is_content(content_hash, entities, usages):
+            yield f"{name}, holds other usages than were captured"
+    stored = (records, entry_count, omitted_count)
+    for what, count, expected in zip(_COUNTED, stored, captured, strict=True):
+        # Retention takes whole records out of an old snapshot, and says so.
+        if count > expected or (count < expected and not is_pruned):
+            yield f"{count} {what} are stored and {expected} were captured"
+
+
+def _is_window(token: str, start: datetime | None, end: datetime | None) -> bool:
+    try:
+        window = Window.parse(token)
+    except InvalidWindowError:
+        return False
+    return (window.start, window.end) == (start, end)
+
+
+def _is_content(
+    content_hash: bytes | None, entities: list[str] | None, usages: list[Decimal] | None
+) -> bool:
+    if content_hash is None or entities is None or usages is None:
+        return False
+    content = {entity or None: usage for entity, usage in zip(entities, usages, strict=True)}
+    return len(content) == len(entities) and hash_usages(content) == content_hash

@@ -1,0 +1,44 @@
+"""Reading a tenant's recovery point from PostgreSQL."""
+
+from collections import defaultdict
+from datetime import datetime
+
+from budget_recovery_dagster.adapters.postgres_connection import Connection
+from budget_recovery_dagster.adapters.postgres_contents import read_contents
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.recovery_point import RecoveryPoint, max_merge
+from budget_recovery_dagster.domain.windows import Window
+
+# For every budget and window that is current: the contents of its newest record that covers all
+# earlier ones and of those after it; of all its records, if none covers. Only narrow rows are
+# looked at here; the wide contents follow by id, each once.
+_POINT = """
+with newest_covering as (
+    select budget_id, window_token, max(captured_at) filter (where covers_earlier) as since
+    from budget_recovery.budget_record
+    where tenant = %(tenant)s
+      and (window_start is null or window_start <= %(now)s)
+      and (window_end is null or window_end > %(now)s)
+    group by budget_id, window_token
+)
+select distinct r.budget_id, r.window_token, r.content_id
+from newest_covering n
+join budget_recovery.budget_record r
+  on r.tenant = %(tenant)s
+ and r.budget_id = n.budget_id
+ and r.window_token = n.window_token
+ and r.captured_at >= coalesce(n.since, '-infinity')
+"""
+
+
+def read_recovery_point(connection: Connection, tenant: str, now: datetime) -> RecoveryPoint:
+    """Return the best known usages of a tenant's current windows, where any is known."""
+    content_ids: defaultdict[BudgetWindow, list[int]] = defaultdict(list)
+    for budget, token, content_id in connection.execute(_POINT, {"tenant": tenant, "now": now}):
+        content_ids[BudgetWindow(budget, Window.parse(token))].append(content_id)
+    contents = read_contents(connection, (each for ids in content_ids.values() for each in ids))
+    point = {
+        of: max_merge(*(contents[content_id] for content_id in ids))
+        for of, ids in content_ids.items()
+    }
+    return {of: usages for of, usages in point.items() if usages}

@@ -1,0 +1,249 @@
+"""The stored snapshots in PostgreSQL: the Snapshots port, over the files beside this one."""
+
+from collections.abc import Collection
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, LiteralString
+
+from psycopg.rows import dict_row
+
+from budget_recovery_dagster.adapters.admission import Facts, admit
+from budget_recovery_dagster.adapters.postgres_captures import insert_snapshot, read_newest
+from budget_recovery_dagster.adapters.postgres_connection import Connection
+from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.postgres_integrity import find_damage
+from budget_recovery_dagster.adapters.postgres_leases import require_lease
+from budget_recovery_dagster.adapters.postgres_recovery_points import read_recovery_point
+from budget_recovery_dagster.adapters.postgres_registry import lock_store, move_baseline
+from budget_recovery_dagster.adapters.postgres_retention import prune_snapshots
+from budget_recovery_dagster.adapters.stored_forms import storable_failure, storable_id
+from budget_recovery_dagster.domain.counters import UnreadableKey
+from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
+from budget_recovery_dagster.domain.retention import RetentionPolicy
+from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantSnapshot
+from budget_recovery_dagster.ports import (
+    CaptureFailure,
+    CaptureSummary,
+    Lease,
+    NamedDrop,
+    NamedOmission,
+    PruneReport,
+)
+
+_TENANTS = "select distinct tenant from budget_recovery.capture"
+
+# All tenants of a run share a time; the store's sequence tells which of them was read last.
+_NEWEST_IDENTITY = """
+select store_created_at, store_last_sequence
+from budget_recovery.capture
+order by captured_at desc, store_last_sequence desc
+limit 1
+"""
+
+_SUMMARIES = """
+select tenant, captured_at, source, store_created_at, store_last_sequence, run_id,
+       record_count, entry_count, omitted_count, drop_count, unreadable_count, unreadable,
+       is_partial
+from budget_recovery.capture
+"""
+_CAPTURED_IN = f"""{_SUMMARIES}
+where captured_at >= %s and captured_at < %s
+order by tenant, captured_at
+"""
+_CAPTURED_BY = f"""{_SUMMARIES}
+where run_id = %s
+order by tenant, captured_at
+"""
+
+_DROPS = """
+select c.tenant, d.value
+from budget_recovery.capture c
+cross join lateral jsonb_array_elements(c.drops) with ordinality as d (value, position)
+where c.run_id = %s
+order by c.tenant, c.captured_at, d.position
+"""
+
+_OMISSIONS = """
+select r.tenant, o.value ->> 'key', o.value ->> 'reason'
+from budget_recovery.capture c
+join budget_recovery.budget_record r using (tenant, captured_at)
+cross join lateral jsonb_array_elements(r.omitted) with ordinality as o (value, position)
+where c.run_id = %s and c.omitted_count > 0
+order by r.tenant, r.captured_at, r.budget_id, r.window_token, o.position
+"""
+
+# A run that is tried again under the same id says last what holds.
+_NOTE_FAILURE = """
+insert into budget_recovery.capture_failure (run_id, tenant, hour, failed_at, reason, hint)
+values (%(run_id)s, %(tenant)s, %(hour)s, %(failed_at)s, %(reason)s, %(hint)s)
+on conflict (run_id, tenant) do update
+set hour = excluded.hour, failed_at = excluded.failed_at,
+    reason = excluded.reason, hint = excluded.hint
+"""
+
+_FAILURES = """
+select tenant, hour, reason, hint
+from budget_recovery.capture_failure
+where run_id = %s
+order by tenant
+"""
+
+_NEWEST_RUN = """
+select run_id
+from (
+    (select run_id, stored_at as at from budget_recovery.capture
+     order by captured_at desc limit 1)
+    union all
+    (select run_id, failed_at from budget_recovery.capture_failure
+     order by failed_at desc limit 1)
+) last
+order by at desc
+limit 1
+"""
+
+
+class PostgresSnapshots:
+    """The stored snapshots of all tenants."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def tenants(self) -> frozenset[str]:
+        """Return the tenants that have a retained snapshot."""
+        with self._database.reading() as connection:
+            return frozenset(tenant for (tenant,) in connection.execute(_TENANTS))
+
+    def newest_identity(self) -> StoreIdentity | None:
+        """Return the identity stored with the newest snapshot of any tenant."""
+        with self._database.reading() as connection:
+            row = connection.execute(_NEWEST_IDENTITY).fetchone()
+        return None if row is None else StoreIdentity(row[0], int(row[1]))
+
+    def recovery_point(self, tenant: str, now: datetime) -> RecoveryPoint:
+        """Return the best known usages of the windows that are current at ``now``."""
+        with self._database.reading() as connection:
+            return read_recovery_point(connection, tenant, now)
+
+    def commit(
+        self,
+        snapshot: TenantSnapshot,
+        *,
+        hour: Hour,
+        run_id: str,
+        lease: Lease,
+        judged: Baseline | None,
+    ) -> Baseline:
+        """Store a snapshot and accept its identity as the baseline, all or nothing."""
+        with self._database.writing() as connection:
+            # Locks are taken in this order everywhere: the lease, then the store.
+            require_lease(connection, self._database, lease)
+            store = lock_store(connection)
+            facts = Facts(
+                # Asked only now: waiting for the locks may have taken the rest of the hour.
+                now=self._database.moment(connection),
+                state=store.state,
+                baseline=store.baseline,
+                newest=read_newest(connection, snapshot.tenant),
+            )
+            baseline = admit(snapshot, hour=hour, judged=judged, facts=facts)
+            if not snapshot.is_empty:
+                insert_snapshot(connection, snapshot, run_id=run_id, stored_at=facts.now)
+            if baseline != store.baseline:
+                move_baseline(connection, baseline)
+            return baseline
+
+    def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
+        """Note the tenants of which a run stored nothing."""
+        with self._database.writing() as connection, connection.cursor() as cursor:
+            failed_at = self._database.moment(connection)
+            cursor.executemany(
+                _NOTE_FAILURE,
+                [
+                    {
+                        "run_id": storable_id(run_id),
+                        "tenant": failure.tenant,
+                        "hour": failure.hour.start,
+                        "failed_at": failed_at,
+                        "reason": failure.reason,
+                        "hint": failure.hint,
+                    }
+                    for failure in map(storable_failure, failures)
+                ],
+            )
+
+    def prune(
+        self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
+    ) -> PruneReport:
+        """Remove what is past retention, of these tenants only, and no current recovery point."""
+        with self._database.writing() as connection:
+            require_lease(connection, self._database, lease)
+            # No commit may share a content while it is being removed.
+            lock_store(connection)
+            return prune_snapshots(connection, tenants, cutoff=policy.cutoff(now), now=now)
+
+    def captured_in(self, hour: Hour) -> tuple[CaptureSummary, ...]:
+        """Return the snapshots captured in an hour, by tenant and time."""
+        with self._database.reading() as connection:
+            return _read_summaries(connection, _CAPTURED_IN, (hour.start, hour.end))
+
+    def captured_by(self, run_id: str) -> tuple[CaptureSummary, ...]:
+        """Return the snapshots that a run stored, by tenant."""
+        with self._database.reading() as connection:
+            return _read_summaries(connection, _CAPTURED_BY, (storable_id(run_id),))
+
+    def failures_of(self, run_id: str) -> tuple[CaptureFailure, ...]:
+        """Return the failures that a run noted, by tenant."""
+        with self._database.reading() as connection:
+            rows = connection.execute(_FAILURES, (storable_id(run_id),))
+            return tuple(
+                CaptureFailure(tenant, Hour(hour), reason, hint)
+                for tenant, hour, reason, hint in rows
+            )
+
+    def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
+        """Return the drops named by the snapshots of a run; long lists are cut when stored."""
+        with self._database.reading() as connection:
+            rows = connection.execute(_DROPS, (storable_id(run_id),))
+            return tuple(NamedDrop(tenant=tenant, **drop) for tenant, drop in rows)
+
+    def omissions_of(self, run_id: str) -> tuple[NamedOmission, ...]:
+        """Return the omissions named by a run's snapshots; long lists are cut when stored."""
+        with self._database.reading() as connection:
+            rows = connection.execute(_OMISSIONS, (storable_id(run_id),))
+            return tuple(NamedOmission(*row) for row in rows)
+
+    def newest_run(self) -> str | None:
+        """Return the run that stored a snapshot or noted a failure last."""
+        with self._database.reading() as connection:
+            row = connection.execute(_NEWEST_RUN).fetchone()
+        return None if row is None else str(row[0])
+
+    def damaged_in(self, hour: Hour) -> tuple[str, ...]:
+        """Verify the stored snapshots of an hour; name, in a sentence each, what does not hold."""
+        with self._database.reading() as connection:
+            return tuple(find_damage(connection, hour))
+
+
+def _read_summaries(
+    connection: Connection, query: LiteralString, parameters: tuple[object, ...]
+) -> tuple[CaptureSummary, ...]:
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return tuple(_summary(**row) for row in cursor.execute(query, parameters))
+
+
+def _summary(
+    *,
+    source: str,
+    store_created_at: datetime,
+    store_last_sequence: Decimal,
+    unreadable: list[dict[str, str]],
+    **as_stored: Any,
+) -> CaptureSummary:
+    return CaptureSummary(
+        source=CaptureSource(source),
+        identity=StoreIdentity(store_created_at, int(store_last_sequence)),
+        unreadable=tuple(UnreadableKey(**each) for each in unreadable),
+        **as_stored,
+    )

@@ -1,0 +1,123 @@
+"""The hourly snapshots of all budget counters."""
+
+from collections.abc import Callable, Iterator
+
+import dagster as dg
+
+from budget_recovery_dagster.assets.capture_tables import capture_metadata, verified_metadata
+from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_store
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.errors import CapturesPausedError
+from budget_recovery_dagster.failures import failure, shown_as_failures
+from budget_recovery_dagster.partitions import capture_hours
+from budget_recovery_dagster.resources import ControlPlaneResource, holder_of
+from budget_recovery_dagster.services.capture import Paused, Verified
+from budget_recovery_dagster.services.capture_outcome import (
+    Captured,
+    TenantFailed,
+    TenantOutcome,
+    TenantStored,
+)
+
+
+@dg.asset(
+    partitions_def=capture_hours,
+    deps=[gateway_usage_store],
+    group_name="snapshots",
+    kinds={"postgres"},
+    # Orders captures; that only one writes at a time is kept by a lease in the database.
+    pool="usage_store",
+    # A paused capture ends without output, so that its hour does not look captured.
+    output_required=False,
+    description=(
+        "Every tenant's budget counters, copied from the gateway's usage store to PostgreSQL once "
+        "an hour; a restore brings them back after a loss.\n\n"
+        "**Partition**: the UTC hour in which the snapshot was taken. Materialize the current "
+        "hour for one more snapshot. A past hour is verified if it is stored; if not, its run "
+        "fails: the store holds only the present, which must not stand under a past name.\n\n"
+        "**Retention** removes snapshots older than the setting, except what a current recovery "
+        "point needs, and nothing of a tenant that failed in the run. An old green partition may "
+        "thus be empty: PostgreSQL tells what can be restored.\n\n"
+        "**A tenant that cannot be read** is named in the run's table, and the check "
+        "tenant_coverage warns; the other tenants are stored."
+    ),
+)
+def budget_usage_snapshots(
+    context: dg.AssetExecutionContext, control_plane: ControlPlaneResource
+) -> Iterator[dg.MaterializeResult[None]]:
+    """Capture the hour, or verify a past one; yield nothing while captures are paused."""
+    hour = Hour.parse(context.partition_key)
+    with shown_as_failures(), control_plane.opened() as plane:
+        result = plane.capture_service().capture(
+            hour,
+            run_id=context.run.run_id,
+            holder=holder_of(context.run.run_id),
+            on_outcome=_logged(context.log),
+        )
+    match result:
+        case Paused():
+            context.log.warning(
+                f"No snapshot: captures are paused while the usage store is {result.state}. They "
+                "resume by themselves once it is HEALTHY again."
+            )
+        case Verified():
+            yield _verified(context.log, result)
+        case Captured() if isinstance(result.stopped_by, CapturesPausedError) and not result.stored:
+            context.log.warning(f"No snapshot: {result.stopped_by}")
+        case Captured() if not (result.stored or result.failed):
+            context.log.warning(
+                "No snapshot: the usage store holds no counters, and no earlier snapshot does."
+            )
+        case Captured():
+            yield _captured(result)
+
+
+def _logged(log: dg.DagsterLogManager) -> Callable[[TenantOutcome], None]:
+    def tell(outcome: TenantOutcome) -> None:
+        match outcome:
+            case TenantFailed():
+                log.error(
+                    f"Tenant {outcome.tenant!r} is not in this snapshot: {outcome.reason} "
+                    f"Try: {outcome.hint}",
+                    exc_info=outcome.error,
+                )
+            case TenantStored():
+                log.info(
+                    f"Tenant {outcome.tenant!r} stored: {outcome.entries} counters in "
+                    f"{outcome.records} budget windows, {outcome.seconds:.2f} s."
+                )
+            case _:
+                log.info(f"Tenant {outcome.tenant!r} has nothing in the usage store.")
+
+    return tell
+
+
+def _verified(log: dg.DagsterLogManager, verified: Verified) -> dg.MaterializeResult[None]:
+    if verified.damage:
+        raise failure(
+            f"The stored snapshots of {verified.hour} do not hold: {' '.join(verified.damage)}",
+            "restore the database from its own backup, or leave this hour out of restores.",
+            verified_metadata(verified.snapshots),
+        )
+    log.info(f"The snapshots of {verified.hour} are stored and sound; nothing was rewritten.")
+    return dg.MaterializeResult(metadata=verified_metadata(verified.snapshots))
+
+
+def _captured(captured: Captured) -> dg.MaterializeResult[None]:
+    metadata = capture_metadata(captured)
+    if captured.stopped_by:
+        raise failure(
+            f"{captured.stopped_by.message} {len(captured.stored)} tenants were stored before, "
+            f"{len(captured.failed)} were not.",
+            captured.stopped_by.hint,
+            metadata,
+        )
+    if not captured.stored:
+        first = captured.failed[0]
+        raise failure(
+            f"None of {len(captured.failed)} tenants could be captured. The first, "
+            f"{first.tenant!r}: {first.reason}",
+            first.hint,
+            metadata,
+        )
+    return dg.MaterializeResult(metadata=metadata)

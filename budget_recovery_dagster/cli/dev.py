@@ -1,0 +1,178 @@
+"""``budget-recovery dev``: everything on this machine, as children of one command."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.sandbox.child_process import Found, poll
+from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
+from budget_recovery_dagster.sandbox.data_directory import default_data_dir, held_data_dir
+from budget_recovery_dagster.sandbox.first_snapshot import (
+    ASSET,
+    SnapshotRun,
+    look_at,
+    request_snapshot,
+)
+from budget_recovery_dagster.sandbox.stack import CONTROL_DATABASE, Stack, running_stack
+from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FIRST_RUN_SECONDS = 300
+_WATCH_INTERVAL_SECONDS = 0.2
+
+# Output is ASCII where it is ours, so that no terminal's encoding can break it.
+_console = Console(highlight=False, soft_wrap=True)
+
+
+@click.command()
+@click.option(
+    "--port",
+    default=3000,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    help="Where to serve the UI.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="On which address.")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Where all data and logs lie.  [default: /var/lib/budget-recovery as root, else"
+    " ~/.local/state/budget-recovery]",
+)
+def dev(port: int, host: str, data_dir: Path | None) -> None:
+    """Run everything on this machine, with simulated traffic, until Ctrl-C.
+
+    PostgreSQL and NATS come with the package; BUDGET_RECOVERY_POSTGRES_URL and
+    BUDGET_RECOVERY_NATS_URL name servers to use instead. A given NATS gets no simulated traffic.
+    """
+    settings = load_settings()
+    ui = DagsterUi(host, port)
+    data_dir = data_dir or settings.data_dir or default_data_dir()
+    try:
+        with (
+            _stop_signals_interrupt(),
+            held_data_dir(data_dir) as held,
+            running_stack(settings, held, ui, _step) as stack,
+        ):
+            _show_where_to_look(stack, settings, ui, held)
+            _take_first_snapshot(stack, ui)
+            _console.print("[dim]Ctrl-C stops everything; the data are kept.[/]")
+            _watch(stack, lambda: None, seconds=math.inf)
+    except KeyboardInterrupt:
+        _console.print(Text(f"Stopped. The data are kept in {data_dir}"))
+
+
+@contextmanager
+def _stop_signals_interrupt() -> Iterator[None]:
+    """Let the first signal to stop unwind the program; more of them cannot cut that short."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        # Past the buffers: the interrupted code may be in the middle of writing to them.
+        with suppress(OSError):
+            os.write(1, b"\nStopping ...\n")
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _step(name: str) -> Iterator[None]:
+    # No spinner: its thread would run while children are forked.
+    if _console.is_terminal:
+        _console.print(f"  ..  {name}", end="\r")
+    begun = time.monotonic()
+    try:
+        yield
+    except BaseException:
+        if _console.is_terminal:
+            _console.print()
+        raise
+    _console.print(f"  [green]ok[/]  {name} [dim]{time.monotonic() - begun:.1f} s[/]")
+
+
+def _show_where_to_look(stack: Stack, settings: Settings, ui: DagsterUi, data_dir: Path) -> None:
+    nats = stack.nats.url if stack.nats else f"as {PREFIX}NATS_URL says"
+    places = {
+        "Dagster UI": ui.url,
+        "Snapshots": f"{ui.url}/assets/{ASSET}",
+        "NATS": f"{nats}, bucket {settings.bucket}",
+        "PostgreSQL": f"as {PREFIX}POSTGRES_URL says",
+        "Data": str(data_dir),
+        "Logs": f"{data_dir}/*.log",
+    }
+    if settings.postgres_url is None and stack.postgres is not None:
+        places["PostgreSQL"] = stack.postgres.psql(CONTROL_DATABASE)
+    _console.print()
+    for name, place in places.items():
+        _console.print(Text.assemble((f"{name:<11} ", "bold"), place))
+    _console.print()
+
+
+def _take_first_snapshot(stack: Stack, ui: DagsterUi) -> None:
+    """Have the present hour captured, unless it is, and tell how that went."""
+    hour = _present_hour()
+    run = request_snapshot(ui, hour)
+    # Not before: at its start the scheduler makes up for a missed tick, perhaps this hour's.
+    stack.dagster.start_daemon()
+    while run is not None:
+        run = _follow(stack, ui, run)
+        if run.has_stored or hour == _present_hour():
+            break
+        # The hour closed before its snapshot was stored.
+        hour = _present_hour()
+        run = request_snapshot(ui, hour)
+    if run is None:
+        _console.print(f"The snapshot of {hour} had been taken before.")
+        return
+    outcome = "is taken" if run.has_stored else f"is not taken, its run ended as {run.status}"
+    _console.print(Text(f"The snapshot of {hour} {outcome}:"))
+    _console.print(Text(f"{ui.url}/runs/{run.run_id}", "cyan"))
+    if run.failure:
+        _console.print(Text(run.failure))
+
+
+def _follow(stack: Stack, ui: DagsterUi, run: SnapshotRun) -> SnapshotRun:
+    """Show how a run proceeds until it is over, or has taken suspiciously long."""
+    with _console.status("", spinner="line") as status:
+
+        def look() -> SnapshotRun | None:
+            nonlocal run
+            run = look_at(ui, run.run_id)
+            status.update(f"First snapshot: {run.status.lower()} ...")
+            return run if run.is_over else None
+
+        _watch(stack, look, seconds=_FIRST_RUN_SECONDS)
+    return run
+
+
+def _watch(stack: Stack, find: Callable[[], Found | None], *, seconds: float) -> Found | None:
+    """Poll ``find``, and end the program by an error if a child ends meanwhile."""
+
+    def find_while_all_run() -> Found | None:
+        if ended := stack.ended():
+            raise ended.ended_error()
+        return find()
+
+    return poll(find_while_all_run, seconds=seconds, interval=_WATCH_INTERVAL_SECONDS)
+
+
+def _present_hour() -> Hour:
+    return Hour.containing(datetime.now(UTC))

@@ -1,0 +1,18 @@
+"""``budget-recovery migrate``: brings the control-plane database's schema up to date."""
+
+import click
+
+from budget_recovery_dagster.adapters import postgres_schema
+from budget_recovery_dagster.settings import load_settings
+
+
+@click.command()
+def migrate() -> None:
+    """Bring the schema of BUDGET_RECOVERY_POSTGRES_URL up to date; again is harmless."""
+    migration = postgres_schema.migrate(load_settings().require_postgres_url())
+    if not migration.changed:
+        click.echo(f"The schema already is at version {migration.to_version}.")
+    elif migration.from_version is None:
+        click.echo(f"Made the schema, version {migration.to_version}.")
+    else:
+        click.echo(f"Migrated from version {migration.from_version} to {migration.to_version}.")

@@ -1,0 +1,18 @@
+"""Everything that Dagster loads, assembled in one place."""
+
+import dagster as dg
+
+from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
+from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_store
+from budget_recovery_dagster.assets.snapshot_checks import tenant_coverage, usage_never_drops
+from budget_recovery_dagster.jobs import hourly_snapshot_job
+from budget_recovery_dagster.resources import ControlPlaneResource
+from budget_recovery_dagster.schedules import hourly_snapshot_schedule
+
+defs = dg.Definitions(
+    assets=[gateway_usage_store, budget_usage_snapshots],
+    asset_checks=[tenant_coverage, usage_never_drops],
+    jobs=[hourly_snapshot_job],
+    schedules=[hourly_snapshot_schedule],
+    resources={"control_plane": ControlPlaneResource()},
+)

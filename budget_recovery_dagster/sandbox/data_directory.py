@@ -1,0 +1,73 @@
+"""The directory that everything of ``budget-recovery dev`` lies in, held by one instance."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from budget_recovery_dagster.sandbox.accounts import ROOT
+from budget_recovery_dagster.sandbox.errors import AlreadyRunningError, UnusableDataError
+
+_LOCK_FILE = "dev.lock"
+
+
+def default_data_dir() -> Path:
+    """Return where data lie unless another place is chosen."""
+    if os.geteuid() == ROOT:
+        # Not root's home: PostgreSQL runs as another account and must reach its data.
+        return Path("/var/lib/budget-recovery")
+    # The specification tells to ignore a relative one.
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (state if state.is_absolute() else Path.home() / ".local/state") / "budget-recovery"
+
+
+@contextmanager
+def held_data_dir(directory: Path) -> Iterator[Path]:
+    """Make the directory if it is missing, and hold it, also against a start at the same time.
+
+    Raises:
+        AlreadyRunningError: another instance holds it.
+        UnusableDataError: it cannot be made or written.
+    """
+    directory = directory.expanduser().absolute()
+    try:
+        make_reachable(directory)
+        lock = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UnusableDataError(
+            f"The data directory {directory} cannot be used: {error.strerror}.",
+            "choose another one with --data-dir.",
+        ) from error
+    try:
+        _take(lock, directory)
+        yield directory
+    finally:
+        # The file stays: were it removed, two instances could hold two files of this name.
+        os.close(lock)
+
+
+def make_reachable(directory: Path) -> None:
+    """Make a directory and its missing parents; root's may be passed through by every account.
+
+    Modes of existing directories stay as they are.
+    """
+    for missing in reversed(
+        [path for path in (directory, *directory.parents) if not path.exists()]
+    ):
+        missing.mkdir(exist_ok=True)
+        # By chmod, because a umask of 077 would shut out the account of the database.
+        missing.chmod(0o711 if os.geteuid() == ROOT else 0o700)
+
+
+def _take(lock: int, directory: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+        raise AlreadyRunningError(
+            f"budget-recovery dev already runs on {directory} (pid {holder}).",
+            "stop it first, or choose another directory with --data-dir.",
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

@@ -1,0 +1,137 @@
+"""All that ``budget-recovery dev`` runs, started in order and stopped in the opposite one."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
+from budget_recovery_dagster.sandbox.dagster_services import DagsterServices
+from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
+from budget_recovery_dagster.sandbox.first_snapshot import close_abandoned_runs
+from budget_recovery_dagster.sandbox.gateway import HISTORY
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.settings import PREFIX, Settings
+
+CONTROL_DATABASE = "budget_recovery"
+DAGSTER_DATABASE = "dagster"
+
+_DAGSTER_URL = f"{PREFIX}DAGSTER_POSTGRES_URL"
+_POSTGRES_URL = f"{PREFIX}POSTGRES_URL"
+
+_GATEWAY_SECONDS = 60
+
+Step = Callable[[str], AbstractContextManager[None]]
+"""Tells a person what is being started, for as long as its context lasts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What runs, and where; a server that was given by its URL is None."""
+
+    postgres: PostgresServer | None
+    nats: NatsServer | None
+    gateway: OwnedProcess | None
+    dagster: DagsterServices
+
+    def ended(self) -> OwnedProcess | None:
+        """Return a child that has ended, if one has."""
+        servers = [server.process for server in (self.postgres, self.nats) if server is not None]
+        gateway = [] if self.gateway is None else [self.gateway]
+        children = [*servers, *gateway, *self.dagster.processes]
+        return next((child for child in children if child.exit_code is not None), None)
+
+
+@contextmanager
+def running_stack(settings: Settings, data_dir: Path, ui: DagsterUi, step: Step) -> Iterator[Stack]:
+    """Run everything for which no URL is given, on the data in ``data_dir``, without the daemon.
+
+    Nothing is started where the pages' address is taken.
+
+    Raises:
+        SandboxError: something could not be started; what had been is stopped.
+        DatabaseError: the schema could not be brought up to date.
+    """
+    ui.require_free()
+    with ExitStack() as exits:
+        environment = {**os.environ, f"{PREFIX}BUCKET": settings.bucket}
+        postgres = _start_postgres(exits, step, settings, data_dir, environment)
+        nats = None
+        gateway = None
+        if settings.nats_url is None:
+            is_new = not (data_dir / "nats").exists()
+            nats = NatsServer(data_dir / "nats")
+            exits.callback(nats.stop)
+            with step("NATS"):
+                nats.start()
+            environment[f"{PREFIX}NATS_URL"] = nats.url
+            with step("simulated gateway"):
+                gateway = _start_gateway(exits, data_dir, environment, [HISTORY] if is_new else [])
+        dagster = DagsterServices(data_dir / "dagster", ui, environment)
+        exits.callback(dagster.stop)
+        with step("Dagster"):
+            dagster.start_pages()
+            close_abandoned_runs(ui)
+        yield Stack(postgres, nats, gateway, dagster)
+
+
+def _start_postgres(
+    exits: ExitStack,
+    step: Step,
+    settings: Settings,
+    data_dir: Path,
+    environment: dict[str, str],
+) -> PostgresServer | None:
+    """Provide both databases, and say in the environment where they are.
+
+    Dagster's tables go into a database that was given only if it was given for them.
+    """
+    server = None
+    given = settings.postgres_url
+    if given is not None:
+        environment[_POSTGRES_URL] = given.get_secret_value()
+    if given is None or not environment.get(_DAGSTER_URL):
+        server = PostgresServer(data_dir / "postgres")
+        exits.callback(server.stop)
+        with step("PostgreSQL"):
+            server.start()
+            _create_missing_databases(server)
+        if given is None:
+            environment[_POSTGRES_URL] = server.url(CONTROL_DATABASE)
+        if not environment.get(_DAGSTER_URL):
+            # The driver is named: SQLAlchemy's default for a bare scheme is not Dagster's.
+            _, _, rest = server.url(DAGSTER_DATABASE).partition("://")
+            environment[_DAGSTER_URL] = f"postgresql+psycopg2://{rest}"
+    with step("database schema"):
+        migrate(environment[_POSTGRES_URL])
+    return server
+
+
+def _create_missing_databases(server: PostgresServer) -> None:
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        rows = connection.execute("select datname from pg_database").fetchall()
+        for name in {CONTROL_DATABASE, DAGSTER_DATABASE} - {row[0] for row in rows}:
+            connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+
+
+def _start_gateway(
+    exits: ExitStack, data_dir: Path, environment: Mapping[str, str], arguments: Sequence[str]
+) -> OwnedProcess:
+    gateway = OwnedProcess(
+        Program(
+            "simulated gateway",
+            [sys.executable, "-m", "budget_recovery_dagster.sandbox.gateway", *arguments],
+            log=data_dir / "gateway.log",
+            environment={**environment, "PYTHONUNBUFFERED": "1"},
+        )
+    )
+    exits.callback(gateway.stop)
+    gateway.wait_until_ready(lambda: gateway.has_said("Traffic of"), seconds=_GATEWAY_SECONDS)
+    return gateway

@@ -1,0 +1,39 @@
+"""Dagster schedules."""
+
+from datetime import UTC
+
+import dagster as dg
+
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.jobs import hourly_snapshot_job
+from budget_recovery_dagster.resources import ControlPlaneResource
+
+
+@dg.schedule(
+    job=hourly_snapshot_job,
+    cron_schedule="0 * * * *",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+    description=(
+        "Takes a snapshot at the start of every UTC hour. Skips, with the reason, while captures "
+        "are paused and when it comes too late for its hour."
+    ),
+)
+def hourly_snapshot_schedule(
+    context: dg.ScheduleEvaluationContext, control_plane: ControlPlaneResource
+) -> dg.RunRequest | dg.SkipReason:
+    """Request the run of the tick's hour, once however often the tick is evaluated."""
+    hour = Hour.containing(context.scheduled_execution_time.astimezone(UTC))
+    with control_plane.opened() as plane:
+        state = plane.registry.claim(plane.settings.bucket).state
+        if state.captures_paused:
+            return dg.SkipReason(
+                f"Captures are paused: the usage store is {state}. Snapshots resume by themselves "
+                "once it is HEALTHY again; the last good ones are kept."
+            )
+        if hour.is_past(plane.clock.now()):
+            return dg.SkipReason(
+                f"The hour {hour} has closed before its snapshot could start; the store holds "
+                "only the present, which must not stand under a past name."
+            )
+    return dg.RunRequest(run_key=hour.key, partition_key=hour.key)

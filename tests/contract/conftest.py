@@ -1,0 +1,36 @@
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from budget_recovery_dagster.adapters.postgres_database import Database
+from tests.contract.control_planes import ControlPlane, in_memory, on_postgres
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    with Database(database_url) as database:
+        yield database
+
+
+@pytest.fixture
+def admin(database_url: str) -> Iterator[psycopg.Connection]:
+    """A plain session on the test's database, to look at it and to disturb it."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def postgres_plane(database_url: str) -> Iterator[ControlPlane]:
+    with on_postgres(database_url) as plane:
+        yield plane
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
+    """The same control plane, in memory and in PostgreSQL."""
+    if request.param == "memory":
+        yield in_memory()
+    else:
+        with on_postgres(request.getfixturevalue("database_url")) as plane:
+            yield plane

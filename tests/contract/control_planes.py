@@ -1,0 +1,206 @@
+"""One control plane for the contract tests, over the fakes or over PostgreSQL."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+
+from budget_recovery_dagster.adapters.memory import control_plane as memory
+from budget_recovery_dagster.adapters.memory.control_plane import ManualClock
+from budget_recovery_dagster.adapters.memory.leases import MemoryLeases
+from budget_recovery_dagster.adapters.memory.snapshots import MemorySnapshots
+from budget_recovery_dagster.adapters.memory.store_registry import MemoryStoreRegistry
+from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
+from budget_recovery_dagster.adapters.postgres_registry import PostgresStoreRegistry
+from budget_recovery_dagster.adapters.postgres_snapshots import PostgresSnapshots
+from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
+    CounterReading,
+    OmittedCounter,
+    TenantReading,
+    UnreadableKey,
+    ValueShape,
+)
+from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
+from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
+from budget_recovery_dagster.domain.retention import RetentionPolicy
+from budget_recovery_dagster.domain.snapshots import TenantSnapshot, take_snapshot
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.errors import LeaseLostError
+from budget_recovery_dagster.ports import Lease, Leases, PruneReport, Snapshots, StoreRegistry
+
+BUCKET = "budget-usage"
+NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
+"""A Wednesday in the middle of the day, the month and the quarter."""
+
+BORN = datetime(2026, 11, 1, 8, 30, 0, 123456, tzinfo=UTC)
+
+Counters = Mapping[tuple[str, str], Mapping[Any, str]]
+"""Usages in plain digits by entity, by budget and window."""
+
+WEEK = RetentionPolicy(days=7)
+
+
+def of(budget: str, token: str) -> BudgetWindow:
+    return BudgetWindow(budget, Window.parse(token))
+
+
+def point_of(counters: Counters) -> RecoveryPoint:
+    return {
+        of(*budget_window): {entity: Decimal(usage) for entity, usage in usages.items()}
+        for budget_window, usages in counters.items()
+    }
+
+
+def reading(
+    tenant: str,
+    counters: Counters,
+    *,
+    omitted: tuple[OmittedCounter, ...] = (),
+    unreadable: tuple[UnreadableKey, ...] = (),
+    is_partial: bool = False,
+) -> TenantReading:
+    return TenantReading(
+        tenant=tenant,
+        counters=tuple(
+            CounterReading(budget_window, entity, usage, ValueShape.TEXT, expiry_seconds=86400)
+            for budget_window, usages in point_of(counters).items()
+            for entity, usage in usages.items()
+        ),
+        omitted=omitted,
+        unreadable=unreadable,
+        is_partial=is_partial,
+    )
+
+
+@dataclass
+class ControlPlane:
+    """The ports over one state, and what only a test may do to it."""
+
+    clock: ManualClock
+    registry: StoreRegistry
+    snapshots: Snapshots
+    leases: Leases
+    set_state: Callable[[RecoveryState], None]
+    lose_lease: Callable[[Lease], None]
+    sequence: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        self.registry.claim(BUCKET)
+
+    @property
+    def baseline(self) -> Baseline | None:
+        return self.registry.claim(BUCKET).baseline
+
+    @contextmanager
+    def lease(self) -> Iterator[Lease]:
+        with self.leases.hold("capture", "a test") as lease:
+            yield lease
+
+    def take(self, read: TenantReading, *, at: datetime | None = None) -> TenantSnapshot:
+        """Turn a reading into a snapshot as a capture does; the store has gone on by then."""
+        moment = at or self.clock.now()
+        self.sequence += 1
+        return take_snapshot(
+            read,
+            moment,
+            StoreIdentity(BORN, self.sequence),
+            self.snapshots.recovery_point(read.tenant, moment),
+        )
+
+    def commit(self, snapshot: TenantSnapshot, *, run_id: str = "a run") -> Baseline:
+        """Store a snapshot under all the right circumstances."""
+        with self.lease() as lease:
+            return self.snapshots.commit(
+                snapshot,
+                hour=Hour.containing(snapshot.captured_at),
+                run_id=run_id,
+                lease=lease,
+                judged=self.baseline,
+            )
+
+    def capture(
+        self, tenant: str, counters: Counters, *, at: datetime | None = None, run_id: str = "a run"
+    ) -> TenantSnapshot:
+        """Read, take and commit; the clock is put to the moment of the capture."""
+        if at is not None:
+            self.clock.set(at)
+        snapshot = self.take(reading(tenant, counters))
+        self.commit(snapshot, run_id=run_id)
+        return snapshot
+
+    def prune(self, *tenants: str, policy: RetentionPolicy = WEEK) -> PruneReport:
+        with self.lease() as lease:
+            return self.snapshots.prune(tenants, policy=policy, now=self.clock.now(), lease=lease)
+
+
+def in_memory() -> ControlPlane:
+    clock = ManualClock(NOON)
+    state = memory.ControlPlane(clock)
+    registry = MemoryStoreRegistry(state)
+    leases = MemoryLeases(state)
+    return ControlPlane(
+        clock=clock,
+        registry=registry,
+        snapshots=MemorySnapshots(state),
+        leases=leases,
+        set_state=registry.set_state,
+        lose_lease=lambda lease: leases.lose(lease.name),
+    )
+
+
+@contextmanager
+def on_postgres(
+    url: str, *, lease_duration: timedelta = timedelta(seconds=30)
+) -> Iterator[ControlPlane]:
+    """Open a control plane on a database of its own, judged by a clock that is set by hand."""
+    clock = ManualClock(NOON)
+
+    def set_state(state: RecoveryState) -> None:
+        with psycopg.connect(url) as connection:
+            connection.execute("update budget_recovery.store set state = %s", (state.value,))
+
+    def lose_lease(lease: Lease) -> None:
+        with psycopg.connect(url) as connection:
+            connection.execute(
+                "update budget_recovery.lease"
+                " set holder = null, acquired_at = null, expires_at = null where name = %s",
+                (lease.name,),
+            )
+        wait_until(lambda: not is_held(lease))
+
+    with Database(url, clock=lambda _: clock.now()) as database:
+        yield ControlPlane(
+            clock=clock,
+            registry=PostgresStoreRegistry(database),
+            snapshots=PostgresSnapshots(database),
+            leases=PostgresLeases(
+                database, duration=lease_duration, renew_every=timedelta(seconds=0.05)
+            ),
+            set_state=set_state,
+            lose_lease=lose_lease,
+        )
+
+
+def is_held(lease: Lease) -> bool:
+    try:
+        lease.require_held()
+    except LeaseLostError:
+        return False
+    return True
+
+
+def wait_until(holds: Callable[[], bool], *, seconds: float = 20) -> None:
+    """Wait for something that another thread or process brings about."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.01)

@@ -1,0 +1,208 @@
+"""Who is let in to the store, to what, and what those are told who are not."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from budget_recovery_dagster.adapters.nats_connection import Timeouts
+from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.errors import (
+    StoreMissingError,
+    StorePermissionError,
+    StoreUnreachableError,
+)
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.contract.nats_credentials import Operator
+from tests.nats_servers import (
+    PASSWORD,
+    Bucket,
+    failure_of,
+    prompt_failure_of,
+    usages,
+    users,
+    with_user,
+)
+
+BUCKET = "budget-usage"
+OPENSSL = shutil.which("openssl")
+
+API = "$JS.API"
+READING = [
+    f"{API}.STREAM.INFO.KV_{BUCKET}",
+    f"{API}.CONSUMER.MSG.NEXT.KV_{BUCKET}.*",
+]
+CREATING = f"{API}.CONSUMER.CREATE.KV_{BUCKET}.*.$KV.{BUCKET}.usage"
+DELETING = f"{API}.CONSUMER.DELETE.KV_{BUCKET}.*"
+INBOX = "_INBOX_budget_recovery.>"
+
+
+def user(name: str, publish: list[str], subscribe: str = INBOX) -> dict[str, object]:
+    return {
+        "user": name,
+        "password": PASSWORD,
+        "permissions": {"publish": publish, "subscribe": [subscribe]},
+    }
+
+
+@pytest.fixture(scope="module")
+def guarded(server_dir: Path) -> Iterator[NatsServer]:
+    """A server with users of different rights, and a bucket with three tenants."""
+    config = users(
+        {"user": "gateway", "password": PASSWORD},
+        user("some", [*READING, DELETING, f"{CREATING}.a.>", f"{CREATING}.b.>"]),
+        user("nothing", ["unrelated"]),
+        user("deaf", [">"], subscribe="_INBOX_of_another.>"),
+        user("untidy", [*READING, f"{CREATING}.>"]),
+    )
+    with NatsServer(server_dir / "guarded", config=config) as server:
+        with Bucket.connected(with_user(server.url, "gateway", PASSWORD), BUCKET) as bucket:
+            bucket.create()
+            for tenant in ("a", "b", "c"):
+                bucket.put(f"usage.{tenant}.x.2026-11.{tenant}", b"1")
+        yield server
+
+
+@contextmanager
+def opened_as(server: NatsServer, name: str, password: str = PASSWORD) -> Iterator[NatsUsageStore]:
+    url = with_user(server.url, name, password)
+    # Patient enough that a prompt failure cannot be mistaken for one by waiting.
+    with open_usage_store(url, BUCKET, timeouts=Timeouts(30, 30, 60)) as store:
+        yield store
+
+
+def test_a_user_may_read_some_tenants_and_not_others(guarded: NatsServer) -> None:
+    with opened_as(guarded, "some") as store:
+        assert store.list_tenants().tenants == {"a", "b", "c"}
+        assert usages(store, "a") == {"a": "1"}
+        failure = prompt_failure_of(lambda: store.read_counters("c"))
+        assert isinstance(failure, StorePermissionError)
+        assert f"publish to {API}.CONSUMER.CREATE.KV_{BUCKET}." in failure.message
+        assert failure.message.endswith(f".$KV.{BUCKET}.usage.c.>.")
+        assert usages(store, "b") == {"b": "1"}
+
+
+def test_a_user_without_rights_is_told_the_subject(guarded: NatsServer) -> None:
+    with opened_as(guarded, "nothing") as store:
+        for call in (store.identity, store.list_tenants, lambda: store.read_counters("a")):
+            failure = prompt_failure_of(call)
+            assert isinstance(failure, StorePermissionError)
+            assert f"publish to {API}.STREAM.INFO.KV_{BUCKET}." in failure.message
+
+
+def test_a_user_who_may_not_receive_answers_is_told_so(guarded: NatsServer) -> None:
+    with opened_as(guarded, "deaf") as store:
+        failure = prompt_failure_of(store.identity)
+    assert isinstance(failure, StorePermissionError)
+    assert INBOX in failure.message
+
+
+def test_a_user_who_may_not_clean_up_is_told_so(guarded: NatsServer) -> None:
+    with opened_as(guarded, "untidy") as store:
+        failure = prompt_failure_of(lambda: store.read_counters("a"))
+    assert isinstance(failure, StorePermissionError)
+    assert "CONSUMER.DELETE" in failure.message
+
+
+@pytest.mark.parametrize("name", ["some", "nobody"])
+@pytest.mark.parametrize("password", ["wr0ng", "wr%400ng"])
+def test_a_wrong_password_is_refused_and_not_shown(
+    guarded: NatsServer, name: str, password: str
+) -> None:
+    with opened_as(guarded, name, password) as store:
+        failure = prompt_failure_of(store.identity)
+    assert isinstance(failure, StorePermissionError)
+    assert "refuses the NATS user: Authorization Violation" in failure.message
+    assert "wr" not in str(failure)
+
+
+def test_no_password_is_refused(guarded: NatsServer) -> None:
+    with open_usage_store(guarded.url, BUCKET) as store:
+        assert isinstance(prompt_failure_of(store.identity), StorePermissionError)
+
+
+def test_a_password_may_hold_any_character(server_dir: Path) -> None:
+    config = users({"user": "us:er", "password": "p@ss/w#rd"})
+    with (
+        NatsServer(server_dir / "password", config=config) as server,
+        open_usage_store(with_user(server.url, "us%3Aer", "p%40ss%2Fw%23rd"), BUCKET) as store,
+    ):
+        assert isinstance(prompt_failure_of(store.identity), StoreMissingError)
+
+
+def test_credentials_open_the_door_until_they_expire(server_dir: Path, tmp_path: Path) -> None:
+    operator = Operator()
+    with NatsServer(server_dir / "operated", config=operator.config) as server:
+        valid, expired = tmp_path / "valid.creds", tmp_path / "expired.creds"
+        valid.write_text(operator.credentials(expires_in=3600))
+        expired.write_text(operator.credentials(expires_in=-3600))
+        with open_usage_store(server.url, BUCKET, credentials=valid) as store:
+            failure = prompt_failure_of(store.identity)
+            assert isinstance(failure, StoreUnreachableError)
+            assert "JetStream" in failure.message
+        with open_usage_store(server.url, BUCKET, credentials=expired) as store:
+            failure = prompt_failure_of(store.identity)
+            assert isinstance(failure, StorePermissionError)
+            assert "renew the credentials" in failure.hint
+
+
+def test_credentials_that_are_gone_when_they_are_needed_are_told(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "gone.creds"
+    path.write_text(Operator().credentials(expires_in=3600))
+    with open_usage_store(nats_server.url, BUCKET, credentials=path) as store:
+        path.unlink()
+        failure = prompt_failure_of(store.identity)
+    assert isinstance(failure, StorePermissionError)
+    assert str(path) in failure.message
+
+
+def test_credentials_that_expire_during_the_connection_are_told(
+    server_dir: Path, tmp_path: Path
+) -> None:
+    operator = Operator()
+    with NatsServer(server_dir / "expiring", config=operator.config) as server:
+        path = tmp_path / "short.creds"
+        path.write_text(operator.credentials(expires_in=2))
+        with open_usage_store(server.url, BUCKET, credentials=path) as store:
+            deadline = time.monotonic() + 10
+            while isinstance(failure := failure_of(store.identity), StoreUnreachableError):
+                assert time.monotonic() < deadline
+    assert isinstance(failure, StorePermissionError)
+
+
+def test_a_server_without_tls_gets_no_password_where_tls_is_asked_for(
+    guarded: NatsServer,
+) -> None:
+    url = with_user(guarded.url, "gateway", PASSWORD).replace("nats://", "tls://")
+    with open_usage_store(url, BUCKET) as store:
+        failure = prompt_failure_of(store.identity)
+    assert isinstance(failure, StoreUnreachableError)
+    assert "does not demand TLS, so nothing was sent" in failure.message
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="the openssl program makes the certificate")
+def test_tls_needs_the_authority_that_signed(server_dir: Path, tmp_path: Path) -> None:
+    assert OPENSSL is not None
+    certificate, key = tmp_path / "server.pem", tmp_path / "key.pem"
+    request = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test"
+    request += " -addext subjectAltName=IP:127.0.0.1"
+    command = [OPENSSL, *request.split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    config = f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}'
+    with NatsServer(server_dir / "tls", config=config) as server:
+        for url in (
+            server.url.replace("nats://", "tls://"),
+            server.url.replace("tls://", "nats://"),
+        ):
+            with open_usage_store(url, BUCKET, certificate_authority=certificate) as store:
+                assert isinstance(prompt_failure_of(store.identity), StoreMissingError)
+            with open_usage_store(url, BUCKET) as store:
+                failure = prompt_failure_of(store.identity)
+                assert isinstance(failure, StoreUnreachableError)
+                assert "BUDGET_RECOVERY_NATS_CA" in failure.hint

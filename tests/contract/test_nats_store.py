@@ -1,0 +1,165 @@
+"""How the NATS adapter fails: at once, in the right kind, with a way out and without a password."""
+
+import socket
+import threading
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from budget_recovery_dagster.adapters.nats_connection import Timeouts
+from budget_recovery_dagster.adapters.nats_store import open_usage_store
+from budget_recovery_dagster.errors import (
+    SettingsError,
+    StoreMissingError,
+    StoreReadError,
+    StoreUnreachableError,
+)
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.nats_servers import (
+    PASSWORD,
+    Bucket,
+    DisturbedNetwork,
+    failure_of,
+    prompt_failure_of,
+    usages,
+    with_user,
+)
+
+BUCKET = "budget-usage"
+SHORT = Timeouts(connect=0.3, answer=0.3, reading=2.0)
+
+
+def test_a_missing_bucket_is_missing_to_every_call(nats_server: NatsServer) -> None:
+    with open_usage_store(nats_server.url, f"none-{uuid4().hex}") as store:
+        for call in (store.identity, store.list_tenants, lambda: store.read_counters("t")):
+            failure = prompt_failure_of(call)
+            assert isinstance(failure, StoreMissingError)
+            assert "BUDGET_RECOVERY_BUCKET" in failure.hint
+
+
+@pytest.mark.parametrize(
+    ("config", "user"),
+    [
+        ("jetstream: disabled", None),
+        ('accounts { A { users: [{user: "u", password: "s3cret"}] } }', "u"),
+    ],
+    ids=["on the server", "for the account"],
+)
+def test_jetstream_that_is_off_is_not_a_missing_bucket(
+    server_dir: Path, config: str, user: str | None
+) -> None:
+    with NatsServer(server_dir / f"off {uuid4().hex}", config=config) as server:
+        url = server.url if user is None else with_user(server.url, user, PASSWORD)
+        with open_usage_store(url, BUCKET) as store:
+            for call in (store.identity, store.list_tenants, lambda: store.read_counters("t")):
+                failure = prompt_failure_of(call)
+                assert isinstance(failure, StoreUnreachableError)
+                assert "JetStream" in failure.message
+                assert "not enabled" in failure.message
+
+
+def unused_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def test_a_server_that_is_down_is_unreachable_at_once() -> None:
+    port = unused_port()
+    with open_usage_store(f"nats://u:{PASSWORD}@127.0.0.1:{port}", BUCKET) as store:
+        for call in (store.identity, store.list_tenants, lambda: store.read_counters("t")):
+            failure = prompt_failure_of(call)
+            assert isinstance(failure, StoreUnreachableError)
+            assert f"nats://127.0.0.1:{port} cannot be reached: Connection refused" in (
+                failure.message
+            )
+
+
+def test_the_next_of_several_servers_is_tried(nats_server: NatsServer) -> None:
+    urls = f"nats://127.0.0.1:{unused_port()}, {nats_server.url}"
+    with open_usage_store(urls, "none") as store:
+        assert isinstance(prompt_failure_of(store.identity), StoreMissingError)
+
+
+@pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 100_000])
+def test_what_is_no_nats_server_is_unreachable(greeting: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                if greeting:
+                    connection.sendall(greeting)
+                connection.recv(1)  # until the other side gives up
+
+        greeter = threading.Thread(target=greet)
+        greeter.start()
+        url = f"nats://127.0.0.1:{listener.getsockname()[1]}"
+        with open_usage_store(url, BUCKET, timeouts=SHORT) as store:
+            failure = prompt_failure_of(store.identity)
+        greeter.join()
+    assert isinstance(failure, StoreUnreachableError)
+
+
+def test_a_server_that_falls_silent_is_unreachable(nats_server: NatsServer) -> None:
+    name = f"silent-{uuid4().hex}"
+    with (
+        Bucket.connected(nats_server.url, name) as bucket,
+        DisturbedNetwork(nats_server.url) as network,
+        open_usage_store(network.url, name, timeouts=SHORT) as store,
+    ):
+        bucket.create()
+        bucket.put("usage.t.b.2026-11.e", b"1")
+        network.before_request = lambda _: False
+        failure = prompt_failure_of(lambda: store.read_counters("t"))
+        assert isinstance(failure, StoreReadError)
+        assert "stopped answering" in failure.message
+        assert bucket.consumers() == 0
+        network.before_request = None
+        assert usages(store, "t") == {"e": "1"}
+
+
+def test_the_call_after_a_lost_connection_connects_anew(nats_server: NatsServer) -> None:
+    name = f"lost-{uuid4().hex}"
+    with (
+        Bucket.connected(nats_server.url, name) as bucket,
+        DisturbedNetwork(nats_server.url) as network,
+        open_usage_store(network.url, name) as store,
+    ):
+        bucket.create()
+        bucket.put("usage.t.b.2026-11.e", b"1")
+
+        def cut(_: int) -> bool:
+            network.cut()
+            return False
+
+        network.before_request = cut
+        failure = prompt_failure_of(lambda: store.read_counters("t"))
+        assert isinstance(failure, StoreUnreachableError)
+        assert "broke" in failure.message
+        assert bucket.consumers() == 0
+        network.before_request = None
+        assert usages(store, "t") == {"e": "1"}
+
+
+def test_a_server_may_come_back(server_dir: Path) -> None:
+    server = NatsServer(server_dir / "returning", port=unused_port())
+    with server, open_usage_store(server.url, BUCKET, timeouts=SHORT) as store:
+        with Bucket.connected(server.url, BUCKET) as bucket:
+            bucket.create()
+        before = store.identity()
+        server.stop()
+        assert isinstance(failure_of(store.identity), StoreUnreachableError)
+        server.start()
+        assert store.identity() == before
+
+
+@pytest.mark.parametrize("bucket", ["", "*", ">", "a.b", "a b", "a\n", "é", "x" * 201])
+def test_a_bucket_that_could_name_others_is_refused(bucket: str) -> None:
+    with (
+        pytest.raises(SettingsError, match="no bucket's name"),
+        open_usage_store("nats://127.0.0.1", bucket),
+    ):
+        pass

@@ -1,0 +1,151 @@
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.snapshots import BudgetRecord, CaptureSource, TenantSnapshot
+from budget_recovery_dagster.errors import DatabaseUnreachableError
+from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from tests.contract.control_planes import (
+    BORN,
+    NOON,
+    ControlPlane,
+    Counters,
+    of,
+    on_postgres,
+    wait_until,
+)
+
+TEAM: Counters = {("team", "lifetime"): {"alice": "1"}}
+RECORDS = 60_000
+
+
+@pytest.fixture(scope="module")
+def doomed_server(server_dir: Path) -> Iterator[PostgresServer]:
+    """A server for this file alone, to be killed."""
+    with PostgresServer(server_dir / "doomed postgres") as server:
+        yield server
+
+
+@pytest.fixture
+def doomed_url(doomed_server: PostgresServer) -> str:
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(doomed_server.url(), autocommit=True) as connection:
+        connection.execute(f'create database "{name}"'.encode())
+    url = doomed_server.url(name)
+    migrate(url)
+    return url
+
+
+@pytest.fixture(scope="module")
+def large_snapshot() -> TenantSnapshot:
+    """Large enough that its COPY lasts until somebody has seen it."""
+    return TenantSnapshot(
+        tenant="acme",
+        captured_at=NOON + timedelta(minutes=1),
+        source=CaptureSource.COUNTERS,
+        identity=StoreIdentity(BORN, 100),
+        records=tuple(
+            BudgetRecord(
+                of=of(f"budget {number}", "lifetime"),
+                usages={"alice": Decimal(1)},
+                omitted=(),
+                shape=None,
+                expiry_seconds=None,
+                is_truncated=False,
+                covers_earlier=True,
+            )
+            for number in range(RECORDS)
+        ),
+        unreadable=(),
+        drops=(),
+        is_partial=False,
+    )
+
+
+def commit_until_it_copies(
+    plane: ControlPlane, snapshot: TenantSnapshot, url: str, pool: ThreadPoolExecutor
+) -> tuple["Future[Baseline]", int]:
+    """Start a commit and return it, with its backend's pid, in the midst of copying records."""
+    commit = pool.submit(plane.commit, snapshot)
+    copying = (
+        "select pid from pg_stat_progress_copy where tuples_processed > 1000"
+        " and relid = 'budget_recovery.budget_record'::regclass"
+    )
+    with psycopg.connect(url, autocommit=True) as observer:
+        wait_until(lambda: observer.execute(copying).rowcount > 0 or commit.done())
+        row = observer.execute(copying).fetchone()
+    assert row is not None, "the copy was over before it was seen"
+    return commit, int(row[0])
+
+
+@pytest.mark.parametrize("victim", ["backend", "server"])
+def test_a_kill_in_the_midst_of_copying_leaves_nothing_half_visible(
+    victim: str, doomed_server: PostgresServer, doomed_url: str, large_snapshot: TenantSnapshot
+) -> None:
+    with on_postgres(doomed_url) as plane, ThreadPoolExecutor(1) as pool:
+        plane.capture("acme", TEAM)
+        before = plane.baseline
+        plane.clock.set(large_snapshot.captured_at)
+        commit, backend = commit_until_it_copies(plane, large_snapshot, doomed_url, pool)
+        if victim == "backend":
+            os.kill(backend, signal.SIGKILL)
+        else:
+            kill(doomed_server)
+            doomed_server.start()
+        with pytest.raises(DatabaseUnreachableError):
+            commit.result()
+
+        # The same objects go on working, and see the first snapshot alone.
+        wait_until(lambda: works(plane))
+        (summary,) = plane.snapshots.captured_in(Hour(NOON))
+        assert summary.captured_at == NOON
+        assert plane.baseline == before
+        assert counts(doomed_url) == (1, 1, 1)
+        assert plane.snapshots.damaged_in(Hour(NOON)) == ()
+
+        # What was broken off is committed as it is, once the lease is free if it was left behind.
+        plane.clock.advance(timedelta(minutes=1))
+        assert plane.commit(large_snapshot).identity == large_snapshot.identity
+        assert counts(doomed_url) == (2, RECORDS + 1, 1)
+
+
+def kill(server: PostgresServer) -> None:
+    """Kill a server with all its processes, as the kernel or a power cut does."""
+    with psycopg.connect(server.url(), autocommit=True) as observer:
+        rows = observer.execute("select pid from pg_stat_activity").fetchall()
+    for pid in (server.pid, *(pid for (pid,) in rows)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    server.stop()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for (pid,) in rows))
+
+
+def works(plane: ControlPlane) -> bool:
+    try:
+        plane.snapshots.tenants()
+    except DatabaseUnreachableError:
+        return False
+    return True
+
+
+def counts(url: str) -> tuple[int, int, int]:
+    with psycopg.connect(url) as connection:
+        row = connection.execute(
+            "select (select count(*) from budget_recovery.capture),"
+            " (select count(*) from budget_recovery.budget_record),"
+            " (select count(*) from budget_recovery.budget_content)"
+        ).fetchone()
+    assert row is not None
+    return row

@@ -1,0 +1,219 @@
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases, require_lease
+from budget_recovery_dagster.errors import LeaseHeldError, LeaseLostError
+from tests.contract.control_planes import is_held, wait_until
+
+SHORT = timedelta(seconds=1)
+OFTEN = timedelta(seconds=0.05)
+NEVER = timedelta(hours=1)
+
+
+@contextmanager
+def taken_again(leases: PostgresLeases) -> Iterator[float]:
+    """Try to take the lease until it is free; give how long that took."""
+    started = time.monotonic()
+    while True:
+        try:
+            with leases.hold("capture", "next"):
+                yield time.monotonic() - started
+                return
+        except LeaseHeldError:
+            assert time.monotonic() < started + 20, "it never became free"
+            time.sleep(0.02)
+
+
+def test_a_living_holder_keeps_its_lease_beyond_its_duration(database: Database) -> None:
+    leases = PostgresLeases(database, duration=SHORT, renew_every=OFTEN)
+    with leases.hold("capture", "patient") as lease:
+        time.sleep(1.5)
+        lease.require_held()
+        with database.writing() as connection:
+            require_lease(connection, database, lease)
+        with pytest.raises(LeaseHeldError, match="patient"), leases.hold("capture", "next"):
+            pytest.fail("two hold it")
+
+
+def test_a_lease_that_is_not_renewed_ends_by_the_servers_clock(database: Database) -> None:
+    leases = PostgresLeases(database, duration=SHORT, renew_every=NEVER)
+    with leases.hold("capture", "stalled") as lease, taken_again(leases) as waited:
+        assert 0.5 < waited < 10
+        with pytest.raises(LeaseLostError):
+            lease.require_held()
+        # The database says so too, to one who does not ask himself.
+        with (
+            pytest.raises(LeaseLostError, match="next has taken it"),
+            database.writing() as connection,
+        ):
+            require_lease(connection, database, Unaware(lease.token))
+
+
+class Unaware:
+    """A lease whose holder has not noticed that time has passed."""
+
+    name = "capture"
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def require_held(self) -> None:
+        pass
+
+
+def test_an_expired_lease_is_refused_also_if_nobody_took_it(
+    database: Database, admin: psycopg.Connection
+) -> None:
+    leases = PostgresLeases(database, renew_every=NEVER)
+    with leases.hold("capture", "stalled") as lease:
+        admin.execute("update budget_recovery.lease set expires_at = clock_timestamp()")
+        with pytest.raises(LeaseLostError, match="expired at"), database.writing() as connection:
+            require_lease(connection, database, lease)
+
+
+_HOLD = textwrap.dedent(
+    """
+    import sys, time
+    from datetime import timedelta
+    from budget_recovery_dagster.adapters.postgres_database import Database
+    from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
+
+    with Database(sys.argv[1]) as database:
+        leases = PostgresLeases(
+            database, duration=timedelta(seconds=2), renew_every=timedelta(seconds=0.1)
+        )
+        with leases.hold("capture", "doomed"):
+            print("held", flush=True)
+            time.sleep(600)
+    """
+)
+
+
+def test_the_lease_of_a_killed_process_is_free_after_it_expires(
+    database: Database, database_url: str
+) -> None:
+    leases = PostgresLeases(database, duration=timedelta(seconds=2))
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, database_url], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            # It is renewed by a living process for longer than it lasts.
+            time.sleep(2.5)
+            with pytest.raises(LeaseHeldError, match="doomed"), leases.hold("capture", "next"):
+                pytest.fail("two hold it")
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+    with taken_again(leases) as waited:
+        assert 0.5 < waited < 10
+
+
+def test_long_work_under_a_lease_does_not_hinder_its_renewal(
+    database: Database, admin: psycopg.Connection
+) -> None:
+    leases = PostgresLeases(database, duration=SHORT, renew_every=OFTEN)
+    with leases.hold("capture", "busy") as lease, database.writing() as connection:
+        require_lease(connection, database, lease)
+        time.sleep(1.5)
+        lease.require_held()
+        expires = "select expires_at > clock_timestamp() from budget_recovery.lease"
+        assert admin.execute(expires).fetchone() == (True,)
+
+
+def test_a_lease_does_not_change_hands_while_work_under_it_is_being_committed(
+    database: Database,
+) -> None:
+    leases = PostgresLeases(database, duration=SHORT, renew_every=NEVER)
+    with leases.hold("capture", "slow") as lease:
+        taken = threading.Event()
+
+        def take_over() -> None:
+            with taken_again(leases):
+                taken.set()
+
+        thread = threading.Thread(target=take_over)
+        with database.writing() as connection:
+            require_lease(connection, database, lease)
+            thread.start()
+            assert not taken.wait(2), "taken over while the work under it could still commit"
+        assert taken.wait(10)
+        thread.join()
+
+
+def test_renewal_outlives_the_loss_of_its_connection(
+    database: Database, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    leases = PostgresLeases(database, duration=timedelta(seconds=3), renew_every=OFTEN)
+    end_sessions = (
+        "select pg_terminate_backend(pid) from pg_stat_activity where query like"
+        " '%update budget_recovery.lease set expires_at%' and pid <> pg_backend_pid()"
+    )
+    with caplog.at_level(logging.WARNING), leases.hold("capture", "tough") as lease:
+        wait_until(lambda: admin.execute(end_sessions).rowcount > 0)
+        wait_until(lambda: "was not renewed" in caplog.text)
+        time.sleep(3.5)
+        lease.require_held()
+
+
+def test_a_holder_cut_off_from_the_database_learns_that_its_lease_is_over(
+    database: Database, admin: psycopg.Connection
+) -> None:
+    leases = PostgresLeases(database, duration=SHORT, renew_every=OFTEN)
+    name = admin.info.dbname
+    with leases.hold("capture", "cut off") as lease:
+        try:
+            with psycopg.connect(admin.info.dsn, dbname="postgres", autocommit=True) as other:
+                other.execute(f'alter database "{name}" allow_connections false'.encode())
+                other.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s",
+                    (name,),
+                )
+                lease.require_held()
+                wait_until(lambda: not is_held(lease))
+        finally:
+            with psycopg.connect(admin.info.dsn, dbname="postgres", autocommit=True) as other:
+                other.execute(f'alter database "{name}" allow_connections true'.encode())
+        # Once over, it stays over.
+        time.sleep(0.3)
+        assert not is_held(lease)
+
+
+def test_a_renewal_that_comes_too_late_revives_nothing(
+    database: Database, admin: psycopg.Connection
+) -> None:
+    leases = PostgresLeases(database, duration=SHORT, renew_every=timedelta(seconds=0.8))
+    with leases.hold("capture", "late") as lease:
+        with admin.transaction():
+            admin.execute("select from budget_recovery.lease for update")
+            wait_until(lambda: not is_held(lease))
+        time.sleep(0.2)
+        assert not is_held(lease)
+
+
+def test_a_lease_leaves_no_session_and_no_thread(
+    database: Database, admin: psycopg.Connection
+) -> None:
+    leases = PostgresLeases(database, renew_every=timedelta(seconds=0.01))
+    sessions = "select count(*) from pg_stat_activity where datname = current_database()"
+    database.now()
+    threads = threading.active_count()
+    before = admin.execute(sessions).fetchone()
+    for number in range(10):
+        with leases.hold("capture", f"holder {number}"):
+            time.sleep(0.05)
+    assert threading.active_count() == threads
+    wait_until(lambda: admin.execute(sessions).fetchone() == before)

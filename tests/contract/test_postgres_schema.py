@@ -1,0 +1,253 @@
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.postgres_schema import (
+    Migration,
+    migrate,
+    refuse_unless_newest,
+)
+from budget_recovery_dagster.errors import (
+    BudgetRecoveryError,
+    DatabaseError,
+    SchemaVersionError,
+)
+from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from tests.contract.control_planes import NOON, ControlPlane, Counters, reading
+
+NEWEST = "0001"
+UNKNOWN = "9999"
+
+
+def relations(url: str) -> set[str]:
+    with psycopg.connect(url) as connection:
+        rows = connection.execute(
+            "select n.nspname || '.' || c.relname"
+            " from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+            " where n.nspname !~ '^(pg_|information_schema)' and c.relkind in ('r', 'v')"
+        )
+        return {name for (name,) in rows}
+
+
+# Migrating
+
+
+def test_a_migration_makes_the_schema_and_a_second_does_nothing(empty_database_url: str) -> None:
+    assert migrate(empty_database_url) == Migration(from_version=None, to_version=NEWEST)
+    made = relations(empty_database_url)
+    assert made
+    assert {name.partition(".")[0] for name in made} == {"budget_recovery"}
+    assert migrate(empty_database_url) == Migration(from_version=NEWEST, to_version=NEWEST)
+    assert relations(empty_database_url) == made
+
+
+def test_of_migrations_at_once_one_does_the_work(empty_database_url: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(migrate, [empty_database_url] * 4))
+    assert sorted(migration.changed for migration in done) == [False, False, False, True]
+
+
+def test_a_migration_that_fails_leaves_nothing(empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("create schema budget_recovery")
+        connection.execute("create table budget_recovery.budget_record ()")
+    with pytest.raises(DatabaseError, match="already exists"):
+        migrate(empty_database_url)
+    assert relations(empty_database_url) == {"budget_recovery.budget_record"}
+
+
+def test_a_migration_needs_no_more_rights_than_its_own_schema(empty_database_url: str) -> None:
+    role = f"role_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(f"create role {role} login".encode())
+        connection.execute(f"create schema budget_recovery authorization {role}".encode())
+        try:
+            assert migrate(f"{empty_database_url}&user={role}").changed
+        finally:
+            connection.execute(f"drop owned by {role}".encode())
+            connection.execute(f"drop role {role}".encode())
+
+
+def test_a_newer_schema_is_not_touched(database_url: str) -> None:
+    set_version(database_url, UNKNOWN)
+    with pytest.raises(SchemaVersionError, match=UNKNOWN):
+        migrate(database_url)
+
+
+def test_a_database_that_cannot_hold_every_name_is_refused(
+    postgres_server: PostgresServer,
+) -> None:
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute(
+            "create database latin encoding 'LATIN1' locale 'C' locale_provider libc"
+            " template template0"
+        )
+        with pytest.raises(DatabaseError, match="encoding is LATIN1"):
+            migrate(postgres_server.url("latin"))
+        connection.execute("drop database latin")
+
+
+# Opening
+
+
+def set_version(url: str, version: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "update budget_recovery.alembic_version set version_num = %s", (version,)
+        )
+
+
+def test_a_database_without_the_schema_is_refused(empty_database_url: str) -> None:
+    with pytest.raises(SchemaVersionError) as refused, Database(empty_database_url):
+        pytest.fail("opened")
+    assert "has no schema budget_recovery" in refused.value.message
+    assert "budget-recovery migrate" in refused.value.hint
+
+
+def test_a_newer_schema_is_refused(database_url: str) -> None:
+    set_version(database_url, UNKNOWN)
+    with pytest.raises(SchemaVersionError) as refused, Database(database_url):
+        pytest.fail("opened")
+    assert f"version {UNKNOWN}, unknown to this project" in refused.value.message
+    assert "upgrade the project" in refused.value.hint
+
+
+def test_an_older_schema_is_refused() -> None:
+    with pytest.raises(SchemaVersionError) as refused:
+        refuse_unless_newest("0001", known=("0003", "0002", "0001"))
+    assert "version 0001, older than this project's 0003" in refused.value.message
+    assert "budget-recovery migrate" in refused.value.hint
+    refuse_unless_newest("0003", known=("0003", "0002", "0001"))
+
+
+# What people read in psql
+
+
+def test_every_table_and_view_is_described(admin: psycopg.Connection) -> None:
+    undescribed = admin.execute(
+        "select c.relname from pg_class c"
+        " where c.relnamespace = 'budget_recovery'::regnamespace and c.relkind in ('r', 'v')"
+        " and c.relname <> 'alembic_version' and obj_description(c.oid, 'pg_class') is null"
+    ).fetchall()
+    assert undescribed == []
+
+
+def test_the_view_shows_every_counter(
+    postgres_plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    counters: Counters = {
+        ("team", "lifetime"): {"alice": "1.50", None: "7"},
+        ("b", "2026-11"): {"é": "2"},
+    }
+    postgres_plane.capture("acme", counters)
+    rows = admin.execute(
+        "select tenant, captured_at, budget_id, window_token, entity, usage::text"
+        " from budget_recovery.budget_entry order by budget_id, entity nulls first"
+    ).fetchall()
+    assert rows == [
+        ("acme", NOON, "b", "2026-11", "é", "2"),
+        ("acme", NOON, "team", "lifetime", None, "7"),
+        ("acme", NOON, "team", "lifetime", "alice", "1.50"),
+    ]
+
+
+def test_large_tables_are_vacuumed_every_few_hours(admin: psycopg.Connection) -> None:
+    rows = admin.execute(
+        "select c.relname, array_to_string(c.reloptions || t.reloptions, ' ') from pg_class c"
+        " left join pg_class t on t.oid = c.reltoastrelid where c.oid = any(array["
+        "'budget_recovery.capture', 'budget_recovery.budget_record',"
+        " 'budget_recovery.budget_content']::regclass[])"
+    ).fetchall()
+    assert len(rows) == 3
+    for _, options in rows:
+        assert options.split() == ["autovacuum_vacuum_scale_factor=0.01"] * 2
+
+
+# What the tables themselves refuse
+
+INSERT_CONTENT = (
+    "insert into budget_recovery.budget_content (content_hash, entities, usages)"
+    " values (sha256('x'), {}, {})"
+)
+
+
+@pytest.mark.parametrize(
+    ("entities", "usages"),
+    [
+        ("'{a}'", "'{NaN}'"),
+        ("'{a}'", "'{Infinity}'"),
+        ("'{a}'", "'{-Infinity}'"),
+        ("'{a}'", "'{-0.01}'"),
+        ("'{a}'", "'{100000000000000000000}'"),
+        ("'{a,b}'", "'{1,NULL}'"),
+        ("'{a,NULL}'", "'{1,2}'"),
+        ("'{a,b}'", "'{1}'"),
+        ("'{}'", "'{1}'"),
+        ("null", "'{}'"),
+        ("'{{a,b}}'", "'{1,2}'"),
+    ],
+)
+def test_contents_that_are_no_usages_are_refused(
+    admin: psycopg.Connection, entities: str, usages: str
+) -> None:
+    with pytest.raises((psycopg.IntegrityError, psycopg.errors.FeatureNotSupported)):
+        admin.execute(INSERT_CONTENT.format(entities, usages).encode())
+
+
+def test_empty_and_largest_contents_are_taken(admin: psycopg.Connection) -> None:
+    largest = f"'{{99999999999999999999.{'9' * 18}}}'"
+    admin.execute(INSERT_CONTENT.format("'{a}'", largest).encode())
+    admin.execute(INSERT_CONTENT.replace("'x'", "'y'").format("'{}'", "'{}'").encode())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "update budget_recovery.store set is_only_row = false",
+        "insert into budget_recovery.store (bucket, deployment_id) values ('b', gen_random_uuid())",
+        "update budget_recovery.store set state = 'SICK'",
+        "update budget_recovery.store set baseline_version = null",
+        "update budget_recovery.store set baseline_version = 0",
+        "update budget_recovery.store set deployment_id = 'me'",
+        "update budget_recovery.store set baseline_last_sequence = 18446744073709551616",
+        "update budget_recovery.store set baseline_last_sequence = -1",
+        "update budget_recovery.lease set expires_at = null",
+        "update budget_recovery.capture set record_count = -1",
+        "update budget_recovery.capture set drops = '{}'",
+        "delete from budget_recovery.capture",
+        "delete from budget_recovery.budget_content",
+        "update budget_recovery.budget_record set window_end = window_start",
+        "update budget_recovery.budget_record set window_end = null",
+        "update budget_recovery.budget_record set window_end = null, window_start = null",
+        "update budget_recovery.budget_record set omitted_count = 1",
+    ],
+)
+def test_rows_that_make_no_sense_are_refused(
+    postgres_plane: ControlPlane, admin: psycopg.Connection, change: str
+) -> None:
+    postgres_plane.commit(postgres_plane.take(reading("acme", {("team", "2026-11"): {"a": "1"}})))
+    with postgres_plane.lease(), pytest.raises(psycopg.IntegrityError):
+        admin.execute(change.encode())
+
+
+def test_a_value_that_the_tables_refuse_is_told_with_a_hint(
+    postgres_plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    admin.execute("alter table budget_recovery.capture add check (tenant <> 'acme')")
+    with pytest.raises(DatabaseError, match="capture_tenant_check") as refused:
+        postgres_plane.capture("acme", {("team", "2026-11"): {"a": "1"}})
+    assert isinstance(refused.value.__cause__, psycopg.IntegrityError)
+    assert refused.value.hint
+    assert postgres_plane.baseline is None
+
+
+def test_a_schema_dropped_under_way_is_told(
+    postgres_plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    admin.execute("drop schema budget_recovery cascade")
+    with pytest.raises(BudgetRecoveryError) as refused:
+        postgres_plane.snapshots.tenants()
+    assert "budget-recovery migrate" in refused.value.hint

@@ -1,0 +1,182 @@
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.retention import RetentionPolicy
+from budget_recovery_dagster.ports import CaptureFailure, PruneReport
+from tests.contract.control_planes import (
+    NOON,
+    ControlPlane,
+    Counters,
+    in_memory,
+    of,
+    on_postgres,
+    point_of,
+    reading,
+)
+
+NOTHING = PruneReport(records=0, captures=0, contents=0, failures=0)
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+
+
+def lifetime(**usages: str) -> Counters:
+    return {("team", "lifetime"): usages}
+
+
+def captured_at(plane: ControlPlane, moment: datetime) -> list[str]:
+    return [each.tenant for each in plane.snapshots.captured_in(Hour.containing(moment))]
+
+
+def test_what_is_older_than_the_cutoff_goes_and_the_rest_stays(plane: ControlPlane) -> None:
+    start = NOON + timedelta(minutes=30)
+    for hour in range(4):
+        plane.capture("acme", lifetime(alice=str(hour)), at=start + hour * HOUR)
+    plane.clock.set(start + 7 * DAY + HOUR)
+    # Exactly seven days old is not older than seven days.
+    assert plane.prune("acme") == PruneReport(records=1, captures=1, contents=1, failures=0)
+    kept = [captured_at(plane, start + hour * HOUR) for hour in range(4)]
+    assert kept == [[], ["acme"], ["acme"], ["acme"]]
+    assert plane.prune("acme") == NOTHING
+
+
+@pytest.mark.parametrize(("days", "left"), [(1, 24), (7, 168)])
+def test_retention_counts_hours_not_calendar_days(
+    plane: ControlPlane, days: int, left: int
+) -> None:
+    start = datetime(2026, 10, 20, 3, 0, 7, tzinfo=UTC)  # clocks change on the 25th in Europe
+    for hour in range(200):
+        plane.capture("acme", lifetime(alice=str(hour)), at=start + hour * HOUR)
+    plane.clock.set(start + 199 * HOUR + timedelta(minutes=1))
+    report = plane.prune("acme", policy=RetentionPolicy(days=days))
+    assert report == PruneReport(200 - left, 200 - left, 200 - left, 0)
+    assert captured_at(plane, start + (200 - left) * HOUR) == ["acme"]
+    assert captured_at(plane, start + (199 - left) * HOUR) == []
+
+
+def test_tenants_that_were_not_captured_keep_everything(plane: ControlPlane) -> None:
+    # One fails for eight days while the other goes on.
+    plane.capture("failing", lifetime(alice="1"), at=NOON)
+    for hour in range(8 * 24):
+        plane.capture("acme", lifetime(alice="1"), at=NOON + hour * HOUR + HOUR)
+        failure = CaptureFailure("failing", Hour.containing(plane.clock.now()), "no answer", "")
+        plane.snapshots.record_failures([failure], run_id=f"run {hour}")
+        plane.prune("acme")
+    assert plane.snapshots.recovery_point("failing", plane.clock.now()) == point_of(
+        lifetime(alice="1")
+    )
+    assert captured_at(plane, NOON) == ["failing"]
+    assert len(plane.snapshots.failures_of("run 0")) == 1
+    # Once it is captured again, what is past retention of it goes too.
+    plane.capture("failing", lifetime(alice="1"), at=NOON + 8 * DAY + HOUR)
+    assert plane.prune("failing") == PruneReport(records=1, captures=1, contents=0, failures=24)
+    assert plane.snapshots.failures_of("run 0") == ()
+    assert len(plane.snapshots.failures_of("run 191")) == 1
+
+
+def test_a_budget_missing_for_eight_days_keeps_what_its_current_windows_need(
+    plane: ControlPlane,
+) -> None:
+    quiet: Counters = {
+        ("quiet", token): {"alice": "3", "bo": "4"}
+        for token in ("lifetime", "2026-Q4", "2026-11", "2026-W48", "2026-11-25")
+    }
+    busy = lifetime(alice="1")
+    plane.capture("acme", {**quiet, **busy}, at=NOON)
+    plane.capture("acme", busy, at=NOON + 8 * DAY)
+    # It is 3 December: day, week and month have closed.
+    assert plane.prune("acme") == PruneReport(records=4, captures=0, contents=0, failures=0)
+    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+        {
+            ("quiet", "lifetime"): {"alice": "3", "bo": "4"},
+            ("quiet", "2026-Q4"): {"alice": "3", "bo": "4"},
+            **busy,
+        }
+    )
+    assert captured_at(plane, NOON) == ["acme"]
+    assert plane.snapshots.damaged_in(Hour(NOON)) == ()
+    # In the new year the quarter has closed as well.
+    plane.capture("acme", busy, at=datetime(2027, 1, 1, tzinfo=UTC))
+    assert plane.prune("acme").records == 2
+    assert plane.snapshots.recovery_point("acme", plane.clock.now()).keys() == {
+        of("quiet", "lifetime"),
+        of("team", "lifetime"),
+    }
+
+
+def test_an_entity_that_went_missing_is_kept_and_nothing_else(plane: ControlPlane) -> None:
+    plane.capture("acme", lifetime(alice="1", gone="5"), at=NOON)
+    plane.capture("acme", lifetime(alice="2", gone="6"), at=NOON + HOUR)
+    plane.capture("acme", lifetime(alice="3"), at=NOON + 2 * HOUR)
+    plane.capture("acme", lifetime(alice="4"), at=NOON + 10 * DAY)
+    assert plane.prune("acme") == PruneReport(records=2, captures=2, contents=2, failures=0)
+    assert captured_at(plane, NOON + HOUR) == ["acme"]
+    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+        lifetime(alice="4", gone="6")
+    )
+
+
+def test_the_last_good_point_survives_when_nothing_newer_exists(plane: ControlPlane) -> None:
+    plane.capture("acme", lifetime(alice="1"), at=NOON)
+    plane.clock.set(NOON + 400 * DAY)
+    assert plane.prune("acme") == NOTHING
+    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+        lifetime(alice="1")
+    )
+
+
+def test_a_window_that_has_not_begun_keeps_its_records(plane: ControlPlane) -> None:
+    plane.capture("acme", {("team", "2027-Q4"): {"alice": "1"}}, at=NOON)
+    plane.clock.set(NOON + 30 * DAY)
+    assert plane.prune("acme") == NOTHING
+
+
+def test_a_content_is_removed_only_with_its_last_record(plane: ControlPlane) -> None:
+    plane.capture("acme", lifetime(alice="1"), at=NOON)
+    plane.capture("other", lifetime(alice="1"), at=NOON + DAY)
+    plane.capture("acme", lifetime(alice="2"), at=NOON + 8 * DAY)
+    assert plane.prune("acme") == PruneReport(records=1, captures=1, contents=0, failures=0)
+    plane.capture("other", lifetime(alice="2"), at=NOON + 9 * DAY)
+    assert plane.prune("other") == PruneReport(records=1, captures=1, contents=1, failures=0)
+
+
+def test_a_snapshot_without_records_goes_like_the_others(plane: ControlPlane) -> None:
+    plane.capture("acme", lifetime(alice="1"), at=NOON)
+    empty_with_drops = plane.take(reading("acme", {}), at=NOON + timedelta(minutes=30))
+    plane.commit(empty_with_drops)
+    plane.capture("acme", lifetime(alice="1"), at=NOON + 8 * DAY)
+    assert plane.prune("acme") == PruneReport(records=1, captures=2, contents=0, failures=0)
+
+
+def test_pruning_nobody_does_nothing(plane: ControlPlane) -> None:
+    plane.capture("acme", lifetime(alice="1"), at=NOON - 30 * DAY)
+    assert plane.prune() == NOTHING
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_postgres_and_memory_agree_whatever_happens(seed: int, database_url: str) -> None:
+    """The fake takes the maximum over all that it has; PostgreSQL reads as little as it can."""
+    chance = random.Random(seed)  # noqa: S311 - a reproducible course of events
+    tokens = ("lifetime", "2026-Q4", "2026-11", "2026-12")
+    with on_postgres(database_url) as postgres:
+        planes = (in_memory(), postgres)
+        counters: dict[tuple[str, str], dict[str | None, str]] = {}
+        now = NOON
+        for _ in range(60):
+            now += timedelta(hours=chance.randrange(1, 30))
+            for key in [(budget, token) for budget in ("a", "b") for token in tokens]:
+                if chance.random() < 0.05:
+                    counters.pop(key, None)
+                if chance.random() < 0.3:
+                    usages = counters.setdefault(key, {})
+                    usages[chance.choice(["x", "y", None])] = str(chance.randrange(100))
+                    if chance.random() < 0.3:
+                        usages.pop(chance.choice(["x", "y", None]), None)
+            for plane in planes:
+                plane.capture("acme", counters, at=now)
+            reports = [plane.prune("acme", policy=RetentionPolicy(days=2)) for plane in planes]
+            assert reports[0] == reports[1]
+            points = [plane.snapshots.recovery_point("acme", now) for plane in planes]
+            assert points[0] == points[1]

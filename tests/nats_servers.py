@@ -1,0 +1,243 @@
+"""A gateway's bucket to write into, and a network that can be disturbed."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import nats
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import KeyValueConfig
+
+from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.errors import StoreError
+from budget_recovery_dagster.ports import UsageStore
+
+PULL = b"$JS.API.CONSUMER.MSG.NEXT."
+ANSWER_SECONDS = 5.0
+PROMPT_SECONDS = 1.0
+PASSWORD = "s3cret"
+
+
+class Bucket:
+    """A bucket of a running server, written as the gateway might."""
+
+    def __init__(self, portal: BlockingPortal, client: Client, name: str) -> None:
+        self._portal = portal
+        self._client = client
+        self._js = client.jetstream(timeout=ANSWER_SECONDS)
+        self.name = name
+
+    @classmethod
+    @contextmanager
+    def connected(cls, url: str, name: str) -> Iterator[Self]:
+        """Connect to a bucket, whether or not it exists."""
+        with start_blocking_portal() as portal:
+            client = portal.call(lambda: nats.connect(url, inbox_prefix="_INBOX_gateway"))
+            try:
+                yield cls(portal, client, name)
+            finally:
+                portal.call(client.close)
+
+    def create(self, *, replicas: int = 1) -> None:
+        config = KeyValueConfig(bucket=self.name, replicas=replicas, limit_marker_ttl=60)
+        self._do(lambda js: js.create_key_value(config))
+
+    def destroy(self) -> None:
+        self._do(lambda js: js.delete_key_value(self.name))
+
+    def put(self, key: str, value: bytes, headers: dict[str, str] | None = None) -> None:
+        """Write any key that the server takes, with any value."""
+        self._do(lambda js: js.publish(self.subject(key), value, headers=headers))
+
+    def spend(self, tenant: str, budget: str, window: str, usages: Mapping[Entity, str]) -> None:
+        """Set counters to these usages, as the gateway writes them."""
+        of = BudgetWindow(budget, Window.parse(window))
+        for entity, usage in usages.items():
+            value = {"usage": usage, "updated_at": "2026-11-29T14:00:00Z"}
+            self.put(encode_key(CounterKey(tenant, of, entity)), json.dumps(value).encode())
+
+    def put_many(self, values: dict[str, bytes]) -> None:
+        """Write many; the last one's acknowledgement stands for all on the connection."""
+
+        async def write() -> None:
+            *others, (last, value) = values.items()
+            for number, (key, content) in enumerate(others):
+                await self._client.publish(self.subject(key), content)
+                if number % 5000 == 0:  # a sender ahead of its stream would be dropped from
+                    await self._js.publish(self.subject("other"), b"")
+            await self._js.publish(self.subject(last), value)
+
+        self._portal.call(write)
+
+    def remove(self, key: str) -> None:
+        """Delete a key, as the gateway does."""
+        self.put(key, b"", {"KV-Operation": "DEL"})
+
+    def purge(self, prefix: str) -> None:
+        """Remove keys so that nothing tells of it."""
+        self._do(lambda js: js.purge_stream(self.stream, subject=f"{self.subject(prefix)}>"))
+
+    def info(self) -> Any:
+        return self._do(lambda js: js.stream_info(self.stream))
+
+    def messages(self) -> int:
+        count: int = self.info().state.messages
+        return count
+
+    def consumers(self) -> int:
+        count: int = self.info().state.consumer_count
+        return count
+
+    @property
+    def stream(self) -> str:
+        return f"KV_{self.name}"
+
+    def subject(self, key: str) -> str:
+        return f"$KV.{self.name}.{key}"
+
+    def _do(self, work: Callable[[JetStreamContext], Awaitable[Any]]) -> Any:
+        async def done() -> Any:
+            return await work(self._js)
+
+        return self._portal.call(done)
+
+
+class DisturbedNetwork:
+    """A way to a server on which a test can step in before a request goes through.
+
+    ``before_request`` is called with the number of the request, from 1, before each one passes that
+    holds ``watched``, as it does a pull; if it returns False, the request is lost.
+    """
+
+    def __init__(self, url: str, watched: bytes = PULL) -> None:
+        self._watched = watched
+        server = urlsplit(url)
+        self._server = (server.hostname, server.port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"nats://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.before_request: Callable[[int], bool | None] | None = None
+        self.requests = 0
+        self._sockets: list[socket.socket] = [self._listener]
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.cut()
+        _shut(self._listener)
+        for thread in self._threads:
+            thread.join()
+
+    def cut(self) -> None:
+        """Break the connections that exist."""
+        for connection in self._sockets[1:]:
+            _shut(connection)
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                self._listener.close()
+                return
+            server = socket.create_connection(self._server)
+            for connection in (client, server):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sockets += [client, server]
+            self._start(self._forward, client, server, self._through)
+            self._start(self._forward, server, client, lambda lines: lines)
+
+    def _forward(
+        self, source: socket.socket, target: socket.socket, through: Callable[[bytes], bytes]
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(through(data))
+        _shut(target)
+        source.close()
+
+    def _through(self, data: bytes) -> bytes:
+        # The client sends a request in one piece and waits for its answer.
+        if self._watched not in data:
+            return data
+        self.requests += 1
+        is_lost = self.before_request is not None and self.before_request(self.requests) is False
+        return b"" if is_lost else data
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def publish_raw(url: str, messages: Iterable[tuple[bytes, bytes]]) -> None:
+    """Publish in one go, faster than the driver can, and to subjects that it would refuse."""
+    server = urlsplit(url)
+    content = b"".join(b"PUB %s %d\r\n%s\r\n" % (to, len(data), data) for to, data in messages)
+    with socket.create_connection((server.hostname, server.port)) as connection:
+        answers = connection.makefile("rb")
+        assert answers.readline().startswith(b"INFO")
+        connection.sendall(b'CONNECT {"verbose":false}\r\n')
+        connection.sendall(content + b"PING\r\n")
+        assert answers.readline() == b"PONG\r\n"
+
+
+def with_user(url: str, user: str, password: str) -> str:
+    return url.replace("://", f"://{user}:{password}@")
+
+
+def users(*entries: dict[str, object]) -> str:
+    """Write the configuration of a server's users."""
+    return "authorization { users: " + json.dumps(entries) + " }"
+
+
+def failure_of(call: Callable[[], object]) -> StoreError:
+    """Return how a call fails."""
+    try:
+        call()
+    except StoreError as error:
+        return error
+    raise AssertionError("it did not fail")
+
+
+def prompt_failure_of(call: Callable[[], object]) -> StoreError:
+    """Return how a call fails, at once, with a way out and without a password."""
+    started = time.monotonic()
+    failure = failure_of(call)
+    assert time.monotonic() - started < PROMPT_SECONDS
+    assert failure.hint
+    assert PASSWORD not in str(failure)
+    return failure
+
+
+def eventually(holds: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    """Wait for what happens elsewhere: at the server, or in the threads of a network."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def usages(store: UsageStore, tenant: str) -> dict[str | None, str]:
+    """Return the usages of a tenant with one budget and window, by entity."""
+    return {
+        counter.entity: format(counter.usage, "f")
+        for counter in store.read_counters(tenant).counters
+    }

@@ -1,0 +1,72 @@
+"""What the usage store in memory can be made to do, besides what the contract asks of it."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
+from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.errors import StoreReadError, StoreUnreachableError
+
+MONDAY = datetime(2026, 11, 30, tzinfo=UTC)
+
+
+@pytest.fixture
+def store() -> MemoryUsageStore:
+    store = MemoryUsageStore(MONDAY)
+    for entity in ("a", "b", "c", "d"):
+        store.put_usage("t", "budget", "2026-11", entity, "1.5")
+    return store
+
+
+def entities(store: MemoryUsageStore) -> list[str | None]:
+    return [counter.entity for counter in store.read_counters("t").counters]
+
+
+def test_a_failure_is_the_tenants_own(store: MemoryUsageStore) -> None:
+    store.put_usage("other", "budget", "lifetime", None, "2")
+    failure = store.failures["t"] = StoreReadError("broken off.", "read again.")
+    with pytest.raises(StoreReadError) as caught:
+        store.read_counters("t")
+    assert caught.value is failure
+    assert store.list_tenants().tenants == {"t", "other"}
+    assert len(store.read_counters("other").counters) == 1
+    del store.failures["t"]
+    assert len(store.read_counters("t").counters) == 4
+
+
+def test_the_listing_and_the_identity_fail_apart(store: MemoryUsageStore) -> None:
+    store.listing_failure = StoreUnreachableError("down.", "start it.")
+    with pytest.raises(StoreUnreachableError):
+        store.list_tenants()
+    assert store.identity() == StoreIdentity(MONDAY, 4)
+    store.listing_failure, store.identity_failure = None, store.listing_failure
+    with pytest.raises(StoreUnreachableError):
+        store.identity()
+    assert store.list_tenants().tenants == {"t"}
+
+
+def test_the_store_can_be_replaced_by_an_empty_one(store: MemoryUsageStore) -> None:
+    later = MONDAY.replace(hour=1)
+    store.recreate(later)
+    assert store.identity() == StoreIdentity(later, 0)
+    assert store.list_tenants().tenants == frozenset()
+
+
+def test_a_writing_in_mid_reading_is_in_it(store: MemoryUsageStore) -> None:
+    store.in_mid_reading = lambda tenant: store.put_usage(tenant, "budget", "2026-11", "e", "2")
+    assert entities(store) == ["a", "b", "c", "d", "e"]
+
+
+def test_a_purge_in_mid_reading_makes_it_begin_again(store: MemoryUsageStore) -> None:
+    store.in_mid_reading = lambda _: store.purge("usage.t.budget.2026-11.d")
+    assert entities(store) == ["a", "b", "c"]
+    assert not store.read_counters("t").is_partial
+
+
+def test_purges_in_two_readings_make_it_partial(store: MemoryUsageStore) -> None:
+    purged = iter("dc")
+    store.in_mid_reading = lambda _: store.purge(f"usage.t.budget.2026-11.{next(purged)}")
+    reading = store.read_counters("t")
+    assert reading.is_partial
+    assert [counter.entity for counter in reading.counters] == ["a", "b"]

@@ -1,0 +1,119 @@
+import traceback
+from pathlib import Path
+
+import nkeys  # type: ignore[import-untyped]  # it ships none
+import pytest
+
+from budget_recovery_dagster.adapters.nats_address import (
+    ServerAddress,
+    open_access,
+    parse_server,
+    read_credentials,
+)
+from budget_recovery_dagster.errors import SettingsError
+
+SEED = bytes(nkeys.encode_seed(b"0" * 32, nkeys.PREFIX_BYTE_USER)).decode()
+JWT_PART = "-----BEGIN NATS USER JWT-----\nheader.claims.signature\n------END NATS USER JWT------\n"
+SEED_PART = f"-----BEGIN USER NKEY SEED-----\n{SEED}\n------END USER NKEY SEED------\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("nats://host:4333", ServerAddress("nats://host:4333", needs_tls=False)),
+        ("nats://host", ServerAddress("nats://host:4222", needs_tls=False)),
+        ("host", ServerAddress("nats://host:4222", needs_tls=False)),
+        ("host:1", ServerAddress("nats://host:1", needs_tls=False)),
+        ("tls://host/", ServerAddress("tls://host:4222", needs_tls=True)),
+        ("nats://[::1]:5", ServerAddress("nats://[::1]:5", needs_tls=False)),
+        (
+            "nats://me:p%40ss%2F%25@host",
+            ServerAddress("nats://host:4222", needs_tls=False, user="me", password="p@ss/%"),
+        ),
+        ("nats://t0ken@host", ServerAddress("nats://host:4222", needs_tls=False, token="t0ken")),
+    ],
+)
+def test_a_server_is_read_from_its_url(url: str, address: ServerAddress) -> None:
+    assert parse_server(url) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "nats://",
+        "http://me:s3cret@host",
+        "ws://me:s3cret@host",
+        "nats://me:s3cret@host:port",
+        "nats://me:s3cret@host:99999",
+        "nats://me:s3cret/more@host",
+        "nats://me:s3cret#more@host",
+        "nats://me:s3cret?more@host",
+        "nats://me:s3cret[@host",
+        "nats://me:s3cret\N{FULLWIDTH COMMERCIAL AT}x@host",
+        "nats://me:s3cret@host/path",
+    ],
+)
+def test_a_url_that_names_no_server_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(SettingsError, match="The NATS URL") as caught:
+        open_access(f"nats://first,{url}", None, None)
+    assert "BUDGET_RECOVERY_NATS_URL" in caught.value.hint
+    assert "s3cret" not in str(caught.value)
+    told = "".join(traceback.format_exception_only(caught.value))
+    causes = "".join(
+        traceback.format_exception(caught.value.__cause__) if caught.value.__cause__ else []
+    )
+    assert "s3cret" not in told + causes
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_an_access_shows_its_servers_and_no_secret() -> None:
+    access = open_access("nats://me:s3cret@one, tls://t0ken@two", None, None)
+    assert str(access) == "nats://one:4222, tls://two:4222"
+    assert "s3cret" not in repr(access)
+    assert "t0ken" not in repr(access)
+
+
+def test_credentials_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "user.creds"
+    path.write_text(JWT_PART + SEED_PART)
+    assert read_credentials(path) == JWT_PART + SEED_PART
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "have no NATS USER JWT"),
+        (JWT_PART.encode(), "have no USER NKEY SEED"),
+        (SEED_PART.encode(), "have no NATS USER JWT"),
+        (JWT_PART.encode() + b"-----BEGIN USER NKEY SEED-----", "have no USER NKEY SEED"),
+        ((JWT_PART + SEED_PART.replace(SEED, "SUAB")).encode(), "hold no usable seed"),
+        ((JWT_PART + SEED_PART.replace(SEED, "?")).encode(), "hold no usable seed"),
+        (b"\xff\xfe", "cannot be read: it is not text"),
+    ],
+)
+def test_a_file_that_holds_no_credentials_is_refused(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    path = tmp_path / "user.creds"
+    path.write_bytes(content)
+    with pytest.raises(SettingsError) as caught:
+        open_access("host", path, None)
+    assert f"The NATS credentials {path} {reason}." in caught.value.message
+    assert SEED not in str(caught.value)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(SettingsError, match=f"{missing} cannot be read: No such file"):
+        open_access("host", missing, None)
+    with pytest.raises(SettingsError, match=f"{missing} cannot be used: No such file"):
+        open_access("host", None, missing)
+
+
+def test_a_certificate_authority_must_be_one_and_is_insisted_on(tmp_path: Path) -> None:
+    path = tmp_path / "authority.pem"
+    path.write_text("no certificate")
+    with pytest.raises(SettingsError, match=f"{path} cannot be used"):
+        open_access("host", None, path)
+    assert parse_server("nats://host", has_authority=True).needs_tls

@@ -1,0 +1,324 @@
+import string
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budget_recovery_dagster.adapters.nats_codec import (
+    MAX_KEY_BYTES,
+    CounterKey,
+    StoredValue,
+    UnreadableKeyError,
+    decode_entity,
+    decode_key,
+    decode_name,
+    decode_value,
+    encode_entity,
+    encode_key,
+    encode_name,
+    list_tenants,
+    printable,
+    read_tenant,
+    tenant_prefix,
+)
+from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
+    CounterReading,
+    OmittedCounter,
+    UnreadableKey,
+    UnreadableUsageError,
+    UnusableNameError,
+    ValueShape,
+)
+from budget_recovery_dagster.domain.windows import Window
+
+NOVEMBER = Window.parse("2026-11")
+
+names = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40
+)
+windows = st.sampled_from(["2026-11-29", "2026-W48", "2026-11", "2026-Q4", "lifetime"])
+
+
+def stored(data: bytes) -> StoredValue:
+    return StoredValue(data, None, 0)
+
+
+# Names and tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [
+        ("acme", "acme"),
+        ("A-z_09/b", "A-z_09/b"),
+        ("alice@example.com", "alice=40example=2Ecom"),
+        ("openai/gpt-4o:2024", "openai/gpt-4o=3A2024"),
+        ("*", "=2A"),
+        (">", "=3E"),
+        ("=", "=3D"),
+        ("=2A", "=3D2A"),
+        (" ", "=20"),
+        ("a\nb", "a=0Ab"),
+        ("東京", "=E6=9D=B1=E4=BA=AC"),
+        ("\N{GRINNING FACE}", "=F0=9F=98=80"),
+        ("\u0660", "=D9=A0"),  # a digit, but not one of ASCII
+    ],
+)
+def test_a_name_has_its_token(name: str, token: str) -> None:
+    assert encode_name(name) == token
+    assert decode_name(token) == name
+
+
+@given(names)
+def test_every_name_comes_back_from_a_token_that_cannot_widen_a_subject(name: str) -> None:
+    token = encode_name(name)
+    assert decode_name(token) == name
+    assert token != "="
+    assert set(token) <= set(string.ascii_letters + string.digits + "-_/=")
+
+
+@given(st.text(alphabet="aA0=-/ _2AEFf4.*>é", max_size=12))
+def test_a_token_that_decodes_is_the_only_one_of_its_name(token: str) -> None:
+    try:
+        name = decode_name(token)
+    except UnusableNameError:
+        return
+    assert encode_name(name) == token
+
+
+NOT_CANONICAL = ["", "=", "a.b", "*", ">", "a b", "a\n", "\N{LATIN SMALL LETTER E WITH ACUTE}"]
+NOT_CANONICAL += ["=4", "=4G", "=2a", "a=", "=41", "=2D", "=00", "=FF", "=C0=80", "=ED=A0=80"]
+
+
+@pytest.mark.parametrize("token", NOT_CANONICAL)
+def test_what_is_no_canonical_token_is_refused(token: str) -> None:
+    with pytest.raises(UnusableNameError) as caught:
+        decode_name(token)
+    assert str(caught.value).isascii()
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800"])
+def test_a_name_that_no_key_may_hold_is_refused(name: str) -> None:
+    with pytest.raises(UnusableNameError):
+        encode_name(name)
+    with pytest.raises(UnusableNameError):
+        encode_entity(name)
+
+
+def test_the_aggregate_is_the_bare_token() -> None:
+    assert encode_entity(None) == "="
+    assert decode_entity("=") is None
+    assert encode_entity("=") == "=3D"
+
+
+# Keys
+
+
+@given(names, names, windows, st.none() | names)
+def test_every_counter_comes_back_from_its_key(
+    tenant: str, budget: str, window: str, entity: str | None
+) -> None:
+    counter = CounterKey(tenant, BudgetWindow(budget, Window.parse(window)), entity)
+    key = encode_key(counter)
+    assert decode_key(key) == counter
+    assert key.startswith(tenant_prefix(tenant))
+    assert key.count(".") == 4
+
+
+def test_a_key_by_hand() -> None:
+    counter = CounterKey("acme", BudgetWindow("team a", NOVEMBER), "user:alice@example.com")
+    assert encode_key(counter) == "usage.acme.team=20a.2026-11.user=3Aalice=40example=2Ecom"
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("usage.t.b.2026-11", "has 4 parts"),
+        ("usage.t.b.2026-11.e.f", "has 6 parts"),
+        ("blocked.t.b.2026-11.e", "has 5 parts where a counter's key has 5, usage."),
+        ("usage.=.b.2026-11.e", "tenant '=': an empty name"),
+        ("usage.t.=.2026-11.e", "budget '=': an empty name"),
+        ("usage.t.b c.2026-11.e", "budget 'b c': not an encoded name"),
+        ("usage.t.=FF.2026-11.e", "budget '=FF': not UTF-8"),
+        ("usage.t.b.2026-13.e", "window '2026-13' is none"),
+        ("usage.t.b.\N{CJK UNIFIED IDEOGRAPH-6771}.e", r"window '\xe6\x9d\xb1' is none"),
+        ("usage.t.b.2026-11.=00", "entity '=00': a name with a NUL character"),
+        ("usage.t.b.2026-11.=61", "entity '=61': escapes a character that is kept"),
+        ("usage.t.b.2026-11.\udcff", r"entity '\xff': not an encoded name"),
+        ("usage.t.b.2026-11." + "e" * 983, "a key of 1001 bytes, more than 1000"),
+    ],
+)
+def test_a_key_that_names_no_counter_is_refused_with_the_reason(key: str, reason: str) -> None:
+    with pytest.raises(UnreadableKeyError) as caught:
+        decode_key(key)
+    message = str(caught.value)
+    assert reason in message
+    assert message.isascii()
+    assert message.isprintable()
+    assert len(message) <= 200
+
+
+def test_a_key_may_have_a_thousand_bytes_and_no_more() -> None:
+    of = BudgetWindow("b", NOVEMBER)
+    longest = CounterKey("t", of, "e" * (MAX_KEY_BYTES - len("usage.t.b.2026-11.")))
+    assert len(encode_key(longest)) == MAX_KEY_BYTES
+    assert decode_key(encode_key(longest)) == longest
+    with pytest.raises(UnusableNameError, match="1001 bytes"):
+        encode_key(CounterKey("t", of, f"{longest.entity}e"))
+    with pytest.raises(UnusableNameError, match="more than 1000"):
+        tenant_prefix("@" * 400)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=1200))
+def test_any_key_can_be_shown(key: str) -> None:
+    shown = printable(key)
+    assert shown.isascii()
+    assert shown.isprintable()
+    assert len(shown) <= 4 * MAX_KEY_BYTES + 20
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("value", "usage", "shape"),
+    [
+        (b'{"usage":"12.345678","updated_at":"2026-11-29T12:00:00Z"}', "12.345678", "TEXT"),
+        (b'{"usage":12.345678}', "12.345678", "NUMBER"),
+        (b'{"usage":0.1}', "0.1", "NUMBER"),  # no float in between
+        (b'{"usage":99999999999999999999.999999999999999999}', "9" * 20 + "." + "9" * 18, "NUMBER"),
+        (b'{"usage":"1E2"}', "100", "TEXT"),
+        (b'{"usage":1e-18}', "0.000000000000000001", "NUMBER"),
+        (b'{"usage":"0.00"}', "0", "TEXT"),
+        (b'{"usage":-0.0}', "0", "NUMBER"),
+        (b' { "usage" : 3 }\n', "3", "NUMBER"),
+        (b"7", "7", "BARE"),
+        (b" 7.50\n", "7.5", "BARE"),
+    ],
+)
+def test_a_usage_is_read_exactly(value: bytes, usage: str, shape: str) -> None:
+    assert decode_value(value) == (Decimal(usage), ValueShape[shape])
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"", "not JSON"),
+        (b'""', "neither an object nor a number"),
+        (b'"12"', "neither an object nor a number"),
+        (b"true", "neither an object nor a number"),
+        (b"null", "neither an object nor a number"),
+        (b"[1]", "neither an object nor a number"),
+        (b"{}", "no field usage"),
+        (b'{"Usage":1}', "no field usage"),
+        (b'{"usage":true}', "neither text nor a number"),
+        (b'{"usage":null}', "neither text nor a number"),
+        (b'{"usage":{"usage":1}}', "neither text nor a number"),
+        (b"-5", "negative"),
+        (b'{"usage":"-0.01"}', "negative"),
+        (b"NaN", "'NaN' is not a decimal number"),
+        (b'{"usage":Infinity}', "'Infinity' is not a decimal number"),
+        (b'{"usage":"-Infinity"}', "not a decimal number"),
+        (b'{"usage":""}', "not a decimal number"),
+        (b'{"usage":" 1"}', "not a decimal number"),
+        (b'{"usage":"1_000"}', "not a decimal number"),
+        (b'{"usage":"0x10"}', "not a decimal number"),
+        ('{"usage":"\N{ARABIC-INDIC DIGIT ONE}"}'.encode(), "not a decimal number"),
+        (b'{"usage":"\\ud800"}', "not a decimal number"),
+        (b"1E400", "more than 20 integer digits"),
+        (b"1e999999999", "more than 20 integer digits"),
+        (b"1e9999999999999", "not a decimal number"),
+        (b"1e-400", "more than 18 decimals"),
+        (b'{"usage":"0.0000000000000000001"}', "more than 18 decimals"),
+        (b"100000000000000000000", "more than 20 integer digits"),
+        (b"1" * 5000, "5000 characters"),
+        (b'{"usage":"' + b"x" * 100_000 + b'"}', "100000 characters"),
+        (b"\xff\xfe1", "not UTF-8"),
+        (b"\xef\xbb\xbf1", "not JSON"),
+        (b"1 2", "not JSON"),
+        (b"{'usage': 1}", "not JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"usage":' * 100_000, "nested too deeply"),
+    ],
+)
+def test_what_is_no_usage_is_refused_with_the_reason(value: bytes, reason: str) -> None:
+    with pytest.raises(UnreadableUsageError) as caught:
+        decode_value(value)
+    message = str(caught.value)
+    assert reason in message
+    assert message.isascii()
+    assert message.isprintable()
+    assert len(message) <= 200
+
+
+@given(st.binary(max_size=60))
+def test_no_value_whatever_breaks_the_reading(value: bytes) -> None:
+    try:
+        usage, _ = decode_value(value)
+    except UnreadableUsageError:
+        return
+    assert usage >= 0
+
+
+@given(st.decimals(0, 10**20 - 1, places=18, allow_nan=False, allow_infinity=False))
+def test_every_usage_in_bounds_is_read_exactly_from_every_shape(usage: Decimal) -> None:
+    text = format(usage, "f").encode()
+    assert decode_value(b'{"usage":"%s"}' % text) == (usage, ValueShape.TEXT)
+    assert decode_value(b'{"usage":%s}' % text) == (usage, ValueShape.NUMBER)
+    assert decode_value(text) == (usage, ValueShape.BARE)
+
+
+# Listings and readings
+
+
+def test_tenants_are_told_from_keys_that_name_none() -> None:
+    listing = list_tenants(
+        [
+            "usage.b.x.2026-11.=",
+            "usage.=E6=9D=B1=E4=BA=AC.x.2026-11.=",
+            "usage.t.anything",
+            "usage.a",
+            "usage.a.x.2026-11.=",
+            "usage.=.x.2026-11.=",
+            "usage.=00.x.2026-11.=",
+            "usage.*.x.2026-11.=",
+            "usage." + "l" * 1000 + ".x.2026-11.=",
+        ]
+    )
+    assert listing.tenants == {"a", "b", "t", "東京"}
+    assert listing.unreadable == (
+        UnreadableKey("usage.*.x.2026-11.=", "not an encoded name"),
+        UnreadableKey("usage.=.x.2026-11.=", "an empty name"),
+        UnreadableKey(
+            "usage.=00.x.2026-11.=", "a name with a NUL character, which PostgreSQL cannot store"
+        ),
+        UnreadableKey("usage.a", "ends after the tenant"),
+        UnreadableKey(
+            "usage." + "l" * 994 + "... (1018 bytes)", "a key of 1007 bytes, more than 1000"
+        ),
+    )
+
+
+def test_one_bad_key_or_value_costs_no_other() -> None:
+    reading = read_tenant(
+        "t",
+        {
+            "usage.t.b.2026-11.=": stored(b"3"),
+            "usage.t.b.2026-11.bad": stored(b"?"),
+            "usage.t.b.2026-11.good": stored(b'{"usage":"2"}'),
+            "usage.t.b.2026-14.e": stored(b"1"),
+        },
+        is_partial=True,
+    )
+    of = BudgetWindow("b", NOVEMBER)
+    assert reading.counters == (
+        CounterReading(of, None, Decimal(3), ValueShape.BARE, None),
+        CounterReading(of, "good", Decimal(2), ValueShape.TEXT, None),
+    )
+    assert reading.omitted == (
+        OmittedCounter(of, "bad", "usage.t.b.2026-11.bad", "the value is not JSON"),
+    )
+    assert reading.unreadable == (UnreadableKey("usage.t.b.2026-14.e", "window '2026-14' is none"),)
+    assert reading.is_partial

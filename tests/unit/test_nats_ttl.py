@@ -1,0 +1,67 @@
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budget_recovery_dagster.adapters.nats_ttl import expiry_after, parse_ttl
+from budget_recovery_dagster.domain.windows import Window
+
+NOON = int(datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp()) * 10**9
+DAY = Window.parse("2026-11-29")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("60", 60),
+        ("90s", 90),
+        ("1h30m", 5400),
+        ("1h0m0.9s", 3600),
+        ("1.5h", 5400),
+        (".5m", 30),
+        ("1500ms", 1),
+        ("1000000us", 1),
+        ("1000000\N{MICRO SIGN}s", 1),
+        ("1000000\N{GREEK SMALL LETTER MU}s", 1),
+        ("2000000000ns", 2),
+        ("+5s", 5),
+    ],
+)
+def test_a_time_to_live_is_read_in_whole_seconds(text: str, seconds: int) -> None:
+    assert parse_ttl(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["never", "NEVER", "0", "-1", "500ms", "abc", "", "1x", "1h-5m", "s", ".s", "1 h"]
+)
+def test_never_and_what_the_server_refuses_mean_never(text: str) -> None:
+    assert parse_ttl(text) is None
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_number_of_seconds_or_never(text: str) -> None:
+    seconds = parse_ttl(text)
+    assert seconds is None or seconds >= 1
+
+
+@pytest.mark.parametrize(
+    ("ttl", "written_ns", "expiry"),
+    [
+        (None, NOON, None),
+        ("never", NOON, None),
+        ("12h", NOON, 0),
+        ("86400", NOON, 43_200),
+        ("1h", NOON, -39_600),
+        ("12h", NOON + 1, 1),  # a fraction later: rounded up
+        ("12h", NOON - 1, 0),
+    ],
+)
+def test_an_expiry_counts_from_the_end_of_the_window(
+    ttl: str | None, written_ns: int, expiry: int | None
+) -> None:
+    assert expiry_after(ttl, written_ns, DAY) == expiry
+
+
+def test_the_expiry_of_a_lifetime_counts_from_the_writing() -> None:
+    assert expiry_after("12h", NOON, Window.parse("lifetime")) == 43_200
