@@ -52,7 +52,7 @@ def require_bucket(record: StoreRecord, bucket: str) -> None:
         raise SettingsError(
             f"BUDGET_RECOVERY_BUCKET is {bucket!r}, but this database belongs to the bucket"
             f" {record.bucket!r}.",
-            "use one database for each bucket, or set the bucket back",
+            "use one database for each bucket, or set the bucket back.",
         )
 
 
@@ -65,7 +65,7 @@ def require_free(name: str, holding: Holding | None, now: datetime) -> None:
     if holding is not None and now < holding.expires_at:
         raise LeaseHeldError(
             f"{name} is at work already: {holding.holder}, since {_utc(holding.acquired_at)}.",
-            f"wait for it to end; if it has died, it is free at {_utc(holding.expires_at)}",
+            f"wait for it to end; if it has died, it is free at {_utc(holding.expires_at)}.",
         )
 
 
@@ -87,7 +87,7 @@ def lease_lost(name: str, why: str) -> LeaseLostError:
     """Say how a lease was lost."""
     return LeaseLostError(
         f"The lease of {name} is lost: {why}.",
-        "start again; if it happens often, see why this host or its database stalls for long",
+        "start again; if it happens often, see why this host or its database stalls for long.",
     )
 
 
@@ -108,24 +108,24 @@ def admit(
     if facts.state.captures_paused:
         raise CapturesPausedError(
             f"The store is {facts.state}, so nothing is stored of tenant {snapshot.tenant!r}.",
-            "wait for the recovery to end, or resolve the incident",
+            "wait for the recovery to end, or resolve the incident.",
         )
     if _version(facts.baseline) != _version(judged):
         raise BaselineMovedError(
             f"The baseline has moved from version {_version(judged)} to"
             f" {_version(facts.baseline)} since the store was judged.",
-            "judge the store against the new baseline and try again",
+            "judge the store against the new baseline and try again.",
         )
     if hour.is_past(facts.now):
         raise HourClosedError(
             f"The hour {hour} has closed; it is {_utc(facts.now)}.",
-            "capture the present hour instead: what the store holds now is not what it held then",
+            "capture the present hour instead: what the store holds now is not what it held then.",
         )
     if facts.newest is not None and snapshot.captured_at <= facts.newest:
         raise NotNewerError(
             f"Tenant {snapshot.tenant!r} has a snapshot of {_utc(facts.newest)}, not older than"
             f" this one of {_utc(snapshot.captured_at)}.",
-            "capture again",
+            "capture again.",
         )
     return _accept(facts.baseline, snapshot.identity)
 

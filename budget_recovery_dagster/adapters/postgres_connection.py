@@ -45,17 +45,17 @@ _SET_SESSION = """
 select set_config(name, value, false) from unnest(%s::text[], %s::text[]) as s (name, value)
 """
 
-_UNREACHABLE_HINT = "check that PostgreSQL runs and that BUDGET_RECOVERY_POSTGRES_URL leads to it"
+_UNREACHABLE_HINT = "check that PostgreSQL runs and that BUDGET_RECOVERY_POSTGRES_URL leads to it."
 _SQLSTATE_HINTS = {
-    "25006": "point BUDGET_RECOVERY_POSTGRES_URL at the primary: this server is read-only",
-    "3F000": "run `budget-recovery migrate`",
-    "42501": "grant the database user the right that the message names",
-    "42P01": "run `budget-recovery migrate`",
-    "53100": "free disk space on the database server",
-    "55P03": "look in pg_locks for who holds the lock, and try again",
-    "57014": "look in pg_stat_activity for what slows the database down, and try again",
+    "25006": "point BUDGET_RECOVERY_POSTGRES_URL at the primary: this server is read-only.",
+    "3F000": "run `budget-recovery migrate`.",
+    "42501": "grant the database user the right that the message names.",
+    "42P01": "run `budget-recovery migrate`.",
+    "53100": "free disk space on the database server.",
+    "55P03": "look in pg_locks for who holds the lock, and try again.",
+    "57014": "look in pg_stat_activity for what slows the database down, and try again.",
 }
-_OTHER_HINT = "look into the log of the PostgreSQL server, and try again"
+_OTHER_HINT = "look into the log of the PostgreSQL server, and try again."
 # Connection exceptions, and a server that is shutting down, crashed or starting.
 _UNREACHABLE_STATES = ("08", "57P")
 
@@ -76,7 +76,7 @@ def connection_parameters(url: str) -> dict[str, str]:
         raise DatabaseError(
             "The database URL cannot be read.",
             "set BUDGET_RECOVERY_POSTGRES_URL to a form such as postgresql://user:password@host/"
-            "database, special characters of the password written as %XX",
+            "database, special characters of the password written as %XX.",
         ) from None
     # Names may hold any character, whatever PGCLIENTENCODING says.
     return {**_CONNECTION_DEFAULTS, **given, "client_encoding": "utf8"}
@@ -123,7 +123,7 @@ def driver_errors() -> Iterator[None]:
     except UnicodeEncodeError as error:
         raise DatabaseError(
             f"A text for the control-plane database is not valid Unicode: {error.reason}.",
-            "look for the name or reason that holds half of a surrogate pair",
+            "look for the name or reason that holds half of a surrogate pair.",
         ) from error
 
 

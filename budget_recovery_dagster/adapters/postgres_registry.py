@@ -73,7 +73,7 @@ def _record(
     if row is None:
         raise DatabaseError(
             "The database does not know yet to which store it belongs.",
-            "claim the bucket first, as every start of the project does",
+            "claim the bucket first, as every start of the project does.",
         )
     bucket, deployment_id, state, created_at, last_sequence, version = row
     baseline = None

@@ -104,18 +104,19 @@ def refuse_unless_newest(version: str | None, known: Sequence[str]) -> None:
     """
     if version is None:
         raise SchemaVersionError(
-            f"The database has no schema {SCHEMA} of this project.", "run `budget-recovery migrate`"
+            f"The database has no schema {SCHEMA} of this project.",
+            "run `budget-recovery migrate`.",
         )
     if version not in known:
         raise SchemaVersionError(
             f"The schema {SCHEMA} has version {version}, unknown to this project, whose newest is"
             f" {known[0]}.",
-            "upgrade the project to the version that made it",
+            "upgrade the project to the version that made it.",
         )
     if version != known[0]:
         raise SchemaVersionError(
             f"The schema {SCHEMA} has version {version}, older than this project's {known[0]}.",
-            "run `budget-recovery migrate`",
+            "run `budget-recovery migrate`.",
         )
 
 
@@ -131,13 +132,13 @@ def _require_usable_server(connection: Connection) -> None:
     if connection.info.server_version < OLDEST_SERVER:
         raise DatabaseError(
             f"The server is PostgreSQL {connection.info.server_version // 10000}.",
-            f"use PostgreSQL {OLDEST_SERVER // 10000} or newer",
+            f"use PostgreSQL {OLDEST_SERVER // 10000} or newer.",
         )
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise DatabaseError(
             f"The database's encoding is {encoding}, which cannot hold every name.",
-            "create the database with encoding UTF8",
+            "create the database with encoding UTF8.",
         )
 
 

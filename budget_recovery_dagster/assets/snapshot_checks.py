@@ -42,6 +42,7 @@ def tenant_coverage(
     return _result(
         run_id,
         gaps,
+        {"tenants_captured": len(stored), "tenants_not_captured": len(failures)},
         good=f"All {len(stored)} tenants are captured in full.",
         bad=f"{len(stored)} tenants are captured, {len(failures)} are not; of the captured ones "
         f"{sum(snapshot.omitted_count for snapshot in stored)} values and "
@@ -78,6 +79,7 @@ def usage_never_drops(
             }
             for drop in drops
         ],
+        {"missing_or_lower": count},
         good="No counter of a recovery point is missing or lower.",
         bad=f"{count} counters of recovery points are missing from the store or lower in it.",
     )
@@ -103,10 +105,16 @@ def _gaps_within(snapshot: CaptureSummary) -> list[Row]:
     return gaps
 
 
-def _result(run_id: str, rows: list[Row], *, good: str, bad: str) -> dg.AssetCheckResult:
+def _result(
+    run_id: str, rows: list[Row], figures: dict[str, int], *, good: str, bad: str
+) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         passed=not rows,
         severity=dg.AssetCheckSeverity.WARN,
         description=bad if rows else good,
-        metadata={"judged_run": run_id, **({"details": table(rows)} if rows else {})},
+        metadata={
+            "judged_run": run_id,
+            **figures,
+            **({"details": table(rows)} if rows else {}),
+        },
     )

@@ -3,7 +3,6 @@ import signal
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.contract.control_planes import (
     on_postgres,
     wait_until,
 )
+from tests.postgres_servers import kill_server
 
 TEAM: Counters = {("team", "lifetime"): {"alice": "1"}}
 RECORDS = 60_000
@@ -102,7 +102,7 @@ def test_a_kill_in_the_midst_of_copying_leaves_nothing_half_visible(
         if victim == "backend":
             os.kill(backend, signal.SIGKILL)
         else:
-            kill(doomed_server)
+            kill_server(doomed_server)
             doomed_server.start()
         with pytest.raises(DatabaseUnreachableError):
             commit.result()
@@ -119,17 +119,6 @@ def test_a_kill_in_the_midst_of_copying_leaves_nothing_half_visible(
         plane.clock.advance(timedelta(minutes=1))
         assert plane.commit(large_snapshot).identity == large_snapshot.identity
         assert counts(doomed_url) == (2, RECORDS + 1, 1)
-
-
-def kill(server: PostgresServer) -> None:
-    """Kill a server with all its processes, as the kernel or a power cut does."""
-    with psycopg.connect(server.url(), autocommit=True) as observer:
-        rows = observer.execute("select pid from pg_stat_activity").fetchall()
-    for pid in (server.pid, *(pid for (pid,) in rows)):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    server.stop()
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for (pid,) in rows))
 
 
 def works(plane: ControlPlane) -> bool:

@@ -1,10 +1,8 @@
 """The job on a real store and a real database, run in this process."""
 
 import time
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
 
 import dagster as dg
 import psycopg
@@ -16,37 +14,10 @@ from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.resources import ControlPlane
 from budget_recovery_dagster.schedules import hourly_snapshot_schedule
 from budget_recovery_dagster.settings import load_settings
+from tests.integration.snapshot_job import checks, details, failure_text, metadata, run_job
 from tests.nats_servers import Bucket
 
 LIFETIME = "lifetime"
-
-
-def run_job(instance: dg.DagsterInstance, hour: Hour) -> dg.ExecuteInProcessResult:
-    return defs.resolve_job_def("hourly_snapshot_job").execute_in_process(
-        partition_key=hour.key, instance=instance, raise_on_error=False
-    )
-
-
-def metadata(result: dg.ExecuteInProcessResult) -> Mapping[str, Any]:
-    (event,) = result.asset_materializations_for_node("budget_usage_snapshots")
-    return {name: value.value for name, value in event.metadata.items()}
-
-
-def checks(result: dg.ExecuteInProcessResult) -> dict[str, dg.AssetCheckEvaluation]:
-    return {check.check_name: check for check in result.get_asset_check_evaluations()}
-
-
-def details(check: dg.AssetCheckEvaluation) -> list[Mapping[str, Any]]:
-    table = check.metadata["details"]
-    assert isinstance(table, dg.TableMetadataValue)
-    return [record.data for record in table.records]
-
-
-def failure_text(result: dg.ExecuteInProcessResult) -> str:
-    (event,) = [event for event in result.all_events if event.is_step_failure]
-    failure = event.step_failure_data.user_failure_data
-    assert failure is not None
-    return str(failure.description)
 
 
 def entries(database: psycopg.Connection) -> dict[tuple[str, str, str, str | None], Decimal]:
