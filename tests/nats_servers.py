@@ -98,6 +98,15 @@ class Bucket:
         count: int = self.info().state.consumer_count
         return count
 
+    def delete_consumers(self) -> None:
+        """Take the consumers away, as the death of their leader does."""
+
+        async def delete() -> None:
+            for consumer in await self._js.consumers_info(self.stream):
+                await self._js.delete_consumer(self.stream, consumer.name)
+
+        self._portal.call(delete)
+
     @property
     def stream(self) -> str:
         return f"KV_{self.name}"

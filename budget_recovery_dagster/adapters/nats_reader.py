@@ -33,12 +33,18 @@ CONSUMER_PREFIX = "budget-recovery-"
 _NS_PER_SECOND = 10**9
 # The server removes a consumer that was left behind, say by a lost connection, after this time.
 _INACTIVE_SECONDS = 30
+_READINGS = 3
+_SETTLING_SECONDS = 0.2
 _PLACEMENTS = 30
 _PLACEMENT_SECONDS = 1.0
 _DELETE_SECONDS = 2.0
 
 _NOTHING_LEFT = "404"
 _DELETIONS = frozenset({"DEL", "PURGE"})
+
+
+class _BrokenOffError(StoreReadError):
+    """The server ended a reading before its end, and said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +61,29 @@ async def read_keys(stream: BucketStream, prefix: str) -> KeysRead:
     Every key that existed before the call is in it. Nothing is left behind in the store.
 
     Raises:
-        StoreReadError: it took too long, or was broken off.
+        StoreReadError: it took too long, or was broken off again and again.
     """
     try:
         with anyio.fail_after(stream.timeouts.reading):
-            values, is_complete = await _read_once(stream, prefix)
+            values, is_complete = await _read_whole(stream, prefix)
             if not is_complete:
-                values, is_complete = await _read_once(stream, prefix)
+                values, is_complete = await _read_whole(stream, prefix)
     except TimeoutError as error:
         raise StoreReadError(
             f"Reading {prefix}> took longer than {stream.timeouts.reading:g} s.",
             "see whether the gateway writes faster than can be read, or raise the time-out.",
         ) from error
     return KeysRead(values, is_partial=not is_complete)
+
+
+async def _read_whole(stream: BucketStream, prefix: str) -> tuple[dict[str, StoredValue], bool]:
+    """Read, and begin anew where the server breaks off: a consumer dies with its leader."""
+    for _ in range(_READINGS - 1):
+        try:
+            return await _read_once(stream, prefix)
+        except _BrokenOffError:
+            await anyio.sleep(_SETTLING_SECONDS)
+    return await _read_once(stream, prefix)
 
 
 async def _read_once(stream: BucketStream, prefix: str) -> tuple[dict[str, StoredValue], bool]:
@@ -140,7 +156,7 @@ class _Drain:
         if status != _NOTHING_LEFT:
             # The driver may put more lines of the status into its description.
             said = " ".join(f"{status} {headers.get('Description', '')}".split())
-            raise StoreReadError(
+            raise _BrokenOffError(
                 f"Reading the bucket {self._stream.bucket} was broken off: {said}.",
                 "wait for the stream's leader to settle; the next reading begins anew.",
             )

@@ -215,6 +215,30 @@ def test_the_identity_is_the_streams_own(scene: Scene) -> None:
     assert scene.store.identity().last_sequence == 1
 
 
+def test_a_reading_that_the_server_breaks_off_begins_anew(scene: Scene) -> None:
+    scene.bucket.put_many(counters("b", nats_reader.BATCH + 1))
+
+    def lose_consumer(number: int) -> None:
+        if number in {2, 3}:
+            scene.bucket.delete_consumers()
+
+    scene.network.before_request = lose_consumer
+    reading = scene.store.read_counters("t")
+    assert len(reading.counters) == nats_reader.BATCH + 1
+    assert not reading.is_partial
+    # One batch and a lost pull, a lost pull, then two batches.
+    assert scene.network.requests == 5
+
+
+def test_a_reading_that_is_broken_off_every_time_fails(scene: Scene) -> None:
+    scene.bucket.put_many(counters("b", 10))
+    scene.network.before_request = lambda _: scene.bucket.delete_consumers()
+    failure = failure_of(lambda: scene.store.read_counters("t"))
+    assert isinstance(failure, StoreReadError)
+    assert "was broken off: 503" in failure.message
+    assert scene.network.requests == 3
+
+
 def test_a_reading_that_takes_too_long_is_broken_off(scene: Scene) -> None:
     scene.bucket.put_many(counters("b", nats_reader.BATCH + 1))
     scene.network.before_request = lambda _: False
