@@ -19,7 +19,7 @@ from budget_recovery_dagster.adapters.postgres_connection import (
 )
 from budget_recovery_dagster.adapters.postgres_schema import require_current
 
-_MAX_CONNECTIONS = 4
+MAX_CONNECTIONS = 4
 _CHECKOUT_SECONDS = 10
 
 
@@ -54,7 +54,7 @@ class Database:
             "",
             kwargs={**self._parameters, "prepare_threshold": PREPARE_THRESHOLD},
             min_size=1,
-            max_size=_MAX_CONNECTIONS,
+            max_size=MAX_CONNECTIONS,
             timeout=_CHECKOUT_SECONDS,
             num_workers=1,
             configure=prepare_session,
