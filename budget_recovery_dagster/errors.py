@@ -91,3 +91,7 @@ class HourNotReachedError(BudgetRecoveryError):
 
 class HourNotCapturedError(BudgetRecoveryError):
     """A past hour has no stored snapshot, and none can be taken any more."""
+
+
+class ClockSkewError(BudgetRecoveryError):
+    """The database's clock and the store's are too far apart to name hours and windows by."""

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Protocol
 
 from budget_recovery_dagster.domain.counters import TenantReading, UnreadableKey
@@ -38,6 +39,10 @@ class UsageStore(Protocol):
         """
         ...
 
+    def now(self) -> datetime | None:
+        """Return the time of the stream's leader; None where its server does not tell."""
+        ...
+
     def list_tenants(self) -> TenantListing:
         """List the tenants by their keys."""
         ...
@@ -58,6 +63,10 @@ class Clock(Protocol):
 
     def now(self) -> datetime:
         """Return the present moment."""
+        ...
+
+    def wait_until(self, moment: datetime) -> None:
+        """Return once ``now`` is not before ``moment``."""
         ...
 
 
@@ -156,14 +165,22 @@ class NamedOmission:
     reason: str
 
 
+class Uncaptured(StrEnum):
+    """What a run could not capture."""
+
+    TENANT = "tenant"
+    KEY = "key"
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureFailure:
-    """A tenant of which a run stored nothing, and why."""
+    """A tenant of which a run stored nothing, or a key that names no tenant, and why."""
 
-    tenant: str
+    name: str
     hour: Hour
     reason: str
     hint: str
+    kind: Uncaptured = Uncaptured.TENANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +231,7 @@ class Snapshots(Protocol):
         ...
 
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
-        """Note the tenants of which a run stored nothing."""
+        """Note what a run could not capture."""
         ...
 
     def prune(
@@ -222,10 +239,17 @@ class Snapshots(Protocol):
     ) -> PruneReport:
         """Remove what is past retention, of these tenants only, and no current recovery point.
 
+        Notes of failures are removed by age alone.
+
         Raises:
             LeaseLostError: the lease is no longer held; nothing was removed.
+            CapturesPausedError: the store is not Healthy; nothing was removed.
         """
         ...
+
+
+class CaptureReports(Protocol):
+    """What runs have captured, for people and checks."""
 
     def captured_in(self, hour: Hour) -> tuple[CaptureSummary, ...]:
         """Return the snapshots captured in an hour, by tenant and time."""
@@ -236,7 +260,7 @@ class Snapshots(Protocol):
         ...
 
     def failures_of(self, run_id: str) -> tuple[CaptureFailure, ...]:
-        """Return the failures that a run noted, by tenant."""
+        """Return what a run could not capture: tenants, then keys, each by name."""
         ...
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
@@ -247,8 +271,8 @@ class Snapshots(Protocol):
         """Return the omissions named by a run's snapshots; long lists are cut when stored."""
         ...
 
-    def newest_run(self) -> str | None:
-        """Return the run that stored a snapshot or noted a failure last."""
+    def newest_run(self, hour: Hour) -> str | None:
+        """Return the run that stored a snapshot of an hour, or noted a failure in it, last."""
         ...
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:

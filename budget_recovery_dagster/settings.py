@@ -11,7 +11,6 @@ from budget_recovery_dagster.domain.retention import (
     MAX_RETENTION_DAYS,
     RetentionPolicy,
 )
-from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.errors import SettingsError
 
 PREFIX = "BUDGET_RECOVERY_"
@@ -24,14 +23,24 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True
     )
 
-    nats_url: str | None = None
+    # Secret, like the database's: a URL may carry a password.
+    nats_url: SecretStr | None = None
     nats_creds: Path | None = None
     nats_ca: Path | None = None
     # The characters that NATS allows in a bucket's name; `*` or `>` would widen a subject.
-    bucket: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200)] = "budget-usage"
+    bucket: Annotated[
+        str,
+        Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200, description="letters, digits, - and _"),
+    ] = "budget-usage"
     postgres_url: SecretStr | None = None
-    capture_source: CaptureSource = CaptureSource.COUNTERS
-    retention_days: Annotated[int, Field(ge=1, le=MAX_RETENTION_DAYS)] = DEFAULT_RETENTION_DAYS
+    retention_days: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_RETENTION_DAYS,
+            description=f"a whole number of days from 1 to {MAX_RETENTION_DAYS}",
+        ),
+    ] = DEFAULT_RETENTION_DAYS
     data_dir: Path | None = None
 
     @property
@@ -40,14 +49,14 @@ class Settings(BaseSettings):
         return RetentionPolicy(self.retention_days)
 
     def require_nats_url(self) -> str:
-        """Return the URL of the NATS servers.
+        """Return the URL of the NATS servers, with its password.
 
         Raises:
             SettingsError: it is not set.
         """
         if self.nats_url is None:
             raise _not_set("NATS_URL", "nats://127.0.0.1:4222")
-        return self.nats_url
+        return self.nats_url.get_secret_value()
 
     def require_postgres_url(self) -> str:
         """Return the URL of the control-plane database, with its password.
@@ -70,10 +79,11 @@ def load_settings() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = PREFIX + str(first["loc"][0]).upper()
+        field = str(first["loc"][0])
+        name = PREFIX + field.upper()
         raise SettingsError(
-            f"{name} is {first['input']!r}: {_lower_first(first['msg'])}.",
-            f"set {name} to a value that fits, or unset it to use the default.",
+            f"{name} is {first['input']!r}, which is not {_expected(field, first['msg'])}.",
+            f"set {name} to such a value, or unset it to use the default.",
         ) from error
 
 
@@ -84,5 +94,6 @@ def _not_set(name: str, example: str) -> SettingsError:
     )
 
 
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
+def _expected(field: str, complaint: str) -> str:
+    """Say what a setting must be: in its own words or, for want of them, in the library's."""
+    return Settings.model_fields[field].description or f"valid: {complaint}"

@@ -17,6 +17,7 @@ from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig
 
 from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
+from budget_recovery_dagster.adapters.nats_connection import Timeouts
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import StoreError
@@ -24,7 +25,9 @@ from budget_recovery_dagster.ports import UsageStore
 
 PULL = b"$JS.API.CONSUMER.MSG.NEXT."
 ANSWER_SECONDS = 5.0
-PROMPT_SECONDS = 1.0
+# Patient enough that a prompt failure cannot be mistaken for one by waiting.
+PATIENT = Timeouts(connect=30, answer=30, reading=60)
+PROMPT_SECONDS = 10.0
 PASSWORD = "s3cret"
 
 
@@ -125,7 +128,8 @@ class DisturbedNetwork:
     """A way to a server on which a test can step in before a request goes through.
 
     ``before_request`` is called with the number of the request, from 1, before each one passes that
-    holds ``watched``, as it does a pull; if it returns False, the request is lost.
+    holds ``watched``, as it does a pull; if it returns False, the request is lost. ``rewrite`` is
+    what becomes of the server's answers.
     """
 
     def __init__(self, url: str, watched: bytes = PULL) -> None:
@@ -135,6 +139,7 @@ class DisturbedNetwork:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"nats://127.0.0.1:{self._listener.getsockname()[1]}"
         self.before_request: Callable[[int], bool | None] | None = None
+        self.rewrite: Callable[[bytes], bytes] = lambda answer: answer
         self.requests = 0
         self._sockets: list[socket.socket] = [self._listener]
         self._threads: list[threading.Thread] = []
@@ -171,7 +176,7 @@ class DisturbedNetwork:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets += [client, server]
             self._start(self._forward, client, server, self._through)
-            self._start(self._forward, server, client, lambda lines: lines)
+            self._start(self._forward, server, client, self._back)
 
     def _forward(
         self, source: socket.socket, target: socket.socket, through: Callable[[bytes], bytes]
@@ -190,6 +195,9 @@ class DisturbedNetwork:
         is_lost = self.before_request is not None and self.before_request(self.requests) is False
         return b"" if is_lost else data
 
+    def _back(self, data: bytes) -> bytes:
+        return self.rewrite(data)
+
 
 def _shut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
@@ -200,12 +208,17 @@ def publish_raw(url: str, messages: Iterable[tuple[bytes, bytes]]) -> None:
     """Publish in one go, faster than the driver can, and to subjects that it would refuse."""
     server = urlsplit(url)
     content = b"".join(b"PUB %s %d\r\n%s\r\n" % (to, len(data), data) for to, data in messages)
-    with socket.create_connection((server.hostname, server.port)) as connection:
-        answers = connection.makefile("rb")
+    with (
+        socket.create_connection((server.hostname, server.port)) as connection,
+        connection.makefile("rb") as answers,
+    ):
         assert answers.readline().startswith(b"INFO")
         connection.sendall(b'CONNECT {"verbose":false}\r\n')
         connection.sendall(content + b"PING\r\n")
-        assert answers.readline() == b"PONG\r\n"
+        # Who takes longer than some two seconds is pinged by the server before it answers.
+        while (answer := answers.readline()) == b"PING\r\n":
+            connection.sendall(b"PONG\r\n")
+        assert answer == b"PONG\r\n"
 
 
 def with_user(url: str, user: str, password: str) -> str:
@@ -234,14 +247,6 @@ def prompt_failure_of(call: Callable[[], object]) -> StoreError:
     assert failure.hint
     assert PASSWORD not in str(failure)
     return failure
-
-
-def eventually(holds: Callable[[], bool], *, seconds: float = 10.0) -> None:
-    """Wait for what happens elsewhere: at the server, or in the threads of a network."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def usages(store: UsageStore, tenant: str) -> dict[str | None, str]:

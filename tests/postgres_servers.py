@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
-from tests.contract.control_planes import wait_until
+from tests.waiting import wait_until
 
 
 def kill_server(server: PostgresServer) -> None:

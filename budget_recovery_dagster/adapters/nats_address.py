@@ -65,7 +65,7 @@ def parse_server(url: str, *, has_authority: bool = False) -> ServerAddress:
     """Read the URL of one server.
 
     Raises:
-        SettingsError: it is none; the message says why without showing it.
+        SettingsError: it is not a URL of a server; the message says why without showing it.
     """
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
@@ -96,8 +96,8 @@ def read_credentials(path: Path) -> str:
     """Read a credentials file.
 
     Raises:
-        SettingsError: it cannot be read, or is none. The driver would search an incomplete one for
-            its parts for ever.
+        SettingsError: it cannot be read, or holds no credentials. The driver would search an
+            incomplete one for its parts for ever.
     """
     hint = "set BUDGET_RECOVERY_NATS_CREDS to a .creds file of the NATS user, as nsc makes it."
     try:

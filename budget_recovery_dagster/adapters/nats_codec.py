@@ -7,15 +7,14 @@ bare token ``=`` is a budget's aggregate, which has no name. Each name has exact
 anything else that stands in a key is refused when read, not guessed at.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from budget_recovery_dagster.adapters.nats_ttl import expiry_after
+from budget_recovery_dagster.adapters.nats_values import decode_value, shortened
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     CounterReading,
@@ -25,11 +24,10 @@ from budget_recovery_dagster.domain.counters import (
     UnreadableKey,
     UnreadableUsageError,
     UnusableNameError,
-    ValueShape,
     check_name,
-    parse_usage,
 )
 from budget_recovery_dagster.domain.windows import InvalidWindowError, Window
+from budget_recovery_dagster.errors import StoreReadError
 from budget_recovery_dagster.ports import TenantListing
 
 COUNTERS = "usage"
@@ -42,7 +40,6 @@ Name = TypeVar("Name", str, Entity)
 
 _AGGREGATE = "="
 _TOKENS_OF_A_COUNTER = 5
-_MAX_REASON = 200
 
 _KEPT = re.compile(r"[A-Za-z0-9_/-]+", re.ASCII)
 _OTHER_BYTE = re.compile(rb"[^A-Za-z0-9_/-]")
@@ -129,12 +126,27 @@ def decode_entity(token: str) -> Entity:
 
 
 def tenant_prefix(tenant: str) -> str:
-    """Return that with which the keys of a tenant, and only its keys, begin.
+    """Return the prefix that all keys of this tenant share, and no others.
 
     Raises:
         UnusableNameError: no key may hold this name.
     """
     return _within_limit(f"{COUNTERS}.{encode_name(tenant)}.")
+
+
+def prefix_to_read(tenant: str) -> str:
+    """Return the prefix under which all that belongs to a tenant is read.
+
+    Raises:
+        StoreReadError: no counter can belong to a tenant of this name.
+    """
+    try:
+        return tenant_prefix(tenant)
+    except UnusableNameError as error:
+        raise StoreReadError(
+            f"No counter can belong to the tenant {tenant[:100]!a}: {error}.",
+            "use the name of a tenant as the gateway knows it.",
+        ) from error
 
 
 def encode_key(counter: CounterKey) -> str:
@@ -169,35 +181,6 @@ def decode_key(key: str) -> CounterKey:
         _budget_window(budget, window),
         _part("entity", decode_entity, entity),
     )
-
-
-def decode_value(value: bytes) -> tuple[Decimal, ValueShape]:
-    """Read a counter's value: a JSON object with ``usage``, or a bare JSON number.
-
-    Raises:
-        UnreadableUsageError: it holds no usage; the message is short printable ASCII.
-    """
-    try:
-        content = _DECODER.decode(value.decode())
-    except UnicodeDecodeError as error:
-        raise UnreadableUsageError("the value is not UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise UnreadableUsageError("the value is not JSON") from error
-    except RecursionError as error:
-        raise UnreadableUsageError("the value is nested too deeply") from error
-    if isinstance(content, _Number):
-        return _usage(content), ValueShape.BARE
-    if not isinstance(content, dict):
-        raise UnreadableUsageError("the value is neither an object nor a number")
-    if "usage" not in content:
-        raise UnreadableUsageError("the value has no field usage")
-    match content["usage"]:
-        case _Number() as number:
-            return _usage(number), ValueShape.NUMBER
-        case str() as text:
-            return _usage(text), ValueShape.TEXT
-        case _:
-            raise UnreadableUsageError("usage is neither text nor a number")
 
 
 def list_tenants(keys: Iterable[str]) -> TenantListing:
@@ -254,22 +237,6 @@ def printable(key: str) -> str:
     return shown if len(raw) <= MAX_KEY_BYTES else f"{shown}... ({len(raw)} bytes)"
 
 
-class _Number(str):
-    """The text of a JSON number: told from a JSON text by its type, and never made a float."""
-
-    __slots__ = ()
-
-
-_DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number)
-
-
-def _usage(text: str) -> Decimal:
-    try:
-        return parse_usage(str(text))
-    except UnreadableUsageError as error:
-        raise UnreadableUsageError(_shortened(str(error))) from error
-
-
 @lru_cache(maxsize=4096)
 def _budget_window(budget: str, window: str) -> BudgetWindow:
     """Decode what many keys have in common, once."""
@@ -277,14 +244,14 @@ def _budget_window(budget: str, window: str) -> BudgetWindow:
     try:
         return BudgetWindow(name, Window.parse(window))
     except InvalidWindowError as error:
-        raise UnreadableKeyError(_shortened(f"window '{printable(window)}' is none")) from error
+        raise UnreadableKeyError(shortened(f"'{printable(window)}' is not a window")) from error
 
 
 def _part(kind: str, decode: Callable[[str], Name], token: str) -> Name:
     try:
         return decode(token)
     except UnusableNameError as error:
-        raise UnreadableKeyError(_shortened(f"{kind} '{printable(token)}': {error}")) from error
+        raise UnreadableKeyError(shortened(f"{kind} '{printable(token)}': {error}")) from error
 
 
 def _within_limit(key: str) -> str:
@@ -292,7 +259,3 @@ def _within_limit(key: str) -> str:
     if size > MAX_KEY_BYTES:
         raise UnusableNameError(f"a key of {size} bytes, more than {MAX_KEY_BYTES}")
     return key
-
-
-def _shortened(reason: str) -> str:
-    return reason if len(reason) <= _MAX_REASON else f"{reason[: _MAX_REASON - 3]}..."

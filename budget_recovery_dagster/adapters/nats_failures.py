@@ -49,34 +49,28 @@ def not_connected(server: ServerAddress, error: Exception) -> StoreError:
 
 def user_refused(server: ServerAddress, error: Exception) -> StorePermissionError:
     """Say that a server does not let the user in, or not any longer."""
-    failure = StorePermissionError(
+    return StorePermissionError(
         f"{server.url} refuses the NATS user: {_reason(error)}.",
         "correct the user and password in BUDGET_RECOVERY_NATS_URL, or renew the credentials file.",
     )
-    failure.__cause__ = error
-    return failure
 
 
-def denied(what: str, error: Exception) -> StorePermissionError:
+def denied(what: str) -> StorePermissionError:
     """Say what it is that the user may not do."""
-    failure = StorePermissionError(
+    return StorePermissionError(
         f"The NATS user may not {what}.",
         "grant it to the NATS user; the README lists the permissions that are needed.",
     )
-    failure.__cause__ = error
-    return failure
 
 
 def broken(server: ServerAddress, cause: Exception | None) -> StoreError:
     """Say why a connection that was established is there no more."""
     if cause is not None and _REFUSED.search(str(cause)):
         return user_refused(server, cause)
-    failure = StoreUnreachableError(
+    return StoreUnreachableError(
         f"The connection to {server.url} broke: {_reason(cause) if cause else 'it was closed'}.",
         "see whether the NATS server is healthy; the next call connects anew.",
     )
-    failure.__cause__ = cause
-    return failure
 
 
 def jetstream_off(bucket: str) -> StoreError:

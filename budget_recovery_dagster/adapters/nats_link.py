@@ -11,7 +11,9 @@ import math
 import re
 import ssl
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from secrets import token_hex
+from typing import NoReturn
 
 import anyio
 from nats import errors
@@ -35,6 +37,18 @@ _VIOLATION = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What ends an exchange or a link: seen in one place, raised wherever somebody waits."""
+
+    error: StoreError
+    cause: Exception | None
+
+    def throw(self) -> NoReturn:
+        """Raise the error from its cause."""
+        raise self.error from self.cause
+
+
 class Exchange:
     """One conversation: what is sent in it, and what arrives in answer."""
 
@@ -44,7 +58,7 @@ class Exchange:
         self._subscription: Subscription | None = None
         self._sent_to: dict[str, str] = {}
         self._arrived: list[Msg] = []
-        self._failure: StoreError | None = None
+        self._failure: Failure | None = None
         self._news = asyncio.Event()
 
     async def open(self) -> None:
@@ -86,7 +100,7 @@ class Exchange:
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def fail(self, failure: StoreError) -> None:
+    def fail(self, failure: Failure) -> None:
         """End the exchange: nothing more will arrive."""
         self._failure = failure
         self._news.set()
@@ -112,11 +126,11 @@ class Exchange:
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            self._failure.throw()
 
 
 class _Client(Client):
-    """The driver, with two repairs."""
+    """The driver, with two fixes."""
 
     def __init__(self, *, needs_tls: bool) -> None:
         super().__init__()
@@ -132,7 +146,7 @@ class _Client(Client):
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> Msg:
-        # The driver's reading task would die, unheard, of one subject that is not UTF-8.
+        # One subject that is not UTF-8 would silently kill the driver's read task.
         return self.msg_class(
             subject=subject.decode(errors="surrogateescape"),
             reply=reply.decode(errors="surrogateescape"),
@@ -154,7 +168,7 @@ class Link:
         self._exchanges: set[Exchange] = set()
         self._complaint: Exception | None = None
         self._opening = anyio.CancelScope()
-        self.failure: StoreError | None = None
+        self.failure: Failure | None = None
 
     async def open(self, credentials: str | None) -> None:
         """Connect, with the content of a credentials file if there is one.
@@ -169,7 +183,7 @@ class Link:
                 # A server that refused the user may have closed the connection without a word.
                 await self._client.flush(math.ceil(self._connect_seconds))
             if self.failure is not None:
-                raise self.failure
+                self.failure.throw()
             if self._opening.cancelled_caught:
                 raise not_connected(self._server, TimeoutError())
         except BaseException:
@@ -190,7 +204,7 @@ class Link:
         """Hold a conversation.
 
         Each has a subscription of its own: what a consumer delivers shows the subject under which
-        it was stored, so by its subject it could not be assigned.
+        it was stored, so the subject cannot tell which conversation it belongs to.
         """
         exchange = Exchange(self._client, f"{INBOX_PREFIX}.{token_hex(16)}")
         self._exchanges.add(exchange)
@@ -236,17 +250,18 @@ class Link:
         if violation is None:
             return
         if violation[1] == "subscription":
-            self._break(denied(f"receive answers on {INBOX_PREFIX}.>", error))
+            self._break(Failure(denied(f"receive answers on {INBOX_PREFIX}.>"), error))
             return
         for exchange in self._exchanges:
             subject = exchange.sent_to(violation[2])
             if subject is not None:
-                exchange.fail(denied(f"publish to {subject}", error))
+                exchange.fail(Failure(denied(f"publish to {subject}"), error))
 
     async def _on_closed(self) -> None:
-        self._break(broken(self._server, self._client.last_error or self._complaint))
+        cause = self._client.last_error or self._complaint
+        self._break(Failure(broken(self._server, cause), cause))
 
-    def _break(self, failure: StoreError) -> None:
+    def _break(self, failure: Failure) -> None:
         if self.failure is None:
             self.failure = failure
         self._opening.cancel()

@@ -3,8 +3,8 @@
 A consumer with one delivery per subject is drained by pull requests that do not wait. A key that
 is overwritten during the reading moves to the end of the stream, so the end is not where the
 announced number of messages has come: it is where the server says that nothing is left. And
-because removals that leave no trace end a reading early without an error, what came is held
-against what the stream's leader had announced.
+because removals that leave no trace end a reading early without an error, what came is compared
+with what the stream's leader had announced.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from secrets import token_hex
 import anyio
 from nats.aio.msg import Msg
 
+from budget_recovery_dagster.adapters.nats_ack import sequence_and_time
 from budget_recovery_dagster.adapters.nats_codec import StoredValue
 from budget_recovery_dagster.adapters.nats_stream import STATUS, BucketStream
 from budget_recovery_dagster.errors import (
@@ -139,7 +140,7 @@ class _Drain:
 
     def _take(self, message: Msg) -> None:
         headers = message.headers or {}
-        revision, written_ns = _sequence_and_time(message.reply)
+        revision, written_ns = sequence_and_time(message.reply)
         key = message.subject.removeprefix(self._stream.subject_prefix)
         known = self._newest.get(key)
         if known is not None and known[0] > revision:
@@ -162,17 +163,6 @@ class _Drain:
             )
 
 
-def _sequence_and_time(reply: str) -> tuple[int, int]:
-    """Read the stream sequence and the time of writing from where a message is acknowledged.
-
-    ``$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<consumer sequence>.<time>.<pending>``;
-    the newer form has the domain and the account after ``ACK``.
-    """
-    fields = reply.split(".")
-    first = 5 if len(fields) < 11 else 7
-    return int(fields[first]), int(fields[first + 2])
-
-
 @contextlib.asynccontextmanager
 async def _consumer(stream: BucketStream, prefix: str, leader: str | None) -> AsyncIterator[str]:
     """Hold a consumer where the stream's leader is; it is gone afterwards, whatever happens."""
@@ -190,7 +180,7 @@ async def _place(stream: BucketStream, prefix: str, leader: str | None) -> str:
 
     The cluster puts it on any server with a replica, also on one that is still catching up, whose
     readings are short and look complete, or on one that has just died. So it is created until it
-    comes to lie right.
+    lands on the leader.
     """
     failure: StoreError | None = None
     for _ in range(1 if leader is None else _PLACEMENTS):

@@ -6,6 +6,7 @@ caller is busy with what it has read.
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
@@ -16,13 +17,13 @@ from budget_recovery_dagster.adapters.nats_address import Access, open_access
 from budget_recovery_dagster.adapters.nats_codec import (
     COUNTERS,
     list_tenants,
+    prefix_to_read,
     read_tenant,
-    tenant_prefix,
 )
 from budget_recovery_dagster.adapters.nats_connection import NatsConnection, Timeouts
 from budget_recovery_dagster.adapters.nats_reader import read_keys
 from budget_recovery_dagster.adapters.nats_stream import BucketStream, check_bucket
-from budget_recovery_dagster.domain.counters import TenantReading, UnusableNameError
+from budget_recovery_dagster.domain.counters import TenantReading
 from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.errors import StoreReadError
 from budget_recovery_dagster.ports import TenantListing
@@ -72,7 +73,11 @@ class NatsUsageStore:
 
     def identity(self) -> StoreIdentity:
         """Read the identity from the stream's leader."""
-        return self._call(self._identity)
+        return self._call(self._stream.info).identity
+
+    def now(self) -> datetime | None:
+        """Return the time of the stream's leader; None where its server does not tell."""
+        return self._call(self._stream.info).told_at
 
     def list_tenants(self) -> TenantListing:
         """List the tenants by their keys; one whose keys are all deleted may still be listed."""
@@ -80,14 +85,7 @@ class NatsUsageStore:
 
     def read_counters(self, tenant: str) -> TenantReading:
         """Read all counters of a tenant: every key that existed before the call is in it."""
-        try:
-            prefix = tenant_prefix(tenant)
-        except UnusableNameError as error:
-            raise StoreReadError(
-                f"No counter can belong to the tenant {tenant[:100]!a}: {error}.",
-                "use the name of a tenant as the gateway knows it.",
-            ) from error
-        found = self._call(read_keys, self._stream, prefix)
+        found = self._call(read_keys, self._stream, prefix_to_read(tenant))
         return read_tenant(tenant, found.values, is_partial=found.is_partial)
 
     async def close(self) -> None:
@@ -97,9 +95,6 @@ class NatsUsageStore:
         for ended in list(self._running.values()):
             await ended.wait()
         await self._connection.close()
-
-    async def _identity(self) -> StoreIdentity:
-        return (await self._stream.info()).identity
 
     def _call(
         self,

@@ -21,6 +21,8 @@ STATUS = "Status"
 """The header under which the driver shows a status line."""
 
 _NO_RESPONDERS = "503"
+# As in the settings, and here once more: whoever opens a store need not have its name from there,
+# and in a subject `*` or `>` would reach into other streams.
 _BUCKET = re.compile(r"[A-Za-z0-9_-]{1,200}", re.ASCII)
 # Past every key: then the leader tells only how many there are.
 _NO_SUBJECTS = 2**62
@@ -35,6 +37,7 @@ Answer = Mapping[str, Any]
 class StreamInfo:
     """What the stream's leader says of it.
 
+    ``told_at`` is the leader's time when it answered, None where its server does not tell it.
     ``leader`` is None where the stream has no replicas, so that no other server could answer.
     ``subject_count`` and ``subjects`` are about the subjects that were asked for, which include
     those of deleted keys; ``subjects`` is a part of them in their order, the whole of which may
@@ -42,6 +45,7 @@ class StreamInfo:
     """
 
     identity: StoreIdentity
+    told_at: datetime | None
     leader: str | None
     subject_count: int
     subjects: tuple[str, ...]
@@ -80,7 +84,7 @@ class BucketStream:
         return answer
 
     async def info(self) -> StreamInfo:
-        """Ask the leader for the stream's identity."""
+        """Ask the leader for the stream's identity and its own time."""
         return self._understand(await self.ask(f"STREAM.INFO.{self.name}", {}))
 
     async def count(self, prefix: str) -> StreamInfo:
@@ -126,9 +130,10 @@ class BucketStream:
 
     def _understand(self, answer: Answer) -> StreamInfo:
         with self._making_sense():
-            created = datetime.fromisoformat(answer["created"]).astimezone(UTC)
+            told_at: str | None = answer.get("ts")
             return StreamInfo(
-                identity=StoreIdentity(created, answer["state"]["last_seq"]),
+                identity=StoreIdentity(_moment(answer["created"]), answer["state"]["last_seq"]),
+                told_at=None if told_at is None else _moment(told_at),
                 leader=self._leader(answer),
                 subject_count=answer.get("total", 0),
                 subjects=tuple(answer["state"].get("subjects") or ()),
@@ -157,6 +162,11 @@ class BucketStream:
                 f"An answer of JetStream about the bucket {self.bucket} makes no sense.",
                 "see whether the NATS server has a version that this project knows.",
             ) from error
+
+
+def _moment(text: str) -> datetime:
+    """Read a moment, its nanoseconds cut to microseconds."""
+    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def check_bucket(bucket: str) -> str:

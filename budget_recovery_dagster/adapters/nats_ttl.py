@@ -1,7 +1,6 @@
 """Times to live of keys, as NATS writes them in the header ``Nats-TTL``."""
 
 import re
-from decimal import Decimal
 
 from budget_recovery_dagster.domain.windows import Window
 
@@ -17,27 +16,37 @@ _NS_PER_UNIT = {
     "m": 60 * _NS_PER_SECOND,
     "h": 3600 * _NS_PER_SECOND,
 }
-# No longer than the server's 63 bits of nanoseconds can hold.
-_SECONDS = re.compile(r"\+?[0-9]{1,12}", re.ASCII)
-_AMOUNT = r"([0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})"
-_PART = re.compile(rf"{_AMOUNT}({'|'.join(_NS_PER_UNIT)})", re.ASCII)
+# What Go counts a duration in. Longer is more than 292 years.
+_MAX_NS = 2**63 - 1
+# Far more than any duration needs, and few enough digits for Python to make a number of.
+_MAX_CHARACTERS = 200
+_SECONDS = re.compile(r"\+?[0-9]+", re.ASCII)
+# At least one digit, before the point or after it.
+_PART = re.compile(rf"(?=\.?[0-9])([0-9]*)(?:\.([0-9]*))?({'|'.join(_NS_PER_UNIT)})", re.ASCII)
 _DURATION = re.compile(rf"\+?(?:{_PART.pattern})+", re.ASCII)
 
 
 def parse_ttl(text: str) -> int | None:
     """Read a time to live in whole seconds, as the server does; None means never.
 
-    A text that the server would have refused has no effect there, so it means never as well.
+    A text that the server would have refused has no effect there, so it means never as well. So
+    does more than 2**63 - 1 nanoseconds, and a text of more than 200 characters.
     """
+    if len(text) > _MAX_CHARACTERS:
+        return None
     if _SECONDS.fullmatch(text):
-        seconds = int(text)
+        nanoseconds = int(text) * _NS_PER_SECOND
     elif _DURATION.fullmatch(text):
-        parts = _PART.findall(text)
-        nanoseconds = sum(Decimal(amount) * _NS_PER_UNIT[unit] for amount, unit in parts)
-        seconds = int(nanoseconds // _NS_PER_SECOND)
+        nanoseconds = sum(_nanoseconds(*part) for part in _PART.findall(text))
     else:
         return None
-    return seconds if seconds >= 1 else None
+    return nanoseconds // _NS_PER_SECOND if _NS_PER_SECOND <= nanoseconds <= _MAX_NS else None
+
+
+def _nanoseconds(whole: str, fraction: str, unit: str) -> int:
+    # Of each part a fraction of a nanosecond is dropped, as Go does.
+    scale: int = 10 ** len(fraction)
+    return int(f"0{whole}{fraction}") * _NS_PER_UNIT[unit] // scale
 
 
 def expiry_after(ttl: str | None, written_ns: int, window: Window) -> int | None:

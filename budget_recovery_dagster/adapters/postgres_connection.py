@@ -45,7 +45,12 @@ _SET_SESSION = """
 select set_config(name, value, false) from unnest(%s::text[], %s::text[]) as s (name, value)
 """
 
+# While a statement runs, or waits for a lock, the server looks whether its client is still there: a
+# run that is terminated closes its connections, and does not cancel what they were at.
+_WATCH_CLIENT = "set client_connection_check_interval = '2s'"
+
 _UNREACHABLE_HINT = "check that PostgreSQL runs and that BUDGET_RECOVERY_POSTGRES_URL leads to it."
+_MISSING_HINT = "create it, or correct BUDGET_RECOVERY_POSTGRES_URL."
 _SQLSTATE_HINTS = {
     "25006": "point BUDGET_RECOVERY_POSTGRES_URL at the primary: this server is read-only.",
     "3F000": "run `budget-recovery migrate`.",
@@ -70,13 +75,14 @@ def connection_parameters(url: str) -> dict[str, str]:
         given = {name: str(value) for name, value in conninfo_to_dict(url).items()}
     except psycopg.Error:
         given = {}
-    # A password with an unescaped / or @ spills into port or host, which libpq would quote.
+    # A password with an unescaped / or @ spills into port, host or dbname, which libpq quotes.
     ports = given.get("port", "").replace(",", "")
-    if not given or "@" in given.get("host", "") or (ports and not ports.isdecimal()):
+    spilt = "@" in given.get("host", "") + given.get("dbname", "")
+    if not given or spilt or (ports and not ports.isdecimal()):
         raise DatabaseError(
             "The database URL cannot be read.",
             "set BUDGET_RECOVERY_POSTGRES_URL to a form such as postgresql://user:password@host/"
-            "database, special characters of the password written as %XX.",
+            "database, without +psycopg2, special characters of the password written as %XX.",
         ) from None
     # Names may hold any character, whatever PGCLIENTENCODING says.
     return {**_CONNECTION_DEFAULTS, **given, "client_encoding": "utf8"}
@@ -86,6 +92,12 @@ def prepare_session(connection: Connection) -> None:
     """Give a new connection the settings that every session of ours has."""
     connection.execute(_SET_SESSION, (list(_SESSION), list(_SESSION.values())))
     connection.commit()
+    try:
+        connection.execute(_WATCH_CLIENT)
+        connection.commit()
+    except psycopg.errors.InvalidParameterValue:
+        # A server on Windows cannot; there the limits above must do.
+        connection.rollback()
 
 
 def connect(parameters: dict[str, str]) -> Connection:
@@ -129,12 +141,14 @@ def driver_errors() -> Iterator[None]:
 
 def as_database_error(error: psycopg.Error) -> DatabaseError:
     """Describe an error of the driver in our terms."""
-    said = (error.diag.message_primary or str(error)).strip().replace("\n", " ").rstrip(".")
+    said = " ".join((error.diag.message_primary or str(error)).split()).rstrip(".?")
     state = error.sqlstate
     lost = isinstance(error, psycopg.OperationalError) and state is None
     if lost or (state is not None and state.startswith(_UNREACHABLE_STATES)):
+        # The driver gives no code for what fails before the session begins.
+        hint = _MISSING_HINT if said.endswith("does not exist") else _UNREACHABLE_HINT
         return DatabaseUnreachableError(
-            f"The control-plane database cannot be reached: {said}.", _UNREACHABLE_HINT
+            f"The control-plane database cannot be reached: {said}.", hint
         )
     return DatabaseError(
         f"The control-plane database refused: {said}.",

@@ -1,19 +1,34 @@
 """Reading stored usages back: the contents that records share, each transferred once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 
 from budget_recovery_dagster.adapters.postgres_connection import Connection
 from budget_recovery_dagster.domain.recovery_point import Usages
 
 _READ = """
-select content_id, entities, usages from budget_recovery.budget_content where content_id = any(%s)
+select c.content_id, c.entities, c.usages
+from unnest(%s::bigint[]) with ordinality as wanted (content_id, position)
+join budget_recovery.budget_content c using (content_id)
+order by wanted.position
 """
 
+# The server's limit of time is for one statement, and reading everything may well take longer.
+_AT_ONCE = 500
 
-def read_contents(connection: Connection, content_ids: Iterable[int]) -> dict[int, Usages]:
-    """Return contents by id; the aggregate, stored as an empty name, is None again."""
-    rows = connection.execute(_READ, (list(set(content_ids)),))
-    return {
-        content_id: {entity or None: usage for entity, usage in zip(entities, usages, strict=True)}
-        for content_id, entities, usages in rows
-    }
+
+def stream_contents(
+    connection: Connection, content_ids: Sequence[int]
+) -> Iterator[tuple[int, Usages]]:
+    """Give contents with their ids, in the order of the ids; the aggregate's empty name is None.
+
+    They come one by one, as many of them together may not fit into memory. Until the last one has
+    come, the connection is of no other use.
+    """
+    for first in range(0, len(content_ids), _AT_ONCE):
+        with connection.cursor() as cursor:
+            wanted = list(content_ids[first : first + _AT_ONCE])
+            for content_id, entities, usages in cursor.stream(_READ, (wanted,)):
+                yield (
+                    content_id,
+                    {entity or None: usage for entity, usage in zip(entities, usages, strict=True)},
+                )

@@ -1,5 +1,6 @@
 """The control-plane database: a small pool of checked connections, transactions, and its clock."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,9 +19,12 @@ from budget_recovery_dagster.adapters.postgres_connection import (
     prepare_session,
 )
 from budget_recovery_dagster.adapters.postgres_schema import require_current
+from budget_recovery_dagster.domain.moments import require_aware
 
 MAX_CONNECTIONS = 4
 _CHECKOUT_SECONDS = 10
+# The database's clock and this host's need not go equally fast, or may be set.
+_LONGEST_SLEEP = 0.25
 
 
 def server_clock(connection: Connection) -> datetime:
@@ -88,6 +92,12 @@ class Database:
         """Return the present moment."""
         with self.reading() as connection:
             return self.moment(connection)
+
+    def wait_until(self, moment: datetime) -> None:
+        """Return once ``now`` is not before ``moment``."""
+        require_aware(moment)
+        while (left := (moment - self.now()).total_seconds()) > 0:
+            time.sleep(min(left, _LONGEST_SLEEP))
 
     def moment(self, connection: Connection) -> datetime:
         """Return the present moment, asked on a connection that is already in use."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime
 from decimal import Decimal
+from typing import Any
 
 from budget_recovery_dagster.adapters.postgres_connection import Connection
 from budget_recovery_dagster.domain.moments import Hour
@@ -16,8 +17,9 @@ where captured_at >= %s and captured_at < %s
 order by tenant, captured_at
 """
 
+# The edges as text: a damaged one may be a moment that Python does not know, such as infinity.
 _RECORDS = """
-select r.budget_id, r.window_token, r.window_start, r.window_end, r.omitted_count,
+select r.budget_id, r.window_token, r.window_start::text, r.window_end::text, r.omitted_count,
        c.content_hash, c.entities, c.usages
 from budget_recovery.budget_record r
 left join budget_recovery.budget_content c using (content_id)
@@ -53,8 +55,8 @@ def _damage(
         omitted_count += omitted
         entry_count += len(entities or ())
         name = f"budget {budget!r}, window {token}"
-        if not _is_window(token, start, end):
-            yield f"{name}, is stored with the edges of another window"
+        if (damage := _window_damage(token, start, end)) is not None:
+            yield f"{name}, {damage}"
         if not _is_content(content_hash, entities, usages):
             yield f"{name}, holds other usages than were captured"
     stored = (records, entry_count, omitted_count)
@@ -64,18 +66,31 @@ def _damage(
             yield f"{count} {what} are stored and {expected} were captured"
 
 
-def _is_window(token: str, start: datetime | None, end: datetime | None) -> bool:
+def _window_damage(token: str, start: str | None, end: str | None) -> str | None:
     try:
         window = Window.parse(token)
     except InvalidWindowError:
-        return False
-    return (window.start, window.end) == (start, end)
+        return "is no window that a budget can have"
+    if (_as_text(window.start), _as_text(window.end)) != (start, end):
+        return "is stored with the edges of another window"
+    return None
 
 
+def _as_text(moment: datetime | None) -> str | None:
+    """Write a moment in UTC as the server does in a session of ours."""
+    return None if moment is None else f"{moment.replace(tzinfo=None).isoformat(sep=' ')}+00"
+
+
+# Nothing is taken for granted of what is being verified: lists of another length, shape or kind
+# are damage like any other.
 def _is_content(
-    content_hash: bytes | None, entities: list[str] | None, usages: list[Decimal] | None
+    content_hash: bytes | None, entities: list[Any] | None, usages: list[Any] | None
 ) -> bool:
     if content_hash is None or entities is None or usages is None:
         return False
-    content = {entity or None: usage for entity, usage in zip(entities, usages, strict=True)}
-    return len(content) == len(entities) and hash_usages(content) == content_hash
+    if not all(isinstance(entity, str) for entity in entities):
+        return False
+    if not all(isinstance(usage, Decimal) and usage.is_finite() for usage in usages):
+        return False
+    content = {entity or None: usage for entity, usage in zip(entities, usages, strict=False)}
+    return len(content) == len(entities) == len(usages) and hash_usages(content) == content_hash

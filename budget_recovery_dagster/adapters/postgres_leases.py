@@ -18,15 +18,16 @@ from typing import Any
 
 import psycopg
 
-from budget_recovery_dagster.adapters.admission import (
-    Holding,
-    lease_lost,
-    require_free,
-    require_ours,
-)
 from budget_recovery_dagster.adapters.postgres_connection import Connection
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.stored_forms import storable
+from budget_recovery_dagster.domain.admission import (
+    Holding,
+    lease_lost,
+    require_free,
+    require_lease_of,
+    require_ours,
+)
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import Lease
 
@@ -67,17 +68,19 @@ where name = %s and token = %s
 """
 
 
-def require_lease(connection: Connection, database: Database, lease: Lease) -> None:
-    """Keep a lease from changing hands until the transaction ends.
+def require_lease(connection: Connection, database: Database, lease: Lease, *, name: str) -> None:
+    """Keep the lease of ``name`` from changing hands until the transaction ends.
 
     Raises:
         LeaseLostError: it is not held any more.
+        ValueError: it is of another name.
     """
+    require_lease_of(lease.name, name)
     lease.require_held()
     row = connection.execute(_LOCK_TO_WORK, (lease.name,)).fetchone()
     # The clock is read after the lock: waiting for it may have taken the rest of the lease.
     now = database.moment(connection)
-    require_ours(lease, _holding(row), now)
+    require_ours(lease.name, lease.token, _holding(row), now)
 
 
 class PostgresLeases:

@@ -4,9 +4,9 @@ from collections import defaultdict
 from datetime import datetime
 
 from budget_recovery_dagster.adapters.postgres_connection import Connection
-from budget_recovery_dagster.adapters.postgres_contents import read_contents
+from budget_recovery_dagster.adapters.postgres_contents import stream_contents
 from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.recovery_point import RecoveryPoint, max_merge
+from budget_recovery_dagster.domain.recovery_point import RecoveryPoint, Usages, max_merge
 from budget_recovery_dagster.domain.windows import Window
 
 # For every budget and window that is current: the contents of its newest record that covers all
@@ -33,12 +33,12 @@ join budget_recovery.budget_record r
 
 def read_recovery_point(connection: Connection, tenant: str, now: datetime) -> RecoveryPoint:
     """Return the best known usages of a tenant's current windows, where any is known."""
-    content_ids: defaultdict[BudgetWindow, list[int]] = defaultdict(list)
+    windows: defaultdict[int, list[BudgetWindow]] = defaultdict(list)
     for budget, token, content_id in connection.execute(_POINT, {"tenant": tenant, "now": now}):
-        content_ids[BudgetWindow(budget, Window.parse(token))].append(content_id)
-    contents = read_contents(connection, (each for ids in content_ids.values() for each in ids))
-    point = {
-        of: max_merge(*(contents[content_id] for content_id in ids))
-        for of, ids in content_ids.items()
-    }
+        windows[content_id].append(BudgetWindow(budget, Window.parse(token)))
+    point: dict[BudgetWindow, Usages] = {}
+    for content_id, usages in stream_contents(connection, sorted(windows)):
+        # Merged as they come: where an entity is gone for good, every retained record is read.
+        for of in windows[content_id]:
+            point[of] = max_merge(point.get(of, {}), usages)
     return {of: usages for of, usages in point.items() if usages}

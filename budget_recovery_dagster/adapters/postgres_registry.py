@@ -4,9 +4,9 @@ from datetime import datetime
 from decimal import Decimal
 from uuid import uuid4
 
-from budget_recovery_dagster.adapters.admission import require_bucket
 from budget_recovery_dagster.adapters.postgres_connection import Connection
 from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.domain.admission import require_bucket
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.errors import DatabaseError
@@ -50,7 +50,7 @@ class PostgresStoreRegistry:
         with self._database.writing() as connection:
             connection.execute(_MAKE, (bucket, str(uuid4())))
             record = _record(connection.execute(_READ).fetchone())
-        require_bucket(record, bucket)
+        require_bucket(record.bucket, bucket)
         return record
 
 

@@ -1,11 +1,17 @@
-"""Pruning in PostgreSQL: removing what is past retention and needed by no recovery point."""
+"""Pruning in PostgreSQL: removing what is past retention and needed by no recovery point.
 
-from collections.abc import Collection
+In two steps, since the first may have to read very much: it finds, in a transaction of its own and
+without a lock, which records past retention are still needed (``find_needed``). The second removes
+the others under the store's lock (``prune_snapshots``). What is needed cannot become more in
+between: captures only add newer records, which can make an old one needless and never needed.
+"""
+
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import Any
 
 from budget_recovery_dagster.adapters.postgres_connection import Connection
-from budget_recovery_dagster.adapters.postgres_contents import read_contents
+from budget_recovery_dagster.adapters.postgres_contents import stream_contents
 from budget_recovery_dagster.domain.retention import DatedUsages, needed_past_retention
 from budget_recovery_dagster.ports import PruneReport
 
@@ -36,11 +42,14 @@ left join lateral (
 where c.captured_at is null or c.captured_at < %(cutoff)s
 """
 
-_RECORDS_OF_WINDOW = """
-select captured_at, content_id
+# Of records with the same content, only the newest can be needed.
+_CONTENTS_OF_WINDOW = """
+select content_id, max(captured_at) as newest
 from budget_recovery.budget_record
 where tenant = %s and budget_id = %s and window_token = %s
   and captured_at >= coalesce(%s::timestamptz, '-infinity')
+group by content_id
+order by newest desc
 """
 
 _DELETE_RECORDS = """
@@ -98,20 +107,47 @@ where c.content_id = any(%s)
   )
 """
 
-_DELETE_FAILURES = """
-delete from budget_recovery.capture_failure
-where tenant = any(%(tenants)s) and failed_at < %(cutoff)s
-"""
+# Of all tenants: some of these names are of keys that name no tenant, or of tenants long gone.
+_DELETE_FAILURES = "delete from budget_recovery.capture_failure where failed_at < %(cutoff)s"
 
-_Key = tuple[str, str, str, datetime]
+RecordKey = tuple[str, str, str, datetime]
+"""Tenant, budget, window token and time of a record."""
+
+
+def find_needed(
+    connection: Connection, tenants: Collection[str], *, cutoff: datetime, now: datetime
+) -> list[RecordKey]:
+    """Find the records older than ``cutoff`` that some recovery point cannot do without."""
+    scope = {"tenants": list(tenants), "cutoff": cutoff, "now": now}
+    needed: list[RecordKey] = []
+    for *window, since in connection.execute(_DOUBTFUL_WINDOWS, scope).fetchall():
+        records = _newest_first(connection, (*window, since))
+        needed.extend(
+            (*window, captured_at) for captured_at in needed_past_retention(records, cutoff)
+        )
+    return needed
+
+
+def _newest_first(connection: Connection, window: tuple[object, ...]) -> Iterator[DatedUsages]:
+    newest: dict[int, datetime] = dict(connection.execute(_CONTENTS_OF_WINDOW, window).fetchall())
+    for content_id, usages in stream_contents(connection, list(newest)):
+        yield DatedUsages(newest[content_id], usages)
 
 
 def prune_snapshots(
-    connection: Connection, tenants: Collection[str], *, cutoff: datetime, now: datetime
+    connection: Connection,
+    tenants: Collection[str],
+    *,
+    needed: Collection[RecordKey],
+    cutoff: datetime,
+    now: datetime,
 ) -> PruneReport:
-    """Remove within a transaction, that holds the store's row, what is older than ``cutoff``."""
+    """Remove, in a transaction that holds the store's row, what is older than ``cutoff``.
+
+    ``needed`` is kept: what ``find_needed`` found under the lease that is still held.
+    """
     scope = {"tenants": list(tenants), "cutoff": cutoff, "now": now}
-    records, content_ids = _delete_records(connection, scope)
+    records, content_ids = _delete_records(connection, scope, needed)
     captures = connection.execute(_DELETE_CAPTURES, scope).rowcount
     connection.execute(_MARK_CAPTURES, scope)
     return PruneReport(
@@ -122,8 +158,9 @@ def prune_snapshots(
     )
 
 
-def _delete_records(connection: Connection, scope: dict[str, Any]) -> tuple[int, list[int]]:
-    needed = _needed(connection, scope)
+def _delete_records(
+    connection: Connection, scope: dict[str, Any], needed: Collection[RecordKey]
+) -> tuple[int, list[int]]:
     tenants, budgets, windows, times = zip(*needed, strict=True) if needed else ((), (), (), ())
     kept = {
         "kept_tenants": list(tenants),
@@ -133,18 +170,3 @@ def _delete_records(connection: Connection, scope: dict[str, Any]) -> tuple[int,
     }
     [(count, content_ids)] = connection.execute(_DELETE_RECORDS, scope | kept).fetchall()
     return count, content_ids
-
-
-def _needed(connection: Connection, scope: dict[str, Any]) -> list[_Key]:
-    """Find the expired records that some recovery point cannot do without, window by window."""
-    cutoff = scope["cutoff"]
-    needed: list[_Key] = []
-    for *window, since in connection.execute(_DOUBTFUL_WINDOWS, scope).fetchall():
-        records = connection.execute(_RECORDS_OF_WINDOW, (*window, since)).fetchall()
-        contents = read_contents(connection, (content_id for _, content_id in records))
-        times = needed_past_retention(
-            expired=(DatedUsages(at, contents[each]) for at, each in records if at < cutoff),
-            retained=(contents[each] for at, each in records if at >= cutoff),
-        )
-        needed.extend((*window, captured_at) for captured_at in times)
-    return needed

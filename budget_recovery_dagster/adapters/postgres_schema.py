@@ -18,11 +18,15 @@ from budget_recovery_dagster.adapters.postgres_connection import (
     as_database_error,
     connect,
     connection_parameters,
+    driver_errors,
 )
 from budget_recovery_dagster.errors import DatabaseError, SchemaVersionError
 
 SCHEMA = "budget_recovery"
 
+# In this transaction alone: the second of two migrations waits for as long as the first takes, and
+# a step may have much data to go through.
+_NO_TIME_LIMITS = "set local statement_timeout = 0; set local lock_timeout = 0"
 # Held to the end of the transaction, so that of two migrations the second finds all done. Unlike
 # a lease it needs no table; a host that dies with it is noticed by the session's keepalives.
 _LOCK = "select pg_advisory_xact_lock(hashtextextended('budget_recovery/migrate', 0))"
@@ -59,7 +63,7 @@ def migrate(url: str) -> Migration:
         "postgresql+psycopg://", creator=lambda: connect(parameters), poolclass=NullPool
     )
     try:
-        with engine.begin() as connection:
+        with driver_errors(), engine.begin() as connection:
             return _migrate(connection)
     except DBAPIError as error:
         if isinstance(error.orig, psycopg.Error):
@@ -70,10 +74,11 @@ def migrate(url: str) -> Migration:
 def _migrate(connection: sqlalchemy.Connection) -> Migration:
     driver: Connection = connection.connection.driver_connection  # type: ignore[assignment]
     _require_usable_server(driver)
+    connection.exec_driver_sql(_NO_TIME_LIMITS)
     connection.exec_driver_sql(_LOCK)
     before = _version(driver)
     newest = _versions()[0]
-    # What is older is about to be mended; what is newer must not be touched.
+    # An older schema is about to be upgraded; a newer one must not be touched.
     if before not in (None, *_versions()):
         refuse_unless_newest(before, _versions())
     # `create schema if not exists` asks for the right to create one even where one exists.

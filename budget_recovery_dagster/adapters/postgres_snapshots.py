@@ -1,4 +1,4 @@
-"""The stored snapshots in PostgreSQL: the Snapshots port, over the files beside this one."""
+"""The stored snapshots in PostgreSQL: two ports, over the files beside this one."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -7,7 +7,6 @@ from typing import Any, LiteralString
 
 from psycopg.rows import dict_row
 
-from budget_recovery_dagster.adapters.admission import Facts, admit
 from budget_recovery_dagster.adapters.postgres_captures import insert_snapshot, read_newest
 from budget_recovery_dagster.adapters.postgres_connection import Connection
 from budget_recovery_dagster.adapters.postgres_database import Database
@@ -15,8 +14,9 @@ from budget_recovery_dagster.adapters.postgres_integrity import find_damage
 from budget_recovery_dagster.adapters.postgres_leases import require_lease
 from budget_recovery_dagster.adapters.postgres_recovery_points import read_recovery_point
 from budget_recovery_dagster.adapters.postgres_registry import lock_store, move_baseline
-from budget_recovery_dagster.adapters.postgres_retention import prune_snapshots
+from budget_recovery_dagster.adapters.postgres_retention import find_needed, prune_snapshots
 from budget_recovery_dagster.adapters.stored_forms import storable_failure, storable_id
+from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, Facts, admit, admit_prune
 from budget_recovery_dagster.domain.counters import UnreadableKey
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.moments import Hour
@@ -30,6 +30,7 @@ from budget_recovery_dagster.ports import (
     NamedDrop,
     NamedOmission,
     PruneReport,
+    Uncaptured,
 )
 
 _TENANTS = "select distinct tenant from budget_recovery.capture"
@@ -76,36 +77,35 @@ order by r.tenant, r.captured_at, r.budget_id, r.window_token, o.position
 
 # A run that is tried again under the same id says last what holds.
 _NOTE_FAILURE = """
-insert into budget_recovery.capture_failure (run_id, tenant, hour, failed_at, reason, hint)
-values (%(run_id)s, %(tenant)s, %(hour)s, %(failed_at)s, %(reason)s, %(hint)s)
-on conflict (run_id, tenant) do update
+insert into budget_recovery.capture_failure (run_id, kind, name, hour, failed_at, reason, hint)
+values (%(run_id)s, %(kind)s, %(name)s, %(hour)s, %(failed_at)s, %(reason)s, %(hint)s)
+on conflict (run_id, kind, name) do update
 set hour = excluded.hour, failed_at = excluded.failed_at,
     reason = excluded.reason, hint = excluded.hint
 """
 
 _FAILURES = """
-select tenant, hour, reason, hint
+select name, hour, reason, hint, kind
 from budget_recovery.capture_failure
 where run_id = %s
-order by tenant
+order by kind desc, name
 """
 
 _NEWEST_RUN = """
 select run_id
 from (
-    (select run_id, stored_at as at from budget_recovery.capture
-     order by captured_at desc limit 1)
+    select run_id, stored_at as at from budget_recovery.capture
+    where captured_at >= %(start)s and captured_at < %(end)s
     union all
-    (select run_id, failed_at from budget_recovery.capture_failure
-     order by failed_at desc limit 1)
-) last
-order by at desc
+    select run_id, failed_at from budget_recovery.capture_failure where hour = %(start)s
+) noted
+order by at desc, run_id desc
 limit 1
 """
 
 
 class PostgresSnapshots:
-    """The stored snapshots of all tenants."""
+    """The stored snapshots of all tenants, and the reports on them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -138,7 +138,7 @@ class PostgresSnapshots:
         """Store a snapshot and accept its identity as the baseline, all or nothing."""
         with self._database.writing() as connection:
             # Locks are taken in this order everywhere: the lease, then the store.
-            require_lease(connection, self._database, lease)
+            require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
             store = lock_store(connection)
             facts = Facts(
                 # Asked only now: waiting for the locks may have taken the rest of the hour.
@@ -155,7 +155,7 @@ class PostgresSnapshots:
             return baseline
 
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
-        """Note the tenants of which a run stored nothing."""
+        """Note what a run could not capture."""
         with self._database.writing() as connection, connection.cursor() as cursor:
             failed_at = self._database.moment(connection)
             cursor.executemany(
@@ -163,7 +163,8 @@ class PostgresSnapshots:
                 [
                     {
                         "run_id": storable_id(run_id),
-                        "tenant": failure.tenant,
+                        "kind": failure.kind.value,
+                        "name": failure.name,
                         "hour": failure.hour.start,
                         "failed_at": failed_at,
                         "reason": failure.reason,
@@ -177,11 +178,14 @@ class PostgresSnapshots:
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
     ) -> PruneReport:
         """Remove what is past retention, of these tenants only, and no current recovery point."""
+        cutoff = policy.cutoff(now)
+        with self._database.reading() as connection:
+            needed = find_needed(connection, tenants, cutoff=cutoff, now=now)
         with self._database.writing() as connection:
-            require_lease(connection, self._database, lease)
+            require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
             # No commit may share a content while it is being removed.
-            lock_store(connection)
-            return prune_snapshots(connection, tenants, cutoff=policy.cutoff(now), now=now)
+            admit_prune(lock_store(connection).state)
+            return prune_snapshots(connection, tenants, needed=needed, cutoff=cutoff, now=now)
 
     def captured_in(self, hour: Hour) -> tuple[CaptureSummary, ...]:
         """Return the snapshots captured in an hour, by tenant and time."""
@@ -194,12 +198,12 @@ class PostgresSnapshots:
             return _read_summaries(connection, _CAPTURED_BY, (storable_id(run_id),))
 
     def failures_of(self, run_id: str) -> tuple[CaptureFailure, ...]:
-        """Return the failures that a run noted, by tenant."""
+        """Return what a run could not capture: tenants, then keys, each by name."""
         with self._database.reading() as connection:
             rows = connection.execute(_FAILURES, (storable_id(run_id),))
             return tuple(
-                CaptureFailure(tenant, Hour(hour), reason, hint)
-                for tenant, hour, reason, hint in rows
+                CaptureFailure(name, Hour(hour), reason, hint, Uncaptured(kind))
+                for name, hour, reason, hint, kind in rows
             )
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
@@ -214,10 +218,10 @@ class PostgresSnapshots:
             rows = connection.execute(_OMISSIONS, (storable_id(run_id),))
             return tuple(NamedOmission(*row) for row in rows)
 
-    def newest_run(self) -> str | None:
-        """Return the run that stored a snapshot or noted a failure last."""
+    def newest_run(self, hour: Hour) -> str | None:
+        """Return the run that stored a snapshot of an hour, or noted a failure in it, last."""
         with self._database.reading() as connection:
-            row = connection.execute(_NEWEST_RUN).fetchone()
+            row = connection.execute(_NEWEST_RUN, {"start": hour.start, "end": hour.end}).fetchone()
         return None if row is None else str(row[0])
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from budget_recovery_dagster.domain.counters import OmittedCounter, UnreadableKey, format_usage
 from budget_recovery_dagster.domain.snapshots import TenantSnapshot
-from budget_recovery_dagster.ports import CaptureFailure, CaptureSummary, NamedDrop
+from budget_recovery_dagster.ports import CaptureFailure, CaptureSummary, NamedDrop, Uncaptured
 
 MAX_NAMED = 100
 """How many drops, unreadable keys or omitted counters a list names; their number is kept too."""
@@ -84,8 +84,9 @@ def named_omissions(omitted: Iterable[OmittedCounter]) -> list[dict[str, str | N
 def storable_failure(failure: CaptureFailure) -> CaptureFailure:
     """Return a failure as it is kept."""
     return CaptureFailure(
-        tenant=failure.tenant,
+        name=storable_id(failure.name) if failure.kind is Uncaptured.KEY else failure.name,
         hour=failure.hour,
         reason=storable(failure.reason),
         hint=storable(failure.hint),
+        kind=failure.kind,
     )

@@ -16,7 +16,6 @@ from budget_recovery_dagster.services.capture_outcome import (
     Captured,
     TenantFailed,
     TenantOutcome,
-    TenantStored,
 )
 
 
@@ -52,7 +51,7 @@ def budget_usage_snapshots(
             hour,
             run_id=context.run.run_id,
             holder=holder_of(context.run.run_id),
-            on_outcome=_logged(context.log),
+            on_outcome=_failures_logged(context.log),
         )
     match result:
         case Paused():
@@ -62,32 +61,21 @@ def budget_usage_snapshots(
             )
         case Verified():
             yield _verified(context.log, result)
-        case Captured() if isinstance(result.stopped_by, CapturesPausedError) and not result.stored:
-            context.log.warning(f"No snapshot: {result.stopped_by}")
-        case Captured() if not (result.stored or result.failed):
-            context.log.warning(
-                "No snapshot: the usage store holds no counters, and no earlier snapshot does."
-            )
+        case Captured() if not result.outcomes:
+            context.log.warning("No snapshot: no tenant is in the usage store or in a snapshot.")
         case Captured():
-            yield _captured(result)
+            yield from _captured(context.log, result)
 
 
-def _logged(log: dg.DagsterLogManager) -> Callable[[TenantOutcome], None]:
+def _failures_logged(log: dg.DagsterLogManager) -> Callable[[TenantOutcome], None]:
+    # What went well is in the run's table: an event for each tenant and hour would be too many.
     def tell(outcome: TenantOutcome) -> None:
-        match outcome:
-            case TenantFailed():
-                log.error(
-                    f"Tenant {outcome.tenant!r} is not in this snapshot: {outcome.reason} "
-                    f"Try: {outcome.hint}",
-                    exc_info=outcome.error,
-                )
-            case TenantStored():
-                log.info(
-                    f"Tenant {outcome.tenant!r} stored: {outcome.entries} counters in "
-                    f"{outcome.records} budget windows, {outcome.seconds:.2f} s."
-                )
-            case _:
-                log.info(f"Tenant {outcome.tenant!r} has nothing in the usage store.")
+        if isinstance(outcome, TenantFailed):
+            log.error(
+                f"Tenant {outcome.tenant!r} is not in this snapshot: {outcome.reason} "
+                f"Try: {outcome.hint}",
+                exc_info=outcome.error,
+            )
 
     return tell
 
@@ -103,16 +91,21 @@ def _verified(log: dg.DagsterLogManager, verified: Verified) -> dg.MaterializeRe
     return dg.MaterializeResult(metadata=verified_metadata(verified.snapshots))
 
 
-def _captured(captured: Captured) -> dg.MaterializeResult[None]:
+def _captured(
+    log: dg.DagsterLogManager, captured: Captured
+) -> Iterator[dg.MaterializeResult[None]]:
     metadata = capture_metadata(captured)
-    if captured.stopped_by:
+    stopped_by = captured.stopped_by
+    if isinstance(stopped_by, CapturesPausedError):
+        log.warning(f"Captures were paused in the middle of this one. {stopped_by}")
+    elif stopped_by:
         raise failure(
-            f"{captured.stopped_by.message} {len(captured.stored)} tenants were stored before, "
+            f"{stopped_by.message} {len(captured.stored)} tenants were stored before, "
             f"{len(captured.failed)} were not.",
-            captured.stopped_by.hint,
+            stopped_by.hint,
             metadata,
         )
-    if not captured.stored:
+    elif captured.failed and not captured.stored:
         first = captured.failed[0]
         raise failure(
             f"None of {len(captured.failed)} tenants could be captured. The first, "
@@ -120,4 +113,13 @@ def _captured(captured: Captured) -> dg.MaterializeResult[None]:
             first.hint,
             metadata,
         )
-    return dg.MaterializeResult(metadata=metadata)
+    if captured.prune_failure:
+        log.error(f"Snapshots past retention are still there: {captured.prune_failure}")
+    if captured.stored:
+        log.info(
+            f"{len(captured.stored)} tenants are stored: "
+            f"{sum(tenant.entries for tenant in captured.stored)} counters."
+        )
+        yield dg.MaterializeResult(metadata=metadata)
+    else:
+        log.warning("No snapshot: no tenant has anything in the usage store now.")

@@ -21,12 +21,17 @@ Row = dict[str, str | int | float | bool | None]
 
 
 def table(rows: Sequence[Row]) -> dg.TableMetadataValue:
-    """Show rows of equal columns, at most the first 200 of them."""
-    return dg.MetadataValue.table([dg.TableRecord(row) for row in rows[:MAX_ROWS]])
+    """Show rows of equal columns: the first 200 of them, and how many more there are."""
+    shown = [*rows[:MAX_ROWS]]
+    if len(rows) > MAX_ROWS:
+        rest: Row = dict.fromkeys(rows[0], "")
+        rest[next(iter(rest))] = f"and {len(rows) - MAX_ROWS} more"
+        shown.append(rest)
+    return dg.MetadataValue.table([dg.TableRecord(row) for row in shown])
 
 
 def capture_metadata(captured: Captured) -> dict[str, Any]:
-    """Show a capture: figures that plot over time, and one row a tenant, failed ones first."""
+    """Show a capture: figures that plot over time, and one row a tenant, the worst first."""
     stored = captured.stored
     metadata: dict[str, Any] = {
         "captured_at": dg.MetadataValue.timestamp(captured.captured_at),
@@ -46,8 +51,10 @@ def capture_metadata(captured: Captured) -> dict[str, Any]:
     if captured.pruned:
         metadata["pruned_records"] = captured.pruned.records
         metadata["pruned_snapshots"] = captured.pruned.captures
+    if captured.prune_failure:
+        metadata["prune_failure"] = str(captured.prune_failure)
     if captured.outcomes:
-        metadata["tenants"] = table([_row(o) for o in sorted(captured.outcomes, key=_failed_first)])
+        metadata["tenants"] = table([_row(o) for o in sorted(captured.outcomes, key=_worst_first)])
     if captured.unreadable:
         metadata["keys_of_no_tenant"] = table(
             [{"key": bad.key, "reason": bad.reason} for bad in captured.unreadable]
@@ -79,20 +86,26 @@ def verified_metadata(snapshots: Sequence[CaptureSummary]) -> dict[str, Any]:
     }
 
 
-def _failed_first(outcome: TenantOutcome) -> tuple[bool, str]:
-    return not isinstance(outcome, TenantFailed), outcome.tenant
+def _worst_first(outcome: TenantOutcome) -> tuple[int, str]:
+    if isinstance(outcome, TenantFailed):
+        return 0, outcome.tenant
+    if isinstance(outcome, TenantStored) and (
+        outcome.is_partial or outcome.drops or outcome.omitted or outcome.unreadable
+    ):
+        return 1, outcome.tenant
+    return 2, outcome.tenant
 
 
 def _row(outcome: TenantOutcome) -> Row:
     row: Row = {
         "tenant": outcome.tenant,
         "outcome": "stored",
+        "detail": "",
         "budget_windows": 0,
         "counters": 0,
         "omitted": 0,
         "missing_or_lower": 0,
         "seconds": round(outcome.seconds, 3),
-        "detail": "",
     }
     match outcome:
         case TenantStored():
@@ -111,6 +124,8 @@ def _row(outcome: TenantOutcome) -> Row:
 
 def _remarks(stored: TenantStored) -> list[str]:
     remarks = []
+    if stored.drops and not stored.entries:
+        remarks.append("nothing of it is left in the store")
     if stored.is_partial:
         remarks.append("partial: fewer keys arrived than the store announced")
     if stored.unreadable:

@@ -1,52 +1,74 @@
 """Checks of the snapshots that a run stored. They warn; the snapshots stand."""
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
 import dagster as dg
 
 from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
 from budget_recovery_dagster.assets.capture_tables import Row, table
+from budget_recovery_dagster.bootstrap import OpenedDatabase
+from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.failures import shown_as_failures
-from budget_recovery_dagster.ports import CaptureSummary, Snapshots
+from budget_recovery_dagster.ports import CaptureSummary, NamedOmission, Uncaptured
 from budget_recovery_dagster.resources import ControlPlaneResource
+
+# One tenant gone wrong must not crowd the others out of the table; PostgreSQL has the rest.
+_NAMED_PER_TENANT = 10
+
+PARTITION_TAG = "dagster/partition"
+
+_NOT_CAPTURED = dg.AssetCheckResult(
+    passed=False,
+    severity=dg.AssetCheckSeverity.WARN,
+    description="No snapshot of this hour is stored, so there is nothing to judge.",
+)
 
 
 @dg.asset_check(
     asset=budget_usage_snapshots,
     description=(
-        "Every tenant is in the snapshot, whole: none failed, no key or value was unreadable, no "
-        "reading stayed partial. What is not covered is named with its reason."
+        "Every tenant is in the snapshot, whole: none failed or lost all its counters, no key or "
+        "value was unreadable, no reading stayed partial. What is not covered is named with its "
+        "reason."
     ),
 )
 def tenant_coverage(
     context: dg.AssetCheckExecutionContext, control_plane: ControlPlaneResource
 ) -> dg.AssetCheckResult:
-    """Judge this run's snapshots; a run that stored none judges the newest run's."""
+    """Judge the newest capture of the run's hour, run alone of the current one."""
     with shown_as_failures(), control_plane.opened() as plane:
-        run_id = _judged_run(context.run.run_id, plane.snapshots)
-        stored = plane.snapshots.captured_by(run_id)
-        failures = plane.snapshots.failures_of(run_id)
-        omissions = plane.snapshots.omissions_of(run_id)
-    gaps: list[Row] = [
-        {"tenant": failed.tenant, "what": "not captured", "detail": failed.reason}
-        for failed in failures
-    ]
-    for snapshot in stored:
-        gaps.extend(_gaps_within(snapshot))
-    gaps.extend(
-        {
-            "tenant": omitted.tenant,
-            "what": f"unreadable value {omitted.key}",
-            "detail": omitted.reason,
-        }
-        for omitted in omissions
-    )
+        run_id = plane.reports.newest_run(_judged_hour(context, plane))
+        if run_id is None:
+            return _NOT_CAPTURED
+        stored = plane.reports.captured_by(run_id)
+        failures = plane.reports.failures_of(run_id)
+        omissions = plane.reports.omissions_of(run_id)
+    missing = [failed for failed in failures if failed.kind is Uncaptured.TENANT]
+    unreadable = len(failures) - len(missing) + sum(each.unreadable_count for each in stored)
+    figures = {
+        "tenants_captured": len(stored),
+        "tenants_not_captured": len(missing),
+        "unreadable_values": sum(each.omitted_count for each in stored),
+        "unreadable_keys": unreadable,
+        "partial_tenants": sum(each.is_partial for each in stored),
+    }
     return _result(
         run_id,
-        gaps,
-        {"tenants_captured": len(stored), "tenants_not_captured": len(failures)},
-        good=f"All {len(stored)} tenants are captured in full.",
-        bad=f"{len(stored)} tenants are captured, {len(failures)} are not; of the captured ones "
-        f"{sum(snapshot.omitted_count for snapshot in stored)} values and "
-        f"{sum(snapshot.unreadable_count for snapshot in stored)} keys are unreadable.",
+        [
+            *(_row(failed.name, "not captured", failed.reason, failed.hint) for failed in missing),
+            *(row for snapshot in stored for row in _gaps_of(snapshot)),
+            *_named_values(omissions, stored),
+            *(row for snapshot in stored for row in _named_keys(snapshot)),
+            *(
+                _row("(none)", f"key {failed.name}", failed.reason, failed.hint)
+                for failed in failures
+                if failed.kind is Uncaptured.KEY
+            ),
+        ],
+        figures,
+        good=f"All tenants are captured in full: {len(stored)}.",
+        bad="; ".join(f"{name.replace('_', ' ')}: {n}" for name, n in figures.items() if n) + ".",
     )
 
 
@@ -61,11 +83,13 @@ def tenant_coverage(
 def usage_never_drops(
     context: dg.AssetCheckExecutionContext, control_plane: ControlPlaneResource
 ) -> dg.AssetCheckResult:
-    """Judge this run's snapshots; a run that stored none judges the newest run's."""
+    """Judge the newest capture of the run's hour, run alone of the current one."""
     with shown_as_failures(), control_plane.opened() as plane:
-        run_id = _judged_run(context.run.run_id, plane.snapshots)
-        count = sum(snapshot.drop_count for snapshot in plane.snapshots.captured_by(run_id))
-        drops = plane.snapshots.drops_of(run_id)
+        run_id = plane.reports.newest_run(_judged_hour(context, plane))
+        if run_id is None:
+            return _NOT_CAPTURED
+        count = sum(snapshot.drop_count for snapshot in plane.reports.captured_by(run_id))
+        drops = plane.reports.drops_of(run_id)
     return _result(
         run_id,
         [
@@ -85,24 +109,53 @@ def usage_never_drops(
     )
 
 
-def _judged_run(run_id: str, snapshots: Snapshots) -> str:
-    if snapshots.captured_by(run_id) or snapshots.failures_of(run_id):
-        return run_id
-    return snapshots.newest_run() or run_id
+def _judged_hour(context: dg.AssetCheckExecutionContext, plane: OpenedDatabase) -> Hour:
+    # Checks have no partition of their own; the run has. (Partitioned checks are a preview.)
+    partition = context.run.tags.get(PARTITION_TAG)
+    return Hour.parse(partition) if partition else Hour.containing(plane.clock.now())
 
 
-def _gaps_within(snapshot: CaptureSummary) -> list[Row]:
-    gaps: list[Row] = [
-        {"tenant": snapshot.tenant, "what": f"unreadable key {bad.key}", "detail": bad.reason}
-        for bad in snapshot.unreadable
-    ]
-    unnamed = snapshot.unreadable_count - len(snapshot.unreadable)
-    if unnamed:
-        gaps.append({"tenant": snapshot.tenant, "what": f"{unnamed} more keys", "detail": ""})
+def _row(tenant: str, what: str, detail: str, what_to_do: str = "") -> Row:
+    return {"tenant": tenant, "what": what, "detail": detail, "what_to_do": what_to_do}
+
+
+def _gaps_of(snapshot: CaptureSummary) -> Iterator[Row]:
+    if snapshot.drop_count and not snapshot.entry_count:
+        yield _row(
+            snapshot.tenant,
+            "nothing of it is left in the store",
+            "the recovery point still holds its counters",
+            "see usage_never_drops, and find out who purged them.",
+        )
     if snapshot.is_partial:
-        detail = "fewer keys arrived than the store announced, twice"
-        gaps.append({"tenant": snapshot.tenant, "what": "partial", "detail": detail})
-    return gaps
+        yield _row(
+            snapshot.tenant,
+            "partial",
+            "fewer keys arrived than the store announced, twice",
+            "capture the hour again once nothing is being purged.",
+        )
+
+
+def _named_values(
+    omissions: Iterable[NamedOmission], stored: Iterable[CaptureSummary]
+) -> Iterator[Row]:
+    by_tenant: defaultdict[str, list[NamedOmission]] = defaultdict(list)
+    for omission in omissions:
+        by_tenant[omission.tenant].append(omission)
+    for snapshot in stored:
+        named = by_tenant[snapshot.tenant][:_NAMED_PER_TENANT]
+        for omission in named:
+            yield _row(snapshot.tenant, f"unreadable value {omission.key}", omission.reason)
+        if rest := snapshot.omitted_count - len(named):
+            yield _row(snapshot.tenant, f"{rest} more unreadable values", "")
+
+
+def _named_keys(snapshot: CaptureSummary) -> Iterator[Row]:
+    named = snapshot.unreadable[:_NAMED_PER_TENANT]
+    for bad in named:
+        yield _row(snapshot.tenant, f"unreadable key {bad.key}", bad.reason)
+    if rest := snapshot.unreadable_count - len(named):
+        yield _row(snapshot.tenant, f"{rest} more unreadable keys", "")
 
 
 def _result(

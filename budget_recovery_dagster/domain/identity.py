@@ -1,7 +1,7 @@
-"""The store's identity: by what a wiped or rebuilt store is told from the one we knew.
+"""The store's identity: what distinguishes a wiped or rebuilt store from the one we knew.
 
-Nothing errors when the store is lost, so every reading is held against the last accepted identity
-before it may stand for the truth.
+Nothing errors when the store is lost, so after every reading the identity is compared with the
+last accepted one before what was read may stand for the truth.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Baseline:
 
 
 class Verdict(StrEnum):
-    """What an observed identity means, held against the baseline."""
+    """What an observed identity means, compared with the baseline."""
 
     FIRST_SEEN = "first seen"
     UNCHANGED = "unchanged"

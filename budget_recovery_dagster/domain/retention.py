@@ -34,18 +34,27 @@ class DatedUsages:
     usages: Usages
 
 
-def needed_past_retention(
-    expired: Iterable[DatedUsages], retained: Iterable[Usages]
-) -> frozenset[datetime]:
-    """Say which expired records of a still-current window its recovery point cannot do without.
+def needed_past_retention(records: Iterable[DatedUsages], cutoff: datetime) -> frozenset[datetime]:
+    """Say which records older than ``cutoff`` the recovery point of their window cannot do without.
 
-    Going back in time, a record is needed if it still raises some entity; the maximum over what is
-    kept is then the maximum over all, however long the budget's entities have been missing.
+    ``records`` are those of one still-current window, newest first; they are looked at one by one,
+    so they need not fit into memory together. Going back in time, an old record is needed if it
+    still raises some entity; the maximum over what is kept is then the maximum over all, however
+    long the budget's entities have been missing.
+
+    Raises:
+        ValueError: a record is newer than the one before it.
     """
-    best = max_merge(*retained)
+    best: Usages = {}
     needed: set[datetime] = set()
-    for record in sorted(expired, key=lambda dated: dated.captured_at, reverse=True):
-        if not covers(best, record.usages):
+    last: datetime | None = None
+    for record in records:
+        if last is not None and record.captured_at > last:
+            raise ValueError(f"a record of {record.captured_at} follows an older one, of {last}")
+        last = record.captured_at
+        if covers(best, record.usages):
+            continue
+        if record.captured_at < cutoff:
             needed.add(record.captured_at)
-            best = max_merge(best, record.usages)
+        best = max_merge(best, record.usages)
     return frozenset(needed)

@@ -57,7 +57,10 @@ class BudgetRecord:
 
 @dataclass(frozen=True, slots=True)
 class TenantSnapshot:
-    """A tenant's counters at ``captured_at`` (aware); every counter held then is in it or named."""
+    """A tenant's counters at ``captured_at`` (aware).
+
+    Every counter that the store held then is in a record or named, unless the snapshot is partial.
+    """
 
     tenant: str
     captured_at: datetime
@@ -84,7 +87,7 @@ class TenantSnapshot:
     @property
     def is_empty(self) -> bool:
         """Whether the store held nothing at all for the tenant and nothing was expected."""
-        return not (self.records or self.unreadable or self.drops)
+        return not (self.records or self.unreadable or self.drops or self.is_partial)
 
 
 def hash_usages(usages: Usages) -> bytes:
@@ -103,7 +106,7 @@ def take_snapshot(
     identity: StoreIdentity,
     point: RecoveryPoint,
 ) -> TenantSnapshot:
-    """Turn a reading of counters into a snapshot, held against the recovery point before it."""
+    """Turn a reading of counters into a snapshot, compared with the recovery point before it."""
     counters: defaultdict[BudgetWindow, list[CounterReading]] = defaultdict(list)
     omitted: defaultdict[BudgetWindow, list[OmittedCounter]] = defaultdict(list)
     for counter in reading.counters:

@@ -188,7 +188,10 @@ class OwnedProcess:
             os.kill(self.pid, self._program.stop_signal)
 
     def stop(self) -> None:
-        """Ask the child to end and wait; then kill what is left of its group. Twice is harmless."""
+        """Ask the child to end and wait; then kill what is left of its group.
+
+        Calling it twice is harmless.
+        """
         if self._process.returncode is not None:
             return
         self.ask_to_end()

@@ -81,7 +81,7 @@ class DagsterServices:
         )
 
     def stop(self) -> None:
-        """Stop all, with the runs under way. Twice is harmless."""
+        """Stop all, with the runs under way. Calling it twice is harmless."""
         for process in self._processes:
             process.ask_to_end()
         for process in self._processes:

@@ -1,4 +1,4 @@
-"""The directory that everything of ``budget-recovery dev`` lies in, held by one instance."""
+"""The directory that holds everything of ``budget-recovery dev``, held by one instance."""
 
 import fcntl
 import os

@@ -24,7 +24,7 @@ class AlreadyRunningError(CannotStartError):
 
 
 class PortTakenError(CannotStartError):
-    """The address that the web pages shall be served at is not free, or not this machine's."""
+    """The address to serve the web pages at is not free, or not this machine's."""
 
 
 class ChildEndedError(SandboxError):

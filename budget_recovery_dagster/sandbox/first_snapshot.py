@@ -1,6 +1,8 @@
 """The first snapshot: requested over the web pages' own interface, so that there is one to see."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.sandbox.dagster_services import LOCATION
@@ -53,7 +55,12 @@ query Run($run: ID!) {
       status
       assetMaterializations { __typename }
       eventConnection(afterCursor: null) {
-        events { ... on ExecutionStepFailureEvent { failureMetadata { description } } }
+        events {
+          ... on ExecutionStepFailureEvent {
+            failureMetadata { description }
+            error { message causes { message } }
+          }
+        }
       }
     }
   }
@@ -81,12 +88,12 @@ class SnapshotRun:
 
 
 def close_abandoned_runs(ui: DagsterUi) -> int:
-    """Mark runs as canceled that nobody works at, and return how many.
+    """Mark as canceled the runs that nobody is working on, and return how many.
 
     Only to be called while no run can be at work: a run whose process was killed together with the
     code server would count as running for its longest time, and keep the next snapshot waiting.
     """
-    runs = ui.query(_ABANDONED)["runsOrError"].get("results", [])
+    runs = _runs(ui.query(_ABANDONED))
     for run in runs:
         ui.query(_MARK_CANCELED, run=run["id"])
     return len(runs)
@@ -103,7 +110,7 @@ def request_snapshot(ui: DagsterUi, hour: Hour) -> SnapshotRun | None:
     known = ui.query(_CAPTURES, asset={"path": [ASSET]}, job=JOB, hour=hour.key)
     if any(any(node["latestMaterializationByPartition"]) for node in known["assetNodes"]):
         return None
-    for run in known["runsOrError"].get("results", []):
+    for run in _runs(known):
         found = SnapshotRun(run["id"], run["status"])
         if not found.is_over:
             return found
@@ -137,13 +144,38 @@ def _launch(ui: DagsterUi, hour: Hour) -> SnapshotRun:
 
 
 def look_at(ui: DagsterUi, run_id: str) -> SnapshotRun:
-    """Return how a run stands."""
+    """Return how a run stands.
+
+    Raises:
+        DagsterUiError: there is no such run.
+    """
     run = ui.query(_RUN, run=run_id)["runOrError"]
-    events = run["eventConnection"]["events"]
-    said = (event["failureMetadata"]["description"] for event in events if event)
+    if "status" not in run:
+        raise DagsterUiError(
+            f"The Dagster webserver knows no run {run_id}.", "see whether somebody deleted it."
+        )
+    said = (_reason(event) for event in run["eventConnection"]["events"] if event)
     return SnapshotRun(
         run_id,
         run["status"],
         has_stored=bool(run["assetMaterializations"]),
         failure=next(said, None),
     )
+
+
+def _reason(failure: Mapping[str, Any]) -> str:
+    """Say why a step failed: in our own words, or in those of an exception that was not ours."""
+    if failure["failureMetadata"] and failure["failureMetadata"]["description"]:
+        described: str = failure["failureMetadata"]["description"]
+        return described
+    error = failure["error"]
+    first: str = [error, *error["causes"]][-1]["message"]
+    return first.strip()
+
+
+def _runs(answer: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
+    listed = answer["runsOrError"]
+    if "results" not in listed:
+        raise DagsterUiError("The Dagster webserver could not list the runs.", "look at its log.")
+    runs: Sequence[Mapping[str, str]] = listed["results"]
+    return runs

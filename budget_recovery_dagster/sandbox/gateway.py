@@ -26,7 +26,8 @@ import nats.js.errors
 from nats.js.api import KeyValueConfig, StorageType
 from nats.js.kv import KeyValue
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey, decode_value, encode_key
+from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
+from budget_recovery_dagster.adapters.nats_values import decode_value
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     Entity,
@@ -189,8 +190,8 @@ def _value(usage: Decimal) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-async def serve(url: str, bucket_name: str, history: Counters) -> None:
-    """Make traffic on a connection until it breaks."""
+async def serve(url: str, bucket_name: str, history: dict[CounterKey, Decimal]) -> None:
+    """Make traffic on a connection until it breaks; ``history`` is emptied once it is written."""
     client = await asyncio.wait_for(
         nats.connect(url, name="simulated gateway", max_reconnect_attempts=1), timeout=10
     )
@@ -200,6 +201,7 @@ async def serve(url: str, bucket_name: str, history: Counters) -> None:
         )
         gateway = Gateway(bucket)
         await gateway.seed(history)
+        history.clear()
         log.info("Traffic of %d tenants into bucket %s.", len(USERS), bucket_name)
         traffic = Traffic(seed=time.time_ns())
         while True:
@@ -212,13 +214,13 @@ async def serve(url: str, bucket_name: str, history: Counters) -> None:
 
 
 async def keep_serving(url: str, bucket_name: str, history: Counters) -> None:
-    """Make traffic for ever; a lost server or bucket is come back to, as gateways do."""
+    """Make traffic for ever, reconnecting after the server or bucket was lost."""
+    unwritten = dict(history)
     while True:
         try:
-            await serve(url, bucket_name, history)
+            await serve(url, bucket_name, unwritten)
         except (nats.errors.Error, OSError) as error:
             log.warning("No traffic: %s. Trying again.", str(error) or type(error).__name__)
-        history = {}
         await asyncio.sleep(RETRY_SECONDS)
 
 

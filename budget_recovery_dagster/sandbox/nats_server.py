@@ -6,10 +6,9 @@ import os
 import shutil
 import sysconfig
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program, poll
+from budget_recovery_dagster.sandbox.embedded_server import EmbeddedServer
 from budget_recovery_dagster.sandbox.errors import MissingProgramError, UnusableDataError
 
 ANY_PORT = -1
@@ -22,78 +21,36 @@ _READY_SECONDS = 60
 _FORMER_SERVER_SECONDS = 10
 
 
-class NatsServer:
+class NatsServer(EmbeddedServer):
     """An embedded NATS server whose streams are in ``data_dir``; its log lies beside that.
 
     ``config`` is more text for the server's configuration. With ``port`` -1 the server takes a free
-    port, a new one at every start. Start it from a thread that lives as long as the server shall.
+    port, a new one at every start.
     """
 
     def __init__(self, data_dir: Path, *, config: str = "", port: int = ANY_PORT) -> None:
-        self._data_dir = data_dir.absolute()
+        super().__init__("NATS", data_dir)
         self._config = config
         self._port = port
         self._url: str | None = None
-        self._process: OwnedProcess | None = None
-
-    @property
-    def log(self) -> Path:
-        """Where the server writes its log."""
-        return self._data_dir.with_name(f"{self._data_dir.name}.log")
-
-    @property
-    def process(self) -> OwnedProcess:
-        """The server's process, once started."""
-        if self._process is None:
-            raise RuntimeError("the NATS server has not been started")
-        return self._process
-
-    @property
-    def pid(self) -> int:
-        """The process id of the running server."""
-        return self.process.pid
 
     @property
     def url(self) -> str:
         """The URL of the server, as of its last start."""
         if self._url is None:
-            raise RuntimeError("the NATS server has not been started")
+            raise self._not_started()
         return self._url
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Start the server and return when it takes connections.
-
-        Raises:
-            MissingProgramError: the server's program is not installed.
-            UnusableDataError: the data directory cannot be used.
-            ChildEndedError: the server did not become ready; a port in use is named so.
-        """
+    def _start(self) -> None:
         program = _find_program()
+        self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self._data_dir / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self._data_dir / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise self._unusable(error) from error
-        try:
-            self._start(program, lock)
-        except OSError as error:
-            raise self._unusable(error) from error
+            self._start_with(program, lock)
         finally:
             os.close(lock)
 
-    def _start(self, program: Path, lock: int) -> None:
+    def _start_with(self, program: Path, lock: int) -> None:
         # The server keeps the lock open, so that it is held until that process is really gone:
         # two servers on one directory would spoil each other's streams.
         if not poll(lambda: _take(lock), seconds=_FORMER_SERVER_SECONDS):
@@ -117,18 +74,6 @@ class NatsServer:
         self._url = process.wait_until_ready(
             lambda: self._read_url(process.pid), seconds=_READY_SECONDS
         )
-
-    def _unusable(self, error: OSError) -> UnusableDataError:
-        return UnusableDataError(
-            f"The data directory {self._data_dir} cannot be used: {error.strerror}.",
-            "choose another data directory.",
-        )
-
-    def stop(self) -> None:
-        """Shut down cleanly. Twice is harmless."""
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
 
     def _full_config(self) -> str:
         directory = json.dumps(str(self._data_dir), ensure_ascii=False)

@@ -6,13 +6,12 @@ import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from urllib.parse import quote
 
 from budget_recovery_dagster.sandbox.accounts import Account, account_to_drop_to
 from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program, poll
 from budget_recovery_dagster.sandbox.data_directory import make_reachable
+from budget_recovery_dagster.sandbox.embedded_server import EmbeddedServer
 from budget_recovery_dagster.sandbox.errors import UnusableDataError
 from budget_recovery_dagster.sandbox.postgres_binaries import (
     PostgresBinaries,
@@ -44,36 +43,17 @@ _SERVER_SETTINGS = {
 }
 
 
-class PostgresServer:
+class PostgresServer(EmbeddedServer):
     """An embedded PostgreSQL whose files are in ``data_dir``; its log lies beside that.
 
     The data are made at the first start and kept. As root the server runs as the owner of the
-    data, ``postgres`` or ``nobody``, and no mode of an existing directory is changed. Start it from
-    a thread that lives as long as the server shall.
+    data, ``postgres`` or ``nobody``, and no mode of an existing directory is changed.
     """
 
     def __init__(self, data_dir: Path, *, settings: Mapping[str, str] | None = None) -> None:
-        self._data_dir = data_dir.absolute()
+        super().__init__("PostgreSQL", data_dir)
         self._settings = {**_SERVER_SETTINGS, **(settings or {})}
         self._socket_dir: Path | None = None
-        self._process: OwnedProcess | None = None
-
-    @property
-    def log(self) -> Path:
-        """Where the server writes its log."""
-        return self._data_dir.with_name(f"{self._data_dir.name}.log")
-
-    @property
-    def process(self) -> OwnedProcess:
-        """The server's process, once started."""
-        if self._process is None:
-            raise RuntimeError("the PostgreSQL server has not been started")
-        return self._process
-
-    @property
-    def pid(self) -> int:
-        """The process id of the running server."""
-        return self.process.pid
 
     def url(self, database: str = "postgres") -> str:
         """Return a libpq URL of a database of the running server, as its superuser."""
@@ -90,36 +70,8 @@ class PostgresServer:
 
     def _require_socket_dir(self) -> Path:
         if self._socket_dir is None:
-            raise RuntimeError("the PostgreSQL server has not been started")
+            raise self._not_started()
         return self._socket_dir
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Start the server and return when it takes connections.
-
-        Raises:
-            MissingProgramError: PostgreSQL's programs are not installed.
-            UnusableDataError: the data directory cannot be used.
-            ChildEndedError: the server did not become ready.
-        """
-        try:
-            self._start()
-        except OSError as error:
-            raise UnusableDataError(
-                f"The data directory {self._data_dir} cannot be used: {error.strerror}.",
-                "choose another data directory.",
-            ) from error
 
     def _start(self) -> None:
         make_reachable(self._data_dir.parent)
@@ -159,15 +111,13 @@ class PostgresServer:
         process.wait_until_ready(lambda: self._is_ready(process.pid), seconds=_READY_SECONDS)
 
     def stop(self) -> None:
-        """Shut down cleanly, without waiting for clients. Twice is harmless."""
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
+        """Shut down cleanly, without waiting for clients. Calling it twice is harmless."""
+        super().stop()
         if self._socket_dir is not None:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
 
     def _make_data(self, binaries: PostgresBinaries, account: Account | None) -> None:
-        """Make the data beside their place and move them there: never are they half made."""
+        """Make the data elsewhere and move them, so that they are never left half made."""
         if self._data_dir.exists() and any(self._data_dir.iterdir()):
             raise UnusableDataError(
                 f"{self._data_dir} is not empty and holds no PostgreSQL data.",

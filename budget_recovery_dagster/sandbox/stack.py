@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
 from budget_recovery_dagster.sandbox.dagster_services import DagsterServices
 from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
@@ -26,7 +27,12 @@ DAGSTER_DATABASE = "dagster"
 _DAGSTER_URL = f"{PREFIX}DAGSTER_POSTGRES_URL"
 _POSTGRES_URL = f"{PREFIX}POSTGRES_URL"
 
+# SQLAlchemy takes another driver for a bare postgresql://, with which Dagster's storage fails.
+_DAGSTER_SCHEME = "postgresql+psycopg2://"
+
 _GATEWAY_SECONDS = 60
+# Beside the streams, so that a store that is wiped reads as zero at the next start, too.
+_SEEDED = "history-is-seeded"
 
 Step = Callable[[str], AbstractContextManager[None]]
 """Tells a person what is being started, for as long as its context lasts."""
@@ -56,9 +62,11 @@ def running_stack(settings: Settings, data_dir: Path, ui: DagsterUi, step: Step)
     Nothing is started where the pages' address is taken.
 
     Raises:
+        SettingsError: the URL that is given for Dagster's tables does not name its driver.
         SandboxError: something could not be started; what had been is stopped.
         DatabaseError: the schema could not be brought up to date.
     """
+    _require_dagster_driver(os.environ)
     ui.require_free()
     with ExitStack() as exits:
         environment = {**os.environ, f"{PREFIX}BUCKET": settings.bucket}
@@ -66,20 +74,30 @@ def running_stack(settings: Settings, data_dir: Path, ui: DagsterUi, step: Step)
         nats = None
         gateway = None
         if settings.nats_url is None:
-            is_new = not (data_dir / "nats").exists()
             nats = NatsServer(data_dir / "nats")
             exits.callback(nats.stop)
             with step("NATS"):
                 nats.start()
             environment[f"{PREFIX}NATS_URL"] = nats.url
             with step("simulated gateway"):
-                gateway = _start_gateway(exits, data_dir, environment, [HISTORY] if is_new else [])
+                gateway = _start_gateway(exits, data_dir, environment)
         dagster = DagsterServices(data_dir / "dagster", ui, environment)
         exits.callback(dagster.stop)
         with step("Dagster"):
             dagster.start_pages()
             close_abandoned_runs(ui)
         yield Stack(postgres, nats, gateway, dagster)
+
+
+def _require_dagster_driver(environment: Mapping[str, str]) -> None:
+    given = environment.get(_DAGSTER_URL)
+    if given and not given.startswith(_DAGSTER_SCHEME):
+        # The URL itself is not shown: it may hold a password.
+        raise SettingsError(
+            f"{_DAGSTER_URL} does not begin with {_DAGSTER_SCHEME}, the one driver that Dagster's"
+            " storage works with.",
+            f"set it to a URL such as {_DAGSTER_SCHEME}user@host/dagster.",
+        )
 
 
 def _start_postgres(
@@ -106,9 +124,8 @@ def _start_postgres(
         if given is None:
             environment[_POSTGRES_URL] = server.url(CONTROL_DATABASE)
         if not environment.get(_DAGSTER_URL):
-            # The driver is named: SQLAlchemy's default for a bare scheme is not Dagster's.
             _, _, rest = server.url(DAGSTER_DATABASE).partition("://")
-            environment[_DAGSTER_URL] = f"postgresql+psycopg2://{rest}"
+            environment[_DAGSTER_URL] = f"{_DAGSTER_SCHEME}{rest}"
     with step("database schema"):
         migrate(environment[_POSTGRES_URL])
     return server
@@ -122,8 +139,11 @@ def _create_missing_databases(server: PostgresServer) -> None:
 
 
 def _start_gateway(
-    exits: ExitStack, data_dir: Path, environment: Mapping[str, str], arguments: Sequence[str]
+    exits: ExitStack, data_dir: Path, environment: Mapping[str, str]
 ) -> OwnedProcess:
+    """Start the gateway, with the history of the past until that has once been written."""
+    seeded = data_dir / _SEEDED
+    arguments = [] if seeded.exists() else [HISTORY]
     gateway = OwnedProcess(
         Program(
             "simulated gateway",
@@ -133,5 +153,7 @@ def _start_gateway(
         )
     )
     exits.callback(gateway.stop)
+    # It says so after the history.
     gateway.wait_until_ready(lambda: gateway.has_said("Traffic of"), seconds=_GATEWAY_SECONDS)
+    seeded.touch()
     return gateway

@@ -1,6 +1,6 @@
 """Capture: copy every tenant's counters to the control-plane database, one tenant at a time.
 
-Per tenant: read, then hold the store's identity against the accepted one, then commit. In that
+Per tenant: read, then compare the store's identity with the accepted one, then commit. In that
 order a store that is wiped during the reading cannot pass for a good one.
 """
 
@@ -8,26 +8,28 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.retention import RetentionPolicy
 from budget_recovery_dagster.errors import (
+    BudgetRecoveryError,
     HourClosedError,
     HourNotCapturedError,
     HourNotReachedError,
 )
 from budget_recovery_dagster.ports import (
+    CaptureReports,
     CaptureSummary,
     Clock,
+    Lease,
     Leases,
     Snapshots,
     StoreRegistry,
     UsageStore,
 )
 from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome
-from budget_recovery_dagster.services.capture_run import CaptureRun
-
-CAPTURE_LEASE = "capture"
+from budget_recovery_dagster.services.capture_run import MAX_CLOCK_SKEW, CaptureRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class CaptureService:
 
     open_store: Callable[[], AbstractContextManager[UsageStore]]
     snapshots: Snapshots
+    reports: CaptureReports
     registry: StoreRegistry
     leases: Leases
     clock: Clock
@@ -72,7 +75,7 @@ class CaptureService:
         as it is done.
 
         Raises:
-            HourNotReachedError: the hour has not begun.
+            HourNotReachedError: the hour begins in more than a minute.
             HourNotCapturedError: the hour is past and has no stored snapshot.
             HourClosedError: the hour closed before anything was read.
             LeaseHeldError: another capture is under way.
@@ -81,13 +84,15 @@ class CaptureService:
         """
         now = self.clock.now()
         record = self.registry.claim(self.bucket)
-        if hour.is_future(now):
+        if hour.is_future(now + MAX_CLOCK_SKEW):
             raise HourNotReachedError(
                 f"The hour {hour} has not begun; a snapshot holds what the store has now.",
                 f"capture the current hour, {Hour.containing(now).key}.",
             )
         if hour.is_past(now):
             return self._verify(hour, Hour.containing(now))
+        # The scheduler's clock may be a little ahead of the database's.
+        self.clock.wait_until(hour.start)
         if record.state.captures_paused:
             return Paused(record.state)
         with self.leases.hold(CAPTURE_LEASE, holder) as lease:
@@ -111,20 +116,28 @@ class CaptureService:
             )
             captured = run.capture_all(self.open_store)
             self.snapshots.record_failures(captured.failures, run_id=run_id)
-            if not captured.prunable:
-                return captured
+            return self._prune(captured, lease)
+
+    def _prune(self, captured: Captured, lease: Lease) -> Captured:
+        if not captured.may_prune:
+            return captured
+        try:
             pruned = self.snapshots.prune(
-                captured.prunable, policy=self.retention, now=self.clock.now(), lease=lease
+                captured.read, policy=self.retention, now=self.clock.now(), lease=lease
             )
-            return replace(captured, pruned=pruned)
+        except BudgetRecoveryError as error:
+            # The snapshots are stored whatever becomes of the old ones; the next run prunes.
+            return replace(captured, prune_failure=error)
+        return replace(captured, pruned=pruned)
 
     def _verify(self, hour: Hour, current: Hour) -> Verified:
-        stored = self.snapshots.captured_in(hour)
+        stored = self.reports.captured_in(hour)
         if not stored:
             raise HourNotCapturedError(
-                f"No snapshot is stored for the hour {hour}, and none can be taken any more: the "
-                "store holds only the present, which must not stand under a past name.",
-                f"capture the current hour, {current.key}; a recovery point uses the newest "
-                "snapshots before and after the gap.",
+                f"No snapshot is stored for the hour {hour}: none was taken, or it is past "
+                "retention. None can be taken any more: the store holds only the present, which "
+                "must not stand under a past name.",
+                f"capture the current hour, {current.key}; a recovery point uses all retained "
+                "snapshots, so a gap costs nothing that a later one holds.",
             )
-        return Verified(hour, stored, self.snapshots.damaged_in(hour))
+        return Verified(hour, stored, self.reports.damaged_in(hour))

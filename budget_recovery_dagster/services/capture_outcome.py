@@ -10,10 +10,11 @@ from budget_recovery_dagster.domain.snapshots import TenantSnapshot
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     CapturesPausedError,
+    ClockSkewError,
     LeaseLostError,
     PossibleLossError,
 )
-from budget_recovery_dagster.ports import CaptureFailure, PruneReport
+from budget_recovery_dagster.ports import CaptureFailure, PruneReport, Uncaptured
 
 # A gateway gone wrong could write any number of them; the first ones tell the kind.
 MAX_NOTED_KEYS = 100
@@ -91,7 +92,7 @@ class Captured:
 
     ``stopped_by`` is what ended the capture before all tenants were tried, if anything did.
     ``unreadable`` are keys of the store that name no tenant. ``pruned`` is None where retention
-    was left alone.
+    was left alone, or failed by ``prune_failure``.
     """
 
     hour: Hour
@@ -101,6 +102,7 @@ class Captured:
     unreadable: tuple[UnreadableKey, ...]
     stopped_by: BudgetRecoveryError | None
     pruned: PruneReport | None = None
+    prune_failure: BudgetRecoveryError | None = None
 
     @property
     def stored(self) -> tuple[TenantStored, ...]:
@@ -113,10 +115,16 @@ class Captured:
         return tuple(o for o in self.outcomes if isinstance(o, TenantFailed))
 
     @property
-    def prunable(self) -> frozenset[str]:
-        """The tenants that were read in full; none if this run may not change anything more."""
-        if isinstance(self.stopped_by, PossibleLossError | CapturesPausedError | LeaseLostError):
-            return frozenset()
+    def may_prune(self) -> bool:
+        """Whether this run may remove what is past retention."""
+        return not isinstance(
+            self.stopped_by,
+            PossibleLossError | CapturesPausedError | ClockSkewError | LeaseLostError,
+        )
+
+    @property
+    def read(self) -> frozenset[str]:
+        """The tenants that were read, whose old snapshots may go."""
         return frozenset(o.tenant for o in self.outcomes if not isinstance(o, TenantFailed))
 
     @property
@@ -125,11 +133,11 @@ class Captured:
         tenants = (CaptureFailure(o.tenant, self.hour, o.reason, o.hint) for o in self.failed)
         keys = (
             CaptureFailure(
-                # Cut: it becomes part of an index, and a key may be thousands of bytes long.
-                f"(key {bad.key[:200]})",
+                bad.key,
                 self.hour,
-                f"This key of the store names no tenant: {bad.reason}.",
-                "see which gateway wrote it; other tenants are not affected.",
+                bad.reason,
+                "see which gateway wrote this key; the tenants are not affected.",
+                Uncaptured.KEY,
             )
             for bad in self.unreadable[:MAX_NOTED_KEYS]
         )

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from budget_recovery_dagster.domain.counters import TenantReading
-from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity, Verdict, judge
+from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity, judge
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
 from budget_recovery_dagster.domain.snapshots import TenantSnapshot, take_snapshot
@@ -15,6 +15,8 @@ from budget_recovery_dagster.errors import (
     BaselineMovedError,
     BudgetRecoveryError,
     CapturesPausedError,
+    ClockSkewError,
+    DatabaseError,
     DatabaseUnreachableError,
     HourClosedError,
     LeaseLostError,
@@ -43,6 +45,14 @@ _JUDGING_ROUNDS = 5
 # What would meet every tenant that is left just as well.
 _STOPS = (PossibleLossError, CapturesPausedError, HourClosedError, LeaseLostError)
 
+# One refusal may lie in a tenant's own data. So many in a row lie in the database: each may have
+# waited for a time-out, and with a thousand tenants that would take longer than the hour.
+_DATABASE_REFUSALS = 3
+
+# Hours and windows are named by the database's clock. If it and the store's clock are farther
+# apart, one of them is wrong, and a capture under a wrong time would prune what is still needed.
+MAX_CLOCK_SKEW = timedelta(minutes=1)
+
 
 @dataclass(slots=True)
 class CaptureRun:
@@ -59,23 +69,36 @@ class CaptureRun:
     _outcomes: list[TenantOutcome] = field(default_factory=list, init=False)
     _baseline: Baseline | None = field(default=None, init=False)
     _stopped_by: BudgetRecoveryError | None = field(default=None, init=False)
+    _refusals: int = field(default=0, init=False)
+    _last_seen: StoreIdentity | None = field(default=None, init=False)
 
     def capture_all(self, open_store: Callable[[], AbstractContextManager[UsageStore]]) -> Captured:
         """Capture the tenants of the store and of earlier snapshots; no one stops another.
 
         Raises:
             StoreError: the store cannot be used, and no tenant is known that this could be told of.
+            ClockSkewError: the same, for clocks that disagree.
             DatabaseUnreachableError: the database is gone; what is stored stays stored.
         """
         known = self.snapshots.tenants()
         identity: StoreIdentity | None = None
         listing = TenantListing(frozenset(), ())
+        listing_failure: StoreError | None = None
         try:
             with open_store() as store:
                 identity = self._accept_identity(store)
-                listing = store.list_tenants()
+                self._require_agreeing_clocks(store)
+                try:
+                    listing = store.list_tenants()
+                except StoreError as error:
+                    # The tenants that are known can still be captured, if the store is there.
+                    self._accept_identity(store)
+                    if not known:
+                        raise
+                    listing_failure = error
                 self._capture_tenants(store, sorted(known | listing.tenants))
-        except (StoreError, PossibleLossError) as error:
+                self._stopped_by = self._stopped_by or listing_failure
+        except (StoreError, PossibleLossError, ClockSkewError) as error:
             if not known | listing.tenants:
                 raise
             self._stopped_by = error
@@ -102,6 +125,7 @@ class CaptureRun:
                 if self._stopped_by:
                     return
             else:
+                self._refusals = 0
                 seconds = time.monotonic() - started
                 self._done(
                     TenantAbsent(tenant, seconds)
@@ -120,7 +144,7 @@ class CaptureRun:
                 self._baseline = self.registry.claim(self.bucket).baseline
         raise BaselineMovedError(
             f"The accepted identity of the store moved {_JUDGING_ROUNDS} times while the snapshot "
-            f"of tenant {tenant!r} was held against it.",
+            f"of tenant {tenant!r} was compared with it.",
             "capture the hour again; if it keeps happening, look for a second deployment that "
             "uses the same database.",
         )
@@ -136,7 +160,7 @@ class CaptureRun:
         return snapshot
 
     def _accept_identity(self, store: UsageStore) -> StoreIdentity:
-        """Read the store's identity and hold it against the accepted one."""
+        """Read the store's identity and compare it with the accepted one."""
         if self._baseline is None:
             self._baseline = self.registry.claim(self.bucket).baseline
         # A baseline lost from the database is no first install while snapshots exist.
@@ -144,13 +168,28 @@ class CaptureRun:
         try:
             observed = store.identity()
         except StoreMissingError as error:
-            if accepted is None:
+            known = accepted or self._last_seen
+            if known is None:
                 raise
-            raise _possible_loss(f"the bucket is gone; accepted was: {accepted}") from error
-        verdict = judge(accepted, observed)
-        if verdict.is_loss:
-            raise _possible_loss(_what_changed(verdict, accepted, observed))
+            raise _possible_loss(f"the bucket is gone; it was: {known}") from error
+        # The last reading of this run counts too: during a first capture nothing is accepted yet.
+        for earlier in (accepted, self._last_seen):
+            verdict = judge(earlier, observed)
+            if verdict.is_loss:
+                raise _possible_loss(
+                    f"its stream was {verdict} (it was: {earlier}; now: {observed})"
+                )
+        self._last_seen = observed
         return observed
+
+    def _require_agreeing_clocks(self, store: UsageStore) -> None:
+        told = store.now()
+        if told is not None and abs(told - self.captured_at) > MAX_CLOCK_SKEW:
+            raise ClockSkewError(
+                f"The clocks disagree: the database's says {self.captured_at:%Y-%m-%d %H:%M:%S}, "
+                f"the usage store's {told:%Y-%m-%d %H:%M:%S} UTC. Nothing was captured or pruned.",
+                "set the clocks of both servers by NTP, then capture the hour again.",
+            )
 
     def _reason_to_stop(self, store: UsageStore, error: Exception) -> BudgetRecoveryError | None:
         if isinstance(error, _STOPS):
@@ -160,8 +199,11 @@ class CaptureRun:
             # waiting for each one's time-out would take longer than the hour.
             try:
                 self._accept_identity(store)
-            except (StoreError, PossibleLossError) as gone:
+            except BudgetRecoveryError as gone:
                 return gone
+        self._refusals = self._refusals + 1 if isinstance(error, DatabaseError) else 0
+        if isinstance(error, DatabaseError) and self._refusals == _DATABASE_REFUSALS:
+            return error
         return None
 
     def _fail_the_rest(self, tenants: frozenset[str]) -> None:
@@ -178,10 +220,6 @@ class CaptureRun:
 def _possible_loss(what: str) -> PossibleLossError:
     return PossibleLossError(
         f"Possible loss of the usage store: {what}. No snapshot was stored from it.",
-        "check whether the store was wiped, rebuilt or restored from a copy; the last good "
-        "snapshots are untouched.",
+        "find out whether the store was wiped, rebuilt or restored from a copy; the last good "
+        "snapshots are untouched. If it was replaced on purpose, accept it as the README says.",
     )
-
-
-def _what_changed(verdict: Verdict, accepted: StoreIdentity | None, observed: StoreIdentity) -> str:
-    return f"its stream was {verdict} (accepted: {accepted}; found: {observed})"

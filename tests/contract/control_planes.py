@@ -1,6 +1,5 @@
 """One control plane for the contract tests, over the fakes or over PostgreSQL."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
 from budget_recovery_dagster.adapters.postgres_registry import PostgresStoreRegistry
 from budget_recovery_dagster.adapters.postgres_snapshots import PostgresSnapshots
+from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     CounterReading,
@@ -35,7 +35,15 @@ from budget_recovery_dagster.domain.retention import RetentionPolicy
 from budget_recovery_dagster.domain.snapshots import TenantSnapshot, take_snapshot
 from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import LeaseLostError
-from budget_recovery_dagster.ports import Lease, Leases, PruneReport, Snapshots, StoreRegistry
+from budget_recovery_dagster.ports import (
+    CaptureReports,
+    Lease,
+    Leases,
+    PruneReport,
+    Snapshots,
+    StoreRegistry,
+)
+from tests.waiting import wait_until
 
 BUCKET = "budget-usage"
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
@@ -88,6 +96,7 @@ class ControlPlane:
     clock: ManualClock
     registry: StoreRegistry
     snapshots: Snapshots
+    reports: CaptureReports
     leases: Leases
     set_state: Callable[[RecoveryState], None]
     lose_lease: Callable[[Lease], None]
@@ -102,7 +111,7 @@ class ControlPlane:
 
     @contextmanager
     def lease(self) -> Iterator[Lease]:
-        with self.leases.hold("capture", "a test") as lease:
+        with self.leases.hold(CAPTURE_LEASE, "a test") as lease:
             yield lease
 
     def take(self, read: TenantReading, *, at: datetime | None = None) -> TenantSnapshot:
@@ -147,10 +156,12 @@ def in_memory() -> ControlPlane:
     state = memory.ControlPlane(clock)
     registry = MemoryStoreRegistry(state)
     leases = MemoryLeases(state)
+    snapshots = MemorySnapshots(state)
     return ControlPlane(
         clock=clock,
         registry=registry,
-        snapshots=MemorySnapshots(state),
+        snapshots=snapshots,
+        reports=snapshots,
         leases=leases,
         set_state=registry.set_state,
         lose_lease=lambda lease: leases.lose(lease.name),
@@ -178,10 +189,12 @@ def on_postgres(
         wait_until(lambda: not is_held(lease))
 
     with Database(url, clock=lambda _: clock.now()) as database:
+        snapshots = PostgresSnapshots(database)
         yield ControlPlane(
             clock=clock,
             registry=PostgresStoreRegistry(database),
-            snapshots=PostgresSnapshots(database),
+            snapshots=snapshots,
+            reports=snapshots,
             leases=PostgresLeases(
                 database, duration=lease_duration, renew_every=timedelta(seconds=0.05)
             ),
@@ -196,11 +209,3 @@ def is_held(lease: Lease) -> bool:
     except LeaseLostError:
         return False
     return True
-
-
-def wait_until(holds: Callable[[], bool], *, seconds: float = 20) -> None:
-    """Wait for something that another thread or process brings about."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)

@@ -15,26 +15,50 @@ def test_failures_are_noted_by_run_and_tenant(plane: ControlPlane) -> None:
     failures = [CaptureFailure(tenant, HOUR, "no answer", "look") for tenant in ("b", "a")]
     plane.snapshots.record_failures(failures, run_id="run 1")
     plane.snapshots.record_failures([CaptureFailure("a", HOUR, "lost", "")], run_id="run 2")
-    assert plane.snapshots.failures_of("run 1") == (failures[1], failures[0])
-    assert plane.snapshots.failures_of("run 2") == (CaptureFailure("a", HOUR, "lost", ""),)
-    assert plane.snapshots.failures_of("run 3") == ()
+    assert plane.reports.failures_of("run 1") == (failures[1], failures[0])
+    assert plane.reports.failures_of("run 2") == (CaptureFailure("a", HOUR, "lost", ""),)
+    assert plane.reports.failures_of("run 3") == ()
 
 
 def test_a_failure_noted_again_replaces_the_first(plane: ControlPlane) -> None:
     for reason in ("first try", "second try"):
         plane.snapshots.record_failures([CaptureFailure("a", HOUR, reason, "")], run_id="run")
-    assert [each.reason for each in plane.snapshots.failures_of("run")] == ["second try"]
+    assert [each.reason for each in plane.reports.failures_of("run")] == ["second try"]
 
 
-def test_the_newest_run_stored_a_snapshot_or_noted_a_failure(plane: ControlPlane) -> None:
-    assert plane.snapshots.newest_run() is None
+def test_the_newest_run_of_an_hour_stored_a_snapshot_or_noted_a_failure(
+    plane: ControlPlane,
+) -> None:
+    assert plane.reports.newest_run(HOUR) is None
     plane.capture("a", TEAM, run_id="run 1")
-    assert plane.snapshots.newest_run() == "run 1"
+    assert plane.reports.newest_run(HOUR) == "run 1"
     plane.clock.advance(timedelta(minutes=1))
     plane.snapshots.record_failures([CaptureFailure("a", HOUR, "x", "")], run_id="run 2")
-    assert plane.snapshots.newest_run() == "run 2"
+    assert plane.reports.newest_run(HOUR) == "run 2"
     plane.capture("a", TEAM, at=NOON + timedelta(minutes=30), run_id="run 3")
-    assert plane.snapshots.newest_run() == "run 3"
+    assert plane.reports.newest_run(HOUR) == "run 3"
+
+
+def test_runs_of_other_hours_are_not_an_hours_newest(plane: ControlPlane) -> None:
+    plane.capture("a", TEAM, at=NOON + timedelta(minutes=59), run_id="run 1")
+    plane.capture("a", TEAM, at=HOUR.end, run_id="run 2")
+    assert plane.reports.newest_run(HOUR) == "run 1"
+    assert plane.reports.newest_run(Hour(HOUR.end)) == "run 2"
+    # Noted after the hour has closed, it is still a failure of that hour.
+    plane.clock.set(HOUR.end + timedelta(minutes=5))
+    plane.snapshots.record_failures([CaptureFailure("a", HOUR, "x", "")], run_id="run 3")
+    assert plane.reports.newest_run(HOUR) == "run 3"
+    assert plane.reports.newest_run(Hour(HOUR.end)) == "run 2"
+
+
+def test_the_newest_run_is_the_last_to_store_whichever_snapshot_is_newer(
+    plane: ControlPlane,
+) -> None:
+    slow = plane.take(reading("slow", TEAM), at=NOON + timedelta(minutes=1))
+    plane.capture("quick", TEAM, at=NOON + timedelta(minutes=2), run_id="run 2")
+    plane.clock.advance(timedelta(minutes=1))
+    plane.commit(slow, run_id="run 1")
+    assert plane.reports.newest_run(HOUR) == "run 1"
 
 
 @pytest.mark.parametrize(
@@ -42,7 +66,7 @@ def test_the_newest_run_stored_a_snapshot_or_noted_a_failure(plane: ControlPlane
 )
 def test_texts_of_any_kind_cost_no_snapshot(plane: ControlPlane, text: str) -> None:
     plane.snapshots.record_failures([CaptureFailure("a", HOUR, text, text)], run_id=text)
-    (failure,) = plane.snapshots.failures_of(text)
+    (failure,) = plane.reports.failures_of(text)
     assert failure.reason[:4] == text[:4].replace("\0", "\\x00")
     snapshot = plane.take(
         reading(
@@ -53,4 +77,4 @@ def test_texts_of_any_kind_cost_no_snapshot(plane: ControlPlane, text: str) -> N
         )
     )
     plane.commit(snapshot, run_id=text)
-    assert [each.tenant for each in plane.snapshots.captured_by(text)] == ["acme"]
+    assert [each.tenant for each in plane.reports.captured_by(text)] == ["acme"]

@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,11 +18,13 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from tests.nats_servers import Bucket, eventually, failure_of
+from tests.free_ports import unused_ports
+from tests.nats_servers import Bucket, failure_of
+from tests.waiting import wait_until
 
 BUCKET = "budget-usage"
 COUNT = 20_000
-TIMEOUTS = Timeouts(connect=1.0, answer=2.0, reading=60.0)
+TIMEOUTS = Timeouts(connect=2.0, answer=5.0, reading=60.0)
 
 
 class Cluster:
@@ -32,7 +32,7 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        ports = _unused_ports(6)
+        ports = unused_ports(6)
         routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports[3:])
         self.servers = {
             f"n{number}": NatsServer(
@@ -56,14 +56,6 @@ class Cluster:
         shutil.rmtree(self._directory / name)
 
 
-def _unused_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        listeners = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [listener.getsockname()[1] for listener in listeners]
-
-
 @pytest.fixture
 def cluster(server_dir: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     cluster = Cluster(server_dir / request.node.name)
@@ -78,7 +70,7 @@ def cluster(server_dir: Path, request: pytest.FixtureRequest) -> Iterator[Cluste
 def leader(cluster: Cluster) -> str:
     """Make a bucket of three replicas with counters; return who leads it."""
     with Bucket.connected(cluster.servers["n0"].url, BUCKET) as bucket:
-        eventually(lambda: _succeeds(lambda: bucket.create(replicas=3)), seconds=60)
+        wait_until(lambda: _succeeds(lambda: bucket.create(replicas=3)), seconds=60)
         bucket.put_many({f"usage.t.b.2026-11.{n}": b"1" for n in range(COUNT)})
         name: str = bucket.info().cluster.leader
     return name
@@ -108,7 +100,7 @@ def test_neither_a_dead_nor_a_wiped_follower_is_read(cluster: Cluster, leader: s
             assert not reading.is_partial
         assert store.identity() == identity
     with Bucket.connected(cluster.servers[leader].url, BUCKET) as bucket:
-        eventually(lambda: bucket.consumers() == 0, seconds=60)
+        wait_until(lambda: bucket.consumers() == 0, seconds=60)
 
 
 def test_without_a_quorum_nothing_is_known_and_nothing_missing(
@@ -120,24 +112,26 @@ def test_without_a_quorum_nothing_is_known_and_nothing_missing(
         cluster.kill(first)
         cluster.kill(second)
         seen: list[StoreError] = []
-        deadline = time.monotonic() + 60
-        # The leader takes some ten seconds to see that it is alone.
-        while not any(isinstance(error, StoreNoQuorumError) for error in seen):
-            assert time.monotonic() < deadline
+
+        def is_without_quorum() -> bool:
             try:
                 assert store.identity() == before
             except StoreError as error:
                 seen.append(error)
+            return any(isinstance(error, StoreNoQuorumError) for error in seen)
+
+        # The leader takes some ten seconds to see that it is alone.
+        wait_until(is_without_quorum, seconds=60)
         seen.append(failure_of(lambda: store.read_counters("t")))
         assert isinstance(failure_of(store.list_tenants), StoreNoQuorumError)
         assert all(isinstance(e, StoreNoQuorumError | StoreUnreachableError) for e in seen)
         cluster.servers[first].start()
         # The stream's leader answers for the identity; a reading needs the cluster's leader, too.
-        eventually(lambda: _succeeds(lambda: store.read_counters("t")), seconds=60)
+        wait_until(lambda: _succeeds(lambda: store.read_counters("t")), seconds=60)
         assert store.identity() == before
         assert len(store.read_counters("t").counters) == COUNT
 
 
 def test_a_missing_bucket_is_told_by_the_cluster_with_authority(cluster: Cluster) -> None:
     with open_usage_store(cluster.servers["n0"].url, BUCKET, timeouts=TIMEOUTS) as store:
-        eventually(lambda: isinstance(failure_of(store.identity), StoreMissingError), seconds=60)
+        wait_until(lambda: isinstance(failure_of(store.identity), StoreMissingError), seconds=60)

@@ -1,60 +1,30 @@
-"""Readings while others write, purge and interrupt; and that they leave nothing behind."""
+"""Readings while others write, purge and break them off."""
 
-import asyncio
 import random
-import signal
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from budget_recovery_dagster.adapters import nats_reader
 from budget_recovery_dagster.adapters.nats_connection import Timeouts
-from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
-from budget_recovery_dagster.errors import StoreError, StoreReadError
+from budget_recovery_dagster.adapters.nats_store import open_usage_store
+from budget_recovery_dagster.errors import StoreReadError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.contract.nats_scene import Scene, counters, set_scene
 from tests.nats_servers import (
-    Bucket,
-    DisturbedNetwork,
-    eventually,
     failure_of,
     publish_raw,
-    usages,
 )
+from tests.waiting import wait_until
 
 MANY = 2 * nats_reader.BATCH + 2000
 
 
-@dataclass(frozen=True)
-class Scene:
-    """A bucket, and a store that reads it through a network that a test can disturb."""
-
-    bucket: Bucket
-    network: DisturbedNetwork
-    store: NatsUsageStore
-
-
 @pytest.fixture
 def scene(nats_server: NatsServer) -> Iterator[Scene]:
-    name = f"reading-{uuid4().hex}"
-    with (
-        Bucket.connected(nats_server.url, name) as bucket,
-        DisturbedNetwork(nats_server.url) as network,
-        open_usage_store(network.url, name) as store,
-    ):
-        bucket.create()
-        yield Scene(bucket, network, store)
-        assert bucket.consumers() == 0
-        bucket.destroy()
-
-
-def counters(budget: str, count: int, value: bytes = b"1") -> dict[str, bytes]:
-    return {f"usage.t.{budget}.2026-11.{number}": value for number in range(count)}
+    with set_scene(nats_server) as scene:
+        yield scene
 
 
 @pytest.mark.parametrize("count", [nats_reader.BATCH - 1, nats_reader.BATCH, MANY])
@@ -161,7 +131,7 @@ def test_what_the_server_marks_as_expired_is_absent(scene: Scene) -> None:
     scene.bucket.put("usage.t.b.2026-11.purged", b"", {"KV-Operation": "PURGE"})
     before = scene.store.identity().last_sequence
     # The marker that the server leaves in the key's place has a sequence of its own.
-    eventually(lambda: scene.store.identity().last_sequence > before)
+    wait_until(lambda: scene.store.identity().last_sequence > before)
     assert scene.bucket.messages() == 3
     reading = scene.store.read_counters("t")
     assert [counter.entity for counter in reading.counters] == ["stays"]
@@ -178,41 +148,6 @@ def test_a_key_that_is_no_text_costs_no_other(scene: Scene, nats_server: NatsSer
     (unreadable,) = reading.unreadable
     assert unreadable.key == r"usage.t.b.2026-11.\xff\xfe"
     assert not reading.is_partial
-
-
-def test_a_listing_spans_pages(scene: Scene) -> None:
-    tenants = [f"usage.t{number:06}.b.2026-11.e" for number in range(100_200)]
-    scene.bucket.put_many(dict.fromkeys(tenants, b"1"))
-    listing = scene.store.list_tenants()
-    assert len(listing.tenants) == len(tenants)
-    assert listing.unreadable == ()
-
-
-def test_no_tenant_is_passed_by_when_keys_vanish_between_pages(
-    scene: Scene, nats_server: NatsServer
-) -> None:
-    scene.bucket.put_many({f"usage.a.b.2026-11.{number}": b"1" for number in range(60_000)})
-    scene.bucket.put_many({f"usage.m{number}.b.2026-11.e": b"1" for number in range(45_000)})
-
-    def purge(number: int) -> None:
-        if number == 2:
-            scene.bucket.purge("usage.a.")
-
-    with (
-        DisturbedNetwork(nats_server.url, b"$JS.API.STREAM.INFO.") as network,
-        open_usage_store(network.url, scene.bucket.name) as store,
-    ):
-        network.before_request = purge
-        assert len(store.list_tenants().tenants) >= 45_000
-        assert network.requests == 3
-
-
-def test_the_identity_is_the_streams_own(scene: Scene) -> None:
-    scene.bucket.put("usage.t.b.2026-11.e", b"1")
-    created_at = scene.store.identity().created_at
-    assert created_at == scene.bucket.info().created
-    assert abs(datetime.now(UTC) - created_at).total_seconds() < 60
-    assert scene.store.identity().last_sequence == 1
 
 
 def test_a_reading_that_the_server_breaks_off_begins_anew(scene: Scene) -> None:
@@ -247,115 +182,3 @@ def test_a_reading_that_takes_too_long_is_broken_off(scene: Scene) -> None:
         failure = failure_of(lambda: store.read_counters("t"))
     assert isinstance(failure, StoreReadError)
     assert "longer than 0.2 s" in failure.message
-
-
-def test_an_interrupted_caller_takes_the_reading_along(scene: Scene) -> None:
-    scene.bucket.put_many(counters("b", 10))
-    main = threading.get_ident()
-
-    def interrupt(_: int) -> bool:
-        signal.pthread_kill(main, signal.SIGINT)
-        return False
-
-    scene.network.before_request = interrupt
-    started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        scene.store.read_counters("t")
-    assert time.monotonic() - started < 1
-    scene.network.before_request = None
-    assert len(scene.store.read_counters("t").counters) == 10
-
-
-def test_an_interruption_closes_the_store_and_leaves_nothing(scene: Scene) -> None:
-    scene.bucket.put_many(counters("b", 10))
-    main = threading.get_ident()
-    threads = threading.active_count()
-
-    def interrupt(_: int) -> bool:
-        signal.pthread_kill(main, signal.SIGINT)
-        return False
-
-    scene.network.before_request = interrupt
-    started = time.monotonic()
-    with (
-        pytest.raises(KeyboardInterrupt),
-        open_usage_store(scene.network.url, scene.bucket.name) as store,
-    ):
-        store.read_counters("t")
-    assert time.monotonic() - started < 1
-    assert scene.bucket.consumers() == 0
-    eventually(lambda: threading.active_count() == threads)
-
-
-def test_a_store_that_is_closed_meanwhile_breaks_the_call_off(scene: Scene) -> None:
-    scene.bucket.put("usage.t.b.2026-11.e", b"1")
-    reading = threading.Event()
-
-    def hold(_: int) -> bool:
-        reading.set()
-        return False
-
-    scene.network.before_request = hold
-    failures: list[StoreError] = []
-    with open_usage_store(scene.network.url, scene.bucket.name) as store:
-        caller = threading.Thread(
-            target=lambda: failures.append(failure_of(lambda: store.read_counters("t")))
-        )
-        caller.start()
-        assert reading.wait(10)
-    caller.join()
-    assert "closed during the call" in failures[0].message
-
-
-def test_callers_in_several_threads_do_not_mix(scene: Scene) -> None:
-    tenants = [f"t{number}" for number in range(8)]
-    for tenant in tenants:
-        scene.bucket.put_many(
-            {f"usage.{tenant}.b.2026-11.{n}": tenant[1:].encode() for n in range(500)}
-        )
-    wrong: list[str] = []
-
-    def read(tenant: str) -> None:
-        for _ in range(5):
-            found = usages(scene.store, tenant)
-            if len(found) != 500 or set(found.values()) != {tenant[1:]}:
-                wrong.append(tenant)
-
-    threads = [threading.Thread(target=read, args=(tenant,)) for tenant in tenants]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def test_three_hundred_readings_leave_nothing_behind(scene: Scene) -> None:
-    scene.bucket.put_many(counters("b", 20))
-
-    def disturb(number: int) -> bool:
-        if number % 10 == 0:
-            scene.network.cut()
-        return number % 10 != 0
-
-    scene.network.before_request = disturb
-    outcomes = {"read": 0, "failed": 0}
-
-    def read(times: int) -> None:
-        for _ in range(times):
-            try:
-                scene.store.read_counters("t")
-            except StoreError:
-                outcomes["failed"] += 1
-            else:
-                outcomes["read"] += 1
-
-    def in_use() -> tuple[int, int, int]:
-        tasks = scene.store._portal.call(lambda: len(asyncio.all_tasks()))
-        return tasks, threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
-
-    read(5)
-    before = in_use()
-    read(295)
-    eventually(lambda: all(now <= then for now, then in zip(in_use(), before, strict=True)))
-    assert outcomes == {"read": 270, "failed": 30}
-    assert scene.bucket.consumers() == 0

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,22 +16,23 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.free_ports import unused_port
 from tests.nats_servers import (
     PASSWORD,
+    PATIENT,
     Bucket,
     DisturbedNetwork,
-    failure_of,
     prompt_failure_of,
     usages,
     with_user,
 )
 
 BUCKET = "budget-usage"
-SHORT = Timeouts(connect=0.3, answer=0.3, reading=2.0)
+SHORT = Timeouts(connect=0.5, answer=2.0, reading=10.0)
 
 
 def test_a_missing_bucket_is_missing_to_every_call(nats_server: NatsServer) -> None:
-    with open_usage_store(nats_server.url, f"none-{uuid4().hex}") as store:
+    with open_usage_store(nats_server.url, f"none-{uuid4().hex}", timeouts=PATIENT) as store:
         for call in (store.identity, store.list_tenants, lambda: store.read_counters("t")):
             failure = prompt_failure_of(call)
             assert isinstance(failure, StoreMissingError)
@@ -52,7 +52,7 @@ def test_jetstream_that_is_off_is_not_a_missing_bucket(
 ) -> None:
     with NatsServer(server_dir / f"off {uuid4().hex}", config=config) as server:
         url = server.url if user is None else with_user(server.url, user, PASSWORD)
-        with open_usage_store(url, BUCKET) as store:
+        with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
             for call in (store.identity, store.list_tenants, lambda: store.read_counters("t")):
                 failure = prompt_failure_of(call)
                 assert isinstance(failure, StoreUnreachableError)
@@ -60,15 +60,10 @@ def test_jetstream_that_is_off_is_not_a_missing_bucket(
                 assert "not enabled" in failure.message
 
 
-def unused_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        port: int = listener.getsockname()[1]
-    return port
-
-
 def test_a_server_that_is_down_is_unreachable_at_once() -> None:
     port = unused_port()
-    with open_usage_store(f"nats://u:{PASSWORD}@127.0.0.1:{port}", BUCKET) as store:
+    url = f"nats://u:{PASSWORD}@127.0.0.1:{port}"
+    with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
         for call in (store.identity, store.list_tenants, lambda: store.read_counters("t")):
             failure = prompt_failure_of(call)
             assert isinstance(failure, StoreUnreachableError)
@@ -79,7 +74,7 @@ def test_a_server_that_is_down_is_unreachable_at_once() -> None:
 
 def test_the_next_of_several_servers_is_tried(nats_server: NatsServer) -> None:
     urls = f"nats://127.0.0.1:{unused_port()}, {nats_server.url}"
-    with open_usage_store(urls, "none") as store:
+    with open_usage_store(urls, "none", timeouts=PATIENT) as store:
         assert isinstance(prompt_failure_of(store.identity), StoreMissingError)
 
 
@@ -126,7 +121,7 @@ def test_the_call_after_a_lost_connection_connects_anew(nats_server: NatsServer)
     with (
         Bucket.connected(nats_server.url, name) as bucket,
         DisturbedNetwork(nats_server.url) as network,
-        open_usage_store(network.url, name) as store,
+        open_usage_store(network.url, name, timeouts=PATIENT) as store,
     ):
         bucket.create()
         bucket.put("usage.t.b.2026-11.e", b"1")
@@ -146,12 +141,12 @@ def test_the_call_after_a_lost_connection_connects_anew(nats_server: NatsServer)
 
 def test_a_server_may_come_back(server_dir: Path) -> None:
     server = NatsServer(server_dir / "returning", port=unused_port())
-    with server, open_usage_store(server.url, BUCKET, timeouts=SHORT) as store:
+    with server, open_usage_store(server.url, BUCKET, timeouts=PATIENT) as store:
         with Bucket.connected(server.url, BUCKET) as bucket:
             bucket.create()
         before = store.identity()
         server.stop()
-        assert isinstance(failure_of(store.identity), StoreUnreachableError)
+        assert isinstance(prompt_failure_of(store.identity), StoreUnreachableError)
         server.start()
         assert store.identity() == before
 

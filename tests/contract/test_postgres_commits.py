@@ -26,8 +26,8 @@ from tests.contract.control_planes import (
     on_postgres,
     point_of,
     reading,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 HOUR = timedelta(hours=1)
 TEAM: Counters = {("team", "lifetime"): {"alice": "1"}}
@@ -205,7 +205,7 @@ def test_pruning_and_committing_at_once_never_lose_a_shared_content(
                 stop.set()
         assert pruning.result() > 0
         assert len(plane.snapshots.recovery_point("acme", plane.clock.now())) == 1
-        assert plane.snapshots.damaged_in(Hour.containing(plane.clock.now())) == ()
+        assert plane.reports.damaged_in(Hour.containing(plane.clock.now())) == ()
         plane.snapshots.prune(["acme"], policy=WEEK, now=plane.clock.now(), lease=lease)
     assert (count(admin, "capture"), count(admin, "budget_content")) == (2, 2)
 
@@ -225,51 +225,7 @@ def test_three_hundred_commits_leave_no_session_and_no_thread(
     assert count(admin, "capture") == 301
 
 
-# Damage
-
-
-@pytest.mark.parametrize(
-    ("damage", "sentence"),
-    [
-        (
-            "update budget_recovery.budget_content set usages[1] = 2",
-            "budget 'team', window lifetime, holds other usages than were captured",
-        ),
-        (
-            "update budget_recovery.budget_content set entities[1] = 'mallory'",
-            "budget 'team', window lifetime, holds other usages than were captured",
-        ),
-        (
-            "update budget_recovery.budget_content set entities = '{a,a}', usages = '{1,1}'",
-            "2 counters are stored and 1 were captured",
-        ),
-        (
-            "delete from budget_recovery.budget_record",
-            "0 records are stored and 1 were captured",
-        ),
-        (
-            "update budget_recovery.capture set omitted_count = 1",
-            "0 omitted counters are stored and 1 were captured",
-        ),
-        (
-            (
-                "update budget_recovery.budget_record set window_token = '2026-11',"
-                " window_start = '2026-11-02T00:00Z', window_end = '2026-12-01T00:00Z'"
-            ),
-            "budget 'team', window 2026-11, is stored with the edges of another window",
-        ),
-    ],
-)
-def test_damage_is_told_in_a_sentence(
-    plane: ControlPlane, admin: psycopg.Connection, damage: str, sentence: str
-) -> None:
-    plane.capture("acme", TEAM)
-    plane.capture("acme", {("team", "lifetime"): {"alice": "3"}}, at=NOON + HOUR)
-    assert plane.snapshots.damaged_in(Hour(NOON)) == ()
-    admin.execute(damage.encode())
-    damaged = plane.snapshots.damaged_in(Hour(NOON))
-    assert f"tenant 'acme', 2026-11-25 12:00:00 UTC: {sentence}." in damaged
-    assert plane.snapshots.damaged_in(Hour(NOON + 2 * HOUR)) == ()
+# Where the store's row is lost
 
 
 def test_a_database_that_knows_no_store_refuses_commits(

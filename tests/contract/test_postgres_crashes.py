@@ -23,9 +23,9 @@ from tests.contract.control_planes import (
     Counters,
     of,
     on_postgres,
-    wait_until,
 )
 from tests.postgres_servers import kill_server
+from tests.waiting import wait_until
 
 TEAM: Counters = {("team", "lifetime"): {"alice": "1"}}
 RECORDS = 60_000
@@ -109,11 +109,11 @@ def test_a_kill_in_the_midst_of_copying_leaves_nothing_half_visible(
 
         # The same objects go on working, and see the first snapshot alone.
         wait_until(lambda: works(plane))
-        (summary,) = plane.snapshots.captured_in(Hour(NOON))
+        (summary,) = plane.reports.captured_in(Hour(NOON))
         assert summary.captured_at == NOON
         assert plane.baseline == before
         assert counts(doomed_url) == (1, 1, 1)
-        assert plane.snapshots.damaged_in(Hour(NOON)) == ()
+        assert plane.reports.damaged_in(Hour(NOON)) == ()
 
         # What was broken off is committed as it is, once the lease is free if it was left behind.
         plane.clock.advance(timedelta(minutes=1))

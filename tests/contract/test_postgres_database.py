@@ -12,7 +12,7 @@ from budget_recovery_dagster.adapters.postgres_connection import Connection, dri
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.postgres_schema import migrate
 from budget_recovery_dagster.errors import DatabaseError, DatabaseUnreachableError
-from tests.contract.control_planes import wait_until
+from tests.waiting import wait_until
 
 PASSWORD = "hunter2secret"
 
@@ -29,6 +29,7 @@ PASSWORD = "hunter2secret"
         f"postgresql://me:{PASSWORD}@[::1/db",
         f"postgresql://me:{PASSWORD}/x@localhost/db",
         f"postgresql://me:x@{PASSWORD}@localhost/db",
+        f"postgresql://me:5432/{PASSWORD}@localhost/db",
         "",
         " ",
     ],
@@ -65,10 +66,11 @@ def test_a_server_that_is_not_there_is_told_without_the_password(url: str) -> No
 def test_a_missing_database_is_named(database_url: str) -> None:
     url = database_url.replace("/test_", "/missing_")
     with (
-        pytest.raises(DatabaseUnreachableError, match=r'"missing_.*" does not exist'),
+        pytest.raises(DatabaseUnreachableError, match=r'"missing_.*" does not exist') as refused,
         Database(url),
     ):
         pytest.fail("opened")
+    assert refused.value.hint.startswith("create it")
 
 
 def test_an_unopened_database_says_so(database_url: str) -> None:
@@ -101,7 +103,7 @@ _CAPTURE_ELSEWHERE = textwrap.dedent(
     assert time.localtime(0).tm_hour == 14
     with on_postgres(sys.argv[1]) as plane:
         plane.capture("acme", {("team", "2026-11-25"): {"alice": "1"}})
-        (summary,) = plane.snapshots.captured_by("a run")
+        (summary,) = plane.reports.captured_by("a run")
         print(summary.captured_at.isoformat(), summary.identity.created_at.isoformat())
         print(len(plane.snapshots.recovery_point("acme", NOON)))
     """
@@ -135,9 +137,10 @@ def test_a_sessions_limits_are_set(database: Database) -> None:
         row = connection.execute(
             "select current_setting('statement_timeout'), current_setting('lock_timeout'),"
             " current_setting('idle_in_transaction_session_timeout'),"
-            " current_setting('application_name'), current_setting('client_encoding')"
+            " current_setting('application_name'), current_setting('client_encoding'),"
+            " current_setting('client_connection_check_interval')"
         ).fetchone()
-    assert row == ("2min", "30s", "1min", "budget-recovery", "UTF8")
+    assert row == ("2min", "30s", "1min", "budget-recovery", "UTF8", "2s")
 
 
 def test_reading_cannot_write(database: Database) -> None:

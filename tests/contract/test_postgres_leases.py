@@ -16,8 +16,10 @@ import pytest
 
 from budget_recovery_dagster.adapters.postgres_database import MAX_CONNECTIONS, Database
 from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases, require_lease
+from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.errors import LeaseHeldError, LeaseLostError
-from tests.contract.control_planes import is_held, wait_until
+from tests.contract.control_planes import is_held
+from tests.waiting import wait_until
 
 SHORT = timedelta(seconds=1)
 OFTEN = timedelta(seconds=0.05)
@@ -44,7 +46,7 @@ def test_a_living_holder_keeps_its_lease_beyond_its_duration(database: Database)
         time.sleep(1.5)
         lease.require_held()
         with database.writing() as connection:
-            require_lease(connection, database, lease)
+            require_lease(connection, database, lease, name=CAPTURE_LEASE)
         with pytest.raises(LeaseHeldError, match="patient"), leases.hold("capture", "next"):
             pytest.fail("two hold it")
 
@@ -60,7 +62,7 @@ def test_a_lease_that_is_not_renewed_ends_by_the_servers_clock(database: Databas
             pytest.raises(LeaseLostError, match="next has taken it"),
             database.writing() as connection,
         ):
-            require_lease(connection, database, Unaware(lease.token))
+            require_lease(connection, database, Unaware(lease.token), name=CAPTURE_LEASE)
 
 
 class Unaware:
@@ -82,7 +84,7 @@ def test_an_expired_lease_is_refused_also_if_nobody_took_it(
     with leases.hold("capture", "stalled") as lease:
         admin.execute("update budget_recovery.lease set expires_at = clock_timestamp()")
         with pytest.raises(LeaseLostError, match="expired at"), database.writing() as connection:
-            require_lease(connection, database, lease)
+            require_lease(connection, database, lease, name=CAPTURE_LEASE)
 
 
 _HOLD = textwrap.dedent(
@@ -128,7 +130,7 @@ def test_long_work_under_a_lease_does_not_hinder_its_renewal(
 ) -> None:
     leases = PostgresLeases(database, duration=SHORT, renew_every=OFTEN)
     with leases.hold("capture", "busy") as lease, database.writing() as connection:
-        require_lease(connection, database, lease)
+        require_lease(connection, database, lease, name=CAPTURE_LEASE)
         time.sleep(1.5)
         lease.require_held()
         expires = "select expires_at > clock_timestamp() from budget_recovery.lease"
@@ -148,7 +150,7 @@ def test_a_lease_does_not_change_hands_while_work_under_it_is_being_committed(
 
         thread = threading.Thread(target=take_over)
         with database.writing() as connection:
-            require_lease(connection, database, lease)
+            require_lease(connection, database, lease, name=CAPTURE_LEASE)
             thread.start()
             assert not taken.wait(2), "taken over while the work under it could still commit"
         assert taken.wait(10)

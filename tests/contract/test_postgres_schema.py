@@ -50,6 +50,37 @@ def test_of_migrations_at_once_one_does_the_work(empty_database_url: str) -> Non
     assert sorted(migration.changed for migration in done) == [False, False, False, True]
 
 
+_SPY = """
+create schema spy;
+create table spy.limits (at text, statement_timeout text, lock_timeout text);
+create function spy.pg_advisory_xact_lock(key bigint) returns void language sql as $$
+    insert into spy.limits
+    values ('lock', current_setting('statement_timeout'), current_setting('lock_timeout'));
+    select pg_catalog.pg_advisory_xact_lock(key);
+$$;
+create function spy.note() returns event_trigger language plpgsql as $$ begin
+    insert into spy.limits
+    values (tg_tag, current_setting('statement_timeout'), current_setting('lock_timeout'));
+end $$;
+create event trigger spy on ddl_command_start when tag in ('CREATE VIEW')
+    execute function spy.note();
+"""
+
+
+def test_a_migration_waits_and_works_without_a_time_limit(empty_database_url: str) -> None:
+    """The server notes the session's limits as it is asked for the lock, and at the last step."""
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(_SPY)
+        database = connection.info.dbname
+        # Looked up before the server's own schema, so that the lock is asked of the spy.
+        connection.execute(
+            f'alter database "{database}" set search_path = spy, pg_catalog'.encode()
+        )
+        assert migrate(empty_database_url).changed
+        limits = connection.execute("select * from spy.limits").fetchall()
+    assert limits == [("lock", "0", "0"), ("CREATE VIEW", "0", "0")]
+
+
 def test_a_migration_that_fails_leaves_nothing(empty_database_url: str) -> None:
     with psycopg.connect(empty_database_url) as connection:
         connection.execute("create schema budget_recovery")
@@ -69,6 +100,18 @@ def test_a_migration_needs_no_more_rights_than_its_own_schema(empty_database_url
         finally:
             connection.execute(f"drop owned by {role}".encode())
             connection.execute(f"drop role {role}".encode())
+
+
+def test_a_role_without_rights_is_told_so(database_url: str) -> None:
+    role = f"role_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(f"create role {role} login".encode())
+        try:
+            with pytest.raises(DatabaseError, match="permission denied for schema") as refused:
+                migrate(f"{database_url}&user={role}")
+        finally:
+            connection.execute(f"drop role {role}".encode())
+    assert "grant" in refused.value.hint
 
 
 def test_a_newer_schema_is_not_touched(database_url: str) -> None:

@@ -3,8 +3,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.retention import RetentionPolicy
+from budget_recovery_dagster.errors import CapturesPausedError
 from budget_recovery_dagster.ports import CaptureFailure, PruneReport
 from tests.contract.control_planes import (
     NOON,
@@ -27,7 +29,7 @@ def lifetime(**usages: str) -> Counters:
 
 
 def captured_at(plane: ControlPlane, moment: datetime) -> list[str]:
-    return [each.tenant for each in plane.snapshots.captured_in(Hour.containing(moment))]
+    return [each.tenant for each in plane.reports.captured_in(Hour.containing(moment))]
 
 
 def test_what_is_older_than_the_cutoff_goes_and_the_rest_stays(plane: ControlPlane) -> None:
@@ -61,19 +63,49 @@ def test_tenants_that_were_not_captured_keep_everything(plane: ControlPlane) -> 
     plane.capture("failing", lifetime(alice="1"), at=NOON)
     for hour in range(8 * 24):
         plane.capture("acme", lifetime(alice="1"), at=NOON + hour * HOUR + HOUR)
-        failure = CaptureFailure("failing", Hour.containing(plane.clock.now()), "no answer", "")
-        plane.snapshots.record_failures([failure], run_id=f"run {hour}")
         plane.prune("acme")
     assert plane.snapshots.recovery_point("failing", plane.clock.now()) == point_of(
         lifetime(alice="1")
     )
     assert captured_at(plane, NOON) == ["failing"]
-    assert len(plane.snapshots.failures_of("run 0")) == 1
     # Once it is captured again, what is past retention of it goes too.
     plane.capture("failing", lifetime(alice="1"), at=NOON + 8 * DAY + HOUR)
-    assert plane.prune("failing") == PruneReport(records=1, captures=1, contents=0, failures=24)
-    assert plane.snapshots.failures_of("run 0") == ()
-    assert len(plane.snapshots.failures_of("run 191")) == 1
+    assert plane.prune("failing").records == 1
+
+
+def test_notes_of_failures_go_by_age_alone(plane: ControlPlane) -> None:
+    # Of a tenant that is gone for good, and of keys that name none, no prune ever hears.
+    for day, names in enumerate((("gone", "(key usage.a.b)"), ("gone",), ("gone",))):
+        plane.clock.set(NOON + day * DAY)
+        noted = Hour.containing(plane.clock.now())
+        plane.snapshots.record_failures(
+            [CaptureFailure(name, noted, "no answer", "") for name in names], run_id=f"run {day}"
+        )
+    plane.clock.set(NOON + 8 * DAY)
+    # Exactly seven days old is not older than seven days.
+    assert plane.prune("acme") == PruneReport(records=0, captures=0, contents=0, failures=2)
+    assert [len(plane.reports.failures_of(f"run {day}")) for day in range(3)] == [0, 1, 1]
+    plane.clock.set(NOON + 30 * DAY)
+    assert plane.prune().failures == 2
+
+
+@pytest.mark.parametrize("state", [RecoveryState.RECOVERING, RecoveryState.FAILED])
+def test_nothing_is_removed_while_the_store_is_not_healthy(
+    plane: ControlPlane, state: RecoveryState
+) -> None:
+    plane.capture("acme", lifetime(alice="1"), at=NOON)
+    plane.capture("acme", lifetime(alice="2"), at=NOON + 8 * DAY)
+    note = CaptureFailure("gone", Hour(NOON), "no answer", "")
+    plane.snapshots.record_failures([note], run_id="run")
+    plane.clock.set(NOON + 30 * DAY)
+    plane.set_state(state)
+    with pytest.raises(CapturesPausedError, match=state) as refused:
+        plane.prune("acme")
+    assert refused.value.hint
+    assert captured_at(plane, NOON) == ["acme"]
+    assert plane.reports.failures_of("run") == (note,)
+    plane.set_state(RecoveryState.HEALTHY)
+    assert plane.prune("acme") == PruneReport(records=1, captures=1, contents=1, failures=1)
 
 
 def test_a_budget_missing_for_eight_days_keeps_what_its_current_windows_need(
@@ -96,7 +128,7 @@ def test_a_budget_missing_for_eight_days_keeps_what_its_current_windows_need(
         }
     )
     assert captured_at(plane, NOON) == ["acme"]
-    assert plane.snapshots.damaged_in(Hour(NOON)) == ()
+    assert plane.reports.damaged_in(Hour(NOON)) == ()
     # In the new year the quarter has closed as well.
     plane.capture("acme", busy, at=datetime(2027, 1, 1, tzinfo=UTC))
     assert plane.prune("acme").records == 2

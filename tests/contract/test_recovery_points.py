@@ -54,7 +54,7 @@ def test_a_window_of_which_nothing_could_be_read_is_not_in_the_point(plane: Cont
     omitted = (OmittedCounter(of("team", "lifetime"), "alice", "key", "not a number"),)
     plane.commit(plane.take(reading("acme", {}, omitted=omitted)))
     assert plane.snapshots.recovery_point("acme", NOON) == {}
-    assert plane.snapshots.captured_in(HOUR)[0].omitted_count == 1
+    assert plane.reports.captured_in(HOUR)[0].omitted_count == 1
 
 
 def test_a_tenants_point_holds_nothing_of_others(plane: ControlPlane) -> None:
@@ -79,7 +79,7 @@ def test_usages_are_exact(plane: ControlPlane, usage: str) -> None:
     plane.capture("acme", {("team", "lifetime"): {"alice": usage}})
     point = plane.snapshots.recovery_point("acme", NOON)
     assert point == {of("team", "lifetime"): {"alice": Decimal(usage)}}
-    assert plane.snapshots.damaged_in(HOUR) == ()
+    assert plane.reports.damaged_in(HOUR) == ()
 
 
 NAMES = [
@@ -104,7 +104,7 @@ def test_names_may_hold_any_character(plane: ControlPlane, name: str) -> None:
     plane.capture(name, counters, run_id=name)
     assert plane.snapshots.tenants() == {name}
     assert plane.snapshots.recovery_point(name, NOON) == point_of(counters)
-    assert [each.tenant for each in plane.snapshots.captured_by(name)] == [name]
+    assert [each.tenant for each in plane.reports.captured_by(name)] == [name]
     plane.capture(name, {}, at=LATER, run_id="second")
-    assert {drop.entity for drop in plane.snapshots.drops_of("second")} == {name, None}
-    assert plane.snapshots.damaged_in(HOUR) == ()
+    assert {drop.entity for drop in plane.reports.drops_of("second")} == {name, None}
+    assert plane.reports.damaged_in(HOUR) == ()

@@ -52,7 +52,7 @@ def test_a_snapshot_is_summarized_as_it_was_taken(plane: ControlPlane) -> None:
         )
     )
     plane.commit(snapshot, run_id="run 7")
-    (summary,) = plane.snapshots.captured_in(HOUR)
+    (summary,) = plane.reports.captured_in(HOUR)
     assert (summary.tenant, summary.captured_at, summary.run_id) == ("acme", NOON, "run 7")
     assert summary.source is CaptureSource.COUNTERS
     assert summary.identity == snapshot.identity
@@ -60,9 +60,9 @@ def test_a_snapshot_is_summarized_as_it_was_taken(plane: ControlPlane) -> None:
     assert (summary.unreadable_count, summary.unreadable) == (1, snapshot.unreadable)
     assert summary.drop_count == 0
     assert summary.is_partial
-    assert plane.snapshots.captured_by("run 7") == (summary,)
-    assert plane.snapshots.captured_by("run 8") == ()
-    assert plane.snapshots.damaged_in(HOUR) == ()
+    assert plane.reports.captured_by("run 7") == (summary,)
+    assert plane.reports.captured_by("run 8") == ()
+    assert plane.reports.damaged_in(HOUR) == ()
 
 
 def test_snapshots_are_listed_by_tenant_and_time_within_their_hour(plane: ControlPlane) -> None:
@@ -70,7 +70,7 @@ def test_snapshots_are_listed_by_tenant_and_time_within_their_hour(plane: Contro
         for tenant in ("b", "A", "é", "a"):
             plane.capture(tenant, TEAM, at=NOON + timedelta(minutes=minute, microseconds=999999))
     plane.capture("a", TEAM, at=later(1))
-    listed = [(each.tenant, each.captured_at.minute) for each in plane.snapshots.captured_in(HOUR)]
+    listed = [(each.tenant, each.captured_at.minute) for each in plane.reports.captured_in(HOUR)]
     assert listed == [(tenant, minute) for tenant in ("A", "a", "b", "é") for minute in (0, 59)]
     assert plane.snapshots.tenants() == {"A", "a", "b", "é"}
 
@@ -90,8 +90,8 @@ def test_long_lists_are_cut_and_counted(plane: ControlPlane) -> None:
         at=later(0.5),
     )
     plane.commit(snapshot, run_id="second")
-    (summary,) = plane.snapshots.captured_by("second")
-    assert (summary.drop_count, len(plane.snapshots.drops_of("second"))) == (250, 100)
+    (summary,) = plane.reports.captured_by("second")
+    assert (summary.drop_count, len(plane.reports.drops_of("second"))) == (250, 100)
     assert (summary.unreadable_count, len(summary.unreadable)) == (250, 100)
     assert summary.omitted_count == 250
 
@@ -107,7 +107,7 @@ def test_drops_are_named_in_plain_digits(plane: ControlPlane) -> None:
         run_id="second",
     )
     name = {"tenant": "acme", "budget": "team", "window": "lifetime"}
-    assert set(plane.snapshots.drops_of("second")) == {
+    assert set(plane.reports.drops_of("second")) == {
         NamedDrop(
             **name,
             entity="alice",
@@ -117,14 +117,14 @@ def test_drops_are_named_in_plain_digits(plane: ControlPlane) -> None:
         NamedDrop(**name, entity="bo", before="1000", after=None),
         NamedDrop(**name, entity=None, before="5", after="4"),
     }
-    assert plane.snapshots.drops_of("a run") == ()
+    assert plane.reports.drops_of("a run") == ()
 
 
 def test_an_empty_snapshot_is_not_stored_but_its_identity_is_accepted(plane: ControlPlane) -> None:
     snapshot = plane.take(reading("nobody", {}))
     assert plane.commit(snapshot) == Baseline(snapshot.identity, 1) == plane.baseline
     assert plane.snapshots.tenants() == frozenset()
-    assert plane.snapshots.newest_run() is None
+    assert plane.reports.newest_run(HOUR) is None
 
 
 # The baseline
@@ -154,7 +154,7 @@ def test_sequences_are_exact_over_the_whole_range(plane: ControlPlane, sequence:
     expected = StoreIdentity(BORN, sequence)
     assert plane.snapshots.newest_identity() == expected
     assert plane.baseline == Baseline(expected, 1)
-    assert plane.snapshots.captured_in(HOUR)[0].identity == expected
+    assert plane.reports.captured_in(HOUR)[0].identity == expected
 
 
 # What is refused leaves nothing
@@ -162,12 +162,12 @@ def test_sequences_are_exact_over_the_whole_range(plane: ControlPlane, sequence:
 
 def refused(plane: ControlPlane, snapshot: TenantSnapshot, error: type[Exception]) -> str:
     """Commit in vain, and see that nothing at all has changed; return what the error says."""
-    before = plane.baseline, plane.snapshots.captured_in(HOUR), plane.snapshots.tenants()
+    before = plane.baseline, plane.reports.captured_in(HOUR), plane.snapshots.tenants()
     with pytest.raises(error) as raised:
         plane.commit(snapshot)
     assert (
         plane.baseline,
-        plane.snapshots.captured_in(HOUR),
+        plane.reports.captured_in(HOUR),
         plane.snapshots.tenants(),
     ) == before
     if isinstance(raised.value, BudgetRecoveryError):
@@ -224,6 +224,18 @@ def test_a_judgement_on_another_baseline_is_void(plane: ControlPlane, version: i
     assert plane.snapshots.tenants() == {"a", "b"}
 
 
+def test_a_judgement_on_another_identity_of_the_same_version_is_void(
+    plane: ControlPlane,
+) -> None:
+    # As where the store's row was lost and made again, and its versions began at 1 once more.
+    plane.capture("a", TEAM)
+    snapshot = plane.take(reading("acme", TEAM))
+    judged = Baseline(StoreIdentity(BORN, 77), version=1)
+    with plane.lease() as lease, pytest.raises(BaselineMovedError, match="sequence 77"):
+        plane.snapshots.commit(snapshot, hour=HOUR, run_id="r", lease=lease, judged=judged)
+    assert plane.snapshots.tenants() == {"a"}
+
+
 def test_a_first_baseline_is_not_replaced_by_another_first(plane: ControlPlane) -> None:
     snapshot = plane.take(reading("acme", TEAM))
     judged = Baseline(StoreIdentity(BORN, 1), 1)
@@ -244,7 +256,23 @@ def test_nothing_is_stored_or_pruned_under_a_lost_lease(plane: ControlPlane) -> 
                 )
             with pytest.raises(LeaseLostError):
                 plane.snapshots.prune(["acme"], policy=WEEK, now=NOON, lease=lost)
-            assert plane.snapshots.captured_in(HOUR) == ()
+            assert plane.reports.captured_in(HOUR) == ()
             plane.snapshots.commit(
                 snapshot, hour=HOUR, run_id="r", lease=current, judged=plane.baseline
             )
+
+
+def test_nothing_is_stored_or_pruned_under_a_lease_of_another_name(plane: ControlPlane) -> None:
+    plane.capture("acme", TEAM, at=NOON - timedelta(days=30))
+    plane.clock.set(NOON)
+    snapshot = plane.take(reading("acme", MORE))
+    with plane.leases.hold("restore", "a test") as other:
+        with pytest.raises(ValueError, match="the lease of capture, not of restore"):
+            plane.snapshots.commit(
+                snapshot, hour=HOUR, run_id="r", lease=other, judged=plane.baseline
+            )
+        with pytest.raises(ValueError, match="the lease of capture, not of restore"):
+            plane.snapshots.prune(["acme"], policy=WEEK, now=NOON, lease=other)
+    assert plane.reports.captured_in(HOUR) == ()
+    assert plane.prune("acme").records == 0
+    plane.commit(snapshot)

@@ -1,4 +1,4 @@
-"""The promises of the usage store, held against memory and a real NATS server alike."""
+"""The promises of the usage store, checked in memory and on a real NATS server alike."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -61,6 +61,7 @@ class Subject:
 @pytest.fixture
 def memory() -> Subject:
     store = MemoryUsageStore()
+    store.clock = datetime.now(UTC)
 
     def put(key: str, value: bytes, *, ttl: str | None = None) -> None:
         store.put(key, value, ttl=ttl, written_at=datetime.now(UTC))
@@ -109,6 +110,13 @@ def test_the_identity_moves_with_every_writing_and_stays_the_same_store(subject:
     last = subject.store.identity()
     assert last.created_at == first.created_at
     assert last.last_sequence == first.last_sequence + 3
+
+
+def test_the_leaders_time_is_in_utc(subject: Subject) -> None:
+    now = subject.store.now()
+    assert now is not None
+    assert now.utcoffset() == timedelta(0)
+    assert abs(datetime.now(UTC) - now) < timedelta(seconds=60)
 
 
 def test_a_purge_shows_in_no_identity(subject: Subject) -> None:

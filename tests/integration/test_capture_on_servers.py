@@ -1,8 +1,7 @@
 """Captures through the service on real servers, where they break, repeat, and run at once."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -14,51 +13,20 @@ import pytest
 from budget_recovery_dagster.adapters.postgres_database import MAX_CONNECTIONS, Database
 from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
 from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.errors import DatabaseUnreachableError, LeaseHeldError
-from budget_recovery_dagster.resources import ControlPlane
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
-from budget_recovery_dagster.services.capture import CAPTURE_LEASE
 from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome
-from budget_recovery_dagster.settings import load_settings
-from tests.contract.control_planes import wait_until
 from tests.integration.snapshot_job import checks, details, failure_text, metadata, run_job
+from tests.integration.timeless_store import SteppedClock, capture, opened_at
 from tests.nats_servers import PASSWORD, Bucket, users, with_user
 from tests.postgres_servers import kill_server
+from tests.waiting import wait_until
 
 LIFETIME = "lifetime"
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
-
-
-class SteppedClock:
-    """The database's clock as a test sets it; every look at it is a little later."""
-
-    def __init__(self, moment: datetime) -> None:
-        self.moment = moment
-
-    def __call__(self, _connection: object) -> datetime:
-        self.moment += timedelta(milliseconds=1)
-        return self.moment
-
-
-@contextmanager
-def control_plane(url: str, clock: SteppedClock) -> Iterator[ControlPlane]:
-    with Database(url, clock=clock) as database:
-        yield ControlPlane.on(database, load_settings())
-
-
-def capture(
-    plane: ControlPlane,
-    clock: SteppedClock,
-    run_id: str = "a run",
-    on_outcome: Callable[[TenantOutcome], None] = lambda _: None,
-) -> Captured:
-    captured = plane.capture_service().capture(
-        Hour.containing(clock.moment), run_id=run_id, holder=run_id, on_outcome=on_outcome
-    )
-    assert isinstance(captured, Captured)
-    return captured
 
 
 @pytest.fixture
@@ -164,7 +132,7 @@ def test_of_two_captures_at_once_one_wins(configured: Bucket, database_url: str)
 
     def run(name: str) -> None:
         clock = SteppedClock(NOON)
-        with control_plane(database_url, clock) as plane:
+        with opened_at(database_url, clock) as plane:
             started.wait(timeout=30)
             try:
                 ended.append(capture(plane, clock, name))
@@ -191,7 +159,7 @@ def test_any_name_is_captured_exactly_and_apart(
     configured.put("usage.a.b.lifetime." + "x" * 1500, b"1")
 
     clock = SteppedClock(NOON)
-    with control_plane(database_url, clock) as plane:
+    with opened_at(database_url, clock) as plane:
         captured = capture(plane, clock)
 
     assert len(captured.stored) == len(names)
@@ -213,7 +181,7 @@ def test_a_budget_absent_for_an_hour_is_absent_from_exactly_that_snapshot(
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "10"})
     clock = SteppedClock(NOON)
-    with control_plane(database_url, clock) as plane:
+    with opened_at(database_url, clock) as plane:
         for present in (True, False, True):
             configured.purge("usage.acme.users.")
             if present:
@@ -251,7 +219,7 @@ def test_postgres_killed_in_the_middle_leaves_whole_snapshots_and_the_next_run_s
                 kill_server(server)
 
         with (
-            control_plane(server.url(), clock) as plane,
+            opened_at(server.url(), clock) as plane,
             pytest.raises(DatabaseUnreachableError),
         ):
             capture(plane, clock, "killed", kill)
@@ -266,7 +234,7 @@ def test_postgres_killed_in_the_middle_leaves_whole_snapshots_and_the_next_run_s
                 "update budget_recovery.lease"
                 " set holder = null, acquired_at = null, expires_at = null"
             )
-        with control_plane(server.url(), clock) as plane:
+        with opened_at(server.url(), clock) as plane:
             assert len(capture(plane, clock, "next").stored) == 3
 
 
@@ -276,7 +244,7 @@ def test_three_hundred_captures_in_a_row_leave_nothing_behind(
     for tenant in ("a", "b"):
         configured.spend(tenant, "total", LIFETIME, {None: "10"})
     clock = SteppedClock(NOON)
-    with control_plane(database_url, clock) as plane:
+    with opened_at(database_url, clock) as plane:
         for _ in range(3):
             capture(plane, clock)
         before = open_things(database)

@@ -8,8 +8,10 @@ from zoneinfo import ZoneInfo
 import dagster as dg
 import pytest
 
+from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.partitions import hourly_partitions
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.partitions import capture_hours, hourly_partitions
 
 
 def test_everything_loads_and_is_described() -> None:
@@ -22,6 +24,23 @@ def test_everything_loads_and_is_described() -> None:
     for schedule in repository.schedule_defs:
         assert schedule.description
         assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
+
+
+def test_the_job_runs_in_one_process_in_order_and_is_not_repeated() -> None:
+    job = defs.resolve_job_def("hourly_snapshot_job")
+    assert job.executor_def is dg.in_process_executor
+    assert job.tags["dagster/max_retries"] == "0"
+    assert job.tags["dagster/max_runtime"] == "3600"
+    assert budget_usage_snapshots.op.pool == "usage_store"
+    assert job.partitions_def == capture_hours
+
+
+def test_the_partitions_that_dagster_loads_end_with_the_current_hour() -> None:
+    now = datetime.now(UTC)
+    keys = capture_hours.get_partition_keys(current_time=now)
+    assert keys[-1] == Hour.containing(now).key
+    assert keys[0].endswith("-00:00")
+    assert 8 * 24 < len(keys) <= 9 * 24
 
 
 def test_a_wrong_setting_is_named_where_dagster_loads() -> None:

@@ -3,21 +3,22 @@
 import time
 from datetime import datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 
 import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.assets.capture_tables import table
 from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.resources import ControlPlane
 from budget_recovery_dagster.schedules import hourly_snapshot_schedule
-from budget_recovery_dagster.settings import load_settings
 from tests.integration.snapshot_job import checks, details, failure_text, metadata, run_job
+from tests.integration.timeless_store import SteppedClock, capture, opened_at
 from tests.nats_servers import Bucket
 
 LIFETIME = "lifetime"
+README = Path(__file__).parents[2] / "README.md"
 
 
 def entries(database: psycopg.Connection) -> dict[tuple[str, str, str, str | None], Decimal]:
@@ -87,6 +88,7 @@ def test_unreadable_values_are_named_and_the_others_go_on(
             "tenant": "acme",
             "what": "unreadable value usage.acme.users.lifetime.bad",
             "detail": "-5 is negative",
+            "what_to_do": "",
         }
     ]
     assert checks(result)["usage_never_drops"].passed
@@ -158,26 +160,23 @@ def test_a_bucket_that_is_gone_is_a_possible_loss_too(
     assert "the bucket is gone" in failure_text(run_job(instance, current_hour))
 
 
-def capture_at(moment: datetime) -> None:
+def capture_at(url: str, moment: datetime) -> None:
     """Take a snapshot while the database's clock shows ``moment``."""
-    settings = load_settings()
-    url = settings.require_postgres_url()
-    with Database(url, clock=lambda _connection: moment) as database:
-        service = ControlPlane.on(database, settings).capture_service()
-        service.capture(
-            Hour.containing(moment), run_id="earlier", holder="a test", on_outcome=lambda _: None
-        )
+    clock = SteppedClock(moment)
+    with opened_at(url, clock) as database:
+        capture(database, clock)
 
 
 def test_a_stored_past_hour_is_verified_and_one_without_snapshot_fails_with_help(
     configured: Bucket,
+    database_url: str,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
     current_hour: Hour,
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
     past = Hour(current_hour.start - timedelta(hours=2))
-    capture_at(past.start + timedelta(minutes=10))
+    capture_at(database_url, past.start + timedelta(minutes=10))
     before = entries(database)
     configured.spend("acme", "total", LIFETIME, {None: "99"})
 
@@ -289,3 +288,82 @@ def test_an_empty_store_is_not_a_snapshot(
     result = run_job(instance, current_hour)
     assert result.success
     assert result.asset_materializations_for_node("budget_usage_snapshots") == []
+
+
+def test_damage_to_a_stored_hour_fails_its_verification_by_name(
+    configured: Bucket,
+    database_url: str,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    past = Hour(current_hour.start - timedelta(hours=2))
+    capture_at(database_url, past.start + timedelta(minutes=10))
+    database.execute("update budget_recovery.budget_content set usages = '{8}'")
+    result = run_job(instance, past)
+    assert not result.success
+    assert "do not hold" in failure_text(result)
+    assert "acme" in failure_text(result)
+
+
+def test_a_run_that_captures_no_tenant_fails_with_the_first_reason(
+    configured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    assert run_job(instance, current_hour).success
+    # The next snapshot would not be newer than this one.
+    database.execute("alter table budget_recovery.budget_record disable trigger all")
+    database.execute("alter table budget_recovery.capture disable trigger all")
+    for name in ("capture", "budget_record"):
+        database.execute(
+            f"update budget_recovery.{name} set captured_at = captured_at + interval '1 day'"
+        )
+    result = run_job(instance, current_hour)
+    assert not result.success
+    assert "None of 1 tenants could be captured. The first, 'acme':" in failure_text(result)
+
+
+def test_the_checks_of_an_hour_judge_that_hour(
+    configured: Bucket,
+    database_url: str,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    past = Hour(current_hour.start - timedelta(hours=2))
+    capture_at(database_url, past.start + timedelta(minutes=10))
+    configured.purge("usage.acme.")
+    configured.spend("other", "total", LIFETIME, {None: "1"})
+
+    assert not checks(run_job(instance, current_hour))["usage_never_drops"].passed
+    assert checks(run_job(instance, past))["usage_never_drops"].passed
+
+
+def test_a_table_of_very_many_rows_is_cut_and_says_so() -> None:
+    cut = table([{"tenant": f"t{number}", "counters": number} for number in range(205)])
+    assert len(cut.records) == 201
+    assert cut.records[-1].data["tenant"] == "and 5 more"
+    assert len(table([{"tenant": "t", "counters": 1}] * 200).records) == 200
+
+
+def test_a_store_that_was_replaced_on_purpose_can_be_accepted(
+    configured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    assert run_job(instance, current_hour).success
+    configured.destroy()
+    configured.create()
+    configured.spend("acme", "total", LIFETIME, {None: "1"})
+    assert "accept it as the README says" in failure_text(run_job(instance, current_hour))
+
+    statement = README.read_text().split("```sql")[-1].split("```")[0]
+    created = configured.info().created.isoformat()
+    database.execute(statement.replace("<created>", created).replace("<sequence>", "1"))
+    assert run_job(instance, current_hour).success

@@ -15,10 +15,12 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.sandbox.accounts import Account
-from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program, poll
+from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
 from budget_recovery_dagster.sandbox.errors import ChildEndedError, UnusableDataError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from tests.processes import is_running
+from tests.waiting import wait_until
 
 AS_ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not AS_ROOT, reason="only root drops to another account")
@@ -65,15 +67,6 @@ def read_row(url: str) -> object:
         return connection.execute("select number from kept").fetchone()
 
 
-def is_gone(pid: int) -> bool:
-    """A zombie that its new parent has not reaped yet is gone, too."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"
-
-
 def test_postgres_keeps_its_data_and_listens_on_no_port(data: Path) -> None:
     with PostgresServer(data / "postgres") as server:
         write_row(server.url())
@@ -112,7 +105,7 @@ def test_a_pid_file_that_names_another_live_program_stops_no_start(data: Path) -
     with server:
         write_row(server.url())
         os.kill(server.pid, signal.SIGKILL)
-        assert poll(lambda: server.process.exit_code, seconds=10) is not None
+        wait_until(lambda: server.process.exit_code is not None)
     owner = Account.of((data / "postgres").stat().st_uid)
     stranger = OwnedProcess(
         Program(
@@ -140,7 +133,7 @@ def test_a_killed_server_starts_again_with_what_was_committed(data: Path) -> Non
     with server:
         write_row(server.url())
         os.kill(server.pid, signal.SIGKILL)
-        assert poll(lambda: server.process.exit_code, seconds=10) == -signal.SIGKILL
+        wait_until(lambda: server.process.exit_code == -signal.SIGKILL)
         assert "SIGKILL" in str(server.process.ended_error())
     with server:
         assert read_row(server.url()) == (7,)
@@ -163,7 +156,7 @@ def test_servers_end_with_a_killed_parent_and_start_again(data: Path, uid: int |
         url = second.stdout.readline().split()[2]
         assert read_row(url) == (7,)
         former = (int(postgres_pid), int(nats_pid))
-        assert poll(lambda: all(map(is_gone, former)) or None, seconds=10), "an orphan lives on"
+        wait_until(lambda: not any(map(is_running, former)))
         second.stdin.close()
         assert second.wait(30) == 0
     assert (data / "postgres").stat().st_uid != 0
@@ -175,7 +168,7 @@ def test_a_killed_parent_takes_the_children_of_its_children_with_it(data: Path) 
         assert parent.stdout
         child, worker = map(int, parent.stdout.readline().split())
         parent.kill()
-    assert poll(lambda: (is_gone(child) and is_gone(worker)) or None, seconds=10)
+    wait_until(lambda: not is_running(child) and not is_running(worker))
 
 
 def test_a_second_server_on_the_same_data_is_refused(data: Path) -> None:
@@ -277,7 +270,7 @@ def test_nats_keeps_its_streams(data: Path) -> None:
     with server:
         asyncio.run(write(server.url))
         os.kill(server.pid, signal.SIGKILL)
-        assert poll(lambda: server.process.exit_code, seconds=10) == -signal.SIGKILL
+        wait_until(lambda: server.process.exit_code == -signal.SIGKILL)
     with server:
         assert asyncio.run(read(server.url)) == b"7"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -13,13 +13,19 @@ from budget_recovery_dagster.adapters.memory.leases import MemoryLeases
 from budget_recovery_dagster.adapters.memory.snapshots import MemorySnapshots
 from budget_recovery_dagster.adapters.memory.store_registry import MemoryStoreRegistry
 from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
+from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.retention import RetentionPolicy
 from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import (
+    BudgetRecoveryError,
     CapturesPausedError,
+    ClockSkewError,
+    DatabaseError,
+    DatabaseUnreachableError,
     HourClosedError,
     HourNotCapturedError,
     HourNotReachedError,
@@ -29,9 +35,11 @@ from budget_recovery_dagster.errors import (
     SettingsError,
     StoreMissingError,
     StorePermissionError,
+    StoreReadError,
     StoreUnreachableError,
 )
-from budget_recovery_dagster.services.capture import CAPTURE_LEASE, CaptureService, Paused, Verified
+from budget_recovery_dagster.ports import PruneReport, Uncaptured
+from budget_recovery_dagster.services.capture import CaptureService, Paused, Verified
 from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome, TenantStored
 
 NOW = datetime(2026, 11, 25, 12, 5, tzinfo=UTC)
@@ -56,6 +64,7 @@ class House:
         self.service = CaptureService(
             open_store=lambda: nullcontext(self.store),
             snapshots=self.snapshots,
+            reports=self.snapshots,
             registry=self.registry,
             leases=self.leases,
             clock=self.clock,
@@ -94,6 +103,28 @@ class House:
         self.store.in_mid_reading = hook
 
 
+class RefusingSnapshots(MemorySnapshots):
+    """A database in which every commit is refused."""
+
+    def __init__(self, plane: ControlPlane, error: BudgetRecoveryError) -> None:
+        super().__init__(plane)
+        self._error = error
+
+    def commit(self, *_: object, **__: object) -> Baseline:
+        raise self._error
+
+
+class UnprunableSnapshots(MemorySnapshots):
+    """A database in which pruning is refused."""
+
+    def __init__(self, plane: ControlPlane, error: BudgetRecoveryError) -> None:
+        super().__init__(plane)
+        self._error = error
+
+    def prune(self, *_: object, **__: object) -> PruneReport:
+        raise self._error
+
+
 def names(outcomes: tuple[TenantOutcome, ...] | tuple[TenantStored, ...]) -> list[str]:
     return [outcome.tenant for outcome in outcomes]
 
@@ -121,7 +152,7 @@ def test_one_tenant_that_cannot_be_read_stops_no_other(house: House) -> None:
     assert captured.stopped_by is None
     assert house.outcomes == list(captured.outcomes)
     assert [s.tenant for s in house.snapshots.captured_by("one")] == ["a", "c"]
-    assert [(f.tenant, f.hint) for f in house.snapshots.failures_of("one")] == [("b", "grant it.")]
+    assert [(f.name, f.hint) for f in house.snapshots.failures_of("one")] == [("b", "grant it.")]
 
 
 def test_cleanup_spares_the_tenant_that_failed_in_this_run(house: House) -> None:
@@ -170,6 +201,54 @@ def test_a_store_recreated_during_the_reading_is_not_stored(house: House) -> Non
 
 
 @pytest.mark.parametrize("what", ["recreated", "regressed", "gone"])
+def test_a_wipe_during_the_very_first_capture_is_noticed(what: str, house: House) -> None:
+    def wipe() -> None:
+        house.store.purge()
+        if what == "recreated":
+            house.store.recreate(REBORN)
+        elif what == "regressed":
+            house.store.stream = replace(house.store.stream, last_sequence=1)
+        else:
+            house.store.identity_failure = StoreMissingError("No bucket.", "look.")
+
+    house.while_reading("a", wipe)
+    captured = house.capture()
+    assert captured.stored == ()
+    assert isinstance(captured.stopped_by, PossibleLossError)
+    assert what in captured.stopped_by.message
+    assert house.registry.claim("budget-usage").baseline is None
+
+
+def test_known_tenants_are_captured_also_if_the_store_cannot_be_listed(house: House) -> None:
+    house.capture()
+    house.clock.advance(timedelta(minutes=1))
+    failure = house.store.listing_failure = StoreReadError("Too many keys.", "look.")
+    captured = house.capture()
+    assert names(captured.stored) == ["a", "b", "c"]
+    assert captured.stopped_by is failure
+
+
+def test_a_bucket_that_goes_before_the_listing_is_a_possible_loss(house: House) -> None:
+    house.capture()
+    house.clock.advance(timedelta(minutes=1))
+    house.store.listing_failure = StoreMissingError("No bucket.", "look.")
+    in_order = iter([None, house.store.listing_failure])
+
+    class VanishingStore(MemoryUsageStore):
+        def identity(self) -> StoreIdentity:
+            self.identity_failure = next(in_order)
+            return super().identity()
+
+    vanishing = VanishingStore(BORN)
+    vanishing.stream = house.store.stream
+    vanishing.listing_failure = house.store.listing_failure
+    service = replace(house.service, open_store=lambda: nullcontext(vanishing))
+    captured = service.capture(house.hour, run_id="r", holder="r", on_outcome=lambda _: None)
+    assert isinstance(captured, Captured)
+    assert isinstance(captured.stopped_by, PossibleLossError)
+
+
+@pytest.mark.parametrize("what", ["recreated", "regressed", "gone"])
 def test_a_store_of_another_identity_stores_nothing_and_prunes_nothing(
     what: str, house: House
 ) -> None:
@@ -189,7 +268,7 @@ def test_a_store_of_another_identity_stores_nothing_and_prunes_nothing(
     assert what in captured.stopped_by.message
     assert captured.pruned is None
     assert len(house.snapshots.captured_by("old")) == 3
-    assert [f.tenant for f in house.snapshots.failures_of("new")] == ["a", "b", "c"]
+    assert [f.name for f in house.snapshots.failures_of("new")] == ["a", "b", "c"]
 
 
 def test_a_baseline_lost_from_the_database_is_no_first_install(house: House) -> None:
@@ -248,8 +327,8 @@ def test_an_unreachable_store_is_told_of_every_known_tenant(house: House) -> Non
     house.capture()
     house.store.identity_failure = StoreUnreachableError("No answer.", "see whether NATS runs.")
     captured = house.capture("later")
-    assert [f.tenant for f in house.snapshots.failures_of("later")] == ["a", "b", "c"]
-    assert captured.pruned is None
+    assert [f.name for f in house.snapshots.failures_of("later")] == ["a", "b", "c"]
+    assert captured.read == frozenset()
 
 
 def test_eight_days_of_failing_captures_leave_the_last_good_point(house: House) -> None:
@@ -320,6 +399,69 @@ def test_a_partial_reading_is_stored_marked_and_the_point_still_has_the_rest(hou
 
     assert (stored.tenant, stored.is_partial, stored.entries, stored.drops) == ("a", True, 2, 2)
     assert house.known("a", "y") == house.known("a", "z") == Decimal(3)
+
+
+def test_a_partial_reading_that_found_nothing_is_not_taken_for_nothing(house: House) -> None:
+    house.store.put_usage("new", "spend", "lifetime", "x", "1")
+    house.store.put_usage("new", "spend", "lifetime", "y", "1")
+    purges = iter(["usage.new.spend.lifetime.y", "usage.new."])
+
+    def purge_next(read: str) -> None:
+        if read == "new":
+            house.store.purge(next(purges))
+
+    house.store.in_mid_reading = purge_next
+    new = house.capture().stored[-1]
+    assert (new.tenant, new.is_partial) == ("new", True)
+
+
+def test_clocks_that_disagree_store_nothing_and_prune_nothing(house: House) -> None:
+    house.capture("good")
+    house.store.clock = NOW
+    house.clock.advance(timedelta(days=25))
+    captured = house.capture("ahead")
+    assert isinstance(captured.stopped_by, ClockSkewError)
+    assert "2026-12-20 12:05:00" in captured.stopped_by.message
+    assert "2026-11-25 12:05:00" in captured.stopped_by.message
+    assert (captured.stored, captured.pruned) == ((), None)
+    house.clock.set(NOW + timedelta(seconds=59))
+    assert names(house.capture("right again").stored) == ["a", "b", "c"]
+
+
+def test_a_scheduler_that_is_a_little_ahead_is_waited_for(house: House) -> None:
+    next_hour = Hour(house.hour.end)
+    house.clock.set(next_hour.start - timedelta(seconds=8))
+    captured = house.run(hour=next_hour)
+    assert isinstance(captured, Captured)
+    assert next_hour.start <= captured.captured_at < next_hour.end
+
+
+def test_a_database_that_refuses_one_after_another_is_not_asked_for_each(house: House) -> None:
+    for tenant in "defgh":
+        house.spend(tenant, "10")
+    refused = DatabaseError("The database refused: disk full.", "free disk space.")
+    service = replace(house.service, snapshots=RefusingSnapshots(house.plane, refused))
+    captured = service.capture(house.hour, run_id="r", holder="r", on_outcome=lambda _: None)
+    assert isinstance(captured, Captured)
+    assert captured.stopped_by is refused
+    assert [f.seconds > 0 for f in captured.failed] == [True] * 3 + [False] * 5
+
+
+def test_a_prune_that_fails_does_not_hide_the_snapshots(house: House) -> None:
+    failure = DatabaseError("The database refused: too slow.", "look in pg_stat_activity.")
+    service = replace(house.service, snapshots=UnprunableSnapshots(house.plane, failure))
+    captured = service.capture(house.hour, run_id="r", holder="r", on_outcome=lambda _: None)
+    assert isinstance(captured, Captured)
+    assert names(captured.stored) == ["a", "b", "c"]
+    assert captured.prune_failure is failure
+
+
+def test_a_database_that_is_gone_ends_the_capture(house: House) -> None:
+    gone = DatabaseUnreachableError("No connection.", "see whether PostgreSQL runs.")
+    service = replace(house.service, snapshots=RefusingSnapshots(house.plane, gone))
+    with pytest.raises(DatabaseUnreachableError):
+        service.capture(house.hour, run_id="r", holder="r", on_outcome=house.outcomes.append)
+    assert house.outcomes == []
 
 
 def test_unreadable_values_are_omitted_by_name_and_stand_in_the_point(house: House) -> None:
@@ -411,7 +553,7 @@ def test_the_database_of_another_bucket_is_refused(house: House) -> None:
 
 def test_an_empty_store_has_nothing_to_capture() -> None:
     captured = House().capture()
-    assert (captured.outcomes, captured.stopped_by, captured.pruned) == ((), None, None)
+    assert (captured.outcomes, captured.stopped_by) == ((), None)
 
 
 def test_keys_that_name_no_tenant_are_reported(house: House) -> None:
@@ -419,5 +561,5 @@ def test_keys_that_name_no_tenant_are_reported(house: House) -> None:
     captured = house.capture("a run")
     assert names(captured.stored) == ["a", "b", "c"]
     (noted,) = house.snapshots.failures_of("a run")
-    assert "usage.=zz.spend.lifetime.=" in noted.tenant
+    assert (noted.kind, noted.name) == (Uncaptured.KEY, "usage.=zz.spend.lifetime.=")
     assert [bad.key for bad in captured.unreadable] == ["usage.=zz.spend.lifetime.="]

@@ -41,9 +41,16 @@ def test_the_listing_and_the_identity_fail_apart(store: MemoryUsageStore) -> Non
         store.list_tenants()
     assert store.identity() == StoreIdentity(MONDAY, 4)
     store.listing_failure, store.identity_failure = None, store.listing_failure
-    with pytest.raises(StoreUnreachableError):
-        store.identity()
+    for call in (store.identity, store.now):
+        with pytest.raises(StoreUnreachableError):
+            call()
     assert store.list_tenants().tenants == {"t"}
+
+
+def test_it_tells_the_time_that_was_set_and_else_none(store: MemoryUsageStore) -> None:
+    assert store.now() is None
+    store.clock = MONDAY
+    assert store.now() == MONDAY
 
 
 def test_the_store_can_be_replaced_by_an_empty_one(store: MemoryUsageStore) -> None:

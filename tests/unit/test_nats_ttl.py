@@ -8,6 +8,7 @@ from budget_recovery_dagster.adapters.nats_ttl import expiry_after, parse_ttl
 from budget_recovery_dagster.domain.windows import Window
 
 NOON = int(datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp()) * 10**9
+UNITS = st.sampled_from(["ns", "us", "ms", "s", "m", "h"])
 DAY = Window.parse("2026-11-29")
 
 
@@ -26,6 +27,11 @@ DAY = Window.parse("2026-11-29")
         ("1000000\N{GREEK SMALL LETTER MU}s", 1),
         ("2000000000ns", 2),
         ("+5s", 5),
+        ("0.9999999999s1ns", 1),  # of a nanosecond the rest is dropped in each part
+        ("00000000000000000000000000000000000060", 60),
+        ("9223372036", 9_223_372_036),
+        ("9223372036854775807ns", 9_223_372_036),
+        ("2562047h47m16.854775807s", 9_223_372_036),
     ],
 )
 def test_a_time_to_live_is_read_in_whole_seconds(text: str, seconds: int) -> None:
@@ -37,6 +43,40 @@ def test_a_time_to_live_is_read_in_whole_seconds(text: str, seconds: int) -> Non
 )
 def test_never_and_what_the_server_refuses_mean_never(text: str) -> None:
     assert parse_ttl(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9223372037",
+        "9223372036854775808ns",
+        "2562047h47m16.854775808s",
+        "99999999999999999999h",
+        "99999999999999999999.99999999999999999999h" * 4,
+        "9" * 200,
+        "9" * 10_000,
+        "1s" * 100_000,
+        "9" * 10_000 + "h",
+        "0." + "9" * 10_000 + "h",
+    ],
+    ids=lambda text: f"{text[:30]} ({len(text)})",
+)
+def test_longer_than_the_server_can_count_means_never(text: str) -> None:
+    assert parse_ttl(text) is None
+    assert expiry_after(text, NOON, DAY) is None
+
+
+durations = st.lists(
+    st.tuples(st.integers(0, 10**25), st.sampled_from(["", ".", ".5", f".{'9' * 40}"]), UNITS),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(durations)
+def test_any_duration_fits_in_the_database(parts: list[tuple[int, str, str]]) -> None:
+    seconds = parse_ttl("".join(f"{whole}{fraction}{unit}" for whole, fraction, unit in parts))
+    assert seconds is None or 1 <= seconds <= 2**63 // 10**9
 
 
 @given(st.text(max_size=30))

@@ -1,3 +1,5 @@
+import weakref
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -14,6 +16,7 @@ from budget_recovery_dagster.domain.retention import (
 )
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
+CUTOFF = NOW - timedelta(days=7)
 
 
 def hours_ago(hours: int, **usages: str) -> DatedUsages:
@@ -33,21 +36,49 @@ def test_the_cutoff_is_whole_days_of_24_hours() -> None:
 
 
 def test_what_newer_records_hold_as_high_is_not_needed() -> None:
-    expired = [hours_ago(200, a="1", b="1"), hours_ago(190, a="2", b="2")]
-    assert needed_past_retention(expired, retained=[{"a": Decimal(3), "b": Decimal(2)}]) == set()
+    records = [hours_ago(1, a="3", b="2"), hours_ago(190, a="2", b="2"), hours_ago(200, a="1")]
+    assert needed_past_retention(records, CUTOFF) == set()
 
 
 def test_the_last_record_of_an_entity_gone_since_is_kept() -> None:
     with_b = hours_ago(195, a="2", b="7")
-    expired = [hours_ago(200, a="1", b="6"), with_b, hours_ago(190, a="3")]
-    assert needed_past_retention(expired, retained=[{"a": Decimal(4)}]) == {with_b.captured_at}
+    records = [hours_ago(1, a="4"), hours_ago(190, a="3"), with_b, hours_ago(200, a="1", b="6")]
+    assert needed_past_retention(records, CUTOFF) == {with_b.captured_at}
 
 
 def test_without_retained_records_the_newest_expired_one_is_kept() -> None:
     newest = hours_ago(190, a="3")
-    assert needed_past_retention([hours_ago(200, a="1"), newest], retained=[]) == {
-        newest.captured_at
-    }
+    assert needed_past_retention([newest, hours_ago(200, a="1")], CUTOFF) == {newest.captured_at}
+
+
+def test_a_record_exactly_as_old_as_retention_is_not_past_it() -> None:
+    assert needed_past_retention([DatedUsages(CUTOFF, {"a": Decimal(1)})], CUTOFF) == set()
+
+
+def test_records_in_another_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="follows an older one"):
+        needed_past_retention([hours_ago(200, a="1"), hours_ago(190, a="1")], CUTOFF)
+
+
+def test_records_are_taken_one_by_one() -> None:
+    taken = 0
+    given: list[weakref.ref[Content]] = []
+
+    def records() -> Iterator[DatedUsages]:
+        nonlocal taken
+        for hours in range(100):
+            assert sum(each() is not None for each in given) <= 1, "all of them are held"
+            content = Content({"a": Decimal(hours)})
+            given.append(weakref.ref(content))
+            taken += 1
+            yield DatedUsages(NOW - timedelta(hours=hours), content)
+
+    needed_past_retention(records(), CUTOFF)
+    assert taken == 100
+
+
+class Content(dict[Entity, Decimal]):
+    """Usages that can be watched."""
 
 
 contents: st.SearchStrategy[dict[Entity, Decimal]] = st.dictionaries(
@@ -60,7 +91,16 @@ contents: st.SearchStrategy[dict[Entity, Decimal]] = st.dictionaries(
 def test_what_is_kept_gives_the_same_maximum_as_everything(
     old: list[dict[Entity, Decimal]], retained: list[dict[Entity, Decimal]]
 ) -> None:
-    expired = [DatedUsages(NOW - timedelta(hours=h), u) for h, u in enumerate(old, 200)]
-    needed = needed_past_retention(expired, retained)
-    kept = [dated.usages for dated in expired if dated.captured_at in needed]
-    assert max_merge(*kept, *retained) == max_merge(*[dated.usages for dated in expired], *retained)
+    hours = (*range(len(retained)), *range(200, 200 + len(old)))
+    records = [
+        DatedUsages(NOW - timedelta(hours=at), usages)
+        for at, usages in zip(hours, (*retained, *old), strict=True)
+    ]
+    needed = needed_past_retention(records, CUTOFF)
+    kept = [
+        dated.usages
+        for dated in records
+        if dated.captured_at >= CUTOFF or dated.captured_at in needed
+    ]
+    assert max_merge(*kept) == max_merge(*[dated.usages for dated in records])
+    assert all(moment < CUTOFF for moment in needed)

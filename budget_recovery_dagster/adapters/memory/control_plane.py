@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from budget_recovery_dagster.adapters.admission import Holding
+from budget_recovery_dagster.domain.admission import Holding
 from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.moments import require_aware
 from budget_recovery_dagster.domain.snapshots import BudgetRecord
@@ -13,6 +13,7 @@ from budget_recovery_dagster.ports import (
     CaptureSummary,
     NamedDrop,
     StoreRecord,
+    Uncaptured,
 )
 
 
@@ -25,6 +26,10 @@ class ManualClock:
     def now(self) -> datetime:
         """Return the present moment."""
         return self._moment
+
+    def wait_until(self, moment: datetime) -> None:
+        """Go on to ``moment`` at once, unless it has passed."""
+        self._moment = max(self._moment, require_aware(moment))
 
     def set(self, moment: datetime) -> None:
         """Make it another moment, also an earlier one."""
@@ -43,12 +48,11 @@ class StoredSnapshot:
     stored_at: datetime
     drops: tuple[NamedDrop, ...]
     records: dict[BudgetWindow, BudgetRecord]
-    is_pruned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NotedFailure:
-    """A failure as it is kept, under its run and tenant."""
+    """A failure as it is kept, under its run, kind and name."""
 
     failure: CaptureFailure
     failed_at: datetime
@@ -64,4 +68,4 @@ class ControlPlane:
     tokens: dict[str, int] = field(default_factory=dict)
     holdings: dict[str, Holding] = field(default_factory=dict)
     snapshots: dict[tuple[str, datetime], StoredSnapshot] = field(default_factory=dict)
-    failures: dict[tuple[str, str], NotedFailure] = field(default_factory=dict)
+    failures: dict[tuple[str, Uncaptured, str], NotedFailure] = field(default_factory=dict)

@@ -5,14 +5,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from budget_recovery_dagster.adapters.admission import (
+from budget_recovery_dagster.adapters.memory.control_plane import ControlPlane
+from budget_recovery_dagster.adapters.stored_forms import storable
+from budget_recovery_dagster.domain.admission import (
     Holding,
     lease_lost,
     require_free,
+    require_lease_of,
     require_ours,
 )
-from budget_recovery_dagster.adapters.memory.control_plane import ControlPlane
-from budget_recovery_dagster.adapters.stored_forms import storable
 from budget_recovery_dagster.ports import Lease
 
 _DURATION = timedelta(seconds=30)
@@ -83,11 +84,13 @@ def current_holding(plane: ControlPlane, name: str) -> Holding | None:
     )
 
 
-def require_lease(plane: ControlPlane, lease: Lease) -> None:
+def require_lease(plane: ControlPlane, lease: Lease, *, name: str) -> None:
     """Refuse to work under a lease that is not in force.
 
     Raises:
         LeaseLostError: it is not held any more.
+        ValueError: it is of another name.
     """
+    require_lease_of(lease.name, name)
     lease.require_held()
-    require_ours(lease, current_holding(plane, lease.name), plane.clock.now())
+    require_ours(lease.name, lease.token, current_holding(plane, lease.name), plane.clock.now())

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 
-from budget_recovery_dagster.adapters.admission import Facts, admit
 from budget_recovery_dagster.adapters.memory.control_plane import (
     ControlPlane,
     NotedFailure,
@@ -20,6 +19,7 @@ from budget_recovery_dagster.adapters.stored_forms import (
     storable_id,
     summary_of,
 )
+from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, Facts, admit, admit_prune
 from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.moments import Hour
@@ -37,11 +37,13 @@ from budget_recovery_dagster.ports import (
     NamedDrop,
     NamedOmission,
     PruneReport,
+    StoreRecord,
+    Uncaptured,
 )
 
 
 class MemorySnapshots:
-    """Snapshots that are forgotten with their control plane."""
+    """Snapshots, and the reports on them, that are forgotten with their control plane."""
 
     def __init__(self, control_plane: ControlPlane) -> None:
         self._plane = control_plane
@@ -79,10 +81,8 @@ class MemorySnapshots:
     ) -> Baseline:
         """Store a snapshot and accept its identity as the baseline, all or nothing."""
         with self._plane.lock:
-            require_lease(self._plane, lease)
-            store = self._plane.store
-            if store is None:
-                raise RuntimeError("no store has been claimed")
+            require_lease(self._plane, lease, name=CAPTURE_LEASE)
+            store = self._claimed()
             facts = Facts(
                 now=self._plane.clock.now(),
                 state=store.state,
@@ -104,11 +104,10 @@ class MemorySnapshots:
             return baseline
 
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
-        """Note the tenants of which a run stored nothing."""
+        """Note what a run could not capture."""
         for failure in map(storable_failure, failures):
-            self._plane.failures[storable_id(run_id), failure.tenant] = NotedFailure(
-                failure, self._plane.clock.now()
-            )
+            noted = NotedFailure(failure, self._plane.clock.now())
+            self._plane.failures[storable_id(run_id), failure.kind, failure.name] = noted
 
     def prune(
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
@@ -116,7 +115,8 @@ class MemorySnapshots:
         """Remove what is past retention, of these tenants only, and no current recovery point."""
         cutoff = policy.cutoff(now)
         with self._plane.lock:
-            require_lease(self._plane, lease)
+            require_lease(self._plane, lease, name=CAPTURE_LEASE)
+            admit_prune(self._claimed().state)
             hashes = self._hashes()
             records = sum(self._prune_records(tenant, cutoff, now) for tenant in tenants)
             captures = [
@@ -127,12 +127,10 @@ class MemorySnapshots:
             for key in captures:
                 del self._plane.snapshots[key]
             failed = [
-                key
-                for key, noted in self._plane.failures.items()
-                if key[1] in tenants and noted.failed_at < cutoff
+                key for key, noted in self._plane.failures.items() if noted.failed_at < cutoff
             ]
-            for run_and_tenant in failed:
-                del self._plane.failures[run_and_tenant]
+            for noted_key in failed:
+                del self._plane.failures[noted_key]
             contents = len(hashes - self._hashes())
             return PruneReport(records, len(captures), contents, len(failed))
 
@@ -146,21 +144,15 @@ class MemorySnapshots:
             expired = [each for each in snapshots if each.summary.captured_at < cutoff]
             needed: frozenset[datetime] = frozenset()
             if of.window.end is None or now < of.window.end:
-                needed = needed_past_retention(
-                    expired=(
-                        DatedUsages(each.summary.captured_at, each.records[of].usages)
-                        for each in expired
-                    ),
-                    retained=(
-                        each.records[of].usages
-                        for each in snapshots
-                        if each.summary.captured_at >= cutoff
-                    ),
+                # A tenant's snapshots are in the order of their times: each is newer than the last.
+                newest_first = (
+                    DatedUsages(each.summary.captured_at, each.records[of].usages)
+                    for each in reversed(snapshots)
                 )
+                needed = needed_past_retention(newest_first, cutoff)
             for stored in expired:
                 if stored.summary.captured_at not in needed:
                     del stored.records[of]
-                    stored.is_pruned = True
                     removed += 1
         return removed
 
@@ -177,13 +169,13 @@ class MemorySnapshots:
         return self._summaries(self._by(run_id))
 
     def failures_of(self, run_id: str) -> tuple[CaptureFailure, ...]:
-        """Return the failures that a run noted, by tenant."""
-        noted = {
-            tenant: each.failure
-            for (of_run, tenant), each in self._plane.failures.items()
+        """Return what a run could not capture: tenants, then keys, each by name."""
+        noted = (
+            each.failure
+            for (of_run, *_), each in self._plane.failures.items()
             if of_run == storable_id(run_id)
-        }
-        return tuple(noted[tenant] for tenant in sorted(noted))
+        )
+        return tuple(sorted(noted, key=lambda each: (each.kind is Uncaptured.KEY, each.name)))
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
         """Return the drops named by the snapshots of a run; long lists are cut when stored."""
@@ -202,10 +194,18 @@ class MemorySnapshots:
             for omission in stored.records[of].omitted[:MAX_NAMED]
         )
 
-    def newest_run(self) -> str | None:
-        """Return the run that stored a snapshot or noted a failure last."""
-        stored = ((each.stored_at, each.summary.run_id) for each in self._plane.snapshots.values())
-        noted = ((each.failed_at, run_id) for (run_id, _), each in self._plane.failures.items())
+    def newest_run(self, hour: Hour) -> str | None:
+        """Return the run that stored a snapshot of an hour, or noted a failure in it, last."""
+        stored = (
+            (each.stored_at, each.summary.run_id)
+            for each in self._plane.snapshots.values()
+            if Hour.containing(each.summary.captured_at) == hour
+        )
+        noted = (
+            (each.failed_at, run_id)
+            for (run_id, *_), each in self._plane.failures.items()
+            if each.failure.hour == hour
+        )
         newest = max([*stored, *noted], default=None)
         return None if newest is None else newest[1]
 
@@ -220,6 +220,11 @@ class MemorySnapshots:
             ].records.items()
             if hash_usages(record.usages) != record.content_hash
         )
+
+    def _claimed(self) -> StoreRecord:
+        if self._plane.store is None:
+            raise RuntimeError("no store has been claimed")
+        return self._plane.store
 
     def _of(self, tenants: Collection[str]) -> Iterator[StoredSnapshot]:
         for (tenant, _), stored in self._plane.snapshots.items():

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from uuid import uuid4
 
-from budget_recovery_dagster.adapters.admission import require_bucket
 from budget_recovery_dagster.adapters.memory.control_plane import ControlPlane
+from budget_recovery_dagster.domain.admission import require_bucket
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.ports import StoreRecord
 
@@ -26,7 +26,7 @@ class MemoryStoreRegistry:
                 self._plane.store = StoreRecord(
                     bucket, str(uuid4()), RecoveryState.HEALTHY, baseline=None
                 )
-            require_bucket(self._plane.store, bucket)
+            require_bucket(self._plane.store.bucket, bucket)
             return self._plane.store
 
     def set_state(self, state: RecoveryState) -> None:

@@ -10,18 +10,13 @@ from budget_recovery_dagster.adapters.nats_codec import (
     StoredValue,
     encode_key,
     list_tenants,
+    prefix_to_read,
     read_tenant,
-    tenant_prefix,
 )
-from budget_recovery_dagster.domain.counters import (
-    BudgetWindow,
-    Entity,
-    TenantReading,
-    UnusableNameError,
-)
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, TenantReading
 from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.errors import StoreError, StoreReadError
+from budget_recovery_dagster.errors import StoreError
 from budget_recovery_dagster.ports import TenantListing
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -31,13 +26,15 @@ class MemoryUsageStore:
     """Counters by key, as the gateway would have written them.
 
     Every writing gives out the next sequence. What is set here happens at the next calls:
-    ``stream`` is the identity that is shown; ``identity_failure`` and ``listing_failure`` are
-    raised; ``failures`` are raised for the tenants that they name; ``in_mid_reading`` is called
-    with the tenant when half of its keys have been read, each time that they are read.
+    ``stream`` is the identity that is shown and ``clock`` the time; ``identity_failure``, of both,
+    and ``listing_failure`` are raised; ``failures`` are raised for the tenants that they name;
+    ``in_mid_reading`` is called with the tenant when half of its keys have been read, each time
+    that they are read.
     """
 
     def __init__(self, created_at: datetime = EPOCH) -> None:
         self.stream = StoreIdentity(created_at, 0)
+        self.clock: datetime | None = None
         self.identity_failure: StoreError | None = None
         self.listing_failure: StoreError | None = None
         self.failures: dict[str, StoreError] = {}
@@ -79,6 +76,12 @@ class MemoryUsageStore:
             raise self.identity_failure
         return self.stream
 
+    def now(self) -> datetime | None:
+        """Return the time that was set; the leader that tells it is the one of the identity."""
+        if self.identity_failure is not None:
+            raise self.identity_failure
+        return self.clock
+
     def list_tenants(self) -> TenantListing:
         """List the tenants by their keys."""
         if self.listing_failure is not None:
@@ -89,13 +92,7 @@ class MemoryUsageStore:
         """Read all counters of a tenant: every key that existed before the call is in it."""
         if tenant in self.failures:
             raise self.failures[tenant]
-        try:
-            prefix = tenant_prefix(tenant)
-        except UnusableNameError as error:
-            raise StoreReadError(
-                f"No counter can belong to the tenant {tenant[:100]!a}: {error}.",
-                "use the name of a tenant as the gateway knows it.",
-            ) from error
+        prefix = prefix_to_read(tenant)
         values, is_complete = self._read_once(tenant, prefix)
         if not is_complete:
             values, is_complete = self._read_once(tenant, prefix)

@@ -48,7 +48,8 @@ comment on column budget_recovery.store.baseline_created_at is
 comment on column budget_recovery.store.baseline_last_sequence is
     'The last accepted identity: the highest sequence that the stream had given out.';
 comment on column budget_recovery.store.baseline_version is
-    'Rises whenever the baseline is replaced; what was judged against an older one is void.';
+    'One higher whenever the baseline is replaced, from 1 in a new row; what was judged against '
+    'another version or another identity is void.';
 """
 
 # Rows are kept when released, so that the fencing token only ever rises.
@@ -232,16 +233,21 @@ comment on view budget_recovery.budget_entry is
 FAILURE = """
 create table budget_recovery.capture_failure (
     run_id text collate "C" not null,
-    tenant text collate "C" not null,
+    kind text collate "C" not null,
+    name text collate "C" not null,
     hour timestamptz not null,
     failed_at timestamptz not null,
     reason text not null,
     hint text not null,
-    primary key (run_id, tenant)
+    primary key (run_id, kind, name),
+    constraint failure_kind_is_known check (kind in ('tenant', 'key'))
 );
 create index capture_failure_failed_at on budget_recovery.capture_failure (failed_at);
 comment on table budget_recovery.capture_failure is
-    'A tenant of which a run stored nothing, and why; kept as long as snapshots.';
+    'What a run could not capture, and why; removed once it is older than retention, whether or '
+    'not the tenant is captured again.';
+comment on column budget_recovery.capture_failure.kind is
+    'tenant, or key: a key of the store that names no tenant.';
 comment on column budget_recovery.capture_failure.hour is 'The UTC hour that was to be captured.';
 comment on column budget_recovery.capture_failure.hint is 'What an operator may try.';
 """

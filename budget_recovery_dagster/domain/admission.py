@@ -19,7 +19,11 @@ from budget_recovery_dagster.errors import (
     NotNewerError,
     SettingsError,
 )
-from budget_recovery_dagster.ports import Lease, StoreRecord
+
+CAPTURE_LEASE = "capture"
+"""The lease under which snapshots are stored and pruned, by one at a time."""
+
+_WAIT_FOR_RECOVERY = "wait for the recovery to end, or resolve the incident."
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a capture is held against; ``newest`` is the time of the tenant's last snapshot."""
+    """What a capture is compared with; ``newest`` is the time of the tenant's last snapshot."""
 
     now: datetime
     state: RecoveryState
@@ -42,16 +46,16 @@ class Facts:
     newest: datetime | None
 
 
-def require_bucket(record: StoreRecord, bucket: str) -> None:
+def require_bucket(claimed: str, bucket: str) -> None:
     """Refuse to work on another bucket than the one that was claimed.
 
     Raises:
         SettingsError: it is another.
     """
-    if record.bucket != bucket:
+    if bucket != claimed:
         raise SettingsError(
             f"BUDGET_RECOVERY_BUCKET is {bucket!r}, but this database belongs to the bucket"
-            f" {record.bucket!r}.",
+            f" {claimed!r}.",
             "use one database for each bucket, or set the bucket back.",
         )
 
@@ -69,18 +73,28 @@ def require_free(name: str, holding: Holding | None, now: datetime) -> None:
         )
 
 
-def require_ours(lease: Lease, holding: Holding | None, now: datetime) -> None:
-    """Refuse to work under a lease that is not in force.
+def require_lease_of(name: str, needed: str) -> None:
+    """Refuse to do work under the lease of other work: it would keep nobody else from this.
+
+    Raises:
+        ValueError: it is of another name.
+    """
+    if name != needed:
+        raise ValueError(f"this is done under the lease of {needed}, not of {name}")
+
+
+def require_ours(name: str, token: int, holding: Holding | None, now: datetime) -> None:
+    """Refuse to work under a lease, taken with this token, that is not in force.
 
     Raises:
         LeaseLostError: it has expired, was released, or was taken by another.
     """
     if holding is None:
-        raise lease_lost(lease.name, "it is no longer held")
-    if holding.token != lease.token:
-        raise lease_lost(lease.name, f"{holding.holder} has taken it")
+        raise lease_lost(name, "it is no longer held")
+    if holding.token != token:
+        raise lease_lost(name, f"{holding.holder} has taken it")
     if now >= holding.expires_at:
-        raise lease_lost(lease.name, f"it expired at {_utc(holding.expires_at)}")
+        raise lease_lost(name, f"it expired at {_utc(holding.expires_at)}")
 
 
 def lease_lost(name: str, why: str) -> LeaseLostError:
@@ -89,6 +103,18 @@ def lease_lost(name: str, why: str) -> LeaseLostError:
         f"The lease of {name} is lost: {why}.",
         "start again; if it happens often, see why this host or its database stalls for long.",
     )
+
+
+def admit_prune(state: RecoveryState) -> None:
+    """Let a prune begin: while a loss is open, what is old may be all that there is.
+
+    Raises:
+        CapturesPausedError: the store is not Healthy.
+    """
+    if state.captures_paused:
+        raise CapturesPausedError(
+            f"The store is {state}, so no snapshot is removed.", _WAIT_FOR_RECOVERY
+        )
 
 
 def admit(
@@ -108,12 +134,13 @@ def admit(
     if facts.state.captures_paused:
         raise CapturesPausedError(
             f"The store is {facts.state}, so nothing is stored of tenant {snapshot.tenant!r}.",
-            "wait for the recovery to end, or resolve the incident.",
+            _WAIT_FOR_RECOVERY,
         )
-    if _version(facts.baseline) != _version(judged):
+    # The identity counts too: versions begin again where the store's row was lost.
+    if facts.baseline != judged:
         raise BaselineMovedError(
-            f"The baseline has moved from version {_version(judged)} to"
-            f" {_version(facts.baseline)} since the store was judged.",
+            f"The baseline has moved from {_name(judged)} to {_name(facts.baseline)} since the"
+            " store was judged.",
             "judge the store against the new baseline and try again.",
         )
     if hour.is_past(facts.now):
@@ -138,8 +165,8 @@ def _accept(baseline: Baseline | None, identity: StoreIdentity) -> Baseline:
     return Baseline(identity, version=baseline.version + 1)
 
 
-def _version(baseline: Baseline | None) -> int | None:
-    return None if baseline is None else baseline.version
+def _name(baseline: Baseline | None) -> str:
+    return "none" if baseline is None else f"version {baseline.version} ({baseline.identity})"
 
 
 def _utc(moment: datetime) -> str:

@@ -1,6 +1,6 @@
 import pytest
 
-from budget_recovery_dagster.adapters.nats_reader import _sequence_and_time
+from budget_recovery_dagster.adapters.nats_ack import sequence_and_time
 
 
 @pytest.mark.parametrize(
@@ -12,4 +12,4 @@ from budget_recovery_dagster.adapters.nats_reader import _sequence_and_time
     ],
 )
 def test_both_forms_tell_the_sequence_and_the_time(reply: str) -> None:
-    assert _sequence_and_time(reply) == (42, 1796000000000000001)
+    assert sequence_and_time(reply) == (42, 1796000000000000001)

@@ -1,0 +1,89 @@
+"""What is known of the stream as a whole: its keys, its identity and its leader's time."""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from budget_recovery_dagster.adapters.nats_store import open_usage_store
+from budget_recovery_dagster.errors import StoreReadError
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.contract.nats_scene import Scene, set_scene
+from tests.nats_servers import DisturbedNetwork, failure_of
+
+
+@pytest.fixture
+def scene(nats_server: NatsServer) -> Iterator[Scene]:
+    with set_scene(nats_server) as scene:
+        yield scene
+
+
+def test_a_listing_spans_pages(scene: Scene) -> None:
+    tenants = [f"usage.t{number:06}.b.2026-11.e" for number in range(100_200)]
+    scene.bucket.put_many(dict.fromkeys(tenants, b"1"))
+    listing = scene.store.list_tenants()
+    assert len(listing.tenants) == len(tenants)
+    assert listing.unreadable == ()
+
+
+def test_no_tenant_is_passed_by_when_keys_vanish_between_pages(
+    scene: Scene, nats_server: NatsServer
+) -> None:
+    scene.bucket.put_many({f"usage.a.b.2026-11.{number}": b"1" for number in range(60_000)})
+    scene.bucket.put_many({f"usage.m{number}.b.2026-11.e": b"1" for number in range(45_000)})
+
+    def purge(number: int) -> None:
+        if number == 2:
+            scene.bucket.purge("usage.a.")
+
+    with (
+        DisturbedNetwork(nats_server.url, b"$JS.API.STREAM.INFO.") as network,
+        open_usage_store(network.url, scene.bucket.name) as store,
+    ):
+        network.before_request = purge
+        assert len(store.list_tenants().tenants) >= 45_000
+        assert network.requests == 3
+
+
+def test_the_identity_is_the_streams_own(scene: Scene) -> None:
+    scene.bucket.put("usage.t.b.2026-11.e", b"1")
+    created_at = scene.store.identity().created_at
+    assert created_at == scene.bucket.info().created
+    assert abs(datetime.now(UTC) - created_at).total_seconds() < 60
+    assert scene.store.identity().last_sequence == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "now"),
+    [
+        (
+            '"ts":"2026-11-29T15:04:05.123456789+01:00"',
+            datetime(2026, 11, 29, 14, 4, 5, 123456, UTC),
+        ),
+        ('"ts":"2026-11-29T14:04:05.1Z"', datetime(2026, 11, 29, 14, 4, 5, 100_000, UTC)),
+        ('"ts":"2026-11-29T14:04:05Z"', datetime(2026, 11, 29, 14, 4, 5, tzinfo=UTC)),
+        ('"older servers":"do not tell"', None),
+    ],
+)
+def test_the_time_is_the_leaders(scene: Scene, told: str, now: datetime | None) -> None:
+    scene.network.rewrite = lambda answer: with_time(answer, told)
+    assert scene.store.now() == now
+    assert scene.store.identity().created_at == scene.bucket.info().created
+
+
+def test_a_time_that_makes_no_sense_is_no_answer(scene: Scene) -> None:
+    scene.network.rewrite = lambda answer: with_time(answer, '"ts":"soon"')
+    failure = failure_of(scene.store.now)
+    assert isinstance(failure, StoreReadError)
+    assert "makes no sense" in failure.message
+
+
+def with_time(answer: bytes, told: str) -> bytes:
+    """Change the time in an answer of JetStream, the length of which stands in its first line."""
+    line, end, body = answer.partition(b"\r\n")
+    changed = re.sub(rb'"ts":"[^"]*"', told.encode(), body)
+    if changed == body:
+        return answer
+    start, _, size = line.rpartition(b" ")
+    return b"%s %d%s%s" % (start, int(size) + len(changed) - len(body), end, changed)

@@ -1,0 +1,106 @@
+"""Whatever happened to a stored snapshot, its verification says so and does not break down."""
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from budget_recovery_dagster.domain.moments import Hour
+from tests.contract.control_planes import NOON, ControlPlane, Counters
+
+HOUR = timedelta(hours=1)
+TEAM: Counters = {("team", "lifetime"): {"alice": "1"}}
+OTHER_USAGES = "budget 'team', window lifetime, holds other usages than were captured"
+
+
+@pytest.fixture
+def plane(postgres_plane: ControlPlane) -> ControlPlane:
+    return postgres_plane
+
+
+# The tables refuse some damage themselves, but what is on a disk can be anything.
+UNCHECKED = (
+    "alter table budget_recovery.budget_content"
+    " drop constraint content_lists_are_flat, drop constraint content_lists_are_of_one_length,"
+    " drop constraint content_has_no_null, drop constraint content_usages_are_in_bounds;"
+)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (
+            "update budget_recovery.budget_content set usages[1] = 2",
+            OTHER_USAGES,
+        ),
+        (
+            "update budget_recovery.budget_content set entities[1] = 'mallory'",
+            OTHER_USAGES,
+        ),
+        (
+            "update budget_recovery.budget_content set entities = '{a,a}', usages = '{1,1}'",
+            "2 counters are stored and 1 were captured",
+        ),
+        (f"{UNCHECKED} update budget_recovery.budget_content set usages = '{{1,2}}'", OTHER_USAGES),
+        (f"{UNCHECKED} update budget_recovery.budget_content set entities = '{{}}'", OTHER_USAGES),
+        (
+            f"{UNCHECKED} update budget_recovery.budget_content set usages = '{{NULL}}'",
+            OTHER_USAGES,
+        ),
+        (
+            f"{UNCHECKED} update budget_recovery.budget_content set entities = '{{NULL}}'",
+            OTHER_USAGES,
+        ),
+        (f"{UNCHECKED} update budget_recovery.budget_content set usages = '{{NaN}}'", OTHER_USAGES),
+        (
+            (
+                f"{UNCHECKED} update budget_recovery.budget_content"
+                " set entities = '{{a,b},{c,d}}', usages = '{{1,2},{3,4}}'"
+            ),
+            OTHER_USAGES,
+        ),
+        (
+            "update budget_recovery.budget_content set content_hash = sha256(content_hash)",
+            OTHER_USAGES,
+        ),
+        (
+            (
+                "update budget_recovery.budget_record set window_token = '2026-11',"
+                " window_start = '2026-11-01T00:00Z', window_end = 'infinity'"
+            ),
+            "budget 'team', window 2026-11, is stored with the edges of another window",
+        ),
+        (
+            (
+                "update budget_recovery.budget_record set window_token = '2026-13',"
+                " window_start = '2026-11-01T00:00Z', window_end = '2026-12-01T00:00Z'"
+            ),
+            "budget 'team', window 2026-13, is no window that a budget can have",
+        ),
+        (
+            "delete from budget_recovery.budget_record",
+            "0 records are stored and 1 were captured",
+        ),
+        (
+            "update budget_recovery.capture set omitted_count = 1",
+            "0 omitted counters are stored and 1 were captured",
+        ),
+        (
+            (
+                "update budget_recovery.budget_record set window_token = '2026-11',"
+                " window_start = '2026-11-02T00:00Z', window_end = '2026-12-01T00:00Z'"
+            ),
+            "budget 'team', window 2026-11, is stored with the edges of another window",
+        ),
+    ],
+)
+def test_damage_is_told_in_a_sentence(
+    plane: ControlPlane, admin: psycopg.Connection, damage: str, sentence: str
+) -> None:
+    plane.capture("acme", TEAM)
+    plane.capture("acme", {("team", "lifetime"): {"alice": "3"}}, at=NOON + HOUR)
+    assert plane.reports.damaged_in(Hour(NOON)) == ()
+    admin.execute(damage.encode())
+    damaged = plane.reports.damaged_in(Hour(NOON))
+    assert f"tenant 'acme', 2026-11-25 12:00:00 UTC: {sentence}." in damaged
+    assert plane.reports.damaged_in(Hour(NOON + 2 * HOUR)) == ()

@@ -1,0 +1,165 @@
+"""``budget-recovery dev`` as a child of a test."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import nats
+
+from budget_recovery_dagster.adapters.nats_values import decode_value
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.sandbox.child_process import poll
+from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
+from tests.free_ports import unused_port
+from tests.processes import descendants
+from tests.waiting import wait_until
+
+COMMAND = [sys.executable, "-c", "from budget_recovery_dagster.cli.main import main; main()", "dev"]
+NOBODY = 65534
+START_SECONDS = 120
+STOP_SECONDS = 60
+PASSWORD = "s3cret"
+
+RUNS = """
+query Runs {
+  runsOrError(filter: {pipelineName: "hourly_snapshot_job"}) {
+    ... on Runs { results { id status assetMaterializations { partition } } }
+  }
+}
+"""
+
+
+@dataclass
+class Dev:
+    """A running command, with what it has written so far in ``output``."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    ui: DagsterUi
+
+    @property
+    def nats_pid(self) -> int:
+        return next(
+            pid
+            for pid in descendants(self.process.pid)
+            if b"nats-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+
+    def said(self, text: str) -> bool | None:
+        if self.process.poll() is not None:
+            raise AssertionError(f"ended with {self.process.returncode}: {self.output.read_text()}")
+        return True if text in self.output.read_text() else None
+
+    def wait_until_it_says(self, text: str) -> None:
+        assert poll(lambda: self.said(text), seconds=START_SECONDS), self.output.read_text()
+
+    def stop(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(STOP_SECONDS)
+
+    def runs(self) -> list[dict[str, Any]]:
+        runs: list[dict[str, Any]] = self.ui.query(RUNS)["runsOrError"]["results"]
+        return runs
+
+    def snapshots(self) -> dict[str, str]:
+        """The runs that have stored a snapshot, and of which hour."""
+        return {
+            run["id"]: run["assetMaterializations"][0]["partition"]
+            for run in self.runs()
+            if run["assetMaterializations"] and run["status"] == "SUCCESS"
+        }
+
+    def first_run(self, status: str) -> str:
+        """Wait for a run with this status."""
+        found: list[str] = []
+
+        def is_there() -> bool:
+            found.extend(run["id"] for run in self.runs() if run["status"] == status)
+            return bool(found)
+
+        wait_until(is_there, seconds=START_SECONDS)
+        return found[0]
+
+    def counters(self) -> dict[str, Decimal]:
+        """The gateway's counters, by key."""
+        line = next(line for line in self.output.read_text().splitlines() if "nats://" in line)
+        return asyncio.run(read_counters(line.split()[1].strip(",")))
+
+
+async def read_counters(url: str) -> dict[str, Decimal]:
+    client = await nats.connect(url)
+    bucket = await client.jetstream().key_value("budget-usage")
+    entries = [(key, await bucket.get(key)) for key in await bucket.keys()]
+    await client.close()
+    return {key: decode_value(entry.value or b"")[0] for key, entry in entries}
+
+
+@contextmanager
+def started(
+    data_dir: Path,
+    output: Path,
+    *,
+    user: int | None = None,
+    until: str = "Ctrl-C stops everything",
+) -> Iterator[Dev]:
+    """Start the command and wait until it has said that; in the end nothing is left."""
+    ui = DagsterUi("127.0.0.1", unused_port())
+    with (
+        output.open("wb") as out,
+        subprocess.Popen(
+            [*COMMAND, "--port", str(ui.port), "--data-dir", data_dir],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+        ) as process,
+    ):
+        try:
+            dev = Dev(process, output, ui)
+            dev.wait_until_it_says(until)
+            yield dev
+        finally:
+            if process.poll() is None:
+                process.terminate()
+
+
+def require_one_snapshot_an_hour(dev: Dev, since: datetime) -> None:
+    """There is one of the hour that the test has run in; of two, where the hour turned."""
+    hours = [*dev.snapshots().values()]
+    assert hours
+    assert set(hours) <= {Hour.containing(moment).key for moment in (since, datetime.now(UTC))}
+    assert len(set(hours)) == len(hours), "an hour was captured twice"
+
+
+def wait_for_an_hour_with(time_left: timedelta) -> None:
+    now = datetime.now(UTC)
+    if (rest := Hour.containing(now).end - now) < time_left:
+        time.sleep(rest.total_seconds())
+
+
+def refusal(port: int, data_dir: Path, **environment: str) -> str:
+    ended = subprocess.run(
+        [*COMMAND, "--port", str(port), "--data-dir", data_dir],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        env={**os.environ, **environment},
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert PASSWORD not in ended.stderr
+    sentence, hint = ended.stderr.splitlines()
+    assert sentence.startswith("Error: ")
+    assert hint.startswith("Try: ")
+    return sentence

@@ -1,0 +1,37 @@
+"""``budget-recovery migrate`` as an operator runs it."""
+
+import pytest
+from click.testing import CliRunner, Result
+
+from budget_recovery_dagster.cli.main import main
+from tests.free_ports import unused_port
+
+POSTGRES_URL = "BUDGET_RECOVERY_POSTGRES_URL"
+
+
+def migrate(url: str | None) -> Result:
+    return CliRunner().invoke(main, ["migrate"], env={POSTGRES_URL: url})
+
+
+def test_it_makes_the_schema_and_again_is_harmless(empty_database_url: str) -> None:
+    first, second = migrate(empty_database_url), migrate(empty_database_url)
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    version = first.output.removeprefix("Made the schema, version ").removesuffix(".\n")
+    assert version.isalnum()
+    assert second.output == f"The schema already is at version {version}.\n"
+
+
+@pytest.mark.parametrize("url", [None, ""])
+def test_a_missing_setting_is_refused_in_a_sentence(url: str | None) -> None:
+    ended = migrate(url)
+    sentence, hint = ended.output.splitlines()
+    assert ended.exit_code == 2
+    assert sentence == f"Error: {POSTGRES_URL} is not set."
+    assert hint.startswith("Try: ")
+
+
+def test_a_database_that_is_down_fails_without_its_password() -> None:
+    ended = migrate(f"postgresql://me:s3cret@127.0.0.1:{unused_port()}/database")
+    assert ended.exit_code == 1
+    assert ended.output.startswith("Error: ")
+    assert "s3cret" not in ended.output
