@@ -64,12 +64,14 @@ class StoredValue(NamedTuple):
     """A key's value as the store holds it.
 
     ``ttl`` is the text with which the key was given a time to live, ``written_ns`` when it was last
-    written, in nanoseconds since 1970.
+    written, in nanoseconds since 1970. ``fault`` tells in short printable ASCII why the value means
+    nothing, whatever its data.
     """
 
     data: bytes
     ttl: str | None
     written_ns: int
+    fault: str | None = None
 
 
 def encode_name(name: str) -> str:
@@ -218,6 +220,8 @@ def read_tenant(
             unreadable.append(UnreadableKey(printable(key), str(error)))
             continue
         try:
+            if value.fault is not None:
+                raise UnreadableUsageError(value.fault)
             usage, shape = decode_value(value.data)
         except UnreadableUsageError as error:
             omitted.append(OmittedCounter(counter.of, counter.entity, key, str(error)))

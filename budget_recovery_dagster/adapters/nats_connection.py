@@ -79,7 +79,7 @@ class NatsConnection:
 
     async def _sound_link(self) -> Link:
         async with self._connecting:
-            if self._link is not None and self._link.failure is None:
+            if self._link is not None and self._link.is_sound:
                 return self._link
             await self.close()
             self._link = await self._connect()

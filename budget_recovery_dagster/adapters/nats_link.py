@@ -10,7 +10,7 @@ import contextlib
 import math
 import re
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import NoReturn
@@ -27,6 +27,9 @@ from budget_recovery_dagster.errors import StoreError, StoreUnreachableError
 
 INBOX_PREFIX = "_INBOX_budget_recovery"
 """Answers arrive below it, so that a NATS user can be confined to it."""
+
+UNREADABLE_HEADERS = "Budget-Recovery-Unreadable-Headers"
+"""The one header of a message whose headers cannot be read; no server sends it."""
 
 # After a TLS handshake that failed, the driver waits for ever for the end of the connection.
 _CLOSE_SECONDS = 0.5
@@ -130,7 +133,7 @@ class Exchange:
 
 
 class _Client(Client):
-    """The driver, with two fixes."""
+    """The driver, with three fixes."""
 
     def __init__(self, *, needs_tls: bool) -> None:
         super().__init__()
@@ -142,6 +145,22 @@ class _Client(Client):
         if self._needs_tls and not self._server_info.get("tls_required"):
             raise errors.SecureConnWantedError
         return super()._connect_command()
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        # The server stores any bytes as headers. Some of them, such as a bare `NATS/1.0`, would
+        # silently kill the driver's read task.
+        try:
+            return await super()._process_headers(headers)
+        except Exception:  # noqa: BLE001 - whatever a stranger's bytes make the driver raise
+            return {UNREADABLE_HEADERS: ""}
+
+    def when_reading_ends(self, tell: Callable[[], None]) -> None:
+        """Have it told when nothing more will be read, for whatever reason."""
+        reading = self._reading_task
+        if reading is None:
+            tell()
+        else:
+            reading.add_done_callback(lambda _: tell())
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
@@ -169,6 +188,12 @@ class Link:
         self._complaint: Exception | None = None
         self._opening = anyio.CancelScope()
         self.failure: Failure | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a new exchange may be held on it."""
+        # The driver is closed some moments before it says so.
+        return self.failure is None and not self._client.is_closed
 
     async def open(self, credentials: str | None) -> None:
         """Connect, with the content of a credentials file if there is one.
@@ -243,6 +268,8 @@ class Link:
             raise not_connected(server, self._complaint or error) from (self._complaint or error)
         except (errors.Error, OSError, ValueError) as error:
             raise not_connected(server, error) from error
+        # The driver survives the death of its read task, deaf and without a word.
+        self._client.when_reading_ends(self._on_reading_ended)
 
     async def _on_error(self, error: Exception) -> None:
         self._complaint = error
@@ -259,6 +286,12 @@ class Link:
 
     async def _on_closed(self) -> None:
         cause = self._client.last_error or self._complaint
+        self._break(Failure(broken(self._server, cause), cause))
+
+    def _on_reading_ended(self) -> None:
+        cause = self._client.last_error or self._complaint
+        if cause is None and not self._client.is_closed:
+            cause = errors.Error("the driver stopped reading")
         self._break(Failure(broken(self._server, cause), cause))
 
     def _break(self, failure: Failure) -> None:

@@ -18,9 +18,11 @@ from nats.aio.msg import Msg
 
 from budget_recovery_dagster.adapters.nats_ack import sequence_and_time
 from budget_recovery_dagster.adapters.nats_codec import StoredValue
+from budget_recovery_dagster.adapters.nats_link import UNREADABLE_HEADERS, Exchange
 from budget_recovery_dagster.adapters.nats_stream import STATUS, BucketStream
 from budget_recovery_dagster.errors import (
     StoreError,
+    StoreNoQuorumError,
     StorePermissionError,
     StoreReadError,
     StoreUnreachableError,
@@ -29,6 +31,9 @@ from budget_recovery_dagster.errors import (
 _log = logging.getLogger(__name__)
 
 BATCH = 5000
+MAX_BYTES = 16 * 2**20
+"""The most to be sent at one pull; a server drops whoever lets 64 MB (its default) pile up."""
+
 CONSUMER_PREFIX = "budget-recovery-"
 
 _NS_PER_SECOND = 10**9
@@ -38,9 +43,13 @@ _READINGS = 3
 _SETTLING_SECONDS = 0.2
 _PLACEMENTS = 30
 _PLACEMENT_SECONDS = 1.0
+_QUORUM_SECONDS = 3.0
 _DELETE_SECONDS = 2.0
 
 _NOTHING_LEFT = "404"
+_TOO_LARGE = ("409", "message size exceeds maxbytes")
+_PULL = f'{{"batch":{BATCH},"max_bytes":{MAX_BYTES},"no_wait":true}}'.encode()
+_PULL_ONE = b'{"batch":1,"no_wait":true}'
 _DELETIONS = frozenset({"DEL", "PURGE"})
 
 
@@ -102,6 +111,7 @@ class _Drain:
         self._stream = stream
         # A deleted key counts as announced, and stands as None.
         self._newest: dict[str, tuple[int, StoredValue | None]] = {}
+        self._taken = 0
 
     @property
     def key_count(self) -> int:
@@ -114,31 +124,43 @@ class _Drain:
 
     async def run(self, consumer: str) -> None:
         """Pull until the server says that nothing is left."""
-        request = f'{{"batch":{BATCH},"no_wait":true}}'.encode()
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream.name}.{consumer}"
         async with self._stream.connection.exchange() as exchange:
-            outstanding = 0
+            outstanding, request = 0, _PULL
             while True:
-                if outstanding == 0:
+                if outstanding <= 0:
                     await exchange.send(subject, request)
-                    outstanding = BATCH
-                try:
-                    with anyio.fail_after(self._stream.timeouts.answer):
-                        messages = await exchange.receive()
-                except TimeoutError as error:
-                    raise StoreReadError(
-                        f"The bucket {self._stream.bucket} stopped answering in mid-reading.",
-                        "see whether the NATS servers and the stream's leader are healthy.",
-                    ) from error
-                for message in messages:
+                    outstanding, request, before = BATCH, _PULL, self._taken
+                for message in await self._receive(exchange, subject):
+                    outstanding -= 1
                     # A status is all that comes without a place for an acknowledgement.
-                    if not message.reply:
+                    if message.reply:
+                        self._take(message)
+                    elif _is_too_large(message):
+                        outstanding = 0
+                        # The first of a pull can only be larger than all of it may be.
+                        request = _PULL if self._taken > before else _PULL_ONE
+                    else:
                         self._require_end(message)
                         return
-                    self._take(message)
-                outstanding -= len(messages)
+
+    async def _receive(self, exchange: Exchange, subject: str) -> list[Msg]:
+        answer = self._stream.timeouts.answer
+        try:
+            with anyio.fail_after(answer):
+                with anyio.move_on_after(answer / 2):
+                    return await exchange.receive()
+                # A pull whose bytes are used up exactly ends without a word.
+                await exchange.send(subject, _PULL)
+                return await exchange.receive()
+        except TimeoutError as error:
+            raise StoreReadError(
+                f"The bucket {self._stream.bucket} stopped answering in mid-reading.",
+                "see whether the NATS servers and the stream's leader are healthy.",
+            ) from error
 
     def _take(self, message: Msg) -> None:
+        self._taken += 1
         headers = message.headers or {}
         revision, written_ns = sequence_and_time(message.reply)
         key = message.subject.removeprefix(self._stream.subject_prefix)
@@ -146,8 +168,12 @@ class _Drain:
         if known is not None and known[0] > revision:
             return
         is_deleted = headers.get("KV-Operation") in _DELETIONS or "Nats-Marker-Reason" in headers
+        # Without headers nobody knows whether it is a deletion.
+        fault = "its headers cannot be read" if UNREADABLE_HEADERS in headers else None
         value = (
-            None if is_deleted else StoredValue(message.data, headers.get("Nats-TTL"), written_ns)
+            None
+            if is_deleted
+            else StoredValue(message.data, headers.get("Nats-TTL"), written_ns, fault)
         )
         self._newest[key] = revision, value
 
@@ -161,6 +187,12 @@ class _Drain:
                 f"Reading the bucket {self._stream.bucket} was broken off: {said}.",
                 "wait for the stream's leader to settle; the next reading begins anew.",
             )
+
+
+def _is_too_large(status: Msg) -> bool:
+    """Tell whether a pull ended because the next message would exceed what it may bring."""
+    headers = status.headers or {}
+    return (headers.get(STATUS), headers.get("Description", "").lower()) == _TOO_LARGE
 
 
 @contextlib.asynccontextmanager
@@ -180,9 +212,11 @@ async def _place(stream: BucketStream, prefix: str, leader: str | None) -> str:
 
     The cluster puts it on any server with a replica, also on one that is still catching up, whose
     readings are short and look complete, or on one that has just died. So it is created until it
-    lands on the leader.
+    lands on the leader. For a moment after a change of the cluster's own leader nothing can be
+    created.
     """
     failure: StoreError | None = None
+    no_later = anyio.current_time() + _QUORUM_SECONDS
     for _ in range(1 if leader is None else _PLACEMENTS):
         name = f"{CONSUMER_PREFIX}{token_hex(8)}"
         is_kept = False
@@ -191,6 +225,11 @@ async def _place(stream: BucketStream, prefix: str, leader: str | None) -> str:
             is_kept = leader in (None, placed_on)
             if is_kept:
                 return name
+        except StoreNoQuorumError as error:
+            if leader is None or anyio.current_time() > no_later:
+                raise
+            failure = error
+            await anyio.sleep(_SETTLING_SECONDS)
         except StoreUnreachableError as error:
             failure = error
         finally:

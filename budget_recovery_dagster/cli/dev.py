@@ -18,6 +18,7 @@ from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.sandbox.child_process import Found, poll
 from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
 from budget_recovery_dagster.sandbox.data_directory import default_data_dir, held_data_dir
+from budget_recovery_dagster.sandbox.errors import DagsterUiError
 from budget_recovery_dagster.sandbox.first_snapshot import (
     ASSET,
     SnapshotRun,
@@ -35,7 +36,7 @@ _WATCH_INTERVAL_SECONDS = 0.2
 _console = Console(highlight=False, soft_wrap=True)
 
 
-@click.command()
+@click.command(short_help="Run everything here, with simulated traffic.")
 @click.option(
     "--port",
     default=3000,
@@ -66,11 +67,17 @@ def dev(port: int, host: str, data_dir: Path | None) -> None:
             running_stack(settings, held, ui, _step) as stack,
         ):
             _show_where_to_look(stack, settings, ui, held)
-            _take_first_snapshot(stack, ui)
+            try:
+                _take_first_snapshot(stack, ui)
+            except DagsterUiError as error:
+                # The webserver only passes on that the code server is gone.
+                if ended := stack.ended():
+                    raise ended.ended_error() from error
+                raise
             _console.print("[dim]Ctrl-C stops everything; the data are kept.[/]")
             _watch(stack, lambda: None, seconds=math.inf)
     except KeyboardInterrupt:
-        _console.print(Text(f"Stopped. The data are kept in {data_dir}"))
+        _console.print(Text(f"Stopped. The data are kept in {data_dir.absolute()}"))
 
 
 @contextmanager
@@ -140,7 +147,7 @@ def _take_first_snapshot(stack: Stack, ui: DagsterUi) -> None:
         hour = _present_hour()
         run = request_snapshot(ui, hour)
     if run is None:
-        _console.print(f"The snapshot of {hour} had been taken before.")
+        _console.print(f"The snapshot of {hour} was taken before.")
         return
     outcome = "is taken" if run.has_stored else f"is not taken, its run ended as {run.status}"
     _console.print(Text(f"The snapshot of {hour} {outcome}:"))

@@ -6,7 +6,7 @@ from budget_recovery_dagster.adapters import postgres_schema
 from budget_recovery_dagster.settings import load_settings
 
 
-@click.command()
+@click.command(short_help="Bring the database's schema up to date.")
 def migrate() -> None:
     """Bring the schema of BUDGET_RECOVERY_POSTGRES_URL up to date; again is harmless."""
     migration = postgres_schema.migrate(load_settings().require_postgres_url())

@@ -7,6 +7,7 @@ its death signal (Linux only; elsewhere a killed parent leaves its children behi
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ POLL_SECONDS = 0.02
 
 _PR_SET_PDEATHSIG = 1
 _LOG_TAIL_BYTES = 8192
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 Found = TypeVar("Found")
 
@@ -156,7 +158,8 @@ class OwnedProcess:
         """Describe an end that nobody asked for, with the last words in the log."""
         code = self.exit_code or 0
         how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-        said = self._last_words()
+        # What a signal ended had no time to say why.
+        said = self._last_words() if code >= 0 else ""
         return ChildEndedError(
             f"{self.name} ended {how}" + (f": {said.rstrip('.')}." if said else "."),
             f"see its log {self.log}.",
@@ -179,7 +182,7 @@ class OwnedProcess:
         """Read the end of what it has written, and nothing of what others wrote before it."""
         with self.log.open("rb") as log:
             log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace")
+            return _COLOUR.sub("", log.read().decode(errors="replace"))
 
     def ask_to_end(self) -> None:
         """Send the stop signal, once, and do not wait."""

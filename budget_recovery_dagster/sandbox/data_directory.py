@@ -28,11 +28,12 @@ def held_data_dir(directory: Path) -> Iterator[Path]:
 
     Raises:
         AlreadyRunningError: another instance holds it.
-        UnusableDataError: it cannot be made or written.
+        UnusableDataError: it cannot be made or written, or holds something else.
     """
     directory = directory.expanduser().absolute()
     try:
         make_reachable(directory)
+        _require_ours(directory)
         lock = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise UnusableDataError(
@@ -58,6 +59,16 @@ def make_reachable(directory: Path) -> None:
         missing.mkdir(exist_ok=True)
         # By chmod, because a umask of 077 would shut out the account of the database.
         missing.chmod(0o711 if os.geteuid() == ROOT else 0o700)
+
+
+def _require_ours(directory: Path) -> None:
+    # A new file system may not be quite empty.
+    others = {path.name for path in directory.iterdir()} - {"lost+found"}
+    if others and _LOCK_FILE not in others:
+        raise UnusableDataError(
+            f"The data directory {directory} holds something else, such as {min(others)}.",
+            "choose an empty or a new one with --data-dir.",
+        )
 
 
 def _take(lock: int, directory: Path) -> None:

@@ -137,7 +137,8 @@ def _launch(ui: DagsterUi, hour: Hour) -> SnapshotRun:
     launched = ui.query(_LAUNCH, parameters=parameters)["launchRun"]
     if "run" not in launched:
         raise DagsterUiError(
-            f"The first snapshot could not be launched: {launched.get('message') or launched}",
+            "The first snapshot could not be launched: "
+            f"{launched.get('message') or launched['__typename']}.",
             "look at the code server's log.",
         )
     return SnapshotRun(launched["run"]["id"], launched["run"]["status"])

@@ -75,6 +75,7 @@ def test_the_gateways_counters_only_rise_and_have_a_history(place: Path) -> None
     # As a first start leaves it that was interrupted before the history was written.
     for directory in (place / "data", place / "data" / "nats"):
         directory.mkdir(mode=0o755)
+    (place / "data" / "dev.lock").touch()
     with started(place / "data", place / "output.txt") as dev:
         before = dev.counters()
         assert {decode_key(key).tenant for key in before} == {"acme", "globex", "team a / 東京"}
@@ -102,6 +103,7 @@ def test_each_refusal_is_one_sentence_and_leaves_the_running_one_alone(place: Pa
             dev.ui.port, place / "other data"
         )
         assert list((place / "other data").iterdir()) == [place / "other data" / "dev.lock"]
+        assert f"{place} holds something else" in refusal(unused_port(), place)
         assert f"{place}/file/data cannot be used: Not a directory" in refusal(
             unused_port(), place / "file" / "data"
         )
