@@ -206,14 +206,25 @@ def _shut(connection: socket.socket) -> None:
 
 def publish_raw(url: str, messages: Iterable[tuple[bytes, bytes]]) -> None:
     """Publish in one go, faster than the driver can, and to subjects that it would refuse."""
+    _send_raw(
+        url, b"".join(b"PUB %s %d\r\n%s\r\n" % (to, len(data), data) for to, data in messages)
+    )
+
+
+def publish_with_raw_headers(url: str, subject: str, headers: bytes, data: bytes) -> None:
+    """Publish with any bytes as headers."""
+    sizes = b"%d %d" % (len(headers), len(headers) + len(data))
+    _send_raw(url, b"HPUB %s %s\r\n%s%s\r\n" % (subject.encode(), sizes, headers, data))
+
+
+def _send_raw(url: str, content: bytes) -> None:
     server = urlsplit(url)
-    content = b"".join(b"PUB %s %d\r\n%s\r\n" % (to, len(data), data) for to, data in messages)
     with (
         socket.create_connection((server.hostname, server.port)) as connection,
         connection.makefile("rb") as answers,
     ):
         assert answers.readline().startswith(b"INFO")
-        connection.sendall(b'CONNECT {"verbose":false}\r\n')
+        connection.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n')
         connection.sendall(content + b"PING\r\n")
         # Who takes longer than some two seconds is pinged by the server before it answers.
         while (answer := answers.readline()) == b"PING\r\n":

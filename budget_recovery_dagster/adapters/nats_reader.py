@@ -130,7 +130,8 @@ class _Drain:
             while True:
                 if outstanding <= 0:
                     await exchange.send(subject, request)
-                    outstanding, request, before = BATCH, _PULL, self._taken
+                    outstanding = 1 if request == _PULL_ONE else BATCH
+                    request, before = _PULL, self._taken
                 for message in await self._receive(exchange, subject):
                     outstanding -= 1
                     # A status is all that comes without a place for an acknowledgement.
@@ -219,13 +220,13 @@ async def _place(stream: BucketStream, prefix: str, leader: str | None) -> str:
     no_later = anyio.current_time() + _QUORUM_SECONDS
     for _ in range(1 if leader is None else _PLACEMENTS):
         name = f"{CONSUMER_PREFIX}{token_hex(8)}"
-        is_kept = False
+        is_unwanted = True
         try:
-            placed_on = await _create(stream, prefix, name, is_replicated=leader is not None)
-            is_kept = leader in (None, placed_on)
-            if is_kept:
+            if leader in (None, await _create(stream, prefix, name, is_replicated=bool(leader))):
+                is_unwanted = False
                 return name
         except StoreNoQuorumError as error:
+            is_unwanted = False
             if leader is None or anyio.current_time() > no_later:
                 raise
             failure = error
@@ -233,7 +234,7 @@ async def _place(stream: BucketStream, prefix: str, leader: str | None) -> str:
         except StoreUnreachableError as error:
             failure = error
         finally:
-            if not is_kept:
+            if is_unwanted:
                 await _discard(stream, name)
     raise failure or StoreReadError(
         f"No consumer could be placed on the leader of the bucket {stream.bucket}.",

@@ -15,6 +15,8 @@ from tests.contract.nats_scene import Scene, counters, set_scene
 from tests.nats_servers import (
     failure_of,
     publish_raw,
+    publish_with_raw_headers,
+    usages,
 )
 from tests.waiting import wait_until
 
@@ -148,6 +150,28 @@ def test_a_key_that_is_no_text_costs_no_other(scene: Scene, nats_server: NatsSer
     (unreadable,) = reading.unreadable
     assert unreadable.key == r"usage.t.b.2026-11.\xff\xfe"
     assert not reading.is_partial
+
+
+@pytest.mark.parametrize(
+    "headers", [b"NATS/1.0", b"N", b"NATS/1.0 \xff\xfe\xfd\r\n\r\n", b"NATS/1.0 100 \xff\r\n\r\n"]
+)
+def test_headers_that_cannot_be_read_cost_no_other_key(
+    scene: Scene, nats_server: NatsServer, headers: bytes
+) -> None:
+    for tenant in ("t", "u"):
+        scene.bucket.put(f"usage.{tenant}.b.2026-11.good", b"1")
+    subject = scene.bucket.subject("usage.t.b.2026-11.bad")
+    publish_with_raw_headers(nats_server.url, subject, headers, b"2")
+    reading = scene.store.read_counters("t")
+    assert [counter.entity for counter in reading.counters] == ["good"]
+    (omitted,) = reading.omitted
+    assert omitted.key == "usage.t.b.2026-11.bad"
+    assert omitted.reason == "its headers cannot be read"
+    assert not reading.is_partial
+    assert usages(scene.store, "u") == {"good": "1"}
+    # Once the gateway has written the key again, it is as good as any other.
+    scene.bucket.put("usage.t.b.2026-11.bad", b"3")
+    assert usages(scene.store, "t") == {"good": "1", "bad": "3"}
 
 
 def test_a_reading_that_the_server_breaks_off_begins_anew(scene: Scene) -> None:

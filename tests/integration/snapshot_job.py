@@ -1,12 +1,16 @@
 """Running the snapshot job in this process, and reading what it shows."""
 
 from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import dagster as dg
+import psycopg
 
 from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain.moments import Hour
+from tests.integration.timeless_store import SteppedClock, capture, opened_at
 
 
 def run_job(instance: dg.DagsterInstance, hour: Hour) -> dg.ExecuteInProcessResult:
@@ -35,3 +39,17 @@ def failure_text(result: dg.ExecuteInProcessResult) -> str:
     failure = event.step_failure_data.user_failure_data
     assert failure is not None
     return str(failure.description)
+
+
+def entries(database: psycopg.Connection) -> dict[tuple[str, str, str, str | None], Decimal]:
+    rows = database.execute(
+        "select tenant, budget_id, window_token, entity, usage from budget_recovery.budget_entry"
+    )
+    return {tuple(row[:4]): row[4] for row in rows}
+
+
+def capture_at(url: str, moment: datetime) -> None:
+    """Take a snapshot while the database's clock shows ``moment``."""
+    clock = SteppedClock(moment)
+    with opened_at(url, clock) as database:
+        capture(database, clock)

@@ -2,6 +2,8 @@ import os
 
 import pytest
 
+from tests.unit.capture_house import House
+
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -9,3 +11,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("BUDGET_RECOVERY_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def house() -> House:
+    house = House()
+    for tenant in ("a", "b", "c"):
+        house.spend(tenant, "10")
+    return house

@@ -1,0 +1,69 @@
+"""Values so large that a server could drop a reader who asks for too many at once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from budget_recovery_dagster.adapters import nats_reader
+from budget_recovery_dagster.adapters.nats_connection import Timeouts
+from budget_recovery_dagster.adapters.nats_store import open_usage_store
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.contract.nats_scene import Scene, counters, set_scene
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def roomy(server_dir: Path) -> Iterator[NatsServer]:
+    """A server that takes values of more than a pull may bring."""
+    with NatsServer(server_dir / "roomy", config="max_payload: 32MB") as server:
+        yield server
+
+
+@pytest.fixture
+def scene(roomy: NatsServer) -> Iterator[Scene]:
+    with set_scene(roomy) as scene:
+        yield scene
+
+
+def value_of(size: int) -> bytes:
+    return b'{"usage":"1","note":"%s"}' % (b"x" * (size - 24))
+
+
+def test_more_bytes_are_read_than_a_server_lets_pile_up(scene: Scene) -> None:
+    for part in range(10):
+        scene.bucket.put_many(counters(f"b{part}", 100, value_of(100_000)))
+    reading = scene.store.read_counters("t")
+    assert len(reading.counters) == 1000
+    assert not reading.is_partial
+    # Beyond what a pull may bring the server ends it, and each brings about as much.
+    assert scene.network.requests == 1000 // (nats_reader.MAX_BYTES // 100_000) + 1
+
+
+def test_a_value_larger_than_all_of_a_pull_is_read(scene: Scene) -> None:
+    sizes = [100, 20 * MIB, 21 * MIB, 100, 20 * MIB, 100]
+    for number, size in enumerate(sizes):
+        scene.bucket.put(f"usage.t.b.2026-11.{number}", value_of(size))
+    reading = scene.store.read_counters("t")
+    assert len(reading.counters) == len(sizes)
+    assert not reading.is_partial
+
+
+def test_a_pull_that_is_used_up_exactly_goes_on(scene: Scene) -> None:
+    scene.bucket.put("usage.t.b.2026-11.0", b"1")
+    scene.bucket.put("usage.t.b.2026-11.2", b"1")
+    # The server counts a message with its subject and its place for an acknowledgement.
+    consumer = nats_reader.CONSUMER_PREFIX + 16 * "x"
+    around = len(scene.bucket.subject("usage.t.b.2026-11.1"))
+    around += len(f"$JS.ACK.{scene.bucket.stream}.{consumer}.1.1.1.{10**18}.1")
+    scene.bucket.put("usage.t.b.2026-11.1", value_of(nats_reader.MAX_BYTES - 2 * around - 1))
+    scene.bucket.put("usage.t.b.2026-11.3", b"1")
+    scene.bucket.remove("usage.t.b.2026-11.0")
+    timeouts = Timeouts(answer=2.0)
+    with open_usage_store(scene.network.url, scene.bucket.name, timeouts=timeouts) as store:
+        reading = store.read_counters("t")
+    assert len(reading.counters) == 3
+    assert not reading.is_partial
+    # One that ended without a word, and one after a while.
+    assert scene.network.requests == 2

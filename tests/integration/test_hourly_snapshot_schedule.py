@@ -1,0 +1,62 @@
+"""When the schedule asks for a snapshot, and when not."""
+
+from datetime import datetime, timedelta
+
+import dagster as dg
+import psycopg
+
+from budget_recovery_dagster.definitions import defs
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.schedules import hourly_snapshot_schedule
+from tests.integration.snapshot_job import run_job
+from tests.nats_servers import Bucket
+
+LIFETIME = "lifetime"
+
+
+def tick(instance: dg.DagsterInstance, at: datetime) -> dg.RunRequest | dg.SkipReason:
+    context = dg.build_schedule_context(
+        instance=instance, scheduled_execution_time=at, resources=defs.resources
+    )
+    answer = hourly_snapshot_schedule(context)
+    assert isinstance(answer, dg.RunRequest | dg.SkipReason)
+    return answer
+
+
+def test_a_paused_store_ends_the_run_without_output_and_skips_the_schedule(
+    configured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    assert run_job(instance, current_hour).success
+    database.execute("update budget_recovery.store set state = 'RECOVERING'")
+
+    result = run_job(instance, current_hour)
+
+    assert result.success
+    assert result.asset_materializations_for_node("budget_usage_snapshots") == []
+    skipped = tick(instance, current_hour.start)
+    assert isinstance(skipped, dg.SkipReason)
+    assert "RECOVERING" in str(skipped.skip_message)
+
+
+def test_a_tick_asks_for_its_own_hour_once(
+    configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    request = tick(instance, current_hour.start)
+    assert isinstance(request, dg.RunRequest)
+    assert request.partition_key == request.run_key == current_hour.key
+    # A schedule whose minute was edited ticks again within the hour: the same key, so no new run.
+    again = tick(instance, current_hour.start + timedelta(minutes=59))
+    assert isinstance(again, dg.RunRequest)
+    assert again.run_key == request.run_key
+
+
+def test_a_tick_for_a_closed_hour_is_skipped(
+    configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    skipped = tick(instance, current_hour.start - timedelta(hours=1))
+    assert isinstance(skipped, dg.SkipReason)
+    assert "has closed" in str(skipped.skip_message)

@@ -1,0 +1,180 @@
+"""What the job does not store, and how it says so."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import dagster as dg
+import psycopg
+import pytest
+
+from budget_recovery_dagster.domain.moments import Hour
+from tests.integration.snapshot_job import (
+    capture_at,
+    checks,
+    details,
+    entries,
+    failure_text,
+    metadata,
+    run_job,
+)
+from tests.nats_servers import Bucket
+
+LIFETIME = "lifetime"
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_a_recreated_bucket_is_a_possible_loss_and_stores_nothing(
+    configured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    assert run_job(instance, current_hour).success
+    before = entries(database)
+    configured.destroy()
+    configured.create()
+    configured.spend("acme", "total", LIFETIME, {None: "0.01"})
+
+    result = run_job(instance, current_hour)
+
+    assert not result.success
+    assert "Possible loss of the usage store" in failure_text(result)
+    assert "recreated" in failure_text(result)
+    assert entries(database) == before
+
+
+def test_a_bucket_that_is_gone_is_a_possible_loss_too(
+    configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    assert run_job(instance, current_hour).success
+    configured.destroy()
+    assert "the bucket is gone" in failure_text(run_job(instance, current_hour))
+
+
+def test_a_stored_past_hour_is_verified_and_one_without_snapshot_fails_with_help(
+    configured: Bucket,
+    database_url: str,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    past = Hour(current_hour.start - timedelta(hours=2))
+    capture_at(database_url, past.start + timedelta(minutes=10))
+    before = entries(database)
+    configured.spend("acme", "total", LIFETIME, {None: "99"})
+
+    verified = run_job(instance, past)
+    missed = run_job(instance, Hour(past.start - timedelta(hours=1)))
+
+    assert verified.success
+    assert metadata(verified)["verified"] is True
+    assert not missed.success
+    assert "No snapshot is stored for the hour" in failure_text(missed)
+    assert current_hour.key in failure_text(missed)
+    assert entries(database) == before
+
+
+@pytest.mark.parametrize("name", ["NATS_URL", "POSTGRES_URL"])
+def test_a_run_without_settings_fails_by_name(
+    name: str,
+    configured: Bucket,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(f"BUDGET_RECOVERY_{name}")
+    assert f"BUDGET_RECOVERY_{name} is not set" in failure_text(run_job(instance, current_hour))
+
+
+def test_an_empty_store_is_not_a_snapshot(
+    configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    result = run_job(instance, current_hour)
+    assert result.success
+    assert result.asset_materializations_for_node("budget_usage_snapshots") == []
+
+
+def test_damage_to_a_stored_hour_fails_its_verification_by_name(
+    configured: Bucket,
+    database_url: str,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    past = Hour(current_hour.start - timedelta(hours=2))
+    capture_at(database_url, past.start + timedelta(minutes=10))
+    database.execute("update budget_recovery.budget_content set usages = '{8}'")
+    result = run_job(instance, past)
+    assert not result.success
+    assert "do not hold" in failure_text(result)
+    assert "acme" in failure_text(result)
+
+
+def test_a_run_that_captures_no_tenant_fails_with_the_first_reason(
+    configured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    assert run_job(instance, current_hour).success
+    # The next snapshot would not be newer than this one.
+    database.execute("alter table budget_recovery.budget_record disable trigger all")
+    database.execute("alter table budget_recovery.capture disable trigger all")
+    for name in ("capture", "budget_record"):
+        database.execute(
+            f"update budget_recovery.{name} set captured_at = captured_at + interval '1 day'"
+        )
+    result = run_job(instance, current_hour)
+    assert not result.success
+    assert "None of 1 tenants could be captured. The first, 'acme':" in failure_text(result)
+
+
+def test_a_store_that_was_replaced_on_purpose_can_be_accepted(
+    configured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    assert run_job(instance, current_hour).success
+    configured.destroy()
+    configured.create()
+    configured.spend("acme", "total", LIFETIME, {None: "1"})
+    assert "accept it as the README says" in failure_text(run_job(instance, current_hour))
+
+    statement = README.read_text().split("```sql")[-1].split("```")[0]
+    created = configured.info().created.isoformat()
+    database.execute(statement.replace("<created>", created).replace("<sequence>", "1"))
+    assert run_job(instance, current_hour).success
+
+
+def test_a_pause_in_the_middle_keeps_what_was_stored_before_it(
+    configured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    for tenant in ("a", "b"):
+        configured.spend(tenant, "total", LIFETIME, {None: "80"})
+    # As if an incident were opened between the first tenant and the second.
+    database.execute(
+        "create function pause() returns trigger language plpgsql as "
+        "'begin update budget_recovery.store set state = ''RECOVERING''; return null; end'"
+    )
+    database.execute(
+        "create trigger pause after insert on budget_recovery.capture execute function pause()"
+    )
+
+    result = run_job(instance, current_hour)
+
+    assert result.success
+    shown = metadata(result)
+    assert (shown["tenants_stored"], shown["tenants_failed"]) == (1, 1)
+    assert {tenant for tenant, *_ in entries(database)} == {"a"}
+    coverage = checks(result)["tenant_coverage"]
+    assert [row["tenant"] for row in details(coverage)] == ["b"]

@@ -1,0 +1,120 @@
+"""A capture service with everything around it in memory."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from budget_recovery_dagster.adapters.memory.control_plane import ControlPlane, ManualClock
+from budget_recovery_dagster.adapters.memory.leases import MemoryLeases
+from budget_recovery_dagster.adapters.memory.snapshots import MemorySnapshots
+from budget_recovery_dagster.adapters.memory.store_registry import MemoryStoreRegistry
+from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.identity import Baseline
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.retention import RetentionPolicy
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.errors import (
+    BudgetRecoveryError,
+    StorePermissionError,
+)
+from budget_recovery_dagster.ports import PruneReport
+from budget_recovery_dagster.services.capture import CaptureService, Paused, Verified
+from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome, TenantStored
+
+NOW = datetime(2026, 11, 25, 12, 5, tzinfo=UTC)
+
+
+BORN = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+REBORN = datetime(2026, 11, 25, 12, 4, tzinfo=UTC)
+
+
+LIFETIME = BudgetWindow("spend", Window.parse("lifetime"))
+
+
+@dataclass
+class House:
+    """A capture service with everything around it in memory."""
+
+    store: MemoryUsageStore = field(default_factory=lambda: MemoryUsageStore(BORN))
+    clock: ManualClock = field(default_factory=lambda: ManualClock(NOW))
+    outcomes: list[TenantOutcome] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.plane = ControlPlane(self.clock)
+        self.snapshots = MemorySnapshots(self.plane)
+        self.registry = MemoryStoreRegistry(self.plane)
+        self.leases = MemoryLeases(self.plane)
+        self.service = CaptureService(
+            open_store=lambda: nullcontext(self.store),
+            snapshots=self.snapshots,
+            reports=self.snapshots,
+            registry=self.registry,
+            leases=self.leases,
+            clock=self.clock,
+            bucket="budget-usage",
+            retention=RetentionPolicy(7),
+        )
+
+    @property
+    def hour(self) -> Hour:
+        return Hour.containing(self.clock.now())
+
+    def spend(self, tenant: str, usage: str, entity: str | None = None) -> None:
+        self.store.put_usage(tenant, "spend", "lifetime", entity, usage)
+
+    def run(self, run_id: str = "a run", hour: Hour | None = None) -> Captured | Verified | Paused:
+        return self.service.capture(
+            hour or self.hour, run_id=run_id, holder=run_id, on_outcome=self.outcomes.append
+        )
+
+    def capture(self, run_id: str = "a run") -> Captured:
+        captured = self.run(run_id)
+        assert isinstance(captured, Captured)
+        return captured
+
+    def known(self, tenant: str, entity: str | None = None) -> Decimal:
+        return self.snapshots.recovery_point(tenant, self.clock.now())[LIFETIME][entity]
+
+    def while_reading(self, tenant: str, happen: Callable[[], object]) -> None:
+        """Let something happen when half of the tenant's keys have been read, once."""
+
+        def hook(read: str) -> None:
+            if read == tenant:
+                self.store.in_mid_reading = None
+                happen()
+
+        self.store.in_mid_reading = hook
+
+
+class RefusingSnapshots(MemorySnapshots):
+    """A database in which every commit is refused."""
+
+    def __init__(self, plane: ControlPlane, error: BudgetRecoveryError) -> None:
+        super().__init__(plane)
+        self._error = error
+
+    def commit(self, *_: object, **__: object) -> Baseline:
+        raise self._error
+
+
+class UnprunableSnapshots(MemorySnapshots):
+    """A database in which pruning is refused."""
+
+    def __init__(self, plane: ControlPlane, error: BudgetRecoveryError) -> None:
+        super().__init__(plane)
+        self._error = error
+
+    def prune(self, *_: object, **__: object) -> PruneReport:
+        raise self._error
+
+
+def names(outcomes: tuple[TenantOutcome, ...] | tuple[TenantStored, ...]) -> list[str]:
+    return [outcome.tenant for outcome in outcomes]
+
+
+DENIED = StorePermissionError("The user may not read tenant b.", "grant it.")

@@ -1,0 +1,172 @@
+"""Captures tenant by tenant: no one stops another, and nothing is forgotten."""
+
+from datetime import timedelta
+from decimal import Decimal
+
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.errors import (
+    StoreReadError,
+    StoreUnreachableError,
+)
+from budget_recovery_dagster.ports import Uncaptured
+from tests.unit.capture_house import DENIED, House, names
+
+
+def test_one_tenant_that_cannot_be_read_stops_no_other(house: House) -> None:
+    house.store.failures["b"] = DENIED
+
+    captured = house.capture("one")
+
+    assert names(captured.stored) == ["a", "c"]
+    assert [(f.tenant, f.reason) for f in captured.failed] == [
+        ("b", "The user may not read tenant b.")
+    ]
+    assert captured.stopped_by is None
+    assert house.outcomes == list(captured.outcomes)
+    assert [s.tenant for s in house.snapshots.captured_by("one")] == ["a", "c"]
+    assert [(f.name, f.hint) for f in house.snapshots.failures_of("one")] == [("b", "grant it.")]
+
+
+def test_cleanup_spares_the_tenant_that_failed_in_this_run(house: House) -> None:
+    # Two snapshots each, so that the older one of a healthy tenant is not needed any more.
+    house.capture()
+    house.clock.advance(timedelta(hours=1))
+    house.capture()
+    house.clock.advance(timedelta(days=8))
+    house.store.failures["b"] = DENIED
+    house.capture()
+
+    kept = dict.fromkeys("abc", 0)
+    for tenant, _ in house.plane.snapshots:
+        kept[tenant] += 1
+    assert kept == {"a": 1, "b": 2, "c": 1}
+
+
+def test_an_error_that_nobody_foresaw_is_named_and_stops_no_other(house: House) -> None:
+    def break_down() -> None:
+        raise RuntimeError("out of cheese")
+
+    house.while_reading("b", break_down)
+    captured = house.capture()
+    assert names(captured.stored) == ["a", "c"]
+    assert captured.failed[0].reason == "Unexpected RuntimeError: out of cheese"
+    assert isinstance(captured.failed[0].error, RuntimeError)
+
+
+def test_known_tenants_are_captured_also_if_the_store_cannot_be_listed(house: House) -> None:
+    house.capture()
+    house.clock.advance(timedelta(minutes=1))
+    failure = house.store.listing_failure = StoreReadError("Too many keys.", "look.")
+    captured = house.capture()
+    assert names(captured.stored) == ["a", "b", "c"]
+    assert captured.stopped_by is failure
+
+
+def test_eight_days_of_failing_captures_leave_the_last_good_point(house: House) -> None:
+    house.capture()
+    house.store.identity_failure = StoreUnreachableError("No answer.", "see whether NATS runs.")
+    for _ in range(8 * 24):
+        house.clock.advance(timedelta(hours=1))
+        house.capture()
+    house.store.identity_failure = None
+    assert house.known("a") == Decimal(10)
+    assert house.capture().stored != ()
+    assert house.known("a") == Decimal(10)
+
+
+def test_a_budget_missing_for_eight_days_keeps_its_own_point(house: House) -> None:
+    house.store.put_usage("a", "other", "lifetime", "bob", "5")
+    house.capture()
+    house.store.purge("usage.a.other.")
+    for _ in range(8 * 24 + 1):
+        house.clock.advance(timedelta(hours=1))
+        captured = house.capture()
+        assert captured.stored[0].drops == 1
+    other = BudgetWindow("other", Window.parse("lifetime"))
+    point = house.snapshots.recovery_point("a", house.clock.now())
+    assert point[other] == {"bob": Decimal(5)}
+    # One record of it, beside a week of the budget that was there all the time.
+    records = [s.records for (tenant, _), s in house.plane.snapshots.items() if tenant == "a"]
+    assert sum(other in record for record in records) == 1
+    assert len(records) <= 7 * 24 + 2
+
+
+def test_a_tenant_gone_from_the_store_is_missed_not_forgotten(house: House) -> None:
+    house.capture()
+    house.clock.advance(timedelta(hours=1))
+    house.store.purge("usage.b.")
+    captured = house.capture()
+    assert [(o.tenant, o.drops) for o in captured.stored] == [("a", 0), ("b", 1), ("c", 0)]
+    assert house.known("b") == Decimal(10)
+
+
+def test_a_tenant_whose_windows_have_closed_fades_away(house: House) -> None:
+    house.store.purge()
+    house.store.put_usage("d", "spend", "2026-11-25", None, "1")
+    house.spend("a", "10")
+    house.capture()
+    house.store.purge("usage.d.")
+    for _ in range(9):
+        house.clock.advance(timedelta(days=1))
+        house.capture()
+    assert house.snapshots.tenants() == {"a"}
+
+
+def test_a_partial_reading_is_stored_marked_and_the_point_still_has_the_rest(house: House) -> None:
+    for entity in ("x", "y", "z"):
+        house.spend("a", "3", entity)
+    house.capture()
+    house.clock.advance(timedelta(minutes=1))
+
+    # Of the reading and of the one that repeats it: each is short of what was announced.
+    doomed = iter(["usage.a.spend.lifetime.z", "usage.a.spend.lifetime.y"])
+
+    def purge_next(read: str) -> None:
+        if read == "a":
+            house.store.purge(next(doomed))
+
+    house.store.in_mid_reading = purge_next
+    stored = house.capture().stored[0]
+
+    assert (stored.tenant, stored.is_partial, stored.entries, stored.drops) == ("a", True, 2, 2)
+    assert house.known("a", "y") == house.known("a", "z") == Decimal(3)
+
+
+def test_a_partial_reading_that_found_nothing_is_not_taken_for_nothing(house: House) -> None:
+    house.store.put_usage("new", "spend", "lifetime", "x", "1")
+    house.store.put_usage("new", "spend", "lifetime", "y", "1")
+    purges = iter(["usage.new.spend.lifetime.y", "usage.new."])
+
+    def purge_next(read: str) -> None:
+        if read == "new":
+            house.store.purge(next(purges))
+
+    house.store.in_mid_reading = purge_next
+    new = house.capture().stored[-1]
+    assert (new.tenant, new.is_partial) == ("new", True)
+
+
+def test_unreadable_values_are_omitted_by_name_and_stand_in_the_point(house: House) -> None:
+    house.spend("a", "7", "bob")
+    house.capture()
+    house.clock.advance(timedelta(minutes=1))
+    house.store.put("usage.a.spend.lifetime.bob", b'{"usage": "NaN"}')
+    captured = house.capture("second")
+    assert (captured.stored[0].entries, captured.stored[0].omitted) == (1, 1)
+    assert captured.stored[0].drops == 0
+    assert house.known("a", "bob") == Decimal(7)
+
+
+def test_an_empty_store_has_nothing_to_capture() -> None:
+    captured = House().capture()
+    assert (captured.outcomes, captured.stopped_by) == ((), None)
+
+
+def test_keys_that_name_no_tenant_are_reported(house: House) -> None:
+    house.store.put("usage.=zz.spend.lifetime.=", b"1")
+    captured = house.capture("a run")
+    assert names(captured.stored) == ["a", "b", "c"]
+    (noted,) = house.snapshots.failures_of("a run")
+    assert (noted.kind, noted.name) == (Uncaptured.KEY, "usage.=zz.spend.lifetime.=")
+    assert [bad.key for bad in captured.unreadable] == ["usage.=zz.spend.lifetime.="]
