@@ -47,7 +47,8 @@ _QUORUM_SECONDS = 3.0
 _DELETE_SECONDS = 2.0
 
 _NOTHING_LEFT = "404"
-_TOO_LARGE = ("409", "message size exceeds maxbytes")
+_TOO_LARGE = "409 message size exceeds maxbytes"
+_BATCH_DONE = "409 batch completed"
 _PULL = f'{{"batch":{BATCH},"max_bytes":{MAX_BYTES},"no_wait":true}}'.encode()
 _PULL_ONE = b'{"batch":1,"no_wait":true}'
 _DELETIONS = frozenset({"DEL", "PURGE"})
@@ -133,17 +134,22 @@ class _Drain:
                     outstanding = 1 if request == _PULL_ONE else BATCH
                     request, before = _PULL, self._taken
                 for message in await self._receive(exchange, subject):
-                    outstanding -= 1
                     # A status is all that comes without a place for an acknowledgement.
                     if message.reply:
+                        outstanding -= 1
                         self._take(message)
-                    elif _is_too_large(message):
+                        continue
+                    status = _status(message).lower()
+                    if status == _TOO_LARGE:
                         outstanding = 0
                         # The first of a pull can only be larger than all of it may be.
                         request = _PULL if self._taken > before else _PULL_ONE
-                    else:
+                    elif status != _BATCH_DONE:
                         self._require_end(message)
                         return
+                    elif self._taken > before:
+                        # Else it is about the pull before, the last message of which came first.
+                        outstanding = 0
 
     async def _receive(self, exchange: Exchange, subject: str) -> list[Msg]:
         answer = self._stream.timeouts.answer
@@ -179,21 +185,17 @@ class _Drain:
         self._newest[key] = revision, value
 
     def _require_end(self, message: Msg) -> None:
-        headers = message.headers or {}
-        status = headers.get(STATUS)
-        if status != _NOTHING_LEFT:
-            # The driver may put more lines of the status into its description.
-            said = " ".join(f"{status} {headers.get('Description', '')}".split())
+        if (message.headers or {}).get(STATUS) != _NOTHING_LEFT:
             raise _BrokenOffError(
-                f"Reading the bucket {self._stream.bucket} was broken off: {said}.",
+                f"Reading the bucket {self._stream.bucket} was broken off: {_status(message)}.",
                 "wait for the stream's leader to settle; the next reading begins anew.",
             )
 
 
-def _is_too_large(status: Msg) -> bool:
-    """Tell whether a pull ended because the next message would exceed what it may bring."""
-    headers = status.headers or {}
-    return (headers.get(STATUS), headers.get("Description", "").lower()) == _TOO_LARGE
+def _status(message: Msg) -> str:
+    headers = message.headers or {}
+    # The driver may put more lines of the status into its description.
+    return " ".join(f"{headers.get(STATUS)} {headers.get('Description', '')}".split())
 
 
 @contextlib.asynccontextmanager

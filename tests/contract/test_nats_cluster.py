@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +20,7 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.free_ports import unused_ports
-from tests.nats_servers import Bucket, failure_of
+from tests.nats_servers import PROMPT_SECONDS, Bucket, DisturbedNetwork, failure_of
 from tests.waiting import wait_until
 
 BUCKET = "budget-usage"
@@ -130,6 +131,35 @@ def test_without_a_quorum_nothing_is_known_and_nothing_missing(
         wait_until(lambda: _succeeds(lambda: store.read_counters("t")), seconds=60)
         assert store.identity() == before
         assert len(store.read_counters("t").counters) == COUNT
+
+
+def test_a_cluster_that_finds_its_leader_in_a_moment_is_read(cluster: Cluster, leader: str) -> None:
+    refusals = [5]
+
+    def refuse(answer: bytes) -> bytes:
+        if b"consumer_create_response" not in answer or refusals[0] == 0:
+            return answer
+        refusals[0] -= 1
+        return refused(answer)
+
+    with (
+        DisturbedNetwork(cluster.servers[leader].url) as network,
+        open_usage_store(network.url, BUCKET, timeouts=TIMEOUTS) as store,
+    ):
+        network.rewrite = refuse
+        assert len(store.read_counters("t").counters) == COUNT
+        assert refusals == [0]
+        refusals[0] = 1000
+        started = time.monotonic()
+        assert isinstance(failure_of(lambda: store.read_counters("t")), StoreNoQuorumError)
+        assert time.monotonic() - started < PROMPT_SECONDS
+
+
+def refused(answer: bytes) -> bytes:
+    """Turn an answer of JetStream into what it says while the cluster has no leader."""
+    line, end, _ = answer.partition(b"\r\n")
+    error = b'{"error":{"code":503,"err_code":10008,"description":"temporarily unavailable"}}'
+    return b"%s %d%s%s%s" % (line.rpartition(b" ")[0], len(error), end, error, end)
 
 
 def test_a_missing_bucket_is_told_by_the_cluster_with_authority(cluster: Cluster) -> None:

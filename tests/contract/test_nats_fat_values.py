@@ -1,5 +1,6 @@
 """Values so large that a server could drop a reader who asks for too many at once."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def scene(roomy: NatsServer) -> Iterator[Scene]:
 
 
 def value_of(size: int) -> bytes:
-    return b'{"usage":"1","note":"%s"}' % (b"x" * (size - 24))
+    """Write a counter's value of so many bytes."""
+    start, end = b'{"usage":"1","note":"', b'"}'
+    return start + b"x" * (size - len(start + end)) + end
 
 
 def test_more_bytes_are_read_than_a_server_lets_pile_up(scene: Scene) -> None:
@@ -51,19 +54,19 @@ def test_a_value_larger_than_all_of_a_pull_is_read(scene: Scene) -> None:
 
 
 def test_a_pull_that_is_used_up_exactly_goes_on(scene: Scene) -> None:
-    scene.bucket.put("usage.t.b.2026-11.0", b"1")
-    scene.bucket.put("usage.t.b.2026-11.2", b"1")
     # The server counts a message with its subject and its place for an acknowledgement.
-    consumer = nats_reader.CONSUMER_PREFIX + 16 * "x"
-    around = len(scene.bucket.subject("usage.t.b.2026-11.1"))
-    around += len(f"$JS.ACK.{scene.bucket.stream}.{consumer}.1.1.1.{10**18}.1")
-    scene.bucket.put("usage.t.b.2026-11.1", value_of(nats_reader.MAX_BYTES - 2 * around - 1))
-    scene.bucket.put("usage.t.b.2026-11.3", b"1")
-    scene.bucket.remove("usage.t.b.2026-11.0")
+    consumer = f"{nats_reader.CONSUMER_PREFIX}{'x' * 16}"
+    place = f"$JS.ACK.{scene.bucket.stream}.{consumer}.1.1.1.{10**18}.1"
+    around = len(scene.bucket.subject("usage.t.b.2026-11.0")) + len(place)
+    rest = nats_reader.MAX_BYTES - around - 1 - around
+    for number, value in enumerate([b"1", value_of(rest), b"1"]):
+        scene.bucket.put(f"usage.t.b.2026-11.{number}", value)
     timeouts = Timeouts(answer=2.0)
     with open_usage_store(scene.network.url, scene.bucket.name, timeouts=timeouts) as store:
+        started = time.monotonic()
         reading = store.read_counters("t")
+    # Had one byte more or less been left, the server would have said so at once.
+    assert time.monotonic() - started >= timeouts.answer / 2
     assert len(reading.counters) == 3
     assert not reading.is_partial
-    # One that ended without a word, and one after a while.
     assert scene.network.requests == 2

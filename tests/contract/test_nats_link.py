@@ -1,0 +1,46 @@
+"""That a connection which is not sound is neither waited on nor used again."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.errors import StoreUnreachableError
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.contract.nats_scene import Scene, set_scene
+from tests.nats_servers import prompt_failure_of, usages
+
+
+@pytest.fixture
+def scene(nats_server: NatsServer) -> Iterator[Scene]:
+    with set_scene(nats_server) as scene:
+        yield scene
+
+
+def test_a_driver_that_stops_reading_has_broken_the_connection(scene: Scene) -> None:
+    scene.bucket.put("usage.t.b.2026-11.e", b"1")
+    assert usages(scene.store, "t") == {"e": "1"}
+    # The driver stumbles over it, and goes on as if it were connected.
+    scene.network.rewrite = lambda answer: b"INFO {\r\n" + answer
+    failure = prompt_failure_of(scene.store.identity)
+    assert isinstance(failure, StoreUnreachableError)
+    assert "broke: the driver stopped reading" in failure.message
+    scene.network.rewrite = lambda answer: answer
+    assert usages(scene.store, "t") == {"e": "1"}
+
+
+def test_a_connection_that_is_being_closed_is_not_used_again(scene: Scene) -> None:
+    before = scene.store.identity()
+
+    async def ask_while_it_closes() -> StoreIdentity:
+        link = scene.store._connection._link
+        assert link is not None
+        closing = asyncio.create_task(link.close())
+        await asyncio.sleep(0)
+        assert link.failure is None
+        info = await scene.store._stream.info()
+        await closing
+        return info.identity
+
+    assert scene.store._portal.call(ask_while_it_closes) == before
