@@ -16,7 +16,7 @@ hourly_snapshot_job = dg.define_asset_job(
     # One process per run is enough, and starts in half the time.
     executor_def=dg.in_process_executor,
     tags={
-        # The hour is tried again by the next one, not by a run that would carry its name late.
+        # A failed capture is not repeated by itself; the next hour takes the next snapshot.
         "dagster/max_retries": "0",
         # A capture that outlives its hour could store nothing any more.
         "dagster/max_runtime": "3600",

@@ -1,8 +1,9 @@
 """When a capture may run, and what ends it; on fakes that pass the ports' contract tests."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -159,3 +160,15 @@ def test_the_database_of_another_bucket_is_refused(house: House) -> None:
     house.registry.claim("other-bucket")
     with pytest.raises(SettingsError, match="BUDGET_RECOVERY_BUCKET"):
         house.run()
+
+
+def test_the_night_of_the_autumn_clock_change_has_25_snapshots(house: House) -> None:
+    new_york = ZoneInfo("America/New_York")
+    house.clock.set(datetime(2026, 11, 1, 0, 0, 30, tzinfo=new_york).astimezone(UTC))
+    hours = []
+    while house.clock.now() < datetime(2026, 11, 2, tzinfo=new_york):
+        hours.append(house.hour)
+        house.capture(f"run {len(hours)}")
+        house.clock.advance(timedelta(hours=1))
+    assert len(hours) == 25
+    assert all(len(house.snapshots.captured_in(hour)) == 3 for hour in hours)
