@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
+from budget_recovery_dagster.domain.budgets import BudgetDefinition
 from budget_recovery_dagster.domain.counters import TenantReading, UnreadableKey
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.incident import RecoveryState
@@ -277,4 +278,16 @@ class CaptureReports(Protocol):
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
         """Verify the stored snapshots of an hour; name, in a sentence each, what does not hold."""
+        ...
+
+
+class Budgets(Protocol):
+    """What may be spent, where the gateway's budgets are defined here; nothing depends on it."""
+
+    def define(self, definitions: Collection[BudgetDefinition]) -> None:
+        """Add definitions, or replace those of the same tenant, budget and period."""
+        ...
+
+    def definitions_of(self, tenant: str) -> tuple[BudgetDefinition, ...]:
+        """Return a tenant's definitions, by budget and period."""
         ...

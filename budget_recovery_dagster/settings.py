@@ -1,9 +1,10 @@
 """Settings, read from the environment with the prefix ``BUDGET_RECOVERY_``."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from budget_recovery_dagster.domain.retention import (
@@ -11,9 +12,18 @@ from budget_recovery_dagster.domain.retention import (
     MAX_RETENTION_DAYS,
     RetentionPolicy,
 )
+from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.errors import SettingsError
 
 PREFIX = "BUDGET_RECOVERY_"
+
+
+def _absolute(path: Path) -> Path:
+    expanded = path.expanduser()
+    if not expanded.is_absolute():
+        # Runs have other working directories than whoever sets this.
+        raise ValueError("a relative path")
+    return expanded
 
 
 class Settings(BaseSettings):
@@ -33,6 +43,9 @@ class Settings(BaseSettings):
         Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200, description="letters, digits, - and _"),
     ] = "budget-usage"
     postgres_url: SecretStr | None = None
+    capture_source: Annotated[CaptureSource, Field(description="'counters' or 'leaderboards'")] = (
+        CaptureSource.COUNTERS
+    )
     retention_days: Annotated[
         int,
         Field(
@@ -41,7 +54,22 @@ class Settings(BaseSettings):
             description=f"a whole number of days from 1 to {MAX_RETENTION_DAYS}",
         ),
     ] = DEFAULT_RETENTION_DAYS
+    tables_dir: Annotated[
+        Path | None,
+        AfterValidator(lambda path: path and _absolute(path)),
+        Field(description="an absolute path"),
+    ] = None
     data_dir: Path | None = None
+
+    @property
+    def data_place(self) -> Path:
+        """Where data lie unless another place is told: DATA_DIR, or the usual place for them."""
+        return self.data_dir or _usual_data_dir()
+
+    @property
+    def tables_place(self) -> Path:
+        """Where the tables of tenants are written: TABLES_DIR, or beside the other data."""
+        return self.tables_dir or self.data_place / "tables"
 
     @property
     def retention(self) -> RetentionPolicy:
@@ -85,6 +113,15 @@ def load_settings() -> Settings:
             f"{name} is {first['input']!r}, which is not {_expected(field, first['msg'])}.",
             f"set {name} to such a value, or unset it to use the default.",
         ) from error
+
+
+def _usual_data_dir() -> Path:
+    if os.geteuid() == 0:
+        # Not root's home: PostgreSQL runs as another account and must reach its data.
+        return Path("/var/lib/budget-recovery")
+    # The specification tells to ignore a relative one.
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (state if state.is_absolute() else Path.home() / ".local/state") / "budget-recovery"
 
 
 def _not_set(name: str, example: str) -> SettingsError:

@@ -17,7 +17,7 @@ from rich.text import Text
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.sandbox.child_process import Found, poll
 from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
-from budget_recovery_dagster.sandbox.data_directory import default_data_dir, held_data_dir
+from budget_recovery_dagster.sandbox.data_directory import held_data_dir
 from budget_recovery_dagster.sandbox.errors import DagsterUiError
 from budget_recovery_dagster.sandbox.first_snapshot import (
     ASSET,
@@ -59,7 +59,7 @@ def dev(port: int, host: str, data_dir: Path | None) -> None:
     """
     settings = load_settings()
     ui = DagsterUi(host, port)
-    data_dir = data_dir or settings.data_dir or default_data_dir()
+    data_dir = data_dir or settings.data_place
     try:
         with (
             _stop_signals_interrupt(),

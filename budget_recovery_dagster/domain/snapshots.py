@@ -31,6 +31,7 @@ class CaptureSource(StrEnum):
     """From which keys of the store a snapshot is taken."""
 
     COUNTERS = "counters"
+    LEADERBOARDS = "leaderboards"
 
 
 @dataclass(frozen=True, slots=True)

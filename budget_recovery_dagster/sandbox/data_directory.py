@@ -12,16 +12,6 @@ from budget_recovery_dagster.sandbox.errors import AlreadyRunningError, Unusable
 _LOCK_FILE = "dev.lock"
 
 
-def default_data_dir() -> Path:
-    """Return where data lie unless another place is chosen."""
-    if os.geteuid() == ROOT:
-        # Not root's home: PostgreSQL runs as another account and must reach its data.
-        return Path("/var/lib/budget-recovery")
-    # The specification tells to ignore a relative one.
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (state if state.is_absolute() else Path.home() / ".local/state") / "budget-recovery"
-
-
 @contextmanager
 def held_data_dir(directory: Path) -> Iterator[Path]:
     """Make the directory if it is missing, and hold it, also against a start at the same time.

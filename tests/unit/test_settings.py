@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from budget_recovery_dagster.domain.retention import RetentionPolicy
@@ -56,3 +58,38 @@ def test_passwords_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hunter2" not in repr(settings)
     assert settings.require_postgres_url() == "postgresql://u:hunter2@host/db"
     assert settings.require_nats_url() == "nats://u:hunter2@host"
+
+
+def test_an_unknown_capture_source_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUDGET_RECOVERY_CAPTURE_SOURCE", "boards")
+    with pytest.raises(SettingsError) as refused:
+        load_settings()
+    assert refused.value.message == (
+        "BUDGET_RECOVERY_CAPTURE_SOURCE is 'boards', which is not 'counters' or 'leaderboards'."
+    )
+
+
+def test_a_relative_directory_of_tables_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUDGET_RECOVERY_TABLES_DIR", "tables")
+    with pytest.raises(SettingsError) as refused:
+        load_settings()
+    assert refused.value.message == (
+        "BUDGET_RECOVERY_TABLES_DIR is 'tables', which is not an absolute path."
+    )
+
+
+def test_tables_lie_beside_the_other_data_unless_another_place_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BUDGET_RECOVERY_DATA_DIR", "/data")
+    assert load_settings().tables_place == Path("/data/tables")
+    monkeypatch.setenv("BUDGET_RECOVERY_TABLES_DIR", "~/tables")
+    assert load_settings().tables_place == Path.home() / "tables"
+
+
+def test_a_normal_user_has_a_place_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert load_settings().data_place == Path("/state/budget-recovery")
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert load_settings().data_place == Path.home() / ".local/state/budget-recovery"

@@ -1,0 +1,62 @@
+"""Budget definitions: what may be spent, by whom, in which period, and what happens beyond that.
+
+They are optional: counters are captured and restored without them. With them one can say what is,
+or would be, blocked.
+"""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+
+from budget_recovery_dagster.domain.counters import MAX_INTEGER_DIGITS, check_name
+from budget_recovery_dagster.domain.windows import Period
+
+
+class SplitBy(StrEnum):
+    """By what a budget counts separately; each entity has the whole limit to itself."""
+
+    NOTHING = "nothing"
+    USER = "user"
+    MODEL = "model"
+    VIRTUAL_ACCOUNT = "virtual account"
+    AGENT = "agent"
+    METADATA = "metadata"
+
+
+class Enforcement(StrEnum):
+    """What the gateway does once a limit is reached: refuse requests, or only note it."""
+
+    ENFORCE = "enforce"
+    AUDIT = "audit"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetDefinition:
+    """One period of one budget; a budget with several periods has a definition for each.
+
+    ``limit`` is in the gateway's currency, for each entity and window. ``metadata_key`` names the
+    field of a request's metadata by which the budget is split, and is None for every other split.
+    """
+
+    tenant: str
+    budget: str
+    period: Period
+    limit: Decimal
+    split_by: SplitBy
+    enforcement: Enforcement
+    metadata_key: str | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.tenant)
+        check_name(self.budget)
+        if self.limit.is_nan() or not 0 <= self.limit < 10**MAX_INTEGER_DIGITS:
+            raise ValueError(f"budget {self.budget!r} has the limit {self.limit}")
+        if (self.metadata_key is not None) != (self.split_by is SplitBy.METADATA):
+            raise ValueError(
+                f"budget {self.budget!r} is split by {self.split_by} with the metadata key "
+                f"{self.metadata_key!r}: the one needs the other"
+            )
+
+    def is_exhausted_at(self, usage: Decimal) -> bool:
+        """Whether an entity that has used this much may spend no more."""
+        return usage >= self.limit

@@ -1,0 +1,98 @@
+from dataclasses import replace
+from decimal import Decimal
+
+import psycopg
+import pytest
+
+from budget_recovery_dagster.adapters.memory.budgets import MemoryBudgets
+from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
+from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
+from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.ports import Budgets
+
+MONTH = BudgetDefinition(
+    "team a / 東京",
+    "per user",
+    Period.MONTH,
+    Decimal("12345678901234567890.123456789012345678"),
+    SplitBy.USER,
+    Enforcement.ENFORCE,
+)
+DAY = replace(MONTH, period=Period.DAY, limit=Decimal(0), enforcement=Enforcement.AUDIT)
+BY_METADATA = BudgetDefinition(
+    MONTH.tenant,
+    "cost centres",
+    Period.LIFETIME,
+    Decimal(5),
+    SplitBy.METADATA,
+    Enforcement.AUDIT,
+    metadata_key="cost_centre",
+)
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def budgets(request: pytest.FixtureRequest) -> Budgets:
+    if request.param == "memory":
+        return MemoryBudgets()
+    return PostgresBudgets(request.getfixturevalue("database"))
+
+
+def test_definitions_come_back_exactly_and_in_order(budgets: Budgets) -> None:
+    budgets.define([MONTH, BY_METADATA, DAY, replace(MONTH, tenant="other")])
+    assert budgets.definitions_of(MONTH.tenant) == (BY_METADATA, DAY, MONTH)
+    assert budgets.definitions_of("unknown") == ()
+
+
+@pytest.mark.parametrize("split_by", [each for each in SplitBy if each is not SplitBy.METADATA])
+def test_every_split_is_kept(budgets: Budgets, split_by: SplitBy) -> None:
+    definition = replace(MONTH, split_by=split_by)
+    budgets.define([definition])
+    assert budgets.definitions_of(MONTH.tenant) == (definition,)
+
+
+@pytest.mark.parametrize("period", Period)
+def test_every_period_is_kept(budgets: Budgets, period: Period) -> None:
+    definition = replace(MONTH, period=period)
+    budgets.define([definition])
+    assert budgets.definitions_of(MONTH.tenant) == (definition,)
+
+
+def test_a_definition_is_replaced_by_a_later_one(budgets: Budgets) -> None:
+    budgets.define([MONTH, DAY])
+    budgets.define([replace(DAY, limit=Decimal(7))])
+    assert budgets.definitions_of(MONTH.tenant) == (replace(DAY, limit=Decimal(7)), MONTH)
+
+
+def test_the_table_says_so_in_plain_sql(database: Database, admin: psycopg.Connection) -> None:
+    PostgresBudgets(database).define([BY_METADATA])
+    row = admin.execute("select * from budget_recovery.budget").fetchone()
+    assert row == (
+        "team a / 東京",
+        "cost centres",
+        "lifetime",
+        Decimal(5),
+        "metadata",
+        "cost_centre",
+        "audit",
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "constraint"),
+    [
+        ("period", "'year'", "budget_period_is_known"),
+        ("limit_amount", "'NaN'", "budget_limit_is_in_bounds"),
+        ("limit_amount", "-1", "budget_limit_is_in_bounds"),
+        ("split_by", "'team'", "budget_split_is_known"),
+        ("metadata_key", "'team'", "budget_metadata_key_is_of_metadata"),
+        ("enforcement", "'warn'", "budget_enforcement_is_known"),
+        ("budget_id", "''", "budget_names_are_not_empty"),
+    ],
+)
+def test_a_wrong_definition_cannot_be_put_in_by_hand(
+    database: Database, admin: psycopg.Connection, column: str, value: str, constraint: str
+) -> None:
+    PostgresBudgets(database).define([MONTH])
+    with pytest.raises(psycopg.errors.CheckViolation, match=constraint):
+        admin.execute(f"update budget_recovery.budget set {column} = {value}".encode())
