@@ -32,9 +32,11 @@ SANDBOX = [
 ]
 
 DEVELOPMENT = [
+    "duckdb>=1.1",
     "hypothesis>=6.100,<7",
     "mypy>=1.13,<3",
     "pandas-stubs>=2.2",
+    "playwright>=1.48,<2",
     "pytest>=8.3,<10",
     "ruff>=0.17,<0.18",
 ]

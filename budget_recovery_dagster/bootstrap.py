@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from typing import Self
 
 from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.adapters.parquet_tables import ParquetTables
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
+from budget_recovery_dagster.adapters.postgres_point_windows import PostgresRecoveryPoints
 from budget_recovery_dagster.adapters.postgres_registry import PostgresStoreRegistry
+from budget_recovery_dagster.adapters.postgres_retained import PostgresRetainedSnapshots
 from budget_recovery_dagster.adapters.postgres_snapshots import PostgresSnapshots
 from budget_recovery_dagster.ports import CaptureReports, Clock, Leases, Snapshots, StoreRegistry
 from budget_recovery_dagster.services.capture import CaptureService
+from budget_recovery_dagster.services.recovery_points import RecoveryPointsService
+from budget_recovery_dagster.services.usage_tables import UsageTablesService
 from budget_recovery_dagster.settings import Settings
+from budget_recovery_dagster.table_ports import RecoveryPoints, RetainedSnapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,8 @@ class OpenedDatabase:
     snapshots: Snapshots
     reports: CaptureReports
     leases: Leases
+    retained: RetainedSnapshots
+    points: RecoveryPoints
 
     @classmethod
     def of(cls, database: Database, settings: Settings) -> Self:
@@ -37,6 +45,8 @@ class OpenedDatabase:
             snapshots=snapshots,
             reports=snapshots,
             leases=PostgresLeases(database),
+            retained=PostgresRetainedSnapshots(database),
+            points=PostgresRecoveryPoints(database),
         )
 
     def capture_service(self) -> CaptureService:
@@ -54,8 +64,24 @@ class OpenedDatabase:
             leases=self.leases,
             clock=self.clock,
             bucket=self.settings.bucket,
+            source=self.settings.capture_source,
             retention=self.settings.retention,
         )
+
+    def usage_tables_service(self) -> UsageTablesService:
+        """Return the building of tables in the place that the settings name."""
+        return UsageTablesService(
+            snapshots=self.snapshots,
+            retained=self.retained,
+            registry=self.registry,
+            tables=ParquetTables(self.settings.tables_place),
+            clock=self.clock,
+            bucket=self.settings.bucket,
+        )
+
+    def recovery_points_service(self) -> RecoveryPointsService:
+        """Return the look at what a restore would bring back."""
+        return RecoveryPointsService(points=self.points, clock=self.clock)
 
 
 @contextmanager

@@ -95,3 +95,11 @@ class HourNotCapturedError(BudgetRecoveryError):
 
 class ClockSkewError(BudgetRecoveryError):
     """The database's clock and the store's are too far apart to name hours and windows by."""
+
+
+class TablesError(BudgetRecoveryError):
+    """The tables of tenants could not be written; the message names the setting of their place."""
+
+
+class ForeignTablesError(TablesError):
+    """The tables belong to another installation, which would lose them; nothing was touched."""

@@ -3,14 +3,18 @@
 import dagster as dg
 
 from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
+from budget_recovery_dagster.assets.recovery_points import recovery_points
+from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
+
+_ASSETS = (budget_usage_snapshots, tenant_usage_tables, recovery_points)
 
 hourly_snapshot_job = dg.define_asset_job(
     "hourly_snapshot_job",
-    selection=dg.AssetSelection.assets(budget_usage_snapshots)
-    | dg.AssetSelection.checks_for_assets(budget_usage_snapshots),
+    selection=dg.AssetSelection.assets(*_ASSETS) | dg.AssetSelection.checks_for_assets(*_ASSETS),
     description=(
-        "Copies every tenant's budget counters from the gateway's usage store to PostgreSQL, and "
-        "checks what it copied. Runs each hour by itself; run the current hour by hand for one "
+        "Copies every tenant's budget counters from the gateway's usage store to PostgreSQL and "
+        "checks what it copied; then writes the tenants' tables of the hour, and sums up what a "
+        "restore would bring back. Runs each hour by itself; run the current hour by hand for one "
         "more snapshot."
     ),
     # One process per run is enough, and starts in half the time.

@@ -12,25 +12,47 @@ from enum import StrEnum
 from typing import Protocol
 
 from budget_recovery_dagster.domain.budgets import BudgetDefinition
-from budget_recovery_dagster.domain.counters import TenantReading, UnreadableKey
+from budget_recovery_dagster.domain.counters import UnreadableKey
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
 from budget_recovery_dagster.domain.retention import RetentionPolicy
-from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantSnapshot
+from budget_recovery_dagster.domain.snapshots import (
+    CaptureSource,
+    TenantReading,
+    TenantSnapshot,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TenantListing:
-    """The tenants that have counters in the store, and keys that name no tenant."""
+    """The tenants that have keys of a source in the store, and keys that name no tenant."""
 
     tenants: frozenset[str]
     unreadable: tuple[UnreadableKey, ...]
 
 
+class TenantReader(Protocol):
+    """Reads tenants from one source of the store; reading leaves nothing behind in it."""
+
+    def list_tenants(self) -> TenantListing:
+        """List the tenants by their keys."""
+        ...
+
+    def read(self, tenant: str) -> TenantReading:
+        """Read a tenant's counters from every key of the source that existed before the call.
+
+        Values are of different moments during the call. A tenant without keys is an empty reading.
+
+        Raises:
+            StoreReadError: the reading could not be brought to its end in time.
+        """
+        ...
+
+
 class UsageStore(Protocol):
-    """The gateway's store of counters. Reading leaves nothing behind in it."""
+    """The gateway's store of counters."""
 
     def identity(self) -> StoreIdentity:
         """Read the identity from the stream's leader.
@@ -44,18 +66,8 @@ class UsageStore(Protocol):
         """Return the time of the stream's leader; None where its server does not tell."""
         ...
 
-    def list_tenants(self) -> TenantListing:
-        """List the tenants by their keys."""
-        ...
-
-    def read_counters(self, tenant: str) -> TenantReading:
-        """Read all counters of a tenant: every key that existed before the call is in it.
-
-        Values are of different moments during the call. A tenant without keys is an empty reading.
-
-        Raises:
-            StoreReadError: the reading could not be brought to its end in time.
-        """
+    def reader(self, source: CaptureSource) -> TenantReader:
+        """Return a reader of one source, good for as long as the store is open."""
         ...
 
 

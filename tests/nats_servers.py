@@ -19,9 +19,14 @@ from nats.js.api import KeyValueConfig
 from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
 from budget_recovery_dagster.adapters.nats_connection import Timeouts
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
+from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import StoreError
 from budget_recovery_dagster.ports import UsageStore
+from tests.boards import board, board_key
+
+COUNTERS = CaptureSource.COUNTERS
+BOARDS = CaptureSource.LEADERBOARDS
 
 PULL = b"$JS.API.CONSUMER.MSG.NEXT."
 ANSWER_SECONDS = 5.0
@@ -68,6 +73,10 @@ class Bucket:
         for entity, usage in usages.items():
             value = {"usage": usage, "updated_at": "2026-11-29T14:00:00Z"}
             self.put(encode_key(CounterKey(tenant, of, entity)), json.dumps(value).encode())
+
+    def rank(self, tenant: str, budget: str, window: str, usages: Mapping[Entity, str]) -> None:
+        """Set a leaderboard to the largest of these usages, as the gateway writes it."""
+        self.put(board_key(tenant, budget, window), board(usages))
 
     def put_many(self, values: dict[str, bytes]) -> None:
         """Write many; the last one's acknowledgement stands for all on the connection."""
@@ -264,5 +273,5 @@ def usages(store: UsageStore, tenant: str) -> dict[str | None, str]:
     """Return the usages of a tenant with one budget and window, by entity."""
     return {
         counter.entity: format(counter.usage, "f")
-        for counter in store.read_counters(tenant).counters
+        for counter in store.reader(COUNTERS).read(tenant).counters
     }

@@ -1,45 +1,44 @@
-"""How counters are written as keys and values of the gateway's bucket.
+"""How counters and leaderboards are named by keys of the gateway's bucket.
 
-A key is ``usage.<tenant>.<budget>.<window>.<entity>``. Names may hold anything, so each is encoded
-into one token: letters, digits, ``-``, ``_`` and ``/`` stay, every other byte of its UTF-8 becomes
-``=XX``. A name can therefore neither add a token to a subject nor widen it with ``*`` or ``>``. The
-bare token ``=`` is a budget's aggregate, which has no name. Each name has exactly one token;
-anything else that stands in a key is refused when read, not guessed at.
+A counter's key is ``usage.<tenant>.<budget>.<window>.<entity>``, that of a leaderboard
+``leaderboard.<tenant>.<budget>.<window>``. Names may hold anything, so each is encoded into one
+token: letters, digits, ``-``, ``_`` and ``/`` stay, every other byte of its UTF-8 becomes ``=XX``.
+A name can therefore neither add a token to a subject nor widen it with ``*`` or ``>``. The bare
+token ``=`` is a budget's aggregate, which has no name. Each name has exactly one token; anything
+else that stands in a key is refused when read, not guessed at.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from budget_recovery_dagster.adapters.nats_ttl import expiry_after
-from budget_recovery_dagster.adapters.nats_values import decode_value, shortened
+from budget_recovery_dagster.adapters.nats_values import shortened
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
-    CounterReading,
     Entity,
-    OmittedCounter,
-    TenantReading,
     UnreadableKey,
-    UnreadableUsageError,
     UnusableNameError,
     check_name,
 )
 from budget_recovery_dagster.domain.windows import InvalidWindowError, Window
-from budget_recovery_dagster.errors import StoreReadError
-from budget_recovery_dagster.ports import TenantListing
 
 COUNTERS = "usage"
 """The first token of every counter's key."""
+
+BOARDS = "leaderboard"
+"""The first token of every leaderboard's key."""
 
 MAX_KEY_BYTES = 1000
 """Far below the server's limit of a control line, which cuts the connection that passes it."""
 
 Name = TypeVar("Name", str, Entity)
+Key = TypeVar("Key")
 
 _AGGREGATE = "="
-_TOKENS_OF_A_COUNTER = 5
+_COUNTER_TOKENS = ("tenant", "budget", "window", "entity")
+_BOARD_TOKENS = ("tenant", "budget", "window")
 
 _KEPT = re.compile(r"[A-Za-z0-9_/-]+", re.ASCII)
 _OTHER_BYTE = re.compile(rb"[^A-Za-z0-9_/-]")
@@ -48,7 +47,7 @@ _ESCAPE = re.compile(rb"=([0-9A-F]{2})")
 
 
 class UnreadableKeyError(ValueError):
-    """A key that names no counter; the message says why, in short printable ASCII."""
+    """A key that names nothing of its kind; the message says why, in short printable ASCII."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,14 @@ class CounterKey:
     tenant: str
     of: BudgetWindow
     entity: Entity
+
+
+@dataclass(frozen=True, slots=True)
+class BoardKey:
+    """What a leaderboard's key says."""
+
+    tenant: str
+    of: BudgetWindow
 
 
 class StoredValue(NamedTuple):
@@ -74,6 +81,14 @@ class StoredValue(NamedTuple):
     fault: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KeysRead:
+    """What was found under a prefix. Partial: fewer keys came than were announced, twice."""
+
+    values: dict[str, StoredValue]
+    is_partial: bool
+
+
 def encode_name(name: str) -> str:
     """Write a tenant's, budget's or entity's name as a token.
 
@@ -82,11 +97,18 @@ def encode_name(name: str) -> str:
     """
     if _KEPT.fullmatch(name):
         return name
-    try:
-        encoded = check_name(name).encode()
-    except UnicodeEncodeError as error:
-        raise UnusableNameError("a name with half of a surrogate pair") from error
+    encoded = _in_utf8(check_name(name))
     return _OTHER_BYTE.sub(lambda byte: b"=%02X" % ord(byte[0]), encoded).decode("ascii")
+
+
+def require_encodable(name: str) -> str:
+    """Return ``name`` unchanged.
+
+    Raises:
+        UnusableNameError: it cannot be encoded, however long a key may be.
+    """
+    _in_utf8(check_name(name))
+    return name
 
 
 def decode_name(token: str) -> str:
@@ -127,28 +149,13 @@ def decode_entity(token: str) -> Entity:
     return None if token == _AGGREGATE else decode_name(token)
 
 
-def tenant_prefix(tenant: str) -> str:
-    """Return the prefix that all keys of this tenant share, and no others.
+def tenant_prefix(first: str, tenant: str) -> str:
+    """Return the prefix that all keys of this first token and tenant share, and no others.
 
     Raises:
         UnusableNameError: no key may hold this name.
     """
-    return _within_limit(f"{COUNTERS}.{encode_name(tenant)}.")
-
-
-def prefix_to_read(tenant: str) -> str:
-    """Return the prefix under which all that belongs to a tenant is read.
-
-    Raises:
-        StoreReadError: no counter can belong to a tenant of this name.
-    """
-    try:
-        return tenant_prefix(tenant)
-    except UnusableNameError as error:
-        raise StoreReadError(
-            f"No counter can belong to the tenant {tenant[:100]!a}: {error}.",
-            "use the name of a tenant as the gateway knows it.",
-        ) from error
+    return _within_limit(f"{first}.{encode_name(tenant)}.")
 
 
 def encode_key(counter: CounterKey) -> str:
@@ -158,7 +165,7 @@ def encode_key(counter: CounterKey) -> str:
         UnusableNameError: a name that no key may hold, or a key of more than 1,000 bytes.
     """
     budget, entity = encode_name(counter.of.budget), encode_entity(counter.entity)
-    prefix = tenant_prefix(counter.tenant)
+    prefix = tenant_prefix(COUNTERS, counter.tenant)
     return _within_limit(f"{prefix}{budget}.{counter.of.window.token}.{entity}")
 
 
@@ -168,16 +175,7 @@ def decode_key(key: str) -> CounterKey:
     Raises:
         UnreadableKeyError: it names no counter.
     """
-    try:
-        tokens = _within_limit(key).split(".")
-    except UnusableNameError as error:
-        raise UnreadableKeyError(str(error)) from error
-    if len(tokens) != _TOKENS_OF_A_COUNTER or tokens[0] != COUNTERS:
-        raise UnreadableKeyError(
-            f"has {len(tokens)} parts where a counter's key has {_TOKENS_OF_A_COUNTER}, "
-            f"{COUNTERS}.tenant.budget.window.entity"
-        )
-    _, tenant, budget, window, entity = tokens
+    tenant, budget, window, entity = _tokens(key, "counter", COUNTERS, _COUNTER_TOKENS)
     return CounterKey(
         _part("tenant", decode_name, tenant),
         _budget_window(budget, window),
@@ -185,50 +183,38 @@ def decode_key(key: str) -> CounterKey:
     )
 
 
-def list_tenants(keys: Iterable[str]) -> TenantListing:
-    """Tell the tenants that these keys among the counters belong to."""
-    tenants: dict[str, str] = {}
-    unreadable: list[UnreadableKey] = []
-    for key in keys:
-        token, goes_on, _ = key.removeprefix(f"{COUNTERS}.").partition(".")
-        try:
-            if not goes_on:
-                raise UnusableNameError("ends after the tenant")
-            if token not in tenants:
-                tenants[token] = decode_name(token)
-                tenant_prefix(tenants[token])
-        except UnusableNameError as error:
-            tenants.pop(token, None)
-            unreadable.append(UnreadableKey(printable(key), str(error)))
-    return TenantListing(
-        frozenset(tenants.values()), tuple(sorted(unreadable, key=lambda key: key.key))
-    )
+def encode_board_key(board: BoardKey) -> str:
+    """Write a leaderboard's key.
+
+    Raises:
+        UnusableNameError: a name that no key may hold, or a key of more than 1,000 bytes.
+    """
+    prefix = tenant_prefix(BOARDS, board.tenant)
+    return _within_limit(f"{prefix}{encode_name(board.of.budget)}.{board.of.window.token}")
 
 
-def read_tenant(
-    tenant: str, stored: Mapping[str, StoredValue], *, is_partial: bool
-) -> TenantReading:
-    """Decode all that was found under a tenant's prefix; what cannot be read is named."""
-    counters: list[CounterReading] = []
-    omitted: list[OmittedCounter] = []
+def decode_board_key(key: str) -> BoardKey:
+    """Read a leaderboard's key.
+
+    Raises:
+        UnreadableKeyError: it names no leaderboard.
+    """
+    tenant, budget, window = _tokens(key, "leaderboard", BOARDS, _BOARD_TOKENS)
+    return BoardKey(_part("tenant", decode_name, tenant), _budget_window(budget, window))
+
+
+def decode_keys(
+    keys: Iterable[str], decode: Callable[[str], Key]
+) -> tuple[list[tuple[str, Key]], tuple[UnreadableKey, ...]]:
+    """Read keys, in their order; those that cannot be read are named apart."""
+    decoded: list[tuple[str, Key]] = []
     unreadable: list[UnreadableKey] = []
-    for key in sorted(stored):
-        value = stored[key]
+    for key in sorted(keys):
         try:
-            counter = decode_key(key)
+            decoded.append((key, decode(key)))
         except UnreadableKeyError as error:
             unreadable.append(UnreadableKey(printable(key), str(error)))
-            continue
-        try:
-            if value.fault is not None:
-                raise UnreadableUsageError(value.fault)
-            usage, shape = decode_value(value.data)
-        except UnreadableUsageError as error:
-            omitted.append(OmittedCounter(counter.of, counter.entity, key, str(error)))
-            continue
-        expiry = expiry_after(value.ttl, value.written_ns, counter.of.window)
-        counters.append(CounterReading(counter.of, counter.entity, usage, shape, expiry))
-    return TenantReading(tenant, tuple(counters), tuple(omitted), tuple(unreadable), is_partial)
+    return decoded, tuple(unreadable)
 
 
 def printable(key: str) -> str:
@@ -239,6 +225,27 @@ def printable(key: str) -> str:
         chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02x}" for byte in raw[:MAX_KEY_BYTES]
     )
     return shown if len(raw) <= MAX_KEY_BYTES else f"{shown}... ({len(raw)} bytes)"
+
+
+def _in_utf8(name: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError as error:
+        raise UnusableNameError("a name with half of a surrogate pair") from error
+
+
+def _tokens(key: str, kind: str, first: str, parts: tuple[str, ...]) -> list[str]:
+    """Return the tokens behind the first one, as many as there are ``parts``."""
+    try:
+        tokens = _within_limit(key).split(".")
+    except UnusableNameError as error:
+        raise UnreadableKeyError(str(error)) from error
+    if len(tokens) != len(parts) + 1 or tokens[0] != first:
+        raise UnreadableKeyError(
+            f"has {len(tokens)} parts where a {kind}'s key has {len(parts) + 1}, "
+            f"{'.'.join((first, *parts))}"
+        )
+    return tokens[1:]
 
 
 @lru_cache(maxsize=4096)

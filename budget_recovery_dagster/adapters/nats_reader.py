@@ -10,14 +10,13 @@ with what the stream's leader had announced.
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from secrets import token_hex
 
 import anyio
 from nats.aio.msg import Msg
 
 from budget_recovery_dagster.adapters.nats_ack import sequence_and_time
-from budget_recovery_dagster.adapters.nats_codec import StoredValue
+from budget_recovery_dagster.adapters.nats_codec import KeysRead, StoredValue
 from budget_recovery_dagster.adapters.nats_link import UNREADABLE_HEADERS, Exchange
 from budget_recovery_dagster.adapters.nats_stream import STATUS, BucketStream
 from budget_recovery_dagster.errors import (
@@ -56,14 +55,6 @@ _DELETIONS = frozenset({"DEL", "PURGE"})
 
 class _BrokenOffError(StoreReadError):
     """The server ended a reading before its end, and said so."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeysRead:
-    """What was found under a prefix. Partial: fewer keys came than were announced, twice."""
-
-    values: dict[str, StoredValue]
-    is_partial: bool
 
 
 async def read_keys(stream: BucketStream, prefix: str) -> KeysRead:

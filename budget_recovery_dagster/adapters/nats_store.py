@@ -14,19 +14,13 @@ import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from budget_recovery_dagster.adapters.nats_address import Access, open_access
-from budget_recovery_dagster.adapters.nats_codec import (
-    COUNTERS,
-    list_tenants,
-    prefix_to_read,
-    read_tenant,
-)
 from budget_recovery_dagster.adapters.nats_connection import NatsConnection, Timeouts
 from budget_recovery_dagster.adapters.nats_reader import read_keys
+from budget_recovery_dagster.adapters.nats_sources import SOURCES, SourceReader
 from budget_recovery_dagster.adapters.nats_stream import BucketStream, check_bucket
-from budget_recovery_dagster.domain.counters import TenantReading
 from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.errors import StoreReadError
-from budget_recovery_dagster.ports import TenantListing
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -79,14 +73,13 @@ class NatsUsageStore:
         """Return the time of the stream's leader; None where its server does not tell."""
         return self._call(self._stream.info).told_at
 
-    def list_tenants(self) -> TenantListing:
-        """List the tenants by their keys; one whose keys are all deleted may still be listed."""
-        return list_tenants(self._call(self._stream.keys, f"{COUNTERS}."))
-
-    def read_counters(self, tenant: str) -> TenantReading:
-        """Read all counters of a tenant: every key that existed before the call is in it."""
-        found = self._call(read_keys, self._stream, prefix_to_read(tenant))
-        return read_tenant(tenant, found.values, is_partial=found.is_partial)
+    def reader(self, source: CaptureSource) -> SourceReader:
+        """Return a reader of one source, good for as long as the store is open."""
+        return SourceReader(
+            SOURCES[source],
+            list_keys=lambda prefix: self._call(self._stream.keys, prefix),
+            read_values=lambda prefix: self._call(read_keys, self._stream, prefix),
+        )
 
     async def close(self) -> None:
         """Break off what runs, let it tidy up, and disconnect. To be called on the event loop."""

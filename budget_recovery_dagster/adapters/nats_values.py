@@ -1,7 +1,9 @@
-"""What a counter's value says: decoded exactly, no number ever made a float."""
+"""What a value of the bucket says: decoded exactly, no number ever made a float."""
 
 import json
+from collections.abc import Mapping
 from decimal import Decimal
+from typing import TypeGuard
 
 from budget_recovery_dagster.domain.counters import UnreadableUsageError, ValueShape, parse_usage
 
@@ -14,18 +16,37 @@ def decode_value(value: bytes) -> tuple[Decimal, ValueShape]:
     Raises:
         UnreadableUsageError: it holds no usage; the message is short printable ASCII.
     """
+    content = decode_json(value)
+    if isinstance(content, _Number):
+        return _usage(content), ValueShape.BARE
+    if not isinstance(content, dict):
+        raise UnreadableUsageError("the value is neither an object nor a number")
+    return usage_of(content)
+
+
+def decode_json(value: bytes) -> object:
+    """Read a value as JSON whose numbers keep their own text.
+
+    Raises:
+        UnreadableUsageError: it is none; the message is short printable ASCII.
+    """
     try:
-        content = _DECODER.decode(value.decode())
+        content: object = _DECODER.decode(value.decode())
     except UnicodeDecodeError as error:
         raise UnreadableUsageError("the value is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise UnreadableUsageError("the value is not JSON") from error
     except RecursionError as error:
         raise UnreadableUsageError("the value is nested too deeply") from error
-    if isinstance(content, _Number):
-        return _usage(content), ValueShape.BARE
-    if not isinstance(content, dict):
-        raise UnreadableUsageError("the value is neither an object nor a number")
+    return content
+
+
+def usage_of(content: Mapping[str, object]) -> tuple[Decimal, ValueShape]:
+    """Read the field ``usage`` of a JSON object: a JSON text or number.
+
+    Raises:
+        UnreadableUsageError: it holds no usage; the message is short printable ASCII.
+    """
     if "usage" not in content:
         raise UnreadableUsageError("the value has no field usage")
     match content["usage"]:
@@ -35,6 +56,11 @@ def decode_value(value: bytes) -> tuple[Decimal, ValueShape]:
             return _usage(text), ValueShape.TEXT
         case _:
             raise UnreadableUsageError("usage is neither text nor a number")
+
+
+def is_json_text(content: object) -> TypeGuard[str]:
+    """Whether a part of a JSON value is a text, and not the text of a number."""
+    return isinstance(content, str) and not isinstance(content, _Number)
 
 
 def shortened(reason: str) -> str:

@@ -6,6 +6,11 @@ import dagster as dg
 
 from budget_recovery_dagster.assets.capture_tables import capture_metadata, verified_metadata
 from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_store
+from budget_recovery_dagster.assets.presentation import (
+    ENTRY_SCHEMA,
+    HOURLY_FRESHNESS,
+    OWNERS,
+)
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.errors import CapturesPausedError
 from budget_recovery_dagster.failures import failure, shown_as_failures
@@ -24,6 +29,14 @@ from budget_recovery_dagster.services.capture_outcome import (
     deps=[gateway_usage_store],
     group_name="snapshots",
     kinds={"postgres"},
+    owners=OWNERS,
+    tags={"data": "tenant-usage", "for": "recovery"},
+    freshness_policy=HOURLY_FRESHNESS,
+    metadata={
+        "dagster/column_schema": ENTRY_SCHEMA,
+        "dagster/storage_kind": "postgres",
+        "dagster/table_name": "budget_recovery.budget_entry",
+    },
     # Orders captures; that only one writes at a time is kept by a lease in the database.
     pool="usage_store",
     # A paused capture ends without output, so that its hour does not look captured.
@@ -38,7 +51,10 @@ from budget_recovery_dagster.services.capture_outcome import (
         "point needs, and nothing of a tenant that failed in the run. An old green partition may "
         "thus be empty: PostgreSQL tells what can be restored.\n\n"
         "**A tenant that cannot be read** is named in the run's table, and the check "
-        "tenant_coverage warns; the other tenants are stored."
+        "tenant_coverage warns; the other tenants are stored.\n\n"
+        "**captured_usage** is the sum of all counters, a figure to watch: it should rise, and "
+        "fall only when a window ends. It is no bill: one request counts in every budget and "
+        "window that it falls into."
     ),
 )
 def budget_usage_snapshots(

@@ -5,6 +5,8 @@ from typing import Any
 
 import dagster as dg
 
+from budget_recovery_dagster.domain.counters import format_usage
+from budget_recovery_dagster.domain.usage_sums import exact_sum
 from budget_recovery_dagster.ports import CaptureSummary
 from budget_recovery_dagster.services.capture_outcome import (
     Captured,
@@ -37,12 +39,19 @@ def capture_metadata(captured: Captured) -> dict[str, Any]:
         "captured_at": dg.MetadataValue.timestamp(captured.captured_at),
         "tenants_stored": len(stored),
         "tenants_failed": len(captured.failed),
-        "dagster/row_count": sum(tenant.records for tenant in stored),
+        # The rows of budget_entry, whose columns the asset shows.
+        "dagster/row_count": sum(tenant.entries for tenant in stored),
+        "budget_windows": sum(tenant.records for tenant in stored),
         "counters": sum(tenant.entries for tenant in stored),
+        # A float, so that it plots; the exact usages are in the database.
+        "captured_usage": float(exact_sum(tenant.usage for tenant in stored)),
+        "source": captured.source.value,
+        "truncated_windows": captured.truncated,
         "omitted": sum(tenant.omitted for tenant in stored),
         "missing_or_lower": sum(tenant.drops for tenant in stored),
         "unreadable_keys": len(captured.unreadable) + sum(t.unreadable for t in stored),
         "duration_seconds": round(sum(outcome.seconds for outcome in captured.outcomes), 3),
+        "recovery_points": dg.MetadataValue.asset(dg.AssetKey("recovery_points")),
     }
     if captured.identity:
         metadata["store_created_at"] = dg.MetadataValue.timestamp(captured.identity.created_at)
@@ -66,7 +75,8 @@ def verified_metadata(snapshots: Sequence[CaptureSummary]) -> dict[str, Any]:
     """Show the stored snapshots of a past hour."""
     return {
         "tenants_stored": len({snapshot.tenant for snapshot in snapshots}),
-        "dagster/row_count": sum(snapshot.record_count for snapshot in snapshots),
+        "dagster/row_count": sum(snapshot.entry_count for snapshot in snapshots),
+        "budget_windows": sum(snapshot.record_count for snapshot in snapshots),
         "counters": sum(snapshot.entry_count for snapshot in snapshots),
         "verified": True,
         "tenants": table(
@@ -76,6 +86,7 @@ def verified_metadata(snapshots: Sequence[CaptureSummary]) -> dict[str, Any]:
                     "captured_at": snapshot.captured_at.isoformat(timespec="seconds"),
                     "budget_windows": snapshot.record_count,
                     "counters": snapshot.entry_count,
+                    "source": snapshot.source.value,
                     "omitted": snapshot.omitted_count,
                     "missing_or_lower": snapshot.drop_count,
                     "partial": snapshot.is_partial,
@@ -103,6 +114,7 @@ def _row(outcome: TenantOutcome) -> Row:
         "detail": "",
         "budget_windows": 0,
         "counters": 0,
+        "usage": "0",
         "omitted": 0,
         "missing_or_lower": 0,
         "seconds": round(outcome.seconds, 3),
@@ -111,6 +123,7 @@ def _row(outcome: TenantOutcome) -> Row:
         case TenantStored():
             row["budget_windows"] = outcome.records
             row["counters"] = outcome.entries
+            row["usage"] = format_usage(outcome.usage)
             row["omitted"] = outcome.omitted
             row["missing_or_lower"] = outcome.drops
             row["detail"] = "; ".join(_remarks(outcome))
@@ -128,6 +141,8 @@ def _remarks(stored: TenantStored) -> list[str]:
         remarks.append("nothing of it is left in the store")
     if stored.is_partial:
         remarks.append("partial: fewer keys arrived than the store announced")
+    if stored.truncated:
+        remarks.append(f"{stored.truncated} windows hold only the largest spenders")
     if stored.unreadable:
         remarks.append(f"{stored.unreadable} keys name no counter")
     return remarks

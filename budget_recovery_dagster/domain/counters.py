@@ -101,44 +101,50 @@ class BudgetWindow:
 class CounterReading:
     """A counter as the store held it.
 
-    ``expiry_seconds`` is when the store drops the key: seconds after the window's end, or, for a
-    lifetime, after the key's last writing. None means never.
+    ``shape`` is None where it was read from a leaderboard, which tells neither how the counter's
+    own key is written nor when it expires. Else ``expiry_seconds`` is when the store drops the
+    key: seconds after the window's end, or, for a lifetime, after the key's last writing. None
+    means never.
     """
 
     of: BudgetWindow
     entity: Entity
     usage: Decimal
-    shape: ValueShape
+    shape: ValueShape | None
     expiry_seconds: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class OmittedCounter:
-    """A counter whose key is sound and whose value cannot be read: named, never guessed."""
+    """A counter whose key is sound and whose value cannot be read: named, never guessed.
+
+    Of a leaderboard it is an entry, or the whole of one; ``key`` is then the leaderboard's. Where
+    ``is_entity_known`` is False, nobody can tell whose usage it is, and ``entity`` means nothing.
+    """
 
     of: BudgetWindow
     entity: Entity
     key: str
     reason: str
+    is_entity_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class UnlistedEntities:
+    """That a leaderboard may leave out entities of its budget and window.
+
+    ``at_most`` is the most that one which it does not list can have used, None where nothing is
+    known of them. ``is_truncated``: only the largest spenders are listed, and the list was full.
+    """
+
+    of: BudgetWindow
+    at_most: Decimal | None
+    is_truncated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableKey:
-    """A key among the counters that names no counter; ``key`` is printable ASCII."""
+    """A key of the source that names no counter or leaderboard; ``key`` is printable ASCII."""
 
     key: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TenantReading:
-    """Everything the store held for one tenant at one reading.
-
-    ``is_partial`` means that fewer keys arrived than the store had announced, twice.
-    """
-
-    tenant: str
-    counters: tuple[CounterReading, ...]
-    omitted: tuple[OmittedCounter, ...]
-    unreadable: tuple[UnreadableKey, ...]
-    is_partial: bool

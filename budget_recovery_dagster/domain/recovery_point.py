@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, UnlistedEntities
 
 Usages = Mapping[Entity, Decimal]
 """Usage by entity, of one budget and window."""
@@ -38,7 +38,8 @@ def covers(later: Usages, earlier: Usages) -> bool:
 class Drop:
     """A counter of the recovery point that the store no longer holds, or holds lower.
 
-    ``after`` is None where it is missing. Purges of single keys change no identity, so this is
+    ``after`` is None where it is missing: from the store or, of a full leaderboard, from among
+    those that have used as much as it had. Purges of single keys change no identity, so this is
     the only trace that they leave.
     """
 
@@ -52,16 +53,28 @@ def find_drops(
     point: RecoveryPoint,
     observed: RecoveryPoint,
     unknown: Iterable[tuple[BudgetWindow, Entity]],
+    unlisted: Iterable[UnlistedEntities],
 ) -> tuple[Drop, ...]:
-    """List what the point holds and the store does not, except counters that are ``unknown``.
+    """List what the point holds and the store does not, except what is not known of.
 
-    An unreadable counter is reported as such; it is not known to be lower or lost.
+    An ``unknown`` counter, one that is unreadable, is reported as such; it is not known to be lower
+    or lost. Neither is one that is not observed where ``unlisted`` tells that not all are, unless
+    it had more than any such one has.
     """
     unjudged = frozenset(unknown)
+    incomplete = {each.of: each for each in unlisted}
     return tuple(
         Drop(of, entity, before, after)
         for of, usages in point.items()
         for entity, before in usages.items()
         if (of, entity) not in unjudged
-        if (after := observed.get(of, {}).get(entity)) is None or after < before
+        if _is_drop(before, after := observed.get(of, {}).get(entity), incomplete.get(of))
     )
+
+
+def _is_drop(before: Decimal, after: Decimal | None, unlisted: UnlistedEntities | None) -> bool:
+    if after is not None:
+        return after < before
+    if unlisted is None:
+        return True
+    return unlisted.at_most is not None and unlisted.at_most < before

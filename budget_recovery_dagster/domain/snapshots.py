@@ -11,7 +11,7 @@ from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     CounterReading,
     OmittedCounter,
-    TenantReading,
+    UnlistedEntities,
     UnreadableKey,
     ValueShape,
     format_usage,
@@ -35,12 +35,32 @@ class CaptureSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TenantReading:
+    """Everything the store held for one tenant at one reading of one source.
+
+    ``unlisted`` names the windows of which others than those of the counters and omitted ones may
+    have used something. ``is_partial`` means that fewer keys arrived than the store had announced,
+    twice.
+    """
+
+    tenant: str
+    source: CaptureSource
+    counters: tuple[CounterReading, ...]
+    omitted: tuple[OmittedCounter, ...]
+    unreadable: tuple[UnreadableKey, ...]
+    is_partial: bool
+    unlisted: tuple[UnlistedEntities, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetRecord:
     """One budget and window in a snapshot.
 
     ``covers_earlier``: no entity of the earlier retained records is missing or lower here, so a
     restore need not look further back. ``shape`` and ``expiry_seconds`` (see CounterReading) are
-    what a key that has to be made anew would get; shape is None where no counter was readable.
+    what a key that has to be made anew would get; where shape is None, no counter was readable or
+    the source does not tell, and the expiry is not known either. ``is_truncated``: the source
+    lists only the largest spenders, and its list was full.
     """
 
     of: BudgetWindow
@@ -60,7 +80,7 @@ class BudgetRecord:
 class TenantSnapshot:
     """A tenant's counters at ``captured_at`` (aware).
 
-    Every counter that the store held then is in a record or named, unless the snapshot is partial.
+    Every counter that the source held then is in a record or named, unless the snapshot is partial.
     """
 
     tenant: str
@@ -84,6 +104,11 @@ class TenantSnapshot:
     def omitted_count(self) -> int:
         """How many counters are named as omitted because their value could not be read."""
         return sum(len(record.omitted) for record in self.records)
+
+    @property
+    def truncated_count(self) -> int:
+        """How many records hold only the largest spenders."""
+        return sum(record.is_truncated for record in self.records)
 
     @property
     def is_empty(self) -> bool:
@@ -110,25 +135,39 @@ def take_snapshot(
     """Turn a reading of counters into a snapshot, compared with the recovery point before it."""
     counters: defaultdict[BudgetWindow, list[CounterReading]] = defaultdict(list)
     omitted: defaultdict[BudgetWindow, list[OmittedCounter]] = defaultdict(list)
+    truncated = {unlisted.of for unlisted in reading.unlisted if unlisted.is_truncated}
     for counter in reading.counters:
         counters[counter.of].append(counter)
     for omission in reading.omitted:
         omitted[omission.of].append(omission)
     records = tuple(
-        _record(of, counters[of], omitted[of], point, captured_at)
+        _record(
+            of,
+            counters[of],
+            omitted[of],
+            # The point holds current windows only; of a closed one, nothing earlier is known here,
+            # and claiming nothing is safe: nobody restores it.
+            earlier=point.get(of, {}) if of.window.is_current(captured_at) else None,
+            is_truncated=of in truncated,
+        )
         for of in sorted(counters.keys() | omitted.keys(), key=_order)
     )
     return TenantSnapshot(
         tenant=reading.tenant,
         captured_at=captured_at,
-        source=CaptureSource.COUNTERS,
+        source=reading.source,
         identity=identity,
         records=records,
         unreadable=reading.unreadable,
         drops=find_drops(
             point,
             {record.of: record.usages for record in records},
-            ((omission.of, omission.entity) for omission in reading.omitted),
+            (
+                (omission.of, omission.entity)
+                for omission in reading.omitted
+                if omission.is_entity_known
+            ),
+            reading.unlisted,
         ),
         is_partial=reading.is_partial,
     )
@@ -142,8 +181,9 @@ def _record(
     of: BudgetWindow,
     counters: list[CounterReading],
     omitted: list[OmittedCounter],
-    point: RecoveryPoint,
-    captured_at: datetime,
+    *,
+    earlier: Usages | None,
+    is_truncated: bool,
 ) -> BudgetRecord:
     usages = {counter.entity: counter.usage for counter in counters}
     return BudgetRecord(
@@ -152,15 +192,13 @@ def _record(
         omitted=tuple(omitted),
         shape=_commonest(counter.shape for counter in counters),
         expiry_seconds=_longest_expiry(counters),
-        is_truncated=False,
-        # The point holds current windows only; of a closed one, nothing earlier is known here,
-        # and claiming nothing is safe: nobody restores it.
-        covers_earlier=of.window.is_current(captured_at) and covers(usages, point.get(of, {})),
+        is_truncated=is_truncated,
+        covers_earlier=earlier is not None and covers(usages, earlier),
     )
 
 
-def _commonest(shapes: Iterable[ValueShape]) -> ValueShape | None:
-    counted = Counter(shapes)
+def _commonest(shapes: Iterable[ValueShape | None]) -> ValueShape | None:
+    counted = Counter(shape for shape in shapes if shape is not None)
     return max(sorted(counted), key=counted.__getitem__, default=None)
 
 

@@ -2,21 +2,25 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psycopg
 from psycopg import sql
 
+from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
+from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.postgres_schema import migrate
 from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
 from budget_recovery_dagster.sandbox.dagster_services import DagsterServices
 from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
 from budget_recovery_dagster.sandbox.first_snapshot import close_abandoned_runs
-from budget_recovery_dagster.sandbox.gateway import HISTORY
+from budget_recovery_dagster.sandbox.gateway import aggregate, serve
+from budget_recovery_dagster.sandbox.gateway.scene import BUDGETS
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from budget_recovery_dagster.settings import PREFIX, Settings
@@ -40,18 +44,21 @@ Step = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What runs, and where; a server that was given by its URL is None."""
+    """What runs, and where; a server that was given by its URL is None.
+
+    Only on a NATS server of its own there is a simulated ``gateway``: one process that serves, and
+    one that aggregates.
+    """
 
     postgres: PostgresServer | None
     nats: NatsServer | None
-    gateway: OwnedProcess | None
+    gateway: tuple[OwnedProcess, ...]
     dagster: DagsterServices
 
     def ended(self) -> OwnedProcess | None:
         """Return a child that has ended, if one has."""
         servers = [server.process for server in (self.postgres, self.nats) if server is not None]
-        gateway = [] if self.gateway is None else [self.gateway]
-        children = [*servers, *gateway, *self.dagster.processes]
+        children = [*servers, *self.gateway, *self.dagster.processes]
         return next((child for child in children if child.exit_code is not None), None)
 
 
@@ -69,10 +76,14 @@ def running_stack(settings: Settings, data_dir: Path, ui: DagsterUi, step: Step)
     _require_dagster_driver(os.environ)
     ui.require_free()
     with ExitStack() as exits:
-        environment = {**os.environ, f"{PREFIX}BUCKET": settings.bucket}
+        environment = {
+            **os.environ,
+            f"{PREFIX}BUCKET": settings.bucket,
+            f"{PREFIX}TABLES_DIR": str(settings.tables_dir or data_dir / "tables"),
+        }
         postgres = _start_postgres(exits, step, settings, data_dir, environment)
         nats = None
-        gateway = None
+        gateway: tuple[OwnedProcess, ...] = ()
         if settings.nats_url is None:
             nats = NatsServer(data_dir / "nats")
             exits.callback(nats.stop)
@@ -80,6 +91,8 @@ def running_stack(settings: Settings, data_dir: Path, ui: DagsterUi, step: Step)
                 nats.start()
             environment[f"{PREFIX}NATS_URL"] = nats.url
             with step("simulated gateway"):
+                with Database(environment[_POSTGRES_URL]) as database:
+                    PostgresBudgets(database).define(BUDGETS.definitions)
                 gateway = _start_gateway(exits, data_dir, environment)
         dagster = DagsterServices(data_dir / "dagster", ui, environment)
         exits.callback(dagster.stop)
@@ -140,20 +153,45 @@ def _create_missing_databases(server: PostgresServer) -> None:
 
 def _start_gateway(
     exits: ExitStack, data_dir: Path, environment: Mapping[str, str]
-) -> OwnedProcess:
+) -> tuple[OwnedProcess, ...]:
     """Start the gateway, with the history of the past until that has once been written."""
     seeded = data_dir / _SEEDED
-    arguments = [] if seeded.exists() else [HISTORY]
-    gateway = OwnedProcess(
+    history = [] if seeded.exists() else [serve.HISTORY]
+    serving = _start_python(
+        exits,
+        "simulated gateway",
+        [serve.__name__, data_dir / "gateway.ledger", *history],
+        data_dir / "gateway.log",
+        environment,
+    )
+    aggregating = _start_python(
+        exits,
+        "simulated aggregator",
+        [aggregate.__name__],
+        data_dir / "aggregator.log",
+        environment,
+    )
+    for process, ready in ((serving, serve.READY), (aggregating, aggregate.READY)):
+        process.wait_until_ready(partial(process.has_said, ready), seconds=_GATEWAY_SECONDS)
+    seeded.touch()
+    return serving, aggregating
+
+
+def _start_python(
+    exits: ExitStack,
+    name: str,
+    module: Sequence[str | Path],
+    log: Path,
+    environment: Mapping[str, str],
+) -> OwnedProcess:
+    """Start a module of ours, given with its arguments."""
+    process = OwnedProcess(
         Program(
-            "simulated gateway",
-            [sys.executable, "-m", "budget_recovery_dagster.sandbox.gateway", *arguments],
-            log=data_dir / "gateway.log",
+            name,
+            [sys.executable, "-m", *module],
+            log=log,
             environment={**environment, "PYTHONUNBUFFERED": "1"},
         )
     )
-    exits.callback(gateway.stop)
-    # It says so after the history.
-    gateway.wait_until_ready(lambda: gateway.has_said("Traffic of"), seconds=_GATEWAY_SECONDS)
-    seeded.touch()
-    return gateway
+    exits.callback(process.stop)
+    return process

@@ -12,6 +12,7 @@ from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.retention import RetentionPolicy
+from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     HourClosedError,
@@ -50,7 +51,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class CaptureService:
-    """Takes the snapshots of one hour."""
+    """Takes the snapshots of one hour from one source."""
 
     open_store: Callable[[], AbstractContextManager[UsageStore]]
     snapshots: Snapshots
@@ -59,6 +60,7 @@ class CaptureService:
     leases: Leases
     clock: Clock
     bucket: str
+    source: CaptureSource
     retention: RetentionPolicy
 
     def capture(
@@ -108,6 +110,7 @@ class CaptureService:
                 snapshots=self.snapshots,
                 registry=self.registry,
                 bucket=self.bucket,
+                source=self.source,
                 hour=hour,
                 captured_at=captured_at,
                 run_id=run_id,

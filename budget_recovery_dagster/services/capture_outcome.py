@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 
 from budget_recovery_dagster.domain.counters import UnreadableKey
 from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.snapshots import TenantSnapshot
+from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantSnapshot
+from budget_recovery_dagster.domain.usage_sums import exact_sum
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     CapturesPausedError,
@@ -22,11 +24,16 @@ MAX_NOTED_KEYS = 100
 
 @dataclass(frozen=True, slots=True)
 class TenantStored:
-    """The tenant's snapshot is stored; ``seconds`` is how long the tenant took."""
+    """The tenant's snapshot is stored; ``seconds`` is how long the tenant took.
+
+    ``truncated`` is how many of the records hold only the largest spenders.
+    """
 
     tenant: str
     records: int
+    truncated: int
     entries: int
+    usage: Decimal
     omitted: int
     unreadable: int
     drops: int
@@ -39,7 +46,11 @@ class TenantStored:
         return cls(
             tenant=snapshot.tenant,
             records=len(snapshot.records),
+            truncated=snapshot.truncated_count,
             entries=snapshot.entry_count,
+            usage=exact_sum(
+                usage for record in snapshot.records for usage in record.usages.values()
+            ),
             omitted=snapshot.omitted_count,
             unreadable=len(snapshot.unreadable),
             drops=len(snapshot.drops),
@@ -97,6 +108,7 @@ class Captured:
 
     hour: Hour
     captured_at: datetime
+    source: CaptureSource
     identity: StoreIdentity | None
     outcomes: tuple[TenantOutcome, ...]
     unreadable: tuple[UnreadableKey, ...]
@@ -108,6 +120,11 @@ class Captured:
     def stored(self) -> tuple[TenantStored, ...]:
         """The tenants whose snapshot is stored."""
         return tuple(o for o in self.outcomes if isinstance(o, TenantStored))
+
+    @property
+    def truncated(self) -> int:
+        """How many of the stored records hold only the largest spenders of their budget."""
+        return sum(tenant.truncated for tenant in self.stored)
 
     @property
     def failed(self) -> tuple[TenantFailed, ...]:

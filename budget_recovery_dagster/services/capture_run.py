@@ -6,11 +6,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from budget_recovery_dagster.domain.counters import TenantReading
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity, judge
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
-from budget_recovery_dagster.domain.snapshots import TenantSnapshot, take_snapshot
+from budget_recovery_dagster.domain.snapshots import (
+    CaptureSource,
+    TenantReading,
+    TenantSnapshot,
+    take_snapshot,
+)
 from budget_recovery_dagster.errors import (
     BaselineMovedError,
     BudgetRecoveryError,
@@ -29,6 +33,7 @@ from budget_recovery_dagster.ports import (
     Snapshots,
     StoreRegistry,
     TenantListing,
+    TenantReader,
     UsageStore,
 )
 from budget_recovery_dagster.services.capture_outcome import (
@@ -61,6 +66,7 @@ class CaptureRun:
     snapshots: Snapshots
     registry: StoreRegistry
     bucket: str
+    source: CaptureSource
     hour: Hour
     captured_at: datetime
     run_id: str
@@ -88,15 +94,16 @@ class CaptureRun:
             with open_store() as store:
                 identity = self._accept_identity(store)
                 self._require_agreeing_clocks(store)
+                reader = store.reader(self.source)
                 try:
-                    listing = store.list_tenants()
+                    listing = reader.list_tenants()
                 except StoreError as error:
                     # The tenants that are known can still be captured, if the store is there.
                     self._accept_identity(store)
                     if not known:
                         raise
                     listing_failure = error
-                self._capture_tenants(store, sorted(known | listing.tenants))
+                self._capture_tenants(store, reader, sorted(known | listing.tenants))
                 self._stopped_by = self._stopped_by or listing_failure
         except (StoreError, PossibleLossError, ClockSkewError) as error:
             if not known | listing.tenants:
@@ -106,17 +113,18 @@ class CaptureRun:
         return Captured(
             hour=self.hour,
             captured_at=self.captured_at,
+            source=self.source,
             identity=identity,
             outcomes=tuple(self._outcomes),
             unreadable=listing.unreadable,
             stopped_by=self._stopped_by,
         )
 
-    def _capture_tenants(self, store: UsageStore, tenants: list[str]) -> None:
+    def _capture_tenants(self, store: UsageStore, reader: TenantReader, tenants: list[str]) -> None:
         for tenant in tenants:
             started = time.monotonic()
             try:
-                snapshot = self._capture_tenant(store, tenant)
+                snapshot = self._capture_tenant(store, reader, tenant)
             except DatabaseUnreachableError:
                 raise
             except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
@@ -133,9 +141,11 @@ class CaptureRun:
                     else TenantStored.of(snapshot, seconds)
                 )
 
-    def _capture_tenant(self, store: UsageStore, tenant: str) -> TenantSnapshot:
+    def _capture_tenant(
+        self, store: UsageStore, reader: TenantReader, tenant: str
+    ) -> TenantSnapshot:
         self.lease.require_held()
-        reading = store.read_counters(tenant)
+        reading = reader.read(tenant)
         point = self.snapshots.recovery_point(tenant, self.captured_at)
         for _ in range(_JUDGING_ROUNDS):
             try:

@@ -4,7 +4,9 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.adapters.postgres_database import Database
+from tests.contract import usage_stores
 from tests.contract.control_planes import ControlPlane, in_memory, on_postgres
+from tests.contract.usage_stores import Subject
 
 
 @pytest.fixture
@@ -34,3 +36,13 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
     else:
         with on_postgres(request.getfixturevalue("database_url")) as plane:
             yield plane
+
+
+@pytest.fixture(params=["memory", "nats"])
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    """The same usage store, in memory and on a NATS server."""
+    if request.param == "memory":
+        yield usage_stores.in_memory()
+    else:
+        with usage_stores.on_nats(request.getfixturevalue("nats_server").url) as subject:
+            yield subject

@@ -12,18 +12,23 @@ import psycopg
 from budget_recovery_dagster.adapters.memory import control_plane as memory
 from budget_recovery_dagster.adapters.memory.control_plane import ManualClock
 from budget_recovery_dagster.adapters.memory.leases import MemoryLeases
+from budget_recovery_dagster.adapters.memory.retained import (
+    MemoryRecoveryPoints,
+    MemoryRetainedSnapshots,
+)
 from budget_recovery_dagster.adapters.memory.snapshots import MemorySnapshots
 from budget_recovery_dagster.adapters.memory.store_registry import MemoryStoreRegistry
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
+from budget_recovery_dagster.adapters.postgres_point_windows import PostgresRecoveryPoints
 from budget_recovery_dagster.adapters.postgres_registry import PostgresStoreRegistry
+from budget_recovery_dagster.adapters.postgres_retained import PostgresRetainedSnapshots
 from budget_recovery_dagster.adapters.postgres_snapshots import PostgresSnapshots
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     CounterReading,
     OmittedCounter,
-    TenantReading,
     UnreadableKey,
     ValueShape,
 )
@@ -32,7 +37,12 @@ from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
 from budget_recovery_dagster.domain.retention import RetentionPolicy
-from budget_recovery_dagster.domain.snapshots import TenantSnapshot, take_snapshot
+from budget_recovery_dagster.domain.snapshots import (
+    CaptureSource,
+    TenantReading,
+    TenantSnapshot,
+    take_snapshot,
+)
 from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import LeaseLostError
 from budget_recovery_dagster.ports import (
@@ -43,6 +53,7 @@ from budget_recovery_dagster.ports import (
     Snapshots,
     StoreRegistry,
 )
+from budget_recovery_dagster.table_ports import RecoveryPoints, RetainedSnapshots
 from tests.waiting import wait_until
 
 BUCKET = "budget-usage"
@@ -78,6 +89,7 @@ def reading(
 ) -> TenantReading:
     return TenantReading(
         tenant=tenant,
+        source=CaptureSource.COUNTERS,
         counters=tuple(
             CounterReading(budget_window, entity, usage, ValueShape.TEXT, expiry_seconds=86400)
             for budget_window, usages in point_of(counters).items()
@@ -98,6 +110,8 @@ class ControlPlane:
     snapshots: Snapshots
     reports: CaptureReports
     leases: Leases
+    retained: RetainedSnapshots
+    points: RecoveryPoints
     set_state: Callable[[RecoveryState], None]
     lose_lease: Callable[[Lease], None]
     sequence: int = field(default=0)
@@ -163,6 +177,8 @@ def in_memory() -> ControlPlane:
         snapshots=snapshots,
         reports=snapshots,
         leases=leases,
+        retained=MemoryRetainedSnapshots(state),
+        points=MemoryRecoveryPoints(state),
         set_state=registry.set_state,
         lose_lease=lambda lease: leases.lose(lease.name),
     )
@@ -198,6 +214,8 @@ def on_postgres(
             leases=PostgresLeases(
                 database, duration=lease_duration, renew_every=timedelta(seconds=0.05)
             ),
+            retained=PostgresRetainedSnapshots(database),
+            points=PostgresRecoveryPoints(database),
             set_state=set_state,
             lose_lease=lose_lease,
         )

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_credentials import Operator
 from tests.nats_servers import (
+    BOARDS,
+    COUNTERS,
     PASSWORD,
     PATIENT,
     Bucket,
@@ -37,6 +40,7 @@ READING = [
     f"{API}.CONSUMER.MSG.NEXT.KV_{BUCKET}.*",
 ]
 CREATING = f"{API}.CONSUMER.CREATE.KV_{BUCKET}.*.$KV.{BUCKET}.usage"
+CREATING_ON_BOARDS = f"{API}.CONSUMER.CREATE.KV_{BUCKET}.*.$KV.{BUCKET}.leaderboard"
 DELETING = f"{API}.CONSUMER.DELETE.KV_{BUCKET}.*"
 INBOX = "_INBOX_budget_recovery.>"
 
@@ -57,6 +61,7 @@ def guarded(server_dir: Path) -> Iterator[NatsServer]:
         user("some", [*READING, DELETING, f"{CREATING}.a.>", f"{CREATING}.b.>"]),
         user("nothing", ["unrelated"]),
         user("deaf", [">"], subscribe="_INBOX_of_another.>"),
+        user("boards", [*READING, DELETING, f"{CREATING_ON_BOARDS}.>"]),
         user("untidy", [*READING, f"{CREATING}.>"]),
     )
     with NatsServer(server_dir / "guarded", config=config) as server:
@@ -64,6 +69,7 @@ def guarded(server_dir: Path) -> Iterator[NatsServer]:
             bucket.create()
             for tenant in ("a", "b", "c"):
                 bucket.put(f"usage.{tenant}.x.2026-11.{tenant}", b"1")
+                bucket.rank(tenant, "x", "2026-11", {tenant: "1"})
         yield server
 
 
@@ -76,9 +82,9 @@ def opened_as(server: NatsServer, name: str, password: str = PASSWORD) -> Iterat
 
 def test_a_user_may_read_some_tenants_and_not_others(guarded: NatsServer) -> None:
     with opened_as(guarded, "some") as store:
-        assert store.list_tenants().tenants == {"a", "b", "c"}
+        assert store.reader(COUNTERS).list_tenants().tenants == {"a", "b", "c"}
         assert usages(store, "a") == {"a": "1"}
-        failure = prompt_failure_of(lambda: store.read_counters("c"))
+        failure = prompt_failure_of(lambda: store.reader(COUNTERS).read("c"))
         assert isinstance(failure, StorePermissionError)
         assert f"publish to {API}.CONSUMER.CREATE.KV_{BUCKET}." in failure.message
         assert failure.message.endswith(f".$KV.{BUCKET}.usage.c.>.")
@@ -86,9 +92,30 @@ def test_a_user_may_read_some_tenants_and_not_others(guarded: NatsServer) -> Non
         assert usages(store, "b") == {"b": "1"}
 
 
+def test_a_user_may_read_leaderboards_and_no_counters(guarded: NatsServer) -> None:
+    with opened_as(guarded, "boards") as store:
+        boards, counters = store.reader(BOARDS), store.reader(COUNTERS)
+        assert boards.list_tenants().tenants == {"a", "b", "c"}
+        assert [(each.entity, each.usage) for each in boards.read("a").counters] == [
+            ("a", Decimal(1))
+        ]
+        failure = prompt_failure_of(lambda: counters.read("a"))
+        assert isinstance(failure, StorePermissionError)
+        assert failure.message.endswith(f".$KV.{BUCKET}.usage.a.>.")
+        assert len(boards.read("b").counters) == 1
+    with opened_as(guarded, "some") as store:
+        failure = prompt_failure_of(lambda: store.reader(BOARDS).read("a"))
+        assert isinstance(failure, StorePermissionError)
+        assert failure.message.endswith(f".$KV.{BUCKET}.leaderboard.a.>.")
+
+
 def test_a_user_without_rights_is_told_the_subject(guarded: NatsServer) -> None:
     with opened_as(guarded, "nothing") as store:
-        for call in (store.identity, store.list_tenants, lambda: store.read_counters("a")):
+        for call in (
+            store.identity,
+            store.reader(COUNTERS).list_tenants,
+            lambda: store.reader(COUNTERS).read("a"),
+        ):
             failure = prompt_failure_of(call)
             assert isinstance(failure, StorePermissionError)
             assert f"publish to {API}.STREAM.INFO.KV_{BUCKET}." in failure.message
@@ -104,7 +131,7 @@ def test_a_user_who_may_not_receive_answers_is_told_so(guarded: NatsServer) -> N
 
 def test_a_user_who_may_not_clean_up_is_told_so(guarded: NatsServer) -> None:
     with opened_as(guarded, "untidy") as store:
-        failure = prompt_failure_of(lambda: store.read_counters("a"))
+        failure = prompt_failure_of(lambda: store.reader(COUNTERS).read("a"))
     assert isinstance(failure, StorePermissionError)
     assert "CONSUMER.DELETE" in failure.message
 

@@ -20,7 +20,7 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.free_ports import unused_ports
-from tests.nats_servers import PROMPT_SECONDS, Bucket, DisturbedNetwork, failure_of
+from tests.nats_servers import COUNTERS, PROMPT_SECONDS, Bucket, DisturbedNetwork, failure_of
 from tests.waiting import wait_until
 
 BUCKET = "budget-usage"
@@ -91,12 +91,12 @@ def test_neither_a_dead_nor_a_wiped_follower_is_read(cluster: Cluster, leader: s
         identity = store.identity()
         cluster.kill(follower)
         for _ in range(3):
-            assert len(store.read_counters("t").counters) == COUNT
+            assert len(store.reader(COUNTERS).read("t").counters) == COUNT
         cluster.wipe(follower)
         cluster.servers[follower].start()
         # It takes some seconds to fill up again, and holds nothing at first.
         for _ in range(20):
-            reading = store.read_counters("t")
+            reading = store.reader(COUNTERS).read("t")
             assert len(reading.counters) == COUNT
             assert not reading.is_partial
         assert store.identity() == identity
@@ -123,14 +123,14 @@ def test_without_a_quorum_nothing_is_known_and_nothing_missing(
 
         # The leader takes some ten seconds to see that it is alone.
         wait_until(is_without_quorum, seconds=60)
-        seen.append(failure_of(lambda: store.read_counters("t")))
-        assert isinstance(failure_of(store.list_tenants), StoreNoQuorumError)
+        seen.append(failure_of(lambda: store.reader(COUNTERS).read("t")))
+        assert isinstance(failure_of(store.reader(COUNTERS).list_tenants), StoreNoQuorumError)
         assert all(isinstance(e, StoreNoQuorumError | StoreUnreachableError) for e in seen)
         cluster.servers[first].start()
         # The stream's leader answers for the identity; a reading needs the cluster's leader, too.
-        wait_until(lambda: _succeeds(lambda: store.read_counters("t")), seconds=60)
+        wait_until(lambda: _succeeds(lambda: store.reader(COUNTERS).read("t")), seconds=60)
         assert store.identity() == before
-        assert len(store.read_counters("t").counters) == COUNT
+        assert len(store.reader(COUNTERS).read("t").counters) == COUNT
 
 
 def test_a_cluster_that_finds_its_leader_in_a_moment_is_read(cluster: Cluster, leader: str) -> None:
@@ -147,11 +147,11 @@ def test_a_cluster_that_finds_its_leader_in_a_moment_is_read(cluster: Cluster, l
         open_usage_store(network.url, BUCKET, timeouts=TIMEOUTS) as store,
     ):
         network.rewrite = refuse
-        assert len(store.read_counters("t").counters) == COUNT
+        assert len(store.reader(COUNTERS).read("t").counters) == COUNT
         assert refusals == [0]
         refusals[0] = 1000
         started = time.monotonic()
-        assert isinstance(failure_of(lambda: store.read_counters("t")), StoreNoQuorumError)
+        assert isinstance(failure_of(lambda: store.reader(COUNTERS).read("t")), StoreNoQuorumError)
         assert time.monotonic() - started < PROMPT_SECONDS
 
 

@@ -11,6 +11,7 @@ from budget_recovery_dagster.adapters.nats_connection import Timeouts
 from budget_recovery_dagster.adapters.nats_store import open_usage_store
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_scene import Scene, counters, set_scene
+from tests.nats_servers import COUNTERS
 
 MIB = 2**20
 
@@ -37,7 +38,7 @@ def value_of(size: int) -> bytes:
 def test_more_bytes_are_read_than_a_server_lets_pile_up(scene: Scene) -> None:
     for part in range(10):
         scene.bucket.put_many(counters(f"b{part}", 100, value_of(100_000)))
-    reading = scene.store.read_counters("t")
+    reading = scene.store.reader(COUNTERS).read("t")
     assert len(reading.counters) == 1000
     assert not reading.is_partial
     # Beyond what a pull may bring the server ends it, and each brings about as much.
@@ -48,7 +49,7 @@ def test_a_value_larger_than_all_of_a_pull_is_read(scene: Scene) -> None:
     sizes = [100, 20 * MIB, 21 * MIB, 100, 20 * MIB, 100]
     for number, size in enumerate(sizes):
         scene.bucket.put(f"usage.t.b.2026-11.{number}", value_of(size))
-    reading = scene.store.read_counters("t")
+    reading = scene.store.reader(COUNTERS).read("t")
     assert len(reading.counters) == len(sizes)
     assert not reading.is_partial
 
@@ -64,7 +65,7 @@ def test_a_pull_that_is_used_up_exactly_goes_on(scene: Scene) -> None:
     timeouts = Timeouts(answer=2.0)
     with open_usage_store(scene.network.url, scene.bucket.name, timeouts=timeouts) as store:
         started = time.monotonic()
-        reading = store.read_counters("t")
+        reading = store.reader(COUNTERS).read("t")
     # Had one byte more or less been left, the server would have said so at once.
     assert time.monotonic() - started >= timeouts.answer / 2
     assert len(reading.counters) == 3

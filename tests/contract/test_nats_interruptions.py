@@ -13,7 +13,7 @@ from budget_recovery_dagster.adapters.nats_store import open_usage_store
 from budget_recovery_dagster.errors import StoreError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_scene import Scene, counters, set_scene
-from tests.nats_servers import PATIENT, PROMPT_SECONDS, failure_of, usages
+from tests.nats_servers import COUNTERS, PATIENT, PROMPT_SECONDS, failure_of, usages
 from tests.waiting import wait_until
 
 
@@ -34,10 +34,10 @@ def test_an_interrupted_caller_takes_the_reading_along(scene: Scene) -> None:
     scene.network.before_request = interrupt
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        scene.store.read_counters("t")
+        scene.store.reader(COUNTERS).read("t")
     assert time.monotonic() - started < PROMPT_SECONDS
     scene.network.before_request = None
-    assert len(scene.store.read_counters("t").counters) == 10
+    assert len(scene.store.reader(COUNTERS).read("t").counters) == 10
 
 
 def test_an_interruption_closes_the_store_and_leaves_nothing(scene: Scene) -> None:
@@ -55,7 +55,7 @@ def test_an_interruption_closes_the_store_and_leaves_nothing(scene: Scene) -> No
         pytest.raises(KeyboardInterrupt),
         open_usage_store(scene.network.url, scene.bucket.name, timeouts=PATIENT) as store,
     ):
-        store.read_counters("t")
+        store.reader(COUNTERS).read("t")
     assert time.monotonic() - started < PROMPT_SECONDS
     assert scene.bucket.consumers() == 0
     wait_until(lambda: threading.active_count() == threads)
@@ -73,7 +73,7 @@ def test_a_store_that_is_closed_meanwhile_breaks_the_call_off(scene: Scene) -> N
     failures: list[StoreError] = []
     with open_usage_store(scene.network.url, scene.bucket.name, timeouts=PATIENT) as store:
         caller = threading.Thread(
-            target=lambda: failures.append(failure_of(lambda: store.read_counters("t")))
+            target=lambda: failures.append(failure_of(lambda: store.reader(COUNTERS).read("t")))
         )
         caller.start()
         assert reading.wait(10)
@@ -117,7 +117,7 @@ def test_three_hundred_readings_leave_nothing_behind(scene: Scene) -> None:
     def read(times: int) -> None:
         for _ in range(times):
             try:
-                scene.store.read_counters("t")
+                scene.store.reader(COUNTERS).read("t")
             except StoreError:
                 outcomes["failed"] += 1
             else:

@@ -11,8 +11,11 @@ from budget_recovery_dagster.adapters.nats_connection import Timeouts
 from budget_recovery_dagster.adapters.nats_store import open_usage_store
 from budget_recovery_dagster.errors import StoreReadError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.boards import board, board_key
 from tests.contract.nats_scene import Scene, counters, set_scene
 from tests.nats_servers import (
+    BOARDS,
+    COUNTERS,
     failure_of,
     publish_raw,
     publish_with_raw_headers,
@@ -32,7 +35,7 @@ def scene(nats_server: NatsServer) -> Iterator[Scene]:
 @pytest.mark.parametrize("count", [nats_reader.BATCH - 1, nats_reader.BATCH, MANY])
 def test_a_reading_spans_batches(scene: Scene, count: int) -> None:
     scene.bucket.put_many(counters("b", count))
-    reading = scene.store.read_counters("t")
+    reading = scene.store.reader(COUNTERS).read("t")
     assert len({counter.entity for counter in reading.counters}) == count
     assert not reading.is_partial
     assert scene.network.requests == count // nats_reader.BATCH + 1
@@ -51,11 +54,61 @@ def test_no_key_is_missed_while_others_write(scene: Scene) -> None:
             scene.bucket.put_many(written | counters("new", 3000))
 
     scene.network.before_request = write
-    reading = scene.store.read_counters("t")
+    reading = scene.store.reader(COUNTERS).read("t")
     found = {counter.entity: counter for counter in reading.counters if counter.of.budget == "b"}
     assert len(found) == MANY
     assert sum(counter.usage == 4 for counter in found.values()) == len(overwritten)
     assert not reading.is_partial
+
+
+def test_no_leaderboard_is_missed_while_others_write(scene: Scene) -> None:
+    def rank(budgets: range, usage: int) -> dict[str, bytes]:
+        return {
+            board_key("t", f"b{number}", "2026-11"): board({"a": str(usage), "b": "1"})
+            for number in budgets
+        }
+
+    scene.bucket.put_many(rank(range(MANY), 2))
+
+    def write(number: int) -> None:
+        # The same as above: these leave their places and go behind new ones.
+        if number <= 3:
+            overwritten = rank(range(MANY - 1, 0, -2), 2 + number)
+            scene.bucket.put_many(overwritten | rank(range(MANY, MANY + 3000), 9))
+
+    scene.network.before_request = write
+    reading = scene.store.reader(BOARDS).read("t")
+    found = {
+        counter.of.budget: counter.usage for counter in reading.counters if counter.entity == "a"
+    }
+    assert {f"b{number}" for number in range(MANY)} <= set(found)
+    assert sum(usage == 5 for usage in found.values()) == MANY // 2
+    assert not reading.is_partial
+
+
+def test_purges_of_leaderboards_in_two_readings_make_it_partial(scene: Scene) -> None:
+    for group in ("kept", "first", "second"):
+        scene.bucket.put_many(
+            {
+                f"leaderboard.t.{group}.{year:04d}-{month:02d}": board({"a": "1"})
+                for year in range(1, 301)
+                for month in range(1, 13)
+            }
+        )
+
+    def purge_twice(number: int) -> None:
+        # A pull takes 5,000 of the 10,800; the second one now finds 3,600 and the end. So do the
+        # two of the next reading.
+        if number == 2:
+            scene.bucket.purge("leaderboard.t.first.")
+        elif number == 4:
+            scene.bucket.purge("leaderboard.t.second.")
+
+    scene.network.before_request = purge_twice
+    reading = scene.store.reader(BOARDS).read("t")
+    assert reading.is_partial
+    # The group that was kept, and of the last one what had come before its purge.
+    assert len(reading.counters) == nats_reader.BATCH
 
 
 def test_no_key_is_missed_while_others_write_at_full_speed(
@@ -74,7 +127,7 @@ def test_no_key_is_missed_while_others_write_at_full_speed(
     writer.start()
     readings = 0
     while writer.is_alive():
-        reading = scene.store.read_counters("t")
+        reading = scene.store.reader(COUNTERS).read("t")
         assert len(reading.counters) == MANY
         assert not reading.is_partial
         readings += 1
@@ -91,7 +144,7 @@ def test_a_purge_in_mid_reading_is_noticed_and_the_reading_begins_again(scene: S
             scene.bucket.purge("usage.t.purged.")
 
     scene.network.before_request = purge_once
-    reading = scene.store.read_counters("t")
+    reading = scene.store.reader(COUNTERS).read("t")
     assert {counter.of.budget for counter in reading.counters} == {"kept"}
     assert len(reading.counters) == nats_reader.BATCH + 1
     # The second reading held all that was announced to it.
@@ -110,7 +163,7 @@ def test_purges_in_two_readings_make_it_partial(scene: Scene) -> None:
             scene.bucket.purge("usage.t.second.")
 
     scene.network.before_request = purge_twice
-    reading = scene.store.read_counters("t")
+    reading = scene.store.reader(COUNTERS).read("t")
     assert reading.is_partial
     assert len(reading.counters) == nats_reader.BATCH
     assert {counter.of.budget for counter in reading.counters} == {"kept"}
@@ -121,7 +174,7 @@ def test_removals_in_mid_reading_make_nothing_partial(scene: Scene) -> None:
     scene.bucket.put_many(before)
     last = list(before)[-1]
     scene.network.before_request = lambda number: scene.bucket.remove(last) if number == 2 else None
-    reading = scene.store.read_counters("t")
+    reading = scene.store.reader(COUNTERS).read("t")
     assert len(reading.counters) == nats_reader.BATCH + 9
     assert not reading.is_partial
     assert scene.network.requests == 2
@@ -135,7 +188,7 @@ def test_what_the_server_marks_as_expired_is_absent(scene: Scene) -> None:
     # The marker that the server leaves in the key's place has a sequence of its own.
     wait_until(lambda: scene.store.identity().last_sequence > before)
     assert scene.bucket.messages() == 3
-    reading = scene.store.read_counters("t")
+    reading = scene.store.reader(COUNTERS).read("t")
     assert [counter.entity for counter in reading.counters] == ["stays"]
     assert reading.omitted == ()
     assert not reading.is_partial
@@ -145,7 +198,7 @@ def test_a_key_that_is_no_text_costs_no_other(scene: Scene, nats_server: NatsSer
     scene.bucket.put("usage.t.b.2026-11.good", b"1")
     subject = b"$KV." + scene.bucket.name.encode() + b".usage.t.b.2026-11.\xff\xfe"
     publish_raw(nats_server.url, [(subject, b"1")])
-    reading = scene.store.read_counters("t")
+    reading = scene.store.reader(COUNTERS).read("t")
     assert [counter.entity for counter in reading.counters] == ["good"]
     (unreadable,) = reading.unreadable
     assert unreadable.key == r"usage.t.b.2026-11.\xff\xfe"
@@ -160,7 +213,7 @@ def test_headers_that_cannot_be_read_cost_no_other_key(
         scene.bucket.put(f"usage.{tenant}.b.2026-11.good", b"1")
     subject = scene.bucket.subject("usage.t.b.2026-11.bad")
     publish_with_raw_headers(nats_server.url, subject, headers, b"2")
-    reading = scene.store.read_counters("t")
+    reading = scene.store.reader(COUNTERS).read("t")
     assert [counter.entity for counter in reading.counters] == ["good"]
     (omitted,) = reading.omitted
     assert omitted.key == "usage.t.b.2026-11.bad"
@@ -180,7 +233,7 @@ def test_a_reading_that_the_server_breaks_off_begins_anew(scene: Scene) -> None:
             scene.bucket.delete_consumers()
 
     scene.network.before_request = lose_consumer
-    reading = scene.store.read_counters("t")
+    reading = scene.store.reader(COUNTERS).read("t")
     assert len(reading.counters) == nats_reader.BATCH + 1
     assert not reading.is_partial
     # One batch and a lost pull, a lost pull, then two batches.
@@ -190,7 +243,7 @@ def test_a_reading_that_the_server_breaks_off_begins_anew(scene: Scene) -> None:
 def test_a_reading_that_is_broken_off_every_time_fails(scene: Scene) -> None:
     scene.bucket.put_many(counters("b", 10))
     scene.network.before_request = lambda _: scene.bucket.delete_consumers()
-    failure = failure_of(lambda: scene.store.read_counters("t"))
+    failure = failure_of(lambda: scene.store.reader(COUNTERS).read("t"))
     assert isinstance(failure, StoreReadError)
     assert "was broken off: 503" in failure.message
     assert scene.network.requests == 3
@@ -201,6 +254,6 @@ def test_a_reading_that_takes_too_long_is_broken_off(scene: Scene) -> None:
     scene.network.before_request = lambda _: False
     timeouts = Timeouts(reading=0.2)
     with open_usage_store(scene.network.url, scene.bucket.name, timeouts=timeouts) as store:
-        failure = failure_of(lambda: store.read_counters("t"))
+        failure = failure_of(lambda: store.reader(COUNTERS).read("t"))
     assert isinstance(failure, StoreReadError)
     assert "longer than 0.2 s" in failure.message

@@ -18,6 +18,7 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.free_ports import unused_port
 from tests.nats_servers import (
+    COUNTERS,
     PASSWORD,
     PATIENT,
     Bucket,
@@ -33,7 +34,11 @@ SHORT = Timeouts(connect=0.5, answer=2.0, reading=10.0)
 
 def test_a_missing_bucket_is_missing_to_every_call(nats_server: NatsServer) -> None:
     with open_usage_store(nats_server.url, f"none-{uuid4().hex}", timeouts=PATIENT) as store:
-        for call in (store.identity, store.list_tenants, lambda: store.read_counters("t")):
+        for call in (
+            store.identity,
+            store.reader(COUNTERS).list_tenants,
+            lambda: store.reader(COUNTERS).read("t"),
+        ):
             failure = prompt_failure_of(call)
             assert isinstance(failure, StoreMissingError)
             assert "BUDGET_RECOVERY_BUCKET" in failure.hint
@@ -53,7 +58,11 @@ def test_jetstream_that_is_off_is_not_a_missing_bucket(
     with NatsServer(server_dir / f"off {uuid4().hex}", config=config) as server:
         url = server.url if user is None else with_user(server.url, user, PASSWORD)
         with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
-            for call in (store.identity, store.list_tenants, lambda: store.read_counters("t")):
+            for call in (
+                store.identity,
+                store.reader(COUNTERS).list_tenants,
+                lambda: store.reader(COUNTERS).read("t"),
+            ):
                 failure = prompt_failure_of(call)
                 assert isinstance(failure, StoreUnreachableError)
                 assert "JetStream" in failure.message
@@ -64,7 +73,11 @@ def test_a_server_that_is_down_is_unreachable_at_once() -> None:
     port = unused_port()
     url = f"nats://u:{PASSWORD}@127.0.0.1:{port}"
     with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
-        for call in (store.identity, store.list_tenants, lambda: store.read_counters("t")):
+        for call in (
+            store.identity,
+            store.reader(COUNTERS).list_tenants,
+            lambda: store.reader(COUNTERS).read("t"),
+        ):
             failure = prompt_failure_of(call)
             assert isinstance(failure, StoreUnreachableError)
             assert f"nats://127.0.0.1:{port} cannot be reached: Connection refused" in (
@@ -108,7 +121,7 @@ def test_a_server_that_falls_silent_is_unreachable(nats_server: NatsServer) -> N
         bucket.create()
         bucket.put("usage.t.b.2026-11.e", b"1")
         network.before_request = lambda _: False
-        failure = prompt_failure_of(lambda: store.read_counters("t"))
+        failure = prompt_failure_of(lambda: store.reader(COUNTERS).read("t"))
         assert isinstance(failure, StoreReadError)
         assert "stopped answering" in failure.message
         assert bucket.consumers() == 0
@@ -131,7 +144,7 @@ def test_the_call_after_a_lost_connection_connects_anew(nats_server: NatsServer)
             return False
 
         network.before_request = cut
-        failure = prompt_failure_of(lambda: store.read_counters("t"))
+        failure = prompt_failure_of(lambda: store.reader(COUNTERS).read("t"))
         assert isinstance(failure, StoreUnreachableError)
         assert "broke" in failure.message
         assert bucket.consumers() == 0

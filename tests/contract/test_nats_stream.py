@@ -10,7 +10,7 @@ from budget_recovery_dagster.adapters.nats_store import open_usage_store
 from budget_recovery_dagster.errors import StoreReadError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_scene import Scene, set_scene
-from tests.nats_servers import DisturbedNetwork, failure_of
+from tests.nats_servers import COUNTERS, DisturbedNetwork, failure_of
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def scene(nats_server: NatsServer) -> Iterator[Scene]:
 def test_a_listing_spans_pages(scene: Scene) -> None:
     tenants = [f"usage.t{number:06}.b.2026-11.e" for number in range(100_200)]
     scene.bucket.put_many(dict.fromkeys(tenants, b"1"))
-    listing = scene.store.list_tenants()
+    listing = scene.store.reader(COUNTERS).list_tenants()
     assert len(listing.tenants) == len(tenants)
     assert listing.unreadable == ()
 
@@ -42,7 +42,7 @@ def test_no_tenant_is_passed_by_when_keys_vanish_between_pages(
         open_usage_store(network.url, scene.bucket.name) as store,
     ):
         network.before_request = purge
-        assert len(store.list_tenants().tenants) >= 45_000
+        assert len(store.reader(COUNTERS).list_tenants().tenants) >= 45_000
         assert network.requests == 3
 
 

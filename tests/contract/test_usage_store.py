@@ -1,93 +1,24 @@
 """The promises of the usage store, checked in memory and on a real NATS server alike."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Protocol
-from uuid import uuid4
 
 import pytest
 
-from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
 from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
-from budget_recovery_dagster.adapters.nats_store import open_usage_store
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     CounterReading,
-    TenantReading,
     UnreadableKey,
     ValueShape,
 )
+from budget_recovery_dagster.domain.snapshots import TenantReading
 from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import StoreReadError
-from budget_recovery_dagster.ports import UsageStore
-from tests.nats_servers import Bucket, usages
+from tests.contract.usage_stores import UGLY_NAMES, Subject
+from tests.nats_servers import COUNTERS, usages
 
 NOVEMBER = Window.parse("2026-11")
-UGLY_NAMES = [
-    "*",
-    ">",
-    "a.b",
-    "=",
-    "openai/gpt-4o:2024",
-    "alice@example.com",
-    "with spaces  ",
-    "東京",
-    "tab\tand\r\nlines",
-    "\x01\x7f\x85",
-    "\N{GRINNING FACE}",
-    '"quoted"\\',
-    "%2A$KV",
-    "é",
-    "e\N{COMBINING ACUTE ACCENT}",
-]
-
-
-class Put(Protocol):
-    def __call__(self, key: str, value: bytes, *, ttl: str | None = None) -> None: ...
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A store, and the gateway's hand in it."""
-
-    store: UsageStore
-    put: Put
-    remove: Callable[[str], None]
-    purge: Callable[[str], None]
-
-
-@pytest.fixture
-def memory() -> Subject:
-    store = MemoryUsageStore()
-    store.clock = datetime.now(UTC)
-
-    def put(key: str, value: bytes, *, ttl: str | None = None) -> None:
-        store.put(key, value, ttl=ttl, written_at=datetime.now(UTC))
-
-    return Subject(store, put, store.remove, store.purge)
-
-
-@pytest.fixture
-def nats(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    url = request.getfixturevalue("nats_server").url
-    name = f"contract-{uuid4().hex}"
-    with Bucket.connected(url, name) as bucket, open_usage_store(url, name) as store:
-        bucket.create()
-
-        def put(key: str, value: bytes, *, ttl: str | None = None) -> None:
-            bucket.put(key, value, None if ttl is None else {"Nats-TTL": ttl})
-
-        yield Subject(store, put, bucket.remove, bucket.purge)
-        assert bucket.consumers() == 0
-        bucket.destroy()
-
-
-@pytest.fixture(params=["memory", "nats"])
-def subject(request: pytest.FixtureRequest) -> Subject:
-    chosen: Subject = request.getfixturevalue(request.param)
-    return chosen
 
 
 def key(tenant: str, budget: str, entity: str | None, window: Window = NOVEMBER) -> str:
@@ -95,10 +26,10 @@ def key(tenant: str, budget: str, entity: str | None, window: Window = NOVEMBER)
 
 
 def test_an_empty_store_has_no_tenants_and_an_empty_reading(subject: Subject) -> None:
-    listing = subject.store.list_tenants()
+    listing = subject.counters.list_tenants()
     assert listing.tenants == frozenset()
     assert listing.unreadable == ()
-    assert subject.store.read_counters("t") == TenantReading("t", (), (), (), is_partial=False)
+    assert subject.counters.read("t") == TenantReading("t", COUNTERS, (), (), (), is_partial=False)
 
 
 def test_the_identity_moves_with_every_writing_and_stays_the_same_store(subject: Subject) -> None:
@@ -133,7 +64,7 @@ def test_counters_are_read_exactly_and_in_the_shape_they_have(subject: Subject) 
     subject.put(key("t", "b", "number"), b'{"usage":0.000000000000000001}')
     subject.put(key("t", "b", "bare"), b"99999999999999999999.5")
     subject.put(key("t", "other", None, quarter), b'{"usage":"7"}')
-    reading = subject.store.read_counters("t")
+    reading = subject.counters.read("t")
     november = BudgetWindow("b", NOVEMBER)
     assert set(reading.counters) == {
         CounterReading(november, "text", Decimal("0.1"), ValueShape.TEXT, None),
@@ -156,9 +87,9 @@ def test_any_name_comes_back_and_reaches_nobody_else(subject: Subject) -> None:
     for number, name in enumerate(UGLY_NAMES):
         subject.put(key(name, name, name), b"%d" % number)
     subject.put(key("plain", "b", "e"), b"99")
-    assert subject.store.list_tenants().tenants == {*UGLY_NAMES, "plain"}
+    assert subject.counters.list_tenants().tenants == {*UGLY_NAMES, "plain"}
     for number, name in enumerate(UGLY_NAMES):
-        (counter,) = subject.store.read_counters(name).counters
+        (counter,) = subject.counters.read(name).counters
         assert (counter.of.budget, counter.entity, counter.usage) == (name, name, Decimal(number))
 
 
@@ -172,23 +103,23 @@ def test_a_tenant_is_not_its_namesake(subject: Subject, tenant: str) -> None:
 @pytest.mark.parametrize("tenant", ["", "a\0b", "\ud800", "@" * 400])
 def test_a_tenant_that_no_key_can_name_is_refused(subject: Subject, tenant: str) -> None:
     with pytest.raises(StoreReadError, match="No counter can belong to the tenant"):
-        subject.store.read_counters(tenant)
+        subject.counters.read(tenant)
 
 
 def test_what_is_not_a_counter_is_not_looked_at(subject: Subject) -> None:
     for other in ("leaderboard.t.b.2026-11", "blocked.t.b.2026-11.e", "ratelimit.t", "__guard.x"):
         subject.put(other, b"?")
     subject.put("usages.t.b.2026-11.e", b"1")
-    assert subject.store.list_tenants().tenants == frozenset()
-    assert subject.store.list_tenants().unreadable == ()
-    assert subject.store.read_counters("t") == TenantReading("t", (), (), (), is_partial=False)
+    assert subject.counters.list_tenants().tenants == frozenset()
+    assert subject.counters.list_tenants().unreadable == ()
+    assert subject.counters.read("t") == TenantReading("t", COUNTERS, (), (), (), is_partial=False)
 
 
 def test_removed_keys_are_absent_and_make_no_reading_partial(subject: Subject) -> None:
     for entity in ("kept", "removed"):
         subject.put(key("t", "b", entity), b"1")
     subject.remove(key("t", "b", "removed"))
-    reading = subject.store.read_counters("t")
+    reading = subject.counters.read("t")
     assert [counter.entity for counter in reading.counters] == ["kept"]
     assert reading.omitted == ()
     assert not reading.is_partial
@@ -214,7 +145,7 @@ def test_bad_values_are_named_and_cost_no_other(subject: Subject) -> None:
     for entity, value in bad.items():
         subject.put(key("t", "b", entity), value)
     subject.put(key("t", "b", "good"), b"1")
-    reading = subject.store.read_counters("t")
+    reading = subject.counters.read("t")
     assert [counter.entity for counter in reading.counters] == ["good"]
     assert {counter.entity: counter.key for counter in reading.omitted} == {
         entity: key("t", "b", entity) for entity in bad
@@ -238,7 +169,7 @@ def test_bad_keys_are_named_and_cost_no_other(subject: Subject) -> None:
         subject.put(name, b"1")
     subject.put(key("t", "b", "good"), b"1")
     subject.put(key("other", "b", "good"), b"1")
-    reading = subject.store.read_counters("t")
+    reading = subject.counters.read("t")
     assert [counter.entity for counter in reading.counters] == ["good"]
     reasons = {unreadable.key: unreadable.reason for unreadable in reading.unreadable}
     assert len(reasons) == len(bad)
@@ -246,14 +177,14 @@ def test_bad_keys_are_named_and_cost_no_other(subject: Subject) -> None:
         shown = name if len(name) <= 1000 else f"{name[:1000]}... ({len(name)} bytes)"
         assert reason in reasons[shown]
     assert not reading.is_partial
-    other = subject.store.read_counters("other")
+    other = subject.counters.read("other")
     assert len(other.counters) == 1
     assert other.unreadable == ()
 
 
 def test_a_key_shown_in_other_than_ascii_is_escaped(subject: Subject) -> None:
     subject.put("usage.t.東.2026-11.e", b"1")
-    (unreadable,) = subject.store.read_counters("t").unreadable
+    (unreadable,) = subject.counters.read("t").unreadable
     assert unreadable.key == r"usage.t.\xe6\x9d\xb1.2026-11.e"
     assert unreadable.reason.isascii()
 
@@ -263,7 +194,7 @@ def test_keys_that_name_no_tenant_are_listed_apart(subject: Subject) -> None:
     subject.put("usage.*.b.2026-11.e", b"1")
     subject.put("usage.alone", b"1")
     subject.put(key("t", "b", "e"), b"1")
-    listing = subject.store.list_tenants()
+    listing = subject.counters.list_tenants()
     assert listing.tenants == {"t"}
     assert listing.unreadable == (
         UnreadableKey("usage.*.b.2026-11.e", "not an encoded name"),
@@ -278,7 +209,7 @@ def test_an_expiry_is_told_in_terms_of_the_window(subject: Subject) -> None:
     subject.put(key("t", "b", "life", Window.parse("lifetime")), b"1", ttl="1h30m")
     subject.put(key("t", "b", "month", far), b"1", ttl="90s")
     subject.put(key("t", "b", "never", far), b"1", ttl="never")
-    expiries = {c.entity: c.expiry_seconds for c in subject.store.read_counters("t").counters}
+    expiries = {c.entity: c.expiry_seconds for c in subject.counters.read("t").counters}
     assert expiries["life"] == 5400
     assert expiries["never"] is None
     assert far.end is not None

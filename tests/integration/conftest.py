@@ -2,6 +2,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import dagster as dg
 import psycopg
@@ -20,6 +21,17 @@ def bucket(nats_server: NatsServer) -> Iterator[Bucket]:
     with Bucket.connected(nats_server.url, f"b-{uuid.uuid4().hex[:12]}") as bucket:
         bucket.create()
         yield bucket
+
+
+@pytest.fixture(autouse=True)
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the tables of tenants are written; not made yet. No test writes where they usually lie.
+
+    Also what a test starts as a process of its own has it in its environment.
+    """
+    place = tmp_path / "tables"
+    monkeypatch.setenv("BUDGET_RECOVERY_TABLES_DIR", str(place))
+    return place
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import nats
+import psycopg
 
 from budget_recovery_dagster.adapters.nats_values import decode_value
 from budget_recovery_dagster.domain.moments import Hour
@@ -95,11 +97,20 @@ class Dev:
         line = next(line for line in self.output.read_text().splitlines() if "nats://" in line)
         return asyncio.run(read_counters(line.split()[1].strip(",")))
 
+    def defined_budgets(self) -> int:
+        """How many periods of budgets are defined in the database."""
+        line = next(line for line in self.output.read_text().splitlines() if "psql -h" in line)
+        _, _, _, host, _, user, database = shlex.split(line)
+        with psycopg.connect(host=host, user=user, dbname=database) as connection:
+            [(count,)] = connection.execute("select count(*) from budget_recovery.budget")
+        return int(count)
+
 
 async def read_counters(url: str) -> dict[str, Decimal]:
     client = await nats.connect(url)
     bucket = await client.jetstream().key_value("budget-usage")
-    entries = [(key, await bucket.get(key)) for key in await bucket.keys()]
+    keys = [key for key in await bucket.keys() if key.startswith("usage.")]
+    entries = [(key, await bucket.get(key)) for key in keys]
     await client.close()
     return {key: decode_value(entry.value or b"")[0] for key, entry in entries}
 

@@ -31,7 +31,7 @@ NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 
 @pytest.fixture
 def guarded(
-    server_dir: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+    server_dir: Path, database_url: str, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bucket]:
     """A server whose user may read the tenants a and c, and not b."""
     name = "budget-usage"
@@ -63,6 +63,7 @@ def guarded(
         monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", with_user(server.url, "recovery", PASSWORD))
         monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", name)
         monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", database_url)
+        monkeypatch.setenv("BUDGET_RECOVERY_TABLES_DIR", str(tables))
         yield bucket
         bucket.destroy()
 

@@ -1,14 +1,20 @@
 """What Dagster loads, without any server or setting."""
 
+import re
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import dagster as dg
+import psycopg
 import pytest
 
 from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
+from budget_recovery_dagster.assets.recovery_points import recovery_points
+from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
 from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.partitions import capture_hours, hourly_partitions
@@ -24,6 +30,90 @@ def test_everything_loads_and_is_described() -> None:
     for schedule in repository.schedule_defs:
         assert schedule.description
         assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
+
+
+ASSETS = {
+    "gateway_usage_store": ("gateway", {"nats"}, "team:ai-gateway"),
+    "budget_usage_snapshots": ("snapshots", {"postgres"}, "team:budget-recovery"),
+    "tenant_usage_tables": ("snapshots", {"parquet"}, "team:budget-recovery"),
+    "recovery_points": ("recovery", {"postgres"}, "team:budget-recovery"),
+}
+
+
+def spec(name: str) -> dg.AssetSpec:
+    (found,) = [each for each in defs.resolve_all_asset_specs() if each.key == dg.AssetKey(name)]
+    return found
+
+
+def test_every_asset_has_group_kinds_owner_and_tags() -> None:
+    assert {each.key.to_user_string() for each in defs.resolve_all_asset_specs()} == set(ASSETS)
+    for name, (group, kinds, owner) in ASSETS.items():
+        asset = spec(name)
+        assert (asset.group_name, asset.kinds, asset.owners) == (group, kinds, [owner])
+        assert asset.tags["data"] == "tenant-usage"
+
+
+def test_the_lineage_runs_from_the_gateways_store_to_tables_and_points() -> None:
+    upstream = {
+        name: [dep.asset_key.to_user_string() for dep in spec(name).deps] for name in ASSETS
+    }
+    assert upstream == {
+        "gateway_usage_store": [],
+        "budget_usage_snapshots": ["gateway_usage_store"],
+        "tenant_usage_tables": ["budget_usage_snapshots"],
+        "recovery_points": ["budget_usage_snapshots"],
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in ASSETS if name != "gateway_usage_store"])
+def test_what_we_materialize_is_fresh_for_an_hour_and_describes_its_columns(name: str) -> None:
+    schema = spec(name).metadata["dagster/column_schema"]
+    assert isinstance(schema, dg.TableSchema)
+    assert all(column.description for column in schema.columns)
+    policy = spec(name).freshness_policy
+    assert policy == dg.FreshnessPolicy.time_window(
+        fail_window=timedelta(hours=2), warn_window=timedelta(minutes=75)
+    )
+
+
+def test_the_described_columns_are_those_of_the_view(database: psycopg.Connection) -> None:
+    rows = database.execute(
+        "select column_name, data_type from information_schema.columns"
+        " where table_schema = 'budget_recovery' and table_name = 'budget_entry'"
+        " order by ordinal_position"
+    )
+    names = {"timestamp with time zone": "timestamptz"}
+    assert spec("budget_usage_snapshots").metadata["dagster/table_name"] == (
+        "budget_recovery.budget_entry"
+    )
+    described = spec("budget_usage_snapshots").metadata["dagster/column_schema"].columns
+    assert [(column.name, column.type) for column in described] == [
+        (name, names.get(kind, kind)) for name, kind in rows
+    ]
+
+
+def test_every_check_is_described_and_in_the_job() -> None:
+    layer = defs.resolve_job_def("hourly_snapshot_job").asset_layer
+    names = {"tenant_coverage", "usage_never_drops", "recovery_point_age"}
+    assert {key.name for key in layer.asset_graph.asset_check_keys} == names
+    assert all(
+        layer.asset_graph.get_check_spec(key).description
+        for key in layer.asset_graph.asset_check_keys
+    )
+
+
+def test_only_the_capture_takes_the_pool_of_the_usage_store() -> None:
+    assert tenant_usage_tables.op.pool is None
+    assert recovery_points.op.pool is None
+
+
+def test_dagsters_daemon_judges_freshness(tmp_path: Path) -> None:
+    settings = files("budget_recovery_dagster.sandbox").joinpath("dagster.yaml").read_text()
+    without_storage = re.sub(r"(?ms)^storage:.*?^(?=\S)", "", settings)
+    (tmp_path / "dagster.yaml").write_text(without_storage)
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert instance.get_settings("freshness") == {"enabled": True}
+        assert "FRESHNESS_DAEMON" in instance.get_required_daemon_types()
 
 
 def test_the_job_runs_in_one_process_in_order_and_is_not_repeated() -> None:

@@ -18,6 +18,7 @@ from budget_recovery_dagster.domain.windows import Period
 from budget_recovery_dagster.sandbox.accounts import Account
 from budget_recovery_dagster.sandbox.errors import DagsterUiError
 from budget_recovery_dagster.sandbox.first_snapshot import look_at
+from budget_recovery_dagster.sandbox.gateway.scene import BUDGETS
 from tests.free_ports import unused_port
 from tests.integration.dev_command import (
     COMMAND,
@@ -79,6 +80,7 @@ def test_the_gateways_counters_only_rise_and_have_a_history(place: Path) -> None
     with started(place / "data", place / "output.txt") as dev:
         before = dev.counters()
         assert {decode_key(key).tenant for key in before} == {"acme", "globex", "team a / 東京"}
+        assert dev.defined_budgets() == len(BUDGETS.definitions)
         counters = {decode_key(key): usage for key, usage in before.items()}
         # The traffic of a minute makes no more than some dollars.
         ever = [key for key in counters if key.of.window.period is Period.LIFETIME]

@@ -30,7 +30,11 @@ def test_counters_arrive_in_postgres_exactly(
     current_hour: Hour,
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "0.662"})
-    configured.spend("acme", "users", "2026-Q4", {"user:alice@example.com": "16777216.01"})
+    users: dict[str | None, str] = {
+        "user:alice@example.com": "16777216.01",
+        "user:bob@example.com": "2",
+    }
+    configured.spend("acme", "users", "2026-Q4", users)
     configured.spend("team a / 東京", "models", LIFETIME, {"openai-main/gpt-4o": "1E-18"})
 
     result = run_job(instance, current_hour)
@@ -39,13 +43,15 @@ def test_counters_arrive_in_postgres_exactly(
     assert entries(database) == {
         ("acme", "total", LIFETIME, None): Decimal("0.662"),
         ("acme", "users", "2026-Q4", "user:alice@example.com"): Decimal("16777216.01"),
+        ("acme", "users", "2026-Q4", "user:bob@example.com"): Decimal(2),
         ("team a / 東京", "models", LIFETIME, "openai-main/gpt-4o"): Decimal("1E-18"),
     }
     shown = metadata(result)
-    assert (shown["tenants_stored"], shown["tenants_failed"], shown["counters"]) == (2, 0, 3)
+    assert (shown["tenants_stored"], shown["tenants_failed"], shown["counters"]) == (2, 0, 4)
+    assert (shown["budget_windows"], shown["dagster/row_count"]) == (3, 4)
     assert [row.data["tenant"] for row in shown["tenants"].records] == ["acme", "team a / 東京"]
     assert all(check.passed for check in checks(result).values())
-    assert set(checks(result)) == {"tenant_coverage", "usage_never_drops"}
+    assert set(checks(result)) == {"tenant_coverage", "usage_never_drops", "recovery_point_age"}
 
 
 def test_all_snapshots_of_a_run_carry_one_time_within_its_hour(

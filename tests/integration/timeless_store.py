@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.bootstrap import OpenedDatabase
-from budget_recovery_dagster.domain.counters import TenantReading
 from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.ports import TenantListing, UsageStore
+from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.ports import TenantReader, UsageStore
 from budget_recovery_dagster.services.capture import CaptureService
 from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome
 from budget_recovery_dagster.settings import load_settings
@@ -39,11 +39,8 @@ class TimelessStore:
     def identity(self) -> StoreIdentity:
         return self.store.identity()
 
-    def list_tenants(self) -> TenantListing:
-        return self.store.list_tenants()
-
-    def read_counters(self, tenant: str) -> TenantReading:
-        return self.store.read_counters(tenant)
+    def reader(self, source: CaptureSource) -> TenantReader:
+        return self.store.reader(source)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """A capture service with everything around it in memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -15,6 +15,7 @@ from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.identity import Baseline
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.retention import RetentionPolicy
+from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
@@ -23,6 +24,7 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.ports import PruneReport
 from budget_recovery_dagster.services.capture import CaptureService, Paused, Verified
 from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome, TenantStored
+from tests.boards import board, board_key
 
 NOW = datetime(2026, 11, 25, 12, 5, tzinfo=UTC)
 
@@ -57,6 +59,7 @@ class House:
             leases=self.leases,
             clock=self.clock,
             bucket="budget-usage",
+            source=CaptureSource.COUNTERS,
             retention=RetentionPolicy(7),
         )
 
@@ -66,6 +69,13 @@ class House:
 
     def spend(self, tenant: str, usage: str, entity: str | None = None) -> None:
         self.store.put_usage(tenant, "spend", "lifetime", entity, usage)
+
+    def rank(self, tenant: str, usages: Mapping[str | None, str]) -> None:
+        self.store.put(board_key(tenant, "spend", "lifetime"), board(usages))
+
+    def use(self, source: CaptureSource) -> None:
+        """Capture from this source from now on."""
+        self.service = replace(self.service, source=source)
 
     def run(self, run_id: str = "a run", hour: Hour | None = None) -> Captured | Verified | Paused:
         return self.service.capture(

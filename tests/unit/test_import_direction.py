@@ -17,10 +17,11 @@ MAY_IMPORT = {
     "domain": {"errors"},
     "errors": set(),
     "ports": {"domain"},
+    "table_ports": {"domain"},
     "settings": {"domain", "errors"},
-    "services": {"domain", "errors", "ports"},
-    "adapters": {"domain", "errors", "ports"},
-    "bootstrap": {"adapters", "ports", "services", "settings"},
+    "services": {"domain", "errors", "ports", "table_ports"},
+    "adapters": {"domain", "errors", "ports", "table_ports"},
+    "bootstrap": {"adapters", "ports", "services", "settings", "table_ports"},
     "resources": {"bootstrap", "settings"},
     "failures": {"errors"},
     "partitions": {"settings"},
@@ -82,9 +83,18 @@ def test_domain_and_errors_use_the_standard_library_and_no_clock_io_or_log(modul
     assert not called & {"now", "utcnow", "today"}
 
 
-@pytest.mark.parametrize("room_name", ["services", "domain", "ports", "errors"])
+@pytest.mark.parametrize("room_name", ["services", "domain", "ports", "table_ports", "errors"])
 def test_the_core_knows_no_driver(room_name: str) -> None:
-    drivers = {"nats", "psycopg", "psycopg_pool", "dagster", "alembic", "sqlalchemy", "click"}
+    drivers = {
+        "nats",
+        "psycopg",
+        "psycopg_pool",
+        "dagster",
+        "alembic",
+        "sqlalchemy",
+        "click",
+        "pyarrow",
+    }
     for module in MODULES:
         if room(module) == room_name:
             assert not {name.split(".")[0] for name in imports(module)} & drivers

@@ -6,8 +6,11 @@ import pytest
 
 from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
 from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.errors import StoreReadError, StoreUnreachableError
+from tests.boards import board, board_key
 
+COUNTERS = CaptureSource.COUNTERS
 MONDAY = datetime(2026, 11, 30, tzinfo=UTC)
 
 
@@ -20,31 +23,31 @@ def store() -> MemoryUsageStore:
 
 
 def entities(store: MemoryUsageStore) -> list[str | None]:
-    return [counter.entity for counter in store.read_counters("t").counters]
+    return [counter.entity for counter in store.reader(COUNTERS).read("t").counters]
 
 
 def test_a_failure_is_the_tenants_own(store: MemoryUsageStore) -> None:
     store.put_usage("other", "budget", "lifetime", None, "2")
     failure = store.failures["t"] = StoreReadError("broken off.", "read again.")
     with pytest.raises(StoreReadError) as caught:
-        store.read_counters("t")
+        store.reader(COUNTERS).read("t")
     assert caught.value is failure
-    assert store.list_tenants().tenants == {"t", "other"}
-    assert len(store.read_counters("other").counters) == 1
+    assert store.reader(COUNTERS).list_tenants().tenants == {"t", "other"}
+    assert len(store.reader(COUNTERS).read("other").counters) == 1
     del store.failures["t"]
-    assert len(store.read_counters("t").counters) == 4
+    assert len(store.reader(COUNTERS).read("t").counters) == 4
 
 
 def test_the_listing_and_the_identity_fail_apart(store: MemoryUsageStore) -> None:
     store.listing_failure = StoreUnreachableError("down.", "start it.")
     with pytest.raises(StoreUnreachableError):
-        store.list_tenants()
+        store.reader(COUNTERS).list_tenants()
     assert store.identity() == StoreIdentity(MONDAY, 4)
     store.listing_failure, store.identity_failure = None, store.listing_failure
     for call in (store.identity, store.now):
         with pytest.raises(StoreUnreachableError):
             call()
-    assert store.list_tenants().tenants == {"t"}
+    assert store.reader(COUNTERS).list_tenants().tenants == {"t"}
 
 
 def test_it_tells_the_time_that_was_set_and_else_none(store: MemoryUsageStore) -> None:
@@ -57,7 +60,7 @@ def test_the_store_can_be_replaced_by_an_empty_one(store: MemoryUsageStore) -> N
     later = MONDAY.replace(hour=1)
     store.recreate(later)
     assert store.identity() == StoreIdentity(later, 0)
-    assert store.list_tenants().tenants == frozenset()
+    assert store.reader(COUNTERS).list_tenants().tenants == frozenset()
 
 
 def test_a_writing_in_mid_reading_is_in_it(store: MemoryUsageStore) -> None:
@@ -65,15 +68,26 @@ def test_a_writing_in_mid_reading_is_in_it(store: MemoryUsageStore) -> None:
     assert entities(store) == ["a", "b", "c", "d", "e"]
 
 
+def test_a_leaderboard_written_in_mid_reading_is_in_it(store: MemoryUsageStore) -> None:
+    for budget in ("x", "y"):
+        store.put(board_key("t", budget, "2026-11"), board({"a": "1"}))
+    store.in_mid_reading = lambda tenant: store.put(
+        board_key(tenant, "z", "2026-11"), board({"a": "2"})
+    )
+    reading = store.reader(CaptureSource.LEADERBOARDS).read("t")
+    assert [counter.of.budget for counter in reading.counters] == ["x", "y", "z"]
+    assert not reading.is_partial
+
+
 def test_a_purge_in_mid_reading_makes_it_begin_again(store: MemoryUsageStore) -> None:
     store.in_mid_reading = lambda _: store.purge("usage.t.budget.2026-11.d")
     assert entities(store) == ["a", "b", "c"]
-    assert not store.read_counters("t").is_partial
+    assert not store.reader(COUNTERS).read("t").is_partial
 
 
 def test_purges_in_two_readings_make_it_partial(store: MemoryUsageStore) -> None:
     purged = iter("dc")
     store.in_mid_reading = lambda _: store.purge(f"usage.t.budget.2026-11.{next(purged)}")
-    reading = store.read_counters("t")
+    reading = store.reader(COUNTERS).read("t")
     assert reading.is_partial
     assert [counter.entity for counter in reading.counters] == ["a", "b"]

@@ -6,22 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budget_recovery_dagster.adapters.nats_codec import (
+    BOARDS,
+    COUNTERS,
     MAX_KEY_BYTES,
+    BoardKey,
     CounterKey,
+    KeysRead,
     StoredValue,
     UnreadableKeyError,
+    decode_board_key,
     decode_entity,
     decode_key,
     decode_name,
+    encode_board_key,
     encode_entity,
     encode_key,
     encode_name,
-    list_tenants,
-    prefix_to_read,
     printable,
-    read_tenant,
     tenant_prefix,
 )
+from budget_recovery_dagster.adapters.nats_counters import read_counters
+from budget_recovery_dagster.adapters.nats_sources import list_tenants, prefix_to_read
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     CounterReading,
@@ -123,8 +128,17 @@ def test_every_counter_comes_back_from_its_key(
     counter = CounterKey(tenant, BudgetWindow(budget, Window.parse(window)), entity)
     key = encode_key(counter)
     assert decode_key(key) == counter
-    assert key.startswith(tenant_prefix(tenant))
+    assert key.startswith(tenant_prefix(COUNTERS, tenant))
     assert key.count(".") == 4
+
+
+@given(names, names, windows)
+def test_every_leaderboard_comes_back_from_its_key(tenant: str, budget: str, window: str) -> None:
+    board = BoardKey(tenant, BudgetWindow(budget, Window.parse(window)))
+    key = encode_board_key(board)
+    assert decode_board_key(key) == board
+    assert key.startswith(tenant_prefix(BOARDS, tenant))
+    assert key.count(".") == 3
 
 
 def test_a_key_by_hand() -> None:
@@ -168,9 +182,36 @@ def test_a_key_may_have_a_thousand_bytes_and_no_more() -> None:
     with pytest.raises(UnusableNameError, match="1001 bytes"):
         encode_key(CounterKey("t", of, f"{longest.entity}e"))
     with pytest.raises(UnusableNameError, match="more than 1000"):
-        tenant_prefix("@" * 400)
+        tenant_prefix(COUNTERS, "@" * 400)
     with pytest.raises(StoreReadError, match="No counter can belong to the tenant '@@"):
-        prefix_to_read("@" * 400)
+        prefix_to_read(COUNTERS, "@" * 400)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("leaderboard.t.b", "has 3 parts where a leaderboard's key has 4, leaderboard.tenant.b"),
+        ("leaderboard.t.b.2026-11.e", "has 5 parts where a leaderboard's key has 4"),
+        ("usage.t.b.2026-11", "has 4 parts where a leaderboard's key has 4, leaderboard."),
+        ("leaderboard.=.b.2026-11", "tenant '=': an empty name"),
+        ("leaderboard.t.=FF.2026-11", "budget '=FF': not UTF-8"),
+        ("leaderboard.t.b.2026-13", "'2026-13' is not a window"),
+        ("leaderboard.t." + "b" * 979 + ".2026-11", "a key of 1001 bytes, more than 1000"),
+    ],
+)
+def test_a_key_that_names_no_leaderboard_is_refused_with_the_reason(key: str, reason: str) -> None:
+    with pytest.raises(UnreadableKeyError) as caught:
+        decode_board_key(key)
+    assert reason in str(caught.value)
+
+
+def test_a_leaderboards_key_by_hand_may_have_a_thousand_bytes_and_no_more() -> None:
+    of = BudgetWindow("team a", NOVEMBER)
+    assert encode_board_key(BoardKey("acme", of)) == "leaderboard.acme.team=20a.2026-11"
+    longest = BoardKey("t", BudgetWindow("b" * 978, NOVEMBER))
+    assert len(encode_board_key(longest)) == MAX_KEY_BYTES
+    with pytest.raises(UnusableNameError, match="1001 bytes"):
+        encode_board_key(BoardKey("t", BudgetWindow("b" * 979, NOVEMBER)))
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=1200))
@@ -186,6 +227,7 @@ def test_any_key_can_be_shown(key: str) -> None:
 
 def test_tenants_are_told_from_keys_that_name_none() -> None:
     listing = list_tenants(
+        COUNTERS,
         [
             "usage.b.x.2026-11.=",
             "usage.=E6=9D=B1=E4=BA=AC.x.2026-11.=",
@@ -196,7 +238,7 @@ def test_tenants_are_told_from_keys_that_name_none() -> None:
             "usage.=00.x.2026-11.=",
             "usage.*.x.2026-11.=",
             "usage." + "l" * 1000 + ".x.2026-11.=",
-        ]
+        ],
     )
     assert listing.tenants == {"a", "b", "t", "東京"}
     assert listing.unreadable == (
@@ -213,15 +255,17 @@ def test_tenants_are_told_from_keys_that_name_none() -> None:
 
 
 def test_one_bad_key_or_value_costs_no_other() -> None:
-    reading = read_tenant(
+    reading = read_counters(
         "t",
-        {
-            "usage.t.b.2026-11.=": stored(b"3"),
-            "usage.t.b.2026-11.bad": stored(b"?"),
-            "usage.t.b.2026-11.good": stored(b'{"usage":"2"}'),
-            "usage.t.b.2026-14.e": stored(b"1"),
-        },
-        is_partial=True,
+        KeysRead(
+            {
+                "usage.t.b.2026-11.=": stored(b"3"),
+                "usage.t.b.2026-11.bad": stored(b"?"),
+                "usage.t.b.2026-11.good": stored(b'{"usage":"2"}'),
+                "usage.t.b.2026-14.e": stored(b"1"),
+            },
+            is_partial=True,
+        ),
     )
     of = BudgetWindow("b", NOVEMBER)
     assert reading.counters == (

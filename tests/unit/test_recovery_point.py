@@ -3,7 +3,7 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, UnlistedEntities
 from budget_recovery_dagster.domain.recovery_point import (
     Drop,
     RecoveryPoint,
@@ -52,7 +52,7 @@ def test_missing_and_lower_counters_are_named() -> None:
         LIFETIME: {None: Decimal(9)},
     }
     observed: RecoveryPoint = {MONTH: {"lower": Decimal(2), "same": Decimal(1), "new": Decimal(0)}}
-    assert find_drops(point, observed, unknown=[]) == (
+    assert find_drops(point, observed, unknown=[], unlisted=[]) == (
         Drop(MONTH, "gone", Decimal(5), None),
         Drop(MONTH, "lower", Decimal(3), Decimal(2)),
         Drop(LIFETIME, None, Decimal(9), None),
@@ -61,4 +61,59 @@ def test_missing_and_lower_counters_are_named() -> None:
 
 def test_an_unreadable_counter_is_not_called_missing() -> None:
     point: RecoveryPoint = {MONTH: {"a": Decimal(5), "b": Decimal(5)}}
-    assert find_drops(point, {}, unknown=[(MONTH, "a")]) == (Drop(MONTH, "b", Decimal(5), None),)
+    assert find_drops(point, {}, unknown=[(MONTH, "a")], unlisted=[]) == (
+        Drop(MONTH, "b", Decimal(5), None),
+    )
+
+
+def test_who_is_not_listed_is_a_drop_only_above_the_lowest_that_is() -> None:
+    point: RecoveryPoint = {
+        MONTH: {
+            "above": Decimal("7.01"),
+            "equal": Decimal(7),
+            "below": Decimal("6.99"),
+            "listed and lower": Decimal(9),
+            "listed": Decimal(7),
+            "unreadable": Decimal(99),
+        },
+        LIFETIME: {"below": Decimal(1)},
+    }
+    observed: RecoveryPoint = {
+        MONTH: {"listed and lower": Decimal(8), "listed": Decimal(7), "new": Decimal(50)}
+    }
+    full = UnlistedEntities(MONTH, Decimal(7), is_truncated=True)
+    assert find_drops(point, observed, unknown=[(MONTH, "unreadable")], unlisted=[full]) == (
+        Drop(MONTH, "above", Decimal("7.01"), None),
+        Drop(MONTH, "listed and lower", Decimal(9), Decimal(8)),
+        # The other window leaves nobody out.
+        Drop(LIFETIME, "below", Decimal(1), None),
+    )
+
+
+def test_where_nothing_is_known_of_the_unlisted_only_who_is_listed_is_judged() -> None:
+    point: RecoveryPoint = {
+        MONTH: {None: Decimal(99), "gone": Decimal(99), "lower": Decimal(3), "same": Decimal(1)}
+    }
+    observed: RecoveryPoint = {MONTH: {"lower": Decimal(2), "same": Decimal(1)}}
+    for is_truncated in (True, False):
+        unlisted = [UnlistedEntities(MONTH, None, is_truncated)]
+        assert find_drops(point, observed, unknown=[], unlisted=unlisted) == (
+            Drop(MONTH, "lower", Decimal(3), Decimal(2)),
+        )
+
+
+@given(usages, usages)
+def test_what_the_largest_alone_call_a_drop_is_one_by_all_counters(
+    earlier: dict[Entity, Decimal], held: dict[Entity, Decimal]
+) -> None:
+    by_counters = find_drops({MONTH: earlier}, {MONTH: held}, unknown=[], unlisted=[])
+    largest = sorted(held, key=held.__getitem__, reverse=True)[:2]
+    listed = {entity: held[entity] for entity in largest}
+    full = len(largest) == 2
+    unlisted = [UnlistedEntities(MONTH, min(listed.values()), is_truncated=True)] if full else []
+    by_board = find_drops({MONTH: earlier}, {MONTH: listed}, unknown=[], unlisted=unlisted)
+    assert {(drop.entity, drop.before) for drop in by_board} <= {
+        (drop.entity, drop.before) for drop in by_counters
+    }
+    if not full:
+        assert by_board == by_counters

@@ -6,13 +6,19 @@ from budget_recovery_dagster.domain.counters import (
     CounterReading,
     Entity,
     OmittedCounter,
-    TenantReading,
+    UnlistedEntities,
     UnreadableKey,
     ValueShape,
 )
 from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.domain.recovery_point import Drop, RecoveryPoint, Usages
-from budget_recovery_dagster.domain.snapshots import TenantSnapshot, hash_usages, take_snapshot
+from budget_recovery_dagster.domain.snapshots import (
+    CaptureSource,
+    TenantReading,
+    TenantSnapshot,
+    hash_usages,
+    take_snapshot,
+)
 from budget_recovery_dagster.domain.windows import Window
 
 AT = datetime(2026, 11, 29, 14, 5, tzinfo=UTC)
@@ -37,7 +43,9 @@ def snapshot(
     unreadable: tuple[UnreadableKey, ...] = (),
     point: RecoveryPoint | None = None,
 ) -> TenantSnapshot:
-    reading = TenantReading("acme", counters, omitted, unreadable, is_partial=False)
+    reading = TenantReading(
+        "acme", CaptureSource.COUNTERS, counters, omitted, unreadable, is_partial=False
+    )
     return take_snapshot(reading, AT, IDENTITY, point or {})
 
 
@@ -119,3 +127,93 @@ def test_equal_usages_hash_alike_in_any_order_and_others_do_not() -> None:
         {},
     ]
     assert len({one, *map(hash_usages, different)}) == 6
+
+
+def from_boards(
+    *counters: CounterReading,
+    omitted: tuple[OmittedCounter, ...] = (),
+    unlisted: tuple[UnlistedEntities, ...] = (),
+    point: RecoveryPoint | None = None,
+) -> TenantSnapshot:
+    reading = TenantReading(
+        "acme",
+        CaptureSource.LEADERBOARDS,
+        counters,
+        omitted,
+        (),
+        is_partial=False,
+        unlisted=unlisted,
+    )
+    return take_snapshot(reading, AT, IDENTITY, point or {})
+
+
+def listed(of: BudgetWindow, entity: Entity, usage: str) -> CounterReading:
+    return CounterReading(of, entity, Decimal(usage), shape=None, expiry_seconds=None)
+
+
+def test_a_snapshot_says_its_source() -> None:
+    assert snapshot().source is CaptureSource.COUNTERS
+    assert from_boards().source is CaptureSource.LEADERBOARDS
+
+
+def test_what_the_source_does_not_tell_is_not_made_up() -> None:
+    record = from_boards(listed(MONTH, "a", "2")).records[0]
+    assert (record.shape, record.expiry_seconds) == (None, None)
+    some = from_boards(
+        listed(MONTH, "a", "2"), listed(MONTH, "b", "2"), counter(MONTH, "c", "2", ValueShape.TEXT)
+    )
+    assert some.records[0].shape is ValueShape.TEXT
+
+
+def test_the_records_of_full_boards_alone_are_truncated() -> None:
+    week = BudgetWindow("spend", Window.parse("2026-W48"))
+    day = BudgetWindow("spend", Window.parse("2026-11-29"))
+    taken = from_boards(
+        listed(MONTH, "a", "2"),
+        listed(week, "a", "1"),
+        omitted=(OmittedCounter(day, None, "key", "not JSON", is_entity_known=False),),
+        unlisted=(
+            UnlistedEntities(MONTH, Decimal(2), is_truncated=True),
+            UnlistedEntities(day, None, is_truncated=False),
+        ),
+    )
+    assert {record.of: record.is_truncated for record in taken.records} == {
+        MONTH: True,
+        week: False,
+        day: False,
+    }
+    assert taken.truncated_count == 1
+
+
+def test_a_truncated_record_covers_only_if_nobody_earlier_is_missing_or_lower() -> None:
+    full = (UnlistedEntities(MONTH, Decimal(2), is_truncated=True),)
+    point: RecoveryPoint = {MONTH: {"a": Decimal(2), "b": Decimal(1)}}
+    whole = from_boards(
+        listed(MONTH, "a", "2"), listed(MONTH, "b", "2"), unlisted=full, point=point
+    )
+    unlisted = from_boards(
+        listed(MONTH, "a", "2"), listed(MONTH, "c", "2"), unlisted=full, point=point
+    )
+    lower = from_boards(
+        listed(MONTH, "a", "2"), listed(MONTH, "b", "0.5"), unlisted=full, point=point
+    )
+    assert [taken.records[0].covers_earlier for taken in (whole, unlisted, lower)] == [
+        True,
+        False,
+        False,
+    ]
+    # Unknown is not missing: b may well have its 1 still.
+    assert (whole.drops, unlisted.drops) == ((), ())
+    assert lower.drops == (Drop(MONTH, "b", Decimal(1), Decimal("0.5")),)
+
+
+def test_an_entry_of_nobody_is_not_taken_for_the_aggregate() -> None:
+    nobody = OmittedCounter(MONTH, None, "key", "entry 2: no field entity", is_entity_known=False)
+    aggregate = OmittedCounter(MONTH, None, "key", "entry 2: NaN", is_entity_known=True)
+    point: RecoveryPoint = {MONTH: {None: Decimal(5)}}
+    unlisted = (UnlistedEntities(MONTH, None, is_truncated=False),)
+    lower = listed(MONTH, None, "4")
+    assert from_boards(lower, omitted=(nobody,), unlisted=unlisted, point=point).drops == (
+        Drop(MONTH, None, Decimal(5), Decimal(4)),
+    )
+    assert from_boards(lower, omitted=(aggregate,), point=point).drops == ()

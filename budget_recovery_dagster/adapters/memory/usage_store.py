@@ -5,25 +5,24 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from budget_recovery_dagster.adapters.nats_codec import (
-    COUNTERS,
     CounterKey,
+    KeysRead,
     StoredValue,
+    decode_name,
     encode_key,
-    list_tenants,
-    prefix_to_read,
-    read_tenant,
 )
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, TenantReading
+from budget_recovery_dagster.adapters.nats_sources import SOURCES, SourceReader
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import StoreError
-from budget_recovery_dagster.ports import TenantListing
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class MemoryUsageStore:
-    """Counters by key, as the gateway would have written them.
+    """Counters and leaderboards by key, as the gateway would have written them.
 
     Every writing gives out the next sequence. What is set here happens at the next calls:
     ``stream`` is the identity that is shown and ``clock`` the time; ``identity_failure``, of both,
@@ -82,21 +81,26 @@ class MemoryUsageStore:
             raise self.identity_failure
         return self.clock
 
-    def list_tenants(self) -> TenantListing:
-        """List the tenants by their keys."""
+    def reader(self, source: CaptureSource) -> SourceReader:
+        """Return a reader of one source."""
+        return SourceReader(
+            SOURCES[source], list_keys=self._list_keys, read_values=self._read_values
+        )
+
+    def _list_keys(self, prefix: str) -> list[str]:
         if self.listing_failure is not None:
             raise self.listing_failure
-        return list_tenants(self._keys(f"{COUNTERS}."))
+        return self._keys(prefix)
 
-    def read_counters(self, tenant: str) -> TenantReading:
-        """Read all counters of a tenant: every key that existed before the call is in it."""
+    def _read_values(self, prefix: str) -> KeysRead:
+        _, token, _ = prefix.split(".")
+        tenant = decode_name(token)
         if tenant in self.failures:
             raise self.failures[tenant]
-        prefix = prefix_to_read(tenant)
         values, is_complete = self._read_once(tenant, prefix)
         if not is_complete:
             values, is_complete = self._read_once(tenant, prefix)
-        return read_tenant(tenant, values, is_partial=not is_complete)
+        return KeysRead(values, is_partial=not is_complete)
 
     def _read_once(self, tenant: str, prefix: str) -> tuple[dict[str, StoredValue], bool]:
         announced = self._keys(prefix)

@@ -57,6 +57,12 @@ alter table budget_recovery.capture add constraint capture_source_is_known check
 comment on column budget_recovery.capture.source is
     'From which of the store''s keys it was read: counters (every entity), or leaderboards (the '
     '500 largest of each budget and window).';
+comment on column budget_recovery.budget_record.value_shape is
+    'How the gateway writes the values, for keys that must be made anew; null: none was readable, '
+    'or the source does not tell.';
+comment on column budget_recovery.budget_record.expiry_seconds is
+    'When the store drops a key: seconds after the window''s end or, for a lifetime, after its '
+    'last writing; null: never, or, where value_shape is null, not known.';
 """
 
 

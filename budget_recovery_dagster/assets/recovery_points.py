@@ -1,0 +1,105 @@
+"""What a restore would bring back now."""
+
+import dagster as dg
+
+from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
+from budget_recovery_dagster.assets.capture_tables import Row, table
+from budget_recovery_dagster.assets.presentation import HOURLY_FRESHNESS, OWNERS
+from budget_recovery_dagster.assets.recovery_point_metadata import (
+    POINT_SCHEMA,
+    duration,
+    points_metadata,
+)
+from budget_recovery_dagster.domain.point_age import MAX_POINT_AGE, age
+from budget_recovery_dagster.failures import shown_as_failures
+from budget_recovery_dagster.resources import ControlPlaneResource
+from budget_recovery_dagster.services.recovery_points import PointAges
+
+# In the sentence; the table has more of them.
+_NAMED = 10
+
+
+@dg.asset(
+    deps=[budget_usage_snapshots],
+    group_name="recovery",
+    kinds={"postgres"},
+    owners=OWNERS,
+    tags={"data": "tenant-usage", "for": "recovery"},
+    freshness_policy=HOURLY_FRESHNESS,
+    metadata={"dagster/column_schema": POINT_SCHEMA},
+    description=(
+        "What a restore would bring back if the usage store were wiped now: for every tenant, "
+        "budget and window that is still current, how much, from which snapshot, how old that is, "
+        "and what is doubtful about it.\n\n"
+        '**At night**: the table `points` below answers "what would we get back?". Its ages are '
+        "of the moment of the run: materialize it again to know now. That needs PostgreSQL only, "
+        "and works while the usage store is down and while captures are paused. It changes "
+        "nothing.\n\n"
+        "**The value** of each entity is the highest that any retained snapshot holds: within a "
+        "window usage only grows. Whatever was spent after the newest snapshot is not in it.\n\n"
+        "**Marks**: *truncated*: the source lists the largest spenders only, and there may be "
+        "more. *partial*: fewer keys arrived than the store had announced. *omitted*: so many "
+        "counters could not be read in the newest snapshot."
+    ),
+)
+def recovery_points(
+    context: dg.AssetExecutionContext, control_plane: ControlPlaneResource
+) -> dg.MaterializeResult[None]:
+    """Sum up what is stored."""
+    with shown_as_failures(), control_plane.opened() as plane:
+        survey = plane.recovery_points_service().survey()
+    if not survey.newest_snapshots:
+        context.log.warning("No snapshot of any tenant is stored: a restore would find nothing.")
+    return dg.MaterializeResult(metadata=points_metadata(survey))
+
+
+@dg.asset_check(
+    asset=recovery_points,
+    description=(
+        f"No tenant's newest snapshot of a still-current window is older than "
+        f"{duration(MAX_POINT_AGE)}: captures come every hour, so an older one means that some "
+        "were missed, and that a restore would give back less than it should. Not passed either "
+        "when there is no snapshot at all."
+    ),
+)
+def recovery_point_age(control_plane: ControlPlaneResource) -> dg.AssetCheckResult:
+    """Judge what is stored now, whenever the points were last materialized."""
+    with shown_as_failures(), control_plane.opened() as plane:
+        ages = plane.recovery_points_service().ages()
+    oldest_first = sorted(ages.too_old, key=lambda tenant: (ages.too_old[tenant], tenant))
+    rows: list[Row] = [
+        {
+            "tenant": tenant,
+            "newest_snapshot": ages.too_old[tenant].isoformat(timespec="seconds"),
+            "age": duration(age(ages.too_old[tenant], ages.now)),
+            "what_to_do": "see tenant_coverage and the last runs of hourly_snapshot_job for why "
+            "the tenant is not captured.",
+        }
+        for tenant in oldest_first
+    ]
+    return dg.AssetCheckResult(
+        passed=ages.is_sound,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=_verdict(ages, oldest_first),
+        metadata={
+            "tenants": ages.tenants,
+            "tenants_too_old": len(rows),
+            **({"details": table(rows)} if rows else {}),
+        },
+    )
+
+
+def _verdict(ages: PointAges, oldest_first: list[str]) -> str:
+    if ages.newest_snapshot is None:
+        return "No snapshot of any tenant is stored: a restore would find nothing."
+    newest = f"The newest snapshot is {duration(age(ages.newest_snapshot, ages.now))} old."
+    if ages.is_sound:
+        return f"Nothing is older than {duration(MAX_POINT_AGE)}. {newest}"
+    if not oldest_first:
+        return f"No tenant has been captured for longer than {duration(MAX_POINT_AGE)}. {newest}"
+    named = ", ".join(repr(tenant) for tenant in oldest_first[:_NAMED])
+    more = len(oldest_first) - _NAMED
+    return (
+        f"Older than {duration(MAX_POINT_AGE)}: {named}{f' and {more} more' if more > 0 else ''}. "
+        f"{newest}"
+    )

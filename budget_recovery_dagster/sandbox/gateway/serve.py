@@ -1,0 +1,89 @@
+"""The gate and its traffic as a process: ``python -m …gateway.serve LEDGER [--with-history]``.
+
+BUDGET_RECOVERY_NATS_URL and BUDGET_RECOVERY_BUCKET say where. With ``--with-history`` a new ledger
+begins with the usage of past months; a store that is wiped later reads as zero all the same, as a
+real one does.
+"""
+
+import argparse
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
+from budget_recovery_dagster.sandbox.gateway.gate import Gate
+from budget_recovery_dagster.sandbox.gateway.history import count_history
+from budget_recovery_dagster.sandbox.gateway.keys import BLOCKED
+from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
+from budget_recovery_dagster.sandbox.gateway.lifecycle import Place, keep_working
+from budget_recovery_dagster.sandbox.gateway.reporter import report
+from budget_recovery_dagster.sandbox.gateway.scene import BUDGETS, USERS
+from budget_recovery_dagster.sandbox.gateway.store import Store
+from budget_recovery_dagster.sandbox.gateway.traffic import Traffic
+from budget_recovery_dagster.sandbox.gateway.watching import follow
+from budget_recovery_dagster.settings import load_settings
+
+HISTORY = "--with-history"
+READY = "Traffic of"
+"""What it logs once the history stands in the counters and requests are answered."""
+
+REQUESTS_PER_SECOND = 4.0
+
+log = logging.getLogger("gateway")
+
+
+async def connect_gate(place: Place, gate: Gate, ledger: Ledger) -> None:
+    """Report what the gate lets through, and tell it what is blocked, for ever."""
+
+    async def watch(store: Store) -> None:
+        await follow(store, f"{BLOCKED}.", gate)
+
+    async def send(store: Store) -> None:
+        await report(store, ledger, gate)
+
+    await keep_working(place, "gateway", watch, send)
+
+
+async def make_traffic(gate: Gate, traffic: Traffic, per_second: float) -> None:
+    """Have the gate answer requests, for ever."""
+    while True:
+        gate.answer(traffic.request())
+        await asyncio.sleep(1 / per_second)
+
+
+async def serve(place: Place, ledger: Ledger, budgets: Budgets, per_second: float) -> None:
+    """Run the whole gate side of the gateway, for ever."""
+    await count_history(place, ledger, budgets, _now)
+    gate = Gate(ledger, budgets, _now)
+    log.info("%s %d tenants, %g requests a second.", READY, len(USERS), per_second)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(make_traffic(gate, Traffic(seed=time.time_ns()), per_second))
+        tasks.create_task(connect_gate(place, gate, ledger))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def main() -> None:
+    """Run until it is told to stop."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("ledger", type=Path)
+    arguments.add_argument(HISTORY, action="store_true")
+    arguments.add_argument("--requests-per-second", type=float, default=REQUESTS_PER_SECOND)
+    given = arguments.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    settings = load_settings()
+    place = Place(settings.require_nats_url(), settings.bucket)
+    with Ledger(given.ledger) as ledger, suppress(KeyboardInterrupt):
+        if given.with_history:
+            ledger.record_history(Traffic(seed=1).history(_now()))
+        # SIGTERM just ends it: all that must be kept stands in the ledger at any moment.
+        asyncio.run(serve(place, ledger, BUDGETS, given.requests_per_second))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What must be derived from the counters of one budget's window: a leaderboard, and blocks.
+
+Pure: what is known of the bucket goes in, what should stand there comes out.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+
+from budget_recovery_dagster.adapters.nats_codec import CounterKey
+from budget_recovery_dagster.domain.budgets import BudgetDefinition
+from budget_recovery_dagster.domain.counters import Entity, format_usage
+from budget_recovery_dagster.sandbox.gateway.counting import written_at
+from budget_recovery_dagster.sandbox.gateway.store import NOTHING, Seen
+
+BOARD_SIZE = 500
+"""How many entities a leaderboard shows."""
+
+
+class Standing(NamedTuple):
+    """A counter's usage; None where its value cannot be read."""
+
+    counter: CounterKey
+    usage: Decimal | None
+    revision: int
+
+
+@dataclass(slots=True)
+class Group:
+    """All that is known of one window of one budget; entities by their tokens."""
+
+    of: CounterKey
+    counters: dict[str, Standing] = field(default_factory=dict)
+    blocked: dict[str, Seen] = field(default_factory=dict)
+    board: Seen = NOTHING
+
+    def is_closed(self, now: datetime) -> bool:
+        """Whether its window has ended at ``now`` (aware)."""
+        end = self.of.of.window.end
+        return end is not None and end <= now
+
+
+def board_entries(usages: Iterable[tuple[Entity, Decimal]]) -> list[dict[str, str | None]]:
+    """Return a leaderboard's entries: most usage first, equal ones by their names' code points."""
+    ranked = sorted(usages, key=lambda each: (-each[1], each[0] or ""))
+    return [
+        {"entity": entity, "usage": format_usage(usage)} for entity, usage in ranked[:BOARD_SIZE]
+    ]
+
+
+def wanted_board(group: Group) -> list[dict[str, str | None]]:
+    """Return the entries that a group's leaderboard must have; none where there must be none."""
+    return board_entries(
+        (each.counter.entity, each.usage)
+        for each in group.counters.values()
+        if each.usage is not None
+    )
+
+
+def shown_entries(board: Seen) -> object:
+    """Return the entries of a leaderboard as it stands; None where it cannot be read."""
+    if board.data is None:
+        return []
+    try:
+        content = json.loads(board.data)
+    except ValueError:
+        return None
+    return content.get("entries") if isinstance(content, dict) else None
+
+
+def write_board(entries: list[dict[str, str | None]], written: datetime) -> bytes:
+    """Write a leaderboard at a moment (aware)."""
+    content = {"entries": entries, "updated_at": written_at(written)}
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class Blocks(NamedTuple):
+    """What is to be done about a group's blocks, by entities' tokens."""
+
+    to_set: list[str]
+    to_lift: list[str]
+
+
+def wanted_blocks(group: Group, definition: BudgetDefinition | None, value: bytes) -> Blocks:
+    """Compare the blocks that there are with those that there must be, with this value.
+
+    Whoever has a counter that cannot be read stays as they are: nothing is known of them.
+    """
+    unknown = {token for token, each in group.counters.items() if each.usage is None}
+    exhausted = {
+        token
+        for token, each in group.counters.items()
+        if each.usage is not None and definition is not None
+        if definition.is_exhausted_at(each.usage)
+    }
+    standing: Mapping[str, bytes] = {
+        token: seen.data for token, seen in group.blocked.items() if seen.data is not None
+    }
+    return Blocks(
+        sorted(token for token in exhausted if standing.get(token) != value),
+        sorted(standing.keys() - exhausted - unknown),
+    )

@@ -1,0 +1,152 @@
+"""What a restore would bring back now, tenant by tenant, and how old that is."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.point_age import age, is_too_old
+from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.domain.usage_sums import budget_usage
+from budget_recovery_dagster.ports import Clock
+from budget_recovery_dagster.table_ports import RecoveryPoints, StoredRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PointWindow:
+    """What a restore would bring back of one current window of one budget.
+
+    ``captured_at``, ``source`` and the marks are those of the newest snapshot that has the window.
+    ``usage`` is the aggregate's, or else the sum over the entities.
+    """
+
+    tenant: str
+    of: BudgetWindow
+    captured_at: datetime
+    source: CaptureSource
+    entities: int
+    usage: Decimal
+    is_truncated: bool
+    is_partial: bool
+    omitted: int
+
+    @classmethod
+    def of_record(cls, tenant: str, record: StoredRecord) -> "PointWindow":
+        """Sum up a window; its usages, of which there may be very many, are not kept."""
+        return cls(
+            tenant=tenant,
+            of=record.of,
+            captured_at=record.captured_at,
+            source=record.source,
+            entities=len(record.usages),
+            usage=budget_usage(record.usages),
+            is_truncated=record.is_truncated,
+            is_partial=record.is_partial,
+            omitted=record.omitted_count,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PointSurvey:
+    """The recovery points of all tenants at ``now``, the oldest windows first.
+
+    ``newest_snapshots`` has every tenant with a stored snapshot; one without a window here has
+    none that is still current, so that there is nothing to bring back.
+    """
+
+    now: datetime
+    newest_snapshots: Mapping[str, datetime]
+    windows: tuple[PointWindow, ...]
+    seconds: float
+
+    @property
+    def without_window(self) -> tuple[str, ...]:
+        """The tenants of which no window is current, by name."""
+        return tuple(sorted(self.newest_snapshots.keys() - self.newest_points.keys()))
+
+    @property
+    def newest_points(self) -> Mapping[str, datetime]:
+        """When the newest snapshot of a still-current window was taken, of each tenant with one."""
+        newest: dict[str, datetime] = {}
+        for window in self.windows:
+            known = newest.get(window.tenant)
+            if known is None or known < window.captured_at:
+                newest[window.tenant] = window.captured_at
+        return newest
+
+    def age_of(self, captured_at: datetime) -> timedelta:
+        """Return how old a snapshot is."""
+        return age(captured_at, self.now)
+
+
+@dataclass(frozen=True, slots=True)
+class PointAges:
+    """How old the newest snapshots are, at ``now``.
+
+    ``too_old`` has, of each tenant whose newest snapshot of a still-current window is too old,
+    when that was taken. ``newest_snapshot`` is that of any tenant, None where there is none at all.
+    """
+
+    now: datetime
+    newest_snapshot: datetime | None
+    tenants: int
+    too_old: Mapping[str, datetime]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a capture has come lately, and to every tenant that has something to restore."""
+        return (
+            self.newest_snapshot is not None
+            and not is_too_old(self.newest_snapshot, self.now)
+            and not self.too_old
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPointsService:
+    """Looks at what a restore would use. It needs the database alone, and changes nothing."""
+
+    points: RecoveryPoints
+    clock: Clock
+
+    def survey(self) -> PointSurvey:
+        """Sum up the recovery point of every tenant.
+
+        Raises:
+            DatabaseError: the database did not do what was asked.
+        """
+        begun = time.monotonic()
+        now = self.clock.now()
+        newest = self.points.newest_snapshots()
+        windows = [
+            PointWindow.of_record(tenant, record)
+            for tenant in newest
+            for record in self.points.windows_of(tenant, now)
+        ]
+        windows.sort(key=_oldest_first)
+        return PointSurvey(now, newest, tuple(windows), time.monotonic() - begun)
+
+    def ages(self) -> PointAges:
+        """Judge the age of every tenant's newest snapshot of a still-current window.
+
+        Raises:
+            DatabaseError: the database did not do what was asked.
+        """
+        now = self.clock.now()
+        newest = self.points.newest_points(now)
+        return PointAges(
+            now=now,
+            newest_snapshot=max(self.points.newest_snapshots().values(), default=None),
+            tenants=len(newest),
+            too_old={
+                tenant: captured_at
+                for tenant, captured_at in newest.items()
+                if is_too_old(captured_at, now)
+            },
+        )
+
+
+def _oldest_first(window: PointWindow) -> tuple[datetime, str, str, str]:
+    return window.captured_at, window.tenant, window.of.budget, window.of.window.token

@@ -1,0 +1,188 @@
+"""The pages on which people work, in a browser: looked at, and backfills launched by clicking."""
+
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from playwright.sync_api import Page, expect
+
+from budget_recovery_dagster.domain.moments import Hour
+from tests.acceptance.browser import opened_page
+from tests.integration.dev_command import Dev, started
+from tests.waiting import wait_until
+
+SNAPSHOTS = "budget_usage_snapshots"
+TABLES = "tenant_usage_tables"
+
+# Dagster's daemon looks for new backfills twice a minute, and runs one hour after another.
+BACKFILL_SECONDS = 180
+
+RUNS_OF_HOUR = """
+query RunsOfHour($hour: String!) {
+  runsOrError(filter: {tags: [{key: "dagster/partition", value: $hour}]}) {
+    ... on Runs { results { status assetSelection { path } } }
+  }
+}
+"""
+OVER = {"SUCCESS", "FAILURE", "CANCELED"}
+
+# Copies of the newest snapshots, as if they had been taken that much earlier.
+COPY_BACK = """
+insert into budget_recovery.{table}
+select (jsonb_populate_record(t, jsonb_build_object('captured_at', captured_at - %s))).*
+from budget_recovery.{table} t
+where captured_at = (select max(captured_at) from budget_recovery.capture)
+"""
+
+
+@dataclass(frozen=True)
+class Running:
+    """The whole product, with a past: of the last five hours, three are captured."""
+
+    dev: Dev
+    current: Hour
+    directory_of_tables: Path
+
+    def ago(self, hours: int) -> Hour:
+        return Hour(self.current.start - timedelta(hours=hours))
+
+    @property
+    def retained(self) -> tuple[Hour, Hour]:
+        return self.ago(4), self.ago(2)
+
+    @property
+    def never_captured(self) -> Hour:
+        return self.ago(3)
+
+    def wait_for_runs(self, asset: str, *hours: Hour) -> None:
+        """Wait until the asset has had a run of its own for each hour, and these are over."""
+
+        def is_over(hour: Hour) -> bool:
+            runs = self.dev.ui.query(RUNS_OF_HOUR, hour=hour.key)["runsOrError"]["results"]
+            own = [run["status"] for run in runs if run["assetSelection"] == [{"path": [asset]}]]
+            return bool(own) and set(own) <= OVER
+
+        wait_until(lambda: all(map(is_over, hours)), seconds=BACKFILL_SECONDS)
+
+    def tables(self, hour: Hour) -> dict[str, bytes]:
+        """The files of an hour, by tenant's directory."""
+        files = self.directory_of_tables.glob(f"*/{hour.start:%Y-%m-%dT%HZ}.parquet")
+        return {file.parent.name: file.read_bytes() for file in files}
+
+
+@pytest.fixture(scope="module")
+def running(server_dir: Path) -> Iterator[Running]:
+    with tempfile.TemporaryDirectory(dir=server_dir) as directory:
+        place = Path(directory)
+        place.chmod(0o755)
+        with started(place / "data", place / "output.txt") as dev:
+            with psycopg.connect(control_database(dev)) as connection:
+                rows = connection.execute("select max(captured_at) from budget_recovery.capture")
+                [(newest,)] = rows.fetchall()
+                assert isinstance(newest, datetime)
+                for hours in (2, 4):
+                    for table in ("capture", "budget_record"):
+                        copy = COPY_BACK.format(table=table).encode()
+                        connection.execute(copy, (timedelta(hours=hours),))
+            yield Running(dev, Hour.containing(newest), place / "data" / "tables")
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with opened_page() as page:
+        yield page
+
+
+def control_database(dev: Dev) -> str:
+    found = re.search(r"psql -h (\S+) -U (\S+) (\S+)", dev.output.read_text())
+    assert found is not None
+    directory, user, name = found.groups()
+    return f"postgresql://{user}@/{name}?host={directory}"
+
+
+def choose(page: Page, hour: Hour) -> None:
+    """Click an hour in the list of the partitions page."""
+    page.get_by_title(hour.key, exact=True).first.click()
+    expect(page).to_have_url(re.compile(f"partition={quote(hour.key)}"))
+
+
+def launch_backfill(page: Page, running: Running, asset: str) -> None:
+    """Click through the dialog that materializes a range of hours, on the asset's own page."""
+    page.goto(f"{running.dev.ui.url}/assets/{asset}?view=partitions")
+    page.get_by_role("button", name="Materialize").first.click()
+    hours = page.get_by_placeholder("No matching partitions")
+    first, last = running.retained
+    hours.fill(f"[{first.key}...{last.key}]")
+    hours.press("Enter")
+    page.get_by_role("button", name="Launch backfill").click()
+    expect(page.get_by_text("Created backfill")).to_be_visible()
+    # A page that is open asks the server all the time.
+    page.goto("about:blank")
+    running.wait_for_runs(asset, first, running.never_captured, last)
+
+
+def test_the_asset_page_tells_what_it_is_and_how_it_went(running: Running, page: Page) -> None:
+    page.goto(f"{running.dev.ui.url}/assets/{SNAPSHOTS}")
+    expect(page.get_by_text("copied from the gateway's usage store to PostgreSQL")).to_be_visible()
+    expect(page.get_by_text(running.current.key, exact=True)).to_be_visible()
+    expect(page.get_by_text("tenants_stored", exact=True)).to_be_visible()
+    expect(page.get_by_role("link", name="hourly_snapshot_job")).to_be_visible()
+
+
+def test_the_partitions_page_shows_the_hours_and_the_captured_one(
+    running: Running, page: Page
+) -> None:
+    page.goto(f"{running.dev.ui.url}/assets/{SNAPSHOTS}?view=partitions")
+    expect(page.get_by_text("Materialized (1)")).to_be_visible()
+    choose(page, running.current)
+    expect(page.get_by_text("tenants_stored", exact=True)).to_be_visible()
+
+
+def require_refusal(page: Page, running: Running, sentence: str) -> None:
+    """The hour that was never captured is red, and the run's log says why."""
+    choose(page, running.never_captured)
+    expect(page.get_by_text("failed, and did not materialize this asset")).to_be_visible()
+    page.get_by_text("View logs").click()
+    expect(page.get_by_text(sentence).first).to_be_visible()
+
+
+def test_a_backfill_verifies_what_is_stored_and_refuses_what_never_was(
+    running: Running, page: Page
+) -> None:
+    launch_backfill(page, running, SNAPSHOTS)
+
+    page.goto(f"{running.dev.ui.url}/assets/{SNAPSHOTS}?view=partitions")
+    expect(page.get_by_text("Materialized (3)")).to_be_visible()
+    expect(page.get_by_text("Failed (1)")).to_be_visible()
+    for hour in running.retained:
+        choose(page, hour)
+        expect(page.get_by_text("verified", exact=True)).to_be_visible()
+        captured_at = page.get_by_text(re.compile(f"^{hour.start:%Y-%m-%dT%H}:"))
+        expect(captured_at).to_have_count(3)
+    require_refusal(
+        page,
+        running,
+        f"No snapshot is stored for the hour {running.never_captured}: none was taken",
+    )
+
+
+def test_a_backfill_makes_the_tables_of_retained_hours(running: Running, page: Page) -> None:
+    launch_backfill(page, running, TABLES)
+
+    assert len(running.tables(running.current)) == 3
+    assert running.tables(running.never_captured) == {}
+    for hour in running.retained:
+        assert running.tables(hour).keys() == running.tables(running.current).keys()
+    page.goto(f"{running.dev.ui.url}/assets/{TABLES}?view=partitions")
+    expect(page.get_by_text("Materialized (3)")).to_be_visible()
+    choose(page, running.retained[0])
+    expect(page.get_by_text("how_to_read", exact=True)).to_be_visible()
+    require_refusal(
+        page, running, f"No table of the hour {running.never_captured} can be made: no snapshot"
+    )

@@ -1,0 +1,26 @@
+"""Leaderboards as the gateway writes them."""
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+
+from budget_recovery_dagster.adapters.nats_codec import BoardKey, encode_board_key
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
+from budget_recovery_dagster.domain.windows import Window
+
+LARGEST = 500
+
+
+def board_key(tenant: str, budget: str, window: str) -> str:
+    return encode_board_key(BoardKey(tenant, BudgetWindow(budget, Window.parse(window))))
+
+
+def board(usages: Mapping[Entity, str]) -> bytes:
+    """Write the leaderboard of these usages: the 500 largest, the largest first."""
+    ranked = sorted(usages.items(), key=lambda each: Decimal(each[1]), reverse=True)
+    return entries(*({"entity": entity, "usage": usage} for entity, usage in ranked[:LARGEST]))
+
+
+def entries(*listed: object) -> bytes:
+    """Write a leaderboard of any entries, sound or not."""
+    return json.dumps({"entries": listed, "updated_at": "2026-11-29T14:00:00Z"}).encode()

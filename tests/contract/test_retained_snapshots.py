@@ -1,0 +1,172 @@
+"""Retained snapshots and recovery points as they are shown to people."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.domain.counters import OmittedCounter
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.table_ports import StoredRecord
+from tests.contract.control_planes import NOON, ControlPlane, Counters, of, reading
+
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+MINUTE = timedelta(minutes=1)
+TEAM: Counters = {("team", "lifetime"): {"alice": "1.5", None: "7"}}
+
+
+def record(at: datetime, budget: str, token: str, **usages: str) -> StoredRecord:
+    return StoredRecord(
+        captured_at=at,
+        source=CaptureSource.COUNTERS,
+        of=of(budget, token),
+        usages={entity: Decimal(usage) for entity, usage in usages.items()},
+        is_truncated=False,
+        is_partial=False,
+        omitted_count=0,
+    )
+
+
+def records(plane: ControlPlane, tenant: str, at: datetime) -> list[StoredRecord]:
+    with plane.retained.records_of(tenant, Hour.containing(at)) as found:
+        return list(found)
+
+
+def test_an_hours_records_come_by_time_budget_and_window(plane: ControlPlane) -> None:
+    first: Counters = {
+        ("b", "lifetime"): {"x": "1"},
+        ("a", "2026-11"): {"x": "2"},
+        ("a", "2026-Q4"): {"x": "3"},
+    }
+    plane.capture("acme", first, at=NOON)
+    plane.capture("acme", {("a", "2026-11"): {"x": "2"}}, at=NOON + 59 * MINUTE)
+    plane.capture("acme", {("a", "2026-11"): {"x": "9"}}, at=NOON + 60 * MINUTE)
+    plane.capture("other", TEAM, at=NOON + 61 * MINUTE)
+    assert records(plane, "acme", NOON) == [
+        record(NOON, "a", "2026-11", x="2"),
+        record(NOON, "a", "2026-Q4", x="3"),
+        record(NOON, "b", "lifetime", x="1"),
+        record(NOON + 59 * MINUTE, "a", "2026-11", x="2"),
+    ]
+    assert records(plane, "unknown", NOON) == []
+    assert plane.retained.tenants_in(Hour(NOON)) == ("acme",)
+    assert plane.retained.tenants_in(Hour(NOON + HOUR)) == ("acme", "other")
+    assert plane.retained.tenants_in(Hour(NOON - HOUR)) == ()
+
+
+def test_a_record_tells_source_marks_and_what_is_omitted(plane: ControlPlane) -> None:
+    omitted = tuple(
+        OmittedCounter(of("team", "lifetime"), entity, f"key {entity}", "not a number")
+        for entity in ("bo", "cy")
+    )
+    taken = plane.take(reading("acme", TEAM, omitted=omitted, is_partial=True))
+    board = replace(taken.records[0], is_truncated=True)
+    plane.commit(replace(taken, source=CaptureSource.LEADERBOARDS, records=(board,)))
+    (only,) = records(plane, "acme", NOON)
+    assert only == StoredRecord(
+        captured_at=NOON,
+        source=CaptureSource.LEADERBOARDS,
+        of=of("team", "lifetime"),
+        usages={"alice": Decimal("1.5"), None: Decimal(7)},
+        is_truncated=True,
+        is_partial=True,
+        omitted_count=2,
+    )
+    assert plane.points.windows_of("acme", NOON) == (only,)
+
+
+def test_a_snapshot_of_nothing_is_one_without_records(plane: ControlPlane) -> None:
+    plane.capture("acme", TEAM, at=NOON)
+    plane.capture("acme", {}, at=NOON + HOUR)
+    assert plane.retained.tenants_in(Hour(NOON + HOUR)) == ("acme",)
+    assert records(plane, "acme", NOON + HOUR) == []
+
+
+def test_what_retention_has_thinned_out_is_not_retained(plane: ControlPlane) -> None:
+    # Of the first hour, the point still needs alice's lifetime, and nothing else.
+    plane.capture(
+        "acme", {("gone", "lifetime"): {"alice": "5"}, ("stays", "lifetime"): {"bo": "1"}}
+    )
+    plane.capture("acme", {("stays", "lifetime"): {"bo": "2"}}, at=NOON + 6 * DAY)
+    plane.capture("spared", TEAM, at=NOON + 6 * DAY)
+    plane.clock.set(NOON + 7 * DAY + MINUTE)
+    assert plane.prune("acme").captures == 0
+    late = Hour(NOON + 6 * DAY)
+    assert plane.retained.tenants_in(Hour(NOON)) == ()
+    assert records(plane, "acme", NOON) == []
+    assert plane.retained.hours_of(["acme", "spared", "unknown"]) == {
+        "acme": {late},
+        "spared": {late},
+    }
+    assert plane.snapshots.tenants() == {"acme", "spared"}
+
+
+@pytest.mark.parametrize("tenants", [[], ["unknown"]])
+def test_of_nobody_no_hours_are_retained(plane: ControlPlane, tenants: list[str]) -> None:
+    plane.capture("acme", TEAM)
+    assert plane.retained.hours_of(tenants) == {}
+
+
+def write_to_full_disk(plane: ControlPlane) -> None:
+    with plane.retained.records_of("acme", Hour(NOON)) as found:
+        next(found)
+        raise OSError("the disk is full")
+
+
+def test_a_reader_may_give_up_in_the_middle(plane: ControlPlane) -> None:
+    # More than are fetched at once; and more often than there are connections.
+    budgets: Counters = {(f"b{number}", "lifetime"): {"x": str(number)} for number in range(600)}
+    plane.capture("acme", budgets)
+    for _ in range(6):
+        with pytest.raises(OSError, match="the disk is full"):
+            write_to_full_disk(plane)
+    assert len(records(plane, "acme", NOON)) == 600
+
+
+def test_a_points_windows_are_of_their_newest_record_and_hold_the_highest(
+    plane: ControlPlane,
+) -> None:
+    plane.capture(
+        "acme",
+        {
+            ("team", "2026-11"): {"alice": "5", "bo": "1"},
+            ("team", "2026-11-24"): {"alice": "1"},
+            ("left", "lifetime"): {"alice": "8"},
+        },
+    )
+    plane.capture("acme", {("team", "2026-11"): {"alice": "4", "cy": "2"}}, at=NOON + HOUR)
+    plane.capture("other", TEAM, at=NOON + HOUR)
+    assert plane.points.windows_of("acme", NOON + HOUR) == (
+        record(NOON, "left", "lifetime", alice="8"),
+        record(NOON + HOUR, "team", "2026-11", alice="5", bo="1", cy="2"),
+    )
+    assert plane.points.windows_of("unknown", NOON) == ()
+
+
+def test_a_window_of_which_nothing_was_readable_is_there_without_usages(
+    plane: ControlPlane,
+) -> None:
+    omitted = (OmittedCounter(of("team", "lifetime"), "alice", "key", "not a number"),)
+    plane.commit(plane.take(reading("acme", {}, omitted=omitted)))
+    (window,) = plane.points.windows_of("acme", NOON)
+    assert (window.usages, window.omitted_count) == ({}, 1)
+
+
+def test_the_newest_points_are_of_current_windows_only(plane: ControlPlane) -> None:
+    day: Counters = {("team", "2026-11-25"): {"alice": "1"}}
+    plane.capture("daily", day, at=NOON)
+    plane.capture("acme", {**day, ("team", "2026-11"): {"alice": "1"}}, at=NOON)
+    plane.capture("acme", day, at=NOON + HOUR)
+    assert plane.points.newest_points(NOON + HOUR) == {"acme": NOON + HOUR, "daily": NOON}
+    midnight = datetime(2026, 11, 26, tzinfo=UTC)
+    assert plane.points.newest_points(midnight) == {"acme": NOON}
+    assert plane.points.newest_points(datetime(2026, 12, 1, tzinfo=UTC)) == {}
+    assert plane.points.newest_snapshots() == {"acme": NOON + HOUR, "daily": NOON}
+
+
+def test_without_snapshots_there_are_no_points(plane: ControlPlane) -> None:
+    assert plane.points.newest_snapshots() == {}
+    assert plane.points.newest_points(NOON) == {}

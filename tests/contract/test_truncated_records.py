@@ -1,0 +1,95 @@
+"""What is kept of snapshots from leaderboards, in memory and in PostgreSQL alike."""
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import psycopg
+import pytest
+
+from budget_recovery_dagster.domain.counters import UnlistedEntities
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
+from tests.contract.control_planes import NOON, ControlPlane, Counters, of, point_of, reading
+
+HOUR = Hour(NOON)
+TEAM = of("team", "lifetime")
+
+
+def from_boards(counters: Counters, *, lowest: str | None = None) -> TenantReading:
+    """Make a reading of boards; that of the team is full if it tells who is lowest."""
+    counted = reading("acme", counters)
+    unlisted = (
+        () if lowest is None else (UnlistedEntities(TEAM, Decimal(lowest), is_truncated=True),)
+    )
+    return replace(
+        counted,
+        source=CaptureSource.LEADERBOARDS,
+        counters=tuple(
+            replace(counter, shape=None, expiry_seconds=None) for counter in counted.counters
+        ),
+        unlisted=unlisted,
+    )
+
+
+def take(plane: ControlPlane, minute: int, read: TenantReading, run_id: str = "a run") -> None:
+    plane.clock.set(NOON + timedelta(minutes=minute))
+    plane.commit(plane.take(read), run_id=run_id)
+
+
+def test_a_snapshot_from_leaderboards_is_kept_with_its_source(plane: ControlPlane) -> None:
+    take(plane, 1, from_boards({("team", "lifetime"): {"a": "3", "b": "2"}}, lowest="2"))
+    (summary,) = plane.reports.captured_in(HOUR)
+    assert summary.source is CaptureSource.LEADERBOARDS
+    assert (summary.record_count, summary.entry_count, summary.omitted_count) == (1, 2, 0)
+    assert plane.reports.damaged_in(HOUR) == ()
+
+
+def test_a_truncated_record_takes_nobody_out_of_the_recovery_point(plane: ControlPlane) -> None:
+    window = ("team", "lifetime")
+    everybody: Counters = {window: {"a": "3", "b": "2", "c": "1"}}
+    take(plane, 1, reading("acme", everybody))
+    take(plane, 2, from_boards({window: {"a": "4", "b": "2"}}, lowest="2"), "board")
+    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+        {window: {"a": "4", "b": "2", "c": "1"}}
+    )
+    assert plane.reports.drops_of("board") == ()
+    take(plane, 3, from_boards({window: {"a": "4", "d": "0.5"}}, lowest="0.5"), "lost")
+    assert [(drop.entity, drop.before, drop.after) for drop in plane.reports.drops_of("lost")] == [
+        ("b", "2", None),
+        ("c", "1", None),
+    ]
+    take(plane, 4, reading("acme", {window: {"a": "4", "b": "2", "c": "1", "d": "0.5"}}), "back")
+    assert plane.reports.drops_of("back") == ()
+    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+        {window: {"a": "4", "b": "2", "c": "1", "d": "0.5"}}
+    )
+
+
+def test_retention_keeps_who_is_listed_no_more(plane: ControlPlane) -> None:
+    window = ("team", "lifetime")
+    plane.capture("acme", {window: {"a": "3", "b": "2", "c": "1"}}, at=NOON - timedelta(days=9))
+    take(plane, 0, from_boards({window: {"a": "4", "b": "2"}}, lowest="2"))
+    assert plane.prune("acme").records == 0
+    # A truncated record that holds all of them as high lets the old one go.
+    take(plane, 1, from_boards({window: {"a": "4", "b": "2", "c": "2"}}, lowest="2"))
+    assert plane.prune("acme").records == 1
+    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+        {window: {"a": "4", "b": "2", "c": "2"}}
+    )
+
+
+@pytest.mark.parametrize(("lowest", "is_truncated"), [(None, False), ("2", True)])
+def test_the_columns_of_a_record_say_what_the_source_did_not(
+    postgres_plane: ControlPlane,
+    admin: psycopg.Connection,
+    lowest: str | None,
+    is_truncated: bool,  # noqa: FBT001 - a value to be compared with
+) -> None:
+    take(postgres_plane, 1, from_boards({("team", "lifetime"): {"a": "2"}}, lowest=lowest))
+    row = admin.execute(
+        "select source, is_truncated, value_shape, expiry_seconds, covers_earlier"
+        " from budget_recovery.budget_record join budget_recovery.capture"
+        " using (tenant, captured_at)"
+    ).fetchone()
+    assert row == ("leaderboards", is_truncated, None, None, True)

@@ -1,0 +1,78 @@
+"""One usage store for the contract tests, in memory or on a NATS server, and a hand in it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+from uuid import uuid4
+
+from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
+from budget_recovery_dagster.adapters.nats_store import open_usage_store
+from budget_recovery_dagster.ports import TenantReader, UsageStore
+from tests.nats_servers import BOARDS, COUNTERS, Bucket
+
+UGLY_NAMES = [
+    "*",
+    ">",
+    "a.b",
+    "=",
+    "openai/gpt-4o:2024",
+    "alice@example.com",
+    "with spaces  ",
+    "東京",
+    "tab\tand\r\nlines",
+    "\x01\x7f\x85",
+    "\N{GRINNING FACE}",
+    '"quoted"\\',
+    "%2A$KV",
+    "é",
+    "e\N{COMBINING ACUTE ACCENT}",
+]
+
+
+class Put(Protocol):
+    def __call__(self, key: str, value: bytes, *, ttl: str | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A store, and the gateway's hand in it."""
+
+    store: UsageStore
+    put: Put
+    remove: Callable[[str], None]
+    purge: Callable[[str], None]
+
+    @property
+    def counters(self) -> TenantReader:
+        return self.store.reader(COUNTERS)
+
+    @property
+    def boards(self) -> TenantReader:
+        return self.store.reader(BOARDS)
+
+
+def in_memory() -> Subject:
+    store = MemoryUsageStore()
+    store.clock = datetime.now(UTC)
+
+    def put(key: str, value: bytes, *, ttl: str | None = None) -> None:
+        store.put(key, value, ttl=ttl, written_at=datetime.now(UTC))
+
+    return Subject(store, put, store.remove, store.purge)
+
+
+@contextmanager
+def on_nats(url: str) -> Iterator[Subject]:
+    """Open a store on a bucket of its own; in the end no consumer may be left."""
+    name = f"contract-{uuid4().hex}"
+    with Bucket.connected(url, name) as bucket, open_usage_store(url, name) as store:
+        bucket.create()
+
+        def put(key: str, value: bytes, *, ttl: str | None = None) -> None:
+            bucket.put(key, value, None if ttl is None else {"Nats-TTL": ttl})
+
+        yield Subject(store, put, bucket.remove, bucket.purge)
+        assert bucket.consumers() == 0
+        bucket.destroy()

@@ -1,0 +1,184 @@
+"""The job by leaderboards, on a real store and a real database."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import dagster as dg
+import psycopg
+import pytest
+
+from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.settings import load_settings
+from tests.integration.snapshot_job import (
+    checks,
+    details,
+    entries,
+    failure_text,
+    metadata,
+    run_job,
+)
+from tests.nats_servers import PASSWORD, Bucket, users, with_user
+
+LIFETIME = "lifetime"
+USERS = BudgetWindow("users", Window.parse(LIFETIME))
+SIX_HUNDRED: dict[str | None, str] = {f"u{number}": str(number) for number in range(1, 601)}
+
+
+@pytest.fixture
+def by_boards(configured: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    monkeypatch.setenv("BUDGET_RECOVERY_CAPTURE_SOURCE", "leaderboards")
+    return configured
+
+
+def recovery_point(tenant: str) -> RecoveryPoint:
+    with opened_database(load_settings()) as plane:
+        return plane.snapshots.recovery_point(tenant, datetime.now(UTC))
+
+
+def test_the_job_captures_the_leaderboards(
+    by_boards: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    by_boards.rank("acme", "total", LIFETIME, {None: "16777216.01"})
+    by_boards.rank("acme", "users", LIFETIME, SIX_HUNDRED)
+    by_boards.rank("team a / 東京", "models", LIFETIME, {"openai-main/gpt-4o": "1E-18"})
+    # The counters are not looked at.
+    by_boards.spend("acme", "total", LIFETIME, {None: "1"})
+    by_boards.spend("another", "total", LIFETIME, {None: "1"})
+
+    result = run_job(instance, current_hour)
+
+    assert result.success
+    assert all(check.passed for check in checks(result).values())
+    listed = {
+        ("acme", "users", LIFETIME, f"u{number}"): Decimal(number) for number in range(101, 601)
+    }
+    assert entries(database) == listed | {
+        ("acme", "total", LIFETIME, None): Decimal("16777216.01"),
+        ("team a / 東京", "models", LIFETIME, "openai-main/gpt-4o"): Decimal("1E-18"),
+    }
+    rows = database.execute(
+        "select tenant, budget_id, source, is_truncated, value_shape, expiry_seconds"
+        " from budget_recovery.budget_record join budget_recovery.capture"
+        " using (tenant, captured_at) order by tenant, budget_id"
+    )
+    assert rows.fetchall() == [
+        ("acme", "total", "leaderboards", False, None, None),
+        ("acme", "users", "leaderboards", True, None, None),
+        ("team a / 東京", "models", "leaderboards", False, None, None),
+    ]
+    assert recovery_point("acme")[USERS] == {
+        entity: usage for (*_, entity), usage in listed.items()
+    }
+    assert by_boards.consumers() == 0
+
+
+def test_another_source_at_the_next_capture_forgets_nobody_and_warns_of_nothing(
+    configured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configured.spend("acme", "users", LIFETIME, SIX_HUNDRED)
+    configured.rank("acme", "users", LIFETIME, SIX_HUNDRED)
+    everybody = {entity: Decimal(usage) for entity, usage in SIX_HUNDRED.items()}
+    for source in ("counters", "leaderboards", "counters"):
+        monkeypatch.setenv("BUDGET_RECOVERY_CAPTURE_SOURCE", source)
+        result = run_job(instance, current_hour)
+        assert result.success
+        assert all(check.passed for check in checks(result).values())
+        assert recovery_point("acme")[USERS] == everybody
+    rows = database.execute(
+        "select source, entry_count, drop_count from budget_recovery.capture order by captured_at"
+    )
+    assert rows.fetchall() == [("counters", 600, 0), ("leaderboards", 500, 0), ("counters", 600, 0)]
+
+
+def test_a_leaderboard_that_cannot_be_read_is_named_and_warns_of_no_loss(
+    by_boards: Bucket, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    by_boards.rank("acme", "users", LIFETIME, {"alice": "12.5"})
+    by_boards.rank("acme", "total", LIFETIME, {None: "12.5"})
+    assert run_job(instance, current_hour).success
+    by_boards.put("leaderboard.acme.users.lifetime", b'{"entries": "none"}')
+
+    result = run_job(instance, current_hour)
+
+    assert result.success
+    assert details(checks(result)["tenant_coverage"]) == [
+        {
+            "tenant": "acme",
+            "what": "unreadable value leaderboard.acme.users.lifetime",
+            "detail": "entries is not a list",
+            "what_to_do": "",
+        }
+    ]
+    assert checks(result)["usage_never_drops"].passed
+    assert recovery_point("acme")[USERS] == {"alice": Decimal("12.5")}
+
+
+@pytest.fixture
+def confined(
+    server_dir: Path, database_url: str, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bucket]:
+    """A server whose user has the least rights that a capture by leaderboards needs."""
+    name = "budget-usage"
+    config = users(
+        {"user": "gateway", "password": PASSWORD},
+        {
+            "user": "recovery",
+            "password": PASSWORD,
+            "permissions": {
+                "publish": [
+                    f"$JS.API.STREAM.INFO.KV_{name}",
+                    f"$JS.API.CONSUMER.CREATE.KV_{name}.*.$KV.{name}.leaderboard.>",
+                    f"$JS.API.CONSUMER.MSG.NEXT.KV_{name}.*",
+                    f"$JS.API.CONSUMER.DELETE.KV_{name}.*",
+                ],
+                "subscribe": ["_INBOX_budget_recovery.>"],
+            },
+        },
+    )
+    with (
+        NatsServer(server_dir / "nats-for-leaderboards", config=config) as server,
+        Bucket.connected(with_user(server.url, "gateway", PASSWORD), name) as bucket,
+    ):
+        bucket.create()
+        monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", with_user(server.url, "recovery", PASSWORD))
+        monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", name)
+        monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", database_url)
+        monkeypatch.setenv("BUDGET_RECOVERY_TABLES_DIR", str(tables))
+        yield bucket
+        bucket.destroy()
+
+
+def test_the_rights_for_leaderboards_are_enough(
+    confined: Bucket,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    confined.rank("acme", "users", LIFETIME, {"alice": "12.5"})
+    confined.spend("acme", "users", LIFETIME, {"alice": "12.5"})
+    monkeypatch.setenv("BUDGET_RECOVERY_CAPTURE_SOURCE", "leaderboards")
+    result = run_job(instance, current_hour)
+    assert result.success
+    shown = metadata(result)
+    assert (shown["tenants_stored"], shown["tenants_failed"]) == (1, 0)
+    assert recovery_point("acme")[USERS] == {"alice": Decimal("12.5")}
+    # They are not those for the counters; what is refused is told by its subject.
+    monkeypatch.setenv("BUDGET_RECOVERY_CAPTURE_SOURCE", "counters")
+    refused = run_job(instance, current_hour)
+    assert not refused.success
+    assert ".$KV.budget-usage.usage.acme.>" in failure_text(refused)
+    assert confined.consumers() == 0

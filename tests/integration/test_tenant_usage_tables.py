@@ -1,0 +1,272 @@
+"""Tables and recovery points on real servers, run by Dagster in this process."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import duckdb
+import pandas as pd
+import psycopg
+import pytest
+
+from budget_recovery_dagster.adapters.table_names import directory_of
+from budget_recovery_dagster.assets.recovery_point_metadata import duration
+from budget_recovery_dagster.definitions import defs
+from budget_recovery_dagster.domain.moments import Hour
+from tests.free_ports import unused_port
+from tests.integration.snapshot_job import capture_at, checks, details, failure_text, run_job
+from tests.nats_servers import Bucket
+
+LIFETIME = "lifetime"
+TABLES = "tenant_usage_tables"
+POINTS = "recovery_points"
+
+
+def materialize(
+    instance: dg.DagsterInstance, asset: str, hour: Hour | None = None
+) -> dg.ExecuteInProcessResult:
+    """Materialize one asset alone, as from its page."""
+    job = defs.resolve_implicit_global_asset_job_def()
+    return job.execute_in_process(
+        asset_selection=[dg.AssetKey(asset)],
+        partition_key=hour.key if hour else None,
+        instance=instance,
+        raise_on_error=False,
+    )
+
+
+def metadata(result: dg.ExecuteInProcessResult, asset: str) -> Mapping[str, Any]:
+    (event,) = result.asset_materializations_for_node(asset)
+    return {name: value.value for name, value in event.metadata.items()}
+
+
+def rows(result: dg.ExecuteInProcessResult, asset: str, table: str) -> list[Mapping[str, Any]]:
+    return [record.data for record in metadata(result, asset)[table].records]
+
+
+def files(tables: Path) -> list[str]:
+    return sorted(str(path.relative_to(tables)) for path in tables.rglob("*.parquet"))
+
+
+def test_the_hourly_job_makes_tables_and_points(
+    configured: Bucket, tables: Path, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "12345678901234567890.5"})
+    configured.spend("acme", "users", LIFETIME, {"alice": "16777216.01", "bo": "1E-18"})
+    configured.spend("/etc/東京", "models", LIFETIME, {"gpt-4o": "3"})
+
+    result = run_job(instance, current_hour)
+
+    assert result.success
+    assert all(check.passed for check in checks(result).values())
+    name = f"{current_hour.start:%Y-%m-%dT%HZ}.parquet"
+    assert files(tables) == sorted(
+        f"{directory_of(tenant)}/{name}" for tenant in ("acme", "/etc/東京")
+    )
+    shown = metadata(result, TABLES)
+    assert (shown["files"], shown["dagster/row_count"], shown["removed_files"]) == (2, 4, 0)
+    assert [(row["tenant"], row["rows"]) for row in rows(result, TABLES, "tenants")] == [
+        ("/etc/東京", 1),
+        ("acme", 3),
+    ]
+    assert shown["directory"] == str(tables)
+
+    points = metadata(result, POINTS)
+    assert (points["tenants"], points["budget_windows"], points["entities"]) == (2, 3, 4)
+    assert 0 <= points["newest_point_age_seconds"] == points["oldest_point_age_seconds"] < 60
+    told = [
+        (row["tenant"], row["budget"], row["entities"], row["usage"], row["marks"])
+        for row in rows(result, POINTS, "points")
+    ]
+    assert told == [
+        ("/etc/東京", "models", 1, "3", ""),
+        ("acme", "total", 1, "12345678901234567890.5", ""),
+        ("acme", "users", 2, "16777216.010000000000000001", ""),
+    ]
+    captured = metadata(result, "budget_usage_snapshots")
+    # 12345678901234567890.5 + 16777216.01 + 1E-18 + 3, to the digits of a float
+    assert captured["captured_usage"] == pytest.approx(12345678901251345109.51)
+    assert captured["source"] == "counters"
+
+
+def test_the_one_liners_that_are_shown_read_what_was_written(
+    configured: Bucket, tables: Path, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    configured.spend("acme", "users", LIFETIME, {"alice": "0.662"})
+    result = run_job(instance, current_hour)
+    shown = metadata(result, TABLES)["how_to_read"]
+    in_python, in_sql = (
+        part.split("```")[0]
+        for part in (shown.partition("```python\n")[2], shown.partition("```sql\n")[2])
+    )
+    with_pandas = eval(in_python, {"pandas": pd})  # noqa: S307 - it is what we show to people
+    assert [*with_pandas["usage"]] == [Decimal("0.662")]
+    with_duckdb = duckdb.execute(f"select tenant, entity, usage from ({in_sql})")
+    assert with_duckdb.fetchall() == [("acme", "alice", Decimal("0.662"))]
+
+
+def test_a_past_hour_is_made_anew_from_the_database(
+    configured: Bucket,
+    database_url: str,
+    tables: Path,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    past = Hour(current_hour.start - timedelta(hours=5))
+    capture_at(database_url, past.start + timedelta(minutes=10))
+    assert run_job(instance, past).success
+    (name,) = files(tables)
+    before = (tables / name).read_bytes()
+    configured.spend("acme", "total", LIFETIME, {None: "81"})
+    assert run_job(instance, current_hour).success
+    (tables / name).unlink()
+    # The gateway's store is not needed for it.
+    monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", f"nats://127.0.0.1:{unused_port()}")
+
+    result = materialize(instance, TABLES, past)
+
+    assert result.success
+    assert (tables / name).read_bytes() == before
+    assert metadata(result, TABLES)["dagster/row_count"] == 1
+    assert [*pd.read_parquet(tables)["usage"]] == [80, 81]
+
+
+def test_an_hour_that_was_never_captured_fails_with_the_reason(
+    configured: Bucket, tables: Path, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    never = Hour(current_hour.start - timedelta(hours=3))
+    result = materialize(instance, TABLES, never)
+    assert not result.success
+    text = failure_text(result)
+    assert f"No table of the hour {never} can be made: no snapshot of it is retained." in text
+    assert "Try: choose an hour that is green in budget_usage_snapshots" in text
+    assert files(tables) == []
+
+
+def test_tables_that_cannot_be_written_leave_snapshots_and_points_green(
+    configured: Bucket, tables: Path, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    tables.write_text("a file in the way")
+
+    result = run_job(instance, current_hour)
+
+    assert not result.success
+    assert failure_text(result).startswith(
+        f"{tables} cannot be used for tables (BUDGET_RECOVERY_TABLES_DIR): File exists."
+    )
+    assert metadata(result, "budget_usage_snapshots")["tenants_stored"] == 1
+    assert metadata(result, POINTS)["tenants"] == 1
+    assert all(check.passed for check in checks(result).values())
+    assert len(checks(result)) == 3
+    # Once that is mended, the hour is made from the database.
+    tables.unlink()
+    assert materialize(instance, TABLES, current_hour).success
+
+
+def test_one_tenants_table_that_fails_is_named_and_the_others_are_written(
+    configured: Bucket, tables: Path, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    for tenant in ("acme", "bad", "other"):
+        configured.spend(tenant, "total", LIFETIME, {None: "80"})
+    tables.mkdir()
+    (tables / directory_of("bad")).write_text("in the way")
+
+    result = run_job(instance, current_hour)
+
+    assert not result.success
+    text = failure_text(result)
+    assert text.startswith("1 tenants have no new table of this hour, 2 have")
+    assert "'bad'" in text
+    assert "BUDGET_RECOVERY_TABLES_DIR" in text
+    assert [Path(file).parent.name for file in files(tables)] == [
+        directory_of("acme"),
+        directory_of("other"),
+    ]
+
+
+def test_while_captures_are_paused_tables_and_points_are_skipped(
+    configured: Bucket,
+    database: psycopg.Connection,
+    tables: Path,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    assert run_job(instance, current_hour).success
+    written = files(tables)
+    database.execute("update budget_recovery.store set state = 'RECOVERING'")
+
+    result = run_job(instance, current_hour)
+
+    assert result.success
+    skipped = {event.step_key for event in result.all_events if event.is_step_skipped}
+    assert {TABLES, POINTS, "recovery_points_recovery_point_age"} <= skipped
+    assert result.get_asset_materialization_events() == []
+    assert files(tables) == written
+    # Both can be asked for by hand all the same.
+    assert materialize(instance, POINTS).success
+    assert materialize(instance, TABLES, current_hour).success
+
+
+def test_recovery_points_need_the_database_alone(
+    configured: Bucket,
+    database_url: str,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    configured.spend("acme", "a day that is over", "2026-11-01", {None: "80"})
+    capture_at(database_url, current_hour.start - timedelta(hours=2))
+    configured.spend("fresh", "total", LIFETIME, {None: "1"})
+    configured.purge("usage.acme.")
+    assert run_job(instance, current_hour).success
+    monkeypatch.delenv("BUDGET_RECOVERY_NATS_URL")
+
+    result = materialize(instance, POINTS)
+
+    assert result.success
+    shown = metadata(result, POINTS)
+    assert shown["newest_point_age_seconds"] < 60
+    assert shown["oldest_point_age_seconds"] >= 7200
+    assert [(row["tenant"], row["usage"]) for row in rows(result, POINTS, "points")] == [
+        ("acme", "80"),
+        ("fresh", "1"),
+    ]
+    check = checks(result)["recovery_point_age"]
+    assert not check.passed
+    assert check.severity is dg.AssetCheckSeverity.WARN
+    assert str(check.description).startswith("Older than 1h 30min: 'acme'. The newest")
+    assert [row["tenant"] for row in details(check)] == ["acme"]
+
+
+def test_without_any_snapshot_the_points_say_so_and_their_check_does_not_pass(
+    configured: Bucket, instance: dg.DagsterInstance
+) -> None:
+    result = materialize(instance, POINTS)
+    assert result.success
+    assert metadata(result, POINTS)["tenants"] == 0
+    check = checks(result)["recovery_point_age"]
+    assert not check.passed
+    assert check.description == "No snapshot of any tenant is stored: a restore would find nothing."
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (0, "0s"),
+        (59.9, "59s"),
+        (60, "1min"),
+        (5400, "1h 30min"),
+        (86400, "1d 0h"),
+        (180000, "2d 2h"),
+    ],
+)
+def test_ages_are_written_for_people(seconds: float, written: str) -> None:
+    assert duration(timedelta(seconds=seconds)) == written

@@ -1,0 +1,123 @@
+"""Which counters a request raises, and how it travels as a charge."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.adapters.nats_codec import encode_key
+from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
+from budget_recovery_dagster.domain.counters import UnreadableUsageError
+from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
+from budget_recovery_dagster.sandbox.gateway.requests import (
+    Charge,
+    Request,
+    UnreadableChargeError,
+    Watermark,
+)
+
+# A Sunday, the last day of its ISO week, and the first of a month and quarter.
+MOMENT = datetime(2023, 10, 1, 23, 59, 59, 999999, tzinfo=UTC)
+
+
+def definition(
+    budget: str, split_by: SplitBy, period: Period, *, tenant: str = "t", key: str | None = None
+) -> BudgetDefinition:
+    limit = Decimal(1)
+    return BudgetDefinition(tenant, budget, period, limit, split_by, Enforcement.ENFORCE, key)
+
+
+FULL = Request(
+    tenant="t",
+    user="user:alice@example.com",
+    model="openai-main/gpt-4o",
+    cost=Decimal("0.000000000000000001"),
+    virtual_account="team a / 東京",
+    agent="agent",
+    metadata={"cost_centre": "4711", "end_user": "e"},
+)
+
+
+def raised(request: Request, moment: datetime, *definitions: BudgetDefinition) -> list[str]:
+    return [encode_key(counter) for _, counter in Budgets(definitions).raised_by(request, moment)]
+
+
+def test_each_split_counts_for_whom_the_request_names() -> None:
+    keys = raised(
+        FULL,
+        MOMENT,
+        definition("n", SplitBy.NOTHING, Period.LIFETIME),
+        definition("u", SplitBy.USER, Period.LIFETIME),
+        definition("m", SplitBy.MODEL, Period.LIFETIME),
+        definition("v", SplitBy.VIRTUAL_ACCOUNT, Period.LIFETIME),
+        definition("a", SplitBy.AGENT, Period.LIFETIME),
+        definition("c", SplitBy.METADATA, Period.LIFETIME, key="cost_centre"),
+        definition("other", SplitBy.NOTHING, Period.LIFETIME, tenant="another"),
+    )
+    assert keys == [
+        "usage.t.n.lifetime.=",
+        "usage.t.u.lifetime.user=3Aalice=40example=2Ecom",
+        "usage.t.m.lifetime.openai-main/gpt-4o",
+        "usage.t.v.lifetime.team=20a=20/=20=E6=9D=B1=E4=BA=AC",
+        "usage.t.a.lifetime.agent",
+        "usage.t.c.lifetime.4711",
+    ]
+
+
+def test_each_period_counts_in_the_window_of_the_moment() -> None:
+    definitions = [definition(period.value, SplitBy.NOTHING, period) for period in Period]
+    assert raised(FULL, MOMENT, *definitions) == [
+        "usage.t.day.2023-10-01.=",
+        "usage.t.week.2023-W39.=",
+        "usage.t.month.2023-10.=",
+        "usage.t.quarter.2023-Q4.=",
+        "usage.t.lifetime.lifetime.=",
+    ]
+
+
+def test_a_moment_of_another_time_zone_counts_in_the_window_of_utc() -> None:
+    moment = datetime.fromisoformat("2023-10-02T01:30:00+02:00")
+    assert raised(FULL, moment, definition("b", SplitBy.NOTHING, Period.DAY)) == [
+        "usage.t.b.2023-10-01.="
+    ]
+
+
+def test_who_is_not_named_counts_in_no_split_budget() -> None:
+    request = Request("t", "u", "m", Decimal(1), metadata={"end_user": ""})
+    keys = raised(
+        request,
+        MOMENT,
+        definition("v", SplitBy.VIRTUAL_ACCOUNT, Period.DAY),
+        definition("a", SplitBy.AGENT, Period.DAY),
+        definition("c", SplitBy.METADATA, Period.DAY, key="cost_centre"),
+        definition("e", SplitBy.METADATA, Period.DAY, key="end_user"),
+    )
+    assert keys == []
+
+
+@pytest.mark.parametrize("cost", ["-1", "NaN", "0.0000000000000000001", "1e20"])
+def test_a_cost_that_no_counter_can_hold_is_refused(cost: str) -> None:
+    with pytest.raises(UnreadableUsageError):
+        Request("t", "u", "m", Decimal(cost))
+
+
+def test_a_charge_comes_out_of_its_message_as_it_went_in() -> None:
+    charge = Charge("ledger", 7, MOMENT, FULL)
+    assert Charge.from_json(charge.to_json()) == charge
+
+
+@pytest.mark.parametrize("message", [b"", b"[]", b"{}", b"null", b"\xff"])
+def test_anything_else_is_no_charge(message: bytes) -> None:
+    with pytest.raises(UnreadableChargeError):
+        Charge.from_json(message)
+
+
+def test_a_watermark_covers_earlier_charges_of_its_own_ledger() -> None:
+    mark = Watermark.parse("a:7")
+    assert mark == Watermark("a", 7)
+    assert mark is not None
+    covered = [mark.covers(Charge("a", number, MOMENT, FULL)) for number in (6, 7, 8)]
+    assert covered == [True, True, False]
+    assert not mark.covers(Charge("b", 1, MOMENT, FULL))
+    assert [Watermark.parse(text) for text in (None, 7, "", "a", "a:", ":7", "a:-1")] == [None] * 7

@@ -1,0 +1,86 @@
+"""What is derived from the counters of a budget's window."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
+from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.sandbox.gateway.keys import board_of
+from budget_recovery_dagster.sandbox.gateway.standings import (
+    Group,
+    Standing,
+    board_entries,
+    shown_entries,
+    wanted_blocks,
+    write_board,
+)
+from budget_recovery_dagster.sandbox.gateway.store import NOTHING, Seen
+
+MOMENT = datetime(2026, 11, 29, 14, tzinfo=UTC)
+LIMIT_OF_5 = BudgetDefinition("t", "b", Period.DAY, Decimal(5), SplitBy.USER, Enforcement.ENFORCE)
+
+
+def group(usages: Mapping[str, str | None], blocked: Mapping[str, bytes | None]) -> Group:
+    of = board_of("t.b.2026-11-29")
+    counters = {
+        entity: Standing(replace(of, entity=entity), None if usage is None else Decimal(usage), 1)
+        for entity, usage in usages.items()
+    }
+    return Group(of, counters, {entity: Seen(1, data) for entity, data in blocked.items()})
+
+
+def test_a_board_shows_the_500_largest_and_breaks_ties_by_name() -> None:
+    # e000 has used nothing, e001 one, ... e498 498; e499 and e500 have used 498, too.
+    usages = [(f"e{number:03}", Decimal(min(number, 498))) for number in range(501)]
+    entries = board_entries(usages)
+    assert len(entries) == 500
+    assert [entry["entity"] for entry in entries[:4]] == ["e498", "e499", "e500", "e497"]
+    assert entries[-1] == {"entity": "e001", "usage": "1"}
+    assert board_entries(reversed(usages)) == entries
+
+
+def test_an_aggregate_is_one_entry_without_a_name() -> None:
+    entries = board_entries([(None, Decimal("1E+3"))])
+    assert entries == [{"entity": None, "usage": "1000"}]
+    board = write_board(entries, MOMENT)
+    assert board == (
+        b'{"entries":[{"entity":null,"usage":"1000"}],"updated_at":"2026-11-29T14:00:00.000Z"}'
+    )
+    assert shown_entries(Seen(1, board)) == entries
+
+
+def test_a_board_that_is_not_there_shows_nothing_and_a_broken_one_is_unlike_any() -> None:
+    assert shown_entries(NOTHING) == []
+    assert shown_entries(Seen(1, b"{")) is None
+    assert shown_entries(Seen(1, b"7")) is None
+
+
+def test_an_entity_is_blocked_from_its_limit_on() -> None:
+    usages = {"under": "4.999999999999999999", "at": "5", "over": "6"}
+    blocks = wanted_blocks(group(usages, {}), LIMIT_OF_5, b"v")
+    assert blocks == (["at", "over"], [])
+
+
+def test_a_block_stands_for_as_long_as_its_counter_does() -> None:
+    usages = {"same": "5", "lower": "4", "other": "5", "again": "5"}
+    blocked = {"same": b"v", "lower": b"v", "gone": b"v", "other": b"w", "again": None}
+    blocks = wanted_blocks(group(usages, blocked), LIMIT_OF_5, b"v")
+    assert blocks == (["again", "other"], ["gone", "lower"])
+
+
+def test_what_cannot_be_read_is_neither_blocked_nor_freed() -> None:
+    blocks = wanted_blocks(group({"a": None, "b": None}, {"a": b"v"}), LIMIT_OF_5, b"v")
+    assert blocks == ([], [])
+
+
+def test_a_budget_without_a_definition_blocks_nobody() -> None:
+    assert wanted_blocks(group({"a": "7"}, {"a": b"v"}), None, b"v") == ([], ["a"])
+
+
+def test_a_group_is_closed_from_the_end_of_its_window_on() -> None:
+    midnight = datetime(2026, 11, 30, tzinfo=UTC)
+    assert not group({}, {}).is_closed(midnight - timedelta(microseconds=1))
+    assert group({}, {}).is_closed(midnight)
+    assert not Group(board_of("t.b.lifetime")).is_closed(midnight)

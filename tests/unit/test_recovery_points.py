@@ -1,0 +1,147 @@
+"""What is told of recovery points, from a control plane in memory."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.assets.recovery_point_metadata import points_metadata
+from budget_recovery_dagster.domain.counters import OmittedCounter
+from budget_recovery_dagster.domain.point_age import age, is_too_old
+from budget_recovery_dagster.services.recovery_points import RecoveryPointsService
+from tests.contract.control_planes import NOON, ControlPlane, Counters, in_memory, of, reading
+
+TEAM: Counters = {("team", "lifetime"): {"alice": "1.5", "bo": "2"}}
+TODAY: Counters = {("team", "2026-11-25"): {None: "7", "alice": "7"}}
+LIMIT = timedelta(minutes=90)
+INSTANT = timedelta(microseconds=1)
+
+
+@pytest.fixture
+def plane() -> ControlPlane:
+    return in_memory()
+
+
+def service(plane: ControlPlane, now: datetime) -> RecoveryPointsService:
+    plane.clock.set(now)
+    return RecoveryPointsService(points=plane.points, clock=plane.clock)
+
+
+def test_a_snapshot_is_too_old_after_ninety_minutes() -> None:
+    assert not is_too_old(NOON, NOON + LIMIT)
+    assert is_too_old(NOON, NOON + LIMIT + INSTANT)
+    assert age(NOON, NOON - LIMIT) == timedelta(0)
+
+
+def test_the_survey_has_every_window_the_oldest_first(plane: ControlPlane) -> None:
+    plane.capture("early", TEAM, at=NOON)
+    plane.capture("acme", {**TEAM, **TODAY}, at=NOON + LIMIT)
+    survey = service(plane, NOON + 2 * LIMIT).survey()
+    assert [(each.tenant, each.of, each.entities, each.usage) for each in survey.windows] == [
+        ("early", of("team", "lifetime"), 2, Decimal("3.5")),
+        ("acme", of("team", "2026-11-25"), 2, Decimal(7)),
+        ("acme", of("team", "lifetime"), 2, Decimal("3.5")),
+    ]
+    assert survey.newest_points == {"early": NOON, "acme": NOON + LIMIT}
+    assert survey.age_of(NOON) == timedelta(hours=3)
+    assert survey.without_window == ()
+
+
+def test_a_tenant_without_a_current_window_is_named(plane: ControlPlane) -> None:
+    plane.capture("daily", TODAY, at=NOON)
+    survey = service(plane, NOON + timedelta(days=1)).survey()
+    assert survey.windows == ()
+    assert survey.without_window == ("daily",)
+
+
+def test_the_age_is_that_of_each_tenants_newest_current_window(plane: ControlPlane) -> None:
+    plane.capture("late", {**TEAM, **TODAY}, at=NOON)
+    plane.capture("acme", {**TEAM, **TODAY}, at=NOON)
+    # One window of acme's comes no more: usage_never_drops tells of that, the age does not.
+    plane.capture("acme", TEAM, at=NOON + LIMIT)
+    assert service(plane, NOON + LIMIT).ages().is_sound
+    ages = service(plane, NOON + LIMIT + INSTANT).ages()
+    assert not ages.is_sound
+    assert ages.too_old == {"late": NOON}
+    assert (ages.tenants, ages.newest_snapshot) == (2, NOON + LIMIT)
+
+
+def test_without_any_snapshot_the_age_is_not_sound(plane: ControlPlane) -> None:
+    ages = service(plane, NOON).ages()
+    assert not ages.is_sound
+    assert ages.newest_snapshot is None
+
+
+def test_captures_that_have_ended_are_not_sound_though_nothing_is_current(
+    plane: ControlPlane,
+) -> None:
+    plane.capture("daily", TODAY, at=NOON)
+    assert service(plane, NOON + LIMIT).ages().is_sound
+    ages = service(plane, NOON + timedelta(days=1)).ages()
+    assert not ages.is_sound
+    assert ages.too_old == {}
+
+
+def test_a_tenant_that_has_left_does_not_warn_once_its_windows_are_over(
+    plane: ControlPlane,
+) -> None:
+    plane.capture("left", TODAY, at=NOON)
+    plane.capture("acme", TEAM, at=NOON + timedelta(days=1))
+    assert service(plane, NOON + timedelta(days=1)).ages().is_sound
+
+
+def test_what_is_shown_of_a_point_is_exact_and_unknown_is_not_zero(plane: ControlPlane) -> None:
+    omitted = tuple(
+        OmittedCounter(of("unread", "lifetime"), entity, f"key {entity}", "not a number")
+        for entity in ("alice", "bo")
+    )
+    counters: Counters = {
+        ("team", "lifetime"): {"alice": "12345678901234567890.000000000000000001"}
+    }
+    taken = plane.take(reading("acme", counters, omitted=omitted, is_partial=True))
+    boards = tuple(
+        replace(each, is_truncated=each.of == of("team", "lifetime")) for each in taken.records
+    )
+    plane.commit(replace(taken, records=boards))
+    plane.clock.set(NOON + LIMIT)
+    plane.capture("daily", TODAY)
+    shown = points_metadata(service(plane, NOON + timedelta(days=1)).survey())
+    assert [dict(row.data) for row in shown["points"].records] == [
+        {
+            "tenant": "acme",
+            "budget": "team",
+            "window": "lifetime",
+            "usage": "12345678901234567890.000000000000000001",
+            "age": "1d 0h",
+            "marks": "truncated, partial",
+            "entities": 1,
+            "source": "counters",
+            "captured_at": "2026-11-25T12:00:00Z",
+        },
+        {
+            "tenant": "acme",
+            "budget": "unread",
+            "window": "lifetime",
+            "usage": "unknown",
+            "age": "1d 0h",
+            "marks": "partial, omitted(2)",
+            "entities": 0,
+            "source": "counters",
+            "captured_at": "2026-11-25T12:00:00Z",
+        },
+        {
+            "tenant": "daily",
+            "budget": "",
+            "window": "none is current",
+            "usage": "",
+            "age": "22h 30min",
+            "marks": "nothing to bring back",
+            "entities": 0,
+            "source": "",
+            "captured_at": "2026-11-25T13:30:00Z",
+        },
+    ]
+    assert (shown["tenants"], shown["tenants_without_window"]) == (2, 1)
+    assert (shown["marked_windows"], shown["entities"]) == (2, 1)
+    assert shown["newest_point_age_seconds"] == shown["oldest_point_age_seconds"] == 86400

@@ -1,0 +1,137 @@
+"""Tables of the hour, from a control plane in memory, as real files."""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from budget_recovery_dagster.adapters.parquet_tables import ParquetTables
+from budget_recovery_dagster.adapters.table_names import directory_of
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.errors import HourNotCapturedError
+from budget_recovery_dagster.services.usage_tables import (
+    TableFailed,
+    TablesBuilt,
+    UsageTablesService,
+)
+from tests.contract.control_planes import BUCKET, NOON, ControlPlane, Counters, in_memory
+
+TEAM: Counters = {("team", "lifetime"): {"alice": "1.5", None: "7"}}
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+
+
+class Scene:
+    """A control plane, and the place of its tables."""
+
+    def __init__(self, place: Path) -> None:
+        self.plane: ControlPlane = in_memory()
+        self.place = place
+        self.failures: list[TableFailed] = []
+        self.service = UsageTablesService(
+            snapshots=self.plane.snapshots,
+            retained=self.plane.retained,
+            registry=self.plane.registry,
+            tables=ParquetTables(place),
+            clock=self.plane.clock,
+            bucket=BUCKET,
+        )
+
+    def build(self, at: datetime) -> TablesBuilt:
+        return self.service.build(Hour.containing(at), on_failure=self.failures.append)
+
+    def files(self, tenant: str) -> list[str]:
+        return sorted(path.name for path in (self.place / directory_of(tenant)).glob("*"))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path / "tables")
+
+
+def test_each_tenant_of_the_hour_gets_its_table(scene: Scene) -> None:
+    scene.plane.capture("acme", TEAM, at=NOON)
+    scene.plane.capture("other", {**TEAM, ("team", "2026-11"): {"bo": "1"}}, at=NOON)
+    scene.plane.capture("later", TEAM, at=NOON + HOUR)
+    built = scene.build(NOON)
+    assert [(each.tenant, each.file.rows) for each in built.written] == [("acme", 2), ("other", 3)]
+    assert (built.rows, built.failed, built.pruned.removed) == (5, (), 0)
+    assert built.size == sum(path.stat().st_size for path in scene.place.glob("*/*.parquet"))
+    assert scene.files("acme") == ["2026-11-25T12Z.parquet"]
+    assert scene.files("later") == []
+
+
+def test_an_hour_that_is_captured_twice_has_both_in_its_table(scene: Scene) -> None:
+    scene.plane.capture("acme", TEAM, at=NOON)
+    scene.build(NOON)
+    again = NOON + timedelta(minutes=30)
+    scene.plane.capture("acme", TEAM, at=again)
+    (written,) = scene.build(NOON).written
+    moments = pq.read_table(written.file.path)["captured_at"].to_pylist()
+    assert moments == [NOON, NOON, again, again]
+
+
+def test_a_past_hour_that_is_built_again_is_the_same_file(scene: Scene) -> None:
+    scene.plane.capture("acme", TEAM, at=NOON)
+    path = Path(scene.build(NOON).written[0].file.path)
+    before = path.read_bytes()
+    path.unlink()
+    scene.plane.capture("acme", {("team", "lifetime"): {"alice": "9"}}, at=NOON + DAY)
+    scene.build(NOON)
+    assert path.read_bytes() == before
+
+
+def test_no_tenants_failure_costs_another_its_table(scene: Scene) -> None:
+    for tenant in ("a", "b", "c"):
+        scene.plane.capture(tenant, TEAM, at=NOON)
+    scene.place.mkdir()
+    (scene.place / directory_of("b")).write_text("in the way")
+    built = scene.build(NOON)
+    assert [each.tenant for each in built.written] == ["a", "c"]
+    (failed,) = built.failed
+    assert failed.tenant == "b"
+    assert "BUDGET_RECOVERY_TABLES_DIR" in failed.reason
+    assert scene.failures == [failed]
+
+
+def test_tables_go_with_their_snapshots_and_a_spared_tenant_keeps_its_own(scene: Scene) -> None:
+    for tenant in ("acme", "spared"):
+        scene.plane.capture(tenant, TEAM, at=NOON)
+    scene.build(NOON)
+    late = NOON + 7 * DAY + HOUR
+    scene.plane.capture("acme", TEAM, at=late)
+    scene.plane.prune("acme")
+    assert scene.build(late).pruned.removed == 1
+    assert scene.files("acme") == ["2026-12-02T13Z.parquet"]
+    assert scene.files("spared") == ["2026-11-25T12Z.parquet"]
+
+
+def test_a_snapshot_of_which_only_the_recovery_point_is_left_has_no_table(scene: Scene) -> None:
+    old: Counters = {("gone", "lifetime"): {"alice": "5"}, **TEAM}
+    scene.plane.capture("acme", old, at=NOON)
+    scene.build(NOON)
+    late = NOON + 7 * DAY + HOUR
+    scene.plane.capture("acme", TEAM, at=late)
+    scene.plane.prune("acme")
+    assert scene.plane.reports.captured_in(Hour(NOON)) != ()
+    # The hour itself is asked for: its table goes all the same.
+    with pytest.raises(HourNotCapturedError, match="past retention"):
+        scene.build(NOON)
+    assert scene.files("acme") == []
+
+
+def test_an_hour_without_snapshot_is_refused_with_what_to_do(scene: Scene) -> None:
+    scene.plane.capture("acme", TEAM, at=NOON)
+    with pytest.raises(HourNotCapturedError) as refused:
+        scene.build(NOON - HOUR)
+    assert refused.value.message.startswith("No table of the hour 2026-11-25-11:00 UTC")
+    assert "2026-11-25-12:00" in refused.value.hint
+
+
+def test_a_snapshot_of_nothing_makes_a_table_without_rows(scene: Scene) -> None:
+    scene.plane.capture("acme", TEAM, at=NOON)
+    scene.plane.capture("acme", {}, at=NOON + HOUR)
+    with_rows, without = (scene.build(at).written[0].file for at in (NOON, NOON + HOUR))
+    assert (with_rows.rows, without.rows) == (2, 0)
+    assert pq.read_schema(without.path).equals(pq.read_schema(with_rows.path))
