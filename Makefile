@@ -1,5 +1,6 @@
 # make dev     everything on this machine, in an environment of its own; ARGS="--port 3001"
-# make test    the tests; ARGS="-k sandbox". Only that of TLS needs openssl, and is skipped without.
+# make test    the tests; ARGS="-k sandbox". That of TLS needs openssl, those of the pages need
+#              Chromium; they are skipped without.
 # make check   format, lint, types
 #
 # Needs Python 3.11, 3.12 or 3.13 with venv, and nothing else. Paths are relative, so that the

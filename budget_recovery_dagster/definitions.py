@@ -7,14 +7,17 @@ from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_sto
 from budget_recovery_dagster.assets.recovery_points import recovery_point_age, recovery_points
 from budget_recovery_dagster.assets.snapshot_checks import tenant_coverage, usage_never_drops
 from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
-from budget_recovery_dagster.jobs import hourly_snapshot_job
+from budget_recovery_dagster.jobs import hourly_snapshot_job, recovery_points_job
 from budget_recovery_dagster.resources import ControlPlaneResource
-from budget_recovery_dagster.schedules import hourly_snapshot_schedule
+from budget_recovery_dagster.schedules import (
+    hourly_snapshot_schedule,
+    recovery_points_schedule,
+)
 
 defs = dg.Definitions(
     assets=[gateway_usage_store, budget_usage_snapshots, tenant_usage_tables, recovery_points],
     asset_checks=[tenant_coverage, usage_never_drops, recovery_point_age],
-    jobs=[hourly_snapshot_job],
-    schedules=[hourly_snapshot_schedule],
+    jobs=[hourly_snapshot_job, recovery_points_job],
+    schedules=[hourly_snapshot_schedule, recovery_points_schedule],
     resources={"control_plane": ControlPlaneResource()},
 )

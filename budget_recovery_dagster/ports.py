@@ -11,7 +11,6 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from budget_recovery_dagster.domain.budgets import BudgetDefinition
 from budget_recovery_dagster.domain.counters import UnreadableKey
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.incident import RecoveryState
@@ -141,7 +140,10 @@ class StoreRegistry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CaptureSummary:
-    """A tenant's stored snapshot, without its records; of very many unreadable keys, the first."""
+    """A tenant's stored snapshot, without its records; of very many unreadable keys, the first.
+
+    ``truncated_count`` is of the records that are still retained.
+    """
 
     tenant: str
     captured_at: datetime
@@ -152,6 +154,7 @@ class CaptureSummary:
     entry_count: int
     omitted_count: int
     drop_count: int
+    truncated_count: int
     unreadable_count: int
     unreadable: tuple[UnreadableKey, ...]
     is_partial: bool
@@ -290,16 +293,4 @@ class CaptureReports(Protocol):
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
         """Verify the stored snapshots of an hour; name, in a sentence each, what does not hold."""
-        ...
-
-
-class Budgets(Protocol):
-    """What may be spent, where the gateway's budgets are defined here; nothing depends on it."""
-
-    def define(self, definitions: Collection[BudgetDefinition]) -> None:
-        """Add definitions, or replace those of the same tenant, budget and period."""
-        ...
-
-    def definitions_of(self, tenant: str) -> tuple[BudgetDefinition, ...]:
-        """Return a tenant's definitions, by budget and period."""
         ...

@@ -5,7 +5,7 @@ from datetime import UTC
 import dagster as dg
 
 from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.jobs import hourly_snapshot_job
+from budget_recovery_dagster.jobs import hourly_snapshot_job, recovery_points_job
 from budget_recovery_dagster.resources import ControlPlaneResource
 
 
@@ -37,3 +37,17 @@ def hourly_snapshot_schedule(
                 "only the present, which must not stand under a past name."
             )
     return dg.RunRequest(run_key=hour.key, partition_key=hour.key)
+
+
+recovery_points_schedule = dg.ScheduleDefinition(
+    name="recovery_points_schedule",
+    job=recovery_points_job,
+    # Between the snapshots: the hourly job itself sums up what it has stored.
+    cron_schedule="20,50 * * * *",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+    description=(
+        "Judges twice an hour how old the recovery points are, whatever became of the snapshots: "
+        "a capture that fails cannot tell."
+    ),
+)

@@ -19,11 +19,18 @@ PREFIX = "BUDGET_RECOVERY_"
 
 
 def _absolute(path: Path) -> Path:
-    expanded = path.expanduser()
+    try:
+        expanded = path.expanduser()
+    except RuntimeError as error:
+        raise ValueError("nobody knows that home directory") from error
     if not expanded.is_absolute():
         # Runs have other working directories than whoever sets this.
         raise ValueError("a relative path")
     return expanded
+
+
+Directory = Annotated[Path, AfterValidator(_absolute)]
+_DIRECTORY = Field(description="an absolute path")
 
 
 class Settings(BaseSettings):
@@ -54,12 +61,8 @@ class Settings(BaseSettings):
             description=f"a whole number of days from 1 to {MAX_RETENTION_DAYS}",
         ),
     ] = DEFAULT_RETENTION_DAYS
-    tables_dir: Annotated[
-        Path | None,
-        AfterValidator(lambda path: path and _absolute(path)),
-        Field(description="an absolute path"),
-    ] = None
-    data_dir: Path | None = None
+    tables_dir: Annotated[Directory | None, _DIRECTORY] = None
+    data_dir: Annotated[Directory | None, _DIRECTORY] = None
 
     @property
     def data_place(self) -> Path:
@@ -121,7 +124,12 @@ def _usual_data_dir() -> Path:
         return Path("/var/lib/budget-recovery")
     # The specification tells to ignore a relative one.
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (state if state.is_absolute() else Path.home() / ".local/state") / "budget-recovery"
+    if state.is_absolute():
+        return state / "budget-recovery"
+    try:
+        return Path.home() / ".local/state/budget-recovery"
+    except RuntimeError as error:
+        raise _not_set("DATA_DIR", "/var/lib/budget-recovery") from error
 
 
 def _not_set(name: str, example: str) -> SettingsError:

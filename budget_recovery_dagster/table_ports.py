@@ -31,6 +31,18 @@ class StoredRecord:
     omitted_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class PointRecord:
+    """A window of a recovery point: the newest record of it, and what a restore would use.
+
+    ``usages`` may be higher than those of the newest record, and of more entities; they are empty
+    where none could be read.
+    """
+
+    newest: StoredRecord
+    usages: Usages
+
+
 class RetainedSnapshots(Protocol):
     """The snapshots that are within retention, whole.
 
@@ -45,10 +57,13 @@ class RetainedSnapshots(Protocol):
         """Return the hours of which these tenants have a retained snapshot; none: no key."""
         ...
 
-    def records_of(self, tenant: str, hour: Hour) -> AbstractContextManager[Iterator[StoredRecord]]:
+    def records_of(
+        self, tenant: str, hour: Hour
+    ) -> AbstractContextManager[Iterator[StoredRecord] | None]:
         """Give the records of a tenant's retained snapshots of an hour, read as they are used.
 
-        They come by time, budget and window token. All are of one moment of the database.
+        They come by time, budget and window token. All are of one moment of the database. None
+        means that no such snapshot is retained, or not any more.
         """
         ...
 
@@ -67,12 +82,15 @@ class RecoveryPoints(Protocol):
         """
         ...
 
-    def windows_of(self, tenant: str, now: datetime) -> tuple[StoredRecord, ...]:
-        """Return the windows of a tenant that are current at ``now``, by budget and token.
+    def failing(self) -> Mapping[str, datetime | None]:
+        """Return the tenants whose last capture failed, with the time of their newest snapshot.
 
-        Each is the newest record of the window, with the usages of the recovery point: those may
-        be higher than what that one record holds. They are empty where none could be read.
+        None: there is no snapshot of the tenant.
         """
+        ...
+
+    def windows_of(self, tenant: str, now: datetime) -> tuple[PointRecord, ...]:
+        """Return the windows of a tenant that are current at ``now``, by budget and token."""
         ...
 
 

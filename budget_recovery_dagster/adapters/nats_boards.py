@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from budget_recovery_dagster.adapters.nats_codec import (
+    CounterKey,
     KeysRead,
     StoredValue,
     decode_board_key,
     decode_keys,
+    require_counter_key,
     require_encodable,
 )
 from budget_recovery_dagster.adapters.nats_values import (
@@ -46,6 +48,7 @@ class _UnreadableBoardError(ValueError):
 class _Board:
     """What a leaderboard says, as far as it can be read."""
 
+    tenant: str
     of: BudgetWindow
     key: str
     length: int = 0
@@ -77,7 +80,7 @@ class _Board:
 def read_boards(tenant: str, found: KeysRead) -> TenantReading:
     """Decode all that was found under a tenant's prefix; what cannot be read is named."""
     keys, unreadable = decode_keys(found.values, decode_board_key)
-    boards = [_read_board(board.of, key, found.values[key]) for key, board in keys]
+    boards = [_read_board(_Board(tenant, board.of, key), found.values[key]) for key, board in keys]
     return TenantReading(
         tenant=tenant,
         source=CaptureSource.LEADERBOARDS,
@@ -89,12 +92,13 @@ def read_boards(tenant: str, found: KeysRead) -> TenantReading:
     )
 
 
-def _read_board(of: BudgetWindow, key: str, value: StoredValue) -> _Board:
-    board = _Board(of, key)
+def _read_board(board: _Board, value: StoredValue) -> _Board:
     try:
         entries = _entries(value)
     except _UnreadableBoardError as error:
-        board.omitted.append(OmittedCounter(of, None, key, str(error), is_entity_known=False))
+        board.omitted.append(
+            OmittedCounter(board.of, None, board.key, str(error), is_entity_known=False)
+        )
         return board
     board.length = len(entries)
     for position, entry in enumerate(entries, start=1):
@@ -105,6 +109,7 @@ def _read_board(of: BudgetWindow, key: str, value: StoredValue) -> _Board:
 def _read_entry(board: _Board, place: str, entry: object) -> None:
     try:
         entity, fields = _entity(entry)
+        require_counter_key(CounterKey(board.tenant, board.of, entity), beside=board.key)
     except UnusableNameError as error:
         # Even a name that no counter can have may be what is left of one that can.
         reason = f"{place}: {error}"

@@ -193,6 +193,17 @@ def encode_board_key(board: BoardKey) -> str:
     return _within_limit(f"{prefix}{encode_name(board.of.budget)}.{board.of.window.token}")
 
 
+def require_counter_key(counter: CounterKey, *, beside: str) -> None:
+    """Check that a counter can have a key; ``beside`` is that of its leaderboard.
+
+    Raises:
+        UnusableNameError: it cannot.
+    """
+    # Nearly all names are short enough at a glance: a character takes up to twelve bytes.
+    if len(beside) + 12 * len(counter.entity or "") > MAX_KEY_BYTES:
+        encode_key(counter)
+
+
 def decode_board_key(key: str) -> BoardKey:
     """Read a leaderboard's key.
 

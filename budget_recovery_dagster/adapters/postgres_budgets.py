@@ -3,8 +3,7 @@
 from collections.abc import Collection
 
 from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.domain.budgets import BudgetDefinition
 
 _DEFINE = """
 insert into budget_recovery.budget (
@@ -13,13 +12,6 @@ insert into budget_recovery.budget (
 on conflict (tenant, budget_id, period) do update
 set limit_amount = excluded.limit_amount, split_by = excluded.split_by,
     metadata_key = excluded.metadata_key, enforcement = excluded.enforcement
-"""
-
-_DEFINITIONS = """
-select tenant, budget_id, period, limit_amount, split_by, metadata_key, enforcement
-from budget_recovery.budget
-where tenant = %s
-order by budget_id, period
 """
 
 
@@ -46,22 +38,4 @@ class PostgresBudgets:
                     )
                     for each in definitions
                 ],
-            )
-
-    def definitions_of(self, tenant: str) -> tuple[BudgetDefinition, ...]:
-        """Return a tenant's definitions, by budget and period."""
-        with self._database.reading() as connection:
-            return tuple(
-                BudgetDefinition(
-                    tenant=name,
-                    budget=budget,
-                    period=Period(period),
-                    limit=limit,
-                    split_by=SplitBy(split_by),
-                    enforcement=Enforcement(enforcement),
-                    metadata_key=metadata_key,
-                )
-                for name, budget, period, limit, split_by, metadata_key, enforcement in (
-                    connection.execute(_DEFINITIONS, (tenant,))
-                )
             )

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from budget_recovery_dagster.adapters.postgres_contents import stream_contents
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.postgres_recovery_points import read_recovery_point
 from budget_recovery_dagster.adapters.postgres_retained import RecordRow
-from budget_recovery_dagster.table_ports import StoredRecord
+from budget_recovery_dagster.table_ports import PointRecord
 
 _NEWEST_SNAPSHOTS = """
 select tenant, max(captured_at) from budget_recovery.capture group by tenant order by tenant
@@ -27,6 +28,24 @@ cross join lateral (
     limit 1
 ) newest
 order by t.tenant
+"""
+
+# Whoever a run failed to capture after the last snapshot that there is of them.
+_FAILING = """
+select f.tenant, newest.captured_at
+from (
+    select name as tenant, max(failed_at) as failed_at
+    from budget_recovery.capture_failure
+    where kind = 'tenant'
+    group by name
+) f
+left join lateral (
+    select max(c.captured_at) as captured_at, max(c.stored_at) as stored_at
+    from budget_recovery.capture c
+    where c.tenant = f.tenant
+) newest on true
+where newest.stored_at is null or newest.stored_at < f.failed_at
+order by f.tenant
 """
 
 # Of every budget and window that is current: its newest record.
@@ -67,10 +86,22 @@ class PostgresRecoveryPoints:
             rows = connection.execute(_NEWEST_POINTS, {"now": now})
             return {tenant: captured_at.astimezone(UTC) for tenant, captured_at in rows}
 
-    def windows_of(self, tenant: str, now: datetime) -> tuple[StoredRecord, ...]:
+    def failing(self) -> Mapping[str, datetime | None]:
+        """Return the tenants whose last capture failed, with the time of their newest snapshot."""
+        with self._database.reading() as connection:
+            return {
+                tenant: captured_at and captured_at.astimezone(UTC)
+                for tenant, captured_at in connection.execute(_FAILING)
+            }
+
+    def windows_of(self, tenant: str, now: datetime) -> tuple[PointRecord, ...]:
         """Return the windows of a tenant that are current at ``now``, by budget and token."""
         with self._database.reading() as connection:
-            rows = connection.execute(_NEWEST_RECORDS, {"tenant": tenant, "now": now}).fetchall()
+            found = connection.execute(_NEWEST_RECORDS, {"tenant": tenant, "now": now}).fetchall()
             point = read_recovery_point(connection, tenant, now)
-        newest = (RecordRow(*row) for row in rows)
-        return tuple(row.holding(point.get(row.of, {})) for row in newest)
+            rows = [RecordRow(*row) for row in found]
+            contents = stream_contents(connection, [row.content_id for row in rows])
+            return tuple(
+                PointRecord(row.holding(usages), point.get(row.of, {}))
+                for row, (_, usages) in zip(rows, contents, strict=True)
+            )

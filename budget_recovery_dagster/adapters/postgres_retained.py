@@ -30,6 +30,15 @@ from budget_recovery.capture
 where tenant = any(%s) and pruned_at is null
 """
 
+# A snapshot may well have no records: of a tenant whose keys were all unreadable.
+_IS_RETAINED = """
+select
+from budget_recovery.capture
+where tenant = %(tenant)s and captured_at >= %(start)s and captured_at < %(end)s
+  and pruned_at is null
+limit 1
+"""
+
 # Narrow rows only; the wide contents follow by id, one by one.
 _RECORDS = """
 select r.captured_at, c.source, r.budget_id, r.window_token, r.is_truncated, c.is_partial,
@@ -94,10 +103,13 @@ class PostgresRetainedSnapshots:
         return {tenant: frozenset(each) for tenant, each in hours.items()}
 
     @contextmanager
-    def records_of(self, tenant: str, hour: Hour) -> Iterator[Iterator[StoredRecord]]:
+    def records_of(self, tenant: str, hour: Hour) -> Iterator[Iterator[StoredRecord] | None]:
         """Give the records of a tenant's retained snapshots of an hour, read as they are used."""
         scope = {"tenant": tenant, "start": hour.start, "end": hour.end}
         with self._database.reading() as connection:
+            if connection.execute(_IS_RETAINED, scope).fetchone() is None:
+                yield None
+                return
             rows = [RecordRow(*row) for row in connection.execute(_RECORDS, scope)]
             # Closed before the transaction, also where a reader gives up in the middle.
             with closing(_records(connection, rows)) as records:

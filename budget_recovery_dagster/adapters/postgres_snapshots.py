@@ -46,8 +46,11 @@ limit 1
 _SUMMARIES = """
 select tenant, captured_at, source, store_created_at, store_last_sequence, run_id,
        record_count, entry_count, omitted_count, drop_count, unreadable_count, unreadable,
-       is_partial
-from budget_recovery.capture
+       is_partial,
+       (select count(*) from budget_recovery.budget_record r
+        where r.tenant = c.tenant and r.captured_at = c.captured_at and r.is_truncated
+       ) as truncated_count
+from budget_recovery.capture c
 """
 _CAPTURED_IN = f"""{_SUMMARIES}
 where captured_at >= %s and captured_at < %s

@@ -45,6 +45,7 @@ def summary_of(snapshot: TenantSnapshot, run_id: str) -> CaptureSummary:
         entry_count=snapshot.entry_count,
         omitted_count=snapshot.omitted_count,
         drop_count=len(snapshot.drops),
+        truncated_count=snapshot.truncated_count,
         unreadable_count=len(snapshot.unreadable),
         unreadable=tuple(
             UnreadableKey(storable(unreadable.key), storable(unreadable.reason))

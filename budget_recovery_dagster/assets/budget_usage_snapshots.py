@@ -45,16 +45,17 @@ from budget_recovery_dagster.services.capture_outcome import (
         "Every tenant's budget counters, copied from the gateway's usage store to PostgreSQL once "
         "an hour; a restore brings them back after a loss.\n\n"
         "**Partition**: the UTC hour in which the snapshot was taken. Materialize the current "
-        "hour for one more snapshot. A past hour is verified if it is stored; if not, its run "
-        "fails: the store holds only the present, which must not stand under a past name.\n\n"
+        "hour for one more snapshot, or run hourly_snapshot_job for its tables and recovery "
+        "points, too. A past hour is verified if it is stored; if not, its run fails: the store "
+        "holds only the present, which must not stand under a past name.\n\n"
         "**Retention** removes snapshots older than the setting, except what a current recovery "
         "point needs, and nothing of a tenant that failed in the run. An old green partition may "
         "thus be empty: PostgreSQL tells what can be restored.\n\n"
         "**A tenant that cannot be read** is named in the run's table, and the check "
         "tenant_coverage warns; the other tenants are stored.\n\n"
         "**captured_usage** is the sum of all counters, a figure to watch: it should rise, and "
-        "fall only when a window ends. It is no bill: one request counts in every budget and "
-        "window that it falls into."
+        "fall only when a window ends or the source is changed. It is no bill: one request counts "
+        "in every budget and window that it falls into."
     ),
 )
 def budget_usage_snapshots(

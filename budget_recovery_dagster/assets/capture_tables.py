@@ -137,12 +137,12 @@ def _row(outcome: TenantOutcome) -> Row:
 
 def _remarks(stored: TenantStored) -> list[str]:
     remarks = []
-    if stored.drops and not stored.entries:
+    if stored.drops and not stored.entries and not stored.omitted:
         remarks.append("nothing of it is left in the store")
     if stored.is_partial:
         remarks.append("partial: fewer keys arrived than the store announced")
     if stored.truncated:
-        remarks.append(f"{stored.truncated} windows hold only the largest spenders")
+        remarks.append(f"windows with only the 500 largest: {stored.truncated}")
     if stored.unreadable:
         remarks.append(f"{stored.unreadable} keys name no counter")
     return remarks

@@ -3,6 +3,7 @@
 import dagster as dg
 
 from budget_recovery_dagster.assets.presentation import GATEWAY_OWNERS
+from budget_recovery_dagster.settings import load_settings
 
 gateway_usage_store = dg.AssetSpec(
     "gateway_usage_store",
@@ -11,15 +12,16 @@ gateway_usage_store = dg.AssetSpec(
     owners=GATEWAY_OWNERS,
     tags={"data": "tenant-usage", "for": "enforcement"},
     metadata={
-        "bucket": "as BUDGET_RECOVERY_BUCKET says",
-        "keys": "usage.<tenant>.<budget>.<window>.<entity>",
-        "values": '{"usage": "12.345678"}, with other fields as the gateway likes',
+        "bucket": load_settings().bucket,
+        "counters": "usage.<tenant>.<budget>.<window>.<entity>",
+        "leaderboards": "leaderboard.<tenant>.<budget>.<window>",
+        "read_from": load_settings().capture_source.value,
         "copied_to": dg.MetadataValue.asset(dg.AssetKey("budget_usage_snapshots")),
         "what_a_restore_brings_back": dg.MetadataValue.asset(dg.AssetKey("recovery_points")),
     },
     description=(
         "The key-value store in NATS JetStream in which the AI gateway adds up what every budget "
-        "has used. The gateway owns it: this project reads its counters, and never creates or "
+        "has used. The gateway owns it: this project reads it, and never creates or "
         "reconfigures it. If it is wiped nothing errors, usage just reads as zero; the snapshots "
         "below are what can bring it back."
     ),

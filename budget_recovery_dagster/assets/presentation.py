@@ -28,8 +28,8 @@ ENTRY_SCHEMA = dg.TableSchema(
         required(
             "captured_at",
             "timestamptz",
-            "The moment that the snapshot stands for, by the database's clock: whatever was "
-            "counted until then is in it. All tenants of a run share it",
+            "The moment that the snapshot stands for, by the database's clock: what the store had "
+            "been told until then is in it. All tenants of a run share it",
         ),
         required("budget_id", "text", "The budget"),
         required(

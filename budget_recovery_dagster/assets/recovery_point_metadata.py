@@ -23,7 +23,9 @@ POINT_SCHEMA = dg.TableSchema(
             "else the sum over its entities; unknown where no counter of it could be read",
         ),
         required("age", "string", "How old the newest snapshot with it was at the time of the run"),
-        required("marks", "string", "truncated, partial, omitted(n): see the description"),
+        required(
+            "marks", "string", "truncated, partial, omitted(n), earlier(n): see the description"
+        ),
         required("entities", "int", "How many counters a restore would bring back"),
         required(
             "source",
@@ -67,6 +69,7 @@ def marks_of(window: PointWindow) -> str:
         *(["truncated"] if window.is_truncated else []),
         *(["partial"] if window.is_partial else []),
         *([f"omitted({window.omitted})"] if window.omitted else []),
+        *([f"earlier({window.from_earlier})"] if window.from_earlier else []),
     ]
     return ", ".join(marks)
 

@@ -34,12 +34,15 @@ _NAMED = 10
         '**At night**: the table `points` below answers "what would we get back?". Its ages are '
         "of the moment of the run: materialize it again to know now. That needs PostgreSQL only, "
         "and works while the usage store is down and while captures are paused. It changes "
-        "nothing.\n\n"
+        "nothing. It shows the 200 oldest windows; all of them, entity by entity, are in the view "
+        "`budget_recovery.recovery_point`.\n\n"
         "**The value** of each entity is the highest that any retained snapshot holds: within a "
         "window usage only grows. Whatever was spent after the newest snapshot is not in it.\n\n"
         "**Marks**: *truncated*: the source lists the largest spenders only, and there may be "
         "more. *partial*: fewer keys arrived than the store had announced. *omitted*: so many "
-        "counters could not be read in the newest snapshot."
+        "counters could not be read in the newest snapshot. *earlier*: so many of the entities are "
+        "missing from it, or lower in it, and come from snapshots that are older than the age "
+        "says; the view has `last_captured_at` of each."
     ),
 )
 def recovery_points(
@@ -58,20 +61,21 @@ def recovery_points(
     description=(
         f"No tenant's newest snapshot of a still-current window is older than "
         f"{duration(MAX_POINT_AGE)}: captures come every hour, so an older one means that some "
-        "were missed, and that a restore would give back less than it should. Not passed either "
-        "when there is no snapshot at all."
+        "were missed, and that a restore would give back less than it should. Nor does a tenant's "
+        "capture fail for as long, whatever its windows. Not passed either when there is no "
+        "snapshot at all, or when the newest bears a time that has not come."
     ),
 )
 def recovery_point_age(control_plane: ControlPlaneResource) -> dg.AssetCheckResult:
     """Judge what is stored now, whenever the points were last materialized."""
     with shown_as_failures(), control_plane.opened() as plane:
         ages = plane.recovery_points_service().ages()
-    oldest_first = sorted(ages.too_old, key=lambda tenant: (ages.too_old[tenant], tenant))
+    oldest_first = sorted(ages.too_old, key=lambda tenant: (_told(ages, tenant)[0], tenant))
     rows: list[Row] = [
         {
             "tenant": tenant,
-            "newest_snapshot": ages.too_old[tenant].isoformat(timespec="seconds"),
-            "age": duration(age(ages.too_old[tenant], ages.now)),
+            "newest_snapshot": _told(ages, tenant)[0],
+            "age": _told(ages, tenant)[1],
             "what_to_do": "see tenant_coverage and the last runs of hourly_snapshot_job for why "
             "the tenant is not captured.",
         }
@@ -89,9 +93,24 @@ def recovery_point_age(control_plane: ControlPlaneResource) -> dg.AssetCheckResu
     )
 
 
+def _told(ages: PointAges, tenant: str) -> tuple[str, str]:
+    """Say when a tenant was captured last, and how long ago that is; never sorts first."""
+    captured_at = ages.too_old[tenant]
+    if captured_at is None:
+        return "(none)", "never captured"
+    return captured_at.isoformat(timespec="seconds"), duration(age(captured_at, ages.now))
+
+
 def _verdict(ages: PointAges, oldest_first: list[str]) -> str:
     if ages.newest_snapshot is None:
         return "No snapshot of any tenant is stored: a restore would find nothing."
+    if ages.is_of_the_future:
+        moment = f"{ages.newest_snapshot:%Y-%m-%d %H:%M:%S} UTC"
+        return (
+            f"The newest snapshot bears a time that has not come, {moment}: the database's clock "
+            "was wrong then, or is wrong now. Until that time no age can be told, and its tenants "
+            "cannot be captured."
+        )
     newest = f"The newest snapshot is {duration(age(ages.newest_snapshot, ages.now))} old."
     if ages.is_sound:
         return f"Nothing is older than {duration(MAX_POINT_AGE)}. {newest}"

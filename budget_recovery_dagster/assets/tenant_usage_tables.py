@@ -6,6 +6,7 @@ from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_s
 from budget_recovery_dagster.assets.presentation import HOURLY_FRESHNESS, OWNERS, USAGE_SCHEMA
 from budget_recovery_dagster.assets.usage_table_metadata import tables_metadata
 from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.errors import TablesError
 from budget_recovery_dagster.failures import failure, shown_as_failures
 from budget_recovery_dagster.partitions import capture_hours
 from budget_recovery_dagster.resources import ControlPlaneResource
@@ -33,8 +34,8 @@ from budget_recovery_dagster.services.usage_tables import TableFailed, TablesBui
         "not at all.\n\n"
         "**Retention**: a table is removed with its snapshot. An hour that is past retention, or "
         "was never captured, fails and says so.\n\n"
-        "**A failed run** costs no snapshot and no restore: it names the tenants whose tables are "
-        "missing, the others are written."
+        "**A failed run** costs no snapshot and no restore: either the directory cannot be used, "
+        "or the run names the tenants whose tables are missing, and the others are written."
     ),
 )
 def tenant_usage_tables(
@@ -43,9 +44,13 @@ def tenant_usage_tables(
     """Write the tables of the hour anew; fail at the end if one could not be written."""
     hour = Hour.parse(context.partition_key)
     with shown_as_failures(), control_plane.opened() as plane:
-        built = plane.usage_tables_service().build(
-            hour, on_failure=lambda failed: _log(context.log, failed)
-        )
+        try:
+            built = plane.usage_tables_service().build(
+                hour, on_failure=lambda failed: _log(context.log, failed)
+            )
+        except TablesError as error:
+            message = f"{error.message} No table was written; the snapshots are not affected."
+            raise failure(message, error.hint) from error
     _require_whole(built)
     context.log.info(f"{len(built.written)} tables with {built.rows} rows are in {built.place}.")
     return dg.MaterializeResult(metadata=tables_metadata(built))

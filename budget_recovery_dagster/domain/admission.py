@@ -152,7 +152,8 @@ def admit(
         raise NotNewerError(
             f"Tenant {snapshot.tenant!r} has a snapshot of {_utc(facts.newest)}, not older than"
             f" this one of {_utc(snapshot.captured_at)}.",
-            "capture again.",
+            "capture again; if that time has not come, the database's clock was wrong then, and "
+            "this tenant has to wait for it.",
         )
     return _accept(facts.baseline, snapshot.identity)
 

@@ -9,9 +9,18 @@ MAX_POINT_AGE = timedelta(minutes=90)
 was missed, and a restore would give back less than it should."""
 
 
+CLOCK_TOLERANCE = timedelta(minutes=1)
+"""Clocks that disagree by no more are taken for right, as captures do."""
+
+
 def age(captured_at: datetime, now: datetime) -> timedelta:
     """Return how long ago a snapshot was taken; never negative, as clocks can be set back."""
     return max(require_aware(now) - require_aware(captured_at), timedelta(0))
+
+
+def is_of_the_future(captured_at: datetime, now: datetime) -> bool:
+    """Whether a snapshot bears a time that has not come: a clock was wrong, or is wrong now."""
+    return require_aware(captured_at) - require_aware(now) > CLOCK_TOLERANCE
 
 
 def is_too_old(captured_at: datetime, now: datetime) -> bool:

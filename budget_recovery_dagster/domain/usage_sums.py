@@ -1,13 +1,13 @@
 """Adding usages up without rounding."""
 
 from collections.abc import Iterable
-from decimal import Context, Decimal
+from decimal import Context, Decimal, Inexact
 
 from budget_recovery_dagster.domain.recovery_point import Usages
 
 # The default context would round to 28 digits. A usage has at most 38, and each further digit is
 # room for ten times as many of them.
-_EXACT = Context(prec=80)
+_EXACT = Context(prec=80, traps=[Inexact])
 
 
 def exact_sum(usages: Iterable[Decimal]) -> Decimal:

@@ -35,8 +35,6 @@ _POSTGRES_URL = f"{PREFIX}POSTGRES_URL"
 _DAGSTER_SCHEME = "postgresql+psycopg2://"
 
 _GATEWAY_SECONDS = 60
-# Beside the streams, so that a store that is wiped reads as zero at the next start, too.
-_SEEDED = "history-is-seeded"
 
 Step = Callable[[str], AbstractContextManager[None]]
 """Tells a person what is being started, for as long as its context lasts."""
@@ -91,8 +89,10 @@ def running_stack(settings: Settings, data_dir: Path, ui: DagsterUi, step: Step)
                 nats.start()
             environment[f"{PREFIX}NATS_URL"] = nats.url
             with step("simulated gateway"):
-                with Database(environment[_POSTGRES_URL]) as database:
-                    PostgresBudgets(database).define(BUDGETS.definitions)
+                if settings.postgres_url is None:
+                    # In a database that was given, limits are somebody else's to set.
+                    with Database(environment[_POSTGRES_URL]) as database:
+                        PostgresBudgets(database).define(BUDGETS.definitions)
                 gateway = _start_gateway(exits, data_dir, environment)
         dagster = DagsterServices(data_dir / "dagster", ui, environment)
         exits.callback(dagster.stop)
@@ -154,13 +154,11 @@ def _create_missing_databases(server: PostgresServer) -> None:
 def _start_gateway(
     exits: ExitStack, data_dir: Path, environment: Mapping[str, str]
 ) -> tuple[OwnedProcess, ...]:
-    """Start the gateway, with the history of the past until that has once been written."""
-    seeded = data_dir / _SEEDED
-    history = [] if seeded.exists() else [serve.HISTORY]
+    """Start the gateway; its ledger knows whether the history is still to be written."""
     serving = _start_python(
         exits,
         "simulated gateway",
-        [serve.__name__, data_dir / "gateway.ledger", *history],
+        [serve.__name__, data_dir / "gateway.ledger", serve.HISTORY],
         data_dir / "gateway.log",
         environment,
     )
@@ -173,7 +171,6 @@ def _start_gateway(
     )
     for process, ready in ((serving, serve.READY), (aggregating, aggregate.READY)):
         process.wait_until_ready(partial(process.has_said, ready), seconds=_GATEWAY_SECONDS)
-    seeded.touch()
     return serving, aggregating
 
 

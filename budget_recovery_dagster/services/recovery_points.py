@@ -7,11 +7,12 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.point_age import age, is_too_old
+from budget_recovery_dagster.domain.point_age import age, is_of_the_future, is_too_old
+from budget_recovery_dagster.domain.recovery_point import count_from_earlier
 from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.domain.usage_sums import budget_usage
 from budget_recovery_dagster.ports import Clock
-from budget_recovery_dagster.table_ports import RecoveryPoints, StoredRecord
+from budget_recovery_dagster.table_ports import PointRecord, RecoveryPoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class PointWindow:
     """What a restore would bring back of one current window of one budget.
 
     ``captured_at``, ``source`` and the marks are those of the newest snapshot that has the window.
-    ``usage`` is the aggregate's, or else the sum over the entities.
+    ``usage`` is the aggregate's, or else the sum over the entities. ``from_earlier`` of the
+    entities are missing from that snapshot, or lower in it: theirs come from older ones.
     """
 
     tenant: str
@@ -31,20 +33,23 @@ class PointWindow:
     is_truncated: bool
     is_partial: bool
     omitted: int
+    from_earlier: int
 
     @classmethod
-    def of_record(cls, tenant: str, record: StoredRecord) -> "PointWindow":
+    def of_record(cls, tenant: str, record: PointRecord) -> "PointWindow":
         """Sum up a window; its usages, of which there may be very many, are not kept."""
+        newest = record.newest
         return cls(
             tenant=tenant,
-            of=record.of,
-            captured_at=record.captured_at,
-            source=record.source,
+            of=newest.of,
+            captured_at=newest.captured_at,
+            source=newest.source,
             entities=len(record.usages),
             usage=budget_usage(record.usages),
-            is_truncated=record.is_truncated,
-            is_partial=record.is_partial,
-            omitted=record.omitted_count,
+            is_truncated=newest.is_truncated,
+            is_partial=newest.is_partial,
+            omitted=newest.omitted_count,
+            from_earlier=count_from_earlier(record.usages, newest.usages),
         )
 
 
@@ -86,13 +91,15 @@ class PointAges:
     """How old the newest snapshots are, at ``now``.
 
     ``too_old`` has, of each tenant whose newest snapshot of a still-current window is too old,
-    when that was taken. ``newest_snapshot`` is that of any tenant, None where there is none at all.
+    when that was taken; and the tenants whose captures fail and whose newest snapshot is too old,
+    whatever windows it has, or that have none (None). ``newest_snapshot`` is that of any tenant,
+    None where there is none at all.
     """
 
     now: datetime
     newest_snapshot: datetime | None
     tenants: int
-    too_old: Mapping[str, datetime]
+    too_old: Mapping[str, datetime | None]
 
     @property
     def is_sound(self) -> bool:
@@ -100,8 +107,14 @@ class PointAges:
         return (
             self.newest_snapshot is not None
             and not is_too_old(self.newest_snapshot, self.now)
+            and not self.is_of_the_future
             and not self.too_old
         )
+
+    @property
+    def is_of_the_future(self) -> bool:
+        """Whether the newest snapshot bears a time that has not come: no age can be told."""
+        return self.newest_snapshot is not None and is_of_the_future(self.newest_snapshot, self.now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +149,16 @@ class RecoveryPointsService:
         """
         now = self.clock.now()
         newest = self.points.newest_points(now)
+        # Of a tenant whose captures fail, its last windows may have closed, and new ones be unseen.
+        watched: dict[str, datetime | None] = {**self.points.failing(), **newest}
         return PointAges(
             now=now,
             newest_snapshot=max(self.points.newest_snapshots().values(), default=None),
-            tenants=len(newest),
+            tenants=len(watched),
             too_old={
                 tenant: captured_at
-                for tenant, captured_at in newest.items()
-                if is_too_old(captured_at, now)
+                for tenant, captured_at in watched.items()
+                if captured_at is None or is_too_old(captured_at, now)
             },
         )
 

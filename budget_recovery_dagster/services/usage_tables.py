@@ -107,14 +107,16 @@ class UsageTablesService:
             tenants = self.retained.tenants_in(hour)
             for tenant in tenants:
                 try:
-                    written.append(self._write(opened, tenant, hour))
+                    table = self._write(opened, tenant, hour)
                 except DatabaseUnreachableError:
                     raise
                 except Exception as error:  # noqa: BLE001 - reported by name; no one stops another
                     failed.append(TableFailed.because(tenant, error))
                     on_failure(failed[-1])
+                else:
+                    written.extend([table] if table else [])
             pruned = opened.keep_only(self._hours())
-        if not tenants:
+        if not written and not failed:
             raise self._not_captured(hour)
         return TablesBuilt(
             place=self.tables.place,
@@ -124,8 +126,11 @@ class UsageTablesService:
             seconds=time.monotonic() - begun,
         )
 
-    def _write(self, opened: OpenedTables, tenant: str, hour: Hour) -> TableWritten:
+    def _write(self, opened: OpenedTables, tenant: str, hour: Hour) -> TableWritten | None:
+        """Write a tenant's table; None if its snapshots were pruned since they were listed."""
         with self.retained.records_of(tenant, hour) as records:
+            if records is None:
+                return None
             return TableWritten(tenant, opened.write(tenant, hour, records))
 
     def _hours(self) -> Iterator[tuple[str, frozenset[Hour]]]:

@@ -77,7 +77,14 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(server_dir: Path) -> Iterator[Running]:
+def page() -> Iterator[Page]:
+    with opened_page() as page:
+        yield page
+
+
+# After the page: without a browser nothing need be started.
+@pytest.fixture(scope="module")
+def running(page: Page, server_dir: Path) -> Iterator[Running]:
     with tempfile.TemporaryDirectory(dir=server_dir) as directory:
         place = Path(directory)
         place.chmod(0o755)
@@ -91,12 +98,6 @@ def running(server_dir: Path) -> Iterator[Running]:
                         copy = COPY_BACK.format(table=table).encode()
                         connection.execute(copy, (timedelta(hours=hours),))
             yield Running(dev, Hour.containing(newest), place / "data" / "tables")
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with opened_page() as page:
-        yield page
 
 
 def control_database(dev: Dev) -> str:
@@ -122,15 +123,24 @@ def launch_backfill(page: Page, running: Running, asset: str) -> None:
     hours.press("Enter")
     page.get_by_role("button", name="Launch backfill").click()
     expect(page.get_by_text("Created backfill")).to_be_visible()
+
+
+@pytest.fixture(scope="module")
+def backfilled(running: Running, page: Page) -> Running:
+    """Two retained hours, and between them one that was never captured, were backfilled."""
+    for asset in (SNAPSHOTS, TABLES):
+        launch_backfill(page, running, asset)
     # A page that is open asks the server all the time.
     page.goto("about:blank")
-    running.wait_for_runs(asset, first, running.never_captured, last)
+    first, last = running.retained
+    for asset in (SNAPSHOTS, TABLES):
+        running.wait_for_runs(asset, first, running.never_captured, last)
+    return running
 
 
 def test_the_asset_page_tells_what_it_is_and_how_it_went(running: Running, page: Page) -> None:
     page.goto(f"{running.dev.ui.url}/assets/{SNAPSHOTS}")
     expect(page.get_by_text("copied from the gateway's usage store to PostgreSQL")).to_be_visible()
-    expect(page.get_by_text(running.current.key, exact=True)).to_be_visible()
     expect(page.get_by_text("tenants_stored", exact=True)).to_be_visible()
     expect(page.get_by_role("link", name="hourly_snapshot_job")).to_be_visible()
 
@@ -139,7 +149,7 @@ def test_the_partitions_page_shows_the_hours_and_the_captured_one(
     running: Running, page: Page
 ) -> None:
     page.goto(f"{running.dev.ui.url}/assets/{SNAPSHOTS}?view=partitions")
-    expect(page.get_by_text("Materialized (1)")).to_be_visible()
+    expect(page.get_by_text(re.compile(r"^Missing \([0-9]{3}\)$"))).to_be_visible()
     choose(page, running.current)
     expect(page.get_by_text("tenants_stored", exact=True)).to_be_visible()
 
@@ -153,12 +163,10 @@ def require_refusal(page: Page, running: Running, sentence: str) -> None:
 
 
 def test_a_backfill_verifies_what_is_stored_and_refuses_what_never_was(
-    running: Running, page: Page
+    backfilled: Running, page: Page
 ) -> None:
-    launch_backfill(page, running, SNAPSHOTS)
-
+    running = backfilled
     page.goto(f"{running.dev.ui.url}/assets/{SNAPSHOTS}?view=partitions")
-    expect(page.get_by_text("Materialized (3)")).to_be_visible()
     expect(page.get_by_text("Failed (1)")).to_be_visible()
     for hour in running.retained:
         choose(page, hour)
@@ -172,15 +180,13 @@ def test_a_backfill_verifies_what_is_stored_and_refuses_what_never_was(
     )
 
 
-def test_a_backfill_makes_the_tables_of_retained_hours(running: Running, page: Page) -> None:
-    launch_backfill(page, running, TABLES)
-
+def test_a_backfill_makes_the_tables_of_retained_hours(backfilled: Running, page: Page) -> None:
+    running = backfilled
     assert len(running.tables(running.current)) == 3
     assert running.tables(running.never_captured) == {}
     for hour in running.retained:
         assert running.tables(hour).keys() == running.tables(running.current).keys()
     page.goto(f"{running.dev.ui.url}/assets/{TABLES}?view=partitions")
-    expect(page.get_by_text("Materialized (3)")).to_be_visible()
     choose(page, running.retained[0])
     expect(page.get_by_text("how_to_read", exact=True)).to_be_visible()
     require_refusal(

@@ -4,12 +4,10 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.memory.budgets import MemoryBudgets
 from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
 from budget_recovery_dagster.domain.windows import Period
-from budget_recovery_dagster.ports import Budgets
 
 MONTH = BudgetDefinition(
     "team a / 東京",
@@ -31,51 +29,73 @@ BY_METADATA = BudgetDefinition(
 )
 
 
-@pytest.fixture(params=["memory", "postgres"])
-def budgets(request: pytest.FixtureRequest) -> Budgets:
-    if request.param == "memory":
-        return MemoryBudgets()
-    return PostgresBudgets(request.getfixturevalue("database"))
+def rows(admin: psycopg.Connection) -> list[tuple[object, ...]]:
+    return admin.execute(
+        "select * from budget_recovery.budget order by tenant, budget_id, period"
+    ).fetchall()
 
 
-def test_definitions_come_back_exactly_and_in_order(budgets: Budgets) -> None:
-    budgets.define([MONTH, BY_METADATA, DAY, replace(MONTH, tenant="other")])
-    assert budgets.definitions_of(MONTH.tenant) == (BY_METADATA, DAY, MONTH)
-    assert budgets.definitions_of("unknown") == ()
+def row_of(definition: BudgetDefinition) -> tuple[object, ...]:
+    return (
+        definition.tenant,
+        definition.budget,
+        definition.period.value,
+        definition.limit,
+        definition.split_by.value,
+        definition.metadata_key,
+        definition.enforcement.value,
+    )
+
+
+def test_definitions_are_kept_exactly(database: Database, admin: psycopg.Connection) -> None:
+    PostgresBudgets(database).define([MONTH, BY_METADATA])
+    assert rows(admin) == [
+        (
+            "team a / 東京",
+            "cost centres",
+            "lifetime",
+            Decimal(5),
+            "metadata",
+            "cost_centre",
+            "audit",
+        ),
+        (
+            "team a / 東京",
+            "per user",
+            "month",
+            Decimal("12345678901234567890.123456789012345678"),
+            "user",
+            None,
+            "enforce",
+        ),
+    ]
 
 
 @pytest.mark.parametrize("split_by", [each for each in SplitBy if each is not SplitBy.METADATA])
-def test_every_split_is_kept(budgets: Budgets, split_by: SplitBy) -> None:
+def test_every_split_is_kept(
+    database: Database, admin: psycopg.Connection, split_by: SplitBy
+) -> None:
     definition = replace(MONTH, split_by=split_by)
-    budgets.define([definition])
-    assert budgets.definitions_of(MONTH.tenant) == (definition,)
+    PostgresBudgets(database).define([definition])
+    assert rows(admin) == [row_of(definition)]
 
 
 @pytest.mark.parametrize("period", Period)
-def test_every_period_is_kept(budgets: Budgets, period: Period) -> None:
+def test_every_period_is_kept(
+    database: Database, admin: psycopg.Connection, period: Period
+) -> None:
     definition = replace(MONTH, period=period)
-    budgets.define([definition])
-    assert budgets.definitions_of(MONTH.tenant) == (definition,)
+    PostgresBudgets(database).define([definition])
+    assert rows(admin) == [row_of(definition)]
 
 
-def test_a_definition_is_replaced_by_a_later_one(budgets: Budgets) -> None:
+def test_a_definition_is_replaced_by_a_later_one(
+    database: Database, admin: psycopg.Connection
+) -> None:
+    budgets = PostgresBudgets(database)
     budgets.define([MONTH, DAY])
     budgets.define([replace(DAY, limit=Decimal(7))])
-    assert budgets.definitions_of(MONTH.tenant) == (replace(DAY, limit=Decimal(7)), MONTH)
-
-
-def test_the_table_says_so_in_plain_sql(database: Database, admin: psycopg.Connection) -> None:
-    PostgresBudgets(database).define([BY_METADATA])
-    row = admin.execute("select * from budget_recovery.budget").fetchone()
-    assert row == (
-        "team a / 東京",
-        "cost centres",
-        "lifetime",
-        Decimal(5),
-        "metadata",
-        "cost_centre",
-        "audit",
-    )
+    assert rows(admin) == [row_of(replace(DAY, limit=Decimal(7))), row_of(MONTH)]
 
 
 @pytest.mark.parametrize(

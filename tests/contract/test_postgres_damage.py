@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.errors import DatabaseError
 from tests.contract.control_planes import NOON, ControlPlane, Counters
 
 HOUR = timedelta(hours=1)
@@ -104,3 +105,19 @@ def test_damage_is_told_in_a_sentence(
     damaged = plane.reports.damaged_in(Hour(NOON))
     assert f"tenant 'acme', 2026-11-25 12:00:00 UTC: {sentence}." in damaged
     assert plane.reports.damaged_in(Hour(NOON + 2 * HOUR)) == ()
+
+
+def test_a_missing_content_is_told_by_whoever_reads_it(
+    plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    plane.capture("acme", TEAM)
+    admin.execute(
+        "alter table budget_recovery.budget_record drop constraint"
+        " budget_record_content_id_fkey; delete from budget_recovery.budget_content"
+    )
+    with pytest.raises(DatabaseError, match="Of 1 stored contents 1 are missing"):
+        plane.snapshots.recovery_point("acme", NOON)
+    with plane.retained.records_of("acme", Hour(NOON)) as records:
+        assert records is not None
+        with pytest.raises(DatabaseError, match="Of 1 stored contents 1 are missing"):
+            list(records)

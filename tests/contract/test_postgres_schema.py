@@ -78,7 +78,8 @@ def test_a_migration_waits_and_works_without_a_time_limit(empty_database_url: st
         )
         assert migrate(empty_database_url).changed
         limits = connection.execute("select * from spy.limits").fetchall()
-    assert limits == [("lock", "0", "0"), ("CREATE VIEW", "0", "0")]
+    assert limits[0] == ("lock", "0", "0")
+    assert set(limits[1:]) == {("CREATE VIEW", "0", "0")}
 
 
 def test_a_migration_that_fails_leaves_nothing(empty_database_url: str) -> None:

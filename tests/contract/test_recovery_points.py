@@ -1,10 +1,12 @@
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+import psycopg
 import pytest
 
 from budget_recovery_dagster.domain.counters import OmittedCounter
 from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.windows import Period, Window
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, point_of, reading
 
 HOUR = Hour(NOON)
@@ -108,3 +110,37 @@ def test_names_may_hold_any_character(plane: ControlPlane, name: str) -> None:
     plane.capture(name, {}, at=LATER, run_id="second")
     assert {drop.entity for drop in plane.reports.drops_of("second")} == {name, None}
     assert plane.reports.damaged_in(HOUR) == ()
+
+
+def test_the_view_for_people_holds_what_a_restore_would_use(
+    postgres_plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    """The view goes by the server's own clock, so the windows are those of today."""
+    plane = postgres_plane
+    today = datetime.now(UTC)
+    month = Window.containing(Period.MONTH, today).token
+    first: Counters = {
+        ("team", "lifetime"): {"alice": "5", "bob": "1", None: "6"},
+        ("team", month): {"alice": "2"},
+        ("team", "2020-01"): {"alice": "100"},
+    }
+    lower: Counters = {("team", "lifetime"): {"alice": "3", "bob": "4"}}
+    plane.capture("acme", first, at=today)
+    plane.capture("acme", lower, at=today + timedelta(hours=1))
+    plane.capture("other", {("team", "lifetime"): {"alice": "7"}})
+    point = plane.snapshots.recovery_point("acme", today)
+    rows = admin.execute(
+        "select budget_id, window_token, entity, usage, last_captured_at"
+        " from budget_recovery.recovery_point where tenant = 'acme'"
+        " order by window_token, entity nulls first"
+    ).fetchall()
+    assert rows == [
+        ("team", month, "alice", Decimal(2), today),
+        ("team", "lifetime", None, Decimal(6), today),
+        ("team", "lifetime", "alice", Decimal(5), today + timedelta(hours=1)),
+        ("team", "lifetime", "bob", Decimal(4), today + timedelta(hours=1)),
+    ]
+    assert point == {
+        of(budget, token): {row[2]: row[3] for row in rows if (row[0], row[1]) == (budget, token)}
+        for budget, token in {(row[0], row[1]) for row in rows}
+    }

@@ -8,8 +8,10 @@ import pytest
 
 from budget_recovery_dagster.domain.counters import OmittedCounter
 from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.recovery_point import Usages
 from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.table_ports import StoredRecord
+from budget_recovery_dagster.ports import CaptureFailure, Uncaptured
+from budget_recovery_dagster.table_ports import PointRecord, StoredRecord
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, reading
 
 HOUR = timedelta(hours=1)
@@ -30,9 +32,9 @@ def record(at: datetime, budget: str, token: str, **usages: str) -> StoredRecord
     )
 
 
-def records(plane: ControlPlane, tenant: str, at: datetime) -> list[StoredRecord]:
+def records(plane: ControlPlane, tenant: str, at: datetime) -> list[StoredRecord] | None:
     with plane.retained.records_of(tenant, Hour.containing(at)) as found:
-        return list(found)
+        return None if found is None else list(found)
 
 
 def test_an_hours_records_come_by_time_budget_and_window(plane: ControlPlane) -> None:
@@ -51,7 +53,7 @@ def test_an_hours_records_come_by_time_budget_and_window(plane: ControlPlane) ->
         record(NOON, "b", "lifetime", x="1"),
         record(NOON + 59 * MINUTE, "a", "2026-11", x="2"),
     ]
-    assert records(plane, "unknown", NOON) == []
+    assert records(plane, "unknown", NOON) is None
     assert plane.retained.tenants_in(Hour(NOON)) == ("acme",)
     assert plane.retained.tenants_in(Hour(NOON + HOUR)) == ("acme", "other")
     assert plane.retained.tenants_in(Hour(NOON - HOUR)) == ()
@@ -65,7 +67,7 @@ def test_a_record_tells_source_marks_and_what_is_omitted(plane: ControlPlane) ->
     taken = plane.take(reading("acme", TEAM, omitted=omitted, is_partial=True))
     board = replace(taken.records[0], is_truncated=True)
     plane.commit(replace(taken, source=CaptureSource.LEADERBOARDS, records=(board,)))
-    (only,) = records(plane, "acme", NOON)
+    (only,) = records(plane, "acme", NOON) or []
     assert only == StoredRecord(
         captured_at=NOON,
         source=CaptureSource.LEADERBOARDS,
@@ -75,7 +77,7 @@ def test_a_record_tells_source_marks_and_what_is_omitted(plane: ControlPlane) ->
         is_partial=True,
         omitted_count=2,
     )
-    assert plane.points.windows_of("acme", NOON) == (only,)
+    assert plane.points.windows_of("acme", NOON) == (PointRecord(only, only.usages),)
 
 
 def test_a_snapshot_of_nothing_is_one_without_records(plane: ControlPlane) -> None:
@@ -96,7 +98,7 @@ def test_what_retention_has_thinned_out_is_not_retained(plane: ControlPlane) -> 
     assert plane.prune("acme").captures == 0
     late = Hour(NOON + 6 * DAY)
     assert plane.retained.tenants_in(Hour(NOON)) == ()
-    assert records(plane, "acme", NOON) == []
+    assert records(plane, "acme", NOON) is None
     assert plane.retained.hours_of(["acme", "spared", "unknown"]) == {
         "acme": {late},
         "spared": {late},
@@ -112,6 +114,7 @@ def test_of_nobody_no_hours_are_retained(plane: ControlPlane, tenants: list[str]
 
 def write_to_full_disk(plane: ControlPlane) -> None:
     with plane.retained.records_of("acme", Hour(NOON)) as found:
+        assert found is not None
         next(found)
         raise OSError("the disk is full")
 
@@ -123,7 +126,7 @@ def test_a_reader_may_give_up_in_the_middle(plane: ControlPlane) -> None:
     for _ in range(6):
         with pytest.raises(OSError, match="the disk is full"):
             write_to_full_disk(plane)
-    assert len(records(plane, "acme", NOON)) == 600
+    assert len(records(plane, "acme", NOON) or []) == 600
 
 
 def test_a_points_windows_are_of_their_newest_record_and_hold_the_highest(
@@ -139,9 +142,12 @@ def test_a_points_windows_are_of_their_newest_record_and_hold_the_highest(
     )
     plane.capture("acme", {("team", "2026-11"): {"alice": "4", "cy": "2"}}, at=NOON + HOUR)
     plane.capture("other", TEAM, at=NOON + HOUR)
+    left = record(NOON, "left", "lifetime", alice="8")
+    team = record(NOON + HOUR, "team", "2026-11", alice="4", cy="2")
+    highest: Usages = {"alice": Decimal(5), "bo": Decimal(1), "cy": Decimal(2)}
     assert plane.points.windows_of("acme", NOON + HOUR) == (
-        record(NOON, "left", "lifetime", alice="8"),
-        record(NOON + HOUR, "team", "2026-11", alice="5", bo="1", cy="2"),
+        PointRecord(left, left.usages),
+        PointRecord(team, highest),
     )
     assert plane.points.windows_of("unknown", NOON) == ()
 
@@ -152,7 +158,7 @@ def test_a_window_of_which_nothing_was_readable_is_there_without_usages(
     omitted = (OmittedCounter(of("team", "lifetime"), "alice", "key", "not a number"),)
     plane.commit(plane.take(reading("acme", {}, omitted=omitted)))
     (window,) = plane.points.windows_of("acme", NOON)
-    assert (window.usages, window.omitted_count) == ({}, 1)
+    assert (window.usages, window.newest.omitted_count) == ({}, 1)
 
 
 def test_the_newest_points_are_of_current_windows_only(plane: ControlPlane) -> None:
@@ -170,3 +176,18 @@ def test_the_newest_points_are_of_current_windows_only(plane: ControlPlane) -> N
 def test_without_snapshots_there_are_no_points(plane: ControlPlane) -> None:
     assert plane.points.newest_snapshots() == {}
     assert plane.points.newest_points(NOON) == {}
+
+
+def test_who_failed_after_their_last_snapshot_is_failing(plane: ControlPlane) -> None:
+    def note(*names: str, kind: Uncaptured = Uncaptured.TENANT) -> None:
+        failures = [CaptureFailure(name, Hour(NOON), "why", "hint.", kind) for name in names]
+        plane.snapshots.record_failures(failures, run_id=f"run at {plane.clock.now()}")
+
+    assert plane.points.failing() == {}
+    note("mended", "acme", "never")
+    note("usage.a key.x", kind=Uncaptured.KEY)
+    plane.capture("acme", TEAM, at=NOON + MINUTE)
+    plane.capture("mended", TEAM, at=NOON + MINUTE)
+    plane.clock.set(NOON + HOUR)
+    note("acme")
+    assert plane.points.failing() == {"acme": NOON + MINUTE, "never": None}

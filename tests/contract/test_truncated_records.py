@@ -93,3 +93,10 @@ def test_the_columns_of_a_record_say_what_the_source_did_not(
         " using (tenant, captured_at)"
     ).fetchone()
     assert row == ("leaderboards", is_truncated, None, None, True)
+
+
+def test_the_report_of_a_snapshot_counts_its_truncated_records(plane: ControlPlane) -> None:
+    boards: Counters = {("team", "lifetime"): {"a": "3"}, ("other", "lifetime"): {"b": "2"}}
+    take(plane, 1, from_boards(boards, lowest="3"))
+    take(plane, 2, from_boards(boards))
+    assert [each.truncated_count for each in plane.reports.captured_in(HOUR)] == [1, 0]

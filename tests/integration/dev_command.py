@@ -22,6 +22,7 @@ from budget_recovery_dagster.adapters.nats_values import decode_value
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.sandbox.child_process import poll
 from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
+from budget_recovery_dagster.settings import PREFIX
 from tests.free_ports import unused_port
 from tests.processes import descendants
 from tests.waiting import wait_until
@@ -31,6 +32,9 @@ NOBODY = 65534
 START_SECONDS = 120
 STOP_SECONDS = 60
 PASSWORD = "s3cret"
+
+# Whatever servers and places the shell's settings name, these tests bring their own.
+UNSET = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
 
 RUNS = """
 query Runs {
@@ -122,6 +126,7 @@ def started(
     *,
     user: int | None = None,
     until: str = "Ctrl-C stops everything",
+    **environment: str,
 ) -> Iterator[Dev]:
     """Start the command and wait until it has said that; in the end nothing is left."""
     ui = DagsterUi("127.0.0.1", unused_port())
@@ -131,6 +136,7 @@ def started(
             [*COMMAND, "--port", str(ui.port), "--data-dir", data_dir],
             stdout=out,
             stderr=subprocess.STDOUT,
+            env={**UNSET, **environment},
             user=user,
             group=user,
             extra_groups=None if user is None else [],
@@ -166,7 +172,7 @@ def refusal(port: int, data_dir: Path, **environment: str) -> str:
         capture_output=True,
         text=True,
         timeout=START_SECONDS,
-        env={**os.environ, **environment},
+        env={**UNSET, **environment},
     )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert PASSWORD not in ended.stderr

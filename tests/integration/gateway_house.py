@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from budget_recovery_dagster.domain.windows import Period
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
-from budget_recovery_dagster.sandbox.gateway.requests import Request
+from budget_recovery_dagster.sandbox.gateway.requests import Charge, Request
 from budget_recovery_dagster.sandbox.gateway.standings import board_entries
 from budget_recovery_dagster.sandbox.gateway.store import cost_subject
 
@@ -33,6 +34,8 @@ TENANT = "team a / 東京"
 ALICE = "user:alice@example.com"
 BOB = "bob"
 MODEL = "openai-main/gpt-4o"
+
+_AT_ONCE = 1000
 
 
 def definition(
@@ -135,12 +138,20 @@ async def _newest(client: Client, stream: str) -> AsyncIterator[Msg]:
     messages: asyncio.Queue[Msg] = asyncio.Queue()
     await client.subscribe(inbox, cb=messages.put)
     next_ones = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer.name}"
+    outstanding = 0
     while True:
-        await client.publish(next_ones, b'{"batch":1000,"no_wait":true}', reply=inbox)
-        while (message := await asyncio.wait_for(messages.get(), 5)).reply:
+        if not outstanding:
+            request = {"batch": _AT_ONCE, "no_wait": True}
+            await client.publish(next_ones, json.dumps(request).encode(), reply=inbox)
+            outstanding = _AT_ONCE
+        message = await asyncio.wait_for(messages.get(), 5)
+        if message.reply:
+            outstanding -= 1  # behind as many as were asked for there is no word of the end
             yield message
-        if (message.headers or {}).get("Status") == "404":
+        elif (message.headers or {}).get("Status") == "404":
             return
+        else:
+            outstanding = 0
 
 
 def spent(ledger_file: Path, budgets: Budgets, now: datetime | None = None) -> dict[Any, Decimal]:
@@ -158,12 +169,81 @@ def is_counted(place: Place, ledger_file: Path, budgets: Budgets) -> bool:
     )
 
 
-def publish_cost(place: Place, message: bytes) -> None:
-    """Put a message into the stream of costs, without an id."""
+def publish_cost(place: Place, *messages: bytes) -> None:
+    """Put messages into the stream of costs, without ids."""
 
     async def publish() -> None:
         client = await nats.connect(place.url)
-        await client.jetstream().publish(cost_subject(place.bucket), message)
+        for message in messages:
+            await client.jetstream().publish(cost_subject(place.bucket), message)
         await client.close()
 
     asyncio.run(publish())
+
+
+CHARGE = Charge("another", 1, datetime(2026, 11, 29, tzinfo=UTC), costing("1"))
+FIELDS = json.loads(CHARGE.to_json())
+
+
+def charge_with(**fields: object) -> bytes:
+    """A charge of another ledger, as a message, with these fields instead of its own."""
+    return json.dumps({**FIELDS, **fields}).encode()
+
+
+# Messages that are no charges, by what is wrong with them.
+NO_COSTS: dict[str, list[bytes]] = {
+    "nonsense": [b"nonsense", b"\xff", b"[" * 100_000],
+    "empty": [b""],
+    "another shape": [b"[]", b"{}", b"7", b"null"],
+    "empty name": [charge_with(**{name: ""}) for name in ("tenant", "user", "model", "ledger")],
+    "NUL": [charge_with(user="a\0b"), charge_with(agent="\0"), charge_with(metadata={"k": "\0"})],
+    "surrogate": [charge_with(user="\ud800"), charge_with(metadata={"\udfff": "v"})],
+    "ledger": [charge_with(ledger="x" * 900_000), charge_with(ledger="a b")],
+    "number": [charge_with(number=each) for each in (0, -1, 1.5, True, "1", None, 10**30)],
+    "type": [
+        *(charge_with(user=user) for user in (5, None, ["x"], [])),
+        *(charge_with(metadata=each) for each in (None, "x", {"k": 5})),
+        *(charge_with(**{name: 5}) for name in ("tenant", "model", "virtual_account", "agent")),
+    ],
+    "cost": [
+        charge_with(cost=each)
+        for each in (1, math.nan, "NaN", "Infinity", "-1", "1e20", "1" * 90_000, "1e-19")
+    ],
+    "missing": [
+        json.dumps({name: FIELDS[name] for name in FIELDS.keys() - {left_out}}).encode()
+        for left_out in FIELDS
+    ],
+    "moment": [
+        charge_with(moment=each)
+        for each in (
+            "2026-11-29T12:00:00",
+            "soon",
+            5,
+            "9999-12-31T12:00:00+00:00",
+            "0001-01-01T00:00:00+12:00",
+        )
+    ],
+}
+
+# Values of a counter that hold more than a program may expect, and what a cost of 1 makes of their
+# usage; None where they must stay as they are.
+HOSTILE_VALUES: dict[str, tuple[bytes, str | None]] = {
+    "long number": (b'{"usage":"1","x":' + b"9" * 5000 + b"}", "2"),
+    "long usage": (b'{"usage":' + b"9" * 5000 + b"}", None),
+    "long bare number": (b"9" * 5000, None),
+    "long mark": (b'{"usage":"1","applied":"a:' + b"9" * 5000 + b'"}', "2"),
+    "large exponent": (b'{"usage":1e999999999}', None),
+    "nested field": (b'{"usage":"1","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
+    "nested": (b"[" * 100_000, None),
+    "near the limit": (b'{"usage":"99999999999999999999.9"}', None),
+    "19 decimals": (b'{"usage":"7.0000000000000000001"}', None),
+}
+HOSTILE_BOARDS: dict[str, bytes] = {
+    "nested": b"[" * 100_000,
+    "nested entries": b'{"entries":' + b"[" * 400 + b"]" * 400 + b"}",
+    "long number": b'{"entries":[' + b"9" * 5000 + b"]}",
+    "surrogate": b'{"entries":[{"entity":"\\ud800","usage":"1"}]}',
+    "no UTF-8": b"\xff",
+    "empty": b"",
+    "odd entries": b'{"entries":[null,[],{"entity":[],"usage":"1"},{"entity":"e","usage":{}}]}',
+}

@@ -14,8 +14,8 @@ from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
 from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.settings import load_settings
+from tests.integration.confined_user import confined_to
 from tests.integration.snapshot_job import (
     checks,
     details,
@@ -24,7 +24,7 @@ from tests.integration.snapshot_job import (
     metadata,
     run_job,
 )
-from tests.nats_servers import PASSWORD, Bucket, users, with_user
+from tests.nats_servers import Bucket
 
 LIFETIME = "lifetime"
 USERS = BudgetWindow("users", Window.parse(LIFETIME))
@@ -59,6 +59,11 @@ def test_the_job_captures_the_leaderboards(
 
     assert result.success
     assert all(check.passed for check in checks(result).values())
+    coverage = checks(result)["tenant_coverage"]
+    assert coverage.description == (
+        "All tenants are captured: 2. Windows with only the 500 largest: 1."
+    )
+    assert coverage.metadata["truncated_windows"].value == 1
     listed = {
         ("acme", "users", LIFETIME, f"u{number}"): Decimal(number) for number in range(101, 601)
     }
@@ -129,37 +134,16 @@ def test_a_leaderboard_that_cannot_be_read_is_named_and_warns_of_no_loss(
 
 @pytest.fixture
 def confined(
-    server_dir: Path, database_url: str, tables: Path, monkeypatch: pytest.MonkeyPatch
+    server_dir: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bucket]:
     """A server whose user has the least rights that a capture by leaderboards needs."""
-    name = "budget-usage"
-    config = users(
-        {"user": "gateway", "password": PASSWORD},
-        {
-            "user": "recovery",
-            "password": PASSWORD,
-            "permissions": {
-                "publish": [
-                    f"$JS.API.STREAM.INFO.KV_{name}",
-                    f"$JS.API.CONSUMER.CREATE.KV_{name}.*.$KV.{name}.leaderboard.>",
-                    f"$JS.API.CONSUMER.MSG.NEXT.KV_{name}.*",
-                    f"$JS.API.CONSUMER.DELETE.KV_{name}.*",
-                ],
-                "subscribe": ["_INBOX_budget_recovery.>"],
-            },
-        },
-    )
-    with (
-        NatsServer(server_dir / "nats-for-leaderboards", config=config) as server,
-        Bucket.connected(with_user(server.url, "gateway", PASSWORD), name) as bucket,
-    ):
-        bucket.create()
-        monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", with_user(server.url, "recovery", PASSWORD))
-        monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", name)
-        monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", database_url)
-        monkeypatch.setenv("BUDGET_RECOVERY_TABLES_DIR", str(tables))
+    with confined_to(
+        "leaderboard.>",
+        data_dir=server_dir / "nats-for-leaderboards",
+        database_url=database_url,
+        monkeypatch=monkeypatch,
+    ) as bucket:
         yield bucket
-        bucket.destroy()
 
 
 def test_the_rights_for_leaderboards_are_enough(

@@ -19,9 +19,10 @@ from budget_recovery_dagster.errors import DatabaseUnreachableError, LeaseHeldEr
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome
+from tests.integration.confined_user import confined_to
 from tests.integration.snapshot_job import checks, details, failure_text, metadata, run_job
 from tests.integration.timeless_store import SteppedClock, capture, opened_at
-from tests.nats_servers import PASSWORD, Bucket, users, with_user
+from tests.nats_servers import Bucket
 from tests.postgres_servers import kill_server
 from tests.waiting import wait_until
 
@@ -31,41 +32,19 @@ NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 
 @pytest.fixture
 def guarded(
-    server_dir: Path, database_url: str, tables: Path, monkeypatch: pytest.MonkeyPatch
+    server_dir: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bucket]:
     """A server whose user may read the tenants a and c, and not b."""
-    name = "budget-usage"
-    create = f"$JS.API.CONSUMER.CREATE.KV_{name}.*.$KV.{name}.usage"
-    config = users(
-        {"user": "gateway", "password": PASSWORD},
-        {
-            "user": "recovery",
-            "password": PASSWORD,
-            "permissions": {
-                "publish": [
-                    f"$JS.API.STREAM.INFO.KV_{name}",
-                    f"{create}.a.>",
-                    f"{create}.c.>",
-                    f"$JS.API.CONSUMER.MSG.NEXT.KV_{name}.*",
-                    f"$JS.API.CONSUMER.DELETE.KV_{name}.*",
-                ],
-                "subscribe": ["_INBOX_budget_recovery.>"],
-            },
-        },
-    )
-    with (
-        NatsServer(server_dir / "nats-with-users", config=config) as server,
-        Bucket.connected(with_user(server.url, "gateway", PASSWORD), name) as bucket,
-    ):
-        bucket.create()
+    with confined_to(
+        "usage.a.>",
+        "usage.c.>",
+        data_dir=server_dir / "nats-with-users",
+        database_url=database_url,
+        monkeypatch=monkeypatch,
+    ) as bucket:
         for tenant in ("a", "b", "c"):
             bucket.spend(tenant, "total", LIFETIME, {None: "10"})
-        monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", with_user(server.url, "recovery", PASSWORD))
-        monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", name)
-        monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", database_url)
-        monkeypatch.setenv("BUDGET_RECOVERY_TABLES_DIR", str(tables))
         yield bucket
-        bucket.destroy()
 
 
 def test_a_tenant_that_the_user_may_not_read_is_named_and_the_others_are_stored(

@@ -25,7 +25,7 @@ def test_everything_loads_and_is_described() -> None:
     repository = defs.get_repository_def()
     for spec in defs.resolve_all_asset_specs():
         assert spec.description, spec.key
-    for job in ("hourly_snapshot_job",):
+    for job in ("hourly_snapshot_job", "recovery_points_job"):
         assert defs.resolve_job_def(job).description
     for schedule in repository.schedule_defs:
         assert schedule.description

@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from budget_recovery_dagster.adapters.nats_codec import decode_key
@@ -76,7 +77,9 @@ def test_the_gateways_counters_only_rise_and_have_a_history(place: Path) -> None
     # As a first start leaves it that was interrupted before the history was written.
     for directory in (place / "data", place / "data" / "nats"):
         directory.mkdir(mode=0o755)
-    (place / "data" / "dev.lock").touch()
+    # An older version left that mark beside a bucket and ledger that may have been wiped since.
+    for file in ("dev.lock", "history-is-seeded"):
+        (place / "data" / file).touch()
     with started(place / "data", place / "output.txt") as dev:
         before = dev.counters()
         assert {decode_key(key).tenant for key in before} == {"acme", "globex", "team a / 東京"}
@@ -142,6 +145,22 @@ def test_killed_while_a_run_waits_or_works_it_makes_good_for_it(place: Path) -> 
     with started(data, place / "third.txt") as dev:
         assert {run["id"]: run["status"] for run in dev.runs()}[waiting] == "CANCELED"
         require_one_snapshot_an_hour(dev, since)
+
+
+def test_limits_in_a_database_that_was_given_are_left_alone(place: Path, database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as database:
+        database.execute(
+            "insert into budget_recovery.budget values"
+            " ('acme', 'company', 'month', 7, 'nothing', null, 'enforce')"
+        )
+        before = database.execute("select * from budget_recovery.budget").fetchall()
+        with started(
+            place / "data",
+            place / "output.txt",
+            until="\nLogs ",
+            BUDGET_RECOVERY_POSTGRES_URL=database_url,
+        ):
+            assert database.execute("select * from budget_recovery.budget").fetchall() == before
 
 
 def test_a_url_for_dagsters_tables_names_the_driver(place: Path) -> None:

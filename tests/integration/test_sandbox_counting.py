@@ -21,13 +21,19 @@ from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.in_process import running_aggregator, running_gate
 from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
+from budget_recovery_dagster.sandbox.gateway.requests import Charge
 from budget_recovery_dagster.sandbox.gateway.store import cost_stream
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.free_ports import unused_port
 from tests.integration.gateway_house import (
     ALICE,
+    BOB,
+    HOSTILE_BOARDS,
+    HOSTILE_VALUES,
     MODEL,
+    NO_COSTS,
     TENANT,
+    charge_with,
     contents,
     costing,
     definition,
@@ -41,7 +47,8 @@ USERS = definition("users", "1000000")
 MODELS = definition("models", "1000000", split_by=SplitBy.MODEL)
 COMPANY = definition("company", "1000000", split_by=SplitBy.NOTHING, period=Period.QUARTER)
 BUDGETS = Budgets([USERS, MODELS, COMPANY])
-OF_USERS = "usage.team=20a=20/=20=E6=9D=B1=E4=BA=AC.users.lifetime.user=3Aalice=40example=2Ecom"
+ALICE_TOKEN = "user=3Aalice=40example=2Ecom"
+OF_USERS = f"usage.team=20a=20/=20=E6=9D=B1=E4=BA=AC.users.lifetime.{ALICE_TOKEN}"
 OF_MODELS = "usage.team=20a=20/=20=E6=9D=B1=E4=BA=AC.models.lifetime.openai-main/gpt-4o"
 
 
@@ -64,11 +71,8 @@ def test_costs_that_come_twice_are_counted_once(place: Place, ledger: Path) -> N
         for cost in ("1", "0.000000000000000001", "2"):
             gate.answer(costing(cost))
         wait_until(lambda: is_counted(place, ledger, BUDGETS))
-        with Ledger(ledger) as book:
-            charges = list(book.charges())
         # Without an id the stream takes them once more, as it does after its duplicate window.
-        for charge in charges:
-            publish_cost(place, charge.to_json())
+        publish_cost(place, *(charge.to_json() for charge in charges_of(ledger)))
         gate.answer(costing("4"))
         wait_until(lambda: is_counted(place, ledger, BUDGETS))
         assert usages(place)[OF_USERS] == Decimal("7.000000000000000001")
@@ -95,24 +99,114 @@ def test_what_others_write_is_added_to_and_their_fields_are_kept(
         gate.answer(costing("1"))
         wait_until(lambda: len(usages(place)) == 3)
         # As a restore does: one is raised with all its fields, one made without ours.
-        raised = {**json.loads(contents(place).values[OF_USERS]), "usage": "10", "note": [1]}
-        bucket.put(OF_USERS, json.dumps(raised).encode())
+        raised = {**json.loads(contents(place).values[OF_USERS]), "usage": "10"}
+        # No float holds these.
+        note = b'"note":{"rate":[1.10,-0.0,1E+400,0.1234567890123456789],"of":null,"is":"1.10"}'
+        bucket.put(OF_USERS, json.dumps(raised).encode().replace(b"}", b"," + note + b"}"))
         bucket.put(OF_MODELS, b"20.5")
         gate.answer(costing("0.25"))
         wait_until(lambda: usages(place)[OF_MODELS] == Decimal("20.75"))
         wait_until(lambda: usages(place)[OF_USERS] == Decimal("10.25"))
+        assert note in contents(place).values[OF_USERS]
         value = json.loads(contents(place).values[OF_USERS])
-        assert (value["note"], value["applied"].partition(":")[2]) == ([1], "2")
+        assert value["applied"].partition(":")[2] == "2"
         assert value["updated_at"] > raised["updated_at"]
 
 
-def test_a_message_that_is_no_cost_stops_nothing(place: Place, ledger: Path) -> None:
+@pytest.mark.parametrize("messages", NO_COSTS.values(), ids=NO_COSTS)
+def test_a_message_that_is_no_cost_stops_nothing(
+    place: Place, ledger: Path, messages: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
+        wait_until(lambda: "Aggregator is connected" in caplog.text)
+        publish_cost(place, *messages)
+        gate.answer(costing("1"))
+        wait_until(lambda: is_counted(place, ledger, BUDGETS))
+    named = [each.message for each in caplog.records if "is left out" in each.message]
+    assert len(named) == len(messages)
+    assert max(map(len, named)) < 300
+
+
+@pytest.mark.parametrize(("value", "usage"), HOSTILE_VALUES.values(), ids=HOSTILE_VALUES)
+def test_no_value_of_others_stops_the_counting_or_the_derivation(
+    place: Place, bucket: Bucket, ledger: Path, value: bytes, usage: str | None
+) -> None:
+    board = OF_USERS.replace("usage.", "leaderboard.").removesuffix(f".{ALICE_TOKEN}")
+    bucket.put(OF_USERS, value)
+    with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
+        gate.answer(costing("1"))
+        gate.answer(costing("1", BOB))
+        wait_until(lambda: len(contents(place).of("leaderboard")) == 3)
+        wait_until(lambda: BOB in contents(place).values[board].decode())
+        found = contents(place).values[OF_USERS]
+    readable = found if usage is None else json.loads(found, parse_int=str)["usage"]
+    assert readable == (value if usage is None else usage)
+
+
+@pytest.mark.parametrize("board", HOSTILE_BOARDS.values(), ids=HOSTILE_BOARDS)
+def test_no_leaderboard_of_others_stops_anything(
+    place: Place, bucket: Bucket, ledger: Path, board: bytes
+) -> None:
+    key = OF_USERS.replace("usage.", "leaderboard.").removesuffix(f".{ALICE_TOKEN}")
+    bucket.put(key, board)
+    # For whom it might hold an entry to be kept.
+    bucket.put(OF_USERS.replace(ALICE_TOKEN, "e"), b"broken")
+    with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
+        gate.answer(costing("1"))
+        expected = [{"entity": ALICE, "usage": "1"}]
+        wait_until(lambda: contents(place).values[key] != board)
+        wait_until(lambda: contents(place).boards[key.partition(".")[2]] == expected)
+
+
+def test_a_cost_that_one_counter_cannot_take_counts_in_the_others(
+    place: Place, bucket: Bucket, ledger: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
         gate.answer(costing("1"))
         wait_until(lambda: is_counted(place, ledger, BUDGETS))
-        publish_cost(place, b"nonsense")
-        gate.answer(costing("1"))
-        wait_until(lambda: is_counted(place, ledger, BUDGETS))
+        # A key that is too long, a sum with too many digits, and a value that is full.
+        publish_cost(place, charge_with(user="x" * 990, cost="1"))
+        publish_cost(place, charge_with(number=2, model="m", cost="99999999999999999999"))
+        wait_until(lambda: usages(place)[OF_MODELS] == 2)
+        full = json.dumps({"usage": "2", "note": "x" * 1_000_000}).encode()
+        bucket.put(OF_MODELS, full)
+        gate.answer(costing("7", "somebody"))
+        wait_until(lambda: OF_USERS.replace(ALICE_TOKEN, "somebody") in usages(place))
+        assert contents(place).values[OF_MODELS] == full
+    of_users = {key: usage for key, usage in usages(place).items() if ".users." in key}
+    assert of_users == {OF_USERS: 1, OF_USERS.replace(ALICE_TOKEN, "somebody"): 7}
+    for named in (
+        "Charge another:1 does not count into budget 'users' of",
+        f"Costs of {OF_USERS} are not counted: 100000000000000000000",
+        f"Costs of {OF_MODELS} are not counted: a value of 1000",
+    ):
+        assert named in caplog.text
+
+
+def test_costs_of_several_ledgers_that_come_twice_are_counted_once(
+    place: Place, tmp_path: Path
+) -> None:
+    ledgers = [tmp_path / "one", tmp_path / "other"]
+    with (
+        running_gate(place, ledgers[0], BUDGETS) as one,
+        running_gate(place, ledgers[1], BUDGETS) as other,
+        running_aggregator(place, BUDGETS),
+    ):
+        for number in range(5):
+            one.answer(costing(f"1.0{number}"))
+            other.answer(costing(f"2.0{number}"))
+        wait_until(lambda: usages(place).get(OF_USERS) == Decimal("15.2"))
+        charges = [charge for each in ledgers for charge in charges_of(each)]
+        publish_cost(place, *(charge.to_json() for charge in charges))
+        one.answer(costing("100"))
+        wait_until(lambda: usages(place)[OF_USERS] == Decimal("115.2"))
+    assert usages(place)[OF_MODELS] == Decimal("115.2")
+
+
+def charges_of(ledger: Path) -> list[Charge]:
+    with Ledger(ledger) as book:
+        return list(book.charges())
 
 
 def test_aggregators_at_the_same_time_change_nothing(place: Place, ledger: Path) -> None:

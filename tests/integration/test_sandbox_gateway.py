@@ -1,7 +1,9 @@
 """The simulated gateway as it runs: real processes, killed, on a real server that they lose."""
 
+import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,11 +19,25 @@ from budget_recovery_dagster.domain.budgets import Enforcement
 from budget_recovery_dagster.domain.windows import Period
 from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
 from budget_recovery_dagster.sandbox.gateway import aggregate, serve
+from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
+from budget_recovery_dagster.sandbox.gateway.history import begin, count_history
+from budget_recovery_dagster.sandbox.gateway.in_process import utc_clock
 from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
 from budget_recovery_dagster.sandbox.gateway.scene import BUDGETS
+from budget_recovery_dagster.sandbox.gateway.store import cost_stream
+from budget_recovery_dagster.sandbox.gateway.traffic import Traffic
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from tests.integration.gateway_house import contents, is_counted, spent
+from tests.free_ports import unused_port
+from tests.integration.gateway_house import (
+    ALICE,
+    BOB,
+    contents,
+    costing,
+    definition,
+    is_counted,
+    spent,
+)
 from tests.nats_servers import Bucket, DisturbedNetwork
 from tests.waiting import wait_until
 
@@ -30,6 +46,7 @@ ONLY_WITH_HISTORY = Decimal(20)
 FAST = ("--requests-per-second", "100")
 # One request, and then a long silence in which the counters can be compared.
 SLOW = ("--requests-per-second", "0.01")
+SENT_AGAIN = 50
 
 
 @pytest.fixture
@@ -71,6 +88,10 @@ def aggregator(place: Place, ledger: Path) -> AbstractContextManager[OwnedProces
     return running(place, aggregate.READY, log, aggregate.__name__)
 
 
+def writing_into(name: str) -> bytes:
+    return f"PUB $KV.{name}.".encode()
+
+
 def used_ever(place: Place) -> Decimal:
     usages = contents(place).usages
     return sum(
@@ -88,7 +109,7 @@ def test_a_history_is_written_though_the_server_was_lost_meanwhile(
     nats_server: NatsServer, name: str, ledger: Path
 ) -> None:
     place = Place(nats_server.url, name)
-    with DisturbedNetwork(nats_server.url, f"$KV.{name}.".encode()) as network:
+    with DisturbedNetwork(nats_server.url, writing_into(name)) as network:
 
         def cut_once(number: int) -> bool:
             if number == 1:
@@ -111,7 +132,7 @@ def test_a_history_that_was_interrupted_is_completed_and_never_written_again(
     nats_server: NatsServer, name: str, ledger: Path
 ) -> None:
     place = Place(nats_server.url, name)
-    with DisturbedNetwork(nats_server.url, f"$KV.{name}.".encode()) as network:
+    with DisturbedNetwork(nats_server.url, writing_into(name)) as network:
         network.before_request = lambda number: number < 3
         process = OwnedProcess(
             Program(
@@ -126,10 +147,10 @@ def test_a_history_that_was_interrupted_is_completed_and_never_written_again(
                 grace_seconds=0,
             )
         )
-        wait_until(lambda: network.requests >= 3)
+        wait_until(lambda: network.requests >= 3 and len(contents(place).usages) > 0)
         process.stop()
     with Ledger(ledger) as book:
-        assert 0 < len(contents(place).usages) < len(book.true_spend(BUDGETS, datetime.now(UTC)))
+        assert len(contents(place).usages) < len(book.true_spend(BUDGETS, datetime.now(UTC)))
     with gateway(place, ledger, serve.HISTORY), aggregator(place, ledger):
         wait_until(lambda: is_counted(place, ledger, BUDGETS))
     with Bucket.connected(nats_server.url, name) as bucket:
@@ -168,43 +189,94 @@ def blocked_by_history(place: Place) -> bool:
     return enforced >= {"acme", "team a / 東京"}
 
 
-def test_true_spend_is_counted_though_the_aggregator_is_killed_again_and_again(
-    nats_server: NatsServer, name: str, ledger: Path
+def test_all_of_it_can_be_killed_again_and_again_and_each_cost_counts_once(
+    server_dir: Path, name: str, ledger: Path
+) -> None:
+    server = NatsServer(server_dir / name, port=unused_port())
+    with server:
+        place = Place(server.url, name)
+        blocked: set[str] = set()
+        for _ in range(2):
+            with (
+                gateway(place, ledger, serve.HISTORY, *FAST) as serving,
+                aggregator(place, ledger) as counting,
+            ):
+                wait_until(lambda: blocked_by_history(place))
+                start = charges(ledger)
+                # In the middle of its work: more is to come at any moment.
+                wait_until(partial(has_counted, place, start + SENT_AGAIN))
+                os.kill(counting.pid, signal.SIGKILL)
+                os.kill(serving.pid, signal.SIGKILL)
+                assert blocked <= (blocked := contents(place).of("blocked"))
+                os.kill(server.process.pid, signal.SIGKILL)
+            server.stop()
+            # As if the gate had died before it noted what the stream had taken. The server that was
+            # started again no longer knows the ids of what was counted, and takes it twice.
+            with Ledger(ledger) as book:
+                book.reported(start)
+                assert blocked <= {f"blocked.{suffix}" for suffix in book.blocked()}
+            server.start()
+        with gateway(place, ledger, *SLOW), aggregator(place, ledger):
+            wait_until(lambda: is_counted(place, ledger, BUDGETS))
+            assert blocked <= contents(place).of("blocked")
+            assert sum(spent(ledger, BUDGETS).values()) > ONLY_WITH_HISTORY
+            with Bucket.connected(place.url, name) as bucket:
+                taken = bucket._do(lambda js: js.stream_info(cost_stream(name))).state.last_seq
+            assert taken >= charges(ledger) - history_size() + SENT_AGAIN
+
+
+def history_size() -> int:
+    return sum(1 for _ in Traffic(seed=1).history(datetime.now(UTC)))
+
+
+def has_counted(place: Place, number: int) -> bool:
+    found = contents(place)
+    applied = [json.loads(found.values[key])["applied"] for key in found.of("usage")]
+    return max(int(mark.rpartition(":")[2]) for mark in applied) >= number
+
+
+def test_histories_of_several_ledgers_add_up(
+    nats_server: NatsServer, name: str, tmp_path: Path
 ) -> None:
     place = Place(nats_server.url, name)
-    with gateway(place, ledger, serve.HISTORY, *FAST):
-        for _ in range(4):
-            with aggregator(place, ledger) as process:
-                before = contents(place).usages
-                # In the middle of its work: it has counted something, and more is to come.
-                wait_until(partial(has_changed, place, before))
-                os.kill(process.pid, 9)
-        at_the_end = charges(ledger)
-        wait_until(lambda: charges(ledger) > at_the_end + 100)
-    with gateway(place, ledger, *SLOW), aggregator(place, ledger):
-        wait_until(lambda: is_counted(place, ledger, BUDGETS))
-        assert sum(spent(ledger, BUDGETS).values()) > ONLY_WITH_HISTORY
+    budgets = Budgets([definition("users", "1000000")])
+    for file, cost in (("one", "1"), ("other", "2")):
+        with Ledger(tmp_path / file) as book:
+            book.record_history([(datetime.now(UTC), costing(cost))])
+            asyncio.run(count_history(place, book, budgets, utc_clock))
+            asyncio.run(count_history(place, book, budgets, utc_clock))
+    assert set(contents(place).usages.values()) == {Decimal(3)}
 
 
-def has_changed(place: Place, before: object) -> bool:
-    return contents(place).usages != before
-
-
-def test_all_of_it_can_be_killed_and_started_again_and_blocks_stand(
-    nats_server: NatsServer, name: str, ledger: Path
+@pytest.mark.parametrize("wiped", [False, True], ids=["meanwhile", "before"])
+def test_a_new_ledger_on_a_bucket_that_has_counters_gets_no_history_and_says_so(
+    nats_server: NatsServer,
+    name: str,
+    ledger: Path,
+    wiped: bool,  # noqa: FBT001 - a parameter of the test
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     place = Place(nats_server.url, name)
-    with gateway(place, ledger, serve.HISTORY, *FAST) as serving, aggregator(place, ledger):
-        wait_until(lambda: blocked_by_history(place))
-        blocked = contents(place).of("blocked")
-        os.kill(serving.pid, 9)
-    with gateway(place, ledger, *FAST), aggregator(place, ledger):
-        before = charges(ledger)
-        wait_until(lambda: charges(ledger) > before + 100)
-        assert blocked <= contents(place).of("blocked")
-    with Ledger(ledger) as book:
-        remembered = {f"blocked.{suffix}" for suffix in book.blocked()}
-    assert blocked <= remembered
-    # What was reported twice, for its acknowledgement was lost in a death, is counted once.
-    with gateway(place, ledger, *SLOW), aggregator(place, ledger):
-        wait_until(lambda: is_counted(place, ledger, BUDGETS))
+    old = "usage.team=20a=20/=20=E6=9D=B1=E4=BA=AC.users.lifetime.old"
+    with Bucket.connected(nats_server.url, name) as bucket, Ledger(ledger) as book:
+        bucket.create()
+        bucket.put(old, b"5")
+        if wiped:
+            bucket.remove(old)  # its marker is no counter
+        began(place, book)
+        usages = {key.entity: usage for key, usage in contents(place).usages.items()}
+        assert usages == ({ALICE: 1} if wiped else {"old": 5})
+        assert [charge.number for charge in book.charges()] == ([1] if wiped else [])
+        assert (f"counters in bucket {name} before this ledger" in caplog.text) is not wiped
+        # It is not seeded any more, whatever becomes of the bucket.
+        bucket.destroy()
+        began(place, book)
+        assert contents(place).usages == {}
+        book.record(datetime.now(UTC), costing("1", BOB))
+        began(place, book)
+        assert contents(place).usages == {}
+
+
+def began(place: Place, book: Ledger) -> None:
+    budgets = Budgets([definition("users", "1000000")])
+    asyncio.run(begin(place, book, budgets, utc_clock, lambda now: [(now, costing("1"))]))

@@ -1,6 +1,7 @@
 """Windows of the simulated gateway: their keys go away, and the next begin at zero."""
 
 import contextlib
+import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -153,3 +154,41 @@ def test_a_budget_of_more_than_500_entities_shows_the_largest(place: Place, tmp_
         assert entries[-1] == {"entity": "end user 002", "usage": "2"}
         wait_until(lambda: {each.entity for each in contents(place).blocked} == {"end user 501"})
         assert contents(place).usages == spent(tmp_path / "ledger", budgets)
+
+
+@pytest.mark.parametrize("change", ["it closes", "many exhaust it"])
+def test_a_large_budget_does_not_hold_up_the_block_of_another(
+    place: Place, bucket: Bucket, tmp_path: Path, change: str
+) -> None:
+    day = definition("day", "10", period=Period.DAY)
+    budgets = Budgets([definition("ever", "10"), day])
+    clock = SteppedClock(EVENING)
+    group = f"{GROUP}.day.2026-05-31"
+    counters = [f"usage.{group}.{number}" for number in range(6000 if "closes" in change else 3000)]
+    with (
+        running_gate(place, tmp_path / "ledger", budgets, clock=clock) as gate,
+        running_aggregator(place, budgets, clock=clock),
+        Ledger(tmp_path / "ledger") as book,
+    ):
+        bucket.put_many(dict.fromkeys(counters, b"5"))
+        wait_until(lambda: len(contents(place).boards.get(group, ())) == 500)
+        if "closes" in change:
+            clock.now = EVENING + timedelta(minutes=1)
+        else:
+            bucket.put_many(dict.fromkeys(counters, b"20"))
+        gate.answer(costing("10"))
+        exhausted = time.monotonic()
+        ever = f"{GROUP}.ever.lifetime.user=3Aalice=40example=2Ecom"
+        wait_until(lambda: ever in book.blocked())
+        assert time.monotonic() - exhausted < 1
+        if "closes" in change:
+            wait_until(lambda: tokens(place, "usage") == {"lifetime", "2026-06-01"})
+        else:
+            wait_until(lambda: len(contents(place).blocked) == len(counters) + 2)
+
+
+def test_a_bucket_of_as_many_keys_as_are_read_at_once_is_read_to_its_end(
+    place: Place, bucket: Bucket
+) -> None:
+    bucket.put_many({f"k.{number}": b"" for number in range(999)})
+    assert len(contents(place).values) == 1000  # with the one that is written beside them

@@ -159,6 +159,7 @@ def test_tables_that_cannot_be_written_leave_snapshots_and_points_green(
     assert not result.success
     assert failure_text(result).startswith(
         f"{tables} cannot be used for tables (BUDGET_RECOVERY_TABLES_DIR): File exists."
+        " No table was written; the snapshots are not affected. Try: "
     )
     assert metadata(result, "budget_usage_snapshots")["tenants_stored"] == 1
     assert metadata(result, POINTS)["tenants"] == 1
@@ -244,6 +245,33 @@ def test_recovery_points_need_the_database_alone(
     assert check.severity is dg.AssetCheckSeverity.WARN
     assert str(check.description).startswith("Older than 1h 30min: 'acme'. The newest")
     assert [row["tenant"] for row in details(check)] == ["acme"]
+
+
+@pytest.mark.parametrize("trouble", ["the store is down", "captures are paused"])
+def test_the_age_of_points_is_judged_though_no_capture_succeeds(
+    trouble: str,
+    configured: Bucket,
+    database: psycopg.Connection,
+    database_url: str,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    capture_at(database_url, current_hour.start - timedelta(hours=2))
+    if trouble == "the store is down":
+        monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", f"nats://127.0.0.1:{unused_port()}")
+    else:
+        database.execute("update budget_recovery.store set state = 'FAILED'")
+    captured = run_job(instance, current_hour)
+    assert not captured.asset_materializations_for_node("budget_usage_snapshots")
+    assert "recovery_point_age" not in checks(captured)
+
+    result = defs.resolve_job_def("recovery_points_job").execute_in_process(instance=instance)
+
+    check = checks(result)["recovery_point_age"]
+    assert not check.passed
+    assert str(check.description).startswith("Older than 1h 30min: 'acme'.")
 
 
 def test_without_any_snapshot_the_points_say_so_and_their_check_does_not_pass(

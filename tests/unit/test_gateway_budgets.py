@@ -1,5 +1,6 @@
 """Which counters a request raises, and how it travels as a charge."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -7,10 +8,11 @@ import pytest
 
 from budget_recovery_dagster.adapters.nats_codec import encode_key
 from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.counters import UnreadableUsageError
+from budget_recovery_dagster.domain.counters import UnreadableUsageError, UnusableNameError
 from budget_recovery_dagster.domain.windows import Period
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.requests import (
+    Applied,
     Charge,
     Request,
     UnreadableChargeError,
@@ -107,17 +109,45 @@ def test_a_charge_comes_out_of_its_message_as_it_went_in() -> None:
     assert Charge.from_json(charge.to_json()) == charge
 
 
+def test_a_moment_of_another_time_zone_is_read_in_utc() -> None:
+    charge = Charge("ledger", 7, datetime.fromisoformat("2023-10-02T01:30:00+02:00"), FULL)
+    read = Charge.from_json(charge.to_json())
+    assert read == charge
+    assert read.moment.tzinfo is UTC
+
+
 @pytest.mark.parametrize("message", [b"", b"[]", b"{}", b"null", b"\xff"])
 def test_anything_else_is_no_charge(message: bytes) -> None:
     with pytest.raises(UnreadableChargeError):
         Charge.from_json(message)
 
 
-def test_a_watermark_covers_earlier_charges_of_its_own_ledger() -> None:
-    mark = Watermark.parse("a:7")
-    assert mark == Watermark("a", 7)
-    assert mark is not None
-    covered = [mark.covers(Charge("a", number, MOMENT, FULL)) for number in (6, 7, 8)]
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800"])
+def test_a_name_that_no_key_can_hold_is_refused(name: str) -> None:
+    for names in ((name, "u", "m"), ("t", name, "m"), ("t", "u", name)):
+        with pytest.raises(UnusableNameError):
+            Request(*names, Decimal(1))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_neither_may_one_that_need_not_be_said(name: str) -> None:
+    for said in ({"virtual_account": name}, {"agent": name}, {"metadata": {"k": name}}):
+        with pytest.raises(UnusableNameError):
+            replace(FULL, **said)
+    assert replace(FULL, virtual_account="", agent="", metadata={"k": ""})
+
+
+def test_what_is_applied_covers_the_earlier_charges_of_each_ledger() -> None:
+    applied = Applied({"a": 7, "b": 2})
+    assert str(applied) == "a:7 b:2"
+    assert Applied.parse("a:7 b:2") == applied
+    covered = [applied.covers(Watermark("a", number)) for number in (6, 7, 8)]
     assert covered == [True, True, False]
-    assert not mark.covers(Charge("b", 1, MOMENT, FULL))
-    assert [Watermark.parse(text) for text in (None, 7, "", "a", "a:", ":7", "a:-1")] == [None] * 7
+    assert [applied.covers(Watermark("b", number)) for number in (2, 3)] == [True, False]
+    assert not applied.covers(Watermark("c", 1))
+    assert applied.raised(Watermark("b", 9)) == Applied({"a": 7, "b": 9})
+
+
+@pytest.mark.parametrize("text", [None, 7, "", "a", "a:", ":7", "a:-1", "a:0", "a:07", "a b:x"])
+def test_nothing_is_applied_where_no_mark_stands(text: object) -> None:
+    assert Applied.parse(text) == Applied({})

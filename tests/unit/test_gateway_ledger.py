@@ -89,6 +89,19 @@ def test_a_history_goes_into_a_new_ledger_only_and_is_counted_once(tmp_path: Pat
         assert len(list(ledger.charges())) == 3
 
 
+def test_a_ledger_that_has_begun_gets_no_history_any_more(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger") as ledger:
+        assert not ledger.has_begun()
+        ledger.begin_without_history()
+    with Ledger(tmp_path / "ledger") as ledger:
+        assert ledger.has_begun()
+        assert not ledger.record_history([(NOON, request("a", "1"))])
+        assert ledger.uncounted_history() == 0
+    with Ledger(tmp_path / "other") as other:
+        other.record(NOON, request("a", "1"))
+        assert other.has_begun()
+
+
 def test_a_history_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     def broken() -> list[tuple[datetime, Request]]:
         raise OSError("no more")
@@ -108,3 +121,9 @@ def test_blocks_are_remembered(tmp_path: Path) -> None:
         ledger.unblock(["a", "d"])
     with Ledger(tmp_path / "ledger") as ledger:
         assert ledger.blocked() == {"b", "c"}
+
+
+def test_what_is_written_is_on_the_disk_before_it_is_told(tmp_path: Path) -> None:
+    # Nobody can ask from outside what a connection does, and no test cuts the power: 2 is full.
+    with Ledger(tmp_path / "ledger") as ledger:
+        assert ledger._connection.execute("pragma synchronous").fetchone() == (2,)

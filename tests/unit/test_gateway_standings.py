@@ -1,5 +1,6 @@
 """What is derived from the counters of a budget's window."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from budget_recovery_dagster.sandbox.gateway.standings import (
     board_entries,
     shown_entries,
     wanted_blocks,
+    wanted_board,
     write_board,
 )
 from budget_recovery_dagster.sandbox.gateway.store import NOTHING, Seen
@@ -73,6 +75,17 @@ def test_a_block_stands_for_as_long_as_its_counter_does() -> None:
 def test_what_cannot_be_read_is_neither_blocked_nor_freed() -> None:
     blocks = wanted_blocks(group({"a": None, "b": None}, {"a": b"v"}), LIMIT_OF_5, b"v")
     assert blocks == ([], [])
+
+
+def test_what_cannot_be_read_keeps_its_entry_of_the_board() -> None:
+    usages = {"b": "2", "a": None, "new": None, "odd": None}
+    of = group(usages, {})
+    assert wanted_board(of) == [{"entity": "b", "usage": "2"}]
+    entry = {"entity": "a", "usage": "3"}
+    odd = [{"entity": "odd", "usage": "NaN"}, {"entity": ["new"], "usage": "1"}, 7, entry]
+    shown = [entry, {"entity": "b", "usage": "1"}, {"entity": "gone", "usage": "9"}, *odd]
+    of.board = Seen(1, json.dumps({"entries": shown}).encode())
+    assert wanted_board(of) == [entry, {"entity": "b", "usage": "2"}]
 
 
 def test_a_budget_without_a_definition_blocks_nobody() -> None:

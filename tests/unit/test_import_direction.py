@@ -34,6 +34,7 @@ MAY_IMPORT = {
         "ports",
         "resources",
         "services",
+        "settings",
     },
     "jobs": {"assets"},
     "schedules": {"domain", "jobs", "resources"},

@@ -157,7 +157,7 @@ def test_an_entry_of_nobody_is_named_and_costs_no_other(entry: bytes, reason: st
         (b'"entity":"bob","usage":1e-19', "bob", "1e-19 has more than 18 decimals"),
         (b'"entity":null,"usage":"x"', None, "entry 2, the aggregate: 'x' is not a decimal"),
         ('"entity":"東","usage":"x"'.encode(), "東", r"entry 2, '\u6771': 'x' is not"),
-        (b'"entity":"%s","usage":"x"' % (b"n" * 999), "n" * 999, "nnn...': 'x' is not a decimal"),
+        (b'"entity":"%s","usage":"x"' % (b"n" * 900), "n" * 900, "nnn...': 'x' is not a decimal"),
     ],
 )
 def test_an_unreadable_usage_is_named_with_whose_it_is(
@@ -240,9 +240,15 @@ def test_one_bad_key_or_board_costs_no_other() -> None:
     assert read.is_partial
 
 
-def test_a_name_too_long_for_a_counters_key_is_read_all_the_same() -> None:
-    name = "@" * 2000
-    assert usages(reading(board({name: "5"}))) == {name: Decimal(5)}
+def test_a_name_too_long_for_a_counters_key_is_of_nobody() -> None:
+    # "usage.t.b.2026-11." has 18 bytes, and each @ takes three more.
+    longest = "@" * 327
+    read = reading(board({longest: "5", "@" * 328: "5", "x" * 100_000: "4"}))
+    assert usages(read) == {longest: Decimal(5)}
+    assert [(each.is_entity_known, each.reason) for each in read.omitted] == [
+        (False, "entry 2: a key of 1002 bytes, more than 1000"),
+        (False, "entry 3: a key of 100018 bytes, more than 1000"),
+    ]
 
 
 entity_names = st.text(

@@ -1,14 +1,16 @@
 """What is told of recovery points, from a control plane in memory."""
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
 
 from budget_recovery_dagster.assets.recovery_point_metadata import points_metadata
 from budget_recovery_dagster.domain.counters import OmittedCounter
+from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.point_age import age, is_too_old
+from budget_recovery_dagster.ports import CaptureFailure
 from budget_recovery_dagster.services.recovery_points import RecoveryPointsService
 from tests.contract.control_planes import NOON, ControlPlane, Counters, in_memory, of, reading
 
@@ -145,3 +147,45 @@ def test_what_is_shown_of_a_point_is_exact_and_unknown_is_not_zero(plane: Contro
     assert (shown["tenants"], shown["tenants_without_window"]) == (2, 1)
     assert (shown["marked_windows"], shown["entities"]) == (2, 1)
     assert shown["newest_point_age_seconds"] == shown["oldest_point_age_seconds"] == 86400
+
+
+def test_what_comes_from_older_snapshots_than_the_age_says_is_marked(plane: ControlPlane) -> None:
+    window = ("team", "lifetime")
+    plane.capture("acme", {window: {"alice": "5", "bo": "2", "cy": "3", None: "1"}}, at=NOON)
+    plane.capture("acme", {window: {"alice": "4", "cy": "3", "di": "1"}}, at=NOON + LIMIT)
+    (row,) = points_metadata(service(plane, NOON + LIMIT).survey())["points"].records
+    # alice is lower in the newest snapshot; bo and the aggregate are missing from it.
+    assert (row.data["marks"], row.data["entities"]) == ("earlier(3)", 5)
+    assert row.data["captured_at"] == "2026-11-25T13:30:00Z"
+
+
+def fail(plane: ControlPlane, tenant: str, at: datetime) -> None:
+    plane.clock.set(at)
+    failure = CaptureFailure(tenant, Hour.containing(at), "not permitted", "grant it.")
+    plane.snapshots.record_failures([failure], run_id=f"run at {at}")
+
+
+def test_a_tenant_whose_captures_fail_is_watched_though_its_windows_are_over(
+    plane: ControlPlane,
+) -> None:
+    midnight = datetime(2026, 11, 26, tzinfo=UTC)
+    plane.capture("daily", TODAY, at=midnight - timedelta(minutes=30))
+    fail(plane, "daily", midnight + timedelta(minutes=30))
+    fail(plane, "never seen", midnight + timedelta(minutes=30))
+    plane.capture("acme", TEAM, at=midnight + timedelta(minutes=30))
+    plane.capture("acme", TEAM, at=midnight + LIMIT)
+    assert service(plane, midnight + timedelta(hours=1)).ages().too_old == {"never seen": None}
+    ages = service(plane, midnight + LIMIT).ages()
+    assert ages.too_old == {"daily": midnight - timedelta(minutes=30), "never seen": None}
+    assert not ages.is_sound
+    plane.capture("daily", TODAY, at=midnight + LIMIT)
+    plane.capture("never seen", TODAY, at=midnight + LIMIT + INSTANT)
+    assert service(plane, midnight + LIMIT + INSTANT).ages().is_sound
+
+
+def test_a_snapshot_of_the_future_tells_no_age(plane: ControlPlane) -> None:
+    plane.capture("acme", TEAM, at=NOON)
+    assert service(plane, NOON - timedelta(minutes=1)).ages().is_sound
+    ages = service(plane, NOON - timedelta(minutes=1) - INSTANT).ages()
+    assert ages.is_of_the_future
+    assert not ages.is_sound

@@ -69,12 +69,16 @@ def test_an_unknown_capture_source_is_refused_by_name(monkeypatch: pytest.Monkey
     )
 
 
-def test_a_relative_directory_of_tables_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BUDGET_RECOVERY_TABLES_DIR", "tables")
+@pytest.mark.parametrize("name", ["TABLES_DIR", "DATA_DIR"])
+@pytest.mark.parametrize("value", ["tables", "./tables", "~nobody-of-this-name/tables"])
+def test_a_directory_that_is_not_absolute_is_refused_by_name(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"BUDGET_RECOVERY_{name}", value)
     with pytest.raises(SettingsError) as refused:
         load_settings()
     assert refused.value.message == (
-        "BUDGET_RECOVERY_TABLES_DIR is 'tables', which is not an absolute path."
+        f"BUDGET_RECOVERY_{name} is '{value}', which is not an absolute path."
     )
 
 

@@ -1,5 +1,8 @@
 """Tables of the hour, from a control plane in memory, as real files."""
 
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from budget_recovery_dagster.services.usage_tables import (
     TablesBuilt,
     UsageTablesService,
 )
+from budget_recovery_dagster.table_ports import RetainedSnapshots, StoredRecord
 from tests.contract.control_planes import BUCKET, NOON, ControlPlane, Counters, in_memory
 
 TEAM: Counters = {("team", "lifetime"): {"alice": "1.5", None: "7"}}
@@ -135,3 +139,31 @@ def test_a_snapshot_of_nothing_makes_a_table_without_rows(scene: Scene) -> None:
     with_rows, without = (scene.build(at).written[0].file for at in (NOON, NOON + HOUR))
     assert (with_rows.rows, without.rows) == (2, 0)
     assert pq.read_schema(without.path).equals(pq.read_schema(with_rows.path))
+
+
+@dataclass
+class LateListing:
+    """Lists also tenants whose snapshots of the hour have just been pruned."""
+
+    retained: RetainedSnapshots
+
+    def tenants_in(self, hour: Hour) -> tuple[str, ...]:
+        return ("acme", *self.retained.tenants_in(hour), "pruned")
+
+    def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
+        return self.retained.hours_of(tenants)
+
+    def records_of(
+        self, tenant: str, hour: Hour
+    ) -> AbstractContextManager[Iterator[StoredRecord] | None]:
+        return self.retained.records_of(tenant, hour)
+
+
+def test_what_is_pruned_after_it_was_listed_gets_no_table(scene: Scene) -> None:
+    scene.plane.capture("other", TEAM, at=NOON)
+    late = replace(scene.service, retained=LateListing(scene.plane.retained))
+    built = late.build(Hour(NOON), on_failure=scene.failures.append)
+    assert [each.tenant for each in built.written] == ["other"]
+    assert scene.failures == []
+    with pytest.raises(HourNotCapturedError):
+        late.build(Hour(NOON - HOUR), on_failure=scene.failures.append)

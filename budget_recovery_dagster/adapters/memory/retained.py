@@ -9,9 +9,9 @@ from budget_recovery_dagster.adapters.memory.control_plane import ControlPlane, 
 from budget_recovery_dagster.adapters.memory.snapshots import MemorySnapshots
 from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.recovery_point import Usages
 from budget_recovery_dagster.domain.snapshots import BudgetRecord
-from budget_recovery_dagster.table_ports import StoredRecord
+from budget_recovery_dagster.ports import Uncaptured
+from budget_recovery_dagster.table_ports import PointRecord, StoredRecord
 
 
 class MemoryRetainedSnapshots:
@@ -33,16 +33,15 @@ class MemoryRetainedSnapshots:
         return {tenant: frozenset(each) for tenant, each in hours.items()}
 
     @contextmanager
-    def records_of(self, tenant: str, hour: Hour) -> Iterator[Iterator[StoredRecord]]:
+    def records_of(self, tenant: str, hour: Hour) -> Iterator[Iterator[StoredRecord] | None]:
         """Give the records of a tenant's retained snapshots of an hour."""
-        yield iter(
-            [
-                _stored_record(stored, stored.records[of], stored.records[of].usages)
-                for stored in sorted(self._of_hour(hour), key=lambda each: each.summary.captured_at)
-                if stored.summary.tenant == tenant
-                for of in sorted(stored.records, key=_order)
-            ]
-        )
+        snapshots = [each for each in self._of_hour(hour) if each.summary.tenant == tenant]
+        records = [
+            _stored_record(stored, stored.records[of])
+            for stored in sorted(snapshots, key=lambda each: each.summary.captured_at)
+            for of in sorted(stored.records, key=_order)
+        ]
+        yield iter(records) if snapshots else None
 
     def _of_hour(self, hour: Hour) -> Iterator[StoredSnapshot]:
         for stored in self._whole():
@@ -75,23 +74,41 @@ class MemoryRecoveryPoints:
                 newest[tenant] = captured_at
         return newest
 
-    def windows_of(self, tenant: str, now: datetime) -> tuple[StoredRecord, ...]:
+    def failing(self) -> Mapping[str, datetime | None]:
+        """Return the tenants whose last capture failed, with the time of their newest snapshot."""
+        failed_at: dict[str, datetime] = {}
+        for (_, kind, name), noted in self._plane.failures.items():
+            if kind is Uncaptured.TENANT:
+                failed_at[name] = max(noted.failed_at, failed_at.get(name, noted.failed_at))
+        newest = {
+            tenant: (captured_at, stored.stored_at)
+            for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key)
+        }
+        return {
+            tenant: newest[tenant][0] if tenant in newest else None
+            for tenant in sorted(failed_at)
+            if tenant not in newest or newest[tenant][1] < failed_at[tenant]
+        }
+
+    def windows_of(self, tenant: str, now: datetime) -> tuple[PointRecord, ...]:
         """Return the windows of a tenant that are current at ``now``, by budget and token."""
         point = self._snapshots.recovery_point(tenant, now)
         newest: dict[BudgetWindow, StoredRecord] = {}
         for (name, _), stored in sorted(self._plane.snapshots.items(), key=_by_key):
             for of, record in stored.records.items():
                 if name == tenant and of.window.is_current(now):
-                    newest[of] = _stored_record(stored, record, point.get(of, {}))
-        return tuple(newest[of] for of in sorted(newest, key=_order))
+                    newest[of] = _stored_record(stored, record)
+        return tuple(
+            PointRecord(newest[of], point.get(of, {})) for of in sorted(newest, key=_order)
+        )
 
 
-def _stored_record(stored: StoredSnapshot, record: BudgetRecord, usages: Usages) -> StoredRecord:
+def _stored_record(stored: StoredSnapshot, record: BudgetRecord) -> StoredRecord:
     return StoredRecord(
         captured_at=stored.summary.captured_at,
         source=stored.summary.source,
         of=record.of,
-        usages=usages,
+        usages=record.usages,
         is_truncated=record.is_truncated,
         is_partial=stored.summary.is_partial,
         omitted_count=len(record.omitted),

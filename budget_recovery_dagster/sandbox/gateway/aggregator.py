@@ -30,7 +30,8 @@ async def aggregate(store: Store, budgets: Budgets, clock: Callable[[], datetime
             try:
                 charge = Charge.from_json(message.data)
             except UnreadableChargeError as error:
-                log.warning("A message among the costs is left out: %s.", error)
+                place = message.metadata.sequence.stream
+                log.warning("Message %d of the costs is none, and is left out: %s.", place, error)
             else:
                 await counting.add(charge)
             await message.ack()

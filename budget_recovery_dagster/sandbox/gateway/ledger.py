@@ -1,7 +1,15 @@
 """The gate's own book: every request that it let through, and what it must remember of blocks.
 
-It is the exact record of true spend, and the outbox of costs to report. SQLite in its write-ahead
-mode: what is written outlives the process; a crash of the whole machine may take the last moments.
+It is the exact record of true spend, and the outbox of costs to report. What is written outlives
+the process and, but for the blocks, a power failure: a number that was reported is never given to
+another charge. So a ledger must not be restored from an older copy: numbers would be used again,
+and as the counters' marks cover them, their costs would not be counted.
+
+Whoever reads it, with ``sqlite3`` for example, does no harm. Whoever keeps it from being written
+to, by a transaction of their own or because the disk is full, stops all requests.
+
+It grows for ever, by about 170 bytes for a request: the true spend of a lifetime is made of all of
+them. Four requests a second are 59 MB a day.
 """
 
 import json
@@ -18,9 +26,14 @@ from uuid import uuid4
 
 from budget_recovery_dagster.adapters.nats_codec import CounterKey
 from budget_recovery_dagster.domain.counters import format_usage
-from budget_recovery_dagster.sandbox.gateway.amounts import plus
+from budget_recovery_dagster.domain.usage_sums import exact_sum
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.requests import Charge, Request
+
+# A commit takes a few milliseconds; the gate stands still for as long as somebody else writes.
+_PATIENCE_SECONDS = 0.25
+# Another one that is just making the same ledger.
+_OPENING_SECONDS = 5.0
 
 _TABLES = """
 create table if not exists charge (
@@ -39,22 +52,50 @@ _CHARGES = f"select number, {_COLUMNS} from charge"  # noqa: S608
 _SET = "insert into fact values (?, ?) on conflict do update set value = excluded.value"
 
 
+class LedgerError(OSError):
+    """The ledger cannot be read or written now; the message names its file and says why."""
+
+
 class Ledger:
     """The ledger in a file, made if it is not there; a context manager that closes it.
 
-    Several may be open on one file, also in other processes; only one of them may record.
+    Several may be open on one file, also in other processes; only one of them may record. Every
+    method raises LedgerError where the file does not let it, and has changed nothing then; once the
+    file does again, the next call works.
+
+    Raises:
+        LedgerError: it cannot be opened or made.
     """
 
     def __init__(self, file: Path) -> None:
-        # Used by one thread at a time, which need not be the one that opened it.
-        self._connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-        self._connection.execute("pragma journal_mode = wal")
-        self._connection.execute("pragma synchronous = normal")
-        self._connection.executescript(_TABLES)
-        self._connection.execute(
-            "insert into fact values (?, ?) on conflict do nothing", (_ID, uuid4().hex)
-        )
+        self._file = file
+        with self._told():
+            # Used by one thread at a time, which need not be the one that opened it.
+            self._connection = sqlite3.connect(
+                file, _OPENING_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._open()
+            except BaseException:
+                self._connection.close()
+                raise
         self.id = str(self._fact(_ID))
+
+    def _open(self) -> None:
+        self._connection.execute("pragma journal_mode = wal")
+        # The disk has it before the answer goes out: a charge that a power failure took back would
+        # leave its number, which may stand in counters by then, to another.
+        self._connection.execute("pragma synchronous = full")
+        # Who opens it to read writes nothing.
+        if not self._connection.execute(
+            "select 1 from sqlite_master where name = 'fact'"
+        ).fetchone():
+            self._connection.executescript(_TABLES)
+        if not self._connection.execute("select 1 from fact where name = ?", (_ID,)).fetchone():
+            self._connection.execute(
+                "insert into fact values (?, ?) on conflict do nothing", (_ID, uuid4().hex)
+            )
+        self._connection.execute(f"pragma busy_timeout = {int(_PATIENCE_SECONDS * 1000)}")
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +110,7 @@ class Ledger:
 
     def record(self, moment: datetime, request: Request) -> int:
         """Write down a request that is let through at ``moment`` (aware); return its number."""
-        number = self._connection.execute(_INSERT, _row(moment, request)).lastrowid
+        number = self._execute(_INSERT, _row(moment, request)).lastrowid
         if number is None:
             raise AssertionError("an insertion has a number")
         return number
@@ -81,7 +122,7 @@ class Ledger:
         ``uncounted_history`` asks for until ``history_is_counted``.
         """
         with self._transaction():
-            if self._last_number():
+            if self.has_begun():
                 return False
             self._connection.executemany(_INSERT, (_row(moment, each) for moment, each in past))
             last = self._last_number()
@@ -89,29 +130,38 @@ class Ledger:
             self._connection.execute(_SET, (_UNCOUNTED, last))
         return True
 
+    def has_begun(self) -> bool:
+        """Whether it holds a charge, or was begun without a history."""
+        return self._fact(_UNCOUNTED) is not None or self._last_number() > 0
+
+    def begin_without_history(self) -> None:
+        """Begin with nothing, for good: no history is recorded any more."""
+        self.history_is_counted()
+
     def uncounted_history(self) -> int:
         """Return the number of the last charge that must be written into counters; 0 for none."""
         return int(self._fact(_UNCOUNTED) or 0)
 
     def history_is_counted(self) -> None:
         """Remember that the past stands in the counters: a store that is wiped stays at zero."""
-        self._connection.execute(_SET, (_UNCOUNTED, 0))
+        self._execute(_SET, (_UNCOUNTED, 0))
 
     def unreported(self, at_most: int) -> list[Charge]:
         """Return the first charges that are not reported yet, by their numbers."""
-        rows = self._connection.execute(
-            f"{_CHARGES} where number > ? order by number limit ?",
-            (self._fact(_REPORTED) or 0, at_most),
-        )
+        with self._told():
+            rows = self._connection.execute(
+                f"{_CHARGES} where number > ? order by number limit ?",
+                (self._fact(_REPORTED) or 0, at_most),
+            ).fetchall()
         return [self._charge(row) for row in rows]
 
     def reported(self, number: int) -> None:
         """Remember that all charges up to this one are reported."""
-        self._connection.execute(_SET, (_REPORTED, number))
+        self._execute(_SET, (_REPORTED, number))
 
     def charges(self) -> Iterator[Charge]:
         """Go through all charges, by their numbers."""
-        return map(self._charge, self._connection.execute(f"{_CHARGES} order by number"))
+        return map(self._charge, self._execute(f"{_CHARGES} order by number"))
 
     def true_spend(
         self, budgets: Budgets, now: datetime, *, up_to: int | None = None
@@ -126,18 +176,18 @@ class Ledger:
                 break
             for _, counter in budgets.raised_by(charge.request, charge.moment):
                 if counter.of.window.is_current(now):
-                    spend[counter] = plus(spend[counter], charge.request.cost)
+                    spend[counter] = exact_sum((spend[counter], charge.request.cost))
         return dict(spend)
 
     def blocked(self) -> frozenset[str]:
         """Return what was blocked when the gate last heard of it."""
-        return frozenset(
-            suffix for (suffix,) in self._connection.execute("select suffix from blocked")
-        )
+        with self._told():
+            rows = self._connection.execute("select suffix from blocked").fetchall()
+        return frozenset(suffix for (suffix,) in rows)
 
     def block(self, suffixes: Iterable[str]) -> None:
         """Remember that these are blocked."""
-        with self._transaction():
+        with self._without_waiting_for_the_disk(), self._transaction():
             self._connection.executemany(
                 "insert into blocked values (?) on conflict do nothing",
                 [(each,) for each in suffixes],
@@ -145,17 +195,17 @@ class Ledger:
 
     def unblock(self, suffixes: Iterable[str]) -> None:
         """Remember that these are not blocked."""
-        with self._transaction():
+        with self._without_waiting_for_the_disk(), self._transaction():
             self._connection.executemany(
                 "delete from blocked where suffix = ?", [(each,) for each in suffixes]
             )
 
     def _fact(self, name: str) -> Any:
-        row = self._connection.execute("select value from fact where name = ?", (name,)).fetchone()
+        row = self._execute("select value from fact where name = ?", (name,)).fetchone()
         return None if row is None else row[0]
 
     def _last_number(self) -> int:
-        [(number,)] = self._connection.execute("select coalesce(max(number), 0) from charge")
+        [(number,)] = self._execute("select coalesce(max(number), 0) from charge")
         return int(number)
 
     def _charge(self, row: tuple[Any, ...]) -> Charge:
@@ -173,13 +223,36 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._connection.execute("begin immediate")
+        with self._told():
+            self._connection.execute("begin immediate")
+            try:
+                yield
+                self._connection.execute("commit")
+            except BaseException:
+                if self._connection.in_transaction:  # a full disk has rolled it back itself
+                    self._connection.execute("rollback")
+                raise
+
+    @contextmanager
+    def _without_waiting_for_the_disk(self) -> Iterator[None]:
+        # They come by the thousand when a limit is lowered, and whom a power failure makes the gate
+        # forget, the bucket tells it of again.
+        self._connection.execute("pragma synchronous = normal")
         try:
             yield
-        except BaseException:
-            self._connection.execute("rollback")
-            raise
-        self._connection.execute("commit")
+        finally:
+            self._connection.execute("pragma synchronous = full")
+
+    def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        with self._told():
+            return self._connection.execute(statement, values)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise LedgerError(f"the ledger {self._file} cannot be used: {error}") from error
 
 
 def _row(moment: datetime, request: Request) -> tuple[str | None, ...]:

@@ -2,10 +2,14 @@
 
 The driver's own fetch waits until as many have come as it was asked for, and its way to wait for
 one message may swallow a cancellation.
+
+That nothing came for a while says nothing about what is left: a server that was held up lets a pull
+expire with its messages undelivered. The end is where a pull that does not wait is told so.
 """
 
 import asyncio
 import json
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -17,8 +21,11 @@ from budget_recovery_dagster.sandbox.gateway.store import ANSWER_SECONDS, Store,
 _AT_ONCE = 500
 _IDLE_SECONDS = 1.0
 
-_IS_OVER = ("404", "408")
-_IS_FULL = "Batch Completed"
+_NOTHING_LEFT = "404"
+_EXPIRED = "408"
+
+_WAITING = {"batch": _AT_ONCE, "expires": int(_IDLE_SECONDS * 1e9)}
+_NOT_WAITING = {"batch": _AT_ONCE, "no_wait": True}
 
 
 class Pull:
@@ -46,14 +53,25 @@ class Pull:
             await self._subscription.unsubscribe()
 
     async def next(self) -> Msg | None:
-        """Return the next message, or None when there was none for about a second.
+        """Return the next message, or None when none came for about a second.
 
         Raises:
             StoreLostError: the consumer is gone.
             nats.errors.Error, TimeoutError: the server does not answer.
         """
+        return await self._next(_WAITING, _EXPIRED)
+
+    async def next_that_is_there(self) -> Msg | None:
+        """Return the next message, or None once the server says that nothing is left.
+
+        Raises:
+            StoreLostError: the server ended it before that, or the consumer is gone.
+            nats.errors.Error, TimeoutError: the server does not answer.
+        """
+        return await self._next(_NOT_WAITING, _NOTHING_LEFT)
+
+    async def _next(self, request: Mapping[str, object], end: str) -> Msg | None:
         if self._outstanding == 0:
-            request = {"batch": _AT_ONCE, "expires": int(_IDLE_SECONDS * 1e9)}
             await self._client.publish(
                 self._subject, json.dumps(request).encode(), reply=self._inbox
             )
@@ -65,7 +83,7 @@ class Pull:
             return message
         self._outstanding = 0
         headers = message.headers or {}
-        status, told = headers.get("Status"), headers.get("Description", "")
-        if status in _IS_OVER or told == _IS_FULL:
-            return None
-        raise StoreLostError(f"the consumer says: {status} {told}")
+        status = headers.get("Status")
+        if status != end:
+            raise StoreLostError(f"the consumer says: {status} {headers.get('Description', '')}")
+        return None

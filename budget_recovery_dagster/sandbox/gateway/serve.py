@@ -1,13 +1,14 @@
 """The gate and its traffic as a process: ``python -m …gateway.serve LEDGER [--with-history]``.
 
 BUDGET_RECOVERY_NATS_URL and BUDGET_RECOVERY_BUCKET say where. With ``--with-history`` a new ledger
-begins with the usage of past months; a store that is wiped later reads as zero all the same, as a
-real one does.
+that meets a new bucket begins with the usage of past months; a store that is wiped later reads as
+zero all the same, as a real one does.
 """
 
 import argparse
 import asyncio
 import logging
+import sys
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,13 +16,14 @@ from pathlib import Path
 
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.gate import Gate
-from budget_recovery_dagster.sandbox.gateway.history import count_history
+from budget_recovery_dagster.sandbox.gateway.history import begin, count_history
 from budget_recovery_dagster.sandbox.gateway.keys import BLOCKED
-from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
+from budget_recovery_dagster.sandbox.gateway.ledger import Ledger, LedgerError
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place, keep_working
 from budget_recovery_dagster.sandbox.gateway.reporter import report
 from budget_recovery_dagster.sandbox.gateway.scene import BUDGETS, USERS
 from budget_recovery_dagster.sandbox.gateway.store import Store
+from budget_recovery_dagster.sandbox.gateway.tally import Tally, tell_every_minute
 from budget_recovery_dagster.sandbox.gateway.traffic import Traffic
 from budget_recovery_dagster.sandbox.gateway.watching import follow
 from budget_recovery_dagster.settings import load_settings
@@ -47,20 +49,29 @@ async def connect_gate(place: Place, gate: Gate, ledger: Ledger) -> None:
     await keep_working(place, "gateway", watch, send)
 
 
-async def make_traffic(gate: Gate, traffic: Traffic, per_second: float) -> None:
+async def make_traffic(gate: Gate, tally: Tally, traffic: Traffic, per_second: float) -> None:
     """Have the gate answer requests, for ever."""
     while True:
-        gate.answer(traffic.request())
+        request = traffic.request()
+        tally.add(request.tenant, gate.answer(request))
         await asyncio.sleep(1 / per_second)
 
 
-async def serve(place: Place, ledger: Ledger, budgets: Budgets, per_second: float) -> None:
+async def serve(
+    place: Place, ledger: Ledger, budgets: Budgets, per_second: float, *, with_history: bool
+) -> None:
     """Run the whole gate side of the gateway, for ever."""
-    await count_history(place, ledger, budgets, _now)
+    if with_history:
+        await begin(place, ledger, budgets, _now, Traffic(seed=1).history)
+    else:
+        await count_history(place, ledger, budgets, _now)
     gate = Gate(ledger, budgets, _now)
-    log.info("%s %d tenants, %g requests a second.", READY, len(USERS), per_second)
+    gate.tell_of_blocks()
+    log.info("%s %d tenants, %g requests a second in all.", READY, len(USERS), per_second)
+    tally = Tally()
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(make_traffic(gate, Traffic(seed=time.time_ns()), per_second))
+        tasks.create_task(make_traffic(gate, tally, Traffic(seed=time.time_ns()), per_second))
+        tasks.create_task(tell_every_minute(tally))
         tasks.create_task(connect_gate(place, gate, ledger))
 
 
@@ -78,11 +89,21 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     settings = load_settings()
     place = Place(settings.require_nats_url(), settings.bucket)
-    with Ledger(given.ledger) as ledger, suppress(KeyboardInterrupt):
-        if given.with_history:
-            ledger.record_history(Traffic(seed=1).history(_now()))
+    try:
+        opened_ledger = Ledger(given.ledger)
+    except LedgerError as error:
+        sys.exit(f"Error: {error}.")
+    with opened_ledger as ledger, suppress(KeyboardInterrupt):
         # SIGTERM just ends it: all that must be kept stands in the ledger at any moment.
-        asyncio.run(serve(place, ledger, BUDGETS, given.requests_per_second))
+        asyncio.run(
+            serve(
+                place,
+                ledger,
+                BUDGETS,
+                given.requests_per_second,
+                with_history=given.with_history,
+            )
+        )
 
 
 if __name__ == "__main__":

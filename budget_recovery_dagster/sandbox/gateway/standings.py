@@ -3,8 +3,9 @@
 Pure: what is known of the bucket goes in, what should stand there comes out.
 """
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -12,7 +13,12 @@ from typing import NamedTuple
 
 from budget_recovery_dagster.adapters.nats_codec import CounterKey
 from budget_recovery_dagster.domain.budgets import BudgetDefinition
-from budget_recovery_dagster.domain.counters import Entity, format_usage
+from budget_recovery_dagster.domain.counters import (
+    Entity,
+    UnreadableUsageError,
+    format_usage,
+    parse_usage,
+)
 from budget_recovery_dagster.sandbox.gateway.counting import written_at
 from budget_recovery_dagster.sandbox.gateway.store import NOTHING, Seen
 
@@ -42,6 +48,12 @@ class Group:
         end = self.of.of.window.end
         return end is not None and end <= now
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no key of it is there, as far as is known."""
+        others = (self.board, *self.blocked.values())
+        return not self.counters and all(seen.data is None for seen in others)
+
 
 def board_entries(usages: Iterable[tuple[Entity, Decimal]]) -> list[dict[str, str | None]]:
     """Return a leaderboard's entries: most usage first, equal ones by their names' code points."""
@@ -52,12 +64,31 @@ def board_entries(usages: Iterable[tuple[Entity, Decimal]]) -> list[dict[str, st
 
 
 def wanted_board(group: Group) -> list[dict[str, str | None]]:
-    """Return the entries that a group's leaderboard must have; none where there must be none."""
-    return board_entries(
+    """Return the entries that a group's leaderboard must have; none where there must be none.
+
+    Whoever has a counter that cannot be read keeps the entry that stands there, if there is one: a
+    board that is not full says of everybody else that they have no counter.
+    """
+    unknown = {each.counter.entity for each in group.counters.values() if each.usage is None}
+    usages = [
         (each.counter.entity, each.usage)
         for each in group.counters.values()
         if each.usage is not None
-    )
+    ]
+    kept = [each for each in _shown_usages(group.board) if each[0] in unknown] if unknown else []
+    return board_entries([*usages, *kept])
+
+
+def _shown_usages(board: Seen) -> Iterator[tuple[Entity, Decimal]]:
+    """Go through the entries of a leaderboard as it stands that can be read, one of each entity."""
+    entries = shown_entries(board)
+    seen = set()
+    for entry in entries if isinstance(entries, list) else ():
+        match entry:
+            case {"entity": str() | None as entity, "usage": str(usage)} if entity not in seen:
+                seen.add(entity)
+                with contextlib.suppress(UnreadableUsageError):
+                    yield entity, parse_usage(usage)
 
 
 def shown_entries(board: Seen) -> object:
@@ -66,7 +97,7 @@ def shown_entries(board: Seen) -> object:
         return []
     try:
         content = json.loads(board.data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return content.get("entries") if isinstance(content, dict) else None
 

@@ -143,7 +143,7 @@ class Store:
             durable_name=_AGGREGATOR,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=_ACK_SECONDS,
-            # The next one only when one is counted: the watermark of a counter relies on order.
+            # The next one only when one is counted: a counter's marks rely on their order.
             max_ack_pending=1,
         )
         await self._js.add_consumer(cost_stream(self.bucket), config)

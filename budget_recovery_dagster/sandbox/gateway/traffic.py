@@ -4,9 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
-from decimal import Decimal
 
-from budget_recovery_dagster.sandbox.gateway.amounts import times
 from budget_recovery_dagster.sandbox.gateway.requests import Request
 from budget_recovery_dagster.sandbox.gateway.scene import (
     AGENTS,
@@ -41,7 +39,8 @@ class Traffic:
             tenant=tenant,
             user=chance.choice(USERS[tenant]),
             model=model,
-            cost=times(Decimal(chance.randint(50, 4000)), PRICES[model]),
+            # A few digits each: no context of Python's rounds that.
+            cost=chance.randint(50, 4000) * PRICES[model],
             virtual_account=chance.choice(VIRTUAL_ACCOUNTS),
             agent=chance.choice([None, None, None, *AGENTS]),
             metadata=metadata,

@@ -1,7 +1,6 @@
 """What lies under a prefix of the bucket, followed from a first complete view on."""
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import Protocol
 from uuid import uuid4
@@ -20,8 +19,6 @@ from budget_recovery_dagster.sandbox.gateway.store import (
 )
 
 _ABANDONED_SECONDS = 30.0
-# For a count of keys that was too high when the reading began.
-_PATIENCE_SECONDS = 2.0
 
 
 class View(Protocol):
@@ -37,12 +34,14 @@ class View(Protocol):
 async def follow(store: Store, prefix: str, view: View) -> None:
     """Tell ``view`` what lies under ``prefix``, which is ``''`` or ends in a dot, for ever.
 
-    ``replace`` is called once, with what an existing bucket was read to hold, completely.
+    ``replace`` is called once, with all that an existing bucket was proven to hold; where that
+    cannot be proven, it is not called at all.
 
     Raises:
-        ExceptionGroup: of what ends the work on a store.
+        StoreLostError, nats.errors.Error, OSError, ExceptionGroup of these: it must begin anew.
     """
     stream = bucket_stream(store.bucket)
+    before = await store.existing(prefix)
     name = f"watch-{uuid4().hex}"
     config = ConsumerConfig(
         name=name,
@@ -55,7 +54,9 @@ async def follow(store: Store, prefix: str, view: View) -> None:
     consumer = await store.js.add_consumer(stream, config)
     async with Pull(store, stream, name) as pull, asyncio.TaskGroup() as tasks:
         reading = _Reading(store, pull)
-        found = await reading.all(consumer.num_pending or 0)
+        found = await reading.all()
+        announced = consumer.num_pending or 0
+        _require_whole(found, announced, before, await store.existing(prefix))
         view.replace(found)
         known = {key: seen.revision for key, seen in found.items()}
         tasks.create_task(_look_for_vanished(store, prefix, view, known))
@@ -80,6 +81,27 @@ async def _look_for_vanished(store: Store, prefix: str, view: View, known: dict[
                 view.change(key, NOTHING)
 
 
+def _require_whole(
+    found: Mapping[str, Seen],
+    announced: int,
+    before: frozenset[str] | None,
+    after: frozenset[str] | None,
+) -> None:
+    """Compare what was read with what existed before and after it.
+
+    Of a consumer that is held up, a server says that nothing is left while everything is.
+
+    Raises:
+        StoreLostError: something was not read.
+    """
+    if before is None or after is None:  # too many for the server to name
+        missing = announced - len(found)
+    else:
+        missing = len((before & after) - found.keys())
+    if missing > 0:
+        raise StoreLostError(f"{missing} keys were missed")
+
+
 class _Reading:
     """Reads a consumer's messages and misses none of them unnoticed."""
 
@@ -88,23 +110,19 @@ class _Reading:
         self._pull = pull
         self._delivered = 0
 
-    async def all(self, announced: int) -> dict[str, Seen]:
-        """Read until everything that was announced is there.
+    async def all(self) -> dict[str, Seen]:
+        """Read until the server says that nothing is left.
 
-        That nothing is left to deliver is not enough: a key that is written meanwhile is passed
-        over where it was, and comes later.
+        Neither a count nor a message with nothing behind it is the end: a key that is written
+        meanwhile is passed over where it was, and comes last, behind those that are new.
+
+        Raises:
+            StoreLostError: the server broke it off.
         """
         found: dict[str, Seen] = {}
-        begun = time.monotonic()
-        while len(found) < announced:
-            message = await self._pull.next()
-            if message is None:
-                break
+        while (message := await self._pull.next_that_is_there()) is not None:
             key, seen = self.key_of(message)
             found[key] = seen
-            is_late = time.monotonic() > begun + _PATIENCE_SECONDS
-            if is_late and message.metadata.num_pending == 0:
-                break
         return found
 
     def key_of(self, message: Msg) -> tuple[str, Seen]:

@@ -1,4 +1,4 @@
-"""Budget definitions, and the second source of snapshots."""
+"""Budget definitions, the second source of snapshots, and recovery points for people."""
 
 from alembic import op
 
@@ -50,6 +50,24 @@ comment on column budget_recovery.budget.enforcement is
     'enforce: requests beyond the limit are refused; audit: they are only noted.';
 """
 
+# The maximum over all retained records, as a restore takes it.
+POINT = """
+create view budget_recovery.recovery_point as
+select r.tenant, r.budget_id, r.window_token, nullif(e.entity, '') as entity,
+       max(e.usage) as usage, max(r.captured_at) as last_captured_at
+from budget_recovery.budget_record r
+join budget_recovery.budget_content c using (content_id)
+cross join lateral unnest(c.entities, c.usages) as e (entity, usage)
+where (r.window_start is null or r.window_start <= now())
+  and (r.window_end is null or r.window_end > now())
+group by r.tenant, r.budget_id, r.window_token, e.entity;
+comment on view budget_recovery.recovery_point is
+    'What a restore would bring back now: of every window that is still current, the highest usage '
+    'of each entity over all retained snapshots.';
+comment on column budget_recovery.recovery_point.last_captured_at is
+    'The newest snapshot that has this entity in this window.';
+"""
+
 SOURCE = """
 alter table budget_recovery.capture add constraint capture_source_is_known check (
     source in ('counters', 'leaderboards')
@@ -67,9 +85,9 @@ comment on column budget_recovery.budget_record.expiry_seconds is
 
 
 def upgrade() -> None:
-    """Make the table."""
-    op.execute(BUDGET)
-    op.execute(SOURCE)
+    """Make the table and the view."""
+    for block in (BUDGET, POINT, SOURCE):
+        op.execute(block)
 
 
 def downgrade() -> None:
