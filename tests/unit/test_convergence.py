@@ -1,0 +1,118 @@
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from budget_recovery_dagster.domain.convergence import (
+    ClusterView,
+    Replica,
+    objection,
+    why_not_converged,
+)
+
+START = datetime(2026, 11, 25, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+ELECTED = START - timedelta(hours=1)
+
+
+def follower(name: str) -> Replica:
+    return Replica(name, is_current=True, is_offline=False, lag=0, silent_for=SECOND / 2)
+
+
+def view(seconds: float = 0) -> ClusterView:
+    """What the leader of a sound cluster of three says after so many seconds."""
+    return ClusterView(
+        seen_at=START + seconds * SECOND,
+        cluster="C1",
+        leader="a",
+        leader_since=ELECTED,
+        replica_count=3,
+        replicas=(follower("b"), follower("c")),
+    )
+
+
+SOUND = [view(0), view(6), view(12)]
+
+
+def test_a_single_server_has_nobody_to_wait_for() -> None:
+    alone = ClusterView(START, None, "a", None, 1, ())
+    assert why_not_converged([alone]) is None
+
+
+def test_a_cluster_has_converged_once_it_is_settled_for_long_enough() -> None:
+    assert why_not_converged(SOUND) is None
+    assert why_not_converged([view(0), view(12)]) == (
+        "the cluster has been settled for 12 s of 12 s in 2 answers of 3"
+    )
+    assert why_not_converged([view(0), view(6), view(11.5)]) == (
+        "the cluster has been settled for 11 s of 12 s in 3 answers of 3"
+    )
+    assert why_not_converged([]) == "nothing is known of the servers yet"
+
+
+def test_a_bucket_with_one_replica_in_a_cluster_waits_for_its_leader_to_last() -> None:
+    alone = [replace(each, replica_count=1, replicas=(), leader_since=None) for each in SOUND]
+    assert why_not_converged(alone) is None
+    assert why_not_converged(alone[:1]) is not None
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (replace(view(), leader=None), "the stream has no leader"),
+        (
+            replace(view(), replicas=(follower("a"), follower("b"), follower("c"))),
+            "the answer is not the leader's: a is among the replicas",
+        ),
+        (
+            replace(view(), replicas=(follower("b"),)),
+            "1 of 2 replicas beside the leader are known",
+        ),
+        (replace(view(), replicas=()), "0 of 2 replicas beside the leader are known"),
+        (
+            replace(view(), replicas=(follower("b"), replace(follower("c"), is_offline=True))),
+            "replica c is offline",
+        ),
+        (
+            replace(
+                view(), replicas=(replace(follower("b"), is_current=False, lag=50), follower("c"))
+            ),
+            "replica b is not current, 50 operations behind",
+        ),
+        (
+            replace(view(), replicas=(replace(follower("b"), lag=1), follower("c"))),
+            "replica b is 1 operations behind",
+        ),
+        (
+            replace(
+                view(), replicas=(replace(follower("b"), silent_for=3.1 * SECOND), follower("c"))
+            ),
+            "replica b was last heard of 3.1 s ago",
+        ),
+    ],
+)
+def test_one_bad_answer_rules_it_out_and_the_waiting_begins_anew(
+    bad: ClusterView, reason: str
+) -> None:
+    assert objection(bad) == reason
+    assert why_not_converged([*SOUND, replace(bad, seen_at=START + 13 * SECOND)]) == reason
+    # In the middle, it is what came after it that counts.
+    amid = [view(0), replace(bad, seen_at=START + 6 * SECOND), view(12), view(18), view(23.9)]
+    assert why_not_converged(amid) is not None
+    assert why_not_converged([*amid, view(24)]) is None
+
+
+def test_a_replica_that_is_silent_for_three_seconds_may_still_be_well() -> None:
+    quiet = replace(follower("b"), silent_for=3 * SECOND)
+    assert objection(replace(view(), replicas=(quiet, follower("c")))) is None
+
+
+def test_another_leader_or_another_election_begins_the_waiting_anew() -> None:
+    other = [
+        replace(each, leader="b", replicas=(follower("a"), follower("c")))
+        for each in (view(18), view(24), view(29.9))
+    ]
+    assert why_not_converged([*SOUND, *other]) is not None
+    again = [replace(each, leader_since=START) for each in (view(18), view(24), view(30))]
+    assert why_not_converged([*SOUND, *again[:2]]) is not None
+    assert why_not_converged([*SOUND, *again]) is None
