@@ -17,6 +17,16 @@ class BudgetRecoveryError(Exception):
         return f"{self.message} Try: {self.hint}" if self.hint else self.message
 
 
+def put_into_words(error: Exception) -> tuple[str, str]:
+    """Say what happened and what to try; an error that nobody foresaw is named by its type."""
+    if isinstance(error, BudgetRecoveryError):
+        return error.message, error.hint
+    return (
+        f"Unexpected {type(error).__name__}: {error}",
+        "read the traceback in the run's log and report it.",
+    )
+
+
 class SettingsError(BudgetRecoveryError):
     """A setting is missing or wrong; the message names it."""
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from budget_recovery_dagster.adapters.postgres_contents import stream_contents
 from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_recovery_points import read_recovery_point
+from budget_recovery_dagster.adapters.postgres_recovery_points import stream_point
 from budget_recovery_dagster.adapters.postgres_retained import RecordRow
-from budget_recovery_dagster.table_ports import PointRecord
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.recovery_point import Usages, max_merge
+from budget_recovery_dagster.table_ports import PointRecord, StoredRecord
 
 _NEWEST_SNAPSHOTS = """
 select tenant, max(captured_at) from budget_recovery.capture group by tenant order by tenant
@@ -96,12 +97,14 @@ class PostgresRecoveryPoints:
 
     def windows_of(self, tenant: str, now: datetime) -> tuple[PointRecord, ...]:
         """Return the windows of a tenant that are current at ``now``, by budget and token."""
+        point: dict[BudgetWindow, Usages] = {}
+        newest: dict[BudgetWindow, StoredRecord] = {}
         with self._database.reading() as connection:
             found = connection.execute(_NEWEST_RECORDS, {"tenant": tenant, "now": now}).fetchall()
-            point = read_recovery_point(connection, tenant, now)
-            rows = [RecordRow(*row) for row in found]
-            contents = stream_contents(connection, [row.content_id for row in rows])
-            return tuple(
-                PointRecord(row.holding(usages), point.get(row.of, {}))
-                for row, (_, usages) in zip(rows, contents, strict=True)
-            )
+            rows = {row.of: row for row in (RecordRow(*each) for each in found)}
+            for content_id, windows, usages in stream_point(connection, tenant, now):
+                for of in windows:
+                    point[of] = max_merge(point.get(of, {}), usages)
+                    if content_id == rows[of].content_id:
+                        newest[of] = rows[of].holding(usages)
+        return tuple(PointRecord(newest[of], point[of]) for of in rows)

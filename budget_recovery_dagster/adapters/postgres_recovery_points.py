@@ -1,6 +1,7 @@
 """Reading a tenant's recovery point from PostgreSQL."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from datetime import datetime
 
 from budget_recovery_dagster.adapters.postgres_connection import Connection
@@ -31,14 +32,26 @@ join budget_recovery.budget_record r
 """
 
 
-def read_recovery_point(connection: Connection, tenant: str, now: datetime) -> RecoveryPoint:
-    """Return the best known usages of a tenant's current windows, where any is known."""
+def stream_point(
+    connection: Connection, tenant: str, now: datetime
+) -> Iterator[tuple[int, list[BudgetWindow], Usages]]:
+    """Give the contents that a tenant's recovery point is made of, and of which windows each is.
+
+    The newest record of each current window is among them. Until the last one has come, the
+    connection is of no other use.
+    """
     windows: defaultdict[int, list[BudgetWindow]] = defaultdict(list)
     for budget, token, content_id in connection.execute(_POINT, {"tenant": tenant, "now": now}):
         windows[content_id].append(BudgetWindow(budget, Window.parse(token)))
-    point: dict[BudgetWindow, Usages] = {}
     for content_id, usages in stream_contents(connection, sorted(windows)):
-        # Merged as they come: where an entity is gone for good, every retained record is read.
-        for of in windows[content_id]:
+        yield content_id, windows[content_id], usages
+
+
+def read_recovery_point(connection: Connection, tenant: str, now: datetime) -> RecoveryPoint:
+    """Return the best known usages of a tenant's current windows, where any is known."""
+    point: dict[BudgetWindow, Usages] = {}
+    # Merged as they come: where an entity is gone for good, every retained record is read.
+    for _, windows, usages in stream_point(connection, tenant, now):
+        for of in windows:
             point[of] = max_merge(point.get(of, {}), usages)
     return {of: usages for of, usages in point.items() if usages}

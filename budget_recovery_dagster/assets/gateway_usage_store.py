@@ -5,6 +5,8 @@ import dagster as dg
 from budget_recovery_dagster.assets.presentation import GATEWAY_OWNERS
 from budget_recovery_dagster.settings import load_settings
 
+_settings = load_settings()
+
 gateway_usage_store = dg.AssetSpec(
     "gateway_usage_store",
     group_name="gateway",
@@ -12,10 +14,10 @@ gateway_usage_store = dg.AssetSpec(
     owners=GATEWAY_OWNERS,
     tags={"data": "tenant-usage", "for": "enforcement"},
     metadata={
-        "bucket": load_settings().bucket,
+        "bucket": _settings.bucket,
         "counters": "usage.<tenant>.<budget>.<window>.<entity>",
         "leaderboards": "leaderboard.<tenant>.<budget>.<window>",
-        "read_from": load_settings().capture_source.value,
+        "read_from": _settings.capture_source.value,
         "copied_to": dg.MetadataValue.asset(dg.AssetKey("budget_usage_snapshots")),
         "what_a_restore_brings_back": dg.MetadataValue.asset(dg.AssetKey("recovery_points")),
     },

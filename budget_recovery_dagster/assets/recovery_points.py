@@ -70,21 +70,11 @@ def recovery_point_age(control_plane: ControlPlaneResource) -> dg.AssetCheckResu
     """Judge what is stored now, whenever the points were last materialized."""
     with shown_as_failures(), control_plane.opened() as plane:
         ages = plane.recovery_points_service().ages()
-    oldest_first = sorted(ages.too_old, key=lambda tenant: (_told(ages, tenant)[0], tenant))
-    rows: list[Row] = [
-        {
-            "tenant": tenant,
-            "newest_snapshot": _told(ages, tenant)[0],
-            "age": _told(ages, tenant)[1],
-            "what_to_do": "see tenant_coverage and the last runs of hourly_snapshot_job for why "
-            "the tenant is not captured.",
-        }
-        for tenant in oldest_first
-    ]
+    rows = sorted((_row(ages, tenant) for tenant in ages.too_old), key=_oldest_first)
     return dg.AssetCheckResult(
         passed=ages.is_sound,
         severity=dg.AssetCheckSeverity.WARN,
-        description=_verdict(ages, oldest_first),
+        description=_verdict(ages, [str(row["tenant"]) for row in rows]),
         metadata={
             "tenants": ages.tenants,
             "tenants_too_old": len(rows),
@@ -93,12 +83,23 @@ def recovery_point_age(control_plane: ControlPlaneResource) -> dg.AssetCheckResu
     )
 
 
-def _told(ages: PointAges, tenant: str) -> tuple[str, str]:
-    """Say when a tenant was captured last, and how long ago that is; never sorts first."""
-    captured_at = ages.too_old[tenant]
-    if captured_at is None:
-        return "(none)", "never captured"
-    return captured_at.isoformat(timespec="seconds"), duration(age(captured_at, ages.now))
+def _row(ages: PointAges, tenant: str) -> Row:
+    newest, old = "(none)", "never captured"
+    if captured_at := ages.too_old[tenant]:
+        newest = captured_at.isoformat(timespec="seconds")
+        old = duration(age(captured_at, ages.now))
+    return {
+        "tenant": tenant,
+        "newest_snapshot": newest,
+        "age": old,
+        "what_to_do": "see tenant_coverage and the last runs of hourly_snapshot_job for why the "
+        "tenant is not captured.",
+    }
+
+
+def _oldest_first(row: Row) -> tuple[str, str]:
+    # All in UTC, and "(none)" comes before every digit.
+    return str(row["newest_snapshot"]), str(row["tenant"])
 
 
 def _verdict(ages: PointAges, oldest_first: list[str]) -> str:

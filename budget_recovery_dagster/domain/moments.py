@@ -6,6 +6,9 @@ from typing import Self
 
 _KEY_FORMAT = "%Y-%m-%d-%H:%M"
 
+MAX_CLOCK_SKEW = timedelta(minutes=1)
+"""How far apart two clocks may be and both be taken for right."""
+
 
 def require_aware(moment: datetime) -> datetime:
     """Return ``moment`` unchanged.

@@ -2,15 +2,11 @@
 
 from datetime import datetime, timedelta
 
-from budget_recovery_dagster.domain.moments import require_aware
+from budget_recovery_dagster.domain.moments import MAX_CLOCK_SKEW, require_aware
 
 MAX_POINT_AGE = timedelta(minutes=90)
 """A capture each hour, and half an hour for one that is late or long: older than that, a capture
 was missed, and a restore would give back less than it should."""
-
-
-CLOCK_TOLERANCE = timedelta(minutes=1)
-"""Clocks that disagree by no more are taken for right, as captures do."""
 
 
 def age(captured_at: datetime, now: datetime) -> timedelta:
@@ -20,7 +16,7 @@ def age(captured_at: datetime, now: datetime) -> timedelta:
 
 def is_of_the_future(captured_at: datetime, now: datetime) -> bool:
     """Whether a snapshot bears a time that has not come: a clock was wrong, or is wrong now."""
-    return require_aware(captured_at) - require_aware(now) > CLOCK_TOLERANCE
+    return require_aware(captured_at) - require_aware(now) > MAX_CLOCK_SKEW
 
 
 def is_too_old(captured_at: datetime, now: datetime) -> bool:

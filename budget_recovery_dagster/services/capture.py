@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.moments import MAX_CLOCK_SKEW, Hour
 from budget_recovery_dagster.domain.retention import RetentionPolicy
 from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.errors import (
@@ -30,7 +30,7 @@ from budget_recovery_dagster.ports import (
     UsageStore,
 )
 from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome
-from budget_recovery_dagster.services.capture_run import MAX_CLOCK_SKEW, CaptureRun
+from budget_recovery_dagster.services.capture_run import CaptureRun
 
 
 @dataclass(frozen=True, slots=True)

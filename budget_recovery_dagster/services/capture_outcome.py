@@ -15,6 +15,7 @@ from budget_recovery_dagster.errors import (
     ClockSkewError,
     LeaseLostError,
     PossibleLossError,
+    put_into_words,
 )
 from budget_recovery_dagster.ports import CaptureFailure, PruneReport, Uncaptured
 
@@ -82,16 +83,8 @@ class TenantFailed:
 
     @classmethod
     def because(cls, tenant: str, error: Exception, seconds: float) -> "TenantFailed":
-        """Put an error into words; one that nobody foresaw is named by its type."""
-        if isinstance(error, BudgetRecoveryError):
-            return cls(tenant, error.message, error.hint, seconds, error)
-        return cls(
-            tenant,
-            f"Unexpected {type(error).__name__}: {error}",
-            "read the traceback in the run's log and report it.",
-            seconds,
-            error,
-        )
+        """Put an error into words."""
+        return cls(tenant, *put_into_words(error), seconds, error)
 
 
 TenantOutcome = TenantStored | TenantAbsent | TenantFailed

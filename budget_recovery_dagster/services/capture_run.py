@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity, judge
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.moments import MAX_CLOCK_SKEW, Hour
 from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
 from budget_recovery_dagster.domain.snapshots import (
     CaptureSource,
@@ -53,10 +53,6 @@ _STOPS = (PossibleLossError, CapturesPausedError, HourClosedError, LeaseLostErro
 # One refusal may lie in a tenant's own data. So many in a row lie in the database: each may have
 # waited for a time-out, and with a thousand tenants that would take longer than the hour.
 _DATABASE_REFUSALS = 3
-
-# Hours and windows are named by the database's clock. If it and the store's clock are farther
-# apart, one of them is wrong, and a capture under a wrong time would prune what is still needed.
-MAX_CLOCK_SKEW = timedelta(minutes=1)
 
 
 @dataclass(slots=True)
@@ -193,6 +189,8 @@ class CaptureRun:
         return observed
 
     def _require_agreeing_clocks(self, store: UsageStore) -> None:
+        # Hours and windows are named by the database's clock. If that is wrong, a capture would
+        # prune what is still needed.
         told = store.now()
         if told is not None and abs(told - self.captured_at) > MAX_CLOCK_SKEW:
             raise ClockSkewError(

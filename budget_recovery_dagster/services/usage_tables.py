@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.errors import (
-    BudgetRecoveryError,
     DatabaseUnreachableError,
     HourNotCapturedError,
+    put_into_words,
 )
 from budget_recovery_dagster.ports import Clock, Snapshots, StoreRegistry
 from budget_recovery_dagster.table_ports import (
@@ -43,15 +43,8 @@ class TableFailed:
 
     @classmethod
     def because(cls, tenant: str, error: Exception) -> "TableFailed":
-        """Put an error into words; one that nobody foresaw is named by its type."""
-        if isinstance(error, BudgetRecoveryError):
-            return cls(tenant, error.message, error.hint, error)
-        return cls(
-            tenant,
-            f"Unexpected {type(error).__name__}: {error}",
-            "read the traceback in the run's log and report it.",
-            error,
-        )
+        """Put an error into words."""
+        return cls(tenant, *put_into_words(error), error)
 
 
 @dataclass(frozen=True, slots=True)

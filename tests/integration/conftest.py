@@ -46,6 +46,12 @@ def configured(
 
 
 @pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """Where a simulated gateway of this test's own keeps its ledger; not made yet."""
+    return tmp_path / "ledger"
+
+
+@pytest.fixture
 def database(database_url: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(database_url, autocommit=True) as connection:
         yield connection

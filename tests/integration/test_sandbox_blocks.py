@@ -42,11 +42,6 @@ def place(nats_server: NatsServer, bucket: Bucket) -> Place:
     return Place(nats_server.url, bucket.name)
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    return tmp_path / "ledger"
-
-
 def write(bucket: Bucket, entity: str, usage: str, **fields: str) -> None:
     bucket.put(f"usage.{PREFIX}.{entity}", json.dumps({"usage": usage, **fields}).encode())
 

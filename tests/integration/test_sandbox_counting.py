@@ -57,11 +57,6 @@ def place(nats_server: NatsServer, bucket: Bucket) -> Place:
     return Place(nats_server.url, bucket.name)
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    return tmp_path / "ledger"
-
-
 def usages(place: Place) -> dict[str, Decimal]:
     return {encode_key(counter): usage for counter, usage in contents(place).usages.items()}
 

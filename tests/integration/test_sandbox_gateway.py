@@ -54,11 +54,6 @@ def name() -> str:
     return f"gateway-{uuid4().hex}"
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    return tmp_path / "ledger"
-
-
 @contextmanager
 def running(place: Place, ready: str, log: Path, *command: str | Path) -> Iterator[OwnedProcess]:
     """Run a part of the gateway and wait until it works."""
