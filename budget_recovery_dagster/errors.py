@@ -55,6 +55,14 @@ class StoreReadError(StoreError):
     """A reading was interrupted or could not be brought to its end."""
 
 
+class StoreWriteError(StoreError):
+    """The store refused to write, and said why; nothing of that writing is in it."""
+
+
+class MarkerConflictError(StoreError):
+    """Another marker stands where ours was to be written; nothing was overwritten."""
+
+
 class PossibleLossError(BudgetRecoveryError):
     """The store's identity is not the accepted one: a possible loss, so nothing was stored."""
 
@@ -89,6 +97,14 @@ class HourClosedError(BudgetRecoveryError):
 
 class BaselineMovedError(BudgetRecoveryError):
     """The baseline changed after the identity was judged; judge again."""
+
+
+class IncidentMovedError(BudgetRecoveryError):
+    """The incident is not as it was read: closed, failed, or lost further; nothing was changed."""
+
+
+class AttemptsUsedUpError(BudgetRecoveryError):
+    """The loss has had all its attempts; nothing was claimed."""
 
 
 class NotNewerError(BudgetRecoveryError):

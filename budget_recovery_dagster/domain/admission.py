@@ -3,7 +3,7 @@
 The database and its fake read the facts each in their own way, and decide here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
@@ -22,6 +22,12 @@ from budget_recovery_dagster.errors import (
 
 CAPTURE_LEASE = "capture"
 """The lease under which snapshots are stored and pruned, by one at a time."""
+
+CHECK_LEASE = "check"
+"""The lease under which the store's marker is renewed, by one at a time."""
+
+RESTORE_LEASE = "restore"
+"""The lease under which the store is restored, by one at a time."""
 
 _WAIT_FOR_RECOVERY = "wait for the recovery to end, or resolve the incident."
 
@@ -163,7 +169,7 @@ def _accept(baseline: Baseline | None, identity: StoreIdentity) -> Baseline:
         return Baseline(identity, version=1)
     if baseline.identity == identity:
         return baseline
-    return Baseline(identity, version=baseline.version + 1)
+    return replace(baseline, identity=identity, version=baseline.version + 1)
 
 
 def _name(baseline: Baseline | None) -> str:

@@ -28,26 +28,52 @@ class StoreIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class Marker:
+    """What we last wrote into the store to know it by: a nonce, and the sequence that it got."""
+
+    nonce: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class Baseline:
-    """The last accepted identity; ``version`` rises whenever it is replaced."""
+    """The last accepted identity; ``version`` rises whenever any of it is replaced.
+
+    ``marker`` was written at about ``marked_at``; both are None before a first one is known to
+    stand in the store. ``intended`` is the nonce of one that may have been written since.
+    """
 
     identity: StoreIdentity
     version: int
+    marker: Marker | None = None
+    marked_at: datetime | None = None
+    intended: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.marker is None) != (self.marked_at is None):
+            raise ValueError("a marker and the time of its writing belong together")
 
 
 class Verdict(StrEnum):
     """What an observed identity means, compared with the baseline."""
 
+    UNKNOWN = "unknown"
     FIRST_SEEN = "first seen"
     UNCHANGED = "unchanged"
     ADVANCED = "advanced"
     RECREATED = "recreated"
     REGRESSED = "regressed"
+    MARKER_LOST = "marker lost"
 
     @property
     def is_loss(self) -> bool:
         """Whether the store no longer holds all that it held at the baseline."""
-        return self in (Verdict.RECREATED, Verdict.REGRESSED)
+        return self in (Verdict.RECREATED, Verdict.REGRESSED, Verdict.MARKER_LOST)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the store is known to hold all that it held at the baseline."""
+        return self in (Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED)
 
 
 def judge(baseline: StoreIdentity | None, observed: StoreIdentity) -> Verdict:

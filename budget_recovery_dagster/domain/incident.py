@@ -10,10 +10,24 @@ A further loss while an incident is open belongs to it: RECOVERING begins again,
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
+
+from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity, Verdict
 
 MAX_ATTEMPTS = 3
 """How often a restore is tried for one loss before a person has to look."""
+
+_FIRST_BACKOFF = timedelta(seconds=30)
+_LONGEST_BACKOFF = timedelta(minutes=5)
+
+
+def backoff(waits: int) -> timedelta:
+    """Return how long to leave a store alone for which a restore has waited so often in vain."""
+    # The exponent is bounded as well: a store may stay away for weeks.
+    doublings = min(max(waits - 1, 0), 10)
+    return min(_FIRST_BACKOFF * (1 << doublings), _LONGEST_BACKOFF)
 
 
 class RecoveryState(StrEnum):
@@ -70,3 +84,137 @@ def after(state: RecoveryState, event: Event) -> RecoveryState:
         return _MOVES[state, event]
     except KeyError:
         raise IllegalMoveError(f"{event}, while the store is {state}") from None
+
+
+class Outcome(StrEnum):
+    """How an incident ended."""
+
+    RESTORED = "restored"
+    NOTHING_LOST = "nothing lost"
+    NOTHING_CURRENT = "nothing current"
+
+    @property
+    def event(self) -> Event:
+        """What this end is in the table of states."""
+        return Event.RESTORED if self is Outcome.RESTORED else Event.NOTHING_TO_RAISE
+
+
+class FailureReason(StrEnum):
+    """Why a restore was given up."""
+
+    NO_SNAPSHOTS = "there are no snapshots to restore from"
+    NOT_WRITTEN = "writing back did not succeed"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One loss of the store, as it was found; ``after`` is None where the store was gone."""
+
+    found_at: datetime
+    found_by: str
+    verdict: Verdict
+    reason: str
+    before: StoreIdentity
+    after: StoreIdentity | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """That a restore waits for the store: for what, since when, how often it has looked in vain."""
+
+    since: datetime
+    reason: str
+    waits: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """That the restore failed for good, when and why."""
+
+    at: datetime
+    reason: FailureReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """How much a restore raised: of so many tenants so many windows, counters and boards."""
+
+    tenants: int = 0
+    windows: int = 0
+    counters: int = 0
+    boards: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an incident ended, when, and how much was restored in it."""
+
+    at: datetime
+    outcome: Outcome
+    detail: str
+    restored: Restored
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A loss of the store, with all that happened until it was put right.
+
+    ``attempts`` counts those for the newest loss; each further loss begins again. ``ground`` is the
+    store that the recovery stands on, in which a further loss would show; None while it is gone.
+    ``newest_point_at`` is the newest snapshot of all at the time of the loss, ``last_good_at`` when
+    the store was last known to be whole: what was counted in between is in no snapshot.
+    ``next_launch_at`` is the earliest time for the next restore.
+    """
+
+    incident_id: str
+    opened_at: datetime
+    losses: tuple[Loss, ...]
+    ground: Baseline | None
+    newest_point_at: datetime | None
+    last_good_at: datetime | None
+    attempts: int = 0
+    launches: int = 0
+    next_launch_at: datetime | None = None
+    waiting: Waiting | None = None
+    given_up: GivenUp | None = None
+    ended: Ended | None = None
+
+    def __post_init__(self) -> None:
+        if not self.losses:
+            raise ValueError("an incident has at least one loss")
+
+    @property
+    def short_id(self) -> str:
+        """Return as much of the id as people need."""
+        return self.incident_id[:8]
+
+    @property
+    def uncovered(self) -> timedelta | None:
+        """How long usage was counted that no snapshot holds; None if that cannot be told."""
+        if self.newest_point_at is None or self.last_good_at is None:
+            return None
+        return max(self.last_good_at - self.newest_point_at, timedelta(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The state of the store and the incident that is open in it, if one is."""
+
+    state: RecoveryState
+    incident: Incident | None
+
+
+def may_launch(recovery: Recovery, now: datetime) -> str | None:
+    """Say why no restore is to be launched now; None if one is."""
+    incident = recovery.incident
+    if recovery.state is not RecoveryState.RECOVERING or incident is None:
+        return f"The store is {recovery.state}: there is nothing to restore by itself."
+    if incident.attempts >= MAX_ATTEMPTS:
+        return f"Incident {incident.short_id} has used up its {MAX_ATTEMPTS} attempts."
+    if incident.next_launch_at is not None and now < incident.next_launch_at:
+        return (
+            f"Incident {incident.short_id} is tried again at "
+            f"{incident.next_launch_at:%H:%M:%S} UTC."
+        )
+    return None
