@@ -1,6 +1,7 @@
 # make dev     everything on this machine, in an environment of its own; ARGS="--port 3001"
-# make test    the tests; ARGS="-k sandbox". That of TLS needs openssl, those of the pages need
-#              Chromium; they are skipped without.
+# make test    the tests, several at a time; ARGS="-k sandbox", or ARGS="-n0" for one after the
+#              other. That of TLS needs openssl, those of the pages need Chromium; they are skipped
+#              without.
 # make check   format, lint, types
 #
 # Needs Python 3.11, 3.12 or 3.13 with venv, and nothing else. Paths are relative, so that the
@@ -10,13 +11,22 @@ SHELL := /bin/sh
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Tests mostly wait for servers: one after the other they use half a core, so that there are more
+# workers than two cores ask for. They get whole files, which start their own servers once, in the
+# order of the directories: otherwise those with the most tests would come first, and last the few
+# that take long. What promises a short time waits until the others are done.
+AT_ONCE := -n 4 --dist loadscope --no-loadscope-reorder -m "not alone"
+# pytest says 5 where ARGS leaves it no test, as it may do for one of the two.
+OR_NONE := || [ $$? -eq 5 ]
+
 .PHONY: dev test check
 
 dev: .venv/.installed
 	@$(BIN)/budget-recovery dev $(ARGS)
 
 test: .venv/.installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(AT_ONCE) $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m alone $(ARGS) $(OR_NONE)
 
 check: .venv/.installed
 	$(BIN)/python -m ruff format --check .

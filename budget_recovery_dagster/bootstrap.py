@@ -5,20 +5,34 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Self
 
+from budget_recovery_dagster.adapters.nats_connection import Timeouts
 from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
 from budget_recovery_dagster.adapters.parquet_tables import ParquetTables
+from budget_recovery_dagster.adapters.postgres_baselines import PostgresBaselines
 from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.postgres_incidents import PostgresIncidents
 from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
 from budget_recovery_dagster.adapters.postgres_point_windows import PostgresRecoveryPoints
 from budget_recovery_dagster.adapters.postgres_registry import PostgresStoreRegistry
+from budget_recovery_dagster.adapters.postgres_restore_audits import PostgresRestoreAudits
+from budget_recovery_dagster.adapters.postgres_restore_points import PostgresRestorePoints
 from budget_recovery_dagster.adapters.postgres_retained import PostgresRetainedSnapshots
 from budget_recovery_dagster.adapters.postgres_snapshots import PostgresSnapshots
+from budget_recovery_dagster.adapters.postgres_store_checks import PostgresStoreChecks
 from budget_recovery_dagster.ports import CaptureReports, Clock, Leases, Snapshots, StoreRegistry
+from budget_recovery_dagster.recovery_ports import Baselines, Incidents, StoreChecks
+from budget_recovery_dagster.restore_ports import RestoreAudits, RestorePoints
 from budget_recovery_dagster.services.capture import CaptureService
+from budget_recovery_dagster.services.detection import DetectionService
+from budget_recovery_dagster.services.recovery import RecoveryService
 from budget_recovery_dagster.services.recovery_points import RecoveryPointsService
+from budget_recovery_dagster.services.status import StatusService
 from budget_recovery_dagster.services.usage_tables import UsageTablesService
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.table_ports import RecoveryPoints, RetainedSnapshots
+
+# A tick has ten seconds for everything.
+_IN_A_TICK = Timeouts(connect=2, answer=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,11 @@ class OpenedDatabase:
     leases: Leases
     retained: RetainedSnapshots
     points: RecoveryPoints
+    baselines: Baselines
+    checks: StoreChecks
+    incidents: Incidents
+    restore_points: RestorePoints
+    audits: RestoreAudits
 
     @classmethod
     def of(cls, database: Database, settings: Settings) -> Self:
@@ -47,6 +66,11 @@ class OpenedDatabase:
             leases=PostgresLeases(database),
             retained=PostgresRetainedSnapshots(database),
             points=PostgresRecoveryPoints(database),
+            baselines=PostgresBaselines(database),
+            checks=PostgresStoreChecks(database),
+            incidents=PostgresIncidents(database),
+            restore_points=PostgresRestorePoints(database),
+            audits=PostgresRestoreAudits(database),
         )
 
     def capture_service(self) -> CaptureService:
@@ -60,12 +84,63 @@ class OpenedDatabase:
             open_store=lambda: _open_store(url, self.settings),
             snapshots=self.snapshots,
             reports=self.reports,
+            incidents=self.incidents,
+            checks=self.checks,
             registry=self.registry,
             leases=self.leases,
             clock=self.clock,
             bucket=self.settings.bucket,
             source=self.settings.capture_source,
             retention=self.settings.retention,
+        )
+
+    def detection_service(self) -> DetectionService:
+        """Return the check of this database's store, with a client of its own.
+
+        Raises:
+            SettingsError: BUDGET_RECOVERY_NATS_URL is not set.
+        """
+        url = self.settings.require_nats_url()
+        return DetectionService(
+            open_store=lambda: _open_store(url, self.settings, _IN_A_TICK),
+            registry=self.registry,
+            baselines=self.baselines,
+            snapshots=self.snapshots,
+            checks=self.checks,
+            incidents=self.incidents,
+            leases=self.leases,
+            clock=self.clock,
+            bucket=self.settings.bucket,
+        )
+
+    def recovery_service(self) -> RecoveryService:
+        """Return the recovery of this database's store.
+
+        Raises:
+            SettingsError: BUDGET_RECOVERY_NATS_URL is not set.
+        """
+        url = self.settings.require_nats_url()
+        return RecoveryService(
+            open_store=lambda: _open_store(url, self.settings),
+            registry=self.registry,
+            incidents=self.incidents,
+            points=self.restore_points,
+            audits=self.audits,
+            checks=self.checks,
+            leases=self.leases,
+            clock=self.clock,
+            bucket=self.settings.bucket,
+            convergence_timeout=self.settings.convergence_timeout,
+        )
+
+    def status_service(self) -> StatusService:
+        """Return the look at how the store stands, which needs this database only."""
+        return StatusService(
+            incidents=self.incidents,
+            checks=self.checks,
+            points=self.points,
+            clock=self.clock,
+            check_interval=self.settings.check_interval,
         )
 
     def usage_tables_service(self) -> UsageTablesService:
@@ -96,10 +171,13 @@ def opened_database(settings: Settings) -> Iterator[OpenedDatabase]:
         yield OpenedDatabase.of(database, settings)
 
 
-def _open_store(url: str, settings: Settings) -> AbstractContextManager[NatsUsageStore]:
+def _open_store(
+    url: str, settings: Settings, timeouts: Timeouts | None = None
+) -> AbstractContextManager[NatsUsageStore]:
     return open_usage_store(
         url,
         settings.bucket,
         credentials=settings.nats_creds,
         certificate_authority=settings.nats_ca,
+        timeouts=timeouts,
     )

@@ -5,19 +5,29 @@ import dagster as dg
 from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
 from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_store
 from budget_recovery_dagster.assets.recovery_points import recovery_point_age, recovery_points
+from budget_recovery_dagster.assets.restored_usage import restored_usage
 from budget_recovery_dagster.assets.snapshot_checks import tenant_coverage, usage_never_drops
 from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
-from budget_recovery_dagster.jobs import hourly_snapshot_job, recovery_points_job
+from budget_recovery_dagster.jobs import hourly_snapshot_job, recovery_points_job, restore_job
 from budget_recovery_dagster.resources import ControlPlaneResource
 from budget_recovery_dagster.schedules import (
     hourly_snapshot_schedule,
     recovery_points_schedule,
 )
+from budget_recovery_dagster.sensors.restore_supervisor_sensor import restore_supervisor_sensor
+from budget_recovery_dagster.sensors.store_loss_sensor import store_loss_sensor
 
 defs = dg.Definitions(
-    assets=[gateway_usage_store, budget_usage_snapshots, tenant_usage_tables, recovery_points],
+    assets=[
+        gateway_usage_store,
+        budget_usage_snapshots,
+        tenant_usage_tables,
+        recovery_points,
+        restored_usage,
+    ],
     asset_checks=[tenant_coverage, usage_never_drops, recovery_point_age],
-    jobs=[hourly_snapshot_job, recovery_points_job],
+    jobs=[hourly_snapshot_job, recovery_points_job, restore_job],
     schedules=[hourly_snapshot_schedule, recovery_points_schedule],
+    sensors=[store_loss_sensor, restore_supervisor_sensor],
     resources={"control_plane": ControlPlaneResource()},
 )

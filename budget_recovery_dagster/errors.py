@@ -55,6 +55,10 @@ class StoreReadError(StoreError):
     """A reading was interrupted or could not be brought to its end."""
 
 
+class StoreNotReadyError(StoreError):
+    """The store answers, but is not yet fit to be restored: it has not converged, or its clock."""
+
+
 class StoreWriteError(StoreError):
     """The store refused to write, and said why; nothing of that writing is in it."""
 
@@ -64,7 +68,11 @@ class MarkerConflictError(StoreError):
 
 
 class PossibleLossError(BudgetRecoveryError):
-    """The store's identity is not the accepted one: a possible loss, so nothing was stored."""
+    """The store may have lost data, and that is not settled yet; nothing was stored."""
+
+
+class StoreLostError(BudgetRecoveryError):
+    """The store has lost data, and an incident is open for it; nothing was stored."""
 
 
 class DatabaseError(BudgetRecoveryError):
@@ -101,6 +109,10 @@ class BaselineMovedError(BudgetRecoveryError):
 
 class IncidentMovedError(BudgetRecoveryError):
     """The incident is not as it was read: closed, failed, or lost further; nothing was changed."""
+
+
+class AttemptFailedError(BudgetRecoveryError):
+    """An attempt to restore did not succeed; what it has raised stays raised."""
 
 
 class AttemptsUsedUpError(BudgetRecoveryError):

@@ -5,6 +5,7 @@ import dagster as dg
 from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
 from budget_recovery_dagster.assets.recovery_points import recovery_points
 from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
+from budget_recovery_dagster.ops.restore import restore
 
 _IN_ONE_PROCESS = dg.in_process_executor
 """One process per run is enough, and starts in half the time."""
@@ -41,3 +42,25 @@ recovery_points_job = dg.define_asset_job(
     executor_def=_IN_ONE_PROCESS,
     tags={"dagster/max_retries": "0", "dagster/max_runtime": "1800"},
 )
+
+
+@dg.job(
+    name="restore_job",
+    description=(
+        "Puts the open incident right: waits until the usage store has converged, raises every "
+        "counter of a still-open window to the highest that a snapshot knows, and declares the "
+        "store healthy. The sensors launch it by themselves, at most three attempts for a loss; "
+        "launched by hand it does the same, once. Without an open incident it does nothing."
+    ),
+    executor_def=_IN_ONE_PROCESS,
+    tags={
+        # Attempts are counted in the database, and the sensors launch again.
+        "dagster/max_retries": "0",
+        "dagster/max_runtime": "3600",
+        # Ahead of whatever else is queued, such as a backfill.
+        "dagster/priority": "10",
+    },
+)
+def restore_job() -> None:
+    """Recover the store."""
+    restore()

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from budget_recovery_dagster.domain.counters import UnreadableKey
+from budget_recovery_dagster.domain.detection import Sighting
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.moments import Hour
@@ -52,6 +53,15 @@ class TenantReader(Protocol):
 
 class UsageStore(Protocol):
     """The gateway's store of counters."""
+
+    def look(self, deployment_id: str) -> Sighting:
+        """Read identity and marker from the stream's leader.
+
+        Raises:
+            StoreMissingError: the cluster says that the bucket does not exist.
+            StorePermissionError: the marker may not be read.
+        """
+        ...
 
     def identity(self) -> StoreIdentity:
         """Read the identity from the stream's leader.

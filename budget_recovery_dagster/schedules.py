@@ -27,9 +27,11 @@ def hourly_snapshot_schedule(
     with control_plane.opened() as plane:
         state = plane.registry.claim(plane.settings.bucket).state
         if state.captures_paused:
+            incident = plane.incidents.recovery().incident
+            why = f" {incident.losses[-1].reason}" if incident else ""
             return dg.SkipReason(
-                f"Captures are paused: the usage store is {state}. Snapshots resume by themselves "
-                "once it is HEALTHY again; the last good ones are kept."
+                f"Captures are paused: the usage store is {state}.{why} Snapshots resume by "
+                "themselves once it is HEALTHY again; the last good ones are kept."
             )
         if hour.is_past(plane.clock.now()):
             return dg.SkipReason(

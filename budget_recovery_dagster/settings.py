@@ -1,6 +1,7 @@
 """Settings, read from the environment with the prefix ``BUDGET_RECOVERY_``."""
 
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -61,6 +62,12 @@ class Settings(BaseSettings):
             description=f"a whole number of days from 1 to {MAX_RETENTION_DAYS}",
         ),
     ] = DEFAULT_RETENTION_DAYS
+    check_interval_seconds: Annotated[
+        int, Field(ge=30, le=86400, description="a whole number of seconds from 30 to 86400")
+    ] = 600
+    convergence_timeout_seconds: Annotated[
+        int, Field(ge=0, le=3600, description="a whole number of seconds from 0 to 3600")
+    ] = 60
     tables_dir: Annotated[Directory | None, _DIRECTORY] = None
     data_dir: Annotated[Directory | None, _DIRECTORY] = None
 
@@ -78,6 +85,16 @@ class Settings(BaseSettings):
     def retention(self) -> RetentionPolicy:
         """How long snapshots are kept."""
         return RetentionPolicy(self.retention_days)
+
+    @property
+    def check_interval(self) -> timedelta:
+        """How often the store's identity is compared with the accepted one."""
+        return timedelta(seconds=self.check_interval_seconds)
+
+    @property
+    def convergence_timeout(self) -> timedelta:
+        """How long one run of a restore waits for the cluster to settle before it ends."""
+        return timedelta(seconds=self.convergence_timeout_seconds)
 
     def require_nats_url(self) -> str:
         """Return the URL of the NATS servers, with its password.

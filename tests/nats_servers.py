@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -14,7 +16,8 @@ import nats
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import KeyValueConfig
+from nats.js.api import DiscardPolicy, KeyValueConfig, StreamConfig
+from nats.js.errors import NotFoundError
 
 from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
 from budget_recovery_dagster.adapters.nats_connection import Timeouts
@@ -28,12 +31,26 @@ from tests.boards import board, board_key
 COUNTERS = CaptureSource.COUNTERS
 BOARDS = CaptureSource.LEADERBOARDS
 
+_PUBLISHED = re.compile(rb"^H?PUB ", re.MULTILINE)
 PULL = b"$JS.API.CONSUMER.MSG.NEXT."
 ANSWER_SECONDS = 5.0
 # Patient enough that a prompt failure cannot be mistaken for one by waiting.
 PATIENT = Timeouts(connect=30, answer=30, reading=60)
 PROMPT_SECONDS = 10.0
 PASSWORD = "s3cret"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A message of a bucket's stream, as it is stored."""
+
+    revision: int
+    data: bytes
+    headers: dict[str, str]
+
+    @property
+    def ttl(self) -> str | None:
+        return self.headers.get("Nats-TTL")
 
 
 class Bucket:
@@ -60,6 +77,16 @@ class Bucket:
         config = KeyValueConfig(bucket=self.name, replicas=replicas, limit_marker_ttl=60)
         self._do(lambda js: js.create_key_value(config))
 
+    def create_with(self, **settings: Any) -> None:
+        """Create the stream behind the bucket with settings that the driver's buckets lack."""
+        usual: dict[str, Any] = {
+            "max_msgs_per_subject": 1,
+            "discard": DiscardPolicy.NEW,
+            "allow_rollup_hdrs": True,
+        }
+        config = StreamConfig(self.stream, subjects=[self.subject(">")], **usual | settings)
+        self._do(lambda js: js.add_stream(config))
+
     def destroy(self) -> None:
         self._do(lambda js: js.delete_key_value(self.name))
 
@@ -77,6 +104,16 @@ class Bucket:
     def rank(self, tenant: str, budget: str, window: str, usages: Mapping[Entity, str]) -> None:
         """Set a leaderboard to the largest of these usages, as the gateway writes it."""
         self.put(board_key(tenant, budget, window), board(usages))
+
+    def stored(self, key: str) -> Stored | None:
+        """Read what was stored last under a key; None: nothing that the server knows of."""
+        try:
+            message = self._do(
+                lambda js: js.get_msg(self.stream, subject=self.subject(key), direct=False)
+            )
+        except NotFoundError:
+            return None
+        return Stored(message.seq, message.data or b"", dict(message.headers or {}))
 
     def put_many(self, values: dict[str, bytes]) -> None:
         """Write many; the last one's acknowledgement stands for all on the connection."""
@@ -201,8 +238,11 @@ class DisturbedNetwork:
         if self._watched not in data:
             return data
         self.requests += 1
-        is_lost = self.before_request is not None and self.before_request(self.requests) is False
-        return b"" if is_lost else data
+        if self.before_request is None or self.before_request(self.requests) is not False:
+            return data
+        # What was sent before it, such as a subscription, is not lost.
+        published = _PUBLISHED.search(data)
+        return b"" if published is None else data[: published.start()]
 
     def _back(self, data: bytes) -> bytes:
         return self.rewrite(data)

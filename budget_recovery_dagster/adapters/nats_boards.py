@@ -31,10 +31,11 @@ from budget_recovery_dagster.domain.counters import (
     UnreadableUsageError,
     UnusableNameError,
 )
+from budget_recovery_dagster.domain.leaderboard import BOARD_SIZE
 from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
 
-FULL_BOARD = 500
-"""As many of a budget's largest the gateway lists: with so many there may be others."""
+FULL_BOARD = BOARD_SIZE
+"""With so many entries there may be others who are not listed."""
 
 # Of a name in a reason; what is wrong comes after it.
 _SHOWN_NAME = 80
@@ -45,8 +46,12 @@ class _UnreadableBoardError(ValueError):
 
 
 @dataclass(slots=True)
-class _Board:
-    """What a leaderboard says, as far as it can be read."""
+class Board:
+    """What a leaderboard says, as far as it can be read.
+
+    ``usages`` are in the order of its entries, the higher one of an entity that has several;
+    ``length`` is how many entries there are, sound or not.
+    """
 
     tenant: str
     of: BudgetWindow
@@ -80,7 +85,7 @@ class _Board:
 def read_boards(tenant: str, found: KeysRead) -> TenantReading:
     """Decode all that was found under a tenant's prefix; what cannot be read is named."""
     keys, unreadable = decode_keys(found.values, decode_board_key)
-    boards = [_read_board(_Board(tenant, board.of, key), found.values[key]) for key, board in keys]
+    boards = [read_board(tenant, board.of, key, found.values[key]) for key, board in keys]
     return TenantReading(
         tenant=tenant,
         source=CaptureSource.LEADERBOARDS,
@@ -92,7 +97,9 @@ def read_boards(tenant: str, found: KeysRead) -> TenantReading:
     )
 
 
-def _read_board(board: _Board, value: StoredValue) -> _Board:
+def read_board(tenant: str, of: BudgetWindow, key: str, value: StoredValue) -> Board:
+    """Read one leaderboard; what cannot be read of it is named."""
+    board = Board(tenant, of, key)
     try:
         entries = _entries(value)
     except _UnreadableBoardError as error:
@@ -106,7 +113,7 @@ def _read_board(board: _Board, value: StoredValue) -> _Board:
     return board
 
 
-def _read_entry(board: _Board, place: str, entry: object) -> None:
+def _read_entry(board: Board, place: str, entry: object) -> None:
     try:
         entity, fields = _entity(entry)
         require_counter_key(CounterKey(board.tenant, board.of, entity), beside=board.key)

@@ -6,14 +6,15 @@ the next conversation makes a new one. All of this runs on one event loop.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 import anyio
 from nats.aio.msg import Msg
 
 from budget_recovery_dagster.adapters.nats_address import Access, read_credentials
-from budget_recovery_dagster.adapters.nats_link import Exchange, Link
+from budget_recovery_dagster.adapters.nats_exchange import Exchange
+from budget_recovery_dagster.adapters.nats_link import Link
 from budget_recovery_dagster.errors import (
     SettingsError,
     StoreError,
@@ -52,18 +53,26 @@ class NatsConnection:
         async with link.exchange() as exchange:
             yield exchange
 
-    async def ask(self, subject: str, payload: bytes, *, within: float | None = None) -> Msg:
+    async def ask(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        within: float | None = None,
+    ) -> Msg:
         """Send one request and return its one answer.
 
         Raises:
             StoreUnreachableError: no answer came in time, or the connection broke.
             StorePermissionError: the user may not send it.
+            StoreWriteError: it is larger than the server takes.
         """
         seconds = self._timeouts.answer if within is None else within
         async with self.exchange() as exchange:
             try:
                 with anyio.fail_after(seconds):
-                    await exchange.send(subject, payload)
+                    await exchange.send(subject, payload, headers)
                     return (await exchange.receive())[0]
             except TimeoutError as error:
                 raise StoreUnreachableError(

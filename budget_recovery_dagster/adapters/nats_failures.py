@@ -16,6 +16,7 @@ from budget_recovery_dagster.errors import (
     StorePermissionError,
     StoreReadError,
     StoreUnreachableError,
+    StoreWriteError,
 )
 
 _REFUSED = re.compile(
@@ -25,6 +26,7 @@ _REFUSED = re.compile(
 _NO_STREAM = 10059
 _JETSTREAM_OFF = frozenset({10039, 10076})
 _UNAVAILABLE = 503
+_TEMPORARILY_UNAVAILABLE = 10008
 
 
 def not_connected(server: ServerAddress, error: Exception) -> StoreError:
@@ -100,6 +102,34 @@ def refused_by_jetstream(bucket: str, error: Mapping[str, Any]) -> StoreError:
     return StoreReadError(
         f"JetStream refused a request about the bucket {bucket}: {said}.",
         "see the log of the NATS server.",
+    )
+
+
+def refused_write(bucket: str, key: str, error: Mapping[str, Any]) -> StoreError:
+    """Turn an error that JetStream answered a writing with into ours; not that of a conflict."""
+    number = error.get("err_code")
+    if number in {_NO_STREAM, _TEMPORARILY_UNAVAILABLE} or number in _JETSTREAM_OFF:
+        return refused_by_jetstream(bucket, error)
+    said = f"{error.get('description', 'no description')} ({number})"
+    return StoreWriteError(
+        f"The bucket {bucket} refuses to store {key}: {said}.",
+        "see the limits of the bucket and the account, and the disk of the NATS servers.",
+    )
+
+
+def nobody_writes(bucket: str) -> StoreError:
+    """Say that no server took a writing."""
+    return StoreNoQuorumError(
+        f"Nobody takes what is written into the bucket {bucket}.",
+        "see whether the bucket exists, then wait for its stream to have a leader.",
+    )
+
+
+def too_large(subject: str, size: int, limit: int) -> StoreWriteError:
+    """Say that the server would cut off whoever sends so much."""
+    return StoreWriteError(
+        f"{size} bytes for {subject} are more than the NATS server takes, {limit} with headers.",
+        "raise max_payload on the NATS servers, or see why the value has become so large.",
     )
 
 

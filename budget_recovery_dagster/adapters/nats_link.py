@@ -1,29 +1,23 @@
 """One connection to one NATS server, and the conversations on it, on one event loop.
 
-The driver reports half of its failures elsewhere than to the caller: a refused publish and a lost
-connection would both look like a slow answer. Here whatever waits is told at once. A link is never
-repaired: once broken it stays so, and has failed all that waited on it.
+A link is never repaired: once broken it stays so, and has failed all that waited on it.
 """
 
-import asyncio
 import contextlib
 import math
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
 from secrets import token_hex
-from typing import NoReturn
 
 import anyio
 from nats import errors
 from nats.aio.client import Client, RawCredentials
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from budget_recovery_dagster.adapters.nats_address import ServerAddress
+from budget_recovery_dagster.adapters.nats_exchange import Exchange, Failure
 from budget_recovery_dagster.adapters.nats_failures import broken, denied, not_connected
-from budget_recovery_dagster.errors import StoreError, StoreUnreachableError
 
 INBOX_PREFIX = "_INBOX_budget_recovery"
 """Answers arrive below it, so that a NATS user can be confined to it."""
@@ -38,98 +32,6 @@ _PING_SECONDS = 10
 _VIOLATION = re.compile(
     r'permissions violation for (publish|subscription)[^"]*"([^"]*)"', re.IGNORECASE
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What ends an exchange or a link: seen in one place, raised wherever somebody waits."""
-
-    error: StoreError
-    cause: Exception | None
-
-    def throw(self) -> NoReturn:
-        """Raise the error from its cause."""
-        raise self.error from self.cause
-
-
-class Exchange:
-    """One conversation: what is sent in it, and what arrives in answer."""
-
-    def __init__(self, client: Client, inbox: str) -> None:
-        self._client = client
-        self._inbox = inbox
-        self._subscription: Subscription | None = None
-        self._sent_to: dict[str, str] = {}
-        self._arrived: list[Msg] = []
-        self._failure: Failure | None = None
-        self._news = asyncio.Event()
-
-    async def open(self) -> None:
-        """Make room for answers."""
-        with self._telling_failure():
-            self._subscription = await self._client.subscribe(
-                self._inbox,
-                cb=self._deliver,
-                # At its limits the driver drops messages.
-                pending_msgs_limit=0,
-                pending_bytes_limit=0,
-            )
-
-    async def close(self) -> None:
-        """Take no more answers."""
-        if self._subscription is not None:
-            # A lost connection has taken the subscription along.
-            with contextlib.suppress(errors.Error, OSError):
-                await self._subscription.unsubscribe()
-
-    async def send(self, subject: str, payload: bytes) -> None:
-        """Send a request; its answers arrive in this exchange."""
-        # The server's complaint about a subject reaches us in lower case.
-        self._sent_to[subject.lower()] = subject
-        with self._telling_failure():
-            await self._client.publish(subject, payload, reply=self._inbox)
-
-    async def receive(self) -> list[Msg]:
-        """Wait for messages and return all that have arrived, in order.
-
-        Raises:
-            StorePermissionError: the server refused something sent in this exchange.
-            StoreUnreachableError: the connection has broken.
-        """
-        while not self._arrived:
-            self._raise_failure()
-            self._news.clear()
-            await self._news.wait()
-        arrived, self._arrived = self._arrived, []
-        return arrived
-
-    def fail(self, failure: Failure) -> None:
-        """End the exchange: nothing more will arrive."""
-        self._failure = failure
-        self._news.set()
-
-    def sent_to(self, lowered: str) -> str | None:
-        """Return the subject, in its own spelling, if something was sent to it."""
-        return self._sent_to.get(lowered)
-
-    async def _deliver(self, message: Msg) -> None:
-        self._arrived.append(message)
-        self._news.set()
-
-    @contextlib.contextmanager
-    def _telling_failure(self) -> Iterator[None]:
-        self._raise_failure()
-        try:
-            yield
-        except (errors.Error, OSError) as error:
-            self._raise_failure()
-            raise StoreUnreachableError(
-                f"Nothing can be sent to NATS: {error}.", "see whether the NATS server is healthy."
-            ) from error
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            self._failure.throw()
 
 
 class _Client(Client):

@@ -15,9 +15,11 @@ from secrets import token_hex
 import anyio
 from nats.aio.msg import Msg
 
+from budget_recovery_dagster.adapters.live_keys import LiveKey, LiveKeysRead
 from budget_recovery_dagster.adapters.nats_ack import sequence_and_time
-from budget_recovery_dagster.adapters.nats_codec import KeysRead, StoredValue
-from budget_recovery_dagster.adapters.nats_link import UNREADABLE_HEADERS, Exchange
+from budget_recovery_dagster.adapters.nats_codec import KeysRead
+from budget_recovery_dagster.adapters.nats_exchange import Exchange
+from budget_recovery_dagster.adapters.nats_messages import read_message
 from budget_recovery_dagster.adapters.nats_stream import STATUS, BucketStream
 from budget_recovery_dagster.errors import (
     StoreError,
@@ -50,7 +52,6 @@ _TOO_LARGE = "409 message size exceeds maxbytes"
 _BATCH_DONE = "409 batch completed"
 _PULL = f'{{"batch":{BATCH},"max_bytes":{MAX_BYTES},"no_wait":true}}'.encode()
 _PULL_ONE = b'{"batch":1,"no_wait":true}'
-_DELETIONS = frozenset({"DEL", "PURGE"})
 
 
 class _BrokenOffError(StoreReadError):
@@ -58,7 +59,12 @@ class _BrokenOffError(StoreReadError):
 
 
 async def read_keys(stream: BucketStream, prefix: str) -> KeysRead:
-    """Read all values whose keys begin with ``prefix``, which ends in a dot.
+    """Read all values under a prefix; see ``read_live_keys``."""
+    return (await read_live_keys(stream, prefix)).without_deleted()
+
+
+async def read_live_keys(stream: BucketStream, prefix: str) -> LiveKeysRead:
+    """Read all keys that begin with ``prefix``, which ends in a dot, with their revisions.
 
     Every key that existed before the call is in it. Nothing is left behind in the store.
 
@@ -67,18 +73,18 @@ async def read_keys(stream: BucketStream, prefix: str) -> KeysRead:
     """
     try:
         with anyio.fail_after(stream.timeouts.reading):
-            values, is_complete = await _read_whole(stream, prefix)
+            keys, is_complete = await _read_whole(stream, prefix)
             if not is_complete:
-                values, is_complete = await _read_whole(stream, prefix)
+                keys, is_complete = await _read_whole(stream, prefix)
     except TimeoutError as error:
         raise StoreReadError(
             f"Reading {prefix}> took longer than {stream.timeouts.reading:g} s.",
             "see whether the gateway writes faster than can be read, or raise the time-out.",
         ) from error
-    return KeysRead(values, is_partial=not is_complete)
+    return LiveKeysRead(keys, is_partial=not is_complete)
 
 
-async def _read_whole(stream: BucketStream, prefix: str) -> tuple[dict[str, StoredValue], bool]:
+async def _read_whole(stream: BucketStream, prefix: str) -> tuple[dict[str, LiveKey], bool]:
     """Read, and begin anew where the server breaks off: a consumer dies with its leader."""
     for _ in range(_READINGS - 1):
         try:
@@ -88,12 +94,13 @@ async def _read_whole(stream: BucketStream, prefix: str) -> tuple[dict[str, Stor
     return await _read_once(stream, prefix)
 
 
-async def _read_once(stream: BucketStream, prefix: str) -> tuple[dict[str, StoredValue], bool]:
+async def _read_once(stream: BucketStream, prefix: str) -> tuple[dict[str, LiveKey], bool]:
     announced = await stream.count(prefix)
     drain = _Drain(stream)
     async with _consumer(stream, prefix, announced.leader) as consumer:
         await drain.run(consumer)
-    return drain.values(), drain.key_count >= announced.subject_count
+    # Deleted keys are announced, too.
+    return drain.keys, len(drain.keys) >= announced.subject_count
 
 
 class _Drain:
@@ -101,18 +108,8 @@ class _Drain:
 
     def __init__(self, stream: BucketStream) -> None:
         self._stream = stream
-        # A deleted key counts as announced, and stands as None.
-        self._newest: dict[str, tuple[int, StoredValue | None]] = {}
         self._taken = 0
-
-    @property
-    def key_count(self) -> int:
-        """How many keys came, deleted ones too."""
-        return len(self._newest)
-
-    def values(self) -> dict[str, StoredValue]:
-        """Return the values of the keys that are not deleted."""
-        return {key: value for key, (_, value) in self._newest.items() if value is not None}
+        self.keys: dict[str, LiveKey] = {}
 
     async def run(self, consumer: str) -> None:
         """Pull until the server says that nothing is left."""
@@ -159,21 +156,12 @@ class _Drain:
 
     def _take(self, message: Msg) -> None:
         self._taken += 1
-        headers = message.headers or {}
         revision, written_ns = sequence_and_time(message.reply)
         key = message.subject.removeprefix(self._stream.subject_prefix)
-        known = self._newest.get(key)
-        if known is not None and known[0] > revision:
-            return
-        is_deleted = headers.get("KV-Operation") in _DELETIONS or "Nats-Marker-Reason" in headers
-        # Without headers nobody knows whether it is a deletion.
-        fault = "its headers cannot be read" if UNREADABLE_HEADERS in headers else None
-        value = (
-            None
-            if is_deleted
-            else StoredValue(message.data, headers.get("Nats-TTL"), written_ns, fault)
-        )
-        self._newest[key] = revision, value
+        known = self.keys.get(key)
+        if known is None or known.revision <= revision:
+            headers = message.headers or {}
+            self.keys[key] = read_message(message.data, headers, revision, written_ns)
 
     def _require_end(self, message: Msg) -> None:
         if (message.headers or {}).get(STATUS) != _NOTHING_LEFT:

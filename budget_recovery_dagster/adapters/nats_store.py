@@ -8,22 +8,22 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from budget_recovery_dagster.adapters.nats_address import Access, open_access
 from budget_recovery_dagster.adapters.nats_connection import NatsConnection, Timeouts
+from budget_recovery_dagster.adapters.nats_marker import look, write_marker
 from budget_recovery_dagster.adapters.nats_reader import read_keys
+from budget_recovery_dagster.adapters.nats_restoring import Arguments, NatsLiveTenant, Result
 from budget_recovery_dagster.adapters.nats_sources import SOURCES, SourceReader
 from budget_recovery_dagster.adapters.nats_stream import BucketStream, check_bucket
-from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain.convergence import ClusterView
+from budget_recovery_dagster.domain.detection import Sighting
+from budget_recovery_dagster.domain.identity import Marker, StoreIdentity
 from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.errors import StoreReadError
-
-Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def open_usage_store(
 
 
 class NatsUsageStore:
-    """The gateway's bucket, read with the rights of one NATS user."""
+    """The gateway's bucket, read and written with the rights of one NATS user."""
 
     def __init__(
         self, portal: BlockingPortal, access: Access, bucket: str, timeouts: Timeouts
@@ -72,6 +72,22 @@ class NatsUsageStore:
     def now(self) -> datetime | None:
         """Return the time of the stream's leader; None where its server does not tell."""
         return self._call(self._stream.info).told_at
+
+    def look(self, deployment_id: str) -> Sighting:
+        """Read identity and marker from the stream's leader."""
+        return self._call(look, self._stream, deployment_id)
+
+    def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
+        """Write our marker over what stands under its key at sequence ``after``; 0: nothing."""
+        return self._call(write_marker, self._stream, deployment_id, nonce, after)
+
+    def cluster_view(self, seen_at: datetime) -> ClusterView:
+        """Ask for the servers that hold the stream; ``seen_at`` is the time of now."""
+        return self._call(self._stream.cluster_view, seen_at)
+
+    def open_tenant(self, tenant: str) -> NatsLiveTenant:
+        """Read a tenant's counters to be raised."""
+        return NatsLiveTenant(self._call, self._stream, tenant)
 
     def reader(self, source: CaptureSource) -> SourceReader:
         """Return a reader of one source, good for as long as the store is open."""

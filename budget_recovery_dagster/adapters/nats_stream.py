@@ -9,18 +9,27 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from nats.aio.msg import Msg
+
+from budget_recovery_dagster.adapters.live_keys import NEVER_WRITTEN, LiveKey
+from budget_recovery_dagster.adapters.nats_cluster import read_cluster
 from budget_recovery_dagster.adapters.nats_connection import NatsConnection, Timeouts
 from budget_recovery_dagster.adapters.nats_failures import jetstream_off, refused_by_jetstream
+from budget_recovery_dagster.adapters.nats_messages import read_stored_message
+from budget_recovery_dagster.domain.convergence import ClusterView
 from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.errors import SettingsError, StoreNoQuorumError, StoreReadError
 
 STATUS = "Status"
 """The header under which the driver shows a status line."""
 
-_NO_RESPONDERS = "503"
+NO_RESPONDERS = "503"
+"""The status with which the server itself answers what nobody else would."""
+
+_NO_MESSAGE = 10037
 # As in the settings, and here once more: whoever opens a store need not have its name from there,
 # and in a subject `*` or `>` would reach into other streams.
 _BUCKET = re.compile(r"[A-Za-z0-9_-]{1,200}", re.ASCII)
@@ -37,6 +46,9 @@ Answer = Mapping[str, Any]
 class StreamInfo:
     """What the stream's leader says of it.
 
+    ``keeps_for`` is the age at which it drops whatever it holds, None if it never does;
+    ``keeps_ttl`` whether it knows times to live of single keys.
+
     ``told_at`` is the leader's time when it answered, None where its server does not tell it.
     ``leader`` is None where the stream has no replicas, so that no other server could answer.
     ``subject_count`` and ``subjects`` are about the subjects that were asked for, which include
@@ -45,6 +57,8 @@ class StreamInfo:
     """
 
     identity: StoreIdentity
+    keeps_for: timedelta | None
+    keeps_ttl: bool
     told_at: datetime | None
     leader: str | None
     subject_count: int
@@ -74,18 +88,48 @@ class BucketStream:
         message = await self.connection.ask(
             f"$JS.API.{api}", json.dumps(request).encode(), within=within
         )
-        if (message.headers or {}).get(STATUS) == _NO_RESPONDERS:
-            raise jetstream_off(self.bucket)
-        with self._making_sense():
-            answer: Answer = json.loads(message.data)
-            error: Answer | None = answer.get("error")
+        answer, error = self._read_answer(message)
         if error is not None:
             raise refused_by_jetstream(self.bucket, error)
         return answer
 
+    def _read_answer(self, message: Msg) -> tuple[Answer, Answer | None]:
+        """Read an answer of the JetStream API, and the error that it may be."""
+        if (message.headers or {}).get(STATUS) == NO_RESPONDERS:
+            raise jetstream_off(self.bucket)
+        with self.making_sense():
+            answer: Answer = json.loads(message.data)
+            return answer, error_in(answer)
+
+    async def read_key(self, key: str) -> LiveKey:
+        """Read a key from the leader, which is never behind."""
+        subject, request = self.key_request(key)
+        return self.key_in(await self.connection.ask(subject, request))
+
+    def key_request(self, key: str) -> tuple[str, bytes]:
+        """Return the subject and the request by which the leader is asked for a key."""
+        request = {"last_by_subj": f"{self.subject_prefix}{key}"}
+        return f"$JS.API.STREAM.MSG.GET.{self.name}", json.dumps(request).encode()
+
+    def key_in(self, message: Msg) -> LiveKey:
+        """Read the leader's answer about a key; raises as ``ask``."""
+        answer, error = self._read_answer(message)
+        if error is not None:
+            if error.get("err_code") == _NO_MESSAGE:
+                return NEVER_WRITTEN
+            raise refused_by_jetstream(self.bucket, error)
+        with self.making_sense():
+            return read_stored_message(answer["message"])
+
     async def info(self) -> StreamInfo:
         """Ask the leader for the stream's identity and its own time."""
         return self._understand(await self.ask(f"STREAM.INFO.{self.name}", {}))
+
+    async def cluster_view(self, seen_at: datetime) -> ClusterView:
+        """Ask for the servers that hold the stream; it may have no leader."""
+        answer = await self.ask(f"STREAM.INFO.{self.name}", {})
+        with self.making_sense():
+            return read_cluster(answer, seen_at)
 
     async def count(self, prefix: str) -> StreamInfo:
         """Ask the leader how many keys, deleted ones too, begin with a prefix that ends in a dot.
@@ -129,10 +173,12 @@ class BucketStream:
         return self._understand(await self.ask(f"STREAM.INFO.{self.name}", request))
 
     def _understand(self, answer: Answer) -> StreamInfo:
-        with self._making_sense():
+        with self.making_sense():
             told_at: str | None = answer.get("ts")
             return StreamInfo(
                 identity=StoreIdentity(_moment(answer["created"]), answer["state"]["last_seq"]),
+                keeps_for=_age(answer["config"].get("max_age") or 0),
+                keeps_ttl=answer["config"].get("allow_msg_ttl") is True,
                 told_at=None if told_at is None else _moment(told_at),
                 leader=self._leader(answer),
                 subject_count=answer.get("total", 0),
@@ -153,8 +199,14 @@ class BucketStream:
             )
         return leader
 
+    def sequence_in(self, message: Msg) -> int:
+        """Return the sequence under which a writing was stored."""
+        with self.making_sense():
+            return int(json.loads(message.data)["seq"])
+
     @contextlib.contextmanager
-    def _making_sense(self) -> Iterator[None]:
+    def making_sense(self) -> Iterator[None]:
+        """Turn whatever goes wrong in reading an answer into a StoreReadError."""
         try:
             yield
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -162,6 +214,22 @@ class BucketStream:
                 f"An answer of JetStream about the bucket {self.bucket} makes no sense.",
                 "see whether the NATS server has a version that this project knows.",
             ) from error
+
+
+def error_in(answer: Answer) -> Answer | None:
+    """Return the error that an answer of JetStream tells, None if it tells of none.
+
+    Raises:
+        TypeError, AttributeError: there is no sense in it.
+    """
+    error = answer.get("error")
+    if error is not None and not isinstance(error, dict):
+        raise TypeError(f"an error that is {error!r}")
+    return error
+
+
+def _age(nanoseconds: int) -> timedelta | None:
+    return timedelta(microseconds=nanoseconds // 1000) if nanoseconds else None
 
 
 def _moment(text: str) -> datetime:

@@ -4,6 +4,9 @@ import re
 
 from budget_recovery_dagster.domain.windows import Window
 
+NEVER = "never"
+"""The time to live of a key that outlives even the age at which the store drops all others."""
+
 _NS_PER_SECOND = 10**9
 # Go's units; both signs for micro are in use.
 _NS_PER_UNIT = {
@@ -60,3 +63,48 @@ def expiry_after(ttl: str | None, written_ns: int, window: Window) -> int | None
         return seconds
     end_ns = int(window.end.timestamp()) * _NS_PER_SECOND
     return -((end_ns - written_ns) // _NS_PER_SECOND) + seconds
+
+
+class ExpiredKeyError(Exception):
+    """A key that has less than a second left to live."""
+
+
+def remaining_ttl(ttl: str | None, written_ns: int, now_ns: int) -> str | None:
+    """Tell the time to live with which a key that is written again expires when it would have.
+
+    Rounded up to whole seconds; None: the key has none. Times are in nanoseconds since 1970.
+
+    Raises:
+        ExpiredKeyError: less than a second is left.
+    """
+    if ttl is None:
+        return None
+    if ttl.lower() == NEVER:
+        return NEVER
+    seconds = parse_ttl(ttl)
+    if seconds is None:
+        return None
+    # Clocks that disagree must not give it more than it had.
+    return str(min(_seconds_left(written_ns + seconds * _NS_PER_SECOND - now_ns), seconds))
+
+
+def ttl_of_new_key(expiry_seconds: int | None, window: Window, now_ns: int) -> str | None:
+    """Tell the time to live of a key that is made ``now_ns`` and expires as ``expiry_after`` tells.
+
+    Rounded up to whole seconds; None: it never expires.
+
+    Raises:
+        ExpiredKeyError: less than a second is left.
+    """
+    if expiry_seconds is None:
+        return None
+    left_ns = expiry_seconds * _NS_PER_SECOND
+    if window.end is not None:
+        left_ns += int(window.end.timestamp()) * _NS_PER_SECOND - now_ns
+    return str(min(_seconds_left(left_ns), _MAX_NS // _NS_PER_SECOND))
+
+
+def _seconds_left(nanoseconds: int) -> int:
+    if nanoseconds < _NS_PER_SECOND:
+        raise ExpiredKeyError
+    return -(-nanoseconds // _NS_PER_SECOND)

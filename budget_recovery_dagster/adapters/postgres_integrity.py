@@ -7,6 +7,7 @@ from typing import Any
 
 from budget_recovery_dagster.adapters.postgres_connection import Connection
 from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.recovery_point import Usages
 from budget_recovery_dagster.domain.snapshots import hash_usages
 from budget_recovery_dagster.domain.windows import InvalidWindowError, Window
 
@@ -57,7 +58,7 @@ def _damage(
         name = f"budget {budget!r}, window {token}"
         if (damage := _window_damage(token, start, end)) is not None:
             yield f"{name}, {damage}"
-        if not _is_content(content_hash, entities, usages):
+        if as_captured(content_hash, entities, usages) is None:
             yield f"{name}, holds other usages than were captured"
     stored = (records, entry_count, omitted_count)
     for what, count, expected in zip(_COUNTED, stored, captured, strict=True):
@@ -81,16 +82,18 @@ def _as_text(moment: datetime | None) -> str | None:
     return None if moment is None else f"{moment.replace(tzinfo=None).isoformat(sep=' ')}+00"
 
 
-# Nothing is taken for granted of what is being verified: lists of another length, shape or kind
-# are damage like any other.
-def _is_content(
+def as_captured(
     content_hash: bytes | None, entities: list[Any] | None, usages: list[Any] | None
-) -> bool:
+) -> Usages | None:
+    """Return the usages of a stored content; None where they are not what was captured."""
+    # Nothing is taken for granted of what is being verified: lists of another length, shape or
+    # kind are damage like any other.
     if content_hash is None or entities is None or usages is None:
-        return False
+        return None
     if not all(isinstance(entity, str) for entity in entities):
-        return False
+        return None
     if not all(isinstance(usage, Decimal) and usage.is_finite() for usage in usages):
-        return False
+        return None
     content = {entity or None: usage for entity, usage in zip(entities, usages, strict=False)}
-    return len(content) == len(entities) == len(usages) and hash_usages(content) == content_hash
+    is_whole = len(content) == len(entities) == len(usages)
+    return content if is_whole and hash_usages(content) == content_hash else None

@@ -7,7 +7,7 @@ from datetime import datetime
 from budget_recovery_dagster.adapters.postgres_connection import Connection
 from budget_recovery_dagster.adapters.postgres_contents import stream_contents
 from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.recovery_point import RecoveryPoint, Usages, max_merge
+from budget_recovery_dagster.domain.recovery_point import Usages
 from budget_recovery_dagster.domain.windows import Window
 
 # For every budget and window that is current: the contents of its newest record that covers all
@@ -45,13 +45,3 @@ def stream_point(
         windows[content_id].append(BudgetWindow(budget, Window.parse(token)))
     for content_id, usages in stream_contents(connection, sorted(windows)):
         yield content_id, windows[content_id], usages
-
-
-def read_recovery_point(connection: Connection, tenant: str, now: datetime) -> RecoveryPoint:
-    """Return the best known usages of a tenant's current windows, where any is known."""
-    point: dict[BudgetWindow, Usages] = {}
-    # Merged as they come: where an entity is gone for good, every retained record is read.
-    for _, windows, usages in stream_point(connection, tenant, now):
-        for of in windows:
-            point[of] = max_merge(point.get(of, {}), usages)
-    return {of: usages for of, usages in point.items() if usages}

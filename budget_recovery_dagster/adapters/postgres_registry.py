@@ -1,13 +1,16 @@
 """The row about the store in PostgreSQL: bucket, state and baseline."""
 
-from datetime import datetime
-from decimal import Decimal
+from typing import Any
 from uuid import uuid4
 
+from budget_recovery_dagster.adapters.postgres_baseline_columns import (
+    baseline_in,
+    columns_of,
+)
 from budget_recovery_dagster.adapters.postgres_connection import Connection
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.domain.admission import require_bucket
-from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
+from budget_recovery_dagster.domain.identity import Baseline
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import StoreRecord
@@ -19,7 +22,8 @@ insert into budget_recovery.store (bucket, deployment_id) values (%s, %s) on con
 
 _READ = """
 select bucket, deployment_id, state,
-       baseline_created_at, baseline_last_sequence, baseline_version
+       baseline_created_at, baseline_last_sequence, baseline_version,
+       marker_nonce, marker_revision, marked_at, intended_nonce
 from budget_recovery.store
 """
 
@@ -29,9 +33,12 @@ from budget_recovery.store
 # each other for ever.
 _LOCK = f"{_READ} for no key update"
 
+_MOVE_STATE = "update budget_recovery.store set state = %s"
+
 _MOVE_BASELINE = """
 update budget_recovery.store
-set baseline_created_at = %s, baseline_last_sequence = %s, baseline_version = %s
+set baseline_created_at = %s, baseline_last_sequence = %s, baseline_version = %s,
+    marker_nonce = %s, marker_revision = %s, marked_at = %s, intended_nonce = %s
 """
 
 
@@ -49,9 +56,14 @@ class PostgresStoreRegistry:
         """
         with self._database.writing() as connection:
             connection.execute(_MAKE, (bucket, str(uuid4())))
-            record = _record(connection.execute(_READ).fetchone())
+            record = read_store(connection)
         require_bucket(record.bucket, bucket)
         return record
+
+
+def read_store(connection: Connection) -> StoreRecord:
+    """Return the store's row as the transaction sees it."""
+    return _record(connection.execute(_READ).fetchone())
 
 
 def lock_store(connection: Connection) -> StoreRecord:
@@ -59,24 +71,21 @@ def lock_store(connection: Connection) -> StoreRecord:
     return _record(connection.execute(_LOCK).fetchone())
 
 
+def move_state(connection: Connection, state: RecoveryState) -> None:
+    """Replace the state of the locked row."""
+    connection.execute(_MOVE_STATE, (state.value,))
+
+
 def move_baseline(connection: Connection, baseline: Baseline) -> None:
-    """Replace the baseline of the locked row."""
-    identity = baseline.identity
-    connection.execute(
-        _MOVE_BASELINE, (identity.created_at, identity.last_sequence, baseline.version)
-    )
+    """Replace the baseline of the locked row, with all that belongs to it."""
+    connection.execute(_MOVE_BASELINE, columns_of(baseline))
 
 
-def _record(
-    row: tuple[str, str, str, datetime | None, Decimal | None, int | None] | None,
-) -> StoreRecord:
+def _record(row: tuple[Any, ...] | None) -> StoreRecord:
     if row is None:
         raise DatabaseError(
             "The database does not know yet to which store it belongs.",
             "claim the bucket first, as every start of the project does.",
         )
-    bucket, deployment_id, state, created_at, last_sequence, version = row
-    baseline = None
-    if created_at is not None and last_sequence is not None and version is not None:
-        baseline = Baseline(StoreIdentity(created_at, int(last_sequence)), version)
-    return StoreRecord(bucket, deployment_id, RecoveryState(state), baseline)
+    bucket, deployment_id, state = row[:3]
+    return StoreRecord(bucket, deployment_id, RecoveryState(state), baseline_in(row[3:]))

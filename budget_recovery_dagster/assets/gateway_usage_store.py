@@ -17,14 +17,17 @@ gateway_usage_store = dg.AssetSpec(
         "bucket": _settings.bucket,
         "counters": "usage.<tenant>.<budget>.<window>.<entity>",
         "leaderboards": "leaderboard.<tenant>.<budget>.<window>",
+        "marker": "__guard.<deployment id>",
         "read_from": _settings.capture_source.value,
         "copied_to": dg.MetadataValue.asset(dg.AssetKey("budget_usage_snapshots")),
         "what_a_restore_brings_back": dg.MetadataValue.asset(dg.AssetKey("recovery_points")),
+        "what_was_restored": dg.MetadataValue.asset(dg.AssetKey("restored_usage")),
     },
     description=(
         "The key-value store in NATS JetStream in which the AI gateway adds up what every budget "
-        "has used. The gateway owns it: this project reads it, and never creates or "
-        "reconfigures it. If it is wiped nothing errors, usage just reads as zero; the snapshots "
-        "below are what can bring it back."
+        "has used. The gateway owns it: this project never creates or reconfigures it, keeps one "
+        "key of its own in it, and raises counters after a loss. If it is wiped nothing errors, "
+        "usage just reads as zero; the snapshots below are what brings it back.\n\n"
+        "**Observations** are the checks of store_loss_sensor: what it found, and the state."
     ),
 )

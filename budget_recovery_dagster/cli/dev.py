@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.sandbox.child_process import Found, poll
 from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
@@ -25,6 +26,7 @@ from budget_recovery_dagster.sandbox.first_snapshot import (
     look_at,
     request_snapshot,
 )
+from budget_recovery_dagster.sandbox.running_dev import RunningDev, announced
 from budget_recovery_dagster.sandbox.stack import CONTROL_DATABASE, Stack, running_stack
 from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 
@@ -45,12 +47,7 @@ _console = Console(highlight=False, soft_wrap=True)
     help="Where to serve the UI.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="On which address.")
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path),
-    help="Where all data and logs lie.  [default: /var/lib/budget-recovery as root, else"
-    " ~/.local/state/budget-recovery]",
-)
+@data_dir_option
 def dev(port: int, host: str, data_dir: Path | None) -> None:
     """Run everything on this machine, with simulated traffic, until Ctrl-C.
 
@@ -65,6 +62,7 @@ def dev(port: int, host: str, data_dir: Path | None) -> None:
             _stop_signals_interrupt(),
             held_data_dir(data_dir) as held,
             running_stack(settings, held, ui, _step) as stack,
+            announced(held, _running(stack, settings, ui)),
         ):
             _show_where_to_look(stack, settings, ui, held)
             try:
@@ -113,6 +111,17 @@ def _step(name: str) -> Iterator[None]:
             _console.print()
         raise
     _console.print(f"  [green]ok[/]  {name} [dim]{time.monotonic() - begun:.1f} s[/]")
+
+
+def _running(stack: Stack, settings: Settings, ui: DagsterUi) -> RunningDev:
+    postgres = stack.postgres if settings.postgres_url is None else None
+    return RunningDev(
+        ui_url=ui.url,
+        bucket=settings.bucket,
+        check_interval_seconds=settings.check_interval_seconds,
+        nats_url=stack.nats.url if stack.nats else None,
+        postgres_url=postgres.url(CONTROL_DATABASE) if postgres else None,
+    )
 
 
 def _show_where_to_look(stack: Stack, settings: Settings, ui: DagsterUi, data_dir: Path) -> None:

@@ -3,16 +3,23 @@
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from budget_recovery_dagster.cli.dev import dev
+from budget_recovery_dagster.cli.failure import show_failure
 from budget_recovery_dagster.cli.migrate import migrate
+from budget_recovery_dagster.cli.status import status
+from budget_recovery_dagster.cli.wipe import wipe
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
-from budget_recovery_dagster.sandbox.errors import CannotStartError
+from budget_recovery_dagster.sandbox.errors import (
+    CannotStartError,
+    NoRunningDevError,
+    NotConfirmedError,
+)
 
 FAILED = 1
 REFUSED = 2
+
+_REFUSALS = (CannotStartError, NoRunningDevError, NotConfirmedError, SettingsError)
 
 
 class _Commands(click.Group):
@@ -22,12 +29,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except BudgetRecoveryError as error:
-            console = Console(stderr=True, soft_wrap=True)
-            console.print(Text.assemble(("Error:", "bold red"), " ", error.message))
-            if error.hint:
-                console.print(Text.assemble(("Try:", "bold"), " ", error.hint))
-            refused = isinstance(error, CannotStartError | SettingsError)
-            ctx.exit(REFUSED if refused else FAILED)
+            show_failure(error.message, error.hint)
+            ctx.exit(REFUSED if isinstance(error, _REFUSALS) else FAILED)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,3 +41,5 @@ def main() -> None:
 
 main.add_command(dev)
 main.add_command(migrate)
+main.add_command(status)
+main.add_command(wipe)

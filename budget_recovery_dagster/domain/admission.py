@@ -111,6 +111,33 @@ def lease_lost(name: str, why: str) -> LeaseLostError:
     )
 
 
+def require_unmoved(baseline: Baseline | None, judged: Baseline | None) -> None:
+    """Refuse what rests on a judgement against another baseline than the present one.
+
+    Raises:
+        BaselineMovedError: the baseline is not the ``judged`` one any more.
+    """
+    # All of it counts: versions begin again where the store's row was lost.
+    if baseline != judged:
+        raise BaselineMovedError(
+            f"The baseline has moved from {_name(judged)} to {_name(baseline)} since the store was"
+            " judged.",
+            "judge the store against the new baseline and try again.",
+        )
+
+
+def admit_baseline(state: RecoveryState) -> None:
+    """Let the baseline move: while a loss is open, it says what the store was before.
+
+    Raises:
+        CapturesPausedError: the store is not Healthy.
+    """
+    if state.captures_paused:
+        raise CapturesPausedError(
+            f"The store is {state}, so its baseline stays as it is.", _WAIT_FOR_RECOVERY
+        )
+
+
 def admit_prune(state: RecoveryState) -> None:
     """Let a prune begin: while a loss is open, what is old may be all that there is.
 
@@ -142,13 +169,7 @@ def admit(
             f"The store is {facts.state}, so nothing is stored of tenant {snapshot.tenant!r}.",
             _WAIT_FOR_RECOVERY,
         )
-    # The identity counts too: versions begin again where the store's row was lost.
-    if facts.baseline != judged:
-        raise BaselineMovedError(
-            f"The baseline has moved from {_name(judged)} to {_name(facts.baseline)} since the"
-            " store was judged.",
-            "judge the store against the new baseline and try again.",
-        )
+    require_unmoved(facts.baseline, judged)
     if hour.is_past(facts.now):
         raise HourClosedError(
             f"The hour {hour} has closed; it is {_utc(facts.now)}.",

@@ -5,7 +5,7 @@ last accepted one before what was read may stand for the truth.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from budget_recovery_dagster.domain.moments import require_aware
@@ -24,7 +24,8 @@ class StoreIdentity:
             raise ValueError(f"last_sequence is {self.last_sequence}, below zero")
 
     def __str__(self) -> str:
-        return f"created {self.created_at.isoformat()}, sequence {self.last_sequence}"
+        created_at = f"{self.created_at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"
+        return f"created {created_at} UTC, sequence {self.last_sequence}"
 
 
 @dataclass(frozen=True, slots=True)

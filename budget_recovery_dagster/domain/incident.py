@@ -206,12 +206,13 @@ class Recovery:
 
 
 def may_launch(recovery: Recovery, now: datetime) -> str | None:
-    """Say why no restore is to be launched now; None if one is."""
+    """Say why no restore is to be launched now; None if one is.
+
+    One is launched also after the last attempt has died: it looks once more, and decides.
+    """
     incident = recovery.incident
     if recovery.state is not RecoveryState.RECOVERING or incident is None:
         return f"The store is {recovery.state}: there is nothing to restore by itself."
-    if incident.attempts >= MAX_ATTEMPTS:
-        return f"Incident {incident.short_id} has used up its {MAX_ATTEMPTS} attempts."
     if incident.next_launch_at is not None and now < incident.next_launch_at:
         return (
             f"Incident {incident.short_id} is tried again at "

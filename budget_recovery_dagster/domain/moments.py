@@ -9,6 +9,9 @@ _KEY_FORMAT = "%Y-%m-%d-%H:%M"
 MAX_CLOCK_SKEW = timedelta(minutes=1)
 """How far apart two clocks may be and both be taken for right."""
 
+RESTORE_CLOCK_SKEW = timedelta(seconds=5)
+"""The same for a restore, which writes into windows as long as they are open."""
+
 
 def require_aware(moment: datetime) -> datetime:
     """Return ``moment`` unchanged.

@@ -10,6 +10,9 @@ from budget_recovery_dagster.domain.recovery_point import Usages, covers, max_me
 DEFAULT_RETENTION_DAYS = 7
 MAX_RETENTION_DAYS = 3660
 
+CHECKS_KEPT_FOR = timedelta(days=30)
+"""How long checks of the store are kept; the newest that found it whole is kept in any case."""
+
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:

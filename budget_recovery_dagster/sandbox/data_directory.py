@@ -7,9 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from budget_recovery_dagster.sandbox.accounts import ROOT
+from budget_recovery_dagster.sandbox.child_process import poll
 from budget_recovery_dagster.sandbox.errors import AlreadyRunningError, UnusableDataError
 
+DEV_FILE = "dev.json"
+"""What the instance that holds the directory tells of itself."""
+
 _LOCK_FILE = "dev.lock"
+# Whoever only looks whether it is held has the lock for a moment.
+_LOOK_SECONDS = 0.5
 
 
 @contextmanager
@@ -32,10 +38,31 @@ def held_data_dir(directory: Path) -> Iterator[Path]:
         ) from error
     try:
         _take(lock, directory)
+        # Of one that was killed.
+        (directory / DEV_FILE).unlink(missing_ok=True)
         yield directory
     finally:
         # The file stays: were it removed, two instances could hold two files of this name.
         os.close(lock)
+
+
+def is_held(directory: Path) -> bool:
+    """Whether an instance holds the directory; a killed one does not.
+
+    Raises:
+        OSError: this account cannot tell.
+    """
+    try:
+        lock = os.open(directory / _LOCK_FILE, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def make_reachable(directory: Path) -> None:
@@ -62,13 +89,19 @@ def _require_ours(directory: Path) -> None:
 
 
 def _take(lock: int, directory: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not poll(lambda: _try_to_take(lock), seconds=_LOOK_SECONDS):
         holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
         raise AlreadyRunningError(
             f"budget-recovery dev already runs on {directory} (pid {holder}).",
             "stop it first, or choose another directory with --data-dir.",
-        ) from None
+        )
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def _try_to_take(lock: int) -> bool | None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    return True

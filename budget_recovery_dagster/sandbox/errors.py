@@ -33,3 +33,15 @@ class ChildEndedError(SandboxError):
 
 class DagsterUiError(SandboxError):
     """The Dagster webserver did not answer as it should."""
+
+
+class NoRunningDevError(SandboxError):
+    """No ``budget-recovery dev`` runs where one was looked for."""
+
+
+class NotWipedError(SandboxError):
+    """The simulated gateway's bucket was not destroyed, or that cannot be told."""
+
+
+class NotConfirmedError(SandboxError):
+    """Something that destroys data was not confirmed, and there is nobody to ask."""

@@ -29,8 +29,11 @@ from budget_recovery_dagster.ports import (
     StoreRegistry,
     UsageStore,
 )
+from budget_recovery_dagster.recovery_ports import Incidents, StoreChecks
 from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome
 from budget_recovery_dagster.services.capture_run import CaptureRun
+from budget_recovery_dagster.services.identity_watch import IdentityWatch
+from budget_recovery_dagster.services.losses import Losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class CaptureService:
     open_store: Callable[[], AbstractContextManager[UsageStore]]
     snapshots: Snapshots
     reports: CaptureReports
+    incidents: Incidents
+    checks: StoreChecks
     registry: StoreRegistry
     leases: Leases
     clock: Clock
@@ -108,8 +113,15 @@ class CaptureService:
                 )
             run = CaptureRun(
                 snapshots=self.snapshots,
-                registry=self.registry,
-                bucket=self.bucket,
+                watch=IdentityWatch(
+                    registry=self.registry,
+                    snapshots=self.snapshots,
+                    checks=self.checks,
+                    losses=Losses(self.incidents, self.clock),
+                    clock=self.clock,
+                    bucket=self.bucket,
+                    found_by=holder,
+                ),
                 source=self.source,
                 hour=hour,
                 captured_at=captured_at,

@@ -15,6 +15,7 @@ from budget_recovery_dagster.errors import (
     ClockSkewError,
     LeaseLostError,
     PossibleLossError,
+    StoreLostError,
     put_into_words,
 )
 from budget_recovery_dagster.ports import CaptureFailure, PruneReport, Uncaptured
@@ -129,7 +130,11 @@ class Captured:
         """Whether this run may remove what is past retention."""
         return not isinstance(
             self.stopped_by,
-            PossibleLossError | CapturesPausedError | ClockSkewError | LeaseLostError,
+            PossibleLossError
+            | StoreLostError
+            | CapturesPausedError
+            | ClockSkewError
+            | LeaseLostError,
         )
 
     @property

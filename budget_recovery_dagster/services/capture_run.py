@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity, judge
+from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.domain.moments import MAX_CLOCK_SKEW, Hour
 from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
 from budget_recovery_dagster.domain.snapshots import (
@@ -26,12 +26,11 @@ from budget_recovery_dagster.errors import (
     LeaseLostError,
     PossibleLossError,
     StoreError,
-    StoreMissingError,
+    StoreLostError,
 )
 from budget_recovery_dagster.ports import (
     Lease,
     Snapshots,
-    StoreRegistry,
     TenantListing,
     TenantReader,
     UsageStore,
@@ -43,12 +42,16 @@ from budget_recovery_dagster.services.capture_outcome import (
     TenantOutcome,
     TenantStored,
 )
+from budget_recovery_dagster.services.identity_watch import IdentityWatch
 
 # Each round reads the identity again, so only a baseline that moves all the time uses them up.
 _JUDGING_ROUNDS = 5
 
+# That the store is not, or may not be, the one that was accepted.
+_LOSSES = (PossibleLossError, StoreLostError, CapturesPausedError)
+
 # What would meet every tenant that is left just as well.
-_STOPS = (PossibleLossError, CapturesPausedError, HourClosedError, LeaseLostError)
+_STOPS = (*_LOSSES, HourClosedError, LeaseLostError)
 
 # One refusal may lie in a tenant's own data. So many in a row lie in the database: each may have
 # waited for a time-out, and with a thousand tenants that would take longer than the hour.
@@ -60,8 +63,7 @@ class CaptureRun:
     """Takes every tenant's snapshot under one lease, with one timestamp."""
 
     snapshots: Snapshots
-    registry: StoreRegistry
-    bucket: str
+    watch: IdentityWatch
     source: CaptureSource
     hour: Hour
     captured_at: datetime
@@ -69,10 +71,8 @@ class CaptureRun:
     lease: Lease
     on_outcome: Callable[[TenantOutcome], None]
     _outcomes: list[TenantOutcome] = field(default_factory=list, init=False)
-    _baseline: Baseline | None = field(default=None, init=False)
     _stopped_by: BudgetRecoveryError | None = field(default=None, init=False)
     _refusals: int = field(default=0, init=False)
-    _last_seen: StoreIdentity | None = field(default=None, init=False)
 
     def capture_all(self, open_store: Callable[[], AbstractContextManager[UsageStore]]) -> Captured:
         """Capture the tenants of the store and of earlier snapshots; no one stops another.
@@ -88,20 +88,20 @@ class CaptureRun:
         listing_failure: StoreError | None = None
         try:
             with open_store() as store:
-                identity = self._accept_identity(store)
+                identity = self.watch.accept(store)
                 self._require_agreeing_clocks(store)
                 reader = store.reader(self.source)
                 try:
                     listing = reader.list_tenants()
                 except StoreError as error:
                     # The tenants that are known can still be captured, if the store is there.
-                    self._accept_identity(store)
+                    self.watch.accept(store)
                     if not known:
                         raise
                     listing_failure = error
                 self._capture_tenants(store, reader, sorted(known | listing.tenants))
                 self._stopped_by = self._stopped_by or listing_failure
-        except (StoreError, PossibleLossError, ClockSkewError) as error:
+        except (StoreError, *_LOSSES, ClockSkewError) as error:
             if not known | listing.tenants:
                 raise
             self._stopped_by = error
@@ -147,7 +147,7 @@ class CaptureRun:
             try:
                 return self._commit(store, reading, point)
             except BaselineMovedError:
-                self._baseline = self.registry.claim(self.bucket).baseline
+                self.watch.read_baseline()
         raise BaselineMovedError(
             f"The accepted identity of the store moved {_JUDGING_ROUNDS} times while the snapshot "
             f"of tenant {tenant!r} was compared with it.",
@@ -158,35 +158,16 @@ class CaptureRun:
     def _commit(
         self, store: UsageStore, reading: TenantReading, point: RecoveryPoint
     ) -> TenantSnapshot:
-        identity = self._accept_identity(store)
+        identity = self.watch.accept(store)
         snapshot = take_snapshot(reading, self.captured_at, identity, point)
-        self._baseline = self.snapshots.commit(
-            snapshot, hour=self.hour, run_id=self.run_id, lease=self.lease, judged=self._baseline
+        self.watch.baseline = self.snapshots.commit(
+            snapshot,
+            hour=self.hour,
+            run_id=self.run_id,
+            lease=self.lease,
+            judged=self.watch.baseline,
         )
         return snapshot
-
-    def _accept_identity(self, store: UsageStore) -> StoreIdentity:
-        """Read the store's identity and compare it with the accepted one."""
-        if self._baseline is None:
-            self._baseline = self.registry.claim(self.bucket).baseline
-        # A baseline lost from the database is no first install while snapshots exist.
-        accepted = self._baseline.identity if self._baseline else self.snapshots.newest_identity()
-        try:
-            observed = store.identity()
-        except StoreMissingError as error:
-            known = accepted or self._last_seen
-            if known is None:
-                raise
-            raise _possible_loss(f"the bucket is gone; it was: {known}") from error
-        # The last reading of this run counts too: during a first capture nothing is accepted yet.
-        for earlier in (accepted, self._last_seen):
-            verdict = judge(earlier, observed)
-            if verdict.is_loss:
-                raise _possible_loss(
-                    f"its stream was {verdict} (it was: {earlier}; now: {observed})"
-                )
-        self._last_seen = observed
-        return observed
 
     def _require_agreeing_clocks(self, store: UsageStore) -> None:
         # Hours and windows are named by the database's clock. If that is wrong, a capture would
@@ -206,7 +187,7 @@ class CaptureRun:
             # Whether this tenant alone is refused or the store is gone: with a thousand tenants,
             # waiting for each one's time-out would take longer than the hour.
             try:
-                self._accept_identity(store)
+                self.watch.accept(store)
             except BudgetRecoveryError as gone:
                 return gone
         self._refusals = self._refusals + 1 if isinstance(error, DatabaseError) else 0
@@ -223,11 +204,3 @@ class CaptureRun:
     def _done(self, outcome: TenantOutcome) -> None:
         self._outcomes.append(outcome)
         self.on_outcome(outcome)
-
-
-def _possible_loss(what: str) -> PossibleLossError:
-    return PossibleLossError(
-        f"Possible loss of the usage store: {what}. No snapshot was stored from it.",
-        "find out whether the store was wiped, rebuilt or restored from a copy; the last good "
-        "snapshots are untouched. If it was replaced on purpose, accept it as the README says.",
-    )

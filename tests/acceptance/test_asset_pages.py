@@ -21,7 +21,7 @@ SNAPSHOTS = "budget_usage_snapshots"
 TABLES = "tenant_usage_tables"
 
 # Dagster's daemon looks for new backfills twice a minute, and runs one hour after another.
-BACKFILL_SECONDS = 180
+BACKFILL_SECONDS = 300
 
 RUNS_OF_HOUR = """
 query RunsOfHour($hour: String!) {

@@ -10,21 +10,31 @@ from typing import Any
 import psycopg
 
 from budget_recovery_dagster.adapters.memory import control_plane as memory
+from budget_recovery_dagster.adapters.memory.baselines import MemoryBaselines
 from budget_recovery_dagster.adapters.memory.control_plane import ManualClock
+from budget_recovery_dagster.adapters.memory.incidents import MemoryIncidents
 from budget_recovery_dagster.adapters.memory.leases import MemoryLeases
+from budget_recovery_dagster.adapters.memory.restore_audits import MemoryRestoreAudits
+from budget_recovery_dagster.adapters.memory.restore_points import MemoryRestorePoints
 from budget_recovery_dagster.adapters.memory.retained import (
     MemoryRecoveryPoints,
     MemoryRetainedSnapshots,
 )
 from budget_recovery_dagster.adapters.memory.snapshots import MemorySnapshots
+from budget_recovery_dagster.adapters.memory.store_checks import MemoryStoreChecks
 from budget_recovery_dagster.adapters.memory.store_registry import MemoryStoreRegistry
+from budget_recovery_dagster.adapters.postgres_baselines import PostgresBaselines
 from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.postgres_incidents import PostgresIncidents
 from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
 from budget_recovery_dagster.adapters.postgres_point_windows import PostgresRecoveryPoints
 from budget_recovery_dagster.adapters.postgres_registry import PostgresStoreRegistry
+from budget_recovery_dagster.adapters.postgres_restore_audits import PostgresRestoreAudits
+from budget_recovery_dagster.adapters.postgres_restore_points import PostgresRestorePoints
 from budget_recovery_dagster.adapters.postgres_retained import PostgresRetainedSnapshots
 from budget_recovery_dagster.adapters.postgres_snapshots import PostgresSnapshots
-from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
+from budget_recovery_dagster.adapters.postgres_store_checks import PostgresStoreChecks
+from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, RESTORE_LEASE
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     CounterReading,
@@ -53,6 +63,8 @@ from budget_recovery_dagster.ports import (
     Snapshots,
     StoreRegistry,
 )
+from budget_recovery_dagster.recovery_ports import Baselines, Incidents, StoreChecks
+from budget_recovery_dagster.restore_ports import RestoreAudits, RestorePoints
 from budget_recovery_dagster.table_ports import RecoveryPoints, RetainedSnapshots
 from tests.waiting import wait_until
 
@@ -101,6 +113,16 @@ def reading(
     )
 
 
+# Far too high usages, under the hash of what was captured.
+_CORRUPT = """
+update budget_recovery.budget_content c
+set usages = array(select 1000000000 + usage from unnest(c.usages) as usage)
+from budget_recovery.budget_record r
+where r.content_id = c.content_id
+  and r.tenant = %s and r.captured_at = %s and r.budget_id = %s and r.window_token = %s
+"""
+
+
 @dataclass
 class ControlPlane:
     """The ports over one state, and what only a test may do to it."""
@@ -112,6 +134,12 @@ class ControlPlane:
     leases: Leases
     retained: RetainedSnapshots
     points: RecoveryPoints
+    baselines: Baselines
+    checks: StoreChecks
+    incidents: Incidents
+    restore_points: RestorePoints
+    audits: RestoreAudits
+    corrupt: Callable[[str, datetime, BudgetWindow], None]
     set_state: Callable[[RecoveryState], None]
     lose_lease: Callable[[Lease], None]
     sequence: int = field(default=0)
@@ -126,6 +154,11 @@ class ControlPlane:
     @contextmanager
     def lease(self) -> Iterator[Lease]:
         with self.leases.hold(CAPTURE_LEASE, "a test") as lease:
+            yield lease
+
+    @contextmanager
+    def restore_lease(self) -> Iterator[Lease]:
+        with self.leases.hold(RESTORE_LEASE, "a test") as lease:
             yield lease
 
     def take(self, read: TenantReading, *, at: datetime | None = None) -> TenantSnapshot:
@@ -171,6 +204,7 @@ def in_memory() -> ControlPlane:
     registry = MemoryStoreRegistry(state)
     leases = MemoryLeases(state)
     snapshots = MemorySnapshots(state)
+    restore_points = MemoryRestorePoints(state)
     return ControlPlane(
         clock=clock,
         registry=registry,
@@ -179,6 +213,12 @@ def in_memory() -> ControlPlane:
         leases=leases,
         retained=MemoryRetainedSnapshots(state),
         points=MemoryRecoveryPoints(state),
+        baselines=MemoryBaselines(state),
+        checks=MemoryStoreChecks(state),
+        incidents=MemoryIncidents(state),
+        restore_points=restore_points,
+        audits=MemoryRestoreAudits(state),
+        corrupt=restore_points.corrupt,
         set_state=registry.set_state,
         lose_lease=lambda lease: leases.lose(lease.name),
     )
@@ -194,6 +234,10 @@ def on_postgres(
     def set_state(state: RecoveryState) -> None:
         with psycopg.connect(url) as connection:
             connection.execute("update budget_recovery.store set state = %s", (state.value,))
+
+    def corrupt(tenant: str, captured_at: datetime, of: BudgetWindow) -> None:
+        with psycopg.connect(url) as connection:
+            connection.execute(_CORRUPT, (tenant, captured_at, of.budget, of.window.token))
 
     def lose_lease(lease: Lease) -> None:
         with psycopg.connect(url) as connection:
@@ -216,6 +260,12 @@ def on_postgres(
             ),
             retained=PostgresRetainedSnapshots(database),
             points=PostgresRecoveryPoints(database),
+            baselines=PostgresBaselines(database),
+            checks=PostgresStoreChecks(database),
+            incidents=PostgresIncidents(database),
+            restore_points=PostgresRestorePoints(database),
+            audits=PostgresRestoreAudits(database),
+            corrupt=corrupt,
             set_state=set_state,
             lose_lease=lose_lease,
         )

@@ -1,69 +1,38 @@
 """The usage store on three servers: who answers, and what is known when some of them are gone."""
 
-import os
-import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from budget_recovery_dagster.adapters.nats_connection import Timeouts
 from budget_recovery_dagster.adapters.nats_store import open_usage_store
+from budget_recovery_dagster.domain.convergence import objection
+from budget_recovery_dagster.domain.detection import FoundMarker
+from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import (
     StoreError,
     StoreMissingError,
     StoreNoQuorumError,
     StoreUnreachableError,
 )
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from tests.free_ports import unused_ports
+from budget_recovery_dagster.restore_ports import Written
+from tests.contract.restore_orders import order
+from tests.nats_cluster import Cluster
 from tests.nats_servers import COUNTERS, PROMPT_SECONDS, Bucket, DisturbedNetwork, failure_of
 from tests.waiting import wait_until
 
 BUCKET = "budget-usage"
 COUNT = 20_000
+NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 TIMEOUTS = Timeouts(connect=2.0, answer=5.0, reading=60.0)
-
-
-class Cluster:
-    """Three servers, of which single ones can be killed and wiped."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        ports = unused_ports(6)
-        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports[3:])
-        self.servers = {
-            f"n{number}": NatsServer(
-                directory / f"n{number}",
-                port=ports[number],
-                config=f"""
-                    server_name: n{number}
-                    cluster {{
-                        name: C, host: 127.0.0.1, port: {ports[3 + number]}, routes: [{routes}]
-                    }}""",
-            )
-            for number in range(3)
-        }
-
-    def kill(self, name: str) -> None:
-        server = self.servers[name]
-        os.kill(server.pid, signal.SIGKILL)
-        server.stop()
-
-    def wipe(self, name: str) -> None:
-        shutil.rmtree(self._directory / name)
 
 
 @pytest.fixture
 def cluster(server_dir: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    cluster = Cluster(server_dir / request.node.name)
-    with ExitStack() as stack:
-        for server in cluster.servers.values():
-            stack.callback(server.stop)
-            server.start()
+    with Cluster.started(server_dir / request.node.name) as cluster:
         yield cluster
 
 
@@ -125,12 +94,66 @@ def test_without_a_quorum_nothing_is_known_and_nothing_missing(
         wait_until(is_without_quorum, seconds=60)
         seen.append(failure_of(lambda: store.reader(COUNTERS).read("t")))
         assert isinstance(failure_of(store.reader(COUNTERS).list_tenants), StoreNoQuorumError)
+        seen.append(failure_of(lambda: store.look("d")))
+        seen.append(failure_of(lambda: store.write_marker("d", "n", after=0)))
         assert all(isinstance(e, StoreNoQuorumError | StoreUnreachableError) for e in seen)
+        # Without a leader nothing fails here: that there is none is what is told.
+        view = store.cluster_view(NOW)
+        assert (view.cluster, view.leader, view.replica_count) == ("C", None, 3)
+        assert objection(view) == "the stream has no leader"
         cluster.servers[first].start()
         # The stream's leader answers for the identity; a reading needs the cluster's leader, too.
         wait_until(lambda: _succeeds(lambda: store.reader(COUNTERS).read("t")), seconds=60)
         assert store.identity() == before
         assert len(store.reader(COUNTERS).read("t").counters) == COUNT
+
+
+def test_the_servers_of_a_cluster_are_told_and_a_dead_one_is_objected_to(
+    cluster: Cluster, leader: str
+) -> None:
+    follower, other = sorted(cluster.servers.keys() - {leader})
+    with open_usage_store(cluster.servers[other].url, BUCKET, timeouts=TIMEOUTS) as store:
+        # To have just caught up with many writings takes a moment.
+        wait_until(lambda: objection(store.cluster_view(NOW)) is None, seconds=60)
+        view = store.cluster_view(NOW)
+        assert (view.seen_at, view.cluster, view.leader, view.replica_count) == (
+            NOW,
+            "C",
+            leader,
+            3,
+        )
+        assert view.leader_since is not None
+        assert {replica.name for replica in view.replicas} == {follower, other}
+        marker = store.write_marker("d", "n", after=0)
+        assert store.look("d").marker == FoundMarker("n", marker.revision)
+        cluster.kill(follower)
+        wait_until(lambda: follower in (objection(store.cluster_view(NOW)) or ""), seconds=60)
+
+
+def test_a_restore_that_loses_the_leader_is_told_and_can_be_done_again(
+    cluster: Cluster, leader: str
+) -> None:
+    _, other = sorted(cluster.servers.keys() - {leader})
+    orders = [order(str(number), "5") for number in range(COUNT)]
+    asked: list[Window] = []
+
+    def is_open(window: Window) -> bool:
+        asked.append(window)
+        if len(asked) == COUNT // 2:
+            cluster.kill(leader)
+        return True
+
+    with open_usage_store(cluster.servers[other].url, BUCKET, timeouts=TIMEOUTS) as store:
+        live = store.open_tenant("t")
+        failure = failure_of(lambda: live.raise_counters(orders, is_open=is_open))
+        assert isinstance(failure, StoreNoQuorumError | StoreUnreachableError)
+        wait_until(lambda: _succeeds(lambda: store.open_tenant("t")), seconds=60)
+        again = store.open_tenant("t")
+        # What was written stays, and no value is in between.
+        assert {counter.usage for counter in again.reading.counters} <= {1, 5}
+        results = again.raise_counters(orders, is_open=lambda _: True)
+        assert {result.written for result in results} == {Written.RAISED, Written.KEPT}
+        assert {counter.usage for counter in store.open_tenant("t").reading.counters} == {5}
 
 
 def test_a_cluster_that_finds_its_leader_in_a_moment_is_read(cluster: Cluster, leader: str) -> None:

@@ -23,7 +23,15 @@ def scene(nats_server: NatsServer) -> Iterator[Scene]:
         yield scene
 
 
-def test_an_interrupted_caller_takes_the_reading_along(scene: Scene) -> None:
+@pytest.fixture
+def heedful() -> Iterator[None]:
+    """A shell makes what it starts in the background deaf to SIGINT; these tests send it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_caller_takes_the_reading_along(scene: Scene, heedful: None) -> None:
     scene.bucket.put_many(counters("b", 10))
     main = threading.get_ident()
 
@@ -40,7 +48,7 @@ def test_an_interrupted_caller_takes_the_reading_along(scene: Scene) -> None:
     assert len(scene.store.reader(COUNTERS).read("t").counters) == 10
 
 
-def test_an_interruption_closes_the_store_and_leaves_nothing(scene: Scene) -> None:
+def test_an_interruption_closes_the_store_and_leaves_nothing(scene: Scene, heedful: None) -> None:
     scene.bucket.put_many(counters("b", 10))
     main = threading.get_ident()
     threads = threading.active_count()

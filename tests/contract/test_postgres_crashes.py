@@ -3,6 +3,7 @@ import signal
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from budget_recovery_dagster.adapters.postgres_schema import migrate
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
+from budget_recovery_dagster.domain.incident import Recovery, RecoveryState
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.snapshots import BudgetRecord, CaptureSource, TenantSnapshot
 from budget_recovery_dagster.errors import DatabaseUnreachableError
@@ -24,6 +26,7 @@ from tests.contract.control_planes import (
     of,
     on_postgres,
 )
+from tests.contract.incident_scene import CLOSING, open_one
 from tests.postgres_servers import kill_server
 from tests.waiting import wait_until
 
@@ -119,6 +122,53 @@ def test_a_kill_in_the_midst_of_copying_leaves_nothing_half_visible(
         plane.clock.advance(timedelta(minutes=1))
         assert plane.commit(large_snapshot).identity == large_snapshot.identity
         assert counts(doomed_url) == (2, RECORDS + 1, 1)
+
+
+# The move of the store's row comes last: by then, all the rest of a closing is written.
+HOLD_BACK = """
+select pg_advisory_lock(1);
+create function hold_back() returns trigger language plpgsql as $$ begin
+    perform pg_advisory_xact_lock(1);
+    return new;
+end $$;
+create trigger hold_back before update on budget_recovery.store
+    for each row execute function hold_back();
+"""
+HELD_BACK = """
+select pid from pg_stat_activity
+where wait_event = 'advisory' and datname = current_database()
+"""
+
+
+@pytest.mark.parametrize("victim", ["backend", "server"])
+def test_a_kill_in_the_midst_of_closing_an_incident_leaves_it_open(
+    victim: str, doomed_server: PostgresServer, doomed_url: str
+) -> None:
+    lease_duration = timedelta(days=1)
+    with on_postgres(doomed_url, lease_duration=lease_duration) as plane:
+        incident = open_one(plane)
+        before = plane.incidents.recovery(), plane.baseline
+        with plane.restore_lease() as lease, ThreadPoolExecutor(1) as pool:
+            with psycopg.connect(doomed_url, autocommit=True) as observer:
+                observer.execute(HOLD_BACK)
+                closing = pool.submit(plane.incidents.close, CLOSING, judged=incident, lease=lease)
+                wait_until(lambda: observer.execute(HELD_BACK).rowcount == 1)
+                [(backend,)] = observer.execute(HELD_BACK).fetchall()
+                if victim == "backend":
+                    os.kill(backend, signal.SIGKILL)
+                else:
+                    kill_server(doomed_server)
+                    doomed_server.start()
+                with pytest.raises(DatabaseUnreachableError):
+                    closing.result()
+
+            # Nobody holds it back any more.
+            wait_until(lambda: works(plane))
+            assert (plane.incidents.recovery(), plane.baseline) == before
+            closed = plane.incidents.close(CLOSING, judged=incident, lease=lease)
+        assert plane.incidents.recovery() == Recovery(RecoveryState.HEALTHY, None)
+        assert plane.incidents.recent(10) == (closed,)
+        assert plane.baseline == replace(CLOSING.baseline, version=2)
 
 
 def works(plane: ControlPlane) -> bool:

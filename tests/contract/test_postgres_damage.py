@@ -1,13 +1,14 @@
 """Whatever happened to a stored snapshot, its verification says so and does not break down."""
 
 from datetime import timedelta
+from decimal import Decimal
 
 import psycopg
 import pytest
 
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.errors import DatabaseError
-from tests.contract.control_planes import NOON, ControlPlane, Counters
+from tests.contract.control_planes import NOON, ControlPlane, Counters, point_of
 
 HOUR = timedelta(hours=1)
 TEAM: Counters = {("team", "lifetime"): {"alice": "1"}}
@@ -107,7 +108,7 @@ def test_damage_is_told_in_a_sentence(
     assert plane.reports.damaged_in(Hour(NOON + 2 * HOUR)) == ()
 
 
-def test_a_missing_content_is_told_by_whoever_reads_it(
+def test_a_missing_content_is_told_by_whoever_shows_it(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     plane.capture("acme", TEAM)
@@ -116,8 +117,27 @@ def test_a_missing_content_is_told_by_whoever_reads_it(
         " budget_record_content_id_fkey; delete from budget_recovery.budget_content"
     )
     with pytest.raises(DatabaseError, match="Of 1 stored contents 1 are missing"):
-        plane.snapshots.recovery_point("acme", NOON)
+        plane.points.windows_of("acme", NOON)
     with plane.retained.records_of("acme", Hour(NOON)) as records:
         assert records is not None
         with pytest.raises(DatabaseError, match="Of 1 stored contents 1 are missing"):
             list(records)
+
+
+def test_a_record_does_not_claim_to_cover_what_was_damaged(
+    plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    plane.capture("acme", {("team", "lifetime"): {"alice": "8"}})
+    plane.capture("acme", {("team", "lifetime"): {"alice": "9"}}, at=NOON + HOUR)
+    # The newest record, which covers the one before, now says less than it did.
+    admin.execute("update budget_recovery.budget_content set usages = '{1}' where usages = '{9}'")
+
+    plane.capture("acme", {("team", "lifetime"): {"alice": "2"}}, at=NOON + 2 * HOUR)
+
+    # 8 is the highest that is still sound; a claim to cover would have hidden it behind the 2.
+    assert plane.snapshots.recovery_point("acme", NOON + 2 * HOUR) == point_of(
+        {("team", "lifetime"): {"alice": "8"}}
+    )
+    point = plane.restore_points.point_of("acme", NOON + 2 * HOUR)
+    assert point is not None
+    assert point.windows[0].usages == {"alice": Decimal(8)}

@@ -10,7 +10,8 @@ from uuid import uuid4
 from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
 from budget_recovery_dagster.adapters.nats_store import open_usage_store
 from budget_recovery_dagster.ports import TenantReader, UsageStore
-from tests.nats_servers import BOARDS, COUNTERS, Bucket
+from budget_recovery_dagster.restore_ports import RecoverableStore
+from tests.nats_servers import BOARDS, COUNTERS, Bucket, Stored
 
 UGLY_NAMES = [
     "*",
@@ -35,14 +36,19 @@ class Put(Protocol):
     def __call__(self, key: str, value: bytes, *, ttl: str | None = None) -> None: ...
 
 
+class Store(UsageStore, RecoverableStore, Protocol):
+    """All that is asked of a store."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """A store, and the gateway's hand in it."""
 
-    store: UsageStore
+    store: Store
     put: Put
     remove: Callable[[str], None]
     purge: Callable[[str], None]
+    stored: Callable[[str], Stored | None]
 
     @property
     def counters(self) -> TenantReader:
@@ -60,7 +66,13 @@ def in_memory() -> Subject:
     def put(key: str, value: bytes, *, ttl: str | None = None) -> None:
         store.put(key, value, ttl=ttl, written_at=datetime.now(UTC))
 
-    return Subject(store, put, store.remove, store.purge)
+    def stored(key: str) -> Stored | None:
+        revision, value = store.live_key(key)
+        if value is None:
+            return Stored(revision, b"", {"KV-Operation": "DEL"}) if revision else None
+        return Stored(revision, value.data, {} if value.ttl is None else {"Nats-TTL": value.ttl})
+
+    return Subject(store, put, store.remove, store.purge, stored)
 
 
 @contextmanager
@@ -73,6 +85,6 @@ def on_nats(url: str) -> Iterator[Subject]:
         def put(key: str, value: bytes, *, ttl: str | None = None) -> None:
             bucket.put(key, value, None if ttl is None else {"Nats-TTL": ttl})
 
-        yield Subject(store, put, bucket.remove, bucket.purge)
+        yield Subject(store, put, bucket.remove, bucket.purge, bucket.stored)
         assert bucket.consumers() == 0
         bucket.destroy()

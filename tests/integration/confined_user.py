@@ -1,6 +1,7 @@
-"""A NATS server whose user may read some keys of the bucket, and nothing else."""
+"""A NATS server whose user may do some things with the bucket, and nothing else."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,24 +14,44 @@ _BUCKET = "budget-usage"
 _USER = "recovery"
 
 
+def readme_permissions() -> list[str]:
+    """Return what the README says that the user must be allowed to publish."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(
+        r"```\npublish:(.*?)subscribe: +_INBOX_budget_recovery.>\n```", text, re.DOTALL
+    )
+    return str(block).split()
+
+
 @contextmanager
 def confined_to(
     *keys: str, data_dir: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bucket]:
-    """Let the settings name such a user; give the bucket in the hand of the gateway."""
+    """Let the settings name a user who may read such keys; give the bucket to the gateway."""
     read = f"$JS.API.CONSUMER.CREATE.KV_{_BUCKET}.*.$KV.{_BUCKET}"
+    publish = [
+        f"$JS.API.STREAM.INFO.KV_{_BUCKET}",
+        f"$JS.API.STREAM.MSG.GET.KV_{_BUCKET}",
+        *(f"{read}.{each}" for each in keys),
+        f"$JS.API.CONSUMER.MSG.NEXT.KV_{_BUCKET}.*",
+        f"$JS.API.CONSUMER.DELETE.KV_{_BUCKET}.*",
+    ]
+    with confined(publish, data_dir, database_url, monkeypatch) as bucket:
+        yield bucket
+
+
+@contextmanager
+def confined(
+    publish: Sequence[str], data_dir: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bucket]:
+    """Let the settings name a user who may publish this; give the bucket to the gateway."""
     config = users(
         {"user": "gateway", "password": PASSWORD},
         {
             "user": _USER,
             "password": PASSWORD,
             "permissions": {
-                "publish": [
-                    f"$JS.API.STREAM.INFO.KV_{_BUCKET}",
-                    *(f"{read}.{each}" for each in keys),
-                    f"$JS.API.CONSUMER.MSG.NEXT.KV_{_BUCKET}.*",
-                    f"$JS.API.CONSUMER.DELETE.KV_{_BUCKET}.*",
-                ],
+                "publish": list(publish),
                 "subscribe": ["_INBOX_budget_recovery.>"],
             },
         },

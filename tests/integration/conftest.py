@@ -10,6 +10,7 @@ import pytest
 
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.integration.recovery_house import House, opened_house
 from tests.nats_servers import Bucket
 
 _LONGEST_TEST_SECONDS = 30
@@ -43,6 +44,13 @@ def configured(
     monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", bucket.name)
     monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", database_url)
     return bucket
+
+
+@pytest.fixture
+def house(configured: Bucket, database_url: str) -> Iterator[House]:
+    """What guards this test's bucket, by a clock of the test's own."""
+    with opened_house(configured, database_url) as house:
+        yield house
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import nats
+import nats.js.errors
 import psycopg
 
 from budget_recovery_dagster.adapters.nats_values import decode_value
@@ -112,10 +113,14 @@ class Dev:
 
 async def read_counters(url: str) -> dict[str, Decimal]:
     client = await nats.connect(url)
-    bucket = await client.jetstream().key_value("budget-usage")
-    keys = [key for key in await bucket.keys() if key.startswith("usage.")]
-    entries = [(key, await bucket.get(key)) for key in keys]
-    await client.close()
+    try:
+        bucket = await client.jetstream().key_value("budget-usage")
+        keys = [key for key in await bucket.keys() if key.startswith("usage.")]
+        entries = [(key, await bucket.get(key)) for key in keys]
+    except nats.js.errors.NoKeysError:
+        return {}
+    finally:
+        await client.close()
     return {key: decode_value(entry.value or b"")[0] for key, entry in entries}
 
 

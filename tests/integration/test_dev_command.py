@@ -17,9 +17,11 @@ import pytest
 from budget_recovery_dagster.adapters.nats_codec import decode_key
 from budget_recovery_dagster.domain.windows import Period
 from budget_recovery_dagster.sandbox.accounts import Account
-from budget_recovery_dagster.sandbox.errors import DagsterUiError
+from budget_recovery_dagster.sandbox.data_directory import DEV_FILE
+from budget_recovery_dagster.sandbox.errors import DagsterUiError, NoRunningDevError
 from budget_recovery_dagster.sandbox.first_snapshot import look_at
 from budget_recovery_dagster.sandbox.gateway.scene import BUDGETS
+from budget_recovery_dagster.sandbox.running_dev import find_running_dev
 from tests.free_ports import unused_port
 from tests.integration.dev_command import (
     COMMAND,
@@ -65,8 +67,10 @@ def test_it_shows_a_snapshot_and_keeps_it_over_a_restart(place: Path) -> None:
         with pytest.raises(DagsterUiError, match="knows no run"):
             look_at(dev.ui, str(uuid4()))
         owned = descendants(dev.process.pid)
+        assert find_running_dev(data_dir).ui_url == dev.ui.url
         assert dev.stop(signal.SIGINT) == 0
         assert not any(map(is_running, owned))
+        assert not (data_dir / DEV_FILE).exists()
     with started(data_dir, place / "second.txt") as dev:
         assert taken.items() <= dev.snapshots().items()
         require_one_snapshot_an_hour(dev, since)
@@ -121,6 +125,10 @@ def test_killed_it_leaves_no_servers_and_starts_again(place: Path) -> None:
         owned = descendants(dev.process.pid)
         dev.process.kill()
     assert len(owned) > 10
+    # What it told of itself is left behind, and nobody believes it.
+    assert (place / "data" / DEV_FILE).exists()
+    with pytest.raises(NoRunningDevError, match="No budget-recovery dev runs on"):
+        find_running_dev(place / "data")
     with started(place / "data", place / "second.txt") as dev:
         assert not any(map(is_running, owned))
         assert taken.items() <= dev.snapshots().items()

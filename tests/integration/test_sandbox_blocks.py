@@ -50,6 +50,7 @@ def blocked(place: Place) -> set[str | None]:
     return {counter.entity for counter in contents(place).blocked}
 
 
+@pytest.mark.alone
 def test_an_exhausted_budget_is_blocked_within_a_second_and_for_its_entity_only(
     place: Place, ledger: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_counter_that_cannot_be_read_stays_as_it_is_and_so_does_its_block(
         assert values[f"usage.{PREFIX}.{BOB}"] == values[f"usage.{PREFIX}.free"] == b"broken"
 
 
+@pytest.mark.alone
 def test_whoever_holds_the_ledger_stops_requests_and_the_rest_goes_on_afterwards(
     place: Place, bucket: Bucket, ledger: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

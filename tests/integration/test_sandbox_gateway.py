@@ -146,7 +146,7 @@ def test_a_history_that_was_interrupted_is_completed_and_never_written_again(
         process.stop()
     with Ledger(ledger) as book:
         assert len(contents(place).usages) < len(book.true_spend(BUDGETS, datetime.now(UTC)))
-    with gateway(place, ledger, serve.HISTORY), aggregator(place, ledger):
+    with gateway(place, ledger, serve.HISTORY, *SLOW), aggregator(place, ledger):
         wait_until(lambda: is_counted(place, ledger, BUDGETS))
     with Bucket.connected(nats_server.url, name) as bucket:
         bucket.destroy()

@@ -156,6 +156,7 @@ def test_a_budget_of_more_than_500_entities_shows_the_largest(place: Place, tmp_
         assert contents(place).usages == spent(tmp_path / "ledger", budgets)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("change", ["it closes", "many exhaust it"])
 def test_a_large_budget_does_not_hold_up_the_block_of_another(
     place: Place, bucket: Bucket, tmp_path: Path, change: str

@@ -1,13 +1,13 @@
 """What the job does not store, and how it says so."""
 
 from datetime import timedelta
-from pathlib import Path
 
 import dagster as dg
 import psycopg
 import pytest
 
 from budget_recovery_dagster.domain.moments import Hour
+from tests.integration.recovery_runs import incidents, requested, state, supervise
 from tests.integration.snapshot_job import (
     capture_at,
     checks,
@@ -20,10 +20,9 @@ from tests.integration.snapshot_job import (
 from tests.nats_servers import Bucket
 
 LIFETIME = "lifetime"
-README = Path(__file__).parents[2] / "README.md"
 
 
-def test_a_recreated_bucket_is_a_possible_loss_and_stores_nothing(
+def test_a_recreated_bucket_stores_nothing_and_opens_an_incident(
     configured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -39,18 +38,23 @@ def test_a_recreated_bucket_is_a_possible_loss_and_stores_nothing(
     result = run_job(instance, current_hour)
 
     assert not result.success
-    assert "Possible loss of the usage store" in failure_text(result)
-    assert "recreated" in failure_text(result)
+    assert "The store was recreated" in failure_text(result)
     assert entries(database) == before
+    (incident,) = incidents(database)
+    assert incident["incident_id"][:8] in failure_text(result)
+    assert state(database) == "RECOVERING"
+    # Whoever looks next launches the restore.
+    (request,) = requested(supervise(instance))
+    assert request.run_key == f"{incident['incident_id']}/launch-1"
 
 
-def test_a_bucket_that_is_gone_is_a_possible_loss_too(
+def test_a_bucket_that_is_gone_is_a_loss_too(
     configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
     assert run_job(instance, current_hour).success
     configured.destroy()
-    assert "the bucket is gone" in failure_text(run_job(instance, current_hour))
+    assert "The store is gone" in failure_text(run_job(instance, current_hour))
 
 
 def test_a_stored_past_hour_is_verified_and_one_without_snapshot_fails_with_help(
@@ -132,25 +136,6 @@ def test_a_run_that_captures_no_tenant_fails_with_the_first_reason(
     result = run_job(instance, current_hour)
     assert not result.success
     assert "None of 1 tenants could be captured. The first, 'acme':" in failure_text(result)
-
-
-def test_a_store_that_was_replaced_on_purpose_can_be_accepted(
-    configured: Bucket,
-    database: psycopg.Connection,
-    instance: dg.DagsterInstance,
-    current_hour: Hour,
-) -> None:
-    configured.spend("acme", "total", LIFETIME, {None: "80"})
-    assert run_job(instance, current_hour).success
-    configured.destroy()
-    configured.create()
-    configured.spend("acme", "total", LIFETIME, {None: "1"})
-    assert "accept it as the README says" in failure_text(run_job(instance, current_hour))
-
-    statement = README.read_text().split("```sql")[-1].split("```")[0]
-    created = configured.info().created.isoformat()
-    database.execute(statement.replace("<created>", created).replace("<sequence>", "1"))
-    assert run_job(instance, current_hour).success
 
 
 def test_a_pause_in_the_middle_keeps_what_was_stored_before_it(

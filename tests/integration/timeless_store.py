@@ -1,17 +1,20 @@
 """Captures as of other days, on real servers."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.bootstrap import OpenedDatabase
-from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain.convergence import ClusterView
+from budget_recovery_dagster.domain.detection import Sighting
+from budget_recovery_dagster.domain.identity import Marker, StoreIdentity
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.ports import TenantReader, UsageStore
-from budget_recovery_dagster.services.capture import CaptureService
+from budget_recovery_dagster.ports import TenantReader
+from budget_recovery_dagster.restore_ports import LiveTenant
 from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome
 from budget_recovery_dagster.settings import load_settings
 
@@ -28,10 +31,24 @@ class SteppedClock:
 
 
 @dataclass(frozen=True)
+class LeapingClock:
+    """The clock of a database that takes its time from a test; to wait for a moment sets it."""
+
+    database: Database
+    clock: SteppedClock
+
+    def now(self) -> datetime:
+        return self.database.now()
+
+    def wait_until(self, moment: datetime) -> None:
+        self.clock.moment = max(self.clock.moment, moment)
+
+
+@dataclass(frozen=True)
 class TimelessStore:
     """A store whose server does not tell the time, which a test's clock would contradict."""
 
-    store: UsageStore
+    store: NatsUsageStore
 
     def now(self) -> None:
         return None
@@ -39,15 +56,36 @@ class TimelessStore:
     def identity(self) -> StoreIdentity:
         return self.store.identity()
 
+    def look(self, deployment_id: str) -> Sighting:
+        return self.store.look(deployment_id)
+
     def reader(self, source: CaptureSource) -> TenantReader:
         return self.store.reader(source)
+
+    def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
+        return self.store.write_marker(deployment_id, nonce, after=after)
+
+    def cluster_view(self, seen_at: datetime) -> ClusterView:
+        return self.store.cluster_view(seen_at)
+
+    def open_tenant(self, tenant: str) -> LiveTenant:
+        return self.store.open_tenant(tenant)
+
+
+@contextmanager
+def opened_store() -> Iterator[TimelessStore]:
+    """Open the store that the settings name."""
+    settings = load_settings()
+    with open_usage_store(settings.require_nats_url(), settings.bucket) as store:
+        yield TimelessStore(store)
 
 
 @contextmanager
 def opened_at(url: str, clock: SteppedClock) -> Iterator[OpenedDatabase]:
     """Open a database that takes its time from a test."""
     with Database(url, clock=clock) as database:
-        yield OpenedDatabase.of(database, load_settings())
+        plane = OpenedDatabase.of(database, load_settings())
+        yield replace(plane, clock=LeapingClock(database, clock))
 
 
 def capture(
@@ -57,22 +95,9 @@ def capture(
     on_outcome: Callable[[TenantOutcome], None] = lambda _: None,
 ) -> Captured:
     """Capture the hour that the clock shows."""
-    captured = _timeless(database.capture_service()).capture(
+    service = replace(database.capture_service(), open_store=opened_store)
+    captured = service.capture(
         Hour.containing(clock.moment), run_id=run_id, holder=run_id, on_outcome=on_outcome
     )
     assert isinstance(captured, Captured)
     return captured
-
-
-def _timeless(service: CaptureService) -> CaptureService:
-    open_store = service.open_store
-
-    @contextmanager
-    def opened() -> Iterator[UsageStore]:
-        with open_store() as store:
-            yield TimelessStore(store)
-
-    def open_timeless() -> AbstractContextManager[UsageStore]:
-        return opened()
-
-    return replace(service, open_store=open_timeless)

@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 from budget_recovery_dagster.adapters.memory.control_plane import ControlPlane, ManualClock
+from budget_recovery_dagster.adapters.memory.incidents import MemoryIncidents
 from budget_recovery_dagster.adapters.memory.leases import MemoryLeases
 from budget_recovery_dagster.adapters.memory.snapshots import MemorySnapshots
+from budget_recovery_dagster.adapters.memory.store_checks import MemoryStoreChecks
 from budget_recovery_dagster.adapters.memory.store_registry import MemoryStoreRegistry
 from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
 from budget_recovery_dagster.domain.counters import BudgetWindow
@@ -51,10 +53,14 @@ class House:
         self.snapshots = MemorySnapshots(self.plane)
         self.registry = MemoryStoreRegistry(self.plane)
         self.leases = MemoryLeases(self.plane)
+        self.incidents = MemoryIncidents(self.plane)
+        self.checks = MemoryStoreChecks(self.plane)
         self.service = CaptureService(
             open_store=lambda: nullcontext(self.store),
             snapshots=self.snapshots,
             reports=self.snapshots,
+            incidents=self.incidents,
+            checks=self.checks,
             registry=self.registry,
             leases=self.leases,
             clock=self.clock,
@@ -62,6 +68,12 @@ class House:
             source=CaptureSource.COUNTERS,
             retention=RetentionPolicy(7),
         )
+
+    @property
+    def baseline(self) -> Baseline:
+        baseline = self.registry.claim("budget-usage").baseline
+        assert baseline is not None
+        return baseline
 
     @property
     def hour(self) -> Hour:

@@ -7,14 +7,20 @@ from decimal import Decimal
 
 import pytest
 
+from budget_recovery_dagster.adapters.memory.baselines import MemoryBaselines
 from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
-from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain.detection import Sighting
+from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
+from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.errors import (
     ClockSkewError,
     PossibleLossError,
+    StoreLostError,
     StoreMissingError,
 )
+from budget_recovery_dagster.services.capture import Paused
 from budget_recovery_dagster.services.capture_outcome import Captured
+from budget_recovery_dagster.services.marking import MarkerWriting
 from tests.unit.capture_house import BORN, NOW, REBORN, House, names
 
 
@@ -30,9 +36,21 @@ def test_a_store_recreated_during_the_reading_is_not_stored(house: House) -> Non
     captured = house.capture("bad")
 
     assert names(captured.stored) == ["a"]
-    assert isinstance(captured.stopped_by, PossibleLossError)
+    assert isinstance(captured.stopped_by, StoreLostError)
     assert [f.tenant for f in captured.failed] == ["b", "c"]
-    assert all("Possible loss" in f.reason for f in captured.failed)
+    assert all("recreated" in f.reason for f in captured.failed)
+    recovery = house.incidents.recovery()
+    assert recovery.state is RecoveryState.RECOVERING
+    assert recovery.incident is not None
+    (loss,) = recovery.incident.losses
+    assert (loss.found_by, loss.before.created_at, loss.after) == (
+        "bad",
+        BORN,
+        StoreIdentity(REBORN, 1),
+    )
+    assert house.checks.newest(1)[0].verdict is Verdict.RECREATED
+    # Nothing more is captured from here on.
+    assert house.run("paused") == Paused(RecoveryState.RECOVERING)
     assert captured.pruned is None
     assert house.known("b") == Decimal(10)
 
@@ -56,16 +74,16 @@ def test_a_wipe_during_the_very_first_capture_is_noticed(what: str, house: House
     assert house.registry.claim("budget-usage").baseline is None
 
 
-def test_a_bucket_that_goes_before_the_listing_is_a_possible_loss(house: House) -> None:
+def test_a_bucket_that_goes_before_the_listing_is_a_loss(house: House) -> None:
     house.capture()
     house.clock.advance(timedelta(minutes=1))
     house.store.listing_failure = StoreMissingError("No bucket.", "look.")
     in_order = iter([None, house.store.listing_failure])
 
     class VanishingStore(MemoryUsageStore):
-        def identity(self) -> StoreIdentity:
-            self.identity_failure = next(in_order)
-            return super().identity()
+        def look(self, deployment_id: str) -> Sighting:
+            self.identity_failure = next(in_order, house.store.listing_failure)
+            return super().look(deployment_id)
 
     vanishing = VanishingStore(BORN)
     vanishing.stream = house.store.stream
@@ -73,7 +91,7 @@ def test_a_bucket_that_goes_before_the_listing_is_a_possible_loss(house: House) 
     service = replace(house.service, open_store=lambda: nullcontext(vanishing))
     captured = service.capture(house.hour, run_id="r", holder="r", on_outcome=lambda _: None)
     assert isinstance(captured, Captured)
-    assert isinstance(captured.stopped_by, PossibleLossError)
+    assert isinstance(captured.stopped_by, StoreLostError)
 
 
 @pytest.mark.parametrize("what", ["recreated", "regressed", "gone"])
@@ -92,7 +110,7 @@ def test_a_store_of_another_identity_stores_nothing_and_prunes_nothing(
     captured = house.capture("new")
 
     assert captured.stored == ()
-    assert isinstance(captured.stopped_by, PossibleLossError)
+    assert isinstance(captured.stopped_by, StoreLostError)
     assert what in captured.stopped_by.message
     assert captured.pruned is None
     assert len(house.snapshots.captured_by("old")) == 3
@@ -105,7 +123,7 @@ def test_a_baseline_lost_from_the_database_is_no_first_install(house: House) -> 
     house.clock.advance(timedelta(minutes=1))
     house.store.recreate(REBORN)
     house.spend("a", "1")
-    assert isinstance(house.capture().stopped_by, PossibleLossError)
+    assert isinstance(house.capture().stopped_by, StoreLostError)
     assert house.known("a") == Decimal(10)
 
 
@@ -147,3 +165,42 @@ def test_clocks_that_disagree_store_nothing_and_prune_nothing(house: House) -> N
     assert (captured.stored, captured.pruned) == ((), None)
     house.clock.set(NOW + timedelta(seconds=59))
     assert names(house.capture("right again").stored) == ["a", "b", "c"]
+
+
+def test_two_looks_that_disagree_open_no_incident(house: House) -> None:
+    house.capture()
+    house.clock.advance(timedelta(minutes=1))
+    sequences = iter([2, 400])
+
+    class FlappingStore(MemoryUsageStore):
+        def look(self, deployment_id: str) -> Sighting:
+            self.stream = StoreIdentity(BORN, next(sequences))
+            return super().look(deployment_id)
+
+    flapping = FlappingStore(BORN)
+    service = replace(house.service, open_store=lambda: nullcontext(flapping))
+    captured = service.capture(house.hour, run_id="r", holder="r", on_outcome=lambda _: None)
+    assert isinstance(captured, Captured)
+    assert isinstance(captured.stopped_by, PossibleLossError)
+    assert "disagree" in captured.stopped_by.message
+    assert captured.stored == ()
+    assert house.incidents.recovery().state is RecoveryState.HEALTHY
+
+
+def test_a_marker_that_is_renewed_during_a_capture_is_no_loss(house: House) -> None:
+    house.capture()
+    house.clock.advance(timedelta(minutes=1))
+    baselines = MemoryBaselines(house.plane)
+    record = house.registry.claim("budget-usage")
+    assert record.baseline is not None
+
+    def check_in_between() -> None:
+        intended = baselines.intend_marker("nonce", judged=house.baseline)
+        seen = house.store.look(record.deployment_id)
+        writing = MarkerWriting(house.store, record.deployment_id)
+        baselines.accept(writing.renew(intended, seen, house.clock.now()), judged=intended)
+
+    house.while_reading("b", check_in_between)
+    assert names(house.capture().stored) == ["a", "b", "c"]
+    assert house.incidents.recovery().state is RecoveryState.HEALTHY
+    assert house.baseline.marker is not None

@@ -43,6 +43,7 @@ MAY_IMPORT = {
         "partitions",
         "ports",
         "resources",
+        "restore_ports",
         "services",
         "settings",
     },
@@ -70,7 +71,16 @@ MAY_IMPORT = {
     },
     "definitions": {"assets", "jobs", "resources", "schedules", "sensors"},
     "sandbox": {"adapters", "domain", "errors", "settings"},
-    "cli": {"adapters", "bootstrap", "domain", "errors", "sandbox", "services", "settings"},
+    "cli": {
+        "adapters",
+        "bootstrap",
+        "domain",
+        "errors",
+        "recovery_ports",
+        "sandbox",
+        "services",
+        "settings",
+    },
 }
 
 MODULES = sorted(ROOT.rglob("*.py"))

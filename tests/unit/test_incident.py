@@ -1,13 +1,33 @@
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
+from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
 from budget_recovery_dagster.domain.incident import (
+    MAX_ATTEMPTS,
     Event,
     IllegalMoveError,
+    Incident,
+    Loss,
+    Outcome,
+    Recovery,
     RecoveryState,
     after,
+    backoff,
+    may_launch,
 )
 
 HEALTHY, RECOVERING, FAILED = RecoveryState
+NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
+INCIDENT = Incident(
+    incident_id="0f8fad5b-d9cb-469f-a165-70867728950e",
+    opened_at=NOON,
+    losses=(Loss(NOON, "tick", Verdict.RECREATED, "why", StoreIdentity(NOON, 1), after=None),),
+    ground=None,
+    newest_point_at=None,
+    last_good_at=None,
+)
 
 # Written out once more, by hand: what is not here cannot happen.
 MOVES = {
@@ -44,3 +64,71 @@ def test_captures_are_paused_unless_the_store_is_trusted() -> None:
         True,
         True,
     ]
+
+
+# How long a store is left alone
+
+
+@pytest.mark.parametrize(
+    ("waits", "seconds"),
+    [(1, 30), (2, 60), (3, 120), (4, 240), (5, 300), (6, 300), (10**9, 300), (0, 30)],
+)
+def test_the_backoff_doubles_up_to_five_minutes(waits: int, seconds: int) -> None:
+    assert backoff(waits) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("state", [HEALTHY, FAILED])
+def test_nothing_is_launched_unless_the_store_is_recovering(state: RecoveryState) -> None:
+    reason = may_launch(Recovery(state, INCIDENT), NOON)
+    assert reason is not None
+    assert state in reason
+
+
+def test_nothing_is_launched_where_no_incident_is_open() -> None:
+    assert may_launch(Recovery(RECOVERING, None), NOON) is not None
+
+
+@pytest.mark.parametrize("attempts", range(MAX_ATTEMPTS + 1))
+def test_a_restore_is_launched_once_its_time_has_come_whatever_was_tried(attempts: int) -> None:
+    due = replace(INCIDENT, attempts=attempts, next_launch_at=NOON)
+    assert may_launch(Recovery(RECOVERING, due), NOON) is None
+    assert may_launch(Recovery(RECOVERING, replace(due, next_launch_at=None)), NOON) is None
+    early = may_launch(Recovery(RECOVERING, due), NOON - timedelta(microseconds=1))
+    assert early == "Incident 0f8fad5b is tried again at 12:00:00 UTC."
+
+
+# What an incident says of itself
+
+
+@pytest.mark.parametrize(
+    ("point", "good", "uncovered"),
+    [
+        (0, 40, timedelta(minutes=40)),
+        (0, 0, timedelta(0)),
+        (40, 0, timedelta(0)),
+        (None, 40, None),
+        (0, None, None),
+        (None, None, None),
+    ],
+)
+def test_usage_between_the_last_snapshot_and_the_last_good_check_is_in_no_snapshot(
+    point: int | None, good: int | None, uncovered: timedelta | None
+) -> None:
+    def at(minutes: int | None) -> datetime | None:
+        return None if minutes is None else NOON + timedelta(minutes=minutes)
+
+    incident = replace(INCIDENT, newest_point_at=at(point), last_good_at=at(good))
+    assert incident.uncovered == uncovered
+
+
+def test_an_incident_has_a_loss() -> None:
+    with pytest.raises(ValueError, match="at least one loss"):
+        replace(INCIDENT, losses=())
+
+
+def test_what_brought_nothing_back_is_no_restore() -> None:
+    assert {outcome: outcome.event for outcome in Outcome} == {
+        Outcome.RESTORED: Event.RESTORED,
+        Outcome.NOTHING_LOST: Event.NOTHING_TO_RAISE,
+        Outcome.NOTHING_CURRENT: Event.NOTHING_TO_RAISE,
+    }

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.adapters.nats_ttl import expiry_after, parse_ttl
+from budget_recovery_dagster.adapters.nats_ttl import (
+    ExpiredKeyError,
+    expiry_after,
+    parse_ttl,
+    remaining_ttl,
+    ttl_of_new_key,
+)
 from budget_recovery_dagster.domain.windows import Window
 
 NOON = int(datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp()) * 10**9
@@ -105,3 +111,69 @@ def test_an_expiry_counts_from_the_end_of_the_window(
 
 def test_the_expiry_of_a_lifetime_counts_from_the_writing() -> None:
     assert expiry_after("12h", NOON, Window.parse("lifetime")) == 43_200
+
+
+SECOND = 10**9
+
+
+@pytest.mark.parametrize(
+    ("ttl", "passed_ns", "left"),
+    [
+        ("1h", 0, "3600"),
+        ("1h", SECOND, "3599"),
+        ("1h", 1, "3600"),
+        ("1h", SECOND + 1, "3599"),
+        ("1h", 3599 * SECOND, "1"),
+        ("1h", -5 * SECOND, "3600"),  # by a clock that is behind the server's
+        ("NEVER", 10**18, "never"),
+        ("rubbish", 10**18, None),
+        (None, 10**18, None),
+    ],
+)
+def test_what_is_left_of_a_time_to_live_is_rounded_up(
+    ttl: str | None, passed_ns: int, left: str | None
+) -> None:
+    assert remaining_ttl(ttl, NOON, NOON + passed_ns) == left
+
+
+@pytest.mark.parametrize("passed_ns", [3599 * SECOND + 1, 3600 * SECOND, 10**18])
+def test_a_key_with_less_than_a_second_left_counts_as_expired(passed_ns: int) -> None:
+    with pytest.raises(ExpiredKeyError):
+        remaining_ttl("1h", NOON, NOON + passed_ns)
+
+
+def test_a_new_key_expires_after_the_end_of_its_window() -> None:
+    # Twelve hours before its end.
+    assert ttl_of_new_key(60, DAY, NOON) == str(12 * 3600 + 60)
+    assert ttl_of_new_key(60, DAY, NOON + 1) == str(12 * 3600 + 60)
+    assert ttl_of_new_key(1 - 12 * 3600, DAY, NOON) == "1"
+    with pytest.raises(ExpiredKeyError):
+        ttl_of_new_key(1 - 12 * 3600, DAY, NOON + 1)
+    assert ttl_of_new_key(None, DAY, NOON) is None
+
+
+def test_a_new_key_of_a_lifetime_expires_after_its_writing() -> None:
+    lifetime = Window.parse("lifetime")
+    assert ttl_of_new_key(60, lifetime, NOON) == "60"
+    with pytest.raises(ExpiredKeyError):
+        ttl_of_new_key(0, lifetime, NOON)
+
+
+@given(st.integers(1, 10**9), st.integers(0, 10**18))
+def test_a_key_made_anew_expires_when_the_recorded_one_would_have(
+    seconds: int, later_ns: int
+) -> None:
+    expiry = expiry_after(str(seconds), NOON, DAY)
+    expires_ns = NOON + seconds * SECOND
+    now_ns = NOON + later_ns
+    try:
+        ttl = ttl_of_new_key(expiry, DAY, now_ns)
+    except ExpiredKeyError:
+        assert expires_ns - now_ns < SECOND
+    else:
+        assert ttl is not None
+        assert 0 <= now_ns + int(ttl) * SECOND - expires_ns < 2 * SECOND
+
+
+def test_no_time_to_live_is_longer_than_the_server_takes() -> None:
+    assert ttl_of_new_key(9_223_372_036, DAY, NOON) == "9223372036"

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from budget_recovery_dagster.domain.admission import Holding
 from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.incident import Incident
 from budget_recovery_dagster.domain.moments import require_aware
 from budget_recovery_dagster.domain.snapshots import BudgetRecord
 from budget_recovery_dagster.ports import (
@@ -15,6 +16,8 @@ from budget_recovery_dagster.ports import (
     StoreRecord,
     Uncaptured,
 )
+from budget_recovery_dagster.recovery_ports import Attempt, Check
+from budget_recovery_dagster.restore_ports import AuditTrail
 
 
 class ManualClock:
@@ -69,3 +72,18 @@ class ControlPlane:
     holdings: dict[str, Holding] = field(default_factory=dict)
     snapshots: dict[tuple[str, datetime], StoredSnapshot] = field(default_factory=dict)
     failures: dict[tuple[str, Uncaptured, str], NotedFailure] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    incidents: dict[str, Incident] = field(default_factory=dict)
+    launches_before: dict[str, int] = field(default_factory=dict)
+    attempts: dict[str, list[Attempt]] = field(default_factory=dict)
+    audits: list[AuditTrail] = field(default_factory=list)
+
+    def claimed_store(self) -> StoreRecord:
+        """Return the store's record.
+
+        Raises:
+            RuntimeError: no store has been claimed.
+        """
+        if self.store is None:
+            raise RuntimeError("no store has been claimed")
+        return self.store

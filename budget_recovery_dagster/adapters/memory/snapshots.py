@@ -37,7 +37,6 @@ from budget_recovery_dagster.ports import (
     NamedDrop,
     NamedOmission,
     PruneReport,
-    StoreRecord,
     Uncaptured,
 )
 
@@ -82,7 +81,7 @@ class MemorySnapshots:
         """Store a snapshot and accept its identity as the baseline, all or nothing."""
         with self._plane.lock:
             require_lease(self._plane, lease, name=CAPTURE_LEASE)
-            store = self._claimed()
+            store = self._plane.claimed_store()
             facts = Facts(
                 now=self._plane.clock.now(),
                 state=store.state,
@@ -116,7 +115,7 @@ class MemorySnapshots:
         cutoff = policy.cutoff(now)
         with self._plane.lock:
             require_lease(self._plane, lease, name=CAPTURE_LEASE)
-            admit_prune(self._claimed().state)
+            admit_prune(self._plane.claimed_store().state)
             hashes = self._hashes()
             records = sum(self._prune_records(tenant, cutoff, now) for tenant in tenants)
             captures = [
@@ -220,11 +219,6 @@ class MemorySnapshots:
             ].records.items()
             if hash_usages(record.usages) != record.content_hash
         )
-
-    def _claimed(self) -> StoreRecord:
-        if self._plane.store is None:
-            raise RuntimeError("no store has been claimed")
-        return self._plane.store
 
     def _of(self, tenants: Collection[str]) -> Iterator[StoredSnapshot]:
         for (tenant, _), stored in self._plane.snapshots.items():

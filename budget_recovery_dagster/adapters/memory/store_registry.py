@@ -32,6 +32,4 @@ class MemoryStoreRegistry:
     def set_state(self, state: RecoveryState) -> None:
         """Put the claimed store into a state, without any of the rules for moving there."""
         with self._plane.lock:
-            if self._plane.store is None:
-                raise RuntimeError("no store has been claimed")
-            self._plane.store = replace(self._plane.store, state=state)
+            self._plane.store = replace(self._plane.claimed_store(), state=state)

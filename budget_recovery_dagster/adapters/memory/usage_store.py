@@ -1,9 +1,24 @@
-"""A usage store in memory that keeps the promises of the port and can be made to fail."""
+"""A usage store in memory that keeps the promises of the ports and can be made to fail."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from budget_recovery_dagster.adapters.live_keys import (
+    NEVER_WRITTEN,
+    LiveKey,
+    LiveKeysRead,
+    Write,
+    WritingTerms,
+    nanoseconds,
+)
+from budget_recovery_dagster.adapters.marker_values import (
+    found_marker,
+    marker_conflict,
+    marker_key,
+    marker_value,
+)
+from budget_recovery_dagster.adapters.memory.live_tenant import MemoryLiveTenant
 from budget_recovery_dagster.adapters.nats_codec import (
     CounterKey,
     KeysRead,
@@ -12,41 +27,65 @@ from budget_recovery_dagster.adapters.nats_codec import (
     encode_key,
 )
 from budget_recovery_dagster.adapters.nats_sources import SOURCES, SourceReader
+from budget_recovery_dagster.adapters.nats_ttl import NEVER
+from budget_recovery_dagster.domain.convergence import ClusterView
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
-from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain.detection import Sighting
+from budget_recovery_dagster.domain.identity import Marker, StoreIdentity
 from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.errors import StoreError
+from budget_recovery_dagster.errors import StoreError, StoreMissingError
+from budget_recovery_dagster.restore_ports import IsOpen
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def alone(seen_at: datetime) -> ClusterView:
+    """Return the view of a single server."""
+    return ClusterView(seen_at, None, "memory", None, 1, ())
 
 
 class MemoryUsageStore:
     """Counters and leaderboards by key, as the gateway would have written them.
 
     Every writing gives out the next sequence. What is set here happens at the next calls:
-    ``stream`` is the identity that is shown and ``clock`` the time; ``identity_failure``, of both,
-    and ``listing_failure`` are raised; ``failures`` are raised for the tenants that they name;
-    ``in_mid_reading`` is called with the tenant when half of its keys have been read, each time
-    that they are read.
+
+    - ``stream`` is the identity that is shown, ``clock`` the time, ``keeps_for`` the age at which
+      keys would be dropped, and ``cluster`` tells the servers;
+    - ``is_gone``: the cluster says that the bucket does not exist;
+    - ``identity_failure`` is raised by all that asks for identity or time, ``look_failure`` by
+      looks, ``listing_failure`` by listings, ``cluster_failure`` by views of the cluster,
+      ``marker_failure`` by writings of markers, and ``failures`` for the tenants that they name;
+    - ``in_mid_reading`` is called with the tenant when half of its keys have been read, each time
+      that they are read;
+    - ``before_write`` is called with the key between the decision to write it and the writing;
+    - ``write_failures`` are raised in place of the counters' and leaderboards' writings that have
+      these numbers, from 1 on; ``writes`` counts those that were tried.
     """
 
     def __init__(self, created_at: datetime = EPOCH) -> None:
         self.stream = StoreIdentity(created_at, 0)
         self.clock: datetime | None = None
+        self.keeps_for: timedelta | None = None
+        self.cluster: Callable[[datetime], ClusterView] = alone
+        self.is_gone = False
         self.identity_failure: StoreError | None = None
+        self.look_failure: StoreError | None = None
         self.listing_failure: StoreError | None = None
+        self.cluster_failure: StoreError | None = None
+        self.marker_failure: StoreError | None = None
         self.failures: dict[str, StoreError] = {}
         self.in_mid_reading: Callable[[str], None] | None = None
-        self._values: dict[str, StoredValue] = {}
+        self.before_write: Callable[[str], None] | None = None
+        self.write_failures: dict[int, StoreError] = {}
+        self.writes = 0
+        self._keys: dict[str, LiveKey] = {}
 
     def put(
         self, key: str, value: bytes, *, ttl: str | None = None, written_at: datetime = EPOCH
     ) -> None:
         """Write any key with any value, sound or not, as the gateway could."""
-        microseconds = (written_at - EPOCH) // timedelta(microseconds=1)
-        self._values[key] = StoredValue(value, ttl, microseconds * 1000)
-        self._give_out_sequence()
+        self._store(key, StoredValue(value, ttl, nanoseconds(written_at)))
 
     def put_usage(self, tenant: str, budget: str, window: str, entity: Entity, usage: str) -> None:
         """Write a counter as the gateway usually does."""
@@ -55,31 +94,50 @@ class MemoryUsageStore:
 
     def remove(self, key: str) -> None:
         """Delete a key, as the gateway does: the deletion has a sequence of its own."""
-        del self._values[key]
-        self._give_out_sequence()
+        self._store(key, None)
 
     def purge(self, prefix: str = "") -> None:
         """Remove the keys that begin with ``prefix`` so that the identity shows nothing of it."""
-        self._values = {
-            key: value for key, value in self._values.items() if not key.startswith(prefix)
-        }
+        self._keys = {key: live for key, live in self._keys.items() if not key.startswith(prefix)}
 
     def recreate(self, created_at: datetime) -> None:
         """Replace the store by an empty one, created at another moment."""
-        self._values.clear()
+        self._keys.clear()
         self.stream = StoreIdentity(created_at, 0)
 
     def identity(self) -> StoreIdentity:
         """Read the identity."""
-        if self.identity_failure is not None:
-            raise self.identity_failure
+        self._answer(self.identity_failure)
         return self.stream
 
     def now(self) -> datetime | None:
         """Return the time that was set; the leader that tells it is the one of the identity."""
-        if self.identity_failure is not None:
-            raise self.identity_failure
+        self._answer(self.identity_failure)
         return self.clock
+
+    def look(self, deployment_id: str) -> Sighting:
+        """Read identity and marker."""
+        self._answer(self.identity_failure, self.look_failure)
+        found = found_marker(self.live_key(marker_key(deployment_id)))
+        return Sighting(self.stream, found, self.keeps_for)
+
+    def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
+        """Write our marker over what stands under its key at sequence ``after``; 0: nothing."""
+        self._answer(self.marker_failure)
+        key = marker_key(deployment_id)
+        if self.live_key(key).revision != after:
+            raise marker_conflict("in memory", key, after)
+        self.put(key, marker_value(nonce), ttl=NEVER)
+        return Marker(nonce, self.stream.last_sequence)
+
+    def cluster_view(self, seen_at: datetime) -> ClusterView:
+        """Return what is known of the servers."""
+        self._answer(self.cluster_failure)
+        return self.cluster(seen_at)
+
+    def open_tenant(self, tenant: str) -> MemoryLiveTenant:
+        """Read a tenant's counters to be raised."""
+        return MemoryLiveTenant(self, tenant)
 
     def reader(self, source: CaptureSource) -> SourceReader:
         """Return a reader of one source."""
@@ -87,32 +145,67 @@ class MemoryUsageStore:
             SOURCES[source], list_keys=self._list_keys, read_values=self._read_values
         )
 
-    def _list_keys(self, prefix: str) -> list[str]:
-        if self.listing_failure is not None:
-            raise self.listing_failure
-        return self._keys(prefix)
-
-    def _read_values(self, prefix: str) -> KeysRead:
+    def read_live_keys(self, prefix: str) -> LiveKeysRead:
+        """Read all keys under a prefix that ends in a dot, deleted ones too."""
         _, token, _ = prefix.split(".")
         tenant = decode_name(token)
-        if tenant in self.failures:
-            raise self.failures[tenant]
-        values, is_complete = self._read_once(tenant, prefix)
+        self._answer(self.failures.get(tenant))
+        keys, is_complete = self._read_once(tenant, prefix)
         if not is_complete:
-            values, is_complete = self._read_once(tenant, prefix)
-        return KeysRead(values, is_partial=not is_complete)
+            keys, is_complete = self._read_once(tenant, prefix)
+        return LiveKeysRead(keys, is_partial=not is_complete)
 
-    def _read_once(self, tenant: str, prefix: str) -> tuple[dict[str, StoredValue], bool]:
-        announced = self._keys(prefix)
+    def live_key(self, key: str) -> LiveKey:
+        """Read one key as it stands."""
+        self._answer()
+        return self._keys.get(key, NEVER_WRITTEN)
+
+    def write_over(self, key: str, revision: int, write: Write) -> bool:
+        """Write a key over a revision; False where it has another."""
+        if self.before_write is not None:
+            self.before_write(key)
+        self.writes += 1
+        self._answer(self.write_failures.get(self.writes))
+        if self.live_key(key).revision != revision:
+            return False
+        self.put(key, write.data, ttl=write.ttl, written_at=self._time())
+        return True
+
+    def terms(self, is_open: IsOpen) -> WritingTerms:
+        """Return under what terms counters and leaderboards are written."""
+        self._answer()
+        return WritingTerms(is_open=is_open, now=self._time, keeps_ttl=True)
+
+    def _time(self) -> datetime:
+        return self.clock or datetime.now(UTC)
+
+    def _list_keys(self, prefix: str) -> list[str]:
+        self._answer(self.listing_failure)
+        return [key for key in self._under(prefix) if self._keys[key].value is not None]
+
+    def _read_values(self, prefix: str) -> KeysRead:
+        return self.read_live_keys(prefix).without_deleted()
+
+    def _read_once(self, tenant: str, prefix: str) -> tuple[dict[str, LiveKey], bool]:
+        announced = self._under(prefix)
         middle = len(announced) // 2
-        found = {key: self._values[key] for key in announced[:middle]}
+        found = {key: self._keys[key] for key in announced[:middle]}
         if self.in_mid_reading is not None:
             self.in_mid_reading(tenant)
-        found |= {key: self._values[key] for key in self._keys(prefix) if key not in found}
+        found |= {key: self._keys[key] for key in self._under(prefix) if key not in found}
         return found, len(found) >= len(announced)
 
-    def _keys(self, prefix: str) -> list[str]:
-        return [key for key in self._values if key.startswith(prefix) and key != prefix]
+    def _under(self, prefix: str) -> list[str]:
+        return [key for key in self._keys if key.startswith(prefix) and key != prefix]
 
-    def _give_out_sequence(self) -> None:
+    def _store(self, key: str, value: StoredValue | None) -> None:
         self.stream = replace(self.stream, last_sequence=self.stream.last_sequence + 1)
+        self._keys[key] = LiveKey(self.stream.last_sequence, value)
+
+    def _answer(self, *failures: StoreError | None) -> None:
+        """Raise what stands in the way of an answer."""
+        if self.is_gone:
+            raise StoreMissingError("The bucket in memory does not exist.", "let it be there.")
+        for failure in failures:
+            if failure is not None:
+                raise failure

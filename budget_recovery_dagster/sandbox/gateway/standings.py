@@ -19,11 +19,9 @@ from budget_recovery_dagster.domain.counters import (
     format_usage,
     parse_usage,
 )
+from budget_recovery_dagster.domain.leaderboard import rank
 from budget_recovery_dagster.sandbox.gateway.counting import written_at
 from budget_recovery_dagster.sandbox.gateway.store import NOTHING, Seen
-
-BOARD_SIZE = 500
-"""How many entities a leaderboard shows."""
 
 
 class Standing(NamedTuple):
@@ -57,10 +55,7 @@ class Group:
 
 def board_entries(usages: Iterable[tuple[Entity, Decimal]]) -> list[dict[str, str | None]]:
     """Return a leaderboard's entries: most usage first, equal ones by their names' code points."""
-    ranked = sorted(usages, key=lambda each: (-each[1], each[0] or ""))
-    return [
-        {"entity": entity, "usage": format_usage(usage)} for entity, usage in ranked[:BOARD_SIZE]
-    ]
+    return [{"entity": entity, "usage": format_usage(usage)} for entity, usage in rank(usages)]
 
 
 def wanted_board(group: Group) -> list[dict[str, str | None]]:

@@ -1,0 +1,12 @@
+"""How the command shows that something could not be done."""
+
+from rich.console import Console
+from rich.text import Text
+
+
+def show_failure(message: str, hint: str) -> None:
+    """Write what happened and what to try, a line each, where errors go."""
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(Text.assemble(("Error:", "bold red"), " ", message))
+    if hint:
+        console.print(Text.assemble(("Try:", "bold"), " ", hint))

@@ -1,0 +1,85 @@
+"""``budget-recovery status``: how the store stands, and what to do next."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import SecretStr
+from rich.console import Console
+
+from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.cli.data_dir import data_dir_option
+from budget_recovery_dagster.cli.failure import show_failure
+from budget_recovery_dagster.cli.status_json import failure_json, status_json
+from budget_recovery_dagster.cli.status_page import print_status
+from budget_recovery_dagster.errors import SettingsError, put_into_words
+from budget_recovery_dagster.sandbox.running_dev import find_running_dev
+from budget_recovery_dagster.services.assessment import Condition
+from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
+
+CANNOT_TELL = 3
+
+_EXIT_CODES: Mapping[Condition, int] = {
+    Condition.HEALTHY: 0,
+    Condition.RECOVERING: 1,
+    Condition.FAILED: 2,
+    Condition.UNKNOWN: CANNOT_TELL,
+}
+
+
+class _Status(click.Command):
+    """Whatever is no answer must not look like one: 1 and 2 say something of the store."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **options)
+        except click.UsageError as error:
+            error.show()
+            raise click.exceptions.Exit(CANNOT_TELL) from error
+
+
+@click.command(cls=_Status, short_help="Tell how the store stands, and what to do.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+@data_dir_option
+@click.pass_context
+def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> None:
+    """Tell how the gateway's store stands, as it was found by the last checks.
+
+    Exits with 0: healthy; 1: recovering; 2: failed, a person has to act; 3: cannot tell. The
+    database is that of BUDGET_RECOVERY_POSTGRES_URL or else of the running `budget-recovery dev`.
+    """
+    try:
+        settings = load_settings()
+        with opened_database(_with_database(settings, data_dir)) as database:
+            found = database.status_service().look()
+    except Exception as error:  # noqa: BLE001 - see _Status
+        message, hint = put_into_words(error)
+        show_failure(message, hint)
+        if as_json:
+            click.echo(failure_json(message, hint, CANNOT_TELL))
+        context.exit(CANNOT_TELL)
+    exit_code = _EXIT_CODES[found.assessment.condition]
+    if as_json:
+        click.echo(status_json(found, exit_code))
+    else:
+        print_status(Console(highlight=False, file=sys.stdout), found)
+    context.exit(exit_code)
+
+
+def _with_database(settings: Settings, data_dir: Path | None) -> Settings:
+    if settings.postgres_url is not None:
+        return settings
+    running = find_running_dev(data_dir or settings.data_place)
+    if running.postgres_url is None:
+        raise SettingsError(
+            f"The running dev uses the database that its {PREFIX}POSTGRES_URL names.",
+            f"set {PREFIX}POSTGRES_URL here, too.",
+        )
+    return settings.model_copy(
+        update={
+            "postgres_url": SecretStr(running.postgres_url),
+            "check_interval_seconds": running.check_interval_seconds,
+        }
+    )

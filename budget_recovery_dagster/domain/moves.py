@@ -1,0 +1,294 @@
+"""The moves of the store's standing: baseline, state and incident, decided on what the locks show.
+
+The database and its fake read the standing each in their own way, decide here, and keep what comes
+back. Whoever moves something names what it was judged against: if that is not so any more, the
+move is refused, and nothing changes.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from budget_recovery_dagster.domain.admission import admit_baseline, require_unmoved
+from budget_recovery_dagster.domain.identity import Baseline
+from budget_recovery_dagster.domain.incident import (
+    MAX_ATTEMPTS,
+    Ended,
+    Event,
+    FailureReason,
+    GivenUp,
+    Incident,
+    Loss,
+    Recovery,
+    RecoveryState,
+    Waiting,
+    after,
+    backoff,
+    may_launch,
+)
+from budget_recovery_dagster.errors import AttemptsUsedUpError, IncidentMovedError
+
+_READ_AGAIN = "read the incident again, and go on from what it is now."
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The store with its baseline, and the incident that is open in it, if one is.
+
+    ``launches_before`` is how many of its launches came before its newest attempt or its newest
+    loss: the backoff counts from there.
+    """
+
+    state: RecoveryState
+    baseline: Baseline | None
+    incident: Incident | None = None
+    launches_before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a standing becomes; the incident may be closed by it."""
+
+    state: RecoveryState
+    baseline: Baseline | None
+    incident: Incident
+    launches_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an incident gets besides its loss: an id that no other ever had, and what is known.
+
+    That is the moment, and the newest snapshot and the newest good check of all at that moment.
+    """
+
+    incident_id: str
+    at: datetime
+    newest_point_at: datetime | None
+    newest_good_check_at: datetime | None
+
+    @property
+    def last_good_at(self) -> datetime | None:
+        """When the store was last known to be whole: a capture compares its identity as well."""
+        known = [at for at in (self.newest_point_at, self.newest_good_check_at) if at is not None]
+        return max(known, default=None)
+
+
+# The baseline
+
+
+def intend_marker(standing: Standing, nonce: str, *, judged: Baseline) -> Baseline:
+    """Note the nonce of a marker that may be written from now on.
+
+    Raises:
+        CapturesPausedError: the store is not HEALTHY.
+        BaselineMovedError: the baseline is not the ``judged`` one any more.
+    """
+    return accept(standing, replace(judged, intended=nonce), judged=judged)
+
+
+def accept(standing: Standing, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
+    """Return a new baseline, under the version that follows.
+
+    Raises:
+        CapturesPausedError, BaselineMovedError: as ``intend_marker``.
+    """
+    admit_baseline(standing.state)
+    require_unmoved(standing.baseline, judged)
+    return _following(standing.baseline, baseline)
+
+
+# Losses
+
+
+def open_incident(
+    standing: Standing,
+    loss: Loss,
+    *,
+    ground: Baseline | None,
+    judged: Baseline | None,
+    opening: Opening,
+) -> Move:
+    """Open an incident for a first loss.
+
+    Raises:
+        IncidentMovedError: an incident is open already.
+        BaselineMovedError: the baseline is not the ``judged`` one any more.
+        ValueError: the loss is of a verdict that is none.
+    """
+    _require_loss(loss)
+    if standing.incident is not None:
+        raise IncidentMovedError(
+            f"Incident {standing.incident.short_id} is open already.", _READ_AGAIN
+        )
+    if standing.state is not RecoveryState.HEALTHY:
+        raise IncidentMovedError(
+            f"The store is {standing.state} though no incident is open in it.",
+            "see who has changed the database by hand, and put the store's state right.",
+        )
+    require_unmoved(standing.baseline, judged)
+    incident = Incident(
+        incident_id=opening.incident_id,
+        opened_at=opening.at,
+        losses=(loss,),
+        ground=ground,
+        newest_point_at=opening.newest_point_at,
+        last_good_at=opening.last_good_at,
+    )
+    state = after(standing.state, Event.LOSS)
+    return Move(state, standing.baseline, incident, launches_before=0)
+
+
+def join(standing: Standing, loss: Loss, *, ground: Baseline | None, judged: Incident) -> Move:
+    """Add a further loss; its attempts begin again, at once, unless the incident has FAILED.
+
+    Raises:
+        IncidentMovedError: the incident is closed, or its ground is not that of ``judged``.
+        ValueError: the loss is of a verdict that is none.
+    """
+    _require_loss(loss)
+    incident = _unmoved(standing, judged)
+    joined = replace(
+        incident,
+        losses=(*incident.losses, loss),
+        ground=ground,
+        attempts=0,
+        waiting=None,
+        next_launch_at=None,
+    )
+    state = after(standing.state, Event.LOSS)
+    return Move(state, standing.baseline, joined, launches_before=incident.launches)
+
+
+def stand_on(standing: Standing, ground: Baseline, *, judged: Incident) -> Move:
+    """Let the recovery stand on this store from now on.
+
+    Raises:
+        IncidentMovedError: as ``join``.
+    """
+    return _within(standing, replace(_unmoved(standing, judged), ground=ground))
+
+
+# Launches and attempts
+
+
+def claim_launch(standing: Standing, *, judged: Incident, now: datetime) -> Move | None:
+    """Count one more launch; None if somebody else has, or none is to come at ``now``."""
+    incident = standing.incident
+    if incident is None or incident.incident_id != judged.incident_id:
+        return None
+    if incident.launches != judged.launches:
+        return None
+    if may_launch(Recovery(standing.state, incident), now) is not None:
+        return None
+    launches = incident.launches + 1
+    pause = backoff(launches - standing.launches_before)
+    return _within(standing, replace(incident, launches=launches, next_launch_at=now + pause))
+
+
+def wait(standing: Standing, reason: str, *, judged: Incident, now: datetime) -> Move:
+    """Note that a restore waits for the store, since its first waiting, and put the next off.
+
+    Raises:
+        IncidentMovedError: as ``join``.
+    """
+    incident = _unmoved(standing, judged)
+    before = incident.waiting
+    waiting = Waiting(
+        since=before.since if before else now,
+        reason=reason,
+        waits=before.waits + 1 if before else 1,
+    )
+    put_off = now + backoff(waiting.waits)
+    return _within(standing, replace(incident, waiting=waiting, next_launch_at=put_off))
+
+
+def claim_attempt(standing: Standing, *, judged: Incident) -> Move:
+    """Count one more attempt for the newest loss; the incident waits no more.
+
+    Raises:
+        IncidentMovedError: as ``join``, or the store is not RECOVERING.
+        AttemptsUsedUpError: the loss has had all its attempts.
+    """
+    incident = _recovering(standing, judged)
+    if incident.attempts >= MAX_ATTEMPTS:
+        raise AttemptsUsedUpError(
+            f"Incident {incident.short_id} has used up its {MAX_ATTEMPTS} attempts.",
+            "see how they ended, put that right, and restore by hand.",
+        )
+    claimed = replace(incident, attempts=incident.attempts + 1, waiting=None, next_launch_at=None)
+    return Move(standing.state, standing.baseline, claimed, launches_before=incident.launches)
+
+
+# Ends
+
+
+def give_up(
+    standing: Standing, reason: FailureReason, detail: str, *, judged: Incident, now: datetime
+) -> Move:
+    """Put the store to FAILED; nothing is launched or waited for any more.
+
+    Raises:
+        IncidentMovedError: as ``join``, or the store is not RECOVERING.
+    """
+    incident = _recovering(standing, judged)
+    given_up = replace(
+        incident,
+        given_up=GivenUp(now, reason, detail),
+        waiting=None,
+        next_launch_at=None,
+    )
+    state = after(standing.state, Event.GAVE_UP)
+    return Move(state, standing.baseline, given_up, standing.launches_before)
+
+
+def close(standing: Standing, ended: Ended, *, baseline: Baseline, judged: Incident) -> Move:
+    """Close the incident and accept a baseline, whose version follows that of the present one.
+
+    Raises:
+        IncidentMovedError: as ``join``, or the store is not RECOVERING.
+    """
+    incident = _recovering(standing, judged)
+    return Move(
+        state=after(standing.state, ended.outcome.event),
+        baseline=_following(standing.baseline, baseline),
+        incident=replace(incident, ended=ended),
+        launches_before=standing.launches_before,
+    )
+
+
+def _within(standing: Standing, incident: Incident) -> Move:
+    """Move the incident alone."""
+    return Move(standing.state, standing.baseline, incident, standing.launches_before)
+
+
+def _following(present: Baseline | None, baseline: Baseline) -> Baseline:
+    return replace(baseline, version=present.version + 1 if present else 1)
+
+
+def _require_loss(loss: Loss) -> None:
+    if not loss.verdict.is_loss:
+        raise ValueError(f"{loss.verdict} is no loss")
+
+
+def _recovering(standing: Standing, judged: Incident) -> Incident:
+    incident = _unmoved(standing, judged)
+    if standing.state is not RecoveryState.RECOVERING:
+        raise _moved(judged, f"the store is {standing.state}")
+    return incident
+
+
+def _unmoved(standing: Standing, judged: Incident) -> Incident:
+    incident = standing.incident
+    if incident is None:
+        raise _moved(judged, "it is closed")
+    if incident.incident_id != judged.incident_id:
+        raise _moved(judged, f"it is closed, and {incident.short_id} is open")
+    if incident.ground != judged.ground:
+        raise _moved(judged, "the store that it stands on is another now")
+    return incident
+
+
+def _moved(judged: Incident, why: str) -> IncidentMovedError:
+    return IncidentMovedError(
+        f"Incident {judged.short_id} is not as it was judged: {why}.", _READ_AGAIN
+    )

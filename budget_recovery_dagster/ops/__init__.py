@@ -1,0 +1,1 @@
+"""Ops: the work of jobs that materialize nothing by themselves."""

@@ -1,0 +1,109 @@
+"""The op that puts the open incident right."""
+
+import dagster as dg
+
+from budget_recovery_dagster.assets.restored_usage import restored_metadata, restored_usage
+from budget_recovery_dagster.bootstrap import OpenedDatabase
+from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
+from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
+from budget_recovery_dagster.failures import failure
+from budget_recovery_dagster.resources import ControlPlaneResource, holder_of
+from budget_recovery_dagster.services.recovery import (
+    GaveUp,
+    NothingToDo,
+    Recovered,
+    RecoveryResult,
+    StillWaiting,
+)
+from budget_recovery_dagster.services.restored import merged_entries
+
+OUTCOME_TAG = "budget_recovery/outcome"
+"""On a run: what became of it, beyond success or failure."""
+
+
+@dg.op(
+    # What it wrote is told by the asset.
+    out=dg.Out(dg.Nothing),
+    retry_policy=dg.RetryPolicy(
+        # How often is counted in the database, too, whatever becomes of the run.
+        max_retries=MAX_ATTEMPTS - 1,
+        delay=2,
+        backoff=dg.Backoff.EXPONENTIAL,
+        jitter=dg.Jitter.PLUS_MINUS,
+    ),
+    description=(
+        "Waits until the usage store has converged, which spends no attempt; then raises every "
+        "counter that is lower than the snapshots say, in windows that are still open. Never "
+        "lowers one."
+    ),
+)
+def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneResource) -> None:
+    """Try once to put the open incident right.
+
+    Raises:
+        dagster.Failure: it did not succeed; retried by the policy unless nothing is left to try.
+    """
+    run_id = context.run.run_id
+    try:
+        with control_plane.opened() as plane:
+            result = plane.recovery_service().recover(
+                run_id=run_id, holder=holder_of(run_id), tell=context.log.info
+            )
+            _tell(context, plane, result)
+    except dg.DagsterExecutionInterruptedError as error:
+        # Else the policy would begin another attempt in a run that somebody has terminated.
+        raise dg.Failure("The run was terminated.", allow_retries=False) from error
+    except SettingsError as error:
+        raise failure(error.message, error.hint) from error
+    except BudgetRecoveryError as error:
+        raise dg.Failure(str(error), metadata={"what_to_do": error.hint}) from error
+
+
+def _tell(context: dg.OpExecutionContext, plane: OpenedDatabase, result: RecoveryResult) -> None:
+    """Show in Dagster what became of the incident."""
+    match result:
+        case NothingToDo():
+            context.log.info(result.reason)
+            _tag(context, "nothing to do")
+        case StillWaiting():
+            again = result.incident.next_launch_at
+            context.log.warning(
+                f"Waiting; no attempt was spent. {result.reason} Try: {result.hint}"
+                + (f" The next try is at {again:%H:%M:%S} UTC." if again else "")
+            )
+            _tag(context, "waiting")
+        case Recovered():
+            ended = result.incident.ended
+            detail = ended.detail if ended else ""
+            context.log.info(f"The store is HEALTHY. {detail}")
+            _tag(context, ended.outcome.value if ended else "closed")
+            _log_restored(context, plane, result.incident)
+        case GaveUp():
+            _tag(context, "failed")
+            _log_restored(context, plane, result.incident)
+            raise failure(
+                f"The store is FAILED: {result.reason}. {result.detail}",
+                "see `budget-recovery status` for what to do; captures are paused until then.",
+            )
+
+
+def _tag(context: dg.OpExecutionContext, outcome: str) -> None:
+    context.instance.add_run_tags(context.run.run_id, {OUTCOME_TAG: outcome})
+
+
+def _log_restored(
+    context: dg.OpExecutionContext, plane: OpenedDatabase, incident: Incident
+) -> None:
+    entries = merged_entries(plane.audits.of_incident(incident.incident_id))
+    if not entries:
+        return
+    metadata = {
+        "incident": incident.incident_id,
+        "loss": incident.losses[-1].reason,
+        "outcome": incident.ended.detail if incident.ended else "failed",
+        **restored_metadata(entries),
+    }
+    if any(entry.raised for entry in entries):
+        context.log_event(dg.AssetMaterialization(restored_usage.key, metadata=metadata))
+    else:
+        context.log_event(dg.AssetObservation(restored_usage.key, metadata=metadata))

@@ -1,0 +1,1 @@
+"""Sensors, one in each file."""

@@ -1,0 +1,74 @@
+"""The sensor that notices the loss of the gateway's store."""
+
+from typing import Any
+
+import dagster as dg
+
+from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_store
+from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
+from budget_recovery_dagster.jobs import restore_job
+from budget_recovery_dagster.resources import ControlPlaneResource
+from budget_recovery_dagster.sensors.deadline import TICK_SECONDS, within
+from budget_recovery_dagster.sensors.launching import launch_restore
+from budget_recovery_dagster.sensors.unknown_ticks import unknown_tick
+from budget_recovery_dagster.services.detection import Checked
+from budget_recovery_dagster.settings import load_settings
+
+
+@dg.sensor(
+    job_name=restore_job.name,
+    minimum_interval_seconds=load_settings().check_interval_seconds,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description=(
+        "Compares the gateway's usage store with what was accepted last: when it was created, the "
+        "sequence it has reached, and the marker that we keep in it. On a loss it opens an "
+        "incident, which pauses the snapshots, and launches restore_job. What cannot be read is "
+        "unknown, never a loss; several unknowns in a row turn the tick red."
+    ),
+)
+def store_loss_sensor(
+    context: dg.SensorEvaluationContext, control_plane: ControlPlaneResource
+) -> dg.SensorResult:
+    """Check the store once; skip with the reason, or request the run of a restore."""
+
+    def check_and_launch() -> tuple[Checked, dg.RunRequest | str]:
+        with control_plane.opened() as plane:
+            checked = plane.detection_service().check(checked_by="store_loss_sensor")
+            return checked, launch_restore(context.instance, plane)
+
+    try:
+        checked, launched = within(TICK_SECONDS, check_and_launch)
+    except SettingsError:
+        raise
+    except BudgetRecoveryError as error:
+        return unknown_tick(context, error.message, error.hint)
+    observed = [dg.AssetObservation(gateway_usage_store.key, metadata=_metadata(checked))]
+    check = checked.check
+    if isinstance(launched, dg.RunRequest):
+        return dg.SensorResult(run_requests=[launched], cursor="0", asset_events=observed)
+    if check.verdict is Verdict.UNKNOWN:
+        return unknown_tick(context, check.reason, checked.hint, observed)
+    told = f"{check.verdict}: {check.reason}"
+    if checked.hint:
+        told = f"{told} Try: {checked.hint}"
+    if checked.recovery.incident is not None:
+        told = f"{told} {launched}"
+    return dg.SensorResult(skip_reason=told, cursor="0", asset_events=observed)
+
+
+def _metadata(checked: Checked) -> dict[str, Any]:
+    check, identity = checked.check, checked.check.identity
+    metadata: dict[str, Any] = {
+        "verdict": check.verdict.value,
+        "reason": check.reason,
+        "state": checked.recovery.state.value,
+        "checked_at": dg.MetadataValue.timestamp(check.checked_at),
+    }
+    if identity is not None:
+        metadata["created_at"] = dg.MetadataValue.timestamp(identity.created_at)
+        # As text: a browser rounds whole numbers beyond 2**53.
+        metadata["last_sequence"] = str(identity.last_sequence)
+    if checked.recovery.incident is not None:
+        metadata["incident"] = checked.recovery.incident.incident_id
+    return metadata

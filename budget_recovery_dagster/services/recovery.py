@@ -1,0 +1,279 @@
+"""Recovery: bringing a lost store back, from an open incident to its end.
+
+A run of it waits until the store can be restored at all, which costs nothing. Then it claims one of
+the attempts, raises every tenant's counters, and looks whether the store is still the one in which
+it began. The end of it all, a new baseline and a healthy store, is one transaction.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.detection import Sighting, judge_sighting
+from budget_recovery_dagster.domain.identity import Baseline, Verdict
+from budget_recovery_dagster.domain.incident import (
+    MAX_ATTEMPTS,
+    FailureReason,
+    Incident,
+    RecoveryState,
+)
+from budget_recovery_dagster.errors import (
+    AttemptFailedError,
+    AttemptsUsedUpError,
+    BudgetRecoveryError,
+    DatabaseUnreachableError,
+    IncidentMovedError,
+    LeaseHeldError,
+    LeaseLostError,
+    PossibleLossError,
+    StoreError,
+    StoreLostError,
+    StorePermissionError,
+    StoreWriteError,
+    put_into_words,
+)
+from budget_recovery_dagster.ports import Clock, Leases, StoreRegistry
+from budget_recovery_dagster.recovery_ports import Check, Closing, Incidents, StoreChecks
+from budget_recovery_dagster.restore_ports import (
+    OpenStore,
+    RecoverableStore,
+    RestoreAudits,
+    RestorePoints,
+)
+from budget_recovery_dagster.services.attempt import RestoreAttempt, RestoreTools, Worker
+from budget_recovery_dagster.services.losses import Losses, check_of
+from budget_recovery_dagster.services.marking import MarkerWriting, new_nonce
+from budget_recovery_dagster.services.readiness import Readiness
+from budget_recovery_dagster.services.tenant_restore import TenantRestored
+
+# After these nothing can be noted any more, or what was noted is about another loss.
+_BEYOND_NOTING = (DatabaseUnreachableError, IncidentMovedError, LeaseLostError, StoreLostError)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The incident is closed; ``tenants`` is what this run did to each."""
+
+    incident: Incident
+    tenants: tuple[TenantRestored, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StillWaiting:
+    """The store cannot be restored yet; no attempt was spent."""
+
+    incident: Incident
+    reason: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The store is FAILED: a person has to look; ``tenants`` is what this run did to each."""
+
+    incident: Incident
+    reason: FailureReason
+    detail: str
+    tenants: tuple[TenantRestored, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToDo:
+    """No restore is due, or another one is under way."""
+
+    reason: str
+
+
+RecoveryResult = Recovered | StillWaiting | GaveUp | NothingToDo
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryService:
+    """Recovers the one store that the control-plane database belongs to."""
+
+    open_store: OpenStore
+    registry: StoreRegistry
+    incidents: Incidents
+    points: RestorePoints
+    audits: RestoreAudits
+    checks: StoreChecks
+    leases: Leases
+    clock: Clock
+    bucket: str
+    convergence_timeout: timedelta
+
+    def recover(self, *, run_id: str, holder: str, tell: Callable[[str], None]) -> RecoveryResult:
+        """Try once to put the open incident right; ``tell`` hears in sentences how it goes on.
+
+        Raises:
+            AttemptFailedError: the attempt did not succeed, and others are left.
+            StoreLostError: the store was lost once more; its attempts begin again.
+            SettingsError: the database belongs to another bucket.
+            DatabaseError, LeaseLostError, IncidentMovedError: the work was cut short; what was
+                raised stays raised.
+        """
+        record = self.registry.claim(self.bucket)
+        try:
+            with self.leases.hold(RESTORE_LEASE, holder) as lease:
+                recovery = self.incidents.recovery()
+                if recovery.state is not RecoveryState.RECOVERING or recovery.incident is None:
+                    return NothingToDo(f"The store is {recovery.state}; no restore is due.")
+                worker = Worker(run_id, holder, lease, tell)
+                return _Run(self, worker, record.deployment_id, recovery.incident).recover()
+        except LeaseHeldError as error:
+            return NothingToDo(error.message)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run of a recovery, under its lease; ``incident`` is as this run knows it."""
+
+    service: RecoveryService
+    worker: Worker
+    deployment_id: str
+    incident: Incident
+    _losses: Losses = field(init=False)
+    _tenants: tuple[TenantRestored, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self._losses = Losses(self.service.incidents, self.service.clock)
+
+    def recover(self) -> RecoveryResult:
+        if not self.service.points.tenants():
+            return self._give_up(
+                FailureReason.NO_SNAPSHOTS,
+                "No snapshot of any tenant is stored, so nothing is known that could be restored.",
+            )
+        with self.service.open_store() as store:
+            try:
+                refusal = self._take_ground(store)
+            except (StoreError, PossibleLossError) as error:
+                return self._wait(error)
+            attempt = RestoreAttempt(
+                self._tools(), self.worker, store, self.deployment_id, self.incident
+            )
+            try:
+                self.incident = self.service.incidents.claim_attempt(
+                    judged=self.incident,
+                    run_id=self.worker.run_id,
+                    holder=self.worker.holder,
+                    lease=self.worker.lease,
+                )
+            except AttemptsUsedUpError:
+                return self._decide(attempt)
+            attempt.incident = self.incident
+            return self._attempt(attempt, refusal)
+
+    def _take_ground(self, store: RecoverableStore) -> StoreError | None:
+        """Wait for the store, and mark it as the one to be restored.
+
+        Returns why the marker was refused, if it was: that is an attempt's failure, not a wait.
+        """
+        service = self.service
+        Readiness(
+            service.clock,
+            service.convergence_timeout,
+            self.worker.lease.require_held,
+            self.worker.tell,
+        ).await_ready(store)
+        seen = self._see(store)
+        ground = self.incident.ground or Baseline(seen.identity, version=1)
+        ground = replace(ground, identity=seen.identity, intended=ground.intended or new_nonce())
+        self._stand_on(ground)
+        marking = MarkerWriting(store, self.deployment_id)
+        try:
+            ground = marking.renew(ground, seen, service.clock.now())
+        except (StorePermissionError, StoreWriteError) as error:
+            return error
+        self._stand_on(ground)
+        return None
+
+    def _see(self, store: RecoverableStore) -> Sighting:
+        """Look at the store; one that was lost once more is joined to the incident."""
+        seen = store.look(self.deployment_id)
+        judgement = judge_sighting(self.incident.ground, seen, self.service.clock.now())
+        if not judgement.verdict.is_loss:
+            return seen
+        self.incident = self._losses.join(
+            judgement,
+            lambda: store.look(self.deployment_id),
+            judged=self.incident,
+            found_by=self.worker.holder,
+        )
+        self.service.checks.record(check_of(self.incident))
+        self.worker.tell(f"The store was lost once more. {judgement.reason}")
+        return store.look(self.deployment_id)
+
+    def _stand_on(self, ground: Baseline) -> None:
+        self.incident = self.service.incidents.stand_on(ground, judged=self.incident)
+
+    def _attempt(self, attempt: RestoreAttempt, refusal: StoreError | None) -> RecoveryResult:
+        number = self.incident.attempts
+        self.worker.tell(f"Attempt {number} of {MAX_ATTEMPTS}")
+        try:
+            if refusal is not None:
+                raise refusal
+            closing = attempt.restore()
+            return self._close(closing, tuple(attempt.tenants))
+        except _BEYOND_NOTING:
+            raise
+        except Exception as error:
+            self._tenants = tuple(attempt.tenants)
+            message, hint = put_into_words(error)
+            self.service.incidents.end_attempt(
+                message, judged=self.incident, lease=self.worker.lease
+            )
+            if number >= MAX_ATTEMPTS:
+                return self._give_up(FailureReason.NOT_WRITTEN, f"{message} Try: {hint}")
+            raise AttemptFailedError(
+                f"Attempt {number} of {MAX_ATTEMPTS} did not succeed: {message}", hint
+            ) from error
+
+    def _decide(self, attempt: RestoreAttempt) -> RecoveryResult:
+        """End an incident whose attempts were used up without a word, by a last look."""
+        self.worker.tell("All attempts are used up; looking once more, without writing")
+        try:
+            closing = attempt.verify()
+        except AttemptFailedError as error:
+            return self._give_up(FailureReason.NOT_WRITTEN, str(error))
+        except (StoreError, PossibleLossError) as error:
+            return self._wait(error)
+        return self._close(closing, ())
+
+    def _close(self, closing: Closing, tenants: tuple[TenantRestored, ...]) -> Recovered:
+        service = self.service
+        incident = service.incidents.close(closing, judged=self.incident, lease=self.worker.lease)
+        service.checks.record(
+            Check(
+                checked_at=service.clock.now(),
+                checked_by=self.worker.holder,
+                verdict=Verdict.ADVANCED,
+                reason=f"Accepted after the recovery: {closing.baseline.identity}.",
+                identity=closing.baseline.identity,
+                incident_id=incident.incident_id,
+            )
+        )
+        return Recovered(incident, tenants)
+
+    def _wait(self, error: BudgetRecoveryError) -> StillWaiting:
+        self.incident = self.service.incidents.wait(
+            error.message, judged=self.incident, lease=self.worker.lease
+        )
+        return StillWaiting(self.incident, error.message, error.hint)
+
+    def _give_up(self, reason: FailureReason, detail: str) -> GaveUp:
+        incident = self.service.incidents.give_up(
+            reason, detail, judged=self.incident, lease=self.worker.lease
+        )
+        return GaveUp(incident, reason, detail, self._tenants)
+
+    def _tools(self) -> RestoreTools:
+        service = self.service
+        return RestoreTools(
+            points=service.points,
+            audits=service.audits,
+            checks=service.checks,
+            losses=self._losses,
+            clock=service.clock,
+        )

@@ -1,0 +1,181 @@
+"""What a restore did to a tenant, told by budget and window."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import islice
+
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
+from budget_recovery_dagster.domain.plan import Action, PlannedEntry, RecoveryPlan
+from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
+from budget_recovery_dagster.domain.snapshots import TenantReading
+from budget_recovery_dagster.domain.usage_sums import exact_sum
+from budget_recovery_dagster.errors import AttemptFailedError, BudgetRecoveryError
+from budget_recovery_dagster.restore_ports import (
+    AuditEntry,
+    BoardResult,
+    IsOpen,
+    RaiseOrder,
+    RaiseResult,
+    TenantPoint,
+    WindowPoint,
+    Written,
+)
+
+# A note names so many of those that it is about; how many there are is told as well.
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What was found and done, to be told by budget and window."""
+
+    point: TenantPoint
+    plan: RecoveryPlan
+    live: TenantReading
+    results: tuple[RaiseResult, ...]
+    after: RecoveryPoint
+
+    def shortfall(self, is_open: IsOpen) -> BudgetRecoveryError | None:
+        """Say what is lower than it was written, though it is there; None if nothing is."""
+        low = [
+            result
+            for result in self.results
+            if result.written in (Written.RAISED, Written.KEPT)
+            and is_open(result.order.of.window)
+            and (usage := self._usage_after(result.order)) is not None
+            and usage < result.order.usage
+        ]
+        if not low:
+            return None
+        order = low[0].order
+        return AttemptFailedError(
+            f"{len(low)} counters of tenant {self.point.tenant!r} are lower than they were raised "
+            f"to, the first {_named(order.of, order.entity)}.",
+            "see what lowers the counters, such as a reset by the gateway.",
+        )
+
+    def entries(self, boards: tuple[BoardResult, ...]) -> tuple[AuditEntry, ...]:
+        """Tell what became of each budget and window."""
+        planned: defaultdict[BudgetWindow, list[PlannedEntry]] = defaultdict(list)
+        results: defaultdict[BudgetWindow, list[RaiseResult]] = defaultdict(list)
+        for entry in self.plan.entries:
+            planned[entry.of].append(entry)
+        for result in self.results:
+            results[result.order.of].append(result)
+        left = {board.of: board.reason for board in boards if board.reason}
+        return tuple(
+            self._entry(window, planned[window.of], results[window.of], left.get(window.of))
+            for window in self.point.windows
+        )
+
+    def _entry(
+        self,
+        window: WindowPoint,
+        planned: list[PlannedEntry],
+        results: list[RaiseResult],
+        board: str | None,
+    ) -> AuditEntry:
+        before = {entry.entity: entry.live for entry in planned if entry.live is not None}
+        after = self.after.get(window.of, {})
+        written = {result.order.entity: result.written for result in results}
+        raised = sum(
+            _is_raised(entry, written.get(entry.entity), after.get(entry.entity))
+            for entry in planned
+        )
+        kept = sum(
+            entry.action is Action.KEEP or written.get(entry.entity) is Written.KEPT
+            for entry in planned
+        )
+        return AuditEntry(
+            tenant=self.point.tenant,
+            of=window.of,
+            point_at=window.newest_at,
+            entries=len(planned),
+            raised=raised,
+            kept=kept,
+            skipped=len(planned) - raised - kept,
+            before=exact_sum(before.values()),
+            after=exact_sum(after[entity] for entity in _entities(planned) & after.keys()),
+            notes=tuple(self._notes(window, planned, results, board)),
+        )
+
+    def _notes(
+        self,
+        window: WindowPoint,
+        planned: list[PlannedEntry],
+        results: list[RaiseResult],
+        board: str | None,
+    ) -> Iterator[str]:
+        if window.corrupt:
+            times = _listed(f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in window.corrupt)
+            yield (
+                f"{len(window.corrupt)} records hold something else than was captured, and "
+                f"nothing was taken from them: {times}"
+            )
+        if any(entry.action is Action.SKIP_CLOSED for entry in planned):
+            yield "left, its window has closed"
+        yield from self._unreadable(planned, results)
+        for written in (Written.CLOSED, Written.EXPIRED):
+            if count := sum(result.written is written for result in results):
+                yield f"{count} {written}"
+        if gone := [result.order.entity for result in results if self._is_gone(result)]:
+            yield (
+                f"{len(gone)} were removed from the store after their writing: "
+                f"{_listed(map(_shown, gone))}"
+            )
+        if board is not None:
+            yield f"its leaderboard is left: {board}"
+
+    def _unreadable(self, planned: list[PlannedEntry], results: list[RaiseResult]) -> Iterator[str]:
+        reasons = {(omitted.of, omitted.entity): omitted.reason for omitted in self.live.omitted}
+        at_reading = [
+            (entry.entity, reasons[entry.of, entry.entity])
+            for entry in planned
+            if entry.action is Action.SKIP_UNREADABLE
+        ]
+        at_writing = [
+            (result.order.entity, result.reason)
+            for result in results
+            if result.written is Written.UNREADABLE
+        ]
+        unreadable = at_reading + at_writing
+        if unreadable:
+            yield f"{len(unreadable)} {Written.UNREADABLE}: " + _listed(
+                f"{_shown(entity)} ({reason})" for entity, reason in unreadable
+            )
+
+    def _is_gone(self, result: RaiseResult) -> bool:
+        was_there = result.written in (Written.RAISED, Written.KEPT)
+        return was_there and self._usage_after(result.order) is None
+
+    def _usage_after(self, order: RaiseOrder) -> Decimal | None:
+        return self.after.get(order.of, {}).get(order.entity)
+
+
+def _is_raised(entry: PlannedEntry, written: Written | None, after: Decimal | None) -> bool:
+    if entry.action is not Action.RAISE or after is None:
+        return False
+    if written is None:
+        # The writing was cut short, and how the counter stands is all that is known.
+        return after > (entry.live or Decimal(0))
+    return written is Written.RAISED
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Name the first few of many."""
+    first = list(islice(names, _NAMED + 1))
+    return ", ".join(first) if len(first) <= _NAMED else f"{', '.join(first[:_NAMED])}, ..."
+
+
+def _entities(planned: Collection[PlannedEntry]) -> set[Entity]:
+    return {entry.entity for entry in planned}
+
+
+def _named(of: BudgetWindow, entity: Entity) -> str:
+    return f"{_shown(entity)} of {of}"
+
+
+def _shown(entity: Entity) -> str:
+    return "the aggregate" if entity is None else ascii(entity)

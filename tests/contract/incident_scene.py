@@ -1,0 +1,69 @@
+"""A store that was accepted and then lost, for the tests of its incidents."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from budget_recovery_dagster.domain.identity import Baseline, Marker, StoreIdentity, Verdict
+from budget_recovery_dagster.domain.incident import FailureReason, Incident, Loss, Outcome, Restored
+from budget_recovery_dagster.recovery_ports import Closing
+from tests.contract.control_planes import BORN, NOON, ControlPlane
+
+REBORN = BORN + timedelta(days=20)
+ACCEPTED = Baseline(StoreIdentity(BORN, 9007199254740993), 1, Marker("n1", 9007199254740990), NOON)
+LOSS = Loss(
+    found_at=NOON,
+    found_by="tick 7",
+    verdict=Verdict.RECREATED,
+    reason="The store was recreated.",
+    before=ACCEPTED.identity,
+    after=StoreIdentity(REBORN, 3),
+)
+GROUND = Baseline(StoreIdentity(REBORN, 3), version=1)
+MARKED_GROUND = Baseline(
+    StoreIdentity(REBORN, 9007199254740993),
+    version=1,
+    marker=Marker("n2", 9007199254740993),
+    marked_at=NOON + timedelta(seconds=5),
+    intended="n3",
+)
+GONE = replace(LOSS, found_by="tick 8", reason="The store is gone.", after=None)
+CLOSING = Closing(
+    outcome=Outcome.RESTORED,
+    detail="12 counters were raised.",
+    restored=Restored(tenants=1, windows=2, counters=12, boards=3),
+    baseline=replace(MARKED_GROUND, intended=None, version=77),
+)
+
+
+def open_one(plane: ControlPlane) -> Incident:
+    """Accept a store, and open an incident for its loss."""
+    accepted = plane.baselines.accept(ACCEPTED, judged=plane.baseline)
+    return plane.incidents.open(LOSS, ground=GROUND, judged=accepted)
+
+
+def close(plane: ControlPlane, incident: Incident) -> Incident:
+    """Close an incident as a restore that brought everything back does."""
+    with plane.restore_lease() as lease:
+        return plane.incidents.close(CLOSING, judged=incident, lease=lease)
+
+
+def claim_attempt(plane: ControlPlane, incident: Incident, *, run_id: str = "run 1") -> Incident:
+    """Claim an attempt under a lease of its own."""
+    with plane.restore_lease() as lease:
+        return plane.incidents.claim_attempt(
+            judged=incident, run_id=run_id, holder="a host", lease=lease
+        )
+
+
+def wait(plane: ControlPlane, incident: Incident, *, reason: str = "no leader") -> Incident:
+    """Let a restore wait under a lease of its own."""
+    with plane.restore_lease() as lease:
+        return plane.incidents.wait(reason, judged=incident, lease=lease)
+
+
+def give_up(plane: ControlPlane, incident: Incident) -> Incident:
+    """Give an incident up, as a restore that cannot write does."""
+    with plane.restore_lease() as lease:
+        return plane.incidents.give_up(
+            FailureReason.NOT_WRITTEN, "it refuses", judged=incident, lease=lease
+        )

@@ -1,0 +1,68 @@
+"""Orders to raise what a tenant has in the store, and ways to say whether a window is open."""
+
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+
+from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, ValueShape
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.restore_ports import BoardOrder, IsOpen, RaiseOrder, Written
+from tests.contract.usage_stores import Subject
+from tests.nats_servers import Stored
+
+NOVEMBER = BudgetWindow("b", Window.parse("2026-11"))
+LIFETIME = BudgetWindow("b", Window.parse("lifetime"))
+
+
+def order(
+    entity: Entity,
+    usage: str,
+    of: BudgetWindow = NOVEMBER,
+    *,
+    shape: ValueShape = ValueShape.TEXT,
+    expiry_seconds: int | None = None,
+) -> RaiseOrder:
+    return RaiseOrder(of, entity, Decimal(usage), shape, expiry_seconds)
+
+
+def board_order(
+    usages: Mapping[Entity, str], of: BudgetWindow = NOVEMBER, expiry_seconds: int | None = None
+) -> BoardOrder:
+    return BoardOrder(
+        of, {entity: Decimal(usage) for entity, usage in usages.items()}, expiry_seconds
+    )
+
+
+def key(entity: Entity, of: BudgetWindow = NOVEMBER, tenant: str = "t") -> str:
+    return encode_key(CounterKey(tenant, of, entity))
+
+
+def always(_: Window) -> bool:
+    return True
+
+
+def never(_: Window) -> bool:
+    return False
+
+
+def open_after(*interventions: Callable[[], object]) -> IsOpen:
+    """Have things done, one at each writing, between what was decided on and the writing."""
+    rest = iter(interventions)
+
+    def is_open(_: Window) -> bool:
+        next(rest, lambda: None)()
+        return True
+
+    return is_open
+
+
+def raised(subject: Subject, *orders: RaiseOrder, tenant: str = "t") -> list[Written]:
+    results = subject.store.open_tenant(tenant).raise_counters(orders, is_open=always)
+    assert [result.order for result in results] == list(orders)
+    return [result.written for result in results]
+
+
+def stored(subject: Subject, name: str) -> Stored:
+    found = subject.stored(name)
+    assert found is not None
+    return found

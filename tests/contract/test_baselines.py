@@ -1,0 +1,124 @@
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from budget_recovery_dagster.domain.identity import Baseline, Marker, StoreIdentity
+from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.errors import BaselineMovedError, CapturesPausedError
+from tests.contract.control_planes import BORN, NOON, ControlPlane, Counters, reading
+
+TEAM: Counters = {("team", "lifetime"): {"alice": "1"}}
+FIRST = Baseline(StoreIdentity(BORN, 5), version=1)
+MARKED = Baseline(
+    StoreIdentity(BORN, 9007199254740993),
+    version=0,
+    marker=Marker("n1", 9007199254740993),
+    marked_at=NOON,
+    intended="n2",
+)
+
+
+def test_a_first_baseline_gets_version_one_whatever_it_carries(plane: ControlPlane) -> None:
+    accepted = plane.baselines.accept(replace(FIRST, version=77), judged=None)
+    assert accepted == FIRST == plane.baseline
+
+
+def test_a_baseline_comes_back_exactly_and_one_version_higher(plane: ControlPlane) -> None:
+    first = plane.baselines.accept(FIRST, judged=None)
+    accepted = plane.baselines.accept(MARKED, judged=first)
+    assert accepted == replace(MARKED, version=2) == plane.baseline
+    assert plane.baselines.accept(FIRST, judged=accepted) == replace(FIRST, version=3)
+    assert plane.baseline == replace(FIRST, version=3)
+
+
+@pytest.mark.parametrize("sequence", [0, 9007199254740993, 2**63, 2**64 - 1])
+def test_sequences_and_revisions_are_exact_over_the_whole_range(
+    plane: ControlPlane, sequence: int
+) -> None:
+    exact = Baseline(StoreIdentity(BORN, sequence), 1, Marker("n", sequence), NOON)
+    assert plane.baselines.accept(exact, judged=None) == exact == plane.baseline
+
+
+def test_an_intended_marker_is_noted_beside_the_accepted_one(plane: ControlPlane) -> None:
+    plane.baselines.accept(FIRST, judged=None)
+    marked = plane.baselines.accept(replace(MARKED, intended=None), judged=FIRST)
+    intended = plane.baselines.intend_marker("n2", judged=marked)
+    assert intended == replace(MARKED, version=3) == plane.baseline
+
+
+@pytest.mark.parametrize(
+    "judged",
+    [
+        replace(MARKED, version=2),
+        replace(MARKED, version=1, identity=FIRST.identity),
+        replace(MARKED, version=1, marker=Marker("n1", 9007199254740992)),
+        replace(MARKED, version=1, marker=Marker("n0", 9007199254740993)),
+        replace(MARKED, version=1, marked_at=NOON + timedelta(microseconds=1)),
+        replace(MARKED, version=1, intended=None),
+    ],
+)
+def test_a_judgement_on_a_baseline_that_differs_in_anything_is_void(
+    plane: ControlPlane, judged: Baseline
+) -> None:
+    present = plane.baselines.accept(MARKED, judged=None)
+    with pytest.raises(BaselineMovedError):
+        plane.baselines.intend_marker("n3", judged=judged)
+    with pytest.raises(BaselineMovedError):
+        plane.baselines.accept(FIRST, judged=judged)
+    with pytest.raises(BaselineMovedError):
+        plane.baselines.accept(FIRST, judged=None)
+    assert plane.baseline == present
+
+
+def test_what_was_judged_where_there_is_no_baseline_is_void(plane: ControlPlane) -> None:
+    with pytest.raises(BaselineMovedError):
+        plane.baselines.intend_marker("n", judged=FIRST)
+    with pytest.raises(BaselineMovedError):
+        plane.baselines.accept(FIRST, judged=FIRST)
+    assert plane.baseline is None
+
+
+@pytest.mark.parametrize("state", [RecoveryState.RECOVERING, RecoveryState.FAILED])
+def test_the_baseline_moves_only_while_the_store_is_healthy(
+    plane: ControlPlane, state: RecoveryState
+) -> None:
+    present = plane.baselines.accept(FIRST, judged=None)
+    plane.set_state(state)
+    with pytest.raises(CapturesPausedError, match=state):
+        plane.baselines.intend_marker("n", judged=present)
+    with pytest.raises(CapturesPausedError, match=state):
+        plane.baselines.accept(MARKED, judged=present)
+    assert plane.baseline == present
+
+
+def test_a_capture_keeps_the_marker_and_the_intended_one(plane: ControlPlane) -> None:
+    present = plane.baselines.accept(MARKED, judged=None)
+    snapshot = plane.take(reading("acme", TEAM))
+    expected = replace(present, identity=snapshot.identity, version=2)
+    assert plane.commit(snapshot) == expected == plane.baseline
+
+
+def test_of_two_moves_on_one_judgement_one_stands(postgres_plane: ControlPlane) -> None:
+    plane = postgres_plane
+    present = plane.baselines.accept(FIRST, judged=None)
+
+    def accept(_: int) -> Baseline | None:
+        try:
+            return plane.baselines.accept(MARKED, judged=present)
+        except BaselineMovedError:
+            return None
+
+    def intend(number: int) -> Baseline | None:
+        try:
+            return plane.baselines.intend_marker(f"n{number}", judged=present)
+        except BaselineMovedError:
+            return None
+
+    with ThreadPoolExecutor(4) as pool:
+        tries = [pool.submit((accept, intend)[number % 2], number) for number in range(8)]
+    moved = [each.result() for each in tries if each.result() is not None]
+    assert moved == [plane.baseline]
+    assert moved[0] is not None
+    assert moved[0].version == 2

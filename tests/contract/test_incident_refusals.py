@@ -1,0 +1,98 @@
+"""Moves of an incident that rest on something that is not so any more: all stays as it was."""
+
+from collections.abc import Callable
+
+import pytest
+
+from budget_recovery_dagster.domain.incident import (
+    FailureReason,
+    Incident,
+    Recovery,
+    RecoveryState,
+)
+from budget_recovery_dagster.errors import IncidentMovedError, LeaseLostError
+from budget_recovery_dagster.ports import Lease
+from tests.contract.control_planes import ControlPlane
+from tests.contract.incident_scene import CLOSING, GONE, MARKED_GROUND, close, give_up, open_one
+
+Move = Callable[[ControlPlane, Incident, Lease], object]
+MOVES: dict[str, Move] = {
+    "join": lambda plane, judged, _: plane.incidents.join(GONE, ground=None, judged=judged),
+    "stand on": lambda plane, judged, _: plane.incidents.stand_on(MARKED_GROUND, judged=judged),
+    "wait": lambda plane, judged, lease: plane.incidents.wait("why", judged=judged, lease=lease),
+    "claim an attempt": lambda plane, judged, lease: plane.incidents.claim_attempt(
+        judged=judged, run_id="r", holder="h", lease=lease
+    ),
+    "give up": lambda plane, judged, lease: plane.incidents.give_up(
+        FailureReason.NOT_WRITTEN, "why", judged=judged, lease=lease
+    ),
+    "close": lambda plane, judged, lease: plane.incidents.close(
+        CLOSING, judged=judged, lease=lease
+    ),
+}
+RECOVERING_ONLY = ("claim an attempt", "give up", "close")
+LEASED = ("wait", *RECOVERING_ONLY)
+
+
+def refused(plane: ControlPlane, move: Move, judged: Incident, why: str) -> None:
+    def everything() -> object:
+        recent = plane.incidents.recent(10)
+        return (
+            plane.incidents.recovery(),
+            recent,
+            plane.baseline,
+            [plane.incidents.attempts_of(each.incident_id) for each in recent],
+        )
+
+    before = everything()
+    with plane.restore_lease() as lease, pytest.raises(IncidentMovedError, match=why) as raised:
+        move(plane, judged, lease)
+    assert raised.value.hint
+    assert everything() == before
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_closed_incident_does_not_move(plane: ControlPlane, name: str) -> None:
+    incident = open_one(plane)
+    close(plane, incident)
+    refused(plane, MOVES[name], incident, "it is closed")
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_move_of_one_incident_does_not_move_the_next(plane: ControlPlane, name: str) -> None:
+    incident = open_one(plane)
+    close(plane, incident)
+    following = open_one(plane)
+    refused(plane, MOVES[name], incident, f"it is closed, and {following.short_id} is open")
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_judgement_on_another_ground_is_void(plane: ControlPlane, name: str) -> None:
+    incident = open_one(plane)
+    plane.incidents.stand_on(MARKED_GROUND, judged=incident)
+    refused(plane, MOVES[name], incident, "the store that it stands on is another now")
+
+
+@pytest.mark.parametrize("name", RECOVERING_ONLY)
+def test_a_failed_incident_is_not_restored_given_up_or_closed(
+    plane: ControlPlane, name: str
+) -> None:
+    failed = give_up(plane, open_one(plane))
+    refused(plane, MOVES[name], failed, "the store is FAILED")
+
+
+@pytest.mark.parametrize("name", LEASED)
+def test_nothing_moves_under_a_lost_lease_or_one_of_another_name(
+    plane: ControlPlane, name: str
+) -> None:
+    incident = open_one(plane)
+    with plane.lease() as other, pytest.raises(ValueError, match="of restore, not of capture"):
+        MOVES[name](plane, incident, other)
+    with plane.restore_lease() as lost:
+        plane.lose_lease(lost)
+        with pytest.raises(LeaseLostError):
+            MOVES[name](plane, incident, lost)
+        with pytest.raises(LeaseLostError):
+            plane.incidents.end_attempt("why", judged=incident, lease=lost)
+    assert plane.incidents.recovery() == Recovery(RecoveryState.RECOVERING, incident)
+    assert plane.incidents.attempts_of(incident.incident_id) == ()

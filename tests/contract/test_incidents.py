@@ -1,0 +1,274 @@
+"""Incidents: how they are opened, joined and ended."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
+from budget_recovery_dagster.domain.incident import (
+    Ended,
+    FailureReason,
+    GivenUp,
+    Incident,
+    Outcome,
+    Recovery,
+    RecoveryState,
+    Restored,
+)
+from budget_recovery_dagster.errors import (
+    BaselineMovedError,
+    CapturesPausedError,
+    IncidentMovedError,
+)
+from budget_recovery_dagster.recovery_ports import Check
+from tests.contract.control_planes import BORN, NOON, ControlPlane, Counters, reading
+from tests.contract.incident_scene import (
+    ACCEPTED,
+    CLOSING,
+    GONE,
+    GROUND,
+    LOSS,
+    MARKED_GROUND,
+    claim_attempt,
+    close,
+    give_up,
+    open_one,
+    wait,
+)
+
+HEALTHY, RECOVERING, FAILED = RecoveryState
+TEAM: Counters = {("team", "lifetime"): {"alice": "1"}}
+MINUTE = timedelta(minutes=1)
+
+
+def state(plane: ControlPlane) -> RecoveryState:
+    return plane.incidents.recovery().state
+
+
+# Opening
+
+
+def test_a_healthy_store_has_no_incident(plane: ControlPlane) -> None:
+    assert plane.incidents.recovery() == Recovery(HEALTHY, None)
+    assert plane.incidents.recent(10) == ()
+
+
+def test_an_opened_incident_pauses_captures_and_is_shown(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    assert incident == Incident(
+        incident_id=incident.incident_id,
+        opened_at=NOON,
+        losses=(LOSS,),
+        ground=GROUND,
+        newest_point_at=None,
+        last_good_at=None,
+    )
+    assert plane.incidents.recovery() == Recovery(RECOVERING, incident)
+    assert plane.incidents.recent(10) == (incident,)
+    assert plane.baseline == ACCEPTED
+    with pytest.raises(CapturesPausedError):
+        plane.commit(plane.take(reading("acme", TEAM)))
+
+
+@pytest.mark.parametrize("ground", [None, GROUND, MARKED_GROUND])
+def test_ground_and_losses_come_back_exactly(plane: ControlPlane, ground: None) -> None:
+    accepted = plane.baselines.accept(ACCEPTED, judged=None)
+    loss = replace(GONE, before=StoreIdentity(BORN, 9007199254740993))
+    incident = plane.incidents.open(loss, ground=ground, judged=accepted)
+    assert incident.ground == ground
+    assert incident.losses == (loss,)
+    assert plane.incidents.recovery().incident == incident
+
+
+def test_every_incident_has_an_id_of_its_own(plane: ControlPlane) -> None:
+    ids = {close(plane, open_one(plane)).incident_id for _ in range(3)}
+    assert len(ids) == 3
+    assert all(len(each) == 36 for each in ids)
+
+
+def test_the_incident_notes_what_was_counted_in_no_snapshot(plane: ControlPlane) -> None:
+    """As where the store is wiped 40 minutes after the last snapshot."""
+    plane.capture("acme", TEAM, at=NOON)
+    for minutes, verdict in (
+        (20, Verdict.ADVANCED),
+        (40, Verdict.UNCHANGED),
+        (50, Verdict.UNKNOWN),
+    ):
+        plane.checks.record(Check(NOON + minutes * MINUTE, "tick", verdict, "why", identity=None))
+    plane.clock.set(NOON + 50 * MINUTE)
+    incident = plane.incidents.open(LOSS, ground=GROUND, judged=plane.baseline)
+    assert incident.newest_point_at == NOON
+    assert incident.last_good_at == NOON + 40 * MINUTE
+    assert incident.uncovered == 40 * MINUTE
+    plane.checks.record(Check(NOON + 55 * MINUTE, "t", Verdict.ADVANCED, "why", identity=None))
+    assert plane.incidents.recovery().incident == incident
+
+
+def test_a_snapshot_that_is_newer_than_the_last_good_check_knew_the_store_whole(
+    plane: ControlPlane,
+) -> None:
+    plane.checks.record(Check(NOON - MINUTE, "tick", Verdict.ADVANCED, "why", identity=None))
+    plane.capture("acme", TEAM, at=NOON)
+    incident = plane.incidents.open(LOSS, ground=GROUND, judged=plane.baseline)
+    assert incident.last_good_at == incident.newest_point_at == NOON
+    assert incident.uncovered == timedelta(0)
+
+
+def test_a_second_incident_is_not_opened_beside_the_first(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    with pytest.raises(IncidentMovedError, match=f"{incident.short_id} is open already"):
+        plane.incidents.open(LOSS, ground=GROUND, judged=ACCEPTED)
+    assert plane.incidents.recent(10) == (incident,)
+
+
+@pytest.mark.parametrize(
+    "judged", [None, replace(ACCEPTED, version=2), replace(ACCEPTED, marker=None, marked_at=None)]
+)
+def test_a_loss_that_was_judged_against_another_baseline_opens_nothing(
+    plane: ControlPlane, judged: None
+) -> None:
+    plane.baselines.accept(ACCEPTED, judged=None)
+    with pytest.raises(BaselineMovedError):
+        plane.incidents.open(LOSS, ground=GROUND, judged=judged)
+    assert plane.incidents.recovery() == Recovery(HEALTHY, None)
+
+
+@pytest.mark.parametrize("broken", [RECOVERING, FAILED])
+def test_nothing_is_opened_where_the_state_was_moved_by_hand(
+    plane: ControlPlane, broken: RecoveryState
+) -> None:
+    plane.set_state(broken)
+    with pytest.raises(IncidentMovedError, match=f"{broken} though no incident"):
+        plane.incidents.open(LOSS, ground=GROUND, judged=None)
+    assert plane.incidents.recovery() == Recovery(broken, None)
+
+
+def test_what_is_no_loss_opens_and_joins_nothing(plane: ControlPlane) -> None:
+    with pytest.raises(ValueError, match="unknown is no loss"):
+        plane.incidents.open(replace(LOSS, verdict=Verdict.UNKNOWN), ground=None, judged=None)
+    incident = open_one(plane)
+    with pytest.raises(ValueError, match="advanced is no loss"):
+        plane.incidents.join(replace(LOSS, verdict=Verdict.ADVANCED), ground=None, judged=incident)
+    assert plane.incidents.recovery() == Recovery(RECOVERING, incident)
+
+
+# Further losses, and the ground
+
+
+def test_a_further_loss_joins_and_its_attempts_begin_again_at_once(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    for _ in range(3):
+        incident = claim_attempt(plane, incident)
+    incident = wait(plane, incident)
+    joined = plane.incidents.join(GONE, ground=None, judged=incident)
+    assert joined == replace(
+        incident, losses=(LOSS, GONE), ground=None, attempts=0, waiting=None, next_launch_at=None
+    )
+    assert plane.incidents.recovery() == Recovery(RECOVERING, joined)
+    claim_attempt(plane, joined, run_id="run 9")
+    told = [(each.loss, each.number) for each in plane.incidents.attempts_of(joined.incident_id)]
+    assert told == [(1, 1), (1, 2), (1, 3), (2, 1)]
+
+
+def test_a_further_loss_leaves_a_failed_incident_failed(plane: ControlPlane) -> None:
+    failed = give_up(plane, open_one(plane))
+    joined = plane.incidents.join(GONE, ground=None, judged=failed)
+    assert plane.incidents.recovery() == Recovery(FAILED, joined)
+    assert joined.given_up == failed.given_up
+    assert joined.losses == (LOSS, GONE)
+
+
+def test_a_recovery_stands_on_the_store_that_it_was_given(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    moved = plane.incidents.stand_on(MARKED_GROUND, judged=incident)
+    assert moved == replace(incident, ground=MARKED_GROUND)
+    assert plane.incidents.recovery() == Recovery(RECOVERING, moved)
+    assert plane.baseline == ACCEPTED
+
+
+# Ends
+
+
+def test_a_closed_incident_leaves_a_healthy_store_with_the_new_baseline(
+    plane: ControlPlane,
+) -> None:
+    incident = wait(plane, claim_attempt(plane, open_one(plane)))
+    plane.clock.advance(MINUTE)
+    closed = close(plane, incident)
+    ended = Ended(NOON + MINUTE, Outcome.RESTORED, CLOSING.detail, CLOSING.restored)
+    assert closed == replace(incident, ended=ended)
+    assert plane.incidents.recovery() == Recovery(HEALTHY, None)
+    assert plane.incidents.recent(1) == (closed,)
+    assert plane.baseline == replace(CLOSING.baseline, version=2)
+    snapshot = plane.take(reading("acme", TEAM))
+    assert plane.commit(snapshot) == replace(
+        CLOSING.baseline, identity=snapshot.identity, version=3
+    )
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_is_kept(plane: ControlPlane, outcome: Outcome) -> None:
+    incident = open_one(plane)
+    closing = replace(CLOSING, outcome=outcome, restored=Restored())
+    with plane.restore_lease() as lease:
+        closed = plane.incidents.close(closing, judged=incident, lease=lease)
+    assert closed.ended == Ended(NOON, outcome, CLOSING.detail, Restored())
+    assert plane.incidents.recent(1) == (closed,)
+    assert state(plane) is HEALTHY
+
+
+def test_a_store_without_a_baseline_gets_a_first_one_when_its_incident_is_closed(
+    plane: ControlPlane,
+) -> None:
+    close(plane, plane.incidents.open(LOSS, ground=GROUND, judged=None))
+    assert plane.baseline == replace(CLOSING.baseline, version=1)
+
+
+@pytest.mark.parametrize("reason", FailureReason)
+def test_an_incident_that_is_given_up_waits_for_a_person(
+    plane: ControlPlane, reason: FailureReason
+) -> None:
+    incident = wait(plane, open_one(plane))
+    with plane.restore_lease() as lease:
+        failed = plane.incidents.give_up(reason, "it refuses", judged=incident, lease=lease)
+    assert failed == replace(
+        incident,
+        given_up=GivenUp(NOON, reason, "it refuses"),
+        waiting=None,
+        next_launch_at=None,
+    )
+    assert plane.incidents.recovery() == Recovery(FAILED, failed)
+    assert plane.baseline == ACCEPTED
+
+
+def test_the_newest_incidents_come_first(plane: ControlPlane) -> None:
+    closed = []
+    for hours in range(3):
+        plane.clock.set(NOON + timedelta(hours=hours))
+        closed.append(close(plane, open_one(plane)))
+    last = open_one(plane)
+    assert plane.incidents.recent(10) == (last, *reversed(closed))
+    assert plane.incidents.recent(2) == (last, closed[2])
+
+
+def test_any_text_can_be_kept(plane: ControlPlane) -> None:
+    ugly, told = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
+    loss = replace(LOSS, found_by=ugly, reason=ugly)
+    incident = plane.incidents.open(loss, ground=GROUND, judged=None)
+    assert (incident.losses[0].found_by, incident.losses[0].reason) == (told, told)
+    incident = wait(plane, incident, reason=ugly)
+    assert incident.waiting is not None
+    assert incident.waiting.reason == told
+    with plane.restore_lease() as lease:
+        incident = plane.incidents.claim_attempt(
+            judged=incident, run_id=ugly, holder=ugly, lease=lease
+        )
+        plane.incidents.end_attempt(ugly, judged=incident, lease=lease)
+        closing = replace(CLOSING, detail=ugly * 1000)
+        closed = plane.incidents.close(closing, judged=incident, lease=lease)
+    (attempt,) = plane.incidents.attempts_of(incident.incident_id)
+    assert (attempt.run_id, attempt.holder, attempt.outcome) == (told, told, told)
+    assert plane.incidents.recent(1) == (closed,)
+    assert closed.ended is not None
+    assert len(closed.ended.detail) == 2000

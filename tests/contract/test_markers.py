@@ -1,0 +1,103 @@
+"""The promises about our marker and the servers, in memory and on a real NATS server alike."""
+
+import json
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+
+from budget_recovery_dagster.domain.convergence import why_not_converged
+from budget_recovery_dagster.domain.detection import FoundMarker
+from budget_recovery_dagster.domain.identity import Marker
+from budget_recovery_dagster.errors import MarkerConflictError
+from tests.contract.usage_stores import Subject
+
+DEPLOYMENT = str(uuid4())
+KEY = f"__guard.{DEPLOYMENT}"
+
+
+def found(subject: Subject) -> FoundMarker | None:
+    return subject.store.look(DEPLOYMENT).marker
+
+
+def test_a_look_tells_the_identity_and_that_there_is_no_marker(subject: Subject) -> None:
+    subject.put("usage.t.b.2026-11.e", b"1")
+    seen = subject.store.look(DEPLOYMENT)
+    assert seen.identity == subject.store.identity()
+    assert seen.marker is None
+    assert seen.keeps_for is None
+
+
+def test_a_marker_is_found_where_it_was_written(subject: Subject) -> None:
+    first = subject.store.write_marker(DEPLOYMENT, "one", after=0)
+    assert found(subject) == FoundMarker("one", first.revision)
+    second = subject.store.write_marker(DEPLOYMENT, "two", after=first.revision)
+    assert second == Marker("two", first.revision + 1)
+    assert found(subject) == FoundMarker("two", second.revision)
+    assert subject.store.identity().last_sequence == second.revision
+
+
+def test_a_marker_tells_people_whose_it_is(subject: Subject) -> None:
+    subject.store.write_marker(DEPLOYMENT, "one", after=0)
+    stored = subject.stored(KEY)
+    assert stored is not None
+    assert json.loads(stored.data) == {"nonce": "one", "written_by": "budget-recovery"}
+    assert stored.ttl == "never"
+
+
+def test_deployments_do_not_see_each_others_markers(subject: Subject) -> None:
+    subject.store.write_marker("another", "one", after=0)
+    assert found(subject) is None
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 99])
+def test_nothing_is_written_over_anything_else_than_what_was_seen(
+    subject: Subject, after: int
+) -> None:
+    for nonce, seen in (("one", 0), ("two", 1)):
+        subject.store.write_marker(DEPLOYMENT, nonce, after=seen)
+    with pytest.raises(MarkerConflictError, match=KEY):
+        subject.store.write_marker(DEPLOYMENT, "three", after=after)
+    assert found(subject) == FoundMarker("two", 2)
+
+
+def test_no_marker_is_written_over_one_that_is_gone(subject: Subject) -> None:
+    first = subject.store.write_marker(DEPLOYMENT, "one", after=0)
+    subject.purge("__guard.")
+    assert found(subject) is None
+    with pytest.raises(MarkerConflictError):
+        subject.store.write_marker(DEPLOYMENT, "two", after=first.revision)
+    assert subject.store.write_marker(DEPLOYMENT, "two", after=0).revision == first.revision + 1
+
+
+def test_a_deleted_marker_is_told_from_none_and_can_be_written_over(subject: Subject) -> None:
+    first = subject.store.write_marker(DEPLOYMENT, "one", after=0)
+    subject.remove(KEY)
+    assert found(subject) == FoundMarker(None, first.revision + 1, is_deleted=True)
+    second = subject.store.write_marker(DEPLOYMENT, "two", after=first.revision + 1)
+    assert found(subject) == FoundMarker("two", second.revision)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\xff",
+        b"7",
+        b"[" * 100_000,
+        b'{"nonce":"n"}',
+        b'{"nonce":7,"written_by":"budget-recovery"}',
+        b'{"nonce":"n","written_by":"somebody else"}',
+    ],
+)
+def test_what_is_no_marker_of_ours_has_no_nonce(subject: Subject, value: bytes) -> None:
+    subject.put(KEY, value)
+    assert found(subject) == FoundMarker(None, 1)
+
+
+def test_a_single_server_has_nobody_to_wait_for(subject: Subject) -> None:
+    now = datetime.now(UTC)
+    view = subject.store.cluster_view(now)
+    assert (view.seen_at, view.cluster, view.replica_count, view.replicas) == (now, None, 1, ())
+    assert view.leader
+    assert why_not_converged([view]) is None

@@ -1,0 +1,99 @@
+"""Who may write into the store, and what those are told who may not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from budget_recovery_dagster.adapters.nats_connection import Timeouts
+from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.errors import (
+    StorePermissionError,
+)
+from budget_recovery_dagster.restore_ports import Written
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.contract.restore_orders import (
+    NOVEMBER,
+    always,
+    board_order,
+    order,
+)
+from tests.nats_servers import (
+    PASSWORD,
+    PATIENT,
+    Bucket,
+    prompt_failure_of,
+    users,
+    with_user,
+)
+
+IMPATIENT = Timeouts(connect=5.0, answer=0.5, reading=30.0)
+WRITING = b"Nats-Expected-Last-Subject-Sequence"
+
+
+CONFINED = "budget-usage"
+
+
+@pytest.fixture(scope="module")
+def guarded(server_dir: Path) -> Iterator[NatsServer]:
+    """A server with users who may write some of what a restore writes."""
+    reading = [
+        f"$JS.API.STREAM.INFO.KV_{CONFINED}",
+        f"$JS.API.CONSUMER.*.KV_{CONFINED}.>",
+        f"$JS.API.CONSUMER.MSG.NEXT.KV_{CONFINED}.*",
+    ]
+    getting = f"$JS.API.STREAM.MSG.GET.KV_{CONFINED}"
+
+    def user(name: str, publish: list[str]) -> dict[str, object]:
+        permissions = {"publish": publish, "subscribe": ["_INBOX_budget_recovery.>"]}
+        return {"user": name, "password": PASSWORD, "permissions": permissions}
+
+    config = users(
+        {"user": "gateway", "password": PASSWORD},
+        user("one_tenant", [*reading, getting, f"$KV.{CONFINED}.usage.a.>"]),
+        user("reader", [*reading, getting]),
+        user("no_look", reading),
+    )
+    with NatsServer(server_dir / "guarded writers", config=config) as server:
+        with Bucket.connected(with_user(server.url, "gateway", PASSWORD), CONFINED) as bucket:
+            bucket.create()
+        yield server
+
+
+@contextmanager
+def opened_as(server: NatsServer, name: str) -> Iterator[NatsUsageStore]:
+    url = with_user(server.url, name, PASSWORD)
+    with open_usage_store(url, CONFINED, timeouts=PATIENT) as store:
+        yield store
+
+
+def test_a_user_may_raise_one_tenant_and_not_another(guarded: NatsServer) -> None:
+    orders = [order(str(number), "5") for number in range(3000)]
+    with opened_as(guarded, "one_tenant") as store:
+        results = store.open_tenant("a").raise_counters(orders, is_open=always)
+        assert {result.written for result in results} == {Written.RAISED}
+        live = store.open_tenant("b")
+        failure = prompt_failure_of(lambda: live.raise_counters(orders, is_open=always))
+        assert isinstance(failure, StorePermissionError)
+        assert f"may not publish to $KV.{CONFINED}.usage.b.b.2026-11." in failure.message
+        a = store.open_tenant("a")
+        boards = [board_order({"x": "1"}, NOVEMBER)]
+        failure = prompt_failure_of(lambda: a.rebuild_boards(boards, is_open=always))
+        assert isinstance(failure, StorePermissionError)
+        assert f"publish to $KV.{CONFINED}.leaderboard.a.b.2026-11" in failure.message
+
+
+def test_a_user_who_may_not_write_the_marker_is_told_its_subject(guarded: NatsServer) -> None:
+    with opened_as(guarded, "reader") as store:
+        assert store.look("d").marker is None
+        failure = prompt_failure_of(lambda: store.write_marker("d", "n", after=0))
+        assert isinstance(failure, StorePermissionError)
+        assert f"publish to $KV.{CONFINED}.__guard.d" in failure.message
+
+
+def test_a_user_who_may_not_read_the_marker_is_told_the_subject(guarded: NatsServer) -> None:
+    with opened_as(guarded, "no_look") as store:
+        failure = prompt_failure_of(lambda: store.look("d"))
+        assert isinstance(failure, StorePermissionError)
+        assert f"STREAM.MSG.GET.KV_{CONFINED}" in failure.message

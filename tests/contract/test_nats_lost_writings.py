@@ -1,0 +1,151 @@
+"""Writings into a real bucket that are lost, or of which no answer comes."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from uuid import uuid4
+
+import pytest
+
+from budget_recovery_dagster.adapters.nats_connection import Timeouts
+from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.errors import (
+    StoreUnreachableError,
+)
+from budget_recovery_dagster.restore_ports import RaiseResult, Written
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.contract.restore_orders import (
+    always,
+    key,
+    order,
+)
+from tests.nats_servers import (
+    PATIENT,
+    Bucket,
+    DisturbedNetwork,
+    prompt_failure_of,
+    usages,
+)
+
+IMPATIENT = Timeouts(connect=5.0, answer=0.5, reading=30.0)
+WRITING = b"Nats-Expected-Last-Subject-Sequence"
+
+
+@contextmanager
+def bucket_of(server: NatsServer) -> Iterator[Bucket]:
+    with Bucket.connected(server.url, f"restoring-{uuid4().hex}") as bucket:
+        yield bucket
+        assert bucket.consumers() == 0
+        bucket.destroy()
+
+
+@pytest.fixture
+def bucket(nats_server: NatsServer) -> Iterator[Bucket]:
+    with bucket_of(nats_server) as bucket:
+        bucket.create()
+        yield bucket
+
+
+@pytest.fixture
+def network(nats_server: NatsServer) -> Iterator[DisturbedNetwork]:
+    with DisturbedNetwork(nats_server.url, watched=WRITING) as network:
+        yield network
+
+
+def raise_one(store: NatsUsageStore, usage: str = "5") -> RaiseResult:
+    (result,) = store.open_tenant("t").raise_counters([order("e", usage)], is_open=always)
+    return result
+
+
+def test_a_writing_whose_acknowledgement_is_lost_is_found_to_be_there(
+    bucket: Bucket, network: DisturbedNetwork
+) -> None:
+    lost: list[bytes] = []
+
+    def lose_first_ack(answer: bytes) -> bytes:
+        if not lost and b'"seq":' in answer and b"STREAM" not in answer and WRITING in sent:
+            lost.append(answer)
+            return b""
+        return answer
+
+    sent: set[bytes] = set()
+
+    def note(_: int) -> None:
+        sent.add(WRITING)
+
+    bucket.put(key("e"), b'{"usage":"1"}')
+    network.before_request = note
+    network.rewrite = lose_first_ack
+    with open_usage_store(network.url, bucket.name, timeouts=IMPATIENT) as store:
+        result = raise_one(store)
+        assert (result.written, result.before) == (Written.RAISED, Decimal(1))
+        assert len(lost) == 1
+        assert network.requests == 1
+        assert usages(store, "t") == {"e": "5"}
+
+
+def test_a_writing_that_is_lost_is_written_again(bucket: Bucket, network: DisturbedNetwork) -> None:
+    network.before_request = lambda number: number > 1
+    with open_usage_store(network.url, bucket.name, timeouts=IMPATIENT) as store:
+        assert raise_one(store).written is Written.RAISED
+        assert network.requests == 2
+        assert usages(store, "t") == {"e": "5"}
+
+
+def test_a_writing_that_is_lost_meets_what_the_gateway_wrote_meanwhile(
+    bucket: Bucket, network: DisturbedNetwork
+) -> None:
+    def lose_first(number: int) -> bool:
+        if number == 1:
+            bucket.put(key("e"), b'{"usage":"7"}')
+        return number > 1
+
+    bucket.put(key("e"), b'{"usage":"1"}')
+    network.before_request = lose_first
+    with open_usage_store(network.url, bucket.name, timeouts=IMPATIENT) as store:
+        result = raise_one(store)
+        assert (result.written, result.before) == (Written.KEPT, Decimal(7))
+
+
+def test_a_store_that_never_answers_a_writing_is_unreachable(
+    bucket: Bucket, network: DisturbedNetwork
+) -> None:
+    network.before_request = lambda _: False
+    with open_usage_store(network.url, bucket.name, timeouts=IMPATIENT) as store:
+        failure = prompt_failure_of(lambda: raise_one(store))
+        assert isinstance(failure, StoreUnreachableError)
+        assert key("e") in failure.message
+        failure = prompt_failure_of(lambda: store.write_marker("d", "n", after=0))
+        assert isinstance(failure, StoreUnreachableError)
+
+
+def test_a_connection_that_breaks_in_mid_writing_is_told(
+    bucket: Bucket, network: DisturbedNetwork
+) -> None:
+    network.before_request = lambda _: network.cut()
+    with open_usage_store(network.url, bucket.name, timeouts=PATIENT) as store:
+        failure = prompt_failure_of(lambda: raise_one(store))
+        assert isinstance(failure, StoreUnreachableError)
+        network.before_request = None
+        assert raise_one(store).written in (Written.RAISED, Written.KEPT)
+
+
+def test_to_decide_for_longer_than_an_answer_may_take_loses_no_answer(
+    bucket: Bucket, nats_server: NatsServer
+) -> None:
+    slowly = threading.Event()
+    asked: list[Window] = []
+
+    def is_open(window: Window) -> bool:
+        asked.append(window)
+        slowly.wait(IMPATIENT.answer)
+        return True
+
+    orders = [order(str(number), "5") for number in range(5)]
+    with open_usage_store(nats_server.url, bucket.name, timeouts=IMPATIENT) as store:
+        results = store.open_tenant("t").raise_counters(orders, is_open=is_open)
+        assert [result.written for result in results] == [Written.RAISED] * 5
+        # No answer was taken for lost, so nothing was decided on twice.
+        assert len(asked) == 5

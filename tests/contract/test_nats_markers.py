@@ -1,0 +1,59 @@
+"""Our marker in a real bucket that drops keys for their age."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.domain.detection import FoundMarker
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.nats_servers import PATIENT, Bucket
+from tests.waiting import wait_until
+
+MAX_AGE = 1.0
+
+
+@pytest.fixture
+def bucket(nats_server: NatsServer) -> Iterator[Bucket]:
+    with Bucket.connected(nats_server.url, f"markers-{uuid4().hex}") as bucket:
+        yield bucket
+        bucket.destroy()
+
+
+@pytest.fixture
+def store(nats_server: NatsServer, bucket: Bucket) -> Iterator[NatsUsageStore]:
+    with open_usage_store(nats_server.url, bucket.name, timeouts=PATIENT) as store:
+        yield store
+
+
+def test_a_marker_outlives_the_age_at_which_the_bucket_drops_keys(
+    store: NatsUsageStore, bucket: Bucket
+) -> None:
+    bucket.create_with(max_age=MAX_AGE, allow_msg_ttl=True)
+    marker = store.write_marker("d", "n", after=0)
+    bucket.put("usage.t.b.2026-11.e", b"1")
+    assert store.look("d").keeps_for == timedelta(seconds=MAX_AGE)
+    wait_until(lambda: bucket.stored("usage.t.b.2026-11.e") is None)
+    assert store.look("d").marker == FoundMarker("n", marker.revision)
+
+
+def test_a_marker_that_the_bucket_drops_for_its_age_is_gone_without_a_trace(
+    store: NatsUsageStore, bucket: Bucket
+) -> None:
+    bucket.create_with(max_age=MAX_AGE, allow_msg_ttl=False)
+    marker = store.write_marker("d", "n", after=0)
+    wait_until(lambda: store.look("d").marker is None)
+    assert store.write_marker("d", "m", after=0).revision == marker.revision + 1
+
+
+def test_a_marker_whose_expiry_the_server_remembers_counts_as_deleted(
+    store: NatsUsageStore, bucket: Bucket
+) -> None:
+    bucket.create()
+    # As another installation might have written it.
+    bucket.put("__guard.d", b'{"nonce":"n","written_by":"budget-recovery"}', {"Nats-TTL": "2s"})
+    assert store.look("d").marker == FoundMarker("n", 1)
+    wait_until(lambda: store.look("d").marker == FoundMarker(None, 2, is_deleted=True))
+    assert store.write_marker("d", "m", after=2).revision == 3

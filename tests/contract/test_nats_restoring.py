@@ -1,0 +1,226 @@
+"""Writings into a real bucket: many, large, refused, and times to live."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from uuid import uuid4
+
+import pytest
+
+from budget_recovery_dagster.adapters.nats_connection import Timeouts
+from budget_recovery_dagster.adapters.nats_publishing import IN_FLIGHT
+from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.domain.counters import ValueShape
+from budget_recovery_dagster.errors import (
+    StoreMissingError,
+    StoreNoQuorumError,
+    StoreWriteError,
+)
+from budget_recovery_dagster.restore_ports import RaiseResult, Written
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.contract.nats_scene import counters
+from tests.contract.restore_orders import (
+    LIFETIME,
+    always,
+    board_order,
+    key,
+    open_after,
+    order,
+)
+from tests.nats_servers import (
+    PATIENT,
+    Bucket,
+    failure_of,
+    prompt_failure_of,
+    publish_with_raw_headers,
+    usages,
+)
+from tests.waiting import wait_until
+
+IMPATIENT = Timeouts(connect=5.0, answer=0.5, reading=30.0)
+WRITING = b"Nats-Expected-Last-Subject-Sequence"
+
+
+@contextmanager
+def bucket_of(server: NatsServer) -> Iterator[Bucket]:
+    with Bucket.connected(server.url, f"restoring-{uuid4().hex}") as bucket:
+        yield bucket
+        assert bucket.consumers() == 0
+        bucket.destroy()
+
+
+@pytest.fixture
+def bucket(nats_server: NatsServer) -> Iterator[Bucket]:
+    with bucket_of(nats_server) as bucket:
+        bucket.create()
+        yield bucket
+
+
+@pytest.fixture
+def store(nats_server: NatsServer, bucket: Bucket) -> Iterator[NatsUsageStore]:
+    with open_usage_store(nats_server.url, bucket.name, timeouts=PATIENT) as store:
+        yield store
+
+
+def raise_one(store: NatsUsageStore, usage: str = "5") -> RaiseResult:
+    (result,) = store.open_tenant("t").raise_counters([order("e", usage)], is_open=always)
+    return result
+
+
+def test_more_counters_than_are_under_way_at_once_are_raised(
+    store: NatsUsageStore, bucket: Bucket
+) -> None:
+    count = 3 * IN_FLIGHT + 10
+    bucket.put_many(counters("b", count))
+    orders = [order(str(number), str(number % 7)) for number in range(2 * count)]
+    results = store.open_tenant("t").raise_counters(orders, is_open=always)
+    assert [result.order for result in results] == orders
+    for number, result in enumerate(results):
+        before = Decimal(1) if number < count else None
+        is_kept = before is not None and number % 7 <= 1
+        assert (result.before, result.written) == (
+            before,
+            Written.KEPT if is_kept else Written.RAISED,
+        )
+    expected = {str(n): str(max(n % 7, 1 if n < count else 0)) for n in range(2 * count)}
+    assert usages(store, "t") == expected
+
+
+def test_values_of_a_million_bytes_are_raised(store: NatsUsageStore, bucket: Bucket) -> None:
+    fat = b'{"usage":"1","applied":"%s"}' % (b"x" * 1_000_000)
+    for number in range(40):
+        bucket.put(key(str(number)), fat)
+    orders = [order(str(number), "5") for number in range(40)]
+    results = store.open_tenant("t").raise_counters(orders, is_open=always)
+    assert {result.written for result in results} == {Written.RAISED}
+    stored = bucket.stored(key("0"))
+    assert stored is not None
+    assert stored.data == fat.replace(b'"1"', b'"5"')
+
+
+def test_a_value_larger_than_the_server_takes_is_refused_and_cuts_nobody_off(
+    store: NatsUsageStore, bucket: Bucket
+) -> None:
+    most = 1_048_576
+    value = b'{"usage":"1","applied":"%s"}'
+    bucket.put(key("e"), value % (b"x" * (most - len(value) + 2)))
+    failure = failure_of(lambda: raise_one(store))
+    assert isinstance(failure, StoreWriteError)
+    assert key("e") in failure.message
+    assert failure.hint
+    assert usages(store, "t") == {"e": "1"}
+
+
+def test_a_counter_whose_headers_cannot_be_read_is_never_overwritten(
+    store: NatsUsageStore, bucket: Bucket, nats_server: NatsServer
+) -> None:
+    def write_badly() -> None:
+        publish_with_raw_headers(nats_server.url, bucket.subject(key("e")), b"NATS/1.0", b"1")
+
+    bucket.put(key("e"), b"1")
+    live = store.open_tenant("t")
+    before = store.identity().last_sequence
+    # Once as the reading finds it, once as the leader shows it.
+    (result,) = live.raise_counters([order("e", "5")], is_open=open_after(write_badly))
+    assert (result.written, result.reason) == (Written.UNREADABLE, "its headers cannot be read")
+    assert raise_one(store).written is Written.UNREADABLE
+    assert store.identity().last_sequence == before + 1
+
+
+def test_a_full_bucket_is_told_with_the_servers_words(nats_server: NatsServer) -> None:
+    with bucket_of(nats_server) as bucket:
+        bucket.create_with(max_bytes=2000)
+        with open_usage_store(nats_server.url, bucket.name, timeouts=PATIENT) as store:
+            live = store.open_tenant("t")
+            orders = [order(str(number), "5") for number in range(100)]
+            failure = prompt_failure_of(lambda: live.raise_counters(orders, is_open=always))
+            assert isinstance(failure, StoreWriteError)
+            assert "maximum bytes exceeded (10077)" in failure.message
+            assert bucket.name in failure.message
+            # What was written before stays.
+            assert 0 < len(usages(store, "t")) < 100
+            marker_failure = prompt_failure_of(lambda: store.write_marker("d", "n" * 2000, after=0))
+            assert isinstance(marker_failure, StoreWriteError)
+            assert "maximum bytes exceeded (10077)" in marker_failure.message
+
+
+def test_a_counter_that_has_expired_is_made_anew_over_the_servers_marker(
+    store: NatsUsageStore, bucket: Bucket
+) -> None:
+    bucket.put(key("e"), b"1", {"Nats-TTL": "2s"})
+    live = store.open_tenant("t")
+    before = store.identity().last_sequence
+    # The marker that the server leaves in the key's place has a sequence of its own.
+    wait_until(lambda: store.identity().last_sequence > before)
+    # As it was read, the key has run out; only what is read now shows that it is gone.
+    (result,) = live.raise_counters([order("e", "5")], is_open=always)
+    assert result.written is Written.EXPIRED
+    assert raise_one(store).written is Written.RAISED
+    stored = bucket.stored(key("e"))
+    assert stored is not None
+    assert (stored.ttl, usages(store, "t")) == (None, {"e": "5"})
+
+
+def test_a_raised_key_expires_when_it_would_have(store: NatsUsageStore, bucket: Bucket) -> None:
+    bucket.put(key("e"), b"1", {"Nats-TTL": "3s"})
+    assert raise_one(store).written is Written.RAISED
+    stored = bucket.stored(key("e"))
+    assert stored is not None
+    assert stored.ttl in {"1", "2", "3"}
+    wait_until(lambda: usages(store, "t") == {})
+
+
+def test_a_bucket_without_times_to_live_gets_none(nats_server: NatsServer) -> None:
+    with bucket_of(nats_server) as bucket:
+        bucket.create_with(allow_msg_ttl=False)
+        with open_usage_store(nats_server.url, bucket.name, timeouts=PATIENT) as store:
+            live = store.open_tenant("t")
+            orders = [
+                order("new", "1", LIFETIME, expiry_seconds=60),
+                order("gone", "1", LIFETIME, expiry_seconds=0),
+            ]
+            results = live.raise_counters(orders, is_open=always)
+            assert [result.written for result in results] == [Written.RAISED, Written.EXPIRED]
+            boards = [board_order({"a": "1"}, LIFETIME, expiry_seconds=60)]
+            assert live.rebuild_boards(boards, is_open=always)[0].is_written
+            marker = store.write_marker("d", "n", after=0)
+            for name in (key("new", LIFETIME), "leaderboard.t.b.lifetime", "__guard.d"):
+                stored = bucket.stored(name)
+                assert stored is not None
+                assert stored.ttl is None
+            found = store.look("d").marker
+            assert found is not None
+            assert found.revision == marker.revision
+
+
+def test_a_bucket_that_vanishes_before_the_writing_is_told(nats_server: NatsServer) -> None:
+    with Bucket.connected(nats_server.url, f"vanishing-{uuid4().hex}") as bucket:
+        bucket.create()
+        with open_usage_store(nats_server.url, bucket.name, timeouts=PATIENT) as store:
+            live = store.open_tenant("t")
+            is_open = open_after(bucket.destroy)
+            failure = prompt_failure_of(
+                lambda: live.raise_counters([order("e", "5")], is_open=is_open)
+            )
+            assert isinstance(failure, StoreNoQuorumError)
+            assert isinstance(prompt_failure_of(lambda: raise_one(store)), StoreMissingError)
+            for call in (
+                lambda: store.look("d"),
+                lambda: store.write_marker("d", "n", after=0),
+                lambda: store.open_tenant("t"),
+            ):
+                assert isinstance(prompt_failure_of(call), StoreMissingError)
+
+
+def test_a_shape_that_others_changed_meanwhile_is_kept(
+    store: NatsUsageStore, bucket: Bucket
+) -> None:
+    bucket.put(key("e"), b'{"usage":"1"}')
+    live = store.open_tenant("t")
+    live.raise_counters(
+        [order("e", "5", shape=ValueShape.TEXT)],
+        is_open=open_after(lambda: bucket.put(key("e"), b"2")),
+    )
+    stored = bucket.stored(key("e"))
+    assert stored is not None
+    assert stored.data == b"5"

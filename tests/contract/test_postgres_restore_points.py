@@ -1,0 +1,105 @@
+"""Recovery points of restores from a damaged database: nothing wrong is used, all of it is told."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import psycopg
+import pytest
+
+from budget_recovery_dagster.domain.recovery_point import Usages
+from budget_recovery_dagster.restore_ports import WindowPoint
+from tests.contract.control_planes import NOON, ControlPlane
+
+NOTHING: Usages = {}
+
+
+@pytest.fixture
+def plane(postgres_plane: ControlPlane) -> ControlPlane:
+    return postgres_plane
+
+
+def month(plane: ControlPlane, usage: str) -> None:
+    plane.capture("acme", {("team", "2026-11"): {"alice": usage}}, at=NOON)
+
+
+def windows(plane: ControlPlane, now: datetime = NOON) -> tuple[WindowPoint, ...]:
+    point = plane.restore_points.point_of("acme", now)
+    assert point is not None
+    return point.windows
+
+
+# The tables refuse some damage themselves, but what is on a disk can be anything.
+UNCHECKED = (
+    "alter table budget_recovery.budget_content"
+    " drop constraint content_lists_are_flat, drop constraint content_lists_are_of_one_length,"
+    " drop constraint content_has_no_null, drop constraint content_usages_are_in_bounds;"
+)
+UPDATE = "update budget_recovery.budget_content set"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        f"{UPDATE} usages[1] = 0",
+        f"{UPDATE} entities[1] = 'mallory'",
+        f"{UPDATE} entities = '{{a,a}}', usages = '{{1,1}}'",
+        f"{UNCHECKED} {UPDATE} usages = '{{1,2}}'",
+        f"{UNCHECKED} {UPDATE} usages = '{{NULL}}'",
+        f"{UNCHECKED} {UPDATE} entities = '{{NULL}}'",
+        f"{UNCHECKED} {UPDATE} usages = '{{NaN}}'",
+        f"{UNCHECKED} {UPDATE} usages = '{{Infinity}}'",
+        f"{UNCHECKED} {UPDATE} entities = '{{{{a,b}},{{c,d}}}}', usages = '{{{{1,2}},{{3,4}}}}'",
+        f"{UPDATE} content_hash = sha256(content_hash)",
+        (
+            "alter table budget_recovery.budget_record drop constraint"
+            " budget_record_content_id_fkey; delete from budget_recovery.budget_content"
+        ),
+    ],
+)
+def test_whatever_happened_to_a_content_its_records_are_named_and_not_used(
+    plane: ControlPlane, admin: psycopg.Connection, damage: str
+) -> None:
+    month(plane, "1")
+    admin.execute(damage.encode())
+    (window,) = windows(plane)
+    assert (window.usages, window.corrupt) == (NOTHING, (NOON,))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "window_start = '2025-01-01T00:00Z', window_end = '2025-02-01T00:00Z'",
+        "window_start = '2026-11-01T00:00Z', window_end = 'infinity'",
+    ],
+)
+def test_a_window_is_what_its_token_says(
+    plane: ControlPlane, admin: psycopg.Connection, damage: str
+) -> None:
+    month(plane, "1")
+    admin.execute(f"update budget_recovery.budget_record set {damage}".encode())
+    assert windows(plane)[0].usages == {"alice": Decimal(1)}
+    december = datetime(2026, 12, 5, tzinfo=UTC)
+    (closed,) = windows(plane, december)
+    assert not closed.of.window.is_current(december)
+
+
+def test_a_shape_that_nobody_knows_is_none(plane: ControlPlane, admin: psycopg.Connection) -> None:
+    month(plane, "1")
+    admin.execute("update budget_recovery.budget_record set value_shape = 'XML'")
+    (window,) = windows(plane)
+    assert (window.shape, window.expiry_seconds, window.usages) == (
+        None,
+        None,
+        {"alice": Decimal(1)},
+    )
+
+
+def test_many_contents_are_read_in_parts(plane: ControlPlane, admin: psycopg.Connection) -> None:
+    counters = {(f"b{number:04}", "2026-11"): {"alice": str(number)} for number in range(1203)}
+    plane.capture("acme", counters, at=NOON)
+    admin.execute(f"{UPDATE} usages = '{{5000}}' where usages = '{{777}}'".encode())
+    found = windows(plane)
+    assert [each.usages for each in found if not each.corrupt] == [
+        {"alice": Decimal(number)} for number in range(1203) if number != 777
+    ]
+    assert [each.of.budget for each in found if each.corrupt] == ["b0777"]

@@ -1,0 +1,214 @@
+"""The promises of leaderboards that are rebuilt, in memory and on a real NATS server alike."""
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.adapters.nats_codec import BoardKey, encode_board_key
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.errors import StoreWriteError
+from budget_recovery_dagster.restore_ports import BoardOrder, BoardResult
+from budget_recovery_dagster.sandbox.gateway.standings import board_entries, write_board
+from tests.contract.restore_orders import (
+    LIFETIME,
+    NOVEMBER,
+    always,
+    board_order,
+    never,
+    open_after,
+)
+from tests.contract.usage_stores import UGLY_NAMES, Subject
+from tests.nats_servers import BOARDS, Stored
+
+KEY = "leaderboard.t.b.2026-11"
+
+
+def rebuilt(subject: Subject, order: BoardOrder) -> BoardResult:
+    (result,) = subject.store.open_tenant("t").rebuild_boards([order], is_open=always)
+    assert result.of == order.of
+    return result
+
+
+def stored(subject: Subject, name: str = KEY) -> Stored:
+    found = subject.stored(name)
+    assert found is not None
+    return found
+
+
+def entries(subject: Subject) -> object:
+    return json.loads(stored(subject).data)["entries"]
+
+
+def written(*entries: object, **others: object) -> bytes:
+    return json.dumps({**others, "entries": entries}).encode()
+
+
+def test_a_missing_board_is_made_as_the_contract_writes_it(subject: Subject) -> None:
+    assert rebuilt(subject, board_order({"a": "1.50", "b": "12.34", None: "3"})).is_written
+    start, _, end = stored(subject).data.decode().partition(',"updated_at":"')
+    assert start == (
+        '{"entries":[{"entity":"b","usage":"12.34"},{"entity":null,"usage":"3"},'
+        '{"entity":"a","usage":"1.5"}]'
+    )
+    assert end.endswith('Z"}')
+
+
+def test_each_entity_gets_the_higher_of_board_and_usages(subject: Subject) -> None:
+    subject.put(
+        KEY,
+        written(
+            {"entity": "a", "usage": "5"},
+            {"entity": "only board", "usage": 4},
+            {"entity": "b", "usage": "1"},
+            updated_at="2020-01-01T00:00:00Z",
+            by={"x": 1},
+        ),
+    )
+    assert rebuilt(subject, board_order({"a": "2", "b": "3", "only usages": "9"})).is_written
+    content = json.loads(stored(subject).data)
+    assert [(each["entity"], each["usage"]) for each in content["entries"]] == [
+        ("only usages", "9"),
+        ("a", "5"),
+        ("only board", "4"),
+        ("b", "3"),
+    ]
+    assert content["by"] == {"x": 1}
+    assert content["updated_at"] > "2026"
+
+
+def test_what_the_gateway_would_write_is_right_already(subject: Subject) -> None:
+    usages = {"b": Decimal("1.5"), "a": Decimal("1.5"), "c": Decimal(7), None: Decimal("1E-18")}
+    subject.put(KEY, write_board(board_entries(usages.items()), datetime.now(UTC)))
+    before = stored(subject)
+    result = rebuilt(subject, BoardOrder(NOVEMBER, {**usages, "b": Decimal("1.50")}, None))
+    assert result == BoardResult(NOVEMBER, is_written=False)
+    assert stored(subject) == before
+
+
+def test_what_is_written_is_what_the_gateway_would_write(subject: Subject) -> None:
+    # More than the default context of decimals tells apart.
+    usages: dict[str | None, Decimal] = {
+        "b": Decimal("99999999999999999999.000000000000000001"),
+        "a": Decimal("99999999999999999999.000000000000000002"),
+        "東京": Decimal("1E+3"),
+        '"': Decimal("1000.0"),
+    }
+    rebuilt(subject, BoardOrder(NOVEMBER, usages, None))
+    data = stored(subject).data
+    expected = write_board(board_entries(usages.items()), datetime.now(UTC)).decode()
+    plain = expected.replace("1000.0", "1000").partition(',"updated_at"')[0]
+    assert data.decode().partition(',"updated_at"')[0] == plain
+    assert [each["entity"] for each in json.loads(data)["entries"]] == ["a", "b", '"', "東京"]
+
+
+def test_of_a_thousand_entities_the_500_largest_stay(subject: Subject) -> None:
+    live = [{"entity": f"e{n:04}", "usage": str(n)} for n in range(999, 499, -1)]
+    subject.put(KEY, written(*live))
+    # Of the smaller half the even ones have more than the board says of anybody.
+    usages: dict[str | None, str] = {
+        f"e{n:04}": str(n + 1000 if n % 2 == 0 and n < 500 else n) for n in range(1000)
+    }
+    assert rebuilt(subject, board_order(usages)).is_written
+    expected = sorted(usages.items(), key=lambda each: Decimal(each[1]), reverse=True)[:500]
+    assert entries(subject) == [{"entity": name, "usage": usage} for name, usage in expected]
+    (unlisted,) = subject.store.reader(BOARDS).read("t").unlisted
+    assert unlisted.is_truncated
+    assert rebuilt(subject, board_order(usages)) == BoardResult(NOVEMBER, is_written=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"{", "not JSON"),
+        (b'{"entries":7}', "not a list"),
+        (b'{"entries":[{"entity":"a","usage":"NaN"}]}', "entry 1"),
+        (b'{"entries":[{"usage":"1"}]}', "no field entity"),
+    ],
+)
+def test_a_board_that_cannot_be_read_is_left(subject: Subject, value: bytes, reason: str) -> None:
+    subject.put(KEY, value)
+    before = stored(subject)
+    result = rebuilt(subject, board_order({"b": "1"}))
+    assert not result.is_written
+    assert reason in result.reason
+    assert stored(subject) == before
+
+
+def test_a_board_of_a_closed_window_is_left_and_said_to_be(subject: Subject) -> None:
+    live = subject.store.open_tenant("t")
+    (result,) = live.rebuild_boards([board_order({"a": "1"})], is_open=never)
+    assert not result.is_written
+    assert "closed" in result.reason
+    assert subject.stored(KEY) is None
+
+
+def test_a_board_that_the_gateway_writes_meanwhile_is_merged_with(subject: Subject) -> None:
+    subject.put(KEY, written({"entity": "a", "usage": "1"}))
+    live = subject.store.open_tenant("t")
+    meanwhile = written({"entity": "a", "usage": "7"}, {"entity": "new", "usage": "2"}, x=1)
+    (result,) = live.rebuild_boards(
+        [board_order({"a": "5", "b": "6"})],
+        is_open=open_after(lambda: subject.put(KEY, meanwhile)),
+    )
+    assert result.is_written
+    assert entries(subject) == [
+        {"entity": "a", "usage": "7"},
+        {"entity": "b", "usage": "6"},
+        {"entity": "new", "usage": "2"},
+    ]
+    assert json.loads(stored(subject).data)["x"] == 1
+
+
+def test_a_board_that_is_removed_meanwhile_is_made_anew(subject: Subject) -> None:
+    subject.put(KEY, written({"entity": "a", "usage": "1"}, x=1))
+    live = subject.store.open_tenant("t")
+    (result,) = live.rebuild_boards(
+        [board_order({"a": "5"})], is_open=open_after(lambda: subject.remove(KEY))
+    )
+    assert result.is_written
+    assert set(json.loads(stored(subject).data)) == {"entries", "updated_at"}
+
+
+def test_a_board_keeps_what_is_left_of_its_time(subject: Subject) -> None:
+    subject.put(KEY, written(), ttl="1h")
+    assert rebuilt(subject, board_order({"a": "1"}, expiry_seconds=9)).is_written
+    assert 3540 <= int(stored(subject).ttl or "0") <= 3600
+
+
+def test_a_new_board_expires_like_a_counter(subject: Subject) -> None:
+    rebuilt(subject, board_order({"a": "1"}, LIFETIME, expiry_seconds=3600))
+    assert stored(subject, "leaderboard.t.b.lifetime").ttl == "3600"
+    past = BudgetWindow("b", Window.parse("2020-11"))
+    result = rebuilt(subject, board_order({"a": "1"}, past, expiry_seconds=3600))
+    assert not result.is_written
+    assert "expired" in result.reason
+
+
+def test_a_board_of_nobody_is_not_made(subject: Subject) -> None:
+    assert rebuilt(subject, board_order({})) == BoardResult(NOVEMBER, is_written=False)
+    assert subject.stored(KEY) is None
+
+
+def test_boards_of_any_name_are_rebuilt_and_nothing_else_is_touched(subject: Subject) -> None:
+    others = ["usage.t.b.2026-11.e", "blocked.t.b.2026-11.e", "leaderboard.u.b.2026-11"]
+    for name in others:
+        subject.put(name, b"1")
+    before = {name: stored(subject, name) for name in others}
+    usages: dict[str | None, str] = dict.fromkeys(UGLY_NAMES, "1")
+    orders = [board_order(usages, BudgetWindow(name, NOVEMBER.window)) for name in UGLY_NAMES]
+    results = subject.store.open_tenant("t").rebuild_boards(orders, is_open=always)
+    assert [result.of for result in results] == [order.of for order in orders]
+    for name in UGLY_NAMES:
+        key = encode_board_key(BoardKey("t", BudgetWindow(name, NOVEMBER.window)))
+        content = json.loads(stored(subject, key).data)
+        assert {each["entity"] for each in content["entries"]} == set(UGLY_NAMES)
+    assert {name: stored(subject, name) for name in others} == before
+
+
+def test_a_board_that_no_key_can_name_is_refused(subject: Subject) -> None:
+    of = BudgetWindow("@" * 400, NOVEMBER.window)
+    with pytest.raises(StoreWriteError, match="No key can hold the leaderboard"):
+        rebuilt(subject, board_order({"a": "1"}, of))

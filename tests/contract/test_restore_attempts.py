@@ -1,0 +1,219 @@
+"""Launches and attempts of restores: each is counted once, and put off as the rules say."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from budget_recovery_dagster.domain.incident import FailureReason, Incident, Waiting
+from budget_recovery_dagster.errors import AttemptsUsedUpError
+from budget_recovery_dagster.recovery_ports import Attempt
+from tests.contract.control_planes import NOON, ControlPlane
+from tests.contract.incident_scene import (
+    GONE,
+    MARKED_GROUND,
+    claim_attempt,
+    close,
+    open_one,
+    wait,
+)
+
+SECOND = timedelta(seconds=1)
+
+
+def launch(plane: ControlPlane, incident: Incident) -> Incident:
+    """Claim a launch as soon as it may come."""
+    plane.clock.set(incident.next_launch_at or plane.clock.now())
+    launched = plane.incidents.claim_launch(judged=incident)
+    assert launched is not None
+    assert plane.incidents.recovery().incident == launched
+    return launched
+
+
+def pause(plane: ControlPlane, incident: Incident) -> int:
+    """Return in how many seconds the next launch may come."""
+    assert incident.next_launch_at is not None
+    return round((incident.next_launch_at - plane.clock.now()) / SECOND)
+
+
+# Launches
+
+
+def test_a_launch_is_counted_and_the_next_put_off(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    launched = launch(plane, incident)
+    assert launched == replace(incident, launches=1, next_launch_at=NOON + 30 * SECOND)
+
+
+def test_runs_that_never_begin_are_launched_ever_more_slowly(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    pauses = []
+    for _ in range(7):
+        incident = launch(plane, incident)
+        pauses.append(pause(plane, incident))
+    assert pauses == [30, 60, 120, 240, 300, 300, 300]
+    assert incident.launches == 7
+
+
+def test_a_launch_waits_for_its_time(plane: ControlPlane) -> None:
+    launched = launch(plane, open_one(plane))
+    plane.clock.set(NOON + 30 * SECOND - timedelta(microseconds=1))
+    assert plane.incidents.claim_launch(judged=launched) is None
+    assert plane.incidents.recovery().incident == launched
+    plane.clock.set(NOON + 30 * SECOND)
+    assert plane.incidents.claim_launch(judged=launched) is not None
+
+
+def test_a_launch_that_somebody_else_has_counted_is_not_counted_again(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    launched = launch(plane, incident)
+    plane.clock.advance(timedelta(hours=1))
+    assert plane.incidents.claim_launch(judged=incident) is None
+    assert plane.incidents.recovery().incident == launched
+
+
+def test_a_launch_goes_by_the_incident_and_not_by_its_ground(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    plane.incidents.stand_on(MARKED_GROUND, judged=incident)
+    launched = plane.incidents.claim_launch(judged=incident)
+    assert launched == replace(
+        incident, ground=MARKED_GROUND, launches=1, next_launch_at=NOON + 30 * SECOND
+    )
+
+
+def test_nothing_is_launched_for_an_incident_that_failed_or_is_closed(plane: ControlPlane) -> None:
+    closed = open_one(plane)
+    close(plane, closed)
+    assert plane.incidents.claim_launch(judged=closed) is None
+    incident = open_one(plane)
+    assert plane.incidents.claim_launch(judged=closed) is None
+    with plane.restore_lease() as lease:
+        plane.incidents.give_up(FailureReason.NO_SNAPSHOTS, "none", judged=incident, lease=lease)
+    assert plane.incidents.claim_launch(judged=incident) is None
+
+
+def test_an_attempt_and_a_further_loss_let_the_backoff_begin_again(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    for _ in range(3):
+        incident = launch(plane, incident)
+    incident = claim_attempt(plane, incident)
+    assert incident.next_launch_at is None
+    incident = launch(plane, incident)
+    assert (incident.launches, pause(plane, incident)) == (4, 30)
+    incident = launch(plane, incident)
+    assert (incident.launches, pause(plane, incident)) == (5, 60)
+    incident = plane.incidents.join(GONE, ground=None, judged=incident)
+    assert incident.next_launch_at is None
+    incident = launch(plane, incident)
+    assert (incident.launches, pause(plane, incident)) == (6, 30)
+
+
+# Waiting
+
+
+def test_a_restore_that_waits_says_why_and_since_when_and_spends_no_attempt(
+    plane: ControlPlane,
+) -> None:
+    incident = open_one(plane)
+    waiting = wait(plane, incident, reason="no leader")
+    assert waiting == replace(
+        incident, waiting=Waiting(NOON, "no leader", 1), next_launch_at=NOON + 30 * SECOND
+    )
+    plane.clock.set(NOON + 40 * SECOND)
+    still = wait(plane, waiting, reason="a follower lags")
+    assert still == replace(
+        incident,
+        waiting=Waiting(NOON, "a follower lags", 2),
+        next_launch_at=NOON + 100 * SECOND,
+    )
+    assert plane.incidents.recovery().incident == still
+
+
+def test_a_restore_waits_ever_longer_and_at_most_five_minutes(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    pauses = []
+    for _ in range(6):
+        incident = wait(plane, incident)
+        pauses.append(pause(plane, incident))
+    assert pauses == [30, 60, 120, 240, 300, 300]
+
+
+def test_an_attempt_ends_the_waiting(plane: ControlPlane) -> None:
+    incident = claim_attempt(plane, wait(plane, open_one(plane)))
+    assert (incident.waiting, incident.next_launch_at, incident.attempts) == (None, None, 1)
+    assert wait(plane, incident).waiting == Waiting(NOON, "no leader", 1)
+
+
+# Attempts
+
+
+def test_an_attempt_is_written_before_its_work_and_ended_after_it(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    with plane.restore_lease() as lease:
+        claimed = plane.incidents.claim_attempt(
+            judged=incident, run_id="run 1", holder="a host", lease=lease
+        )
+        assert claimed == replace(incident, attempts=1)
+        begun = Attempt(incident.incident_id, 1, 1, "run 1", "a host", NOON, None, None)
+        assert plane.incidents.attempts_of(incident.incident_id) == (begun,)
+        plane.clock.advance(SECOND)
+        plane.incidents.end_attempt("it refused", judged=claimed, lease=lease)
+        ended = replace(begun, ended_at=NOON + SECOND, outcome="it refused")
+        assert plane.incidents.attempts_of(incident.incident_id) == (ended,)
+        plane.incidents.end_attempt("something else", judged=claimed, lease=lease)
+    assert plane.incidents.attempts_of(incident.incident_id) == (ended,)
+    assert plane.incidents.recovery().incident == claimed
+
+
+def test_the_newest_attempt_is_ended_and_one_that_died_stays_open(plane: ControlPlane) -> None:
+    incident = claim_attempt(plane, claim_attempt(plane, open_one(plane)))
+    with plane.restore_lease() as lease:
+        plane.incidents.end_attempt("done", judged=incident, lease=lease)
+    told = [(a.number, a.outcome) for a in plane.incidents.attempts_of(incident.incident_id)]
+    assert told == [(1, None), (2, "done")]
+
+
+def test_the_last_attempt_of_an_earlier_loss_can_still_be_ended(plane: ControlPlane) -> None:
+    incident = claim_attempt(plane, open_one(plane))
+    joined = plane.incidents.join(GONE, ground=None, judged=incident)
+    with plane.restore_lease() as lease:
+        plane.incidents.end_attempt("lost once more", judged=joined, lease=lease)
+    (attempt,) = plane.incidents.attempts_of(incident.incident_id)
+    assert attempt.outcome == "lost once more"
+
+
+def test_where_there_is_no_attempt_none_is_ended(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    with plane.restore_lease() as lease:
+        plane.incidents.end_attempt("done", judged=incident, lease=lease)
+    assert plane.incidents.attempts_of(incident.incident_id) == ()
+    assert plane.incidents.attempts_of("no incident") == ()
+
+
+def test_a_loss_has_three_attempts(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    for _ in range(3):
+        incident = claim_attempt(plane, incident)
+    with pytest.raises(AttemptsUsedUpError, match="3 attempts") as refused:
+        claim_attempt(plane, incident)
+    assert refused.value.hint
+    assert plane.incidents.recovery().incident == incident
+    assert len(plane.incidents.attempts_of(incident.incident_id)) == 3
+
+
+def test_the_third_attempt_is_claimed_once(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    for _ in range(2):
+        incident = claim_attempt(plane, incident)
+    claim_attempt(plane, incident, run_id="first")
+    with pytest.raises(AttemptsUsedUpError):
+        claim_attempt(plane, incident, run_id="second")
+    runs = [attempt.run_id for attempt in plane.incidents.attempts_of(incident.incident_id)]
+    assert runs == ["run 1", "run 1", "first"]
+
+
+def test_a_used_up_loss_is_still_launched_so_that_somebody_decides(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    for _ in range(3):
+        incident = claim_attempt(plane, incident)
+    assert launch(plane, incident).launches == 1

@@ -1,0 +1,259 @@
+"""What a restore would bring back: the highest of all that is retained and sound."""
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.domain.counters import (
+    CounterReading,
+    OmittedCounter,
+    ValueShape,
+)
+from budget_recovery_dagster.domain.recovery_point import Usages
+from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
+from budget_recovery_dagster.restore_ports import TenantPoint, WindowPoint
+from tests.contract.control_planes import NOON, ControlPlane, Counters, of, point_of, reading
+
+HOUR = timedelta(hours=1)
+MONTH = of("team", "2026-11")
+TEAM: Counters = {("team", "2026-11"): {"alice": "1.5", None: "7"}}
+NOTHING: Usages = {}
+
+
+def usages(**by_entity: str) -> Usages:
+    return {entity: Decimal(usage) for entity, usage in by_entity.items()}
+
+
+def month(plane: ControlPlane, hour: int, **by_entity: str) -> None:
+    """Capture so many hours after noon what the month holds."""
+    plane.capture("acme", {("team", "2026-11"): by_entity}, at=NOON + hour * HOUR)
+
+
+def the_point(plane: ControlPlane, now: datetime | None = None) -> TenantPoint:
+    point = plane.restore_points.point_of("acme", now or plane.clock.now())
+    assert point is not None
+    return point
+
+
+def the_window(plane: ControlPlane) -> WindowPoint:
+    (window,) = the_point(plane).windows
+    assert window.of == MONTH
+    return window
+
+
+# Which tenants and windows
+
+
+def test_of_a_tenant_without_snapshots_there_is_no_point(plane: ControlPlane) -> None:
+    assert plane.restore_points.tenants() == frozenset()
+    assert plane.restore_points.newest_point_at() is None
+    assert plane.restore_points.point_of("acme", NOON) is None
+
+
+def test_a_point_is_what_was_captured_with_how_its_keys_are_made_anew(plane: ControlPlane) -> None:
+    plane.capture("acme", TEAM, at=NOON)
+    assert the_point(plane) == TenantPoint(
+        tenant="acme",
+        newest_at=NOON,
+        windows=(
+            WindowPoint(
+                of=MONTH,
+                usages=point_of(TEAM)[MONTH],
+                newest_at=NOON,
+                shape=ValueShape.TEXT,
+                expiry_seconds=86400,
+            ),
+        ),
+    )
+
+
+def test_a_tenants_point_holds_nothing_of_others(plane: ControlPlane) -> None:
+    plane.capture("acme", TEAM, at=NOON)
+    plane.capture("acme2", {("other", "lifetime"): {"bo": "9"}}, at=NOON + HOUR)
+    assert plane.restore_points.tenants() == {"acme", "acme2"}
+    assert plane.restore_points.newest_point_at() == NOON + HOUR
+    assert the_point(plane).newest_at == NOON
+    assert [each.of for each in the_point(plane).windows] == [MONTH]
+
+
+def test_windows_come_by_budget_and_token(plane: ControlPlane) -> None:
+    names = [
+        ("b", "lifetime"),
+        ("b", "2026-11"),
+        ("a", "lifetime"),
+        ("é", "2026-11"),
+        ("B", "2026-11"),
+    ]
+    plane.capture("acme", {name: {"alice": "1"} for name in names}, at=NOON)
+    assert [(each.of.budget, each.of.window.token) for each in the_point(plane).windows] == [
+        ("B", "2026-11"),
+        ("a", "lifetime"),
+        ("b", "2026-11"),
+        ("b", "lifetime"),
+        ("é", "2026-11"),
+    ]
+
+
+def test_windows_that_closed_since_the_newest_snapshot_are_told(plane: ControlPlane) -> None:
+    tokens = ("2026-11-22", "2026-W47", "2026-W48", "2026-11", "2026-Q4", "lifetime")
+    sunday = datetime(2026, 11, 22, 23, 30, tzinfo=UTC)
+    plane.capture("acme", {("team", token): {"alice": "1"} for token in tokens}, at=sunday)
+    at_once = {each.of.window.token for each in the_point(plane, sunday).windows}
+    assert at_once == {"2026-11-22", "2026-W47", "2026-11", "2026-Q4", "lifetime"}
+    monday = datetime(2026, 11, 23, 0, 10, tzinfo=UTC)
+    later = {each.of.window.token for each in the_point(plane, monday).windows}
+    # The week after was in the snapshot too, as the gateway may be early; by now it is current.
+    assert later == at_once | {"2026-W48"}
+    december = datetime(2026, 12, 1, tzinfo=UTC)
+    assert {each.of.window.token for each in the_point(plane, december).windows} == at_once
+
+
+def test_a_closed_window_that_the_newest_snapshot_does_not_have_is_not_told(
+    plane: ControlPlane,
+) -> None:
+    plane.capture("acme", {("team", "2026-11-25"): {"alice": "1"}}, at=NOON)
+    plane.capture("acme", {("team", "2026-11"): {"alice": "1"}}, at=NOON + HOUR)
+    tomorrow = NOON + timedelta(days=1)
+    assert [each.of for each in the_point(plane, tomorrow).windows] == [MONTH]
+    # While it is current, it is in the point though the newest snapshot lacks it.
+    assert [each.of for each in the_point(plane).windows] == [MONTH, of("team", "2026-11-25")]
+
+
+def test_a_closed_window_has_the_highest_usages_too(plane: ControlPlane) -> None:
+    plane.capture("acme", {("team", "2026-11-25"): {"alice": "1", "bo": "9"}}, at=NOON)
+    plane.capture("acme", {("team", "2026-11-25"): {"alice": "2"}}, at=NOON + HOUR)
+    (window,) = the_point(plane, NOON + timedelta(days=1)).windows
+    assert window.usages == usages(alice="2", bo="9")
+    assert window.newest_at == NOON + HOUR
+
+
+def test_a_point_of_closed_windows_alone_is_still_one(plane: ControlPlane) -> None:
+    plane.capture("acme", {("team", "2026-10"): {"alice": "1"}}, at=NOON)
+    assert the_point(plane) == TenantPoint("acme", NOON, ())
+
+
+# Which usages
+
+
+def test_usages_are_the_maximum_over_all_records(plane: ControlPlane) -> None:
+    month(plane, 0, alice="1", bo="9")
+    month(plane, 1, alice="2", bo="9", cy="3")
+    month(plane, 2, alice="3", cy="2")
+    month(plane, 3, alice="4")
+    window = the_window(plane)
+    assert window.usages == usages(alice="4", bo="9", cy="3")
+    assert window.newest_at == NOON + 3 * HOUR
+    assert window.corrupt == ()
+    assert point_of({("team", "2026-11"): {"alice": "4", "bo": "9", "cy": "3"}}) == (
+        plane.snapshots.recovery_point("acme", plane.clock.now())
+    )
+
+
+@pytest.mark.parametrize(
+    "usage", ["0", "0.000000000000000001", "99999999999999999999.999999999999999999"]
+)
+def test_usages_are_exact(plane: ControlPlane, usage: str) -> None:
+    month(plane, 0, alice=usage)
+    assert the_window(plane).usages == usages(alice=usage)
+
+
+def test_a_window_of_which_nothing_could_be_read_is_told_without_usages(
+    plane: ControlPlane,
+) -> None:
+    omitted = (OmittedCounter(MONTH, "alice", "key", "not a number"),)
+    plane.commit(plane.take(reading("acme", {}, omitted=omitted)))
+    assert the_window(plane) == WindowPoint(MONTH, NOTHING, NOON, None, None)
+
+
+def test_shape_and_expiry_are_of_the_newest_record_that_knows_them(plane: ControlPlane) -> None:
+    for hour, shape, expiry in (
+        (0, ValueShape.TEXT, 60),
+        (1, ValueShape.BARE, None),
+        (2, None, None),
+    ):
+        plane.clock.set(NOON + hour * HOUR)
+        counter = CounterReading(MONTH, "alice", Decimal(1 + hour), shape, expiry)
+        source = CaptureSource.COUNTERS if shape else CaptureSource.LEADERBOARDS
+        read = TenantReading("acme", source, (counter,), (), (), is_partial=False)
+        plane.commit(plane.take(read))
+        window = the_window(plane)
+        expected = (ValueShape.TEXT, 60) if hour == 0 else (ValueShape.BARE, None)
+        assert (window.shape, window.expiry_seconds) == expected
+        assert window.newest_at == NOON + hour * HOUR
+
+
+# What is not what was captured
+
+
+def test_nothing_is_taken_from_a_corrupt_record(plane: ControlPlane) -> None:
+    month(plane, 0, alice="1")
+    month(plane, 1, alice="2")
+    plane.corrupt("acme", NOON + HOUR, MONTH)
+    window = the_window(plane)
+    assert window.usages == usages(alice="1")
+    assert window.newest_at == NOON
+    assert window.corrupt == (NOON + HOUR,)
+    assert the_point(plane).newest_at == NOON + HOUR
+
+
+def test_a_corrupt_covering_record_hides_none_of_the_earlier_ones(plane: ControlPlane) -> None:
+    month(plane, 0, alice="1", bo="5")
+    month(plane, 1, alice="2", bo="6", cy="1")
+    month(plane, 2, alice="3", bo="7", cy="2")
+    month(plane, 3, alice="4")
+    plane.corrupt("acme", NOON + 2 * HOUR, MONTH)
+    window = the_window(plane)
+    assert window.usages == usages(alice="4", bo="6", cy="1")
+    assert window.newest_at == NOON + 3 * HOUR
+    assert window.corrupt == (NOON + 2 * HOUR,)
+
+
+def test_once_a_record_is_corrupt_all_others_of_its_window_are_read(plane: ControlPlane) -> None:
+    month(plane, 0, alice="1", bo="9")
+    month(plane, 1, alice="2", bo="9")
+    month(plane, 2, alice="3", bo="9")
+    month(plane, 3, alice="4")
+    plane.corrupt("acme", NOON, MONTH)
+    assert the_window(plane).corrupt == ()
+    plane.corrupt("acme", NOON + 3 * HOUR, MONTH)
+    window = the_window(plane)
+    assert window.usages == usages(alice="3", bo="9")
+    assert window.corrupt == (NOON, NOON + 3 * HOUR)
+
+
+def test_of_several_corrupt_records_all_are_named(plane: ControlPlane) -> None:
+    for hour in range(5):
+        month(plane, hour, alice=str(hour + 1))
+    for hour in (4, 2, 1):
+        plane.corrupt("acme", NOON + hour * HOUR, MONTH)
+    window = the_window(plane)
+    assert window.usages == usages(alice="4")
+    assert window.newest_at == NOON + 3 * HOUR
+    assert window.corrupt == tuple(NOON + hour * HOUR for hour in (1, 2, 4))
+
+
+def test_a_window_all_of_whose_records_are_corrupt_is_told_with_all_of_them(
+    plane: ControlPlane,
+) -> None:
+    month(plane, 0, alice="1")
+    month(plane, 1, alice="2")
+    for hour in (0, 1):
+        plane.corrupt("acme", NOON + hour * HOUR, MONTH)
+    assert the_window(plane) == WindowPoint(
+        of=MONTH,
+        usages=NOTHING,
+        newest_at=NOON + HOUR,
+        shape=ValueShape.TEXT,
+        expiry_seconds=86400,
+        corrupt=(NOON, NOON + HOUR),
+    )
+
+
+def test_a_corrupt_record_costs_no_other_window_anything(plane: ControlPlane) -> None:
+    other = {("other", "2026-11"): {"alice": "8"}}
+    plane.capture("acme", {**TEAM, **other}, at=NOON)
+    plane.corrupt("acme", NOON, MONTH)
+    first, second = the_point(plane).windows
+    assert (first.of.budget, first.usages, first.corrupt) == ("other", usages(alice="8"), ())
+    assert (second.of, second.usages, second.corrupt) == (MONTH, NOTHING, (NOON,))

@@ -1,0 +1,205 @@
+"""The promises of a tenant that is raised, checked in memory and on a real NATS server alike."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.domain.counters import BudgetWindow, ValueShape
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.errors import StoreReadError, StoreWriteError
+from budget_recovery_dagster.restore_ports import Written
+from tests.contract.restore_orders import (
+    NOVEMBER,
+    always,
+    key,
+    never,
+    order,
+    raised,
+    stored,
+)
+from tests.contract.usage_stores import UGLY_NAMES, Subject
+from tests.nats_servers import COUNTERS, usages
+
+
+def assert_just_now(text: str) -> None:
+    moment = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    assert abs(datetime.now(UTC) - moment) < timedelta(seconds=60)
+
+
+def test_the_reading_is_what_a_reader_of_counters_reads(subject: Subject) -> None:
+    subject.put(key("a"), b'{"usage":"1"}')
+    subject.put(key("bad"), b"?")
+    subject.put("usage.t.odd", b"1")
+    subject.put(key("other", tenant="u"), b"1")
+    subject.put(key("gone"), b"1")
+    subject.remove(key("gone"))
+    assert subject.store.open_tenant("t").reading == subject.store.reader(COUNTERS).read("t")
+
+
+def test_a_tenant_that_no_key_can_name_is_refused(subject: Subject) -> None:
+    with pytest.raises(StoreReadError, match="No counter can belong to the tenant"):
+        subject.store.open_tenant("")
+
+
+def test_what_is_lower_is_raised_and_what_is_not_is_kept(subject: Subject) -> None:
+    subject.put(key("lower"), b'{"usage":"1"}')
+    subject.put(key("same"), b'{"usage":"2.50"}')
+    subject.put(key("higher"), b'{"usage":"3"}')
+    before = {entity: stored(subject, key(entity)) for entity in ("same", "higher")}
+    orders = [order(entity, "2.5") for entity in ("higher", "missing", "same", "lower")]
+    results = subject.store.open_tenant("t").raise_counters(orders, is_open=always)
+    assert [(result.written, result.before) for result in results] == [
+        (Written.KEPT, Decimal(3)),
+        (Written.RAISED, None),
+        (Written.KEPT, Decimal("2.5")),
+        (Written.RAISED, Decimal(1)),
+    ]
+    assert usages(subject.store, "t") == {
+        "lower": "2.5",
+        "same": "2.5",
+        "higher": "3",
+        "missing": "2.5",
+    }
+    assert {entity: stored(subject, key(entity)) for entity in before} == before
+
+
+def test_no_orders_write_nothing(subject: Subject) -> None:
+    before = subject.store.identity()
+    live = subject.store.open_tenant("t")
+    assert live.raise_counters([], is_open=always) == ()
+    assert live.rebuild_boards([], is_open=always) == ()
+    assert subject.store.identity() == before
+
+
+def test_a_raised_value_keeps_every_other_byte(subject: Subject) -> None:
+    value = b' {"x" :[1.0e5,{"usage":9}],"usage": "1" ,\t"updated_at":7,"na\xc3\xafve":"\\u00e9"}\n'
+    subject.put(key("text"), value)
+    subject.put(key("number"), b'{"usage":1e-3,"n":1.10}')
+    subject.put(key("bare"), b" 1 ")
+    exact = "99999999999999999999.000000000000000001"
+    assert (
+        raised(subject, *(order(entity, exact) for entity in ("text", "number", "bare")))
+        == [Written.RAISED] * 3
+    )
+    assert stored(subject, key("text")).data == value.replace(b'"1"', f'"{exact}"'.encode())
+    assert stored(subject, key("number")).data == f'{{"usage":{exact},"n":1.10}}'.encode()
+    assert stored(subject, key("bare")).data == f" {exact} ".encode()
+
+
+def test_a_raised_value_tells_when_it_was_written(subject: Subject) -> None:
+    subject.put(key("e"), b'{"updated_at":"2020-01-01T00:00:00.000Z","usage":"1","by":"gateway"}')
+    raised(subject, order("e", "2"))
+    content = json.loads(stored(subject, key("e")).data)
+    assert_just_now(content.pop("updated_at"))
+    assert content == {"usage": "2", "by": "gateway"}
+
+
+@pytest.mark.parametrize("shape", ValueShape)
+def test_a_missing_counter_is_made_in_the_shape_of_the_order(
+    subject: Subject, shape: ValueShape
+) -> None:
+    raised(subject, order("e", "1.500", shape=shape), order("tiny", "1E-18", shape=shape))
+    value = stored(subject, key("e")).data.decode()
+    if shape is ValueShape.BARE:
+        assert value == "1.5"
+    else:
+        usage = '"1.5"' if shape is ValueShape.TEXT else "1.5"
+        start, _, end = value.partition('"updated_at":"')
+        assert start == f'{{"usage":{usage},'
+        assert_just_now(end.removesuffix('"}'))
+    (tiny,) = [c for c in subject.counters.read("t").counters if c.entity == "tiny"]
+    assert (tiny.usage, tiny.shape) == (Decimal("1E-18"), shape)
+
+
+def test_an_unreadable_counter_is_never_overwritten(subject: Subject) -> None:
+    subject.put(key("bad"), b'{"usage":"NaN"}')
+    before = stored(subject, key("bad"))
+    (result,) = subject.store.open_tenant("t").raise_counters([order("bad", "5")], is_open=always)
+    assert (result.written, result.before) == (Written.UNREADABLE, None)
+    assert "NaN" in result.reason
+    assert stored(subject, key("bad")) == before
+
+
+def test_a_closed_window_is_left_whatever_it_holds(subject: Subject) -> None:
+    subject.put(key("lower"), b"1")
+    subject.put(key("bad"), b"?")
+    before = subject.store.identity()
+    live = subject.store.open_tenant("t")
+    results = live.raise_counters(
+        [order(entity, "2") for entity in ("lower", "bad", "missing")], is_open=never
+    )
+    assert [(result.written, result.before) for result in results] == [
+        (Written.CLOSED, Decimal(1)),
+        (Written.CLOSED, None),
+        (Written.CLOSED, None),
+    ]
+    assert subject.store.identity() == before
+
+
+def test_each_window_is_asked_about_by_itself(subject: Subject) -> None:
+    october = BudgetWindow("b", Window.parse("2026-10"))
+    live = subject.store.open_tenant("t")
+    results = live.raise_counters(
+        [order("e", "1", october), order("e", "1")],
+        is_open=lambda window: window.token == "2026-11",
+    )
+    assert [result.written for result in results] == [Written.CLOSED, Written.RAISED]
+    assert subject.stored(key("e", october)) is None
+
+
+def test_two_orders_of_one_counter_leave_the_higher(subject: Subject) -> None:
+    assert raised(subject, order("e", "5"), order("e", "3")) == [Written.RAISED, Written.KEPT]
+    assert raised(subject, order("e", "6"), order("e", "7")) == [Written.RAISED, Written.RAISED]
+    assert usages(subject.store, "t") == {"e": "7"}
+
+
+def test_to_raise_again_writes_nothing(subject: Subject) -> None:
+    orders = [order(str(number), "5") for number in range(10)]
+    raised(subject, *orders)
+    before = subject.store.identity()
+    assert raised(subject, *orders) == [Written.KEPT] * 10
+    assert subject.store.identity() == before
+
+
+def test_nothing_else_is_touched(subject: Subject) -> None:
+    others = [
+        key("e", tenant="u"),
+        key("e", BudgetWindow("b2", NOVEMBER.window)),
+        key("e", BudgetWindow("b", Window.parse("2026-10"))),
+        "usage.t.not.a.counter.at.all",
+        "blocked.t.b.2026-11.e",
+        "leaderboard.t.b.2026-11",
+        "ratelimit.t.e",
+        "__guard.x",
+    ]
+    for name in others:
+        subject.put(name, b"1", ttl="1h")
+    before = {name: stored(subject, name) for name in others}
+    raised(subject, order("e", "5"), order(None, "5"))
+    assert {name: stored(subject, name) for name in others} == before
+    assert usages(subject.store, "u") == {"e": "1"}
+
+
+def test_any_name_is_restored_to_its_own_key(subject: Subject) -> None:
+    for name in UGLY_NAMES:
+        of = BudgetWindow(name, NOVEMBER.window)
+        orders = [order(entity, "1", of) for entity in (*UGLY_NAMES, None)]
+        assert raised(subject, *orders, tenant=name) == [Written.RAISED] * len(orders)
+    assert subject.counters.list_tenants().tenants == set(UGLY_NAMES)
+    for name in UGLY_NAMES:
+        counters = subject.counters.read(name).counters
+        assert {(each.of.budget, each.entity) for each in counters} == {
+            (name, entity) for entity in (*UGLY_NAMES, None)
+        }
+
+
+def test_a_counter_that_no_key_can_name_is_refused_before_anything_is_written(
+    subject: Subject,
+) -> None:
+    live = subject.store.open_tenant("t")
+    before = subject.store.identity()
+    with pytest.raises(StoreWriteError, match="No key can hold"):
+        live.raise_counters([order("e", "1"), order("@" * 400, "1")], is_open=always)
+    assert subject.store.identity() == before

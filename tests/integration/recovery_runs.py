@@ -1,0 +1,113 @@
+"""Ticks of the sensors and runs of the restore in this process, and what they show."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+import psycopg
+from psycopg.rows import dict_row
+
+from budget_recovery_dagster.definitions import defs
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, format_usage
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
+from budget_recovery_dagster.sensors.restore_supervisor_sensor import restore_supervisor_sensor
+from budget_recovery_dagster.sensors.store_loss_sensor import store_loss_sensor
+from budget_recovery_dagster.settings import load_settings
+from tests.integration.gateway_house import contents
+from tests.nats_servers import Bucket
+
+
+def check(instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
+    """Let store_loss_sensor tick."""
+    return _tick(store_loss_sensor, instance, cursor)
+
+
+def supervise(instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
+    """Let restore_supervisor_sensor tick."""
+    return _tick(restore_supervisor_sensor, instance, cursor)
+
+
+def _tick(
+    sensor: dg.SensorDefinition, instance: dg.DagsterInstance, cursor: str | None
+) -> dg.SensorResult:
+    context = dg.build_sensor_context(
+        instance=instance, cursor=cursor, resources=defs.resources, sensor_name=sensor.name
+    )
+    result = sensor(context)
+    assert isinstance(result, dg.SensorResult)
+    return result
+
+
+def requested(result: dg.SensorResult) -> list[dg.RunRequest]:
+    """Return the runs that a tick asked for."""
+    return list(result.run_requests or [])
+
+
+def skipped(result: dg.SensorResult) -> str:
+    """Return why a tick asked for no run."""
+    assert not result.run_requests
+    assert result.skip_reason is not None
+    return str(result.skip_reason.skip_message)
+
+
+def observed(result: dg.SensorResult) -> Mapping[str, Any]:
+    """Return what a check observed of the store."""
+    (event,) = result.asset_events
+    assert event.asset_key == dg.AssetKey("gateway_usage_store")
+    return {name: value.value for name, value in event.metadata.items()}
+
+
+def verdict(result: dg.SensorResult) -> str:
+    return str(observed(result)["verdict"])
+
+
+def run_restore(
+    instance: dg.DagsterInstance, tags: Mapping[str, str] | None = None
+) -> dg.ExecuteInProcessResult:
+    return defs.resolve_job_def("restore_job").execute_in_process(
+        instance=instance, tags=dict(tags or {}), raise_on_error=False
+    )
+
+
+def outcome(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> str:
+    """Return what became of a restore, as its run is tagged."""
+    run = instance.get_run_by_id(result.run_id)
+    assert run is not None
+    return run.tags["budget_recovery/outcome"]
+
+
+def restored_table(result: dg.ExecuteInProcessResult) -> list[Mapping[str, Any]]:
+    (event,) = [
+        event.step_materialization_data.materialization
+        for event in result.all_events
+        if event.is_step_materialization
+    ]
+    assert event.asset_key == dg.AssetKey("restored_usage")
+    table = event.metadata["before_and_after"]
+    assert isinstance(table, dg.TableMetadataValue)
+    return [record.data for record in table.records]
+
+
+def state(database: psycopg.Connection) -> str:
+    (row,) = database.execute("select state from budget_recovery.store").fetchall()
+    return str(row[0])
+
+
+def incidents(database: psycopg.Connection) -> list[dict[str, Any]]:
+    """Return all incidents, oldest first."""
+    with database.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(
+            "select * from budget_recovery.incident order by opened_at"
+        ).fetchall()
+
+
+def usages(bucket: Bucket, tenant: str, budget: str, window: str) -> dict[Entity, str]:
+    """Return what the counters of a budget and window say now, in plain digits."""
+    of = BudgetWindow(budget, Window.parse(window))
+    found = contents(Place(load_settings().require_nats_url(), bucket.name)).usages
+    return {
+        counter.entity: format_usage(usage)
+        for counter, usage in found.items()
+        if (counter.tenant, counter.of) == (tenant, of)
+    }

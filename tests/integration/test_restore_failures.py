@@ -1,0 +1,227 @@
+"""Restores that cannot succeed, or not yet: what is counted, said and left alone."""
+
+import re
+from pathlib import Path
+
+import dagster as dg
+import psycopg
+import pytest
+
+from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.errors import AttemptFailedError
+from budget_recovery_dagster.jobs import restore_job
+from budget_recovery_dagster.ops.restore import restore
+from budget_recovery_dagster.services.recovery import GaveUp, RecoveryResult
+from budget_recovery_dagster.settings import load_settings
+from tests.integration.recovery_runs import (
+    check,
+    incidents,
+    outcome,
+    requested,
+    run_restore,
+    skipped,
+    state,
+    supervise,
+    usages,
+)
+from tests.integration.snapshot_job import failure_text, run_job
+from tests.nats_servers import Bucket
+
+LIFETIME = "lifetime"
+RUNBOOK = Path(__file__).parents[2] / "docs/runbook.md"
+
+
+@pytest.fixture
+def captured(
+    configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
+) -> Bucket:
+    """A bucket of which there is a snapshot, and which has been checked."""
+    configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
+    assert run_job(instance, current_hour).success
+    check(instance)
+    return configured
+
+
+def make_room(bucket: Bucket) -> None:
+    config = bucket.info().config
+    config.max_bytes = -1
+    bucket._do(lambda js: js.update_stream(config))
+
+
+def fail(bucket: Bucket, instance: dg.DagsterInstance) -> None:
+    """Lose the store for one that takes no writes, and use up all attempts without pauses."""
+    bucket.destroy()
+    bucket.create_with(max_bytes=64)
+    check(instance)
+    with opened_database(load_settings()) as plane:
+        for _ in range(2):
+            with pytest.raises(AttemptFailedError):
+                recover(plane)
+        assert isinstance(recover(plane), GaveUp)
+
+
+def recover(plane: OpenedDatabase) -> RecoveryResult:
+    return plane.recovery_service().recover(run_id="a run", holder="a test", tell=lambda _: None)
+
+
+def runbook_sql(recipe: str) -> str:
+    """Return the SQL of the runbook whose first line begins with this."""
+    text = RUNBOOK.read_text(encoding="utf-8")
+    (found,) = [
+        block
+        for block in re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
+        if f"-- {recipe}" in block
+    ]
+    return str(found)
+
+
+def attempts(database: psycopg.Connection) -> list[tuple[int, str | None]]:
+    """Return the attempts of all incidents: number and outcome."""
+    return database.execute(
+        "select number, outcome from budget_recovery.restore_attempt order by started_at"
+    ).fetchall()
+
+
+def test_writes_refused_three_times_end_failed_with_that_reason(
+    captured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    captured.destroy()
+    captured.create_with(max_bytes=64)
+    (request,) = requested(check(instance))
+
+    result = run_restore(instance, request.tags)
+
+    assert not result.success
+    assert "writing back did not succeed" in failure_text(result)
+    assert "maximum bytes exceeded" in failure_text(result)
+    assert outcome(instance, result) == "failed"
+    assert state(database) == "FAILED"
+    told = attempts(database)
+    assert [number for number, _ in told] == [1, 2, 3]
+    assert all("maximum bytes exceeded" in str(outcome) for _, outcome in told)
+    # Nobody launches it again, and captures stay paused.
+    assert "FAILED" in skipped(supervise(instance))
+    assert not requested(check(instance))
+    paused = run_job(instance, current_hour)
+    assert paused.success
+    assert paused.asset_materializations_for_node("budget_usage_snapshots") == []
+
+
+def test_a_bucket_that_is_gone_is_waited_for_without_spending_an_attempt(
+    captured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BUDGET_RECOVERY_CONVERGENCE_TIMEOUT_SECONDS", "0")
+    captured.destroy()
+    (request,) = requested(check(instance))
+
+    for waits in (1, 2):
+        result = run_restore(instance, request.tags)
+        assert result.success
+        assert outcome(instance, result) == "waiting"
+        (incident,) = incidents(database)
+        assert (incident["attempts"], incident["waits"]) == (0, waits)
+        assert "does not exist" in incident["waiting_reason"]
+    # Not at once, but after a pause.
+    assert "is tried again at" in skipped(supervise(instance))
+    database.execute("update budget_recovery.incident set next_launch_at = now()")
+    (again,) = requested(supervise(instance))
+    assert again.run_key == f"{incident['incident_id']}/launch-2"
+
+    captured.create()
+    result = run_restore(instance, again.tags)
+
+    assert outcome(instance, result) == "restored"
+    assert usages(captured, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}
+    (incident,) = incidents(database)
+    assert (incident["attempts"], incident["waiting_reason"]) == (1, None)
+    assert state(database) == "HEALTHY"
+
+
+def test_a_restore_without_an_incident_does_nothing(
+    captured: Bucket, database: psycopg.Connection, instance: dg.DagsterInstance
+) -> None:
+    before = captured.info().state.last_seq
+
+    result = run_restore(instance)
+
+    assert result.success
+    assert outcome(instance, result) == "nothing to do"
+    assert captured.info().state.last_seq == before
+    assert incidents(database) == []
+
+
+def test_attempts_that_died_without_a_word_are_decided_by_a_last_look(
+    captured: Bucket, database: psycopg.Connection, instance: dg.DagsterInstance
+) -> None:
+    captured.destroy()
+    captured.create()
+    (request,) = requested(check(instance))
+    database.execute("update budget_recovery.incident set attempts = 3")
+
+    result = run_restore(instance, request.tags)
+
+    assert not result.success
+    assert "still say more than 2 counters" in failure_text(result)
+    assert state(database) == "FAILED"
+    assert usages(captured, "acme", "total", LIFETIME) == {}
+
+
+def test_attempts_that_died_after_their_last_write_end_healthy(
+    captured: Bucket, database: psycopg.Connection, instance: dg.DagsterInstance
+) -> None:
+    captured.destroy()
+    captured.create()
+    (request,) = requested(check(instance))
+    captured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
+    database.execute("update budget_recovery.incident set attempts = 3")
+
+    result = run_restore(instance, request.tags)
+
+    assert outcome(instance, result) == "nothing lost"
+    assert state(database) == "HEALTHY"
+
+
+def test_the_way_out_of_failed_that_the_runbook_tells(
+    captured: Bucket, database: psycopg.Connection, instance: dg.DagsterInstance
+) -> None:
+    fail(captured, instance)
+    assert state(database) == "FAILED"
+    make_room(captured)
+
+    database.execute(runbook_sql("try again"))
+
+    (again,) = requested(supervise(instance))
+    result = run_restore(instance, again.tags)
+    assert outcome(instance, result) == "restored"
+    assert usages(captured, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}
+
+
+def test_accepting_the_store_as_it_is_as_the_runbook_tells(
+    captured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    fail(captured, instance)
+    make_room(captured)
+
+    database.execute(runbook_sql("accept the store"))
+
+    assert "unchanged" in skipped(check(instance))
+    assert state(database) == "HEALTHY"
+    assert run_job(instance, current_hour).success
+    assert usages(captured, "acme", "total", LIFETIME) == {}
+
+
+def test_restore_job_is_retried_twice_by_its_own_policy_alone() -> None:
+    assert restore.retry_policy is not None
+    assert restore.retry_policy.max_retries == 2
+    # Else Dagster would multiply the attempts.
+    assert restore_job.tags["dagster/max_retries"] == "0"

@@ -1,0 +1,111 @@
+"""A store is lost, and put right: sensors and job on real servers."""
+
+from pathlib import Path
+from uuid import uuid4
+
+import dagster as dg
+import psycopg
+import pytest
+
+from budget_recovery_dagster.domain.moments import Hour
+from tests.integration.confined_user import confined, readme_permissions
+from tests.integration.recovery_runs import (
+    check,
+    incidents,
+    outcome,
+    requested,
+    restored_table,
+    run_restore,
+    skipped,
+    state,
+    supervise,
+    usages,
+    verdict,
+)
+from tests.integration.snapshot_job import failure_text, run_job
+from tests.nats_servers import Bucket
+
+LIFETIME = "lifetime"
+
+
+def wipe(bucket: Bucket) -> None:
+    bucket.destroy()
+    bucket.create()
+
+
+def test_a_wiped_store_gets_its_counters_back_and_the_next_snapshot_lands(
+    configured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30.000000000000000001"})
+    configured.spend("globex", "total", LIFETIME, {None: "5"})
+    assert run_job(instance, current_hour).success
+    assert verdict(check(instance)) in ("unchanged", "advanced")
+
+    wipe(configured)
+    configured.spend("acme", "total", LIFETIME, {"alice": "2", "bob": "1"})
+    (request,) = requested(check(instance))
+    assert state(database) == "RECOVERING"
+    result = run_restore(instance, request.tags)
+
+    assert result.success
+    assert outcome(instance, result) == "restored"
+    assert usages(configured, "acme", "total", LIFETIME) == {
+        None: "80",
+        "alice": "30.000000000000000001",
+        "bob": "1",
+    }
+    assert usages(configured, "globex", "total", LIFETIME) == {None: "5"}
+    assert state(database) == "HEALTHY"
+    (incident,) = incidents(database)
+    assert incident["outcome"] == "restored"
+    assert incident["restored_counters"] == 3
+    assert {
+        (row["tenant"], row["before"], row["after"], row["raised"])
+        for row in restored_table(result)
+    } == {("acme", "2", "110.000000000000000001", 2), ("globex", "0", "5", 1)}
+    # The next check is quiet, the next snapshot lands.
+    assert "unchanged" in skipped(check(instance))
+    assert run_job(instance, current_hour).success
+    assert skipped(supervise(instance))
+    assert len(incidents(database)) == 1
+
+
+def test_no_snapshots_ends_failed_with_that_reason(
+    configured: Bucket, database: psycopg.Connection, instance: dg.DagsterInstance
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    assert verdict(check(instance)) == "first seen"
+    wipe(configured)
+    (request,) = requested(check(instance))
+
+    result = run_restore(instance, request.tags)
+
+    assert not result.success
+    assert "no snapshots to restore from" in failure_text(result)
+    assert state(database) == "FAILED"
+    (incident,) = incidents(database)
+    assert incident["failure"] == "there are no snapshots to restore from"
+
+
+def test_the_permissions_that_the_readme_lists_are_enough(
+    server_dir: Path,
+    database_url: str,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = server_dir / f"confined {uuid4().hex}"
+    with confined(readme_permissions(), place, database_url, monkeypatch) as bucket:
+        bucket.spend("acme", "total", LIFETIME, {None: "80"})
+        assert run_job(instance, current_hour).success
+        assert verdict(check(instance)) in ("unchanged", "advanced")
+        wipe(bucket)
+        (request,) = requested(check(instance))
+        result = run_restore(instance, request.tags)
+        assert outcome(instance, result) == "restored"
+        assert bucket.stored("usage.acme.total.lifetime.=") is not None
+        assert state(database) == "HEALTHY"

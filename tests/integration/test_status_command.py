@@ -1,0 +1,256 @@
+"""``budget-recovery status`` on a real database, as people and programs read it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+from pydantic import SecretStr
+
+from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
+from budget_recovery_dagster.cli.main import main
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity, Verdict
+from budget_recovery_dagster.domain.incident import FailureReason, Loss, Outcome, Restored
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.ports import CaptureFailure
+from budget_recovery_dagster.recovery_ports import Check, Closing
+from budget_recovery_dagster.sandbox.data_directory import held_data_dir
+from budget_recovery_dagster.sandbox.running_dev import RunningDev, announced
+from budget_recovery_dagster.settings import Settings
+from tests.free_ports import unused_port
+
+POSTGRES_URL = "BUDGET_RECOVERY_POSTGRES_URL"
+BUCKET = "budget-usage"
+# More than a double holds exactly.
+LARGE = 2**53 + 1
+NEXT = "Next         "
+
+
+@pytest.fixture
+def opened(database_url: str) -> Iterator[OpenedDatabase]:
+    """A database that knows its store, and has checked it five minutes ago."""
+    with opened_database(Settings(postgres_url=SecretStr(database_url))) as database:
+        database.registry.claim(BUCKET)
+        check(database, minutes=5)
+        yield database
+
+
+def identity(database: OpenedDatabase) -> StoreIdentity:
+    return StoreIdentity(database.clock.now() - timedelta(days=1), LARGE)
+
+
+def check(
+    database: OpenedDatabase,
+    *,
+    minutes: float,
+    verdict: Verdict = Verdict.ADVANCED,
+    reason: str = "As it was.",
+) -> None:
+    at = database.clock.now() - timedelta(minutes=minutes)
+    database.checks.record(Check(at, "sensor", verdict, reason, identity(database)))
+
+
+def lose(database: OpenedDatabase) -> None:
+    now = database.clock.now()
+    loss = Loss(now, "sensor", Verdict.RECREATED, "It was recreated.", identity(database), None)
+    database.incidents.open(loss, ground=Baseline(identity(database), 1), judged=None)
+
+
+def fail(database: OpenedDatabase) -> None:
+    open_one = database.incidents.recovery().incident
+    assert open_one is not None
+    with database.leases.hold(RESTORE_LEASE, "test") as lease:
+        claimed = database.incidents.claim_attempt(
+            judged=open_one, run_id="run", holder="test", lease=lease
+        )
+        database.incidents.end_attempt("The disk is full.", judged=claimed, lease=lease)
+        database.incidents.give_up(
+            FailureReason.NOT_WRITTEN, "The disk is full.", judged=claimed, lease=lease
+        )
+
+
+def close(database: OpenedDatabase) -> None:
+    open_one = database.incidents.recovery().incident
+    assert open_one is not None
+    closing = Closing(
+        Outcome.RESTORED, "All is back.", Restored(1, 2, 3, 4), Baseline(identity(database), 1)
+    )
+    with database.leases.hold(RESTORE_LEASE, "test") as lease:
+        database.incidents.close(closing, judged=open_one, lease=lease)
+
+
+def status(url: str | None, *arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(
+        main, ["status", *arguments], env={POSTGRES_URL: url, "COLUMNS": "80", **environment}
+    )
+
+
+def as_json(url: str | None, *arguments: str, **environment: str) -> dict[str, Any]:
+    ended = status(url, "--json", *arguments, **environment)
+    content: dict[str, Any] = json.loads(ended.stdout)
+    assert content["exit_code"] == ended.exit_code
+    return content
+
+
+def require_tidy(page: str) -> None:
+    assert all(len(line) <= 80 and line == line.rstrip() for line in page.splitlines()), page
+
+
+def test_each_state_has_its_page_and_exit_code(opened: OpenedDatabase, database_url: str) -> None:
+    healthy = status(database_url)
+    assert healthy.exit_code == 0
+    assert healthy.stdout.startswith("HEALTHY at ")
+    assert f"\n{NEXT}Nothing to do. The next check " in healthy.stdout
+
+    lose(opened)
+    recovering = status(database_url)
+    assert recovering.exit_code == 1
+    assert recovering.stdout.startswith("RECOVERING at ")
+    assert "It was recreated." in recovering.stdout
+    assert "Attempts 0 of 3" in recovering.stdout
+    assert "Not covered: everything, for there was no snapshot" in recovering.stdout
+
+    fail(opened)
+    failed = status(database_url)
+    assert failed.exit_code == 2
+    assert failed.stdout.startswith("FAILED at ")
+    assert "writing back did not succeed" in failed.stdout
+    assert f"\n{NEXT}Put right why it failed: The disk is full. " in failed.stdout
+    for ended in (healthy, recovering, failed):
+        require_tidy(ended.stdout)
+        assert ended.stderr == ""
+
+
+def test_the_last_closed_incident_says_what_came_back(
+    opened: OpenedDatabase, database_url: str
+) -> None:
+    lose(opened)
+    close(opened)
+    ended = status(database_url)
+    assert ended.exit_code == 0
+    assert ": restored\n" in ended.stdout
+    said = " ".join(ended.stdout.split())
+    assert "All is back. Rebuilt 4 leaderboards" in said
+    require_tidy(ended.stdout)
+
+
+def test_too_many_checks_that_cannot_tell_end_with_3(
+    opened: OpenedDatabase, database_url: str
+) -> None:
+    for minutes in (3, 2, 1):
+        check(opened, minutes=minutes, verdict=Verdict.UNKNOWN, reason="No answer came.")
+    ended = status(database_url)
+    assert ended.exit_code == 3
+    assert ended.stdout.startswith("CANNOT TELL at ")
+    assert "The newest 3 checks could not tell: No answer came." in ended.stdout
+    require_tidy(ended.stdout)
+
+
+def test_the_check_interval_is_that_of_the_settings(
+    opened: OpenedDatabase, database_url: str
+) -> None:
+    assert status(database_url, BUDGET_RECOVERY_CHECK_INTERVAL_SECONDS="90").exit_code == 3
+    assert status(database_url, BUDGET_RECOVERY_CHECK_INTERVAL_SECONDS="110").exit_code == 0
+
+
+def test_json_has_the_same_keys_in_every_situation(
+    opened: OpenedDatabase, database_url: str
+) -> None:
+    down = f"postgresql://me:s3cret@127.0.0.1:{unused_port()}/database"
+    contents = [as_json(database_url), as_json(down)]
+    lose(opened)
+    contents.append(as_json(database_url))
+    fail(opened)
+    contents.append(as_json(database_url))
+    assert [each["condition"] for each in contents] == [
+        "healthy",
+        "unknown",
+        "recovering",
+        "failed",
+    ]
+    assert {frozenset(each) for each in contents} == {frozenset(contents[0])}
+    healthy, _, recovering, failed = contents
+    newest = healthy["checks"]["newest_good"]
+    assert newest["identity"]["last_sequence"] == str(LARGE)
+    now = datetime.now(UTC)
+    for moment in (healthy["at"], newest["checked_at"]):
+        assert moment.endswith("Z")
+        assert timedelta(0) <= now - datetime.fromisoformat(moment) < timedelta(minutes=10)
+    [loss] = recovering["incident"]["losses"]
+    assert (loss["before"]["last_sequence"], loss["after"]) == (str(LARGE), None)
+    assert failed["incident"]["given_up"]["detail"] == "The disk is full."
+    assert failed["incident"]["newest_attempt"]["outcome"] == "The disk is full."
+    assert failed["incident"]["waiting"] is None
+
+
+def test_looking_changes_nothing(database_url: str, database: psycopg.Connection) -> None:
+    ended = status(database_url)
+    assert ended.exit_code == 3
+    assert ended.stderr.startswith("Error: ")
+    [(rows,)] = database.execute("select count(*) from budget_recovery.store").fetchall()
+    assert rows == 0
+
+
+def test_names_of_tenants_cannot_write_on_the_terminal(
+    opened: OpenedDatabase, database_url: str
+) -> None:
+    name = "\x1b[2J\n東京"
+    hour = Hour.containing(opened.clock.now())
+    opened.snapshots.record_failures(
+        [CaptureFailure(name, hour, "No answer came.", "wait.")], run_id="run"
+    )
+    said = status(database_url).stdout
+    assert "\x1b" not in said
+    assert "Failing: \\x1b[2J\\n東京, without any snapshot" in said
+    assert as_json(database_url)["points"]["failing_tenants"] == {name: None}
+
+
+def no_answer(url: str | None, *arguments: str, **environment: str) -> str:
+    ended = status(url, *arguments, **environment)
+    assert (ended.exit_code, ended.stdout) == (3, "")
+    assert "s3cret" not in ended.stderr
+    sentence, hint = ended.stderr.splitlines()
+    assert hint.startswith("Try: ")
+    return sentence
+
+
+def test_what_cannot_be_asked_ends_with_3_and_a_sentence(
+    empty_database_url: str, tmp_path: Path
+) -> None:
+    down = f"postgresql://me:s3cret@127.0.0.1:{unused_port()}/database"
+    assert no_answer(down).startswith("Error: ")
+    assert "schema" in no_answer(empty_database_url)
+    assert "BUDGET_RECOVERY_RETENTION_DAYS is 'x'" in no_answer(
+        down, BUDGET_RECOVERY_RETENTION_DAYS="x"
+    )
+    assert no_answer(None, "--data-dir", str(tmp_path)) == (
+        f"Error: No budget-recovery dev runs on {tmp_path}."
+    )
+    assert as_json(down)["error"]["message"] in no_answer(down)
+
+
+def test_a_mistyped_option_is_no_answer_either() -> None:
+    assert status(None, "--jsn").exit_code == 3
+
+
+def test_without_a_setting_it_asks_the_database_of_the_running_dev(
+    opened: OpenedDatabase, database_url: str, tmp_path: Path
+) -> None:
+    own = RunningDev("http://127.0.0.1:1", BUCKET, 600, nats_url=None, postgres_url=database_url)
+    given = RunningDev("http://127.0.0.1:1", BUCKET, 600, nats_url=None, postgres_url=None)
+    arguments = ("--data-dir", str(tmp_path / "data"))
+    with held_data_dir(tmp_path / "data") as data_dir:
+        with announced(data_dir, own):
+            assert status(None, *arguments).exit_code == 0
+        with announced(data_dir, replace(own, check_interval_seconds=90)):
+            assert status(None, *arguments).exit_code == 3
+        with announced(data_dir, given):
+            assert no_answer(None, *arguments) == (
+                f"Error: The running dev uses the database that its {POSTGRES_URL} names."
+            )

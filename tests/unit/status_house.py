@@ -1,0 +1,151 @@
+"""What a database may know of a store, put together by hand; no adapter is behind it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import cast
+
+from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
+from budget_recovery_dagster.domain.incident import (
+    Ended,
+    Incident,
+    Loss,
+    Outcome,
+    Recovery,
+    RecoveryState,
+    Restored,
+)
+from budget_recovery_dagster.recovery_ports import Attempt, Check, Incidents
+from budget_recovery_dagster.services.status import Status, StatusService
+from budget_recovery_dagster.table_ports import PointRecord
+
+NOW = datetime(2026, 11, 30, 8, 31, 2, tzinfo=UTC)
+INTERVAL = timedelta(minutes=10)
+# More than a double holds exactly.
+LARGE = 2**53 + 1
+IDENTITY = StoreIdentity(datetime(2026, 11, 1, tzinfo=UTC), LARGE)
+
+
+def ago(minutes: float) -> datetime:
+    return NOW - timedelta(minutes=minutes)
+
+
+def check(minutes: float, verdict: Verdict = Verdict.ADVANCED, reason: str = "As it was.") -> Check:
+    return Check(ago(minutes), "store_loss_sensor", verdict, reason, IDENTITY)
+
+
+def unknown(minutes: float) -> Check:
+    return check(minutes, Verdict.UNKNOWN, "No answer came.")
+
+
+def loss(minutes: float, reason: str = "The store was recreated.") -> Loss:
+    return Loss(ago(minutes), "store_loss_sensor", Verdict.RECREATED, reason, IDENTITY, None)
+
+
+def incident(minutes: float = 9, **fields: object) -> Incident:
+    """An incident that was opened so many minutes ago, 15 minutes of spend after a snapshot."""
+    given: dict[str, object] = {
+        "incident_id": f"{minutes:08.0f}-2222-4333-8444-555555555555",
+        "opened_at": ago(minutes),
+        "losses": (loss(minutes),),
+        "ground": None,
+        "newest_point_at": ago(minutes + 22),
+        "last_good_at": ago(minutes + 7),
+        **fields,
+    }
+    return Incident(**given)  # type: ignore[arg-type]
+
+
+def closed(minutes: float, *, lasted: float = 1) -> Incident:
+    """An incident that ended so many minutes ago."""
+    ended = Ended(ago(minutes), Outcome.RESTORED, "All is back.", Restored(3, 19, 1312, 19))
+    return incident(minutes + lasted, ended=ended)
+
+
+def recovering(open_one: Incident) -> Recovery:
+    return Recovery(RecoveryState.RECOVERING, open_one)
+
+
+def failed(open_one: Incident) -> Recovery:
+    return Recovery(RecoveryState.FAILED, open_one)
+
+
+@dataclass
+class Known:
+    """Incidents, checks, points and clock at once, as far as a status reads them."""
+
+    recovered: Recovery = field(default_factory=lambda: Recovery(RecoveryState.HEALTHY, None))
+    attempts: tuple[Attempt, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    checks: tuple[Check, ...] = ()
+    older_good: Check | None = None
+    points: Mapping[str, datetime] = field(default_factory=dict)
+    snapshots: Mapping[str, datetime] = field(default_factory=dict)
+    failing_tenants: Mapping[str, datetime | None] = field(default_factory=dict)
+
+    def status(self) -> Status:
+        return StatusService(
+            incidents=cast(Incidents, _Incidents(self)),
+            checks=_Checks(self),
+            points=_Points(self),
+            clock=_Clock(),
+            check_interval=INTERVAL,
+        ).look()
+
+
+class _Clock:
+    def now(self) -> datetime:
+        return NOW
+
+    def wait_until(self, moment: datetime) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class _Incidents:
+    """The reading half; a status that moved anything would fail here."""
+
+    known: Known
+
+    def recovery(self) -> Recovery:
+        return self.known.recovered
+
+    def recent(self, count: int) -> tuple[Incident, ...]:
+        open_one = self.known.recovered.incident
+        return ((open_one,) if open_one else ()) + self.known.incidents[:count]
+
+    def attempts_of(self, incident_id: str) -> tuple[Attempt, ...]:
+        return tuple(each for each in self.known.attempts if each.incident_id == incident_id)
+
+
+@dataclass
+class _Checks:
+    known: Known
+
+    def newest(self, count: int) -> tuple[Check, ...]:
+        return self.known.checks[:count]
+
+    def newest_good(self) -> Check | None:
+        good = (each for each in self.known.checks if each.verdict.is_good)
+        return next(good, self.known.older_good)
+
+    def record(self, check: Check) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class _Points:
+    known: Known
+
+    def newest_snapshots(self) -> Mapping[str, datetime]:
+        return {**self.known.points, **self.known.snapshots}
+
+    def newest_points(self, now: datetime) -> Mapping[str, datetime]:
+        assert now == NOW
+        return self.known.points
+
+    def failing(self) -> Mapping[str, datetime | None]:
+        return self.known.failing_tenants
+
+    def windows_of(self, tenant: str, now: datetime) -> tuple[PointRecord, ...]:
+        raise NotImplementedError

@@ -1,0 +1,201 @@
+"""What a look at the store means: every case that people have met, and some that nobody has yet."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from budget_recovery_dagster.domain.detection import (
+    FoundMarker,
+    Sighting,
+    accepted_marker,
+    judge_sighting,
+)
+from budget_recovery_dagster.domain.identity import Baseline, Marker, StoreIdentity, Verdict
+
+NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
+BORN = datetime(2026, 11, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+LARGE = 9007199254740993
+"""The first whole number that a float cannot hold."""
+
+MARKER = Marker("ours", 100)
+ACCEPTED = Baseline(StoreIdentity(BORN, 120), 7, MARKER, marked_at=NOON - timedelta(minutes=10))
+INTENDED = replace(ACCEPTED, intended="next")
+UNMARKED = Baseline(StoreIdentity(BORN, 120), version=7)
+OURS = FoundMarker("ours", 100)
+
+
+def seen(sequence: int, marker: FoundMarker | None = OURS, **also: object) -> Sighting:
+    return Sighting(StoreIdentity(BORN, sequence), marker, **also)  # type: ignore[arg-type]
+
+
+# The store itself
+
+
+@pytest.mark.parametrize(
+    ("sequence", "verdict"),
+    [(120, Verdict.UNCHANGED), (121, Verdict.ADVANCED), (119, Verdict.REGRESSED)],
+)
+def test_a_store_with_our_marker_is_judged_by_its_sequence(sequence: int, verdict: Verdict) -> None:
+    assert judge_sighting(ACCEPTED, seen(sequence), NOON).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("sequence", "verdict"),
+    [(LARGE, Verdict.UNCHANGED), (LARGE - 1, Verdict.REGRESSED), (LARGE + 1, Verdict.ADVANCED)],
+)
+def test_large_sequences_are_told_apart(sequence: int, verdict: Verdict) -> None:
+    accepted = replace(ACCEPTED, identity=StoreIdentity(BORN, LARGE))
+    assert judge_sighting(accepted, seen(sequence), NOON).verdict is verdict
+
+
+def test_a_store_that_was_made_anew_is_recreated_whatever_it_holds() -> None:
+    anew = Sighting(StoreIdentity(BORN + timedelta(microseconds=1), 500), OURS)
+    judged = judge_sighting(ACCEPTED, anew, NOON)
+    assert judged.verdict is Verdict.RECREATED
+    assert str(ACCEPTED.identity) in judged.reason
+    assert str(anew.identity) in judged.reason
+
+
+def test_a_store_that_is_gone_is_recreated_and_says_what_it_was() -> None:
+    judged = judge_sighting(ACCEPTED, None, NOON)
+    assert judged.verdict is Verdict.RECREATED
+    assert judged.reason == f"The store is gone; it was: {ACCEPTED.identity}."
+
+
+def test_where_nothing_is_known_no_store_is_no_loss() -> None:
+    assert judge_sighting(None, None, NOON).verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("marker", [None, OURS])
+def test_a_first_store_is_judged_by_nothing(marker: FoundMarker | None) -> None:
+    assert judge_sighting(None, seen(3, marker), NOON).verdict is Verdict.FIRST_SEEN
+
+
+# The marker
+
+
+def test_a_rollback_that_traffic_has_overtaken_is_seen_by_the_older_marker() -> None:
+    judged = judge_sighting(ACCEPTED, seen(500, FoundMarker("ours before", 60)), NOON)
+    assert judged.verdict is Verdict.MARKER_LOST
+    assert "gone back to older data" in judged.reason
+    assert "at sequence 100, and at 60 is another" in judged.reason
+
+
+def test_our_own_nonce_at_an_older_sequence_is_a_rollback_too() -> None:
+    judged = judge_sighting(ACCEPTED, seen(500, FoundMarker("ours", 99)), NOON)
+    assert judged.verdict is Verdict.MARKER_LOST
+
+
+def test_another_marker_at_our_sequence_is_another_past() -> None:
+    judged = judge_sighting(ACCEPTED, seen(500, FoundMarker("theirs", 100)), NOON)
+    assert judged.verdict is Verdict.MARKER_LOST
+    assert "gone back to older data" in judged.reason
+
+
+@pytest.mark.parametrize("nonce", ["theirs", "ours", None])
+def test_a_foreign_marker_at_a_later_sequence_is_a_loss(nonce: str | None) -> None:
+    judged = judge_sighting(INTENDED, seen(500, FoundMarker(nonce, 101)), NOON)
+    assert judged.verdict is Verdict.MARKER_LOST
+    assert "another installation uses a copy" in judged.reason
+
+
+def test_a_purge_of_the_whole_store_leaves_no_marker() -> None:
+    judged = judge_sighting(ACCEPTED, seen(121, None), NOON)
+    assert judged.verdict is Verdict.MARKER_LOST
+    assert "Part of the store is gone" in judged.reason
+
+
+def test_a_marker_that_somebody_deleted_by_its_key_is_no_loss() -> None:
+    deleted = FoundMarker(None, 121, is_deleted=True)
+    assert judge_sighting(ACCEPTED, seen(121, deleted), NOON).verdict is Verdict.ADVANCED
+
+
+def test_an_older_deletion_than_our_marker_is_a_rollback() -> None:
+    deleted = FoundMarker(None, 60, is_deleted=True)
+    assert judge_sighting(ACCEPTED, seen(121, deleted), NOON).verdict is Verdict.MARKER_LOST
+
+
+# The store drops it when a clock a minute ahead of ours would say that it is a day old.
+@pytest.mark.parametrize(
+    ("age", "verdict"),
+    [
+        (DAY + timedelta(hours=1), Verdict.ADVANCED),
+        (DAY - timedelta(minutes=1), Verdict.ADVANCED),
+        (DAY - timedelta(minutes=1, microseconds=1), Verdict.MARKER_LOST),
+        (timedelta(hours=1), Verdict.MARKER_LOST),
+    ],
+)
+def test_a_marker_that_the_store_dropped_for_its_age_is_no_loss(
+    age: timedelta, verdict: Verdict
+) -> None:
+    accepted = replace(ACCEPTED, marked_at=NOON - age)
+    assert judge_sighting(accepted, seen(121, None, keeps_for=DAY), NOON).verdict is verdict
+
+
+def test_a_store_that_drops_nothing_for_its_age_has_lost_even_an_old_marker() -> None:
+    accepted = replace(ACCEPTED, marked_at=NOON - 400 * DAY)
+    assert judge_sighting(accepted, seen(121, None), NOON).verdict is Verdict.MARKER_LOST
+
+
+def test_an_old_marker_does_not_excuse_an_older_one_in_its_place() -> None:
+    accepted = replace(ACCEPTED, marked_at=NOON - 400 * DAY)
+    older = seen(121, FoundMarker("before", 60), keeps_for=DAY)
+    assert judge_sighting(accepted, older, NOON).verdict is Verdict.MARKER_LOST
+
+
+@pytest.mark.parametrize(
+    ("marker", "verdict"),
+    [
+        (FoundMarker("next", 101), Verdict.ADVANCED),
+        (FoundMarker("ours", 100), Verdict.ADVANCED),
+        (FoundMarker("next", 100), Verdict.MARKER_LOST),
+        (FoundMarker("next", 60), Verdict.MARKER_LOST),
+    ],
+)
+def test_the_intended_marker_counts_at_a_later_sequence_only(
+    marker: FoundMarker, verdict: Verdict
+) -> None:
+    assert judge_sighting(INTENDED, seen(121, marker), NOON).verdict is verdict
+
+
+@pytest.mark.parametrize("marker", [None, FoundMarker("theirs", 5), FoundMarker(None, 5)])
+def test_where_no_marker_was_accepted_none_is_missed(marker: FoundMarker | None) -> None:
+    for accepted in (UNMARKED, replace(UNMARKED, intended="next")):
+        assert judge_sighting(accepted, seen(121, marker), NOON).verdict is Verdict.ADVANCED
+
+
+def test_a_regressed_or_recreated_store_is_that_and_not_a_lost_marker() -> None:
+    assert judge_sighting(ACCEPTED, seen(119, None), NOON).verdict is Verdict.REGRESSED
+    anew = Sighting(StoreIdentity(NOON, 500), None)
+    assert judge_sighting(ACCEPTED, anew, NOON).verdict is Verdict.RECREATED
+
+
+def test_a_judgement_wants_a_moment() -> None:
+    with pytest.raises(ValueError, match="no time zone"):
+        judge_sighting(ACCEPTED, seen(121), datetime(2026, 11, 25))  # noqa: DTZ001
+
+
+# Which marker stands
+
+
+@pytest.mark.parametrize(
+    ("accepted", "marker", "standing"),
+    [
+        (None, OURS, None),
+        (ACCEPTED, None, None),
+        (ACCEPTED, OURS, Marker("ours", 100)),
+        (ACCEPTED, FoundMarker("ours", 101), None),
+        (ACCEPTED, FoundMarker(None, 101), None),
+        (INTENDED, FoundMarker("next", 101), Marker("next", 101)),
+        (INTENDED, FoundMarker("next", 100), None),
+        (UNMARKED, OURS, None),
+        (replace(UNMARKED, intended="next"), FoundMarker("next", 1), Marker("next", 1)),
+        (replace(UNMARKED, intended="next"), OURS, None),
+    ],
+)
+def test_a_marker_is_ours_if_it_is_the_accepted_one_or_its_successor(
+    accepted: Baseline | None, marker: FoundMarker | None, standing: Marker | None
+) -> None:
+    assert accepted_marker(accepted, seen(121, marker)) == standing

@@ -1,0 +1,145 @@
+"""What writing into the usage store in memory can be made to do."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore, alone
+from budget_recovery_dagster.domain.convergence import ClusterView
+from budget_recovery_dagster.domain.counters import BudgetWindow, ValueShape
+from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.errors import (
+    StoreError,
+    StoreMissingError,
+    StoreNoQuorumError,
+    StorePermissionError,
+    StoreWriteError,
+)
+from budget_recovery_dagster.restore_ports import RaiseOrder, RaiseResult, Written
+
+NOVEMBER = BudgetWindow("b", Window.parse("2026-11"))
+MONDAY = datetime(2026, 11, 30, tzinfo=UTC)
+REFUSAL = StoreWriteError("The disk is full.", "make room.")
+
+
+@pytest.fixture
+def store() -> MemoryUsageStore:
+    store = MemoryUsageStore(MONDAY)
+    for entity in ("a", "b", "c"):
+        store.put_usage("t", "b", "2026-11", entity, "1")
+    return store
+
+
+def order(entity: str, usage: str) -> RaiseOrder:
+    return RaiseOrder(NOVEMBER, entity, Decimal(usage), ValueShape.TEXT, None)
+
+
+def raise_all(store: MemoryUsageStore) -> tuple[RaiseResult, ...]:
+    orders = [order(entity, "5") for entity in ("a", "b", "c")]
+    return store.open_tenant("t").raise_counters(orders, is_open=lambda _: True)
+
+
+def usages(store: MemoryUsageStore) -> list[Decimal]:
+    return [counter.usage for counter in store.open_tenant("t").reading.counters]
+
+
+def test_a_writing_is_refused_by_its_number_and_what_was_written_stays(
+    store: MemoryUsageStore,
+) -> None:
+    store.write_failures[2] = REFUSAL
+    with pytest.raises(StoreWriteError) as caught:
+        raise_all(store)
+    assert caught.value is REFUSAL
+    assert usages(store) == [5, 1, 1]
+    assert store.writes == 2
+    assert [each.written for each in raise_all(store)] == [
+        Written.KEPT,
+        Written.RAISED,
+        Written.RAISED,
+    ]
+
+
+def test_somebody_else_can_write_between_the_decision_and_the_writing(
+    store: MemoryUsageStore,
+) -> None:
+    competing = iter([lambda: store.put_usage("t", "b", "2026-11", "a", "7")])
+
+    def step_in(key: str) -> None:
+        assert key.startswith("usage.t.b.2026-11.")
+        next(competing, lambda: None)()
+
+    store.before_write = step_in
+    written = [(each.written, each.before) for each in raise_all(store)]
+    assert written[0] == (Written.KEPT, Decimal(7))
+    assert usages(store) == [7, 5, 5]
+
+
+def test_it_writes_at_the_time_that_was_set(store: MemoryUsageStore) -> None:
+    store.clock = MONDAY
+    store.put(
+        "usage.t.b.lifetime.e", b'{"usage":"1","updated_at":"?"}', ttl="1h", written_at=MONDAY
+    )
+    store.clock = MONDAY + timedelta(minutes=10)
+    lifetime = BudgetWindow("b", Window.parse("lifetime"))
+    live = store.open_tenant("t")
+    of = RaiseOrder(lifetime, "e", Decimal(2), ValueShape.TEXT, None)
+    live.raise_counters([of], is_open=lambda _: True)
+    value = store.live_key("usage.t.b.lifetime.e").value
+    assert value is not None
+    assert value.data == b'{"usage":"2","updated_at":"2026-11-30T00:10:00Z"}'
+    assert value.ttl == "3000"
+
+
+def test_markers_and_the_cluster_fail_apart(store: MemoryUsageStore) -> None:
+    store.marker_failure = StorePermissionError("denied.", "grant it.")
+    with pytest.raises(StorePermissionError):
+        store.write_marker("d", "n", after=0)
+    assert store.look("d").marker is None
+    store.look_failure, store.marker_failure = store.marker_failure, None
+    with pytest.raises(StorePermissionError):
+        store.look("d")
+    assert store.write_marker("d", "n", after=0).revision == 4
+    store.cluster_failure = StoreNoQuorumError("no quorum.", "wait.")
+    with pytest.raises(StoreNoQuorumError):
+        store.cluster_view(MONDAY)
+    assert store.identity().last_sequence == 4
+
+
+def test_the_cluster_and_the_age_of_keys_are_what_was_set(store: MemoryUsageStore) -> None:
+    assert store.cluster_view(MONDAY) == alone(MONDAY)
+    store.cluster = lambda seen_at: ClusterView(seen_at, "C", None, None, 3, ())
+    assert store.cluster_view(MONDAY).leader is None
+    store.keeps_for = timedelta(days=30)
+    assert store.look("d").keeps_for == timedelta(days=30)
+
+
+def test_a_bucket_that_is_gone_is_missing_to_every_call(store: MemoryUsageStore) -> None:
+    live = store.open_tenant("t")
+    store.is_gone = True
+    calls: list[Callable[[], object]] = [
+        store.identity,
+        store.now,
+        lambda: store.look("d"),
+        lambda: store.write_marker("d", "n", after=0),
+        lambda: store.cluster_view(MONDAY),
+        lambda: store.open_tenant("t"),
+        store.reader(CaptureSource.COUNTERS).list_tenants,
+        lambda: store.reader(CaptureSource.COUNTERS).read("t"),
+        lambda: live.raise_counters([order("a", "5")], is_open=lambda _: True),
+    ]
+    for call in calls:
+        with pytest.raises(StoreMissingError):
+            call()
+    store.is_gone = False
+    assert usages(store) == [1, 1, 1]
+
+
+def test_a_tenant_that_fails_costs_no_other(store: MemoryUsageStore) -> None:
+    failure: StoreError = StoreNoQuorumError("no quorum.", "wait.")
+    store.failures["t"] = failure
+    with pytest.raises(StoreNoQuorumError):
+        store.open_tenant("t")
+    assert store.open_tenant("u").reading.counters == ()

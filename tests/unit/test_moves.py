@@ -1,0 +1,249 @@
+"""The moves of the store's standing, by values worked out by hand."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from budget_recovery_dagster.domain import moves
+from budget_recovery_dagster.domain.identity import Baseline, Marker, StoreIdentity, Verdict
+from budget_recovery_dagster.domain.incident import (
+    Ended,
+    FailureReason,
+    GivenUp,
+    Incident,
+    Loss,
+    Outcome,
+    RecoveryState,
+    Restored,
+    Waiting,
+)
+from budget_recovery_dagster.domain.moves import Move, Opening, Standing
+from budget_recovery_dagster.errors import (
+    AttemptsUsedUpError,
+    BaselineMovedError,
+    CapturesPausedError,
+    IncidentMovedError,
+)
+
+NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+HEALTHY, RECOVERING, FAILED = RecoveryState
+IDENTITY = StoreIdentity(NOW - timedelta(days=20), 40)
+BASELINE = Baseline(IDENTITY, 7, Marker("n1", 39), NOW - timedelta(minutes=10))
+LOST = StoreIdentity(NOW, 2)
+GROUND = Baseline(LOST, version=1)
+LOSS = Loss(NOW, "tick 1", Verdict.RECREATED, "recreated", before=IDENTITY, after=LOST)
+GONE = replace(LOSS, found_by="tick 2", after=None)
+OPENED = Incident("11111111-aaaa", NOW, (LOSS,), GROUND, None, None)
+OPENING = Opening("11111111-aaaa", NOW, newest_point_at=None, newest_good_check_at=None)
+ENDED = Ended(NOW, Outcome.RESTORED, "all is back", Restored(1, 2, 3, 4))
+
+
+def standing(state: RecoveryState = RECOVERING, launches_before: int = 0, **of: object) -> Standing:
+    """Return the standing with an open incident that differs from the first one in some things."""
+    incident = replace(OPENED, **of)  # type: ignore[arg-type]
+    return Standing(state, BASELINE, incident, launches_before)
+
+
+# The baseline
+
+
+def test_a_healthy_stores_baseline_gets_the_version_that_follows() -> None:
+    healthy = Standing(HEALTHY, BASELINE)
+    assert moves.accept(healthy, GROUND, judged=BASELINE) == Baseline(LOST, version=8)
+    assert moves.accept(Standing(HEALTHY, None), BASELINE, judged=None).version == 1
+    assert moves.intend_marker(healthy, "n2", judged=BASELINE) == Baseline(
+        IDENTITY, 8, Marker("n1", 39), BASELINE.marked_at, intended="n2"
+    )
+
+
+def test_a_baseline_does_not_move_on_another_judgement() -> None:
+    judged = replace(BASELINE, intended="n2")
+    with pytest.raises(BaselineMovedError):
+        moves.accept(Standing(HEALTHY, BASELINE), GROUND, judged=judged)
+    with pytest.raises(BaselineMovedError):
+        moves.intend_marker(Standing(HEALTHY, None), "n", judged=BASELINE)
+
+
+@pytest.mark.parametrize("state", [RECOVERING, FAILED])
+def test_a_baseline_does_not_move_while_the_store_is_not_healthy(state: RecoveryState) -> None:
+    with pytest.raises(CapturesPausedError):
+        moves.accept(standing(state), GROUND, judged=BASELINE)
+    with pytest.raises(CapturesPausedError):
+        moves.intend_marker(standing(state), "n", judged=BASELINE)
+
+
+# Losses
+
+
+def test_a_first_loss_opens_an_incident_and_leaves_the_baseline() -> None:
+    opened = moves.open_incident(
+        Standing(HEALTHY, BASELINE), LOSS, ground=GROUND, judged=BASELINE, opening=OPENING
+    )
+    assert opened == Move(RECOVERING, BASELINE, OPENED, launches_before=0)
+
+
+@pytest.mark.parametrize(
+    ("point", "check", "last_good"),
+    [(None, None, None), (3, None, 3), (None, 5, 5), (3, 5, 5), (5, 3, 5), (5, 5, 5)],
+)
+def test_the_store_was_whole_at_the_last_good_check_or_the_last_snapshot(
+    point: int | None, check: int | None, last_good: int | None
+) -> None:
+    def at(minutes: int | None) -> datetime | None:
+        return None if minutes is None else NOW + timedelta(minutes=minutes)
+
+    assert Opening("id", NOW, at(point), at(check)).last_good_at == at(last_good)
+
+
+def test_nothing_is_opened_beside_an_open_incident() -> None:
+    for state in (RECOVERING, FAILED):
+        with pytest.raises(IncidentMovedError, match="11111111 is open already"):
+            moves.open_incident(
+                standing(state), LOSS, ground=None, judged=BASELINE, opening=OPENING
+            )
+
+
+def test_a_further_loss_begins_the_attempts_and_the_backoff_again() -> None:
+    before = standing(
+        launches_before=2,
+        attempts=3,
+        launches=5,
+        waiting=Waiting(NOW, "why", 4),
+        next_launch_at=NOW + 240 * SECOND,
+    )
+    joined = moves.join(before, GONE, ground=None, judged=OPENED)
+    assert joined == Move(
+        RECOVERING,
+        BASELINE,
+        replace(OPENED, losses=(LOSS, GONE), ground=None, launches=5),
+        launches_before=5,
+    )
+
+
+def test_a_further_loss_of_a_failed_store_leaves_it_failed() -> None:
+    given_up = GivenUp(NOW, FailureReason.NOT_WRITTEN, "it refuses")
+    joined = moves.join(standing(FAILED, given_up=given_up), GONE, ground=None, judged=OPENED)
+    assert (joined.state, joined.incident.given_up) == (FAILED, given_up)
+
+
+# Launches and attempts
+
+
+@pytest.mark.parametrize(
+    ("launches", "launches_before", "pause"),
+    [(0, 0, 30), (1, 0, 60), (2, 0, 120), (3, 0, 240), (4, 0, 300), (90, 0, 300), (90, 90, 30)],
+)
+def test_a_launch_puts_the_next_off_by_those_since_the_last_attempt(
+    launches: int, launches_before: int, pause: int
+) -> None:
+    before = standing(launches_before=launches_before, launches=launches)
+    assert before.incident is not None
+    move = moves.claim_launch(before, judged=before.incident, now=NOW)
+    launched = replace(OPENED, launches=launches + 1, next_launch_at=NOW + pause * SECOND)
+    assert move == Move(RECOVERING, BASELINE, launched, launches_before)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Standing(HEALTHY, BASELINE),
+        standing(FAILED),
+        standing(launches=1),
+        standing(incident_id="another"),
+        standing(next_launch_at=NOW + timedelta(microseconds=1)),
+    ],
+)
+def test_a_launch_that_is_not_to_come_is_not_claimed(found: Standing) -> None:
+    assert moves.claim_launch(found, judged=OPENED, now=NOW) is None
+
+
+def test_a_launch_is_claimed_at_its_time() -> None:
+    assert moves.claim_launch(standing(next_launch_at=NOW), judged=OPENED, now=NOW) is not None
+
+
+def test_waiting_keeps_its_beginning_and_counts() -> None:
+    since = NOW - timedelta(hours=3)
+    waited = moves.wait(
+        standing(waiting=Waiting(since, "before", 2)), "now", judged=OPENED, now=NOW
+    )
+    assert waited.incident == replace(
+        OPENED, waiting=Waiting(since, "now", 3), next_launch_at=NOW + 120 * SECOND
+    )
+    first = moves.wait(standing(), "now", judged=OPENED, now=NOW)
+    assert first.incident == replace(
+        OPENED, waiting=Waiting(NOW, "now", 1), next_launch_at=NOW + 30 * SECOND
+    )
+
+
+def test_an_attempt_ends_the_waiting_and_the_backoff() -> None:
+    before = standing(
+        attempts=2, launches=9, waiting=Waiting(NOW, "why", 4), next_launch_at=NOW + 240 * SECOND
+    )
+    claimed = moves.claim_attempt(before, judged=OPENED)
+    assert claimed == Move(RECOVERING, BASELINE, replace(OPENED, attempts=3, launches=9), 9)
+
+
+def test_a_fourth_attempt_is_refused() -> None:
+    with pytest.raises(AttemptsUsedUpError, match="11111111 has used up its 3 attempts"):
+        moves.claim_attempt(standing(attempts=3), judged=OPENED)
+
+
+# Ends
+
+
+def test_giving_up_leaves_the_baseline_and_waits_no_more() -> None:
+    before = standing(waiting=Waiting(NOW, "why", 4), next_launch_at=NOW + 240 * SECOND)
+    move = moves.give_up(before, FailureReason.NO_SNAPSHOTS, "none", judged=OPENED, now=NOW)
+    given_up = GivenUp(NOW, FailureReason.NO_SNAPSHOTS, "none")
+    assert move == Move(FAILED, BASELINE, replace(OPENED, given_up=given_up), launches_before=0)
+
+
+def test_closing_accepts_the_store_under_the_version_that_follows() -> None:
+    before = standing(attempts=2, launches=4)
+    move = moves.close(before, ENDED, baseline=GROUND, judged=OPENED)
+    closed = replace(OPENED, attempts=2, launches=4, ended=ENDED)
+    assert move == Move(HEALTHY, Baseline(LOST, version=8), closed, launches_before=0)
+
+
+# What is refused
+
+MOVES: dict[str, Callable[[Standing], Move]] = {
+    "join": lambda found: moves.join(found, GONE, ground=None, judged=OPENED),
+    "stand on": lambda found: moves.stand_on(found, BASELINE, judged=OPENED),
+    "wait": lambda found: moves.wait(found, "why", judged=OPENED, now=NOW),
+    "claim": lambda found: moves.claim_attempt(found, judged=OPENED),
+    "give up": lambda found: moves.give_up(
+        found, FailureReason.NOT_WRITTEN, "why", judged=OPENED, now=NOW
+    ),
+    "close": lambda found: moves.close(found, ENDED, baseline=GROUND, judged=OPENED),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (Standing(HEALTHY, BASELINE), "11111111 is not as it was judged: it is closed"),
+        (standing(incident_id="22222222-b"), "it is closed, and 22222222 is open"),
+        (standing(ground=None), "the store that it stands on is another"),
+        (standing(ground=replace(GROUND, intended="n")), "the store that it stands on is another"),
+    ],
+)
+def test_an_incident_that_is_not_as_it_was_judged_does_not_move(
+    name: str, found: Standing, why: str
+) -> None:
+    with pytest.raises(IncidentMovedError, match=why) as refused:
+        MOVES[name](found)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_only_a_recovering_store_is_attempted_given_up_and_closed(name: str) -> None:
+    if name in ("claim", "give up", "close"):
+        with pytest.raises(IncidentMovedError, match="the store is FAILED"):
+            MOVES[name](standing(FAILED))
+    else:
+        assert MOVES[name](standing(FAILED)).state is FAILED

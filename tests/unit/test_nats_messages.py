@@ -1,0 +1,57 @@
+"""Stored messages as the JetStream API shows them."""
+
+from base64 import b64encode
+from datetime import UTC, datetime
+
+import pytest
+
+from budget_recovery_dagster.adapters.live_keys import LiveKey, nanoseconds
+from budget_recovery_dagster.adapters.nats_codec import StoredValue
+from budget_recovery_dagster.adapters.nats_messages import read_stored_message
+
+NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
+TIME = "2026-11-29T12:00:00.000001999Z"
+WRITTEN = nanoseconds(NOON) + 1000
+
+
+def read(data: bytes, headers: bytes | None) -> LiveKey:
+    message: dict[str, object] = {"subject": "s", "seq": 7, "time": TIME}
+    if data:
+        message["data"] = b64encode(data).decode()
+    if headers is not None:
+        message["hdrs"] = b64encode(headers).decode()
+    return read_stored_message(message)
+
+
+def test_a_value_is_read_with_its_revision_and_time() -> None:
+    assert read(b"v", None) == LiveKey(7, StoredValue(b"v", None, WRITTEN))
+    assert read(b"", None) == LiveKey(7, StoredValue(b"", None, WRITTEN))
+
+
+def test_its_time_to_live_is_read_from_its_headers() -> None:
+    headers = b"NATS/1.0\r\nA: b:c\r\nNats-TTL: 1h\r\nNats-TTL: 2h\r\n\r\n"
+    assert read(b"v", headers) == LiveKey(7, StoredValue(b"v", "1h", WRITTEN))
+
+
+@pytest.mark.parametrize(
+    "header", [b"KV-Operation: DEL", b"KV-Operation:PURGE", b"Nats-Marker-Reason: MaxAge"]
+)
+def test_a_deletion_has_a_revision_and_no_value(header: bytes) -> None:
+    assert read(b"", b"NATS/1.0\r\n%s\r\n\r\n" % header) == LiveKey(7, None)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"NATS/1.0",
+        b"N",
+        b"NATS/1.0 404\r\n\r\n",
+        b"NATS/1.0\r\nA: b\r\n",
+        b"NATS/1.0\r\n\xff: b\r\n\r\n",
+        b"NATS/1.0\r\nno colon\r\n\r\n",
+    ],
+)
+def test_headers_that_cannot_be_read_make_the_value_mean_nothing(headers: bytes) -> None:
+    live = read(b"v", headers)
+    assert live.value is not None
+    assert live.value.fault == "its headers cannot be read"

@@ -1,0 +1,231 @@
+"""What is told of a store in each situation, and what to do about it."""
+
+from datetime import timedelta
+
+import pytest
+
+from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.domain.incident import FailureReason, GivenUp, Incident, Waiting
+from budget_recovery_dagster.recovery_ports import Attempt, Check
+from budget_recovery_dagster.services.assessment import Condition
+from budget_recovery_dagster.services.status import MOST_CHECKS
+from tests.unit.status_house import (
+    Known,
+    ago,
+    check,
+    closed,
+    failed,
+    incident,
+    loss,
+    recovering,
+    unknown,
+)
+
+INSTANT = timedelta(microseconds=1)
+
+
+def told(known: Known) -> tuple[Condition, tuple[str, ...], str]:
+    assessment = known.status().assessment
+    return assessment.condition, assessment.doubts, assessment.next_step
+
+
+def next_step(known: Known) -> str:
+    return known.status().assessment.next_step
+
+
+def test_a_store_that_was_found_whole_lately_is_healthy() -> None:
+    known = Known(checks=(check(6), check(16)), points={"acme": ago(31)})
+    assert told(known) == (
+        Condition.HEALTHY,
+        (),
+        "Nothing to do. The next check of the store is due at 08:35:02 UTC.",
+    )
+
+
+def test_a_healthy_store_is_told_to_be_as_old_as_its_checks() -> None:
+    overdue = Known(checks=(check(10),))
+    assert next_step(overdue) == "Nothing to do. The next check of the store is due."
+    first = Known(points={"acme": ago(1)})
+    assert next_step(first) == "Nothing to do. The first check of the store is to come."
+
+
+@pytest.mark.parametrize("verdict", [Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED])
+def test_after_three_missed_checks_nobody_can_tell(verdict: Verdict) -> None:
+    at_the_limit = Known(checks=(check(30, verdict),))
+    assert told(at_the_limit)[0] is Condition.HEALTHY
+    condition, [doubt], step = told(Known(checks=(check(30 + 1 / 60, verdict),)))
+    assert condition is Condition.UNKNOWN
+    assert doubt == (
+        "The store was last known to be whole 30 min ago, at 08:01:01 UTC; it is to be checked"
+        " every 10 min."
+    )
+    assert "store_loss_sensor" in step
+
+
+def test_two_checks_that_cannot_tell_are_no_matter_and_three_are() -> None:
+    two = Known(checks=(unknown(1), unknown(2), check(3)))
+    assert told(two)[0] is Condition.HEALTHY
+    assert two.status().facts.unknown_in_a_row == 2
+    three = Known(checks=(unknown(1), unknown(2), unknown(3), check(4)))
+    assert told(three) == (
+        Condition.UNKNOWN,
+        ("The newest 3 checks could not tell: No answer came.",),
+        "Make the store reachable again, then wait for the next check.",
+    )
+
+
+def test_checks_that_cannot_tell_are_counted_from_the_newest_only() -> None:
+    known = Known(checks=(unknown(1), check(2), unknown(3), unknown(4), unknown(5)))
+    assert known.status().facts.unknown_in_a_row == 1
+    many = Known(checks=(unknown(1),) * (MOST_CHECKS + 1), older_good=check(2000))
+    assert many.status().facts.unknown_in_a_row == MOST_CHECKS
+    doubts = told(many)[1]
+    assert len(doubts) == 2
+    assert doubts[1].startswith("The store was last known to be whole 33.3 h ago, at 2026-11-28 ")
+
+
+def test_before_the_first_check_a_snapshot_tells_for_one_interval() -> None:
+    fresh = Known(points={"acme": ago(10)})
+    assert told(fresh)[0] is Condition.HEALTHY
+    stale = Known(points={"acme": ago(10) - INSTANT})
+    assert told(stale)[0] is Condition.UNKNOWN
+    with_a_check = Known(points={"acme": ago(1)}, checks=(unknown(2),))
+    assert told(with_a_check)[1] == ("The store has never been found whole.",)
+
+
+def test_of_an_empty_database_nobody_can_tell() -> None:
+    condition, doubts, step = told(Known())
+    assert (condition, doubts) == (Condition.UNKNOWN, ("The store has never been found whole.",))
+    assert "store_loss_sensor" in step
+
+
+@pytest.mark.parametrize(
+    ("known", "what"),
+    [
+        (Known(checks=(check(-2),)), "check"),
+        (Known(checks=(check(1),), points={"acme": ago(-2)}), "snapshot"),
+    ],
+)
+def test_a_moment_that_has_not_come_yet_makes_ages_unknown(known: Known, what: str) -> None:
+    assert told(known) == (
+        Condition.UNKNOWN,
+        (f"The newest {what} is of 08:33:02 UTC, which has not come yet.",),
+        "Set the clocks of PostgreSQL and NATS right.",
+    )
+
+
+def test_clocks_may_differ_by_a_minute() -> None:
+    assert told(Known(checks=(check(-1),)))[0] is Condition.HEALTHY
+
+
+def test_a_loss_that_is_found_and_not_yet_an_incident_is_not_healthy() -> None:
+    gone = check(1, Verdict.RECREATED, "The store is gone.")
+    known = Known(checks=(gone, check(11)))
+    assert told(known)[:2] == (
+        Condition.UNKNOWN,
+        ("The newest check found a loss: The store is gone.",),
+    )
+
+
+def test_after_an_incident_the_store_counts_as_found_whole_at_its_end() -> None:
+    before: tuple[Check, ...] = (check(5, Verdict.RECREATED), unknown(6), unknown(7), check(100))
+    assert told(Known(checks=before, incidents=(closed(4),)))[0] is Condition.HEALTHY
+    blind = (unknown(5), unknown(6), unknown(7), check(100))
+    known = Known(checks=blind, incidents=(closed(4),))
+    assert told(known)[0] is Condition.HEALTHY
+    assert known.status().facts.unknown_in_a_row == 0
+    assert told(Known(checks=blind, incidents=(closed(31),)))[0] is Condition.UNKNOWN
+
+
+def test_what_is_wrong_with_snapshots_is_said_of_a_healthy_store() -> None:
+    late = Known(checks=(check(1),), points={"a": ago(91), "b": ago(89)})
+    assert told(late)[0] is Condition.HEALTHY
+    assert next_step(late).startswith("The store is whole, but no new snapshot comes of 'a': ")
+    failing = Known(checks=(check(1),), failing_tenants=dict.fromkeys("edcba"))
+    assert told(failing)[0] is Condition.HEALTHY
+    assert next_step(failing) == (
+        "The store is whole, but captures of 'a', 'b', 'c', 2 more fail: see the newest run of"
+        " hourly_snapshot_job in Dagster."
+    )
+
+
+def attempt(number: int, *, of: Incident, is_over: bool = False) -> Attempt:
+    ended = ago(0.5) if is_over else None
+    return Attempt(
+        of.incident_id, 1, number, "run", "host", ago(1), ended, "failed" if is_over else None
+    )
+
+
+def test_an_attempt_at_work_needs_nobody() -> None:
+    open_one = incident(attempts=2)
+    known = Known(recovering(open_one), attempts=(attempt(2, of=open_one),))
+    assert told(known) == (
+        Condition.RECOVERING,
+        (),
+        "Nothing to do: attempt 2 of 3 is at work since 08:30:02 UTC.",
+    )
+
+
+def test_an_attempt_of_an_earlier_loss_is_not_taken_for_the_present_one() -> None:
+    open_one = incident(attempts=0, losses=(loss(9), loss(0.2)), next_launch_at=ago(0))
+    known = Known(recovering(open_one), attempts=(attempt(1, of=open_one),))
+    assert next_step(known) == "Nothing to do: a restore is launched at any moment."
+
+
+def test_between_attempts_it_says_when_the_next_one_begins() -> None:
+    open_one = incident(attempts=1, launches=1, next_launch_at=ago(-1))
+    known = Known(recovering(open_one), attempts=(attempt(1, of=open_one, is_over=True),))
+    assert next_step(known) == (
+        "Nothing to do: a restore is launched, and again at 08:32:02 UTC if it does not begin."
+    )
+    first = Known(recovering(incident(next_launch_at=ago(-1))))
+    assert next_step(first) == "Nothing to do: a restore is launched at 08:32:02 UTC."
+
+
+def test_a_restore_that_nobody_begins_points_at_the_daemon() -> None:
+    known = Known(recovering(incident(9)))
+    assert next_step(known) == (
+        "The restore should have begun at 08:22:02 UTC: see in Dagster whether its daemon runs and"
+        " restore_supervisor_sensor is on."
+    )
+
+
+def test_a_waiting_restore_says_for_what_and_when_it_looks_again() -> None:
+    waiting = Waiting(ago(8), "1 of 3 servers is offline.", 4)
+    known = Known(recovering(incident(waiting=waiting, next_launch_at=ago(-2))))
+    assert told(known)[:2] == (Condition.RECOVERING, ())
+    assert next_step(known) == (
+        "Bring the store back to full health; the restore waits for that (1 of 3 servers is"
+        " offline) and looks again at 08:33:02 UTC."
+    )
+
+
+def test_used_up_attempts_are_about_to_be_judged() -> None:
+    open_one = incident(attempts=3, next_launch_at=ago(1))
+    known = Known(recovering(open_one), attempts=(attempt(3, of=open_one, is_over=True),))
+    assert next_step(known) == (
+        "Nothing to do: the attempts are used up, and a last look follows at any moment."
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        (FailureReason.NO_SNAPSHOTS, "no snapshot is retained"),
+        (FailureReason.NOT_WRITTEN, "Put right why it failed: Its disk is full. "),
+    ],
+)
+def test_a_failure_says_what_a_person_has_to_do(reason: FailureReason, says: str) -> None:
+    given_up = GivenUp(ago(2), reason, "Its disk is full.")
+    condition, doubts, step = told(Known(failed(incident(given_up=given_up, attempts=3))))
+    assert (condition, doubts) == (Condition.FAILED, ())
+    assert says in step
+    assert "resolv" in step
+
+
+def test_the_closed_incident_is_the_newest_that_is_over() -> None:
+    earlier, newest = closed(100), closed(50)
+    assert Known(incidents=(newest, earlier)).status().facts.closed == newest
+    still_open = Known(recovering(incident()), incidents=(newest, earlier))
+    assert still_open.status().facts.closed == newest
+    assert Known(recovering(incident())).status().facts.closed is None
