@@ -33,9 +33,7 @@ RUNBOOK = Path(__file__).parents[2] / "docs/runbook.md"
 
 
 @pytest.fixture
-def captured(
-    configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
-) -> Bucket:
+def captured(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> Bucket:
     """A bucket of which there is a snapshot, and which has been checked."""
     configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
     assert run_job(instance, current_hour).success

@@ -1,0 +1,102 @@
+"""A store that a test does something to at set points of a restore."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
+from budget_recovery_dagster.ports import TenantListing, TenantReader
+from budget_recovery_dagster.restore_ports import (
+    BoardOrder,
+    BoardResult,
+    IsOpen,
+    LiveTenant,
+    RaiseOrder,
+    RaiseResult,
+)
+from tests.integration.timeless_store import TimelessStore, opened_store
+
+
+def nothing(*_: object) -> None:
+    """Let it go on."""
+
+
+@dataclass(frozen=True)
+class Interruptions:
+    """What is done, each time, before a tenant's counters are raised, after that, and so on."""
+
+    after_reading: Callable[[], None] = nothing
+    before_raising: Callable[[IsOpen], None] = nothing
+    after_raising: Callable[[], None] = nothing
+    after_rebuilding: Callable[[], None] = nothing
+
+
+@dataclass(frozen=True)
+class InterruptedTenant:
+    """A live tenant that is interrupted."""
+
+    live: LiveTenant
+    interruptions: Interruptions
+
+    @property
+    def reading(self) -> TenantReading:
+        return self.live.reading
+
+    def raise_counters(
+        self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
+    ) -> tuple[RaiseResult, ...]:
+        self.interruptions.before_raising(is_open)
+        results = self.live.raise_counters(orders, is_open=is_open)
+        self.interruptions.after_raising()
+        return results
+
+    def rebuild_boards(
+        self, orders: Sequence[BoardOrder], *, is_open: IsOpen
+    ) -> tuple[BoardResult, ...]:
+        results = self.live.rebuild_boards(orders, is_open=is_open)
+        self.interruptions.after_rebuilding()
+        return results
+
+
+@dataclass(frozen=True)
+class InterruptedReader:
+    """A reader that is interrupted once it has read a tenant."""
+
+    inner: TenantReader
+    interruptions: Interruptions
+
+    def list_tenants(self) -> TenantListing:
+        return self.inner.list_tenants()
+
+    def read(self, tenant: str) -> TenantReading:
+        reading = self.inner.read(tenant)
+        self.interruptions.after_reading()
+        return reading
+
+
+@dataclass(frozen=True)
+class InterruptedStore(TimelessStore):
+    """The real store, except that its use is interrupted."""
+
+    interruptions: Interruptions
+
+    def reader(self, source: CaptureSource) -> TenantReader:
+        return InterruptedReader(super().reader(source), self.interruptions)
+
+    def open_tenant(self, tenant: str) -> LiveTenant:
+        return InterruptedTenant(super().open_tenant(tenant), self.interruptions)
+
+
+OpenInterrupted = Callable[[], AbstractContextManager[InterruptedStore]]
+
+
+@contextmanager
+def opened_interrupted(interruptions: Interruptions) -> Iterator[InterruptedStore]:
+    """Open the store that the settings name, to be interrupted."""
+    with opened_store() as store:
+        yield InterruptedStore(store.store, interruptions)
+
+
+def interrupted(interruptions: Interruptions) -> OpenInterrupted:
+    """Return a way to open the store that the settings name, to be interrupted."""
+    return lambda: opened_interrupted(interruptions)

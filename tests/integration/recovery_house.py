@@ -1,0 +1,121 @@
+"""The services on a real store and database, by a clock of the test's own, without Dagster."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from budget_recovery_dagster.bootstrap import OpenedDatabase
+from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.domain.incident import Incident, Outcome, RecoveryState
+from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.restore_ports import AuditEntry, OpenStore
+from budget_recovery_dagster.services.capture_outcome import Captured
+from budget_recovery_dagster.services.detection import Checked
+from budget_recovery_dagster.services.recovery import Recovered, RecoveryResult
+from budget_recovery_dagster.services.restored import merged_entries
+from budget_recovery_dagster.services.tenant_restore import TenantRestored, restore_tenant
+from tests.integration.timeless_store import SteppedClock, capture, opened_at, opened_store
+from tests.nats_servers import Bucket, Stored
+
+
+@dataclass
+class House:
+    """A bucket, what guards it, and what restores have told."""
+
+    bucket: Bucket
+    plane: OpenedDatabase
+    clock: SteppedClock
+    told: list[str] = field(default_factory=list)
+
+    def capture(self, at: datetime | None = None) -> Captured:
+        """Take a snapshot in which nobody fails, now or once the clock is set."""
+        self._set(at)
+        captured = capture(self.plane, self.clock)
+        assert captured.stopped_by is None
+        assert not captured.failed
+        return captured
+
+    def capture_boards(self) -> None:
+        """Take a snapshot of the leaderboards instead of the counters."""
+        settings = self.plane.settings.model_copy(
+            update={"capture_source": CaptureSource.LEADERBOARDS}
+        )
+        captured = capture(replace(self.plane, settings=settings), self.clock)
+        assert captured.source is CaptureSource.LEADERBOARDS
+        assert not captured.failed
+
+    def check(self, at: datetime | None = None) -> Checked:
+        self._set(at)
+        service = replace(self.plane.detection_service(), open_store=opened_store)
+        return service.check(checked_by="a check")
+
+    def lose(self) -> None:
+        """Wipe the store and leave an empty one."""
+        self.bucket.destroy()
+        self.bucket.create()
+
+    def find_loss(self, at: datetime | None = None) -> Verdict:
+        """Check the store, which is lost."""
+        checked = self.check(at)
+        assert checked.recovery.state is RecoveryState.RECOVERING
+        return checked.check.verdict
+
+    def run(self, open_store: OpenStore = opened_store, run_id: str = "a run") -> RecoveryResult:
+        """Try once to recover."""
+        service = replace(self.plane.recovery_service(), open_store=open_store)
+        return service.recover(run_id=run_id, holder=run_id, tell=self.told.append)
+
+    def recover(self, open_store: OpenStore = opened_store, run_id: str = "a run") -> Incident:
+        """Recover, which succeeds."""
+        result = self.run(open_store, run_id)
+        assert isinstance(result, Recovered)
+        assert self.plane.incidents.recovery().state is RecoveryState.HEALTHY
+        return result.incident
+
+    def restore(self, tenant: str, open_store: OpenStore = opened_store) -> TenantRestored:
+        """Raise a tenant's counters whatever the state is, under no lease."""
+        point = self.plane.restore_points.point_of(tenant, self.plane.clock.now())
+        assert point is not None
+        with open_store() as store:
+            return restore_tenant(store, point, self.plane.clock)
+
+    def entries(self, incident: Incident) -> Mapping[tuple[str, str, str], AuditEntry]:
+        """Return what all restores of an incident did, by tenant, budget and window."""
+        trails = self.plane.audits.of_incident(incident.incident_id)
+        return {
+            (entry.tenant, entry.of.budget, entry.of.window.token): entry
+            for entry in merged_entries(trails)
+        }
+
+    def _set(self, at: datetime | None) -> None:
+        if at is not None:
+            self.clock.moment = at
+
+
+@contextmanager
+def opened_house(bucket: Bucket, database_url: str, now: datetime | None = None) -> Iterator[House]:
+    """Open a house whose clock shows ``now``, or the real time."""
+    clock = SteppedClock(now or datetime.now(UTC))
+    with opened_at(database_url, clock) as plane:
+        yield House(bucket, plane, clock)
+
+
+def outcome_of(incident: Incident) -> Outcome:
+    assert incident.ended is not None
+    return incident.ended.outcome
+
+
+def all_stored(bucket: Bucket) -> dict[str, Stored]:
+    """Return everything that a bucket's stream holds, by key: bytes, headers and revisions."""
+
+    async def read() -> dict[str, Stored]:
+        info = await bucket._js.stream_info(bucket.stream, subjects_filter=">")
+        found = {}
+        for subject in info.state.subjects or {}:
+            message = await bucket._js.get_msg(bucket.stream, subject=subject, direct=False)
+            key = subject.removeprefix(bucket.subject(""))
+            found[key] = Stored(message.seq or 0, message.data or b"", dict(message.headers or {}))
+        return found
+
+    return bucket._portal.call(read)

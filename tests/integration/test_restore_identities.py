@@ -1,0 +1,280 @@
+"""Stores that look lost and are not, points that are not what they should be, losses on losses."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.domain.incident import Outcome, RecoveryState, Restored
+from budget_recovery_dagster.errors import StoreLostError
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from tests.integration.interrupted_store import Interruptions, interrupted
+from tests.integration.recovery_house import House, all_stored, opened_house, outcome_of
+from tests.integration.recovery_runs import usages
+from tests.nats_servers import Bucket, Stored
+from tests.stream_descriptions import move_creation
+
+LIFETIME = "lifetime"
+GUARD = "__guard."
+LEADERBOARD = "leaderboard.acme.total.lifetime"
+
+
+def of_the_gateway(bucket: Bucket) -> dict[str, Stored]:
+    """Return everything in the bucket that is not our marker, with its revision."""
+    found = all_stored(bucket)
+    return {key: stored for key, stored in found.items() if not key.startswith(GUARD)}
+
+
+@pytest.fixture
+def own_server(server_dir: Path) -> Iterator[NatsServer]:
+    """A server of this test's own, to be stopped and started."""
+    with NatsServer(server_dir / f"nats {uuid4().hex[:8]}") as server:
+        yield server
+
+
+@pytest.mark.parametrize("years", [-1, 0.1])
+def test_a_creation_time_that_moved_with_all_data_there_is_no_loss(
+    years: float,
+    own_server: NatsServer,
+    server_dir: Path,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", database_url)
+    monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", own_server.url)
+    monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", "b")
+    with Bucket.connected(own_server.url, "b") as bucket:
+        bucket.create()
+        bucket.spend("acme", "total", LIFETIME, {None: "80", "alice": "30.5"})
+        bucket.rank("acme", "total", LIFETIME, {None: "80", "alice": "30.5"})
+        bucket.put("blocked.acme.total.lifetime.alice", b"{}")
+        with opened_house(bucket, database_url) as house:
+            house.capture()
+            house.check()
+        # Counted after the point, and to be kept.
+        bucket.spend("acme", "total", LIFETIME, {None: "81"})
+        bucket.rank("acme", "total", LIFETIME, {None: "81", "alice": "30.5"})
+        before = of_the_gateway(bucket)
+        created: datetime = bucket.info().created
+    own_server.stop()
+    moved = created.replace(microsecond=123456) + timedelta(days=365 * years)
+    move_creation(own_server._data_dir, "KV_b", moved)
+    own_server.start()
+    monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", own_server.url)
+    with (
+        Bucket.connected(own_server.url, "b") as bucket,
+        opened_house(bucket, database_url, datetime.now(UTC)) as house,
+    ):
+        assert bucket.info().created == moved
+        assert house.find_loss() is Verdict.RECREATED
+        incident = house.recover()
+        assert outcome_of(incident) is Outcome.NOTHING_LOST
+        assert of_the_gateway(bucket) == before
+        assert house.check().check.verdict.is_good
+        assert [outcome.tenant for outcome in house.capture().stored] == ["acme"]
+        assert house.plane.incidents.recovery().state is RecoveryState.HEALTHY
+
+
+@pytest.fixture
+def copy_of_the_database(
+    postgres_server: PostgresServer, database_url: str
+) -> Iterator[Callable[[], str]]:
+    """A way to copy the database as it is now; nobody may be connected to it meanwhile."""
+    copies: list[str] = []
+
+    def copy() -> str:
+        name = f"copy_{uuid4().hex[:12]}"
+        statement = sql.SQL("create database {} template {}")
+        with psycopg.connect(database_url) as connection:
+            original = connection.info.dbname
+        with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+            connection.execute(statement.format(sql.Identifier(name), sql.Identifier(original)))
+        copies.append(name)
+        return postgres_server.url(name)
+
+    yield copy
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        for name in copies:
+            drop = sql.SQL("drop database {} with (force)")
+            connection.execute(drop.format(sql.Identifier(name)))
+
+
+@pytest.mark.parametrize("is_lost_between", [False, True])
+def test_an_older_copy_of_the_database_lowers_nothing_and_ends_healthy(
+    configured: Bucket,
+    database_url: str,
+    copy_of_the_database: Callable[[], str],
+    is_lost_between: bool,  # noqa: FBT001 - a parameter of pytest's
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
+    with opened_house(configured, database_url) as house:
+        house.capture()
+        house.check()
+    backup = copy_of_the_database()
+    with opened_house(configured, database_url) as house:
+        configured.spend("acme", "total", LIFETIME, {None: "90", "bob": "10"})
+        house.capture()
+        house.check()
+        if is_lost_between:
+            house.lose()
+            house.find_loss()
+            house.recover()
+        configured.spend("acme", "total", LIFETIME, {None: "95"})
+        house.check()
+    before = of_the_gateway(configured)
+
+    with opened_house(configured, backup) as house:
+        lost = Verdict.RECREATED if is_lost_between else Verdict.MARKER_LOST
+        assert house.find_loss() is lost
+        if not is_lost_between:
+            loss = house.plane.incidents.recovery().incident
+            assert loss is not None
+            assert "another installation uses a copy of this database" in loss.losses[-1].reason
+        incident = house.recover()
+        assert outcome_of(incident) is Outcome.NOTHING_LOST
+        assert usages(configured, "acme", "total", LIFETIME) == {
+            None: "95",
+            "alice": "30",
+            "bob": "10",
+        }
+        # This gateway writes no leaderboards, so they are brought in line.
+        after = of_the_gateway(configured)
+        assert {key for key in after if after[key] != before.get(key)} == {LEADERBOARD}
+        assert house.check().check.verdict.is_good
+        assert len(house.capture().stored) == 1
+
+
+def test_an_older_copy_of_the_database_brings_back_what_the_store_lacks(
+    configured: Bucket, database_url: str, copy_of_the_database: Callable[[], str]
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
+    with opened_house(configured, database_url) as house:
+        house.capture()
+        house.check()
+    backup = copy_of_the_database()
+    with opened_house(configured, backup) as house:
+        house.lose()
+        configured.spend("acme", "total", LIFETIME, {"alice": "31"})
+        assert house.find_loss() is Verdict.RECREATED
+        assert outcome_of(house.recover()) is Outcome.RESTORED
+        assert usages(configured, "acme", "total", LIFETIME) == {None: "80", "alice": "31"}
+
+
+def test_a_copy_of_the_database_from_amid_a_recovery_ends_healthy_too(
+    configured: Bucket, database_url: str, copy_of_the_database: Callable[[], str]
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
+    with opened_house(configured, database_url) as house:
+        house.capture()
+        house.lose()
+        house.find_loss()
+    backup = copy_of_the_database()
+    with opened_house(configured, database_url) as house:
+        house.recover()
+        configured.spend("acme", "total", LIFETIME, {None: "95"})
+        house.capture()
+        house.check()
+    before = of_the_gateway(configured)
+
+    with opened_house(configured, backup) as house:
+        assert outcome_of(house.recover()) is Outcome.NOTHING_LOST
+        assert house.check().check.verdict.is_good
+        assert len(house.capture().stored) == 1
+    after = of_the_gateway(configured)
+    assert {key for key in after if after[key] != before[key]} == {LEADERBOARD}
+
+
+@pytest.mark.parametrize(
+    "interruptions",
+    [
+        lambda wipe: Interruptions(after_raising=wipe),
+        lambda wipe: Interruptions(after_rebuilding=wipe),
+    ],
+    ids=["after the counters", "after the leaderboards"],
+)
+def test_a_further_loss_during_a_restore_is_no_success(
+    house: House, interruptions: Callable[[Callable[[], None]], Interruptions]
+) -> None:
+    for tenant in ("acme", "globex"):
+        house.bucket.spend(tenant, "total", LIFETIME, {None: "80", "alice": "30"})
+    house.capture()
+    house.lose()
+    house.find_loss()
+    wipes: list[int] = []
+
+    def wipe_once() -> None:
+        wipes.append(1)
+        # Of the second tenant: nothing is written any more after that.
+        if len(wipes) == 2:
+            house.lose()
+
+    with pytest.raises(StoreLostError):
+        house.run(interrupted(interruptions(wipe_once)), "first run")
+
+    recovery = house.plane.incidents.recovery()
+    assert recovery.state is RecoveryState.RECOVERING
+    assert recovery.incident is not None
+    assert len(recovery.incident.losses) == 2
+    assert recovery.incident.attempts == 0
+    assert recovery.incident.ended is None
+    assert usages(house.bucket, "acme", "total", LIFETIME) == {}
+
+    incident = house.recover(run_id="second run")
+    assert outcome_of(incident) is Outcome.RESTORED
+    assert incident.attempts == 1
+    assert incident.ended is not None
+    # Raised twice, and yet four counters.
+    assert incident.ended.restored == Restored(tenants=2, windows=2, counters=4, boards=2)
+    entry = house.entries(incident)["acme", "total", LIFETIME]
+    assert (entry.raised, entry.before, entry.after) == (2, Decimal(0), Decimal(110))
+    for tenant in ("acme", "globex"):
+        assert usages(house.bucket, tenant, "total", LIFETIME) == {None: "80", "alice": "30"}
+    assert house.check().check.verdict.is_good
+    attempts = house.plane.incidents.attempts_of(incident.incident_id)
+    assert [(each.loss, each.number, each.run_id) for each in attempts] == [
+        (1, 1, "first run"),
+        (2, 1, "second run"),
+    ]
+
+
+def test_a_point_that_is_too_low_does_not_hide_the_higher_one_before_it(house: House) -> None:
+    for usage in ("100", "80", "90"):
+        house.bucket.spend("acme", "total", LIFETIME, {None: usage, "alice": "5"})
+        house.capture()
+    house.lose()
+    house.find_loss()
+    incident = house.recover()
+    assert usages(house.bucket, "acme", "total", LIFETIME) == {None: "100", "alice": "5"}
+    entry = house.entries(incident)["acme", "total", LIFETIME]
+    assert (entry.raised, entry.before, entry.after) == (2, Decimal(0), Decimal(105))
+
+
+def test_an_incident_states_what_no_snapshot_covers(house: House) -> None:
+    noon = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)
+    house.bucket.spend("acme", "total", LIFETIME, {None: "80"})
+    house.capture(noon)
+    house.bucket.spend("acme", "total", LIFETIME, {None: "85"})
+    assert house.check(noon + timedelta(minutes=40)).check.verdict.is_good
+    house.lose()
+    house.find_loss(noon + timedelta(minutes=50))
+    opened = house.plane.incidents.recovery().incident
+    assert opened is not None
+    assert opened.uncovered is not None
+    assert round(opened.uncovered.total_seconds() / 60) == 40
+    assert opened.newest_point_at is not None
+    assert f"{opened.newest_point_at:%H:%M}" == "12:00"
+
+    incident = house.recover()
+
+    assert incident.ended is not None
+    for said in ("2026-11-28 12:00", "2026-11-28 12:40", "40 min", "did not come back"):
+        assert said in incident.ended.detail
+    # Low rather than high: what the point holds, and nothing made up.
+    assert usages(house.bucket, "acme", "total", LIFETIME) == {None: "80"}

@@ -1,0 +1,132 @@
+"""No snapshot is taken between the opening of an incident and its end."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+
+from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.postgres_snapshots import PostgresSnapshots
+from budget_recovery_dagster.definitions import defs
+from budget_recovery_dagster.domain.identity import Baseline
+from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.errors import CapturesPausedError
+from budget_recovery_dagster.schedules import hourly_snapshot_schedule
+from budget_recovery_dagster.services.capture_outcome import Captured
+from tests.integration.interrupted_store import Interruptions, interrupted
+from tests.integration.recovery_house import House
+from tests.integration.recovery_runs import usages
+from tests.integration.snapshot_job import entries, run_job
+from tests.integration.timeless_store import opened_store
+
+LIFETIME = "lifetime"
+
+
+class InterruptedSnapshots(PostgresSnapshots):
+    """The real snapshots, except that something is done before each is stored."""
+
+    def __init__(self, database: Database, before_commit: Callable[[], None]) -> None:
+        super().__init__(database)
+        self._before_commit = before_commit
+
+    def commit(self, *arguments: Any, **named: Any) -> Baseline:
+        self._before_commit()
+        return super().commit(*arguments, **named)
+
+
+def capture(house: House, **parts: Any) -> Captured:
+    """Capture the current hour with other parts than usual, whatever comes of it."""
+    service = replace(house.plane.capture_service(), **{"open_store": opened_store, **parts})
+    captured = service.capture(
+        Hour.containing(house.clock.moment),
+        run_id="under way",
+        holder="under way",
+        on_outcome=lambda _: None,
+    )
+    assert isinstance(captured, Captured)
+    return captured
+
+
+@pytest.mark.parametrize("moment", ["after it has read", "before it stores"])
+def test_a_capture_that_is_under_way_when_an_incident_opens_stores_nothing(
+    house: House, database_url: str, database: psycopg.Connection, moment: str
+) -> None:
+    for tenant in ("acme", "globex"):
+        house.bucket.spend(tenant, "total", LIFETIME, {None: "80"})
+    house.capture()
+    house.check()
+    before = entries(database)
+    captures = database.execute("select * from budget_recovery.capture").fetchall()
+    house.bucket.spend("acme", "total", LIFETIME, {None: "99"})
+
+    def lose() -> None:
+        house.lose()
+        house.bucket.spend("acme", "total", LIFETIME, {None: "1"})
+        house.find_loss()
+
+    if moment == "after it has read":
+        captured = capture(house, open_store=interrupted(Interruptions(after_reading=lose)))
+    else:
+        with Database(database_url, clock=house.clock) as own:
+            captured = capture(house, snapshots=InterruptedSnapshots(own, lose))
+
+    assert isinstance(captured.stopped_by, CapturesPausedError)
+    assert captured.stored == ()
+    assert [failed.tenant for failed in captured.failed] == ["acme", "globex"]
+    assert entries(database) == before
+    assert database.execute("select * from budget_recovery.capture").fetchall() == captures
+    # It was another store by then; the restore is not hindered.
+    house.recover()
+    assert usages(house.bucket, "acme", "total", LIFETIME) == {None: "80"}
+
+
+@pytest.fixture
+def recovering(house: House) -> House:
+    house.bucket.spend("acme", "total", LIFETIME, {None: "80"})
+    house.capture()
+    house.lose()
+    house.find_loss()
+    return house
+
+
+def test_the_schedule_skips_with_the_reason_until_the_store_is_healthy(
+    recovering: House, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    def tick() -> dg.RunRequest | dg.SkipReason:
+        context = dg.build_schedule_context(
+            instance=instance,
+            scheduled_execution_time=current_hour.start,
+            resources=defs.resources,
+        )
+        answer = hourly_snapshot_schedule(context)
+        assert isinstance(answer, dg.RunRequest | dg.SkipReason)
+        return answer
+
+    skipped = tick()
+    assert isinstance(skipped, dg.SkipReason)
+    said = str(skipped.skip_message)
+    assert "Captures are paused: the usage store is RECOVERING" in said
+    assert "The store was recreated" in said
+    recovering.recover()
+    assert isinstance(tick(), dg.RunRequest)
+
+
+def test_a_run_that_was_started_before_ends_without_output(
+    recovering: House,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    before = entries(database)
+    recovering.bucket.spend("acme", "total", LIFETIME, {None: "1"})
+
+    result = run_job(instance, current_hour)
+
+    assert result.success
+    assert result.asset_materializations_for_node("budget_usage_snapshots") == []
+    assert entries(database) == before
+    assert recovering.plane.incidents.recovery().state is RecoveryState.RECOVERING

@@ -1,0 +1,255 @@
+"""What a restore writes, and all that it leaves: byte for byte, and by revision."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import dagster as dg
+import psycopg
+import pytest
+
+from budget_recovery_dagster.domain.counters import Entity
+from budget_recovery_dagster.domain.incident import Outcome
+from budget_recovery_dagster.domain.windows import Period, Window
+from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.boards import board, board_key
+from tests.integration.gateway_house import contents
+from tests.integration.interrupted_store import Interruptions, interrupted
+from tests.integration.recovery_house import House, all_stored, outcome_of
+from tests.integration.recovery_runs import outcome, restored_table, run_restore, state, usages
+from tests.nats_servers import Bucket, Stored
+
+LIFETIME = "lifetime"
+USERS: dict[Entity, str] = {None: "63", "alice": "30", "bob": "20", "carol": "10", "dave": "3"}
+MAY = datetime(2026, 5, 31, 23, 50, tzinfo=UTC)
+JUNE = datetime(2026, 6, 1, 0, 5, tzinfo=UTC)
+
+
+@pytest.fixture
+def other_bucket(nats_server: NatsServer) -> Iterator[Bucket]:
+    """Another gateway's bucket, with counters of the same names."""
+    with Bucket.connected(nats_server.url, f"other-{uuid4().hex[:12]}") as bucket:
+        bucket.create()
+        bucket.spend("acme", "users", LIFETIME, {"alice": "1"})
+        bucket.rank("acme", "users", LIFETIME, {"alice": "1"})
+        yield bucket
+        bucket.destroy()
+
+
+def stored(bucket: Bucket, key: str) -> Stored:
+    found = bucket.stored(key)
+    assert found is not None
+    return found
+
+
+def test_only_what_may_be_written_is_written(house: House, other_bucket: Bucket) -> None:
+    bucket = house.bucket
+    bucket.spend("acme", "users", LIFETIME, USERS)
+    bucket.spend("acme", "users", "2026-05", USERS)
+    bucket.spend("globex", "total", LIFETIME, {None: "5"})
+    house.capture(MAY)
+    house.lose()
+    # Counted since, lower: raised, and nothing else of the value is touched.
+    alice = b'{"by":"g","usage":"2","x":[1.0e5,{"usage":9}],"updated_at":"2026-06-01T00:01:00Z"}'
+    bucket.put("usage.acme.users.lifetime.alice", alice)
+    # Counted since, higher: kept.
+    bucket.spend("acme", "users", LIFETIME, {"bob": "25"})
+    # Not readable: left.
+    bucket.put("usage.acme.users.lifetime.dave", b'{"usage":"NaN"}')
+    # A window that has closed, a tenant who has lost nothing, and one of whom nothing is known.
+    bucket.spend("acme", "users", "2026-05", {"alice": "1"})
+    bucket.rank("acme", "users", "2026-05", {"alice": "1"})
+    bucket.spend("globex", "total", LIFETIME, {None: "5.00"})
+    bucket.rank("globex", "total", LIFETIME, {None: "5"})
+    bucket.spend("initech", "total", LIFETIME, {None: "1"})
+    # Keys of others.
+    for key in (
+        "blocked.acme.users.lifetime.alice",
+        "blocked.acme.users.2026-05.carol",
+        "ratelimit.acme.users.alice",
+        "usage.acme.not.a.counter.at.all",
+        "leaderboard.acme.users.of.them",
+        "__guard.another",
+    ):
+        bucket.put(key, b'{"usage":"1"}', {"Nats-TTL": "1h"})
+    before, other = all_stored(bucket), all_stored(other_bucket)
+
+    house.find_loss(JUNE)
+    incident = house.recover()
+
+    assert outcome_of(incident) is Outcome.RESTORED
+    after = all_stored(bucket)
+    changed = {key for key in after if after[key] != before.get(key)}
+    deployment_id = house.plane.registry.claim(bucket.name).deployment_id
+    assert changed == {
+        "usage.acme.users.lifetime.=",
+        "usage.acme.users.lifetime.alice",
+        "usage.acme.users.lifetime.carol",
+        "leaderboard.acme.users.lifetime",
+        f"__guard.{deployment_id}",
+    }
+    assert before.keys() <= after.keys()
+    assert all_stored(other_bucket) == other
+    raised = after["usage.acme.users.lifetime.alice"].data
+    start, end = alice.split(b'"usage":"2"')
+    assert raised.startswith(start + b'"usage":"30"' + end.split(b'"2026-06-01')[0])
+    entries = house.entries(incident)
+    users = entries["acme", "users", LIFETIME]
+    assert (users.entries, users.raised, users.kept, users.skipped) == (5, 3, 1, 1)
+    (note,) = users.notes
+    assert "1 left, its live counter is unreadable: 'dave'" in note
+    assert "NaN" in note
+    assert entries["acme", "users", "2026-05"].notes == ("left, its window has closed",)
+    assert entries["globex", "total", LIFETIME].kept == 1
+    assert "initech" not in {tenant for tenant, _, _ in entries}
+
+
+def test_leaderboards_agree_with_the_counters_afterwards(house: House) -> None:
+    bucket = house.bucket
+    many: dict[Entity, str] = {f"u{number}": str(number) for number in range(1, 601)}
+    bucket.spend("acme", "users", LIFETIME, many)
+    bucket.spend("acme", "total", LIFETIME, {None: "180300"})
+    house.capture()
+    house.lose()
+    # The gateway has gone on: with somebody new, and with one who has more than before.
+    bucket.spend("acme", "users", LIFETIME, {"new": "1000", "u600": "700", "u1": "0.5"})
+    bucket.rank("acme", "users", LIFETIME, {"new": "1000", "u600": "700", "u1": "0.5"})
+    house.find_loss()
+    house.recover()
+    found = contents(place_of(house))
+    assert found.boards == found.boards_of_the_counters
+    listed = found.boards["acme.users.lifetime"]
+    assert [entry["entity"] for entry in listed[:3]] == ["new", "u600", "u599"]
+    assert [entry["usage"] for entry in listed[:3]] == ["1000", "700", "599"]
+    assert len(listed) == 500
+    assert found.boards["acme.total.lifetime"] == [{"entity": None, "usage": "180300"}]
+
+
+def place_of(house: House) -> Place:
+    return Place(house.plane.settings.require_nats_url(), house.bucket.name)
+
+
+def expires_at(found: Stored, written_at: datetime) -> datetime:
+    assert found.ttl is not None
+    return written_at + timedelta(seconds=int(found.ttl.removesuffix("s")))
+
+
+def test_shape_and_expiry_of_live_and_of_new_keys_are_those_of_before(house: House) -> None:
+    bucket = house.bucket
+    now = house.clock.moment
+    quarter = Window.containing(Period.QUARTER, now)
+    assert quarter.end is not None
+    until = quarter.end + timedelta(days=1)
+    ttl = {"Nats-TTL": f"{int((until - datetime.now(UTC)).total_seconds())}s"}
+    text = b'{"usage":"5","updated_at":"2026-11-29T14:00:00Z"}'
+    for entity in ("new", "live"):
+        bucket.put(f"usage.acme.text.{quarter.token}.{entity}", text, ttl)
+        bucket.put(f"usage.acme.number.lifetime.{entity}", b'{"usage":5}', {"Nats-TTL": "2h"})
+        bucket.put(f"usage.acme.bare.lifetime.{entity}", b"5")
+    house.capture()
+    house.lose()
+    bucket.put(f"usage.acme.text.{quarter.token}.live", b'{"usage":"1"}', {"Nats-TTL": "1h"})
+    bucket.put("usage.acme.number.lifetime.live", b'{"usage":1,"n":1.10}')
+    bucket.put("usage.acme.bare.lifetime.live", b"1", {"Nats-TTL": "never"})
+    house.find_loss()
+    house.recover()
+
+    written_at = datetime.now(UTC)
+    new = stored(bucket, f"usage.acme.text.{quarter.token}.new")
+    assert json.loads(new.data)["usage"] == "5"
+    assert abs(expires_at(new, written_at) - until) < timedelta(seconds=60)
+    live = stored(bucket, f"usage.acme.text.{quarter.token}.live")
+    assert live.data == b'{"usage":"5"}'
+    left = expires_at(live, written_at) - written_at
+    assert timedelta(minutes=58) < left <= timedelta(hours=1)
+    number = stored(bucket, "usage.acme.number.lifetime.new")
+    assert json.loads(number.data)["usage"] == 5
+    assert number.ttl == "7200"
+    number = stored(bucket, "usage.acme.number.lifetime.live")
+    assert (number.data, number.ttl) == (b'{"usage":5,"n":1.10}', None)
+    bare = stored(bucket, "usage.acme.bare.lifetime.new")
+    assert (bare.data, bare.ttl) == (b"5", None)
+    bare = stored(bucket, "usage.acme.bare.lifetime.live")
+    assert (bare.data, bare.ttl) == (b"5", "never")
+
+
+def test_a_key_that_the_gateway_removes_meanwhile_is_named_and_the_rest_restored(
+    house: House,
+) -> None:
+    house.bucket.spend("acme", "users", LIFETIME, USERS)
+    house.bucket.spend("globex", "total", LIFETIME, {None: "5"})
+    house.capture()
+    house.lose()
+    house.find_loss()
+    removed: list[str] = []
+
+    def remove() -> None:
+        if not removed:
+            removed.append("usage.acme.users.lifetime.alice")
+            house.bucket.remove(removed[0])
+
+    incident = house.recover(interrupted(Interruptions(after_raising=remove)))
+
+    assert outcome_of(incident) is Outcome.RESTORED
+    rest = {entity: usage for entity, usage in USERS.items() if entity != "alice"}
+    assert usages(house.bucket, "acme", "users", LIFETIME) == rest
+    assert usages(house.bucket, "globex", "total", LIFETIME) == {None: "5"}
+    (note,) = house.entries(incident)["acme", "users", LIFETIME].notes
+    assert "removed" in note
+    assert "'alice'" in note
+    assert any("'alice'" in line and "removed" in line for line in house.told)
+    # It is not in the leaderboard either.
+    found = contents(place_of(house))
+    assert found.boards == found.boards_of_the_counters
+
+
+def test_a_corrupt_newest_record_is_made_up_for_by_the_others_and_named(
+    house: House, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    for total, alice in (("60", "40"), ("70", "30"), ("90", "50")):
+        house.bucket.spend("acme", "users", LIFETIME, {None: total, "alice": alice})
+        house.bucket.spend("acme", "total", LIFETIME, {None: total})
+        house.capture()
+    # Of one budget, the newest record says what nobody has ever captured.
+    changed = database.execute(
+        "update budget_recovery.budget_content set usages = '{999,999}' where content_id = ("
+        " select content_id from budget_recovery.budget_record where budget_id = 'users'"
+        " order by captured_at desc limit 1)"
+    )
+    assert changed.rowcount == 1
+    house.lose()
+    house.find_loss()
+
+    result = run_restore(instance)
+
+    assert outcome(instance, result) == "restored"
+    assert state(database) == "HEALTHY"
+    assert usages(house.bucket, "acme", "users", LIFETIME) == {None: "70", "alice": "40"}
+    assert usages(house.bucket, "acme", "total", LIFETIME) == {None: "90"}
+    notes = {row["budget"]: row["notes"] for row in restored_table(result)}
+    assert "something else than was captured" in notes["users"]
+    assert notes["total"] == ""
+
+
+def test_snapshots_of_leaderboards_restore_as_well(house: House) -> None:
+    bucket = house.bucket
+    ranked: dict[Entity, str] = {"alice": "12.5", "bob": "3"}
+    bucket.rank("acme", "users", LIFETIME, ranked)
+    bucket.rank("acme", "total", LIFETIME, {None: "15.5"})
+    house.capture_boards()
+    house.lose()
+    bucket.spend("acme", "users", LIFETIME, {"bob": "4"})
+    house.find_loss()
+    house.recover()
+    assert usages(bucket, "acme", "users", LIFETIME) == {"alice": "12.5", "bob": "4"}
+    assert usages(bucket, "acme", "total", LIFETIME) == {None: "15.5"}
+    # Leaderboards tell neither how a value is written nor when it expires.
+    alice = stored(bucket, "usage.acme.users.lifetime.alice")
+    assert alice.data.startswith(b'{"usage":"12.5","updated_at":"')
+    assert alice.ttl is None
+    found = contents(place_of(house))
+    assert found.boards == found.boards_of_the_counters
+    listed = json.loads(stored(bucket, board_key("acme", "users", LIFETIME)).data)["entries"]
+    assert listed == json.loads(board({"alice": "12.5", "bob": "4"}))["entries"]

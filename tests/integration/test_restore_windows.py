@@ -1,0 +1,243 @@
+"""Which windows a restore writes, at the edges of the calendar: by a clock of the test's own."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.domain.incident import Incident, Outcome
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.restore_ports import IsOpen
+from tests.boards import board_key
+from tests.integration.interrupted_store import Interruptions, interrupted
+from tests.integration.recovery_house import House, outcome_of
+from tests.integration.recovery_runs import usages
+from tests.waiting import wait_until
+
+LEFT = "left, its window has closed"
+TOKYO = timezone(timedelta(hours=9))
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def spend(house: House, tokens: list[str], updated_at: str = "2026-11-29T14:00:00Z") -> None:
+    for number, token in enumerate(tokens, start=50):
+        value = f'{{"usage":"{number}","updated_at":"{updated_at}"}}'
+        house.bucket.put(f"usage.acme.total.{token}.=", value.encode())
+
+
+def lose_and_recover(house: House, point_at: datetime, restored_at: datetime) -> Incident:
+    house.capture(point_at)
+    house.lose()
+    house.find_loss(restored_at)
+    return house.recover()
+
+
+def assert_only_restored(
+    house: House, incident: Incident, restored: list[str], skipped: list[str]
+) -> None:
+    """See that these windows have what they had, and the others nothing, and that it is told."""
+    entries = house.entries(incident)
+    assert {token for _, _, token in entries} == {*restored, *skipped}
+    for number, token in enumerate(restored + skipped, start=50):
+        entry = entries["acme", "total", token]
+        board = house.bucket.stored(board_key("acme", "total", token))
+        if token in restored:
+            assert usages(house.bucket, "acme", "total", token) == {None: str(number)}
+            assert (entry.raised, entry.skipped, entry.notes) == (1, 0, ())
+            assert board is not None
+        else:
+            assert usages(house.bucket, "acme", "total", token) == {}
+            assert (entry.raised, entry.skipped, entry.notes) == (0, 1, (LEFT,))
+            assert board is None
+    told = {line for line in house.told if LEFT in line}
+    assert told == {f"Tenant 'acme', total {token}: {LEFT}" for token in skipped}
+
+
+@pytest.mark.parametrize(
+    ("point_at", "restored_at", "restored", "skipped"),
+    [
+        pytest.param(
+            # A Sunday: with the month its last week closes too.
+            "2026-05-31T23:59",
+            "2026-06-01T00:05",
+            ["2026-Q2", "lifetime"],
+            ["2026-05-31", "2026-W22", "2026-05"],
+            id="end of May",
+        ),
+        pytest.param(
+            "2026-05-30T23:59",
+            "2026-05-31T23:59",
+            ["2026-W22", "2026-05", "2026-Q2", "lifetime"],
+            ["2026-05-30"],
+            id="31st day of a month",
+        ),
+        pytest.param(
+            "2026-11-29T23:30",
+            "2026-11-30T00:10",
+            ["2026-11", "2026-Q4", "lifetime"],
+            ["2026-11-29", "2026-W48"],
+            id="Sunday to Monday",
+        ),
+        pytest.param(
+            "2026-11-28T23:30",
+            "2026-11-29T00:10",
+            ["2026-W48", "2026-11", "2026-Q4", "lifetime"],
+            ["2026-11-28"],
+            id="Saturday to Sunday",
+        ),
+        pytest.param(
+            "2026-03-31T23:30",
+            "2026-04-01T00:10",
+            ["2026-W14", "lifetime"],
+            ["2026-03-31", "2026-03", "2026-Q1"],
+            id="end of a quarter",
+        ),
+        pytest.param(
+            # 2026 has 53 weeks, and the last one ends on 3 January.
+            "2026-12-31T23:50",
+            "2027-01-01T00:10",
+            ["2026-W53", "lifetime"],
+            ["2026-12-31", "2026-12", "2026-Q4"],
+            id="end of a year",
+        ),
+        pytest.param(
+            "2027-01-03T23:50",
+            "2027-01-04T00:10",
+            ["2027-01", "2027-Q1", "lifetime"],
+            ["2027-01-03", "2026-W53"],
+            id="end of week 53",
+        ),
+        pytest.param(
+            "2026-02-28T23:30",
+            "2026-03-01T00:10",
+            ["2026-W09", "2026-Q1", "lifetime"],
+            ["2026-02-28", "2026-02"],
+            id="28 February",
+        ),
+        pytest.param(
+            "2028-02-28T23:30",
+            "2028-02-29T00:10",
+            ["2028-W09", "2028-02", "2028-Q1", "lifetime"],
+            ["2028-02-28"],
+            id="28 February of a leap year",
+        ),
+        pytest.param(
+            "2028-02-29T23:30",
+            "2028-03-01T00:10",
+            ["2028-W09", "2028-Q1", "lifetime"],
+            ["2028-02-29", "2028-02"],
+            id="29 February",
+        ),
+    ],
+)
+def test_closed_windows_are_left_and_the_others_restored(
+    house: House, point_at: str, restored_at: str, restored: list[str], skipped: list[str]
+) -> None:
+    spend(house, restored + skipped)
+    incident = lose_and_recover(house, utc(point_at), utc(restored_at))
+    assert outcome_of(incident) is Outcome.RESTORED
+    assert_only_restored(house, incident, restored, skipped)
+
+
+@pytest.fixture
+def _in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The worker's host is nine hours ahead of UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_in_tokyo")
+@pytest.mark.parametrize(
+    ("point_at", "restored_at", "restored", "skipped"),
+    [
+        # Midnight has passed in Tokyo, and not in UTC.
+        (
+            "2026-06-01T00:30+09:00",
+            "2026-06-01T08:30+09:00",
+            ["2026-05-31", "2026-W22", "2026-05", "2026-Q2", "lifetime"],
+            [],
+        ),
+        (
+            "2026-06-01T08:59+09:00",
+            "2026-06-01T09:05+09:00",
+            ["2026-Q2", "lifetime"],
+            ["2026-05-31", "2026-W22", "2026-05"],
+        ),
+    ],
+)
+def test_windows_are_those_of_utc_whatever_the_zone(
+    house: House, point_at: str, restored_at: str, restored: list[str], skipped: list[str]
+) -> None:
+    assert time.tzname == ("JST", "JST")
+    assert datetime.fromisoformat(point_at).utcoffset() == TOKYO.utcoffset(None)
+    spend(house, restored + skipped, updated_at="2026-06-01T00:10:00+09:00")
+    incident = lose_and_recover(
+        house, datetime.fromisoformat(point_at), datetime.fromisoformat(restored_at)
+    )
+    assert_only_restored(house, incident, restored, skipped)
+
+
+def test_where_every_window_has_closed_nothing_is_written_and_the_store_is_healthy(
+    house: House,
+) -> None:
+    spend(house, ["2026-05-31", "2026-W22"])
+    incident = lose_and_recover(house, utc("2026-05-31T23:59"), utc("2026-06-01T00:05"))
+    assert outcome_of(incident) is Outcome.NOTHING_CURRENT
+    assert house.bucket.messages() == 1  # our marker
+    house.capture(utc("2026-06-01T01:00"))
+
+
+def test_a_window_that_closes_between_plan_and_writing_is_not_written(house: House) -> None:
+    spend(house, ["2026-Q2", "2026-05"])
+    house.capture(utc("2026-05-31T23:00"))
+    house.lose()
+    house.find_loss(utc("2026-05-31T23:50"))
+    planned: list[bool] = []
+
+    def close(is_open: IsOpen) -> None:
+        may = Window.parse("2026-05")
+        planned.append(is_open(may))
+        wait_until(lambda: not is_open(may))
+
+    # The month has three more seconds when the restore begins.
+    house.clock.moment = utc("2026-05-31T23:59:57")
+    incident = house.recover(interrupted(Interruptions(before_raising=close)))
+
+    assert planned == [True]
+    assert house.bucket.stored("usage.acme.total.2026-05.=") is None
+    assert house.bucket.stored(board_key("acme", "total", "2026-05")) is None
+    assert usages(house.bucket, "acme", "total", "2026-Q2") == {None: "50"}
+    entries = house.entries(incident)
+    month = entries["acme", "total", "2026-05"]
+    assert (month.raised, month.skipped, month.notes) == (0, 1, (f"1 {LEFT}",))
+    assert entries["acme", "total", "2026-Q2"].raised == 1
+
+
+def test_a_window_that_closes_after_its_counters_were_raised_keeps_them(house: House) -> None:
+    spend(house, ["2026-Q2", "2026-05"])
+    house.capture(utc("2026-05-31T23:00"))
+    house.lose()
+    house.find_loss(utc("2026-05-31T23:50"))
+    asked: list[IsOpen] = []
+
+    def close() -> None:
+        wait_until(lambda: not asked[0](Window.parse("2026-05")))
+
+    house.clock.moment = utc("2026-05-31T23:59:57")
+    incident = house.recover(
+        interrupted(Interruptions(before_raising=asked.append, after_raising=close))
+    )
+
+    assert usages(house.bucket, "acme", "total", "2026-05") == {None: "51"}
+    # What comes after the end of the month does not touch it any more.
+    assert house.bucket.stored(board_key("acme", "total", "2026-05")) is None
+    month = house.entries(incident)["acme", "total", "2026-05"]
+    assert (month.raised, month.after) == (1, Decimal(51))
