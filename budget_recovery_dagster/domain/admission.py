@@ -29,7 +29,7 @@ CHECK_LEASE = "check"
 RESTORE_LEASE = "restore"
 """The lease under which the store is restored, by one at a time."""
 
-_WAIT_FOR_RECOVERY = "wait for the recovery to end, or resolve the incident."
+_WAIT_FOR_RECOVERY = "wait for the recovery to end; `budget-recovery status` says how it stands."
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,12 +212,12 @@ def _step_after_failure(incident: Incident | None) -> str:
         return "See the newest run of restore_job in Dagster: why it failed is not noted."
     if given_up.reason is FailureReason.NO_SNAPSHOTS:
         return (
-            "Nothing can be brought back, for no snapshot is retained: accept the store as it is by"
-            " resolving the incident, so that captures begin again."
+            "Nothing can be brought back, for no snapshot is retained: accept the store as it is,"
+            " as docs/runbook.md says under FAILED, so that captures begin again."
         )
     return (
-        f"Put right why it failed: {given_up.detail} Then restore by hand, or resolve the incident"
-        " to accept the store as it is. Captures are paused until then."
+        f"Put right why it failed: {given_up.detail} Then try again, or accept the store as it is,"
+        " as docs/runbook.md says under FAILED. Captures are paused until then."
     )
 
 

@@ -220,7 +220,7 @@ def test_a_failure_says_what_a_person_has_to_do(reason: FailureReason, says: str
     condition, doubts, step = told(Known(failed(incident(given_up=given_up, attempts=3))))
     assert (condition, doubts) == (Condition.FAILED, ())
     assert says in step
-    assert "resolv" in step
+    assert "as docs/runbook.md says under FAILED" in step
 
 
 def test_the_closed_incident_is_the_newest_that_is_over() -> None:
