@@ -78,7 +78,10 @@ class BoardResult:
 
 
 IsOpen = Callable[[Window], bool]
-"""Tells whether usage still counts into a window, at the moment of the asking."""
+"""Tells whether usage still counts into a window, at the moment of the asking.
+
+Asked before each write; what it raises breaks the writing off. It must not wait for anything.
+"""
 
 
 class LiveTenant(Protocol):

@@ -120,7 +120,9 @@ class RestoreAttempt:
             if point is None:
                 return
             self._has_current |= any(each.of.window.is_current(now) for each in point.windows)
-            restored = restore_tenant(self.store, point, self.tools.clock)
+            restored = restore_tenant(
+                self.store, point, self.tools.clock, self.worker.lease.require_held
+            )
         except (DatabaseUnreachableError, LeaseLostError):
             raise
         except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another

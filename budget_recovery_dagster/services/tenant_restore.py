@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -94,21 +95,29 @@ def plan_tenant(point: TenantPoint, live: TenantReading, now: datetime) -> Recov
     )
 
 
-def restore_tenant(store: RecoverableStore, point: TenantPoint, clock: Clock) -> TenantRestored:
+def restore_tenant(
+    store: RecoverableStore, point: TenantPoint, clock: Clock, keep_going: Callable[[], None]
+) -> TenantRestored:
     """Raise a tenant's counters to its point, and bring its leaderboards in line with them.
 
-    What was done is in the result, also where the rest failed.
+    What was done is in the result, also where the rest failed. ``keep_going`` is asked before each
+    write; what it raises breaks the work off.
 
     Raises:
         StoreError: the tenant could not be read; what was raised before stays raised.
     """
     running = RunningClock.by(clock)
+
+    def may_write(window: Window) -> bool:
+        keep_going()
+        return running.is_open(window)
+
     live = store.open_tenant(point.tenant)
     plan = plan_tenant(point, live.reading, running.now())
     results: tuple[RaiseResult, ...] = ()
     failure: BudgetRecoveryError | None = None
     try:
-        results = live.raise_counters(_orders(plan, point), is_open=running.is_open)
+        results = live.raise_counters(_orders(plan, point), is_open=may_write)
     except StoreError as error:
         failure = error
     after = store.open_tenant(point.tenant)
@@ -119,7 +128,7 @@ def restore_tenant(store: RecoverableStore, point: TenantPoint, clock: Clock) ->
     if failure is None:
         try:
             boards = after.rebuild_boards(
-                _board_orders(point, report.after, running), is_open=running.is_open
+                _board_orders(point, report.after, running), is_open=may_write
             )
         except StoreError as error:
             failure = error

@@ -39,8 +39,11 @@ def place(server_dir: Path) -> Iterator[tuple[Path, Dev]]:
     with tempfile.TemporaryDirectory(prefix="of recovery ", dir=server_dir) as directory:
         path = Path(directory)
         path.chmod(0o755)
-        interval = {"BUDGET_RECOVERY_CHECK_INTERVAL_SECONDS": str(_CHECK_SECONDS)}
-        with started(path / "data", path / "output.txt", **interval) as dev:
+        with started(
+            path / "data",
+            path / "output.txt",
+            BUDGET_RECOVERY_CHECK_INTERVAL_SECONDS=str(_CHECK_SECONDS),
+        ) as dev:
             yield path / "data", dev
 
 

@@ -78,7 +78,7 @@ class House:
         point = self.plane.restore_points.point_of(tenant, self.plane.clock.now())
         assert point is not None
         with open_store() as store:
-            return restore_tenant(store, point, self.plane.clock)
+            return restore_tenant(store, point, self.plane.clock, lambda: None)
 
     def entries(self, incident: Incident) -> Mapping[tuple[str, str, str], AuditEntry]:
         """Return what all restores of an incident did, by tenant, budget and window."""

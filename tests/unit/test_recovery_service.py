@@ -5,12 +5,14 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.convergence import ClusterView, Replica
 from budget_recovery_dagster.domain.detection import Sighting
 from budget_recovery_dagster.domain.identity import Marker, StoreIdentity, Verdict
 from budget_recovery_dagster.domain.incident import FailureReason, Outcome, RecoveryState
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
+    LeaseLostError,
     StoreLostError,
     StoreUnreachableError,
     StoreWriteError,
@@ -279,6 +281,19 @@ def test_a_restore_under_way_leaves_nothing_to_another(house: RecoveryHouse) -> 
     (other,) = others
     assert isinstance(other, NothingToDo)
     assert "at work already" in other.reason
+
+
+def test_a_restore_whose_lease_is_lost_writes_nothing_more(house: RecoveryHouse) -> None:
+    house.wipe()
+    # As if it had been paused, and another had taken over meanwhile.
+    house.before_write(2, lambda: house.leases.lose(RESTORE_LEASE))
+    with pytest.raises(LeaseLostError):
+        house.recover()
+    # The second write was on its way already; the third, that of "b", never was.
+    assert house.store.writes == 2
+    assert house.usage("b") is None
+    assert house.state is RecoveryState.RECOVERING
+    assert outcome(house.recover()) is Outcome.RESTORED
 
 
 def test_a_check_during_a_restore_writes_nothing_and_disturbs_nothing(
