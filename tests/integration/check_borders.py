@@ -1,0 +1,137 @@
+"""A real check in which something happens at one border: before or after a call to a port."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Any, TypeVar, cast
+
+from budget_recovery_dagster.errors import DatabaseUnreachableError, StoreUnreachableError
+from budget_recovery_dagster.ports import Clock
+from budget_recovery_dagster.services.detection import DetectionService
+
+Port = TypeVar("Port")
+
+
+class CrashError(BaseException):
+    """The end of a process; no handler of errors is to catch it."""
+
+
+@dataclass
+class Borders:
+    """The borders that a check crosses, named in their order.
+
+    At the one with the number or the name ``at``, ``happen`` is run, and told whether the call is
+    one to the store; else it is one to the database.
+    """
+
+    at: int | str
+    happen: Callable[[bool], None]
+    crossed: list[str] = field(default_factory=list)
+    is_dead: bool = False
+
+    def cross(self, name: str, *, of_store: bool) -> None:
+        if self.is_dead:
+            raise CrashError
+        self.crossed.append(name)
+        if self.at in (len(self.crossed), name):
+            try:
+                self.happen(of_store)
+            except CrashError:
+                # Nothing of a dead process gets through any more.
+                self.is_dead = True
+                raise
+
+    @property
+    def is_reached(self) -> bool:
+        return self.at in self.crossed or self.at in range(len(self.crossed) + 1)
+
+
+class _Bordered:
+    """A port, or what a port has given out, each call to which crosses two borders."""
+
+    def __init__(self, port: Any, name: str, borders: Borders, *, of_store: bool) -> None:
+        self._port = port
+        self._name = name
+        self._borders = borders
+        self._of_store = of_store
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._port, name)
+        return lambda *arguments, **named: self._call(method, name, *arguments, **named)
+
+    def __call__(self) -> Any:
+        return self._call(self._port, "()")
+
+    def _call(self, method: Callable[..., Any], name: str, *arguments: Any, **named: Any) -> Any:
+        self._cross(f"before {name}")
+        result = method(*arguments, **named)
+        if hasattr(result, "__enter__"):
+            return self._entered(result, name)
+        self._cross(f"after {name}")
+        return result
+
+    @contextmanager
+    def _entered(self, context: Any, name: str) -> Iterator[Any]:
+        # It is left in any case: the lease of a process that has really died expires by itself.
+        with context as given:
+            self._cross(f"in {name}")
+            yield _Bordered(given, self._name, self._borders, of_store=self._of_store)
+            self._cross(f"at the end of {name}")
+        self._cross(f"after {name}")
+
+    def _cross(self, name: str) -> None:
+        self._borders.cross(f"{name} of {self._name}", of_store=self._of_store)
+
+
+def bordered(service: DetectionService, borders: Borders) -> DetectionService:
+    """Return the service with a border around each call to whatever it calls."""
+    ports = {
+        each.name: _Bordered(
+            getattr(service, each.name),
+            each.name,
+            borders,
+            of_store=each.name == "open_store",
+        )
+        for each in fields(service)
+        if each.init and each.name != "bucket"
+    }
+    return replace(service, **cast(dict[str, Any], ports))
+
+
+def each_border(happen: Callable[[bool], None], *, at_least: int) -> Iterator[Borders]:
+    """Give the borders of one check after the other, until a check does not reach its own.
+
+    ``at_least`` so many must have been reached, or nothing was tried.
+    """
+    for at in count(1):
+        borders = Borders(at, happen)
+        yield borders
+        if not borders.is_reached:
+            assert at > at_least
+            return
+
+
+def crash(_: bool) -> None:  # noqa: FBT001 - as Borders calls it
+    raise CrashError
+
+
+def fail(of_store: bool) -> None:  # noqa: FBT001 - as Borders calls it
+    """Let a call fail, or let its answer be lost."""
+    kind = StoreUnreachableError if of_store else DatabaseUnreachableError
+    raise kind("No answer.", "look what happened.")
+
+
+@dataclass
+class HurriedClock:
+    """A clock that does not wait but puts itself forward."""
+
+    clock: Clock
+    ahead: timedelta = timedelta(0)
+
+    def now(self) -> datetime:
+        return self.clock.now() + self.ahead
+
+    def wait_until(self, moment: datetime) -> None:
+        self.ahead += max(moment - self.now(), timedelta(0))

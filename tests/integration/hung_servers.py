@@ -1,0 +1,61 @@
+"""Servers that stand still: they take connections, and answer nothing."""
+
+import os
+import signal
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.nats_servers import DisturbedNetwork
+from tests.waiting import wait_until
+
+_STOPPED = "T"
+
+
+@contextmanager
+def hung(*pids: int) -> Iterator[None]:
+    """Let processes stand still for a while."""
+    try:
+        _halt(pids)
+        yield
+    finally:
+        _go_on(pids)
+
+
+@contextmanager
+def hung_at_request(
+    network: DisturbedNetwork, find_pids: Callable[[], Collection[int]]
+) -> Iterator[None]:
+    """Let processes stand still as soon as a request comes that the network watches."""
+    halted: list[int] = []
+
+    def halt(_: int) -> None:
+        network.before_request = None
+        halted.extend(find_pids())
+        _halt(halted)
+
+    network.before_request = halt
+    try:
+        yield
+        assert halted
+    finally:
+        _go_on(halted)
+
+
+def _halt(pids: Collection[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    # The kernel stops one thread after the other; until then they may still answer.
+    wait_until(lambda: all(_stands_still(pid) for pid in pids))
+
+
+def _go_on(pids: Collection[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _stands_still(pid: int) -> bool:
+    return all(
+        file.read_text().rpartition(")")[2].split()[0] == _STOPPED
+        for file in Path(f"/proc/{pid}/task").glob("*/stat")
+    )

@@ -1,0 +1,87 @@
+"""A usage store on a NATS server of a test's own, which it can stop, set back and restart."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.free_ports import unused_port
+from tests.nats_servers import PASSWORD, Bucket, with_user
+
+BUCKET = "budget-usage"
+
+Result = TypeVar("Result")
+
+
+class OwnStore:
+    """A server with one bucket, at the same address after every start.
+
+    ``config`` is of the server; ``user`` is who the gateway is to it, where it knows users.
+    """
+
+    def __init__(self, directory: Path, *, config: str = "", user: str | None = None) -> None:
+        self._directory = directory / "nats"
+        self._copy = directory / "copy of nats"
+        self._user = user
+        self.server = NatsServer(self._directory, port=unused_port(), config=config)
+
+    def do(self, work: Callable[[Bucket], Result]) -> Result:
+        """Work on the bucket as the gateway, on a connection made for it."""
+        url = self.server.url
+        if self._user is not None:
+            url = with_user(url, self._user, PASSWORD)
+        with Bucket.connected(url, BUCKET) as bucket:
+            return work(bucket)
+
+    @property
+    def last_sequence(self) -> int:
+        return self.do(lambda bucket: int(bucket.info().state.last_seq))
+
+    def spend(self, usage: str) -> None:
+        """Set one counter, which gives out one sequence."""
+        self.do(lambda bucket: bucket.spend("acme", "total", "lifetime", {None: usage}))
+
+    def restart(self) -> None:
+        self.server.stop()
+        self.server.start()
+
+    def kill(self) -> None:
+        os.kill(self.server.pid, signal.SIGKILL)
+        self.server.stop()
+
+    def copy(self) -> None:
+        """Take a copy of the server's files."""
+        self.server.stop()
+        shutil.copytree(self._directory, self._copy)
+        self.server.start()
+
+    def set_back(self) -> None:
+        """Put the copy in the place of the server's files, as a restored backup of a disk is."""
+        self.server.stop()
+        shutil.rmtree(self._directory)
+        shutil.copytree(self._copy, self._directory)
+        self.server.start()
+
+
+@contextmanager
+def opened_store(
+    directory: Path,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    config: str = "",
+    user: str | None = None,
+) -> Iterator[OwnStore]:
+    """Start such a server, without a bucket, and let the settings name it."""
+    store = OwnStore(directory, config=config, user=user)
+    with store.server:
+        monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", store.server.url)
+        monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", BUCKET)
+        monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", database_url)
+        yield store

@@ -1,0 +1,240 @@
+"""No crash of ours, wherever it comes, looks like a loss, and none hides one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+
+import dagster as dg
+import psycopg
+import pytest
+
+from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.identity import Baseline, Verdict
+from budget_recovery_dagster.domain.incident import Outcome, Restored
+from budget_recovery_dagster.errors import BudgetRecoveryError
+from budget_recovery_dagster.recovery_ports import Closing
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.services.detection import Checked, DetectionService
+from budget_recovery_dagster.settings import load_settings
+from tests.integration.check_borders import (
+    Borders,
+    CrashError,
+    HurriedClock,
+    bordered,
+    crash,
+    each_border,
+    fail,
+)
+from tests.integration.detection_records import assert_whole, losses, store_row
+from tests.integration.recovery_runs import check, incidents, skipped, state, verdict
+from tests.nats_servers import Bucket, DisturbedNetwork
+
+# So many borders, at least, has a check that finds this.
+FIRST = 30
+RENEWAL = 26
+FINDING = 24
+WATCHING = 20
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A store with its database, and checks of it whose two looks are not really apart."""
+
+    bucket: Bucket
+    database: psycopg.Connection
+    plane: OpenedDatabase
+    service: DetectionService
+
+    def check(self) -> Checked:
+        return self.service.check(checked_by="a check")
+
+    def check_across(self, borders: Borders) -> None:
+        """Run a check in which something happens, and which may fail for it."""
+        with suppress(CrashError, BudgetRecoveryError):
+            bordered(self.service, borders).check(checked_by="a disturbed check")
+
+    def forget(self) -> None:
+        """Let the next check be the first one."""
+        self.database.execute("delete from budget_recovery.store")
+
+    def end_leases(self) -> None:
+        """Let so much time pass that the leases of all who are at work are over."""
+        self.database.execute(
+            "update budget_recovery.lease set expires_at = acquired_at where holder is not null"
+        )
+
+    def rebuild(self) -> None:
+        self.bucket.destroy()
+        self.bucket.create()
+
+    def purge(self) -> None:
+        """Remove all that it holds, and our marker with it."""
+        self.bucket.purge("")
+
+    def assert_sound(self, borders: Borders) -> None:
+        """No incident is open, and the store is the accepted one with our marker in it."""
+        assert self.check().check.verdict.is_good, borders.crossed
+        assert incidents(self.database) == []
+        row = store_row(self.database)
+        stored = self.bucket.stored(f"__guard.{row['deployment_id']}")
+        assert stored is not None
+        assert (stored.revision, row["intended_nonce"]) == (row["marker_revision"], None)
+
+    def end_incident(self) -> None:
+        """Close the open incident, as a restore does, and have a check accept the store."""
+        incident = self.plane.incidents.recovery().incident
+        assert incident is not None
+        with self.service.open_store() as store, self.plane.leases.hold(RESTORE_LEASE, "r") as held:
+            identity = store.look("nobody").identity
+            closing = Closing(Outcome.NOTHING_LOST, "", Restored(), Baseline(identity, version=1))
+            self.plane.incidents.close(closing, judged=incident, lease=held)
+        assert self.check().check.verdict.is_good
+
+
+@pytest.fixture
+def scene(configured: Bucket, database: psycopg.Connection) -> Iterator[Scene]:
+    configured.spend("acme", "total", "lifetime", {None: "80"})
+    with (
+        opened_database(load_settings()) as plane,
+        plane.detection_service().open_store() as store,
+    ):
+        # One client for all of the many checks.
+        service = replace(
+            plane.detection_service(),
+            open_store=lambda: nullcontext(store),
+            clock=HurriedClock(plane.clock),
+        )
+        yield Scene(configured, database, plane, service)
+
+
+def test_no_crash_of_a_first_check_looks_like_a_loss(scene: Scene) -> None:
+    for borders in each_border(crash, at_least=FIRST):
+        scene.forget()
+        scene.check_across(borders)
+        scene.assert_sound(borders)
+
+
+@pytest.mark.parametrize("happen", [crash, fail])
+def test_no_crash_or_failure_of_a_renewal_looks_like_a_loss(
+    scene: Scene, happen: Callable[[bool], None]
+) -> None:
+    assert scene.check().check.verdict is Verdict.FIRST_SEEN
+    for borders in each_border(happen, at_least=RENEWAL):
+        scene.check_across(borders)
+        # One more crash at the same place is not worse.
+        scene.check_across(replace(borders, crossed=[], is_dead=False))
+        scene.assert_sound(borders)
+
+
+@pytest.mark.parametrize("lose", [Scene.rebuild, Scene.purge])
+def test_a_loss_after_a_crash_is_found(scene: Scene, lose: Callable[[Scene], None]) -> None:
+    assert scene.check().check.verdict is Verdict.FIRST_SEEN
+    for borders in each_border(crash, at_least=RENEWAL):
+        scene.check_across(borders)
+        lose(scene)
+        assert scene.check().check.verdict.is_loss, borders.crossed
+        assert state(scene.database) == "RECOVERING"
+        scene.end_incident()
+
+
+def test_a_crash_in_finding_a_loss_leaves_one_incident_to_be_found(scene: Scene) -> None:
+    assert scene.check().check.verdict is Verdict.FIRST_SEEN
+    for number, borders in enumerate(each_border(crash, at_least=FINDING), start=1):
+        scene.rebuild()
+        scene.check_across(borders)
+        scene.check()
+        assert state(scene.database) == "RECOVERING", borders.crossed
+        assert len(incidents(scene.database)) == number, borders.crossed
+        assert len(losses(scene.database)) == number, borders.crossed
+        scene.end_incident()
+
+
+def test_a_crash_while_a_lost_store_comes_back_is_no_further_loss(scene: Scene) -> None:
+    assert scene.check().check.verdict is Verdict.FIRST_SEEN
+    for number, borders in enumerate(each_border(crash, at_least=WATCHING), start=1):
+        scene.bucket.destroy()
+        assert scene.check().check.identity is None
+        scene.bucket.create()
+        scene.check_across(borders)
+        assert not scene.check().check.verdict.is_loss, borders.crossed
+        assert len(losses(scene.database)) == number, borders.crossed
+        scene.end_incident()
+
+
+def one_completes(scene: Scene) -> None:
+    assert scene.check().check.verdict.is_good
+
+
+def two_complete(scene: Scene) -> None:
+    one_completes(scene)
+    one_completes(scene)
+
+
+def one_dies_before_it_writes(scene: Scene) -> None:
+    borders = Borders("before write_marker of open_store", crash)
+    scene.check_across(borders)
+    assert borders.is_reached
+
+
+@pytest.mark.parametrize("meanwhile", [one_completes, two_complete, one_dies_before_it_writes])
+def test_a_check_that_stalls_anywhere_while_others_go_on_does_no_harm(
+    scene: Scene, meanwhile: Callable[[Scene], None]
+) -> None:
+    assert scene.check().check.verdict is Verdict.FIRST_SEEN
+
+    def stall(_: bool) -> None:  # noqa: FBT001 - as Borders calls it
+        scene.end_leases()
+        meanwhile(scene)
+
+    for borders in each_border(stall, at_least=RENEWAL):
+        scene.check_across(borders)
+        scene.assert_sound(borders)
+
+
+def test_a_check_that_stalls_anywhere_while_the_store_is_lost_finds_no_second_loss(
+    scene: Scene,
+) -> None:
+    assert scene.check().check.verdict is Verdict.FIRST_SEEN
+    found: list[Verdict] = []
+
+    def stall(_: bool) -> None:  # noqa: FBT001 - as Borders calls it
+        scene.end_leases()
+        scene.rebuild()
+        found.append(scene.check().check.verdict)
+
+    for borders in each_border(stall, at_least=RENEWAL):
+        scene.check_across(borders)
+        if not borders.is_reached:
+            continue
+        deployment_id = store_row(scene.database)["deployment_id"]
+        assert scene.bucket.stored(f"__guard.{deployment_id}") is None, borders.crossed
+        assert not scene.check().check.verdict.is_loss
+        assert len(losses(scene.database)) == len(found), borders.crossed
+        scene.end_incident()
+    assert set(found) == {Verdict.RECREATED}
+    assert len(incidents(scene.database)) == len(found)
+
+
+def test_a_marker_whose_answer_is_lost_is_known_again(
+    configured: Bucket,
+    nats_server: NatsServer,
+    instance: dg.DagsterInstance,
+    database: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configured.spend("acme", "total", "lifetime", {None: "80"})
+    assert verdict(check(instance)) == "first seen"
+    before = store_row(database)
+    with DisturbedNetwork(nats_server.url) as network, monkeypatch.context() as elsewhere:
+        elsewhere.setenv("BUDGET_RECOVERY_NATS_URL", network.url)
+        network.rewrite = lambda answer: b"" if b'"seq":3' in answer else answer
+        assert "No answer to $KV." in skipped(check(instance))
+    row = store_row(database)
+    assert row["intended_nonce"] is not None
+    assert row | {"intended_nonce": None, "baseline_version": 0} == before | {"baseline_version": 0}
+    stored = configured.stored(f"__guard.{row['deployment_id']}")
+    assert stored is not None
+    assert stored.revision == 3
+    assert row["intended_nonce"] in stored.data.decode()
+    assert_whole(instance, database)

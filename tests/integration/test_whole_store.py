@@ -1,0 +1,204 @@
+"""What happens to a store every day is no loss: nothing is opened, and the marker is renewed."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import dagster as dg
+import psycopg
+import pytest
+from nats.js.api import StreamConfig
+
+from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.settings import load_settings
+from tests.integration.detection_records import assert_whole, store_row
+from tests.integration.live_capture import capture_now, stored_tenants
+from tests.integration.own_store import OwnStore, opened_store
+from tests.integration.recovery_runs import check, incidents, skipped, verdict
+from tests.nats_servers import Bucket, DisturbedNetwork
+from tests.waiting import wait_until
+
+LIFETIME = "lifetime"
+COUNTER = "usage.acme.total.lifetime.="
+DELETED = {"KV-Operation": "DEL"}
+PURGED = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+
+
+@pytest.fixture
+def accepted(
+    configured: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> Bucket:
+    """A bucket with a counter at sequence 1 and our marker at 2."""
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    assert verdict(check(instance)) == "first seen"
+    assert store_row(database)["marker_revision"] == 2
+    return configured
+
+
+def guard(database: psycopg.Connection) -> str:
+    return f"__guard.{store_row(database)['deployment_id']}"
+
+
+def reconfigure(bucket: Bucket) -> None:
+    changed: StreamConfig = bucket.info().config
+    changed.description = "counters of budgets"
+    bucket._do(lambda js: js.update_stream(changed))
+
+
+def delete_keys(bucket: Bucket) -> None:
+    bucket.remove(COUNTER)
+    bucket.put("ratelimit.acme", b"1")
+    bucket.put("ratelimit.acme", b"", PURGED)
+
+
+def let_a_key_expire(bucket: Bucket) -> None:
+    bucket.put("blocked.acme", b"1", {"Nats-TTL": "1s"})
+    wait_until(lambda: not holds(bucket, "blocked.acme"))
+
+
+def holds(bucket: Bucket, key: str) -> bool:
+    stored = bucket.stored(key)
+    return stored is not None and stored.data != b""
+
+
+def purge_a_tenant(bucket: Bucket) -> None:
+    """Take keys away so that the stream shows nothing of it; captures tell of it, by name."""
+    bucket.purge("usage.acme.")
+
+
+@pytest.mark.parametrize(
+    "happen", [reconfigure, Bucket.create, delete_keys, let_a_key_expire, purge_a_tenant]
+)
+def test_what_gateways_and_operators_do_to_a_bucket_is_no_loss(
+    accepted: Bucket,
+    instance: dg.DagsterInstance,
+    database: psycopg.Connection,
+    happen: Callable[[Bucket], None],
+) -> None:
+    happen(accepted)
+    assert_whole(instance, database)
+
+
+@pytest.mark.parametrize("headers", [DELETED, PURGED])
+def test_a_sweep_over_all_keys_that_takes_our_marker_along_is_no_loss(
+    accepted: Bucket,
+    instance: dg.DagsterInstance,
+    database: psycopg.Connection,
+    headers: dict[str, str],
+) -> None:
+    for key in (COUNTER, guard(database)):
+        accepted.put(key, b"", headers)
+    assert_whole(instance, database)
+
+
+@pytest.mark.parametrize("keeps_marker", [True, False])
+def test_the_age_at_which_a_bucket_drops_all_that_it_holds_is_no_loss(
+    configured: Bucket,
+    instance: dg.DagsterInstance,
+    database: psycopg.Connection,
+    *,
+    keeps_marker: bool,
+) -> None:
+    configured.destroy()
+    configured.create_with(max_age=1.0, allow_msg_ttl=keeps_marker)
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    assert verdict(check(instance)) == "first seen"
+    left = 1 if keeps_marker else 0
+    wait_until(lambda: configured.messages() == left)
+    assert holds(configured, guard(database)) is keeps_marker
+    assert_whole(instance, database)
+
+
+@pytest.fixture
+def own_store(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OwnStore]:
+    with opened_store(tmp_path, database_url, monkeypatch) as store:
+        yield store
+
+
+def test_a_restart_of_the_server_is_no_loss(
+    own_store: OwnStore, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    own_store.do(lambda bucket: bucket.create())
+    own_store.spend("10")
+    assert verdict(check(instance)) == "first seen"
+    own_store.restart()
+    assert_whole(instance, database)
+    own_store.spend("20")
+    own_store.kill()
+    own_store.server.start()
+    assert_whole(instance, database)
+
+
+def test_captures_and_checks_at_the_same_time_see_no_loss(
+    accepted: Bucket,
+    instance: dg.DagsterInstance,
+    database: psycopg.Connection,
+    current_hour: Hour,
+) -> None:
+    tenants = [f"t{number}" for number in range(8)]
+    for tenant in tenants:
+        accepted.spend(tenant, "total", LIFETIME, {None: "1"})
+    with ThreadPoolExecutor(1) as pool:
+        captured = pool.submit(capture_now, current_hour)
+        found = {verdict(check(instance))}
+        while not captured.done():
+            found.add(verdict(check(instance)))
+    assert stored_tenants(captured.result()) == ["acme", *tenants]
+    assert found <= {"unchanged", "advanced"}
+    assert_whole(instance, database)
+
+
+def test_a_marker_that_is_renewed_in_the_middle_of_a_reading_is_no_loss(
+    accepted: Bucket,
+    nats_server: NatsServer,
+    instance: dg.DagsterInstance,
+    database: psycopg.Connection,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accepted.spend("globex", "total", LIFETIME, {None: "5"})
+    renewed: list[int] = []
+
+    def renew(_: int) -> None:
+        assert verdict(check(instance)) in ("unchanged", "advanced")
+        renewed.append(store_row(database)["marker_revision"])
+
+    with DisturbedNetwork(nats_server.url) as network, monkeypatch.context() as elsewhere:
+        elsewhere.setenv("BUDGET_RECOVERY_NATS_URL", network.url)
+        through_network = load_settings()
+        elsewhere.undo()
+        network.before_request = renew
+        captured = capture_now(current_hour, through_network)
+    assert stored_tenants(captured) == ["acme", "globex"]
+    assert len(renewed) >= 2
+    assert_whole(instance, database)
+
+
+def test_checks_at_the_same_time_see_no_loss_also_the_very_first_ones(
+    configured: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    checks = 4
+    barrier = Barrier(checks)
+
+    def look(_: int) -> set[Verdict]:
+        # A pool and a client of its own, as another process has.
+        with opened_database(load_settings()) as plane:
+            service = plane.detection_service()
+            barrier.wait()
+            return {service.check(checked_by="a tick").check.verdict for _ in range(3)}
+
+    with ThreadPoolExecutor(checks) as pool:
+        found = set().union(*pool.map(look, range(checks)))
+    # The others find one at work already, which is no finding of theirs.
+    assert Verdict.FIRST_SEEN in found
+    assert not any(each.is_loss for each in found)
+    assert incidents(database) == []
+    assert "Try:" not in skipped(check(instance))
+    assert_whole(instance, database)

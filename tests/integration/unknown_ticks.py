@@ -1,0 +1,65 @@
+"""Ticks that can find nothing out, and what they must leave as it was."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import psycopg
+import pytest
+
+from budget_recovery_dagster.sensors.deadline import TICK_SECONDS
+from tests.integration.recovery_runs import check, incidents, skipped, state, verdict
+from tests.waiting import wait_until
+
+_OVERHEAD_SECONDS = 3.0
+
+
+def unknown(instance: dg.DagsterInstance, *, cursor: str | None = None) -> str:
+    """Return the reason of a tick that must find nothing out, in time, and count itself."""
+    started = time.monotonic()
+    result = check(instance, cursor)
+    assert time.monotonic() - started < TICK_SECONDS + _OVERHEAD_SECONDS
+    told = skipped(result)
+    assert result.cursor == str(int(cursor or "0") + 1), told
+    if result.asset_events:
+        assert verdict(result) == "unknown"
+    return told
+
+
+def assert_red_from_the_third_in_a_row(instance: dg.DagsterInstance, *, reason: str) -> None:
+    assert reason in unknown(instance)
+    assert reason in unknown(instance, cursor="1")
+    # A tick that fails leaves the cursor as it was.
+    for _ in range(2):
+        with pytest.raises(dg.Failure, match="At least 3 ticks in a row") as failure:
+            check(instance, "2")
+        assert reason in str(failure.value.description)
+
+
+def assert_recovered(instance: dg.DagsterInstance, database: psycopg.Connection) -> None:
+    """The next tick finds the store whole, and the counting begins again."""
+    result = check(instance, "2")
+    assert verdict(result) in ("unchanged", "advanced")
+    assert result.cursor == "0"
+    assert "Try:" not in skipped(result)
+    assert incidents(database) == []
+    assert state(database) == "HEALTHY"
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """No thread and no connection is there in the end that was not there before."""
+    before = _threads(), _open_files()
+    yield
+    wait_until(lambda: _threads() <= before[0] and _open_files() <= before[1])
+
+
+def _threads() -> int:
+    return threading.active_count()
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
