@@ -24,6 +24,7 @@ from budget_recovery_dagster.recovery_ports import Baselines, Incidents, StoreCh
 from budget_recovery_dagster.restore_ports import RestoreAudits, RestorePoints
 from budget_recovery_dagster.services.capture import CaptureService
 from budget_recovery_dagster.services.detection import DetectionService
+from budget_recovery_dagster.services.holds import HoldService
 from budget_recovery_dagster.services.recovery import RecoveryService
 from budget_recovery_dagster.services.recovery_points import RecoveryPointsService
 from budget_recovery_dagster.services.status import StatusService
@@ -133,12 +134,17 @@ class OpenedDatabase:
             convergence_timeout=self.settings.convergence_timeout,
         )
 
+    def hold_service(self) -> HoldService:
+        """Return what holds and releases the restore of the open incident."""
+        return HoldService(incidents=self.incidents)
+
     def status_service(self) -> StatusService:
         """Return the look at how the store stands, which needs this database only."""
         return StatusService(
             incidents=self.incidents,
             checks=self.checks,
             points=self.points,
+            leases=self.leases,
             clock=self.clock,
             check_interval=self.settings.check_interval,
         )

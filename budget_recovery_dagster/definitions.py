@@ -8,7 +8,13 @@ from budget_recovery_dagster.assets.recovery_points import recovery_point_age, r
 from budget_recovery_dagster.assets.restored_usage import restored_usage
 from budget_recovery_dagster.assets.snapshot_checks import tenant_coverage, usage_never_drops
 from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
-from budget_recovery_dagster.jobs import hourly_snapshot_job, recovery_points_job, restore_job
+from budget_recovery_dagster.jobs import (
+    hold_restore_job,
+    hourly_snapshot_job,
+    recovery_points_job,
+    release_restore_job,
+    restore_job,
+)
 from budget_recovery_dagster.resources import ControlPlaneResource
 from budget_recovery_dagster.schedules import (
     hourly_snapshot_schedule,
@@ -26,7 +32,13 @@ defs = dg.Definitions(
         restored_usage,
     ],
     asset_checks=[tenant_coverage, usage_never_drops, recovery_point_age],
-    jobs=[hourly_snapshot_job, recovery_points_job, restore_job],
+    jobs=[
+        hourly_snapshot_job,
+        recovery_points_job,
+        restore_job,
+        hold_restore_job,
+        release_restore_job,
+    ],
     schedules=[hourly_snapshot_schedule, recovery_points_schedule],
     sensors=[store_loss_sensor, restore_supervisor_sensor],
     resources={"control_plane": ControlPlaneResource()},

@@ -111,6 +111,10 @@ class IncidentMovedError(BudgetRecoveryError):
     """The incident is not as it was read: closed, failed, or lost further; nothing was changed."""
 
 
+class IncidentHeldError(BudgetRecoveryError):
+    """A person has put the incident on hold; the message says who, since when and why."""
+
+
 class AttemptFailedError(BudgetRecoveryError):
     """An attempt to restore did not succeed; what it has raised stays raised."""
 

@@ -5,6 +5,7 @@ import dagster as dg
 from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
 from budget_recovery_dagster.assets.recovery_points import recovery_points
 from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
+from budget_recovery_dagster.ops.holds import hold_incident, release_incident
 from budget_recovery_dagster.ops.restore import restore
 
 _IN_ONE_PROCESS = dg.in_process_executor
@@ -64,3 +65,32 @@ recovery_points_job = dg.define_asset_job(
 def restore_job() -> None:
     """Recover the store."""
     restore()
+
+
+_ONCE = {"dagster/max_retries": "0", "dagster/max_runtime": "300"}
+
+
+@dg.job(
+    name="hold_restore_job",
+    description=(
+        "Stops the restore of the open incident until release_restore_job: none is launched, and "
+        "one that works stops before the next tenant. To terminate a run of restore_job does the "
+        "same."
+    ),
+    executor_def=_IN_ONE_PROCESS,
+    tags=_ONCE,
+)
+def hold_restore_job() -> None:
+    """Hold the restore."""
+    hold_incident()
+
+
+@dg.job(
+    name="release_restore_job",
+    description="Lets a restore go on that is on hold, with all its attempts.",
+    executor_def=_IN_ONE_PROCESS,
+    tags=_ONCE,
+)
+def release_restore_job() -> None:
+    """Release the restore."""
+    release_incident()

@@ -7,7 +7,7 @@ named. All moments are aware and in UTC.
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
@@ -63,14 +63,6 @@ class UsageStore(Protocol):
         """
         ...
 
-    def identity(self) -> StoreIdentity:
-        """Read the identity from the stream's leader.
-
-        Raises:
-            StoreMissingError: the bucket does not exist.
-        """
-        ...
-
     def now(self) -> datetime | None:
         """Return the time of the stream's leader; None where its server does not tell."""
         ...
@@ -114,11 +106,27 @@ class Lease(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseStanding:
+    """How a lease stands: the token of its last taking, and who holds it, None if nobody does."""
+
+    token: int
+    holder: str | None
+
+
 class Leases(Protocol):
     """Gives out leases that expire by the database's clock if their holder dies."""
 
-    def hold(self, name: str, holder: str) -> AbstractContextManager[Lease]:
+    def look(self, name: str) -> LeaseStanding:
+        """Return how a lease stands, without touching it."""
+        ...
+
+    def hold(
+        self, name: str, holder: str, *, at_most: timedelta | None = None
+    ) -> AbstractContextManager[Lease]:
         """Hold a lease, renewed in the background, until the context ends.
+
+        After ``at_most`` it is not renewed any more, so that work which hangs loses it.
 
         Raises:
             LeaseHeldError: another holder has it, also where that is this same process.

@@ -31,6 +31,11 @@ class Check:
     identity: StoreIdentity | None
     incident_id: str | None = None
 
+    @property
+    def is_good(self) -> bool:
+        """Whether the store was found whole: while an incident is open, it is not, for all else."""
+        return self.verdict.is_good and self.incident_id is None
+
 
 class StoreChecks(Protocol):
     """The checks of the store, newest first; those of the last 30 days are kept."""
@@ -154,6 +159,7 @@ class Incidents(Protocol):
         """Count one more attempt, before its work begins; the incident waits no more.
 
         Raises:
+            IncidentHeldError: it is on hold.
             AttemptsUsedUpError: the loss has had all its attempts.
             IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
         """
@@ -184,6 +190,22 @@ class Incidents(Protocol):
 
         Raises:
             IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+        """
+        ...
+
+    def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
+        """Keep the restore from being launched and from going on; held already: nothing changes.
+
+        Raises:
+            IncidentMovedError: it is closed, or not RECOVERING.
+        """
+        ...
+
+    def release(self, by: str, *, judged: Incident) -> Incident:
+        """Let the restore go on, at once and with all its attempts; not held: nothing changes.
+
+        Raises:
+            IncidentMovedError: as ``hold``.
         """
         ...
 

@@ -12,6 +12,7 @@ from budget_recovery_dagster.domain.convergence import ClusterView
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, ValueShape
 from budget_recovery_dagster.domain.detection import Sighting
 from budget_recovery_dagster.domain.identity import Marker
+from budget_recovery_dagster.domain.incident import Restored
 from budget_recovery_dagster.domain.recovery_point import Usages
 from budget_recovery_dagster.domain.snapshots import TenantReading
 from budget_recovery_dagster.domain.windows import Window
@@ -37,9 +38,9 @@ class Written(StrEnum):
 
     RAISED = "raised"
     KEPT = "kept, it is as high already"
-    CLOSED = "left, its window has closed"
-    UNREADABLE = "left, its live counter is unreadable"
-    EXPIRED = "left, its key would have expired by now"
+    CLOSED = "left: the window has closed"
+    UNREADABLE = "left: the live value is unreadable"
+    EXPIRED = "left: the key would have expired by now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +201,7 @@ class RestorePoints(Protocol):
     """The recovery points of all tenants, verified as they are read."""
 
     def tenants(self) -> frozenset[str]:
-        """Return the tenants that have a retained snapshot."""
-        ...
-
-    def newest_point_at(self) -> datetime | None:
-        """Return the time of the newest snapshot of any tenant."""
+        """Return the tenants that have a retained record of any budget."""
         ...
 
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
@@ -214,16 +211,19 @@ class RestorePoints(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """What one restore did to one budget and window of a tenant.
+    """What one restore does to one budget and window of a tenant, or did.
 
-    ``point_at`` is the newest snapshot that it was restored from. ``before`` and ``after`` are the
-    sums of its counters that were read before and after; ``notes`` name what was left, and why.
+    ``point_at`` is the newest snapshot that it is restored from. Of its ``entries``, ``planned``
+    are the counters that were to be raised, and ``raised`` those that were. ``before`` and
+    ``after`` are the sums of its counters that were read before and after; of a restore that has
+    only begun, ``after`` is what the sum will be. ``notes`` name what was left, and why.
     """
 
     tenant: str
     of: BudgetWindow
     point_at: datetime
     entries: int
+    planned: int
     raised: int
     kept: int
     skipped: int
@@ -234,7 +234,10 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditTrail:
-    """The entries of one restore, and who did it, why, in which run, and when."""
+    """The entries of one restore, and who restores, why, in which run, and when.
+
+    Each tenant, budget and window has at most one entry.
+    """
 
     at: datetime
     run_id: str
@@ -244,13 +247,51 @@ class AuditTrail:
     entries: tuple[AuditEntry, ...]
 
 
-class RestoreAudits(Protocol):
-    """What restores did, for as long as the database lives."""
+@dataclass(frozen=True, slots=True)
+class MergedAudits:
+    """What all restores of an incident did together, told once for each budget and window.
 
-    def record(self, trail: AuditTrail) -> None:
-        """Keep what a restore did."""
+    ``windows`` is how many there are, ``before`` and ``after`` are the sums over all of them, and
+    ``largest`` has those that rose most.
+    """
+
+    windows: int
+    before: Decimal
+    after: Decimal
+    largest: tuple[AuditEntry, ...]
+
+
+class RestoreAudits(Protocol):
+    """What restores did, for as long as the database lives.
+
+    An entry is known by run, time, tenant, budget and window. How many counters of a window were
+    raised in an incident is told of its entries in the order of time: an entry that is finished
+    says it. One that was begun only, because the restore was cut off, raised what the next one had
+    no longer to be raised; the last one, all that was planned. Counters that were raised, lost once
+    more and raised again count once: there are no more than the newest entry has.
+    """
+
+    def begin(self, trail: AuditTrail) -> None:
+        """Keep what a restore is about to do, before it writes anything.
+
+        It takes the place of what was begun before under the same run, time, tenant, budget and
+        window; what is finished stays.
+        """
         ...
 
-    def of_incident(self, incident_id: str) -> tuple[AuditTrail, ...]:
-        """Return the trails of an incident, oldest first; one of each run and time."""
+    def finish(self, trail: AuditTrail) -> None:
+        """Keep what a restore did, in place of what it began; entries not begun are added."""
+        ...
+
+    def restored_in(self, incident_id: str) -> Restored:
+        """Count what was raised in an incident; leaderboards are not audited, so 0 of them."""
+        ...
+
+    def largest(self, incident_id: str, count: int) -> MergedAudits:
+        """Merge what was done to each budget and window in an incident, and return the largest.
+
+        ``before`` is that of a window's first entry; all else, but ``raised``, that of its last
+        one. Those that rose most come first; of equal rises those with notes, then by tenant,
+        budget and window. No more than ``count`` are returned.
+        """
         ...

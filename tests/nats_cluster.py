@@ -1,36 +1,56 @@
 """Three NATS servers, of which single ones can be killed and wiped."""
 
+import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.free_ports import unused_ports
 
+NAMES = ("n0", "n1", "n2")
+
+_MONITOR_SECONDS = 2.0
+
 
 class Cluster:
-    """Three servers, of which single ones can be killed and wiped."""
+    """Three servers, of which single ones can be killed and wiped.
 
-    def __init__(self, directory: Path) -> None:
+    ``routes_of`` tells by which ports of this machine a server, by its number, reaches others,
+    whose own ports it is given.
+    """
+
+    def __init__(
+        self, directory: Path, routes_of: Callable[[int, Sequence[int]], Sequence[int]] | None
+    ) -> None:
         self._directory = directory
-        ports = unused_ports(6)
-        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports[3:])
+        count = len(NAMES)
+        ports = unused_ports(3 * count)
+        clients, routes, monitors = ports[:count], ports[count : 2 * count], ports[2 * count :]
+        self._monitors = dict(zip(NAMES, monitors, strict=True))
         self.servers = {
-            f"n{number}": NatsServer(
-                directory / f"n{number}",
-                port=ports[number],
-                config=f"""
-                    server_name: n{number}
-                    cluster {{
-                        name: C, host: 127.0.0.1, port: {ports[3 + number]}, routes: [{routes}]
-                    }}""",
+            name: NatsServer(
+                directory / name,
+                port=clients[number],
+                config=_config(
+                    name,
+                    routes[number],
+                    monitors[number],
+                    routes_of(number, routes) if routes_of else routes,
+                ),
             )
-            for number in range(3)
+            for number, name in enumerate(NAMES)
         }
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of all servers, as of their last starts."""
+        return [server.url for server in self.servers.values()]
 
     def kill(self, name: str) -> None:
         server = self.servers[name]
@@ -40,13 +60,55 @@ class Cluster:
     def wipe(self, name: str) -> None:
         shutil.rmtree(self._directory / name)
 
+    def behind(self, stream: str | None = None) -> dict[str, str]:
+        """Return the servers that do not hold all that they should, and what each says of it.
+
+        That is all streams, or one; of that also a server says so that holds no replica of it.
+        """
+        path = "/healthz" if stream is None else f"/healthz?account=$G&stream={stream}"
+        found = {name: self._monitor(name, path) for name in NAMES}
+        return {name: said for name, (status, said) in found.items() if status != 200}
+
+    def meta_leader(self) -> str | None:
+        """Return who leads the cluster itself, as the first server says that answers."""
+        for name in NAMES:
+            status, said = self._monitor(name, "/jsz")
+            if status == 200:
+                answer: dict[str, Any] = json.loads(said)
+                leader: str | None = answer.get("meta_cluster", {}).get("leader")
+                return leader
+        return None
+
+    def _monitor(self, name: str, path: str) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", self._monitors[name], timeout=_MONITOR_SECONDS)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except (OSError, HTTPException) as error:
+            return 0, repr(error)
+        finally:
+            connection.close()
+
     @classmethod
     @contextmanager
-    def started(cls, directory: Path) -> Iterator[Self]:
+    def started(
+        cls,
+        directory: Path,
+        routes_of: Callable[[int, Sequence[int]], Sequence[int]] | None = None,
+    ) -> Iterator[Self]:
         """Start the servers; they stop in the end."""
-        cluster = cls(directory)
+        cluster = cls(directory, routes_of)
         with ExitStack() as stack:
             for server in cluster.servers.values():
                 stack.callback(server.stop)
                 server.start()
             yield cluster
+
+
+def _config(name: str, port: int, monitor: int, routes: Sequence[int]) -> str:
+    urls = ", ".join(f'"nats://127.0.0.1:{route}"' for route in routes)
+    return f"""
+        server_name: {name}
+        http: "127.0.0.1:{monitor}"
+        cluster {{ name: C, host: 127.0.0.1, port: {port}, routes: [{urls}] }}"""

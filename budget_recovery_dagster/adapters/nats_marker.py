@@ -22,7 +22,9 @@ async def look(stream: BucketStream, deployment_id: str) -> Sighting:
     """Read identity and marker from the stream's leader; raises as ``BucketStream.ask``."""
     info = await stream.info()
     live = await stream.read_key(marker_key(deployment_id))
-    return Sighting(info.identity, found_marker(live), info.keeps_for)
+    # Where keys may have times of their own, the marker is written to stay, whatever the age.
+    keeps_for = None if info.keeps_ttl else info.keeps_for
+    return Sighting(info.identity, found_marker(live), keeps_for)
 
 
 async def write_marker(stream: BucketStream, deployment_id: str, nonce: str, after: int) -> Marker:

@@ -21,7 +21,7 @@ from budget_recovery_dagster.adapters.nats_sources import SOURCES, SourceReader
 from budget_recovery_dagster.adapters.nats_stream import BucketStream, check_bucket
 from budget_recovery_dagster.domain.convergence import ClusterView
 from budget_recovery_dagster.domain.detection import Sighting
-from budget_recovery_dagster.domain.identity import Marker, StoreIdentity
+from budget_recovery_dagster.domain.identity import Marker
 from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.errors import StoreReadError
 
@@ -64,10 +64,6 @@ class NatsUsageStore:
         self._connection = NatsConnection(access, timeouts)
         self._stream = BucketStream(self._connection, bucket, timeouts)
         self._running: dict[anyio.CancelScope, anyio.Event] = {}
-
-    def identity(self) -> StoreIdentity:
-        """Read the identity from the stream's leader."""
-        return self._call(self._stream.info).identity
 
     def now(self) -> datetime | None:
         """Return the time of the stream's leader; None where its server does not tell."""

@@ -3,12 +3,20 @@
 from datetime import datetime
 
 from budget_recovery_dagster.adapters.postgres_connection import Connection
+from budget_recovery_dagster.domain.incident import Incident
 from budget_recovery_dagster.recovery_ports import Attempt
 
 _INSERT = """
 insert into budget_recovery.restore_attempt (
     incident_id, loss, number, run_id, holder, started_at
 ) values (%s, %s, %s, %s, %s, %s)
+"""
+
+# Not what the incident counts: that begins again while the attempts that there were stay.
+_NEXT_NUMBER = """
+select coalesce(max(number), 0) + 1
+from budget_recovery.restore_attempt
+where incident_id = %s and loss = %s
 """
 
 # What has been said once of how an attempt ended stands.
@@ -49,6 +57,13 @@ def insert_attempt(connection: Connection, attempt: Attempt) -> None:
             attempt.started_at,
         ),
     )
+
+
+def next_number(connection: Connection, incident: Incident) -> int:
+    """Return the number of the next attempt for an incident's newest loss, which is locked."""
+    parameters = (incident.incident_id, len(incident.losses))
+    ((number,),) = connection.execute(_NEXT_NUMBER, parameters).fetchall()
+    return int(number)
 
 
 def end_newest_attempt(

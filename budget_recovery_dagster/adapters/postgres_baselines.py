@@ -2,9 +2,9 @@
 
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.postgres_registry import lock_store, move_baseline
-from budget_recovery_dagster.domain import moves
+from budget_recovery_dagster.domain import baseline_moves
 from budget_recovery_dagster.domain.identity import Baseline
-from budget_recovery_dagster.domain.moves import Standing
+from budget_recovery_dagster.domain.standing import Standing
 
 
 class PostgresBaselines:
@@ -23,7 +23,7 @@ class PostgresBaselines:
         with self._database.writing() as connection:
             store = lock_store(connection)
             standing = Standing(store.state, store.baseline)
-            intended = moves.intend_marker(standing, nonce, judged=judged)
+            intended = baseline_moves.intend_marker(standing, nonce, judged=judged)
             move_baseline(connection, intended)
             return intended
 
@@ -36,6 +36,6 @@ class PostgresBaselines:
         with self._database.writing() as connection:
             store = lock_store(connection)
             standing = Standing(store.state, store.baseline)
-            accepted = moves.accept(standing, baseline, judged=judged)
+            accepted = baseline_moves.accept(standing, baseline, judged=judged)
             move_baseline(connection, accepted)
             return accepted

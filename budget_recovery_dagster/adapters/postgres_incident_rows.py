@@ -18,6 +18,7 @@ from budget_recovery_dagster.domain.incident import (
     Ended,
     FailureReason,
     GivenUp,
+    Held,
     Incident,
     Loss,
     Outcome,
@@ -30,8 +31,8 @@ select incident_id, opened_at,
        ground_created_at, ground_last_sequence, ground_version, ground_marker_nonce,
        ground_marker_revision, ground_marked_at, ground_intended_nonce,
        newest_point_at, last_good_at, attempts, launches, launches_before, next_launch_at,
-       waiting_since, waiting_reason, waits, failed_at, failure, failure_detail,
-       closed_at, outcome, outcome_detail,
+       waiting_since, waiting_reason, waits, held_at, held_by, held_reason, released_at,
+       failed_at, failure, failure_detail, closed_at, outcome, outcome_detail,
        restored_tenants, restored_windows, restored_counters, restored_boards
 from budget_recovery.incident
 """
@@ -72,6 +73,7 @@ set ground_created_at = %s, ground_last_sequence = %s, ground_version = %s,
     ground_intended_nonce = %s,
     attempts = %s, launches = %s, launches_before = %s, next_launch_at = %s,
     waiting_since = %s, waiting_reason = %s, waits = %s,
+    held_at = %s, held_by = %s, held_reason = %s, released_at = %s,
     failed_at = %s, failure = %s, failure_detail = %s,
     closed_at = %s, outcome = %s, outcome_detail = %s,
     restored_tenants = %s, restored_windows = %s, restored_counters = %s, restored_boards = %s
@@ -131,7 +133,8 @@ def insert_newest_loss(connection: Connection, incident: Incident) -> None:
 
 def update_incident(connection: Connection, incident: Incident, *, launches_before: int) -> None:
     """Write all of an incident that may change, but not its losses."""
-    waiting, given_up, ended = incident.waiting, incident.given_up, incident.ended
+    waiting, held = incident.waiting, incident.held
+    given_up, ended = incident.given_up, incident.ended
     restored = ended.restored if ended else None
     connection.execute(
         _UPDATE,
@@ -142,6 +145,8 @@ def update_incident(connection: Connection, incident: Incident, *, launches_befo
             launches_before,
             incident.next_launch_at,
             *((waiting.since, waiting.reason, waiting.waits) if waiting else _nulls(3)),
+            *((held.at, held.by, held.reason) if held else _nulls(3)),
+            incident.released_at,
             *((given_up.at, given_up.reason.value, given_up.detail) if given_up else _nulls(3)),
             *((ended.at, ended.outcome.value, ended.detail) if ended else _nulls(3)),
             *(
@@ -211,6 +216,8 @@ def _incident(row: Row, losses: tuple[Loss, ...]) -> Incident:
         launches=row["launches"],
         next_launch_at=row["next_launch_at"],
         waiting=_waiting(row),
+        held=_held(row),
+        released_at=row["released_at"],
         given_up=_given_up(row),
         ended=_ended(row),
     )
@@ -220,6 +227,12 @@ def _waiting(row: Row) -> Waiting | None:
     if row["waiting_since"] is None:
         return None
     return Waiting(row["waiting_since"], row["waiting_reason"], row["waits"])
+
+
+def _held(row: Row) -> Held | None:
+    if row["held_at"] is None:
+        return None
+    return Held(row["held_at"], row["held_by"], row["held_reason"])
 
 
 def _given_up(row: Row) -> GivenUp | None:

@@ -1,5 +1,6 @@
 """The incidents of the store in PostgreSQL: moves of the state, each one transaction."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import uuid4
@@ -7,6 +8,7 @@ from uuid import uuid4
 from budget_recovery_dagster.adapters.postgres_attempts import (
     end_newest_attempt,
     insert_attempt,
+    next_number,
     read_attempts,
 )
 from budget_recovery_dagster.adapters.postgres_connection import Connection
@@ -32,15 +34,19 @@ from budget_recovery_dagster.adapters.stored_forms import storable
 from budget_recovery_dagster.adapters.stored_recovery import (
     attempt_after,
     ended_by,
+    held_by,
     storable_loss,
 )
-from budget_recovery_dagster.domain import moves
+from budget_recovery_dagster.domain import holds, moves
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.identity import Baseline
 from budget_recovery_dagster.domain.incident import FailureReason, Incident, Loss, Recovery
-from budget_recovery_dagster.domain.moves import Move, Opening, Standing
+from budget_recovery_dagster.domain.moves import Opening
+from budget_recovery_dagster.domain.standing import Move, Standing
 from budget_recovery_dagster.ports import Lease
 from budget_recovery_dagster.recovery_ports import Attempt, Closing
+
+_log = logging.getLogger(__name__)
 
 
 class PostgresIncidents:
@@ -127,6 +133,7 @@ class PostgresIncidents:
         """Count one more attempt, before its work begins; the incident waits no more.
 
         Raises:
+            IncidentHeldError: it is on hold.
             AttemptsUsedUpError: the loss has had all its attempts.
             IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
         """
@@ -135,7 +142,13 @@ class PostgresIncidents:
             started_at = self._database.moment(connection)
             insert_attempt(
                 connection,
-                attempt_after(move.incident, run_id=run_id, holder=holder, started_at=started_at),
+                attempt_after(
+                    move.incident,
+                    number=next_number(connection, move.incident),
+                    run_id=run_id,
+                    holder=holder,
+                    started_at=started_at,
+                ),
             )
             return _keep(connection, standing, move)
 
@@ -177,6 +190,30 @@ class PostgresIncidents:
             ended = ended_by(closing, self._database.moment(connection))
             move = moves.close(standing, ended, baseline=closing.baseline, judged=judged)
             return _keep(connection, standing, move)
+
+    def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
+        """Keep the restore from being launched and from going on; held already: nothing changes.
+
+        Raises:
+            IncidentMovedError: it is closed, or not RECOVERING.
+        """
+        with self._locked() as (connection, standing):
+            held = held_by(by, reason, self._database.moment(connection))
+            return _keep(connection, standing, holds.hold(standing, held, judged=judged))
+
+    def release(self, by: str, *, judged: Incident) -> Incident:
+        """Let the restore go on, at once and with all its attempts; not held: nothing changes.
+
+        Raises:
+            IncidentMovedError: as ``hold``.
+        """
+        with self._locked() as (connection, standing):
+            now = self._database.moment(connection)
+            move = holds.release(standing, judged=judged, now=now)
+            released = _keep(connection, standing, move)
+            if released != standing.incident:
+                _log.info("Incident %s is released by %s.", released.short_id, by)
+            return released
 
     def attempts_of(self, incident_id: str) -> tuple[Attempt, ...]:
         """Return the attempts of an incident, oldest first."""

@@ -23,19 +23,25 @@ from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.stored_forms import storable
 from budget_recovery_dagster.domain.admission import (
     Holding,
+    holder_at,
     lease_lost,
     require_free,
     require_lease_of,
     require_ours,
 )
 from budget_recovery_dagster.errors import DatabaseError
-from budget_recovery_dagster.ports import Lease
+from budget_recovery_dagster.ports import Lease, LeaseStanding
 
 _log = logging.getLogger(__name__)
 
 # A lease's row is made once, held by nobody.
 _MAKE = """
 insert into budget_recovery.lease (name, token) values (%s, 0) on conflict do nothing
+"""
+
+# To look at it: locks nothing, and makes no row where there is none.
+_LOOK = """
+select holder, token, acquired_at, expires_at from budget_recovery.lease where name = %s
 """
 
 # To take it: nobody else may look at the row until it is decided.
@@ -97,21 +103,28 @@ class PostgresLeases:
         self._duration = duration
         self._renew_every = renew_every
 
+    def look(self, name: str) -> LeaseStanding:
+        """Return how a lease stands, without touching it."""
+        with self._database.reading() as connection:
+            row = connection.execute(_LOOK, (name,)).fetchone()
+            now = self._database.moment(connection)
+        return LeaseStanding(row[1] if row else 0, holder_at(_holding(row), now))
+
     @contextmanager
-    def hold(self, name: str, holder: str) -> Iterator[Lease]:
-        """Hold a lease until the context ends.
+    def hold(self, name: str, holder: str, *, at_most: timedelta | None = None) -> Iterator[Lease]:
+        """Hold a lease until the context ends; after ``at_most`` it is not renewed any more.
 
         Raises:
             LeaseHeldError: another holder has it, also where that is this same process.
         """
-        lease = self._take(name, holder)
+        lease = self._take(name, holder, at_most)
         try:
             with _renewing(self._database, lease, self._duration, self._renew_every):
                 yield lease
         finally:
             self._release(lease)
 
-    def _take(self, name: str, holder: str) -> "_HeldLease":
+    def _take(self, name: str, holder: str, at_most: timedelta | None) -> "_HeldLease":
         with self._database.writing() as connection:
             connection.execute(_MAKE, (name,))
             holding = _holding(connection.execute(_LOCK_TO_TAKE, (name,)).fetchone())
@@ -125,7 +138,12 @@ class PostgresLeases:
                 "expires_at": now + self._duration,
             }
             (token,) = connection.execute(_TAKE, values).fetchall()[0]
-        return _HeldLease(name, token, asked_at + self._duration.total_seconds())
+        return _HeldLease(
+            name,
+            token,
+            deadline=asked_at + self._duration.total_seconds(),
+            renewed_until=float("inf") if at_most is None else asked_at + at_most.total_seconds(),
+        )
 
     def _release(self, lease: "_HeldLease") -> None:
         try:
@@ -139,13 +157,15 @@ class PostgresLeases:
 class _HeldLease:
     """A lease as its holder knows it: held until a deadline that renewals push forward.
 
-    The deadline counts from before the server was asked, so it never lies after the server's.
+    The deadline counts from before the server was asked, so it never lies after the server's. From
+    ``renewed_until`` on it is not pushed any more.
     """
 
-    def __init__(self, name: str, token: int, deadline: float) -> None:
+    def __init__(self, name: str, token: int, *, deadline: float, renewed_until: float) -> None:
         self._name = name
         self._token = token
         self._deadline = deadline
+        self._renewed_until = renewed_until
 
     @property
     def name(self) -> str:
@@ -158,6 +178,10 @@ class _HeldLease:
     @property
     def is_over(self) -> bool:
         return time.monotonic() >= self._deadline
+
+    @property
+    def is_to_be_renewed(self) -> bool:
+        return time.monotonic() < self._renewed_until
 
     def require_held(self) -> None:
         if self.is_over:
@@ -183,6 +207,9 @@ def _renewing(
         connection: Connection | None = None
         try:
             while not stopped.wait(renew_every.total_seconds()) and not lease.is_over:
+                if not lease.is_to_be_renewed:
+                    _log.warning("The lease of %s has been held for too long.", lease.name)
+                    return
                 try:
                     connection = connection or database.connect()
                     _renew(database, connection, lease, duration)

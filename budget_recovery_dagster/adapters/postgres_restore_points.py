@@ -13,30 +13,50 @@ from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.postgres_integrity import as_captured
 from budget_recovery_dagster.adapters.restore_windows import WindowInMaking, tokens_at
 from budget_recovery_dagster.domain.counters import BudgetWindow, ValueShape
-from budget_recovery_dagster.domain.recovery_point import Usages
+from budget_recovery_dagster.domain.recovery_point import RecoveryPoint, Usages
 from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.restore_ports import TenantPoint
+from budget_recovery_dagster.restore_ports import TenantPoint, WindowPoint
 
-_TENANTS = "select distinct tenant from budget_recovery.capture"
+# A capture may have no record: it found only keys that it could not read, or retention took them.
+# The limit keeps it at one look into an index for each tenant, however many records there are.
+_TENANTS = """
+select c.tenant
+from (select distinct tenant from budget_recovery.capture) c
+cross join lateral (
+    select from budget_recovery.budget_record r where r.tenant = c.tenant limit 1
+) recorded
+"""
 
 _NEWEST = "select max(captured_at) from budget_recovery.capture"
 
 _NEWEST_OF = f"{_NEWEST} where tenant = %s"
 
 # Windows are found by their tokens, which alone tell what they are: damage to the edges that are
-# stored beside them hides nothing. Those that have closed count if the newest snapshot has them.
-# Of each: its newest record, the newest that covers the earlier ones, and the newest that tells
-# how its keys are written.
-_WINDOWS = """
-select w.budget_id, w.window_token, w.newest_at, w.since, s.value_shape, s.expiry_seconds
-from (
+# stored beside them hides nothing. Of each: its newest record, and the newest that covers the
+# earlier ones.
+_BY_TOKENS = """
+with w as (
     select budget_id, window_token, max(captured_at) as newest_at,
            max(captured_at) filter (where covers_earlier) as since
     from budget_recovery.budget_record
     where tenant = %(tenant)s
       and window_token = any(%(tokens)s)
     group by budget_id, window_token
-) w
+)
+"""
+
+# For a capture, which writes no key.
+_AS_THEY_ARE = """
+select budget_id, window_token, newest_at, since
+from w
+"""
+_CURRENT_WINDOWS = f"{_BY_TOKENS}{_AS_THEY_ARE}"
+
+# For a restore. Those that have closed count if the newest snapshot has them. Of each also the
+# newest record that tells how its keys are written.
+_WITH_SHAPES = """
+select w.budget_id, w.window_token, w.newest_at, w.since, s.value_shape, s.expiry_seconds
+from w
 left join lateral (
     select r.value_shape, r.expiry_seconds
     from budget_recovery.budget_record r
@@ -50,6 +70,7 @@ left join lateral (
 where w.window_token = any(%(current)s) or w.newest_at = %(newest_at)s
 order by w.budget_id, w.window_token
 """
+_WINDOWS = f"{_BY_TOKENS}{_WITH_SHAPES}"
 
 # Narrow rows only; the wide contents follow by id, each once.
 _RECORDS = """
@@ -76,6 +97,9 @@ _AT_ONCE = 500
 Windows = dict[tuple[str, str], WindowInMaking]
 """Windows in the making by budget and token."""
 
+ReadsFrom = dict[tuple[str, str], datetime | None]
+"""From when on the records of each window are to be read; None: all of them."""
+
 
 class PostgresRestorePoints:
     """What a restore would bring back, verified."""
@@ -84,14 +108,9 @@ class PostgresRestorePoints:
         self._database = database
 
     def tenants(self) -> frozenset[str]:
-        """Return the tenants that have a retained snapshot."""
+        """Return the tenants that have a retained record of any budget."""
         with self._database.reading() as connection:
             return frozenset(tenant for (tenant,) in connection.execute(_TENANTS))
-
-    def newest_point_at(self) -> datetime | None:
-        """Return the time of the newest snapshot of any tenant."""
-        with self._database.reading() as connection:
-            return read_newest_point_time(connection)
 
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
         """Read a tenant's recovery point; None where nothing of the tenant is retained."""
@@ -105,14 +124,34 @@ def read_point(connection: Connection, tenant: str, now: datetime) -> TenantPoin
     if newest_at is None:
         return None
     windows, since = _find_windows(connection, tenant, newest_at.astimezone(UTC), now)
-    _add_records(connection, tenant, windows, since)
-    doubtful = {key: each for key, each in windows.items() if each.needs_all_records}
-    _add_records(connection, tenant, doubtful, dict.fromkeys(doubtful))
     return TenantPoint(
         tenant=tenant,
         newest_at=newest_at.astimezone(UTC),
-        windows=tuple(window.finished() for window in windows.values()),
+        windows=_read_windows(connection, tenant, windows, since),
     )
+
+
+def read_current_usages(connection: Connection, tenant: str, now: datetime) -> RecoveryPoint:
+    """Read no more of a tenant's recovery point than the usages of its current windows.
+
+    Verified as ``read_point`` does it: a record must not claim to cover what is damaged.
+    """
+    scope = {"tenant": tenant, "tokens": list(tokens_at(now))}
+    windows: Windows = {}
+    reads_from: ReadsFrom = {}
+    for budget, token, newest_at, since in connection.execute(_CURRENT_WINDOWS, scope):
+        windows[budget, token] = WindowInMaking(
+            BudgetWindow(budget, Window.parse(token)),
+            newest_at=newest_at.astimezone(UTC),
+            shape=None,
+            expiry_seconds=None,
+        )
+        reads_from[budget, token] = since
+    return {
+        window.of: window.usages
+        for window in _read_windows(connection, tenant, windows, reads_from)
+        if window.usages
+    }
 
 
 def read_newest_point_time(connection: Connection) -> datetime | None:
@@ -123,7 +162,7 @@ def read_newest_point_time(connection: Connection) -> datetime | None:
 
 def _find_windows(
     connection: Connection, tenant: str, newest_at: datetime, now: datetime
-) -> tuple[Windows, dict[tuple[str, str], datetime | None]]:
+) -> tuple[Windows, ReadsFrom]:
     """Return the windows of a point, and from when on their records are to be read."""
     current = tokens_at(now)
     scope = {
@@ -134,7 +173,7 @@ def _find_windows(
         "shapes": [shape.value for shape in ValueShape],
     }
     windows: Windows = {}
-    reads_from: dict[tuple[str, str], datetime | None] = {}
+    reads_from: ReadsFrom = {}
     for budget, token, last, since, shape, expiry in connection.execute(_WINDOWS, scope):
         windows[budget, token] = WindowInMaking(
             BudgetWindow(budget, Window.parse(token)),
@@ -146,13 +185,18 @@ def _find_windows(
     return windows, reads_from
 
 
-def _add_records(
-    connection: Connection,
-    tenant: str,
-    windows: Windows,
-    since: dict[tuple[str, str], datetime | None],
-) -> None:
-    """Read the records of windows from a time on, of each its own; None: all of them."""
+def _read_windows(
+    connection: Connection, tenant: str, windows: Windows, since: ReadsFrom
+) -> tuple[WindowPoint, ...]:
+    """Read windows to their end; of one with a damaged record, all others too."""
+    _add_records(connection, tenant, windows, since)
+    doubtful = {key: each for key, each in windows.items() if each.needs_all_records}
+    _add_records(connection, tenant, doubtful, dict.fromkeys(doubtful))
+    return tuple(window.finished() for window in windows.values())
+
+
+def _add_records(connection: Connection, tenant: str, windows: Windows, since: ReadsFrom) -> None:
+    """Read the records of windows from a time on, of each its own."""
     if not windows:
         return
     scope = {

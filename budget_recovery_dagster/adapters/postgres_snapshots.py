@@ -13,7 +13,7 @@ from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.postgres_integrity import find_damage
 from budget_recovery_dagster.adapters.postgres_leases import require_lease
 from budget_recovery_dagster.adapters.postgres_registry import lock_store, move_baseline
-from budget_recovery_dagster.adapters.postgres_restore_points import read_point
+from budget_recovery_dagster.adapters.postgres_restore_points import read_current_usages
 from budget_recovery_dagster.adapters.postgres_retention import find_needed, prune_snapshots
 from budget_recovery_dagster.adapters.stored_forms import storable_failure, storable_id
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, Facts, admit, admit_prune
@@ -126,14 +126,8 @@ class PostgresSnapshots:
 
     def recovery_point(self, tenant: str, now: datetime) -> RecoveryPoint:
         """Return the best known usages of the windows that are current at ``now``."""
-        # Verified, as a restore does it: a record must not claim to cover what was damaged.
         with self._database.reading() as connection:
-            point = read_point(connection, tenant, now)
-        return {
-            window.of: window.usages
-            for window in (point.windows if point else ())
-            if window.usages and window.of.window.is_current(now)
-        }
+            return read_current_usages(connection, tenant, now)
 
     def commit(
         self,

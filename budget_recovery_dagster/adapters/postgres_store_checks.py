@@ -22,14 +22,15 @@ insert into budget_recovery.store_check (
 ) values (%s, %s, %s, %s, %s, %s, %s)
 """
 
-# The newest good one tells until when the store was whole, however long ago that was.
+# The newest good one tells until when the store was whole, however long ago that was. While an
+# incident is open, no check finds that.
 _PRUNE = """
 delete from budget_recovery.store_check
 where checked_at < %(cutoff)s
   and check_id is distinct from (
       select check_id
       from budget_recovery.store_check
-      where verdict = any(%(good)s)
+      where verdict = any(%(good)s) and incident_id is null
       order by checked_at desc, check_id desc
       limit 1
   )
@@ -43,7 +44,7 @@ from budget_recovery.store_check
 _READ_NEWEST = f"{_READ} order by checked_at desc, check_id desc limit %s"
 
 _READ_NEWEST_GOOD = f"""{_READ}
-where verdict = any(%s)
+where verdict = any(%s) and incident_id is null
 order by checked_at desc, check_id desc
 limit 1
 """

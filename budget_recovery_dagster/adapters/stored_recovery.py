@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from budget_recovery_dagster.adapters.stored_forms import MAX_NAMED, storable, storable_id
-from budget_recovery_dagster.domain.incident import Ended, Incident, Loss
+from budget_recovery_dagster.domain.incident import Ended, Held, Incident, Loss
 from budget_recovery_dagster.recovery_ports import Attempt, Check, Closing
 from budget_recovery_dagster.restore_ports import AuditTrail
 
@@ -25,12 +25,19 @@ def ended_by(closing: Closing, at: datetime) -> Ended:
     return Ended(at, closing.outcome, storable(closing.detail), closing.restored)
 
 
-def attempt_after(incident: Incident, *, run_id: str, holder: str, started_at: datetime) -> Attempt:
+def held_by(by: str, reason: str, at: datetime) -> Held:
+    """Return a hold as it is kept."""
+    return Held(at, storable(by), storable(reason))
+
+
+def attempt_after(
+    incident: Incident, *, number: int, run_id: str, holder: str, started_at: datetime
+) -> Attempt:
     """Return the attempt by which an incident has just counted one more, as it is kept."""
     return Attempt(
         incident_id=incident.incident_id,
         loss=len(incident.losses),
-        number=incident.attempts,
+        number=number,
         run_id=storable_id(run_id),
         holder=storable(holder),
         started_at=started_at,

@@ -1,7 +1,6 @@
 """What restores have written back into the gateway's store."""
 
-from collections.abc import Iterable, Mapping
-from decimal import Decimal
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
@@ -10,10 +9,11 @@ from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_sto
 from budget_recovery_dagster.assets.presentation import OWNERS
 from budget_recovery_dagster.assets.recovery_points import recovery_points
 from budget_recovery_dagster.domain.counters import format_usage
-from budget_recovery_dagster.restore_ports import AuditEntry
+from budget_recovery_dagster.domain.incident import Restored
+from budget_recovery_dagster.restore_ports import AuditEntry, MergedAudits
 
-# Dagster keeps each table whole in its event log; PostgreSQL has all rows.
-_MOST_ROWS = 200
+MOST_ROWS = 200
+"""So many windows are shown: Dagster keeps a table whole in its event log; PostgreSQL has all."""
 
 _COLUMNS = [
     dg.TableColumn("tenant", "string"),
@@ -43,20 +43,19 @@ restored_usage = dg.AssetSpec(
 )
 
 
-def restored_metadata(entries: Iterable[AuditEntry]) -> Mapping[str, Any]:
-    """Show what was restored, those that rose most first."""
-    ranked = sorted(entries, key=lambda entry: (entry.before - entry.after, entry.tenant))
-    shown = [entry for entry in ranked if entry.raised or entry.notes][:_MOST_ROWS]
+def restored_metadata(restored: Restored, audits: MergedAudits) -> Mapping[str, Any]:
+    """Show what was restored: of all windows the sums, of the largest that have something each."""
+    shown = [entry for entry in audits.largest if entry.raised or entry.notes]
     return {
-        "counters_raised": sum(entry.raised for entry in ranked),
-        "windows_raised": sum(1 for entry in ranked if entry.raised),
-        "tenants_raised": len({entry.tenant for entry in ranked if entry.raised}),
-        "usage_before": format_usage(sum((entry.before for entry in ranked), Decimal(0))),
-        "usage_after": format_usage(sum((entry.after for entry in ranked), Decimal(0))),
+        "counters_raised": restored.counters,
+        "windows_raised": restored.windows,
+        "tenants_raised": restored.tenants,
+        "usage_before": format_usage(audits.before),
+        "usage_after": format_usage(audits.after),
         "before_and_after": dg.MetadataValue.table(
             records=[_row(entry) for entry in shown], schema=dg.TableSchema(columns=_COLUMNS)
         ),
-        "windows_not_shown": len(ranked) - len(shown),
+        "windows_not_shown": audits.windows - len(shown),
     }
 
 

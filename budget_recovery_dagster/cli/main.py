@@ -6,7 +6,9 @@ import click
 
 from budget_recovery_dagster.cli.dev import dev
 from budget_recovery_dagster.cli.failure import show_failure
+from budget_recovery_dagster.cli.hold import hold
 from budget_recovery_dagster.cli.migrate import migrate
+from budget_recovery_dagster.cli.release import release
 from budget_recovery_dagster.cli.status import status
 from budget_recovery_dagster.cli.wipe import wipe
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
@@ -40,6 +42,8 @@ def main() -> None:
 
 
 main.add_command(dev)
+main.add_command(hold)
 main.add_command(migrate)
+main.add_command(release)
 main.add_command(status)
 main.add_command(wipe)

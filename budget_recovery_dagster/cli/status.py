@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import SecretStr
 from rich.console import Console
 
 from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.cli.control_plane import settings_with_database
 from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.cli.failure import show_failure
 from budget_recovery_dagster.cli.status_json import failure_json, status_json
 from budget_recovery_dagster.cli.status_page import print_status
-from budget_recovery_dagster.errors import SettingsError, put_into_words
-from budget_recovery_dagster.sandbox.running_dev import find_running_dev
+from budget_recovery_dagster.errors import put_into_words
 from budget_recovery_dagster.services.assessment import Condition
-from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 
 CANNOT_TELL = 3
 
@@ -51,8 +49,7 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
     database is that of BUDGET_RECOVERY_POSTGRES_URL or else of the running `budget-recovery dev`.
     """
     try:
-        settings = load_settings()
-        with opened_database(_with_database(settings, data_dir)) as database:
+        with opened_database(settings_with_database(data_dir)) as database:
             found = database.status_service().look()
     except Exception as error:  # noqa: BLE001 - see _Status
         message, hint = put_into_words(error)
@@ -66,20 +63,3 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
     else:
         print_status(Console(highlight=False, file=sys.stdout), found)
     context.exit(exit_code)
-
-
-def _with_database(settings: Settings, data_dir: Path | None) -> Settings:
-    if settings.postgres_url is not None:
-        return settings
-    running = find_running_dev(data_dir or settings.data_place)
-    if running.postgres_url is None:
-        raise SettingsError(
-            f"The running dev uses the database that its {PREFIX}POSTGRES_URL names.",
-            f"set {PREFIX}POSTGRES_URL here, too.",
-        )
-    return settings.model_copy(
-        update={
-            "postgres_url": SecretStr(running.postgres_url),
-            "check_interval_seconds": running.check_interval_seconds,
-        }
-    )

@@ -71,7 +71,8 @@ def _dumped(**content: Any) -> str:
 def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str, Any] | None:
     if incident is None:
         return None
-    waiting, given_up, ended = incident.waiting, incident.given_up, incident.ended
+    waiting, held = incident.waiting, incident.held
+    given_up, ended = incident.given_up, incident.ended
     uncovered = incident.uncovered
     return {
         "id": incident.incident_id,
@@ -82,6 +83,7 @@ def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str
         "launches": incident.launches,
         "next_launch_at": _moment(incident.next_launch_at),
         "newest_attempt": _attempt(attempt),
+        "held": held and {"at": _moment(held.at), "by": held.by, "reason": held.reason},
         "waiting": waiting
         and {
             "since": _moment(waiting.since),

@@ -82,6 +82,9 @@ def _open_incident(incident: Incident, facts: Facts) -> Iterator[str]:
     if waiting is not None:
         looked = "once" if waiting.waits == 1 else f"{waiting.waits} times"
         yield f"Waiting for {in_words(age(waiting.since, now))}, looked {looked}: {waiting.reason}"
+    held = incident.held
+    if held is not None:
+        yield f"On hold since {clock_time(held.at, now)}, by {held.by}: {held.reason}"
     if incident.given_up is not None:
         given_up = incident.given_up
         yield f"Given up {since(given_up.at, now)}: {given_up.reason}"

@@ -66,6 +66,11 @@ def require_bucket(claimed: str, bucket: str) -> None:
         )
 
 
+def holder_at(holding: Holding | None, now: datetime) -> str | None:
+    """Return who holds a lease at ``now``; None if nobody does, or it has expired."""
+    return holding.holder if holding is not None and now < holding.expires_at else None
+
+
 def require_free(name: str, holding: Holding | None, now: datetime) -> None:
     """Refuse to take a lease that somebody holds.
 

@@ -33,7 +33,7 @@ class Sighting:
     """A look at the store, as its leader shows it.
 
     ``marker`` is None where nothing stands under its key. ``keeps_for`` is the age at which the
-    store drops whatever it holds, None if it never does.
+    store drops a marker that is not renewed, None if it never does.
     """
 
     identity: StoreIdentity

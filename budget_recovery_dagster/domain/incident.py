@@ -128,6 +128,15 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """That a person keeps the restore from going on: since when, who, and why."""
+
+    at: datetime
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class GivenUp:
     """That the restore failed for good, when and why."""
 
@@ -160,11 +169,13 @@ class Ended:
 class Incident:
     """A loss of the store, with all that happened until it was put right.
 
-    ``attempts`` counts those for the newest loss; each further loss begins again. ``ground`` is the
-    store that the recovery stands on, in which a further loss would show; None while it is gone.
+    ``attempts`` counts those for the newest loss; a further loss and a release begin again.
+    ``ground`` is the store that the recovery stands on, in which a further loss would show; None
+    while it is gone.
     ``newest_point_at`` is the newest snapshot of all at the time of the loss, ``last_good_at`` when
     the store was last known to be whole: what was counted in between is in no snapshot.
-    ``next_launch_at`` is the earliest time for the next restore.
+    ``next_launch_at`` is the earliest time for the next restore; none is launched or goes on while
+    it is ``held``. ``released_at`` is when it last was no more.
     """
 
     incident_id: str
@@ -177,6 +188,8 @@ class Incident:
     launches: int = 0
     next_launch_at: datetime | None = None
     waiting: Waiting | None = None
+    held: Held | None = None
+    released_at: datetime | None = None
     given_up: GivenUp | None = None
     ended: Ended | None = None
 
@@ -188,6 +201,16 @@ class Incident:
     def short_id(self) -> str:
         """Return as much of the id as people need."""
         return self.incident_id[:8]
+
+    @property
+    def on_hold(self) -> str | None:
+        """Say since when, by whom and why it is on hold; None if it is not."""
+        if self.held is None:
+            return None
+        return (
+            f"Incident {self.short_id} is on hold since {self.held.at:%Y-%m-%d %H:%M:%S} UTC, "
+            f"by {self.held.by}: {self.held.reason}"
+        )
 
     @property
     def uncovered(self) -> timedelta | None:
@@ -212,7 +235,11 @@ def may_launch(recovery: Recovery, now: datetime) -> str | None:
     """
     incident = recovery.incident
     if recovery.state is not RecoveryState.RECOVERING or incident is None:
-        return f"The store is {recovery.state}: there is nothing to restore by itself."
+        if recovery.state is RecoveryState.FAILED:
+            return "The store is FAILED: nothing is tried any more until a person acts."
+        return f"The store is {recovery.state}."
+    if incident.on_hold is not None:
+        return incident.on_hold
     if incident.next_launch_at is not None and now < incident.next_launch_at:
         return (
             f"Incident {incident.short_id} is tried again at "

@@ -1,14 +1,15 @@
-"""The moves of the store's standing: baseline, state and incident, decided on what the locks show.
+"""The moves of an incident from its opening to its end, decided on what the locks show.
 
 The database and its fake read the standing each in their own way, decide here, and keep what comes
-back. Whoever moves something names what it was judged against: if that is not so any more, the
-move is refused, and nothing changes.
+back. Those of a person are in ``holds``.
 """
 
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from budget_recovery_dagster.domain.admission import admit_baseline, require_unmoved
+from budget_recovery_dagster.domain.admission import require_unmoved
+from budget_recovery_dagster.domain.baseline_moves import following
+from budget_recovery_dagster.domain.holds import require_not_held
 from budget_recovery_dagster.domain.identity import Baseline
 from budget_recovery_dagster.domain.incident import (
     MAX_ATTEMPTS,
@@ -25,33 +26,8 @@ from budget_recovery_dagster.domain.incident import (
     backoff,
     may_launch,
 )
+from budget_recovery_dagster.domain.standing import READ_AGAIN, Move, Standing
 from budget_recovery_dagster.errors import AttemptsUsedUpError, IncidentMovedError
-
-_READ_AGAIN = "read the incident again, and go on from what it is now."
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The store with its baseline, and the incident that is open in it, if one is.
-
-    ``launches_before`` is how many of its launches came before its newest attempt or its newest
-    loss: the backoff counts from there.
-    """
-
-    state: RecoveryState
-    baseline: Baseline | None
-    incident: Incident | None = None
-    launches_before: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """What a standing becomes; the incident may be closed by it."""
-
-    state: RecoveryState
-    baseline: Baseline | None
-    incident: Incident
-    launches_before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +47,6 @@ class Opening:
         """When the store was last known to be whole: a capture compares its identity as well."""
         known = [at for at in (self.newest_point_at, self.newest_good_check_at) if at is not None]
         return max(known, default=None)
-
-
-# The baseline
-
-
-def intend_marker(standing: Standing, nonce: str, *, judged: Baseline) -> Baseline:
-    """Note the nonce of a marker that may be written from now on.
-
-    Raises:
-        CapturesPausedError: the store is not HEALTHY.
-        BaselineMovedError: the baseline is not the ``judged`` one any more.
-    """
-    return accept(standing, replace(judged, intended=nonce), judged=judged)
-
-
-def accept(standing: Standing, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
-    """Return a new baseline, under the version that follows.
-
-    Raises:
-        CapturesPausedError, BaselineMovedError: as ``intend_marker``.
-    """
-    admit_baseline(standing.state)
-    require_unmoved(standing.baseline, judged)
-    return _following(standing.baseline, baseline)
 
 
 # Losses
@@ -118,7 +70,7 @@ def open_incident(
     _require_loss(loss)
     if standing.incident is not None:
         raise IncidentMovedError(
-            f"Incident {standing.incident.short_id} is open already.", _READ_AGAIN
+            f"Incident {standing.incident.short_id} is open already.", READ_AGAIN
         )
     if standing.state is not RecoveryState.HEALTHY:
         raise IncidentMovedError(
@@ -139,14 +91,14 @@ def open_incident(
 
 
 def join(standing: Standing, loss: Loss, *, ground: Baseline | None, judged: Incident) -> Move:
-    """Add a further loss; its attempts begin again, at once, unless the incident has FAILED.
+    """Add a further loss; its attempts begin again, at once, unless it has FAILED or is on hold.
 
     Raises:
         IncidentMovedError: the incident is closed, or its ground is not that of ``judged``.
         ValueError: the loss is of a verdict that is none.
     """
     _require_loss(loss)
-    incident = _unmoved(standing, judged)
+    incident = standing.on_the_same_ground(judged)
     joined = replace(
         incident,
         losses=(*incident.losses, loss),
@@ -165,7 +117,7 @@ def stand_on(standing: Standing, ground: Baseline, *, judged: Incident) -> Move:
     Raises:
         IncidentMovedError: as ``join``.
     """
-    return _within(standing, replace(_unmoved(standing, judged), ground=ground))
+    return standing.with_incident(replace(standing.on_the_same_ground(judged), ground=ground))
 
 
 # Launches and attempts
@@ -182,7 +134,7 @@ def claim_launch(standing: Standing, *, judged: Incident, now: datetime) -> Move
         return None
     launches = incident.launches + 1
     pause = backoff(launches - standing.launches_before)
-    return _within(standing, replace(incident, launches=launches, next_launch_at=now + pause))
+    return standing.with_incident(replace(incident, launches=launches, next_launch_at=now + pause))
 
 
 def wait(standing: Standing, reason: str, *, judged: Incident, now: datetime) -> Move:
@@ -191,7 +143,7 @@ def wait(standing: Standing, reason: str, *, judged: Incident, now: datetime) ->
     Raises:
         IncidentMovedError: as ``join``.
     """
-    incident = _unmoved(standing, judged)
+    incident = standing.on_the_same_ground(judged)
     before = incident.waiting
     waiting = Waiting(
         since=before.since if before else now,
@@ -199,7 +151,7 @@ def wait(standing: Standing, reason: str, *, judged: Incident, now: datetime) ->
         waits=before.waits + 1 if before else 1,
     )
     put_off = now + backoff(waiting.waits)
-    return _within(standing, replace(incident, waiting=waiting, next_launch_at=put_off))
+    return standing.with_incident(replace(incident, waiting=waiting, next_launch_at=put_off))
 
 
 def claim_attempt(standing: Standing, *, judged: Incident) -> Move:
@@ -207,9 +159,12 @@ def claim_attempt(standing: Standing, *, judged: Incident) -> Move:
 
     Raises:
         IncidentMovedError: as ``join``, or the store is not RECOVERING.
+        IncidentHeldError: it is on hold.
         AttemptsUsedUpError: the loss has had all its attempts.
     """
     incident = _recovering(standing, judged)
+    # First: what is used up is decided upon, and that has to wait for the person as well.
+    require_not_held(incident)
     if incident.attempts >= MAX_ATTEMPTS:
         raise AttemptsUsedUpError(
             f"Incident {incident.short_id} has used up its {MAX_ATTEMPTS} attempts.",
@@ -250,19 +205,10 @@ def close(standing: Standing, ended: Ended, *, baseline: Baseline, judged: Incid
     incident = _recovering(standing, judged)
     return Move(
         state=after(standing.state, ended.outcome.event),
-        baseline=_following(standing.baseline, baseline),
+        baseline=following(standing.baseline, baseline),
         incident=replace(incident, ended=ended),
         launches_before=standing.launches_before,
     )
-
-
-def _within(standing: Standing, incident: Incident) -> Move:
-    """Move the incident alone."""
-    return Move(standing.state, standing.baseline, incident, standing.launches_before)
-
-
-def _following(present: Baseline | None, baseline: Baseline) -> Baseline:
-    return replace(baseline, version=present.version + 1 if present else 1)
 
 
 def _require_loss(loss: Loss) -> None:
@@ -271,24 +217,6 @@ def _require_loss(loss: Loss) -> None:
 
 
 def _recovering(standing: Standing, judged: Incident) -> Incident:
-    incident = _unmoved(standing, judged)
-    if standing.state is not RecoveryState.RECOVERING:
-        raise _moved(judged, f"the store is {standing.state}")
+    incident = standing.on_the_same_ground(judged)
+    standing.require_recovering(judged)
     return incident
-
-
-def _unmoved(standing: Standing, judged: Incident) -> Incident:
-    incident = standing.incident
-    if incident is None:
-        raise _moved(judged, "it is closed")
-    if incident.incident_id != judged.incident_id:
-        raise _moved(judged, f"it is closed, and {incident.short_id} is open")
-    if incident.ground != judged.ground:
-        raise _moved(judged, "the store that it stands on is another now")
-    return incident
-
-
-def _moved(judged: Incident, why: str) -> IncidentMovedError:
-    return IncidentMovedError(
-        f"Incident {judged.short_id} is not as it was judged: {why}.", _READ_AGAIN
-    )

@@ -43,13 +43,6 @@ class PlannedEntry:
         """The usage that the counter has after the restore, if nobody writes it meanwhile."""
         return self.recorded if self.action is Action.RAISE else self.live
 
-    @property
-    def rise(self) -> Decimal:
-        """By how much a restore raises the counter; zero unless it does."""
-        if self.action is not Action.RAISE:
-            return Decimal(0)
-        return self.recorded - (self.live or Decimal(0))
-
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPlan:
@@ -61,11 +54,6 @@ class RecoveryPlan:
     def that(self, action: Action) -> Iterator[PlannedEntry]:
         """Give the entries with which this is done."""
         return (entry for entry in self.entries if entry.action is action)
-
-    @property
-    def raises_anything(self) -> bool:
-        """Whether a restore would write anything."""
-        return any(self.that(Action.RAISE))
 
 
 def plan_restore(

@@ -2,7 +2,11 @@
 
 import dagster as dg
 
-from budget_recovery_dagster.assets.restored_usage import restored_metadata, restored_usage
+from budget_recovery_dagster.assets.restored_usage import (
+    MOST_ROWS,
+    restored_metadata,
+    restored_usage,
+)
 from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
@@ -15,7 +19,6 @@ from budget_recovery_dagster.services.recovery import (
     RecoveryResult,
     StillWaiting,
 )
-from budget_recovery_dagster.services.restored import merged_entries
 
 OUTCOME_TAG = "budget_recovery/outcome"
 """On a run: what became of it, beyond success or failure."""
@@ -94,16 +97,17 @@ def _tag(context: dg.OpExecutionContext, outcome: str) -> None:
 def _log_restored(
     context: dg.OpExecutionContext, plane: OpenedDatabase, incident: Incident
 ) -> None:
-    entries = merged_entries(plane.audits.of_incident(incident.incident_id))
-    if not entries:
+    audits = plane.audits.largest(incident.incident_id, MOST_ROWS)
+    if not audits.windows:
         return
+    restored = plane.audits.restored_in(incident.incident_id)
     metadata = {
         "incident": incident.incident_id,
         "loss": incident.losses[-1].reason,
         "outcome": incident.ended.detail if incident.ended else "failed",
-        **restored_metadata(entries),
+        **restored_metadata(restored, audits),
     }
-    if any(entry.raised for entry in entries):
+    if restored.counters:
         context.log_event(dg.AssetMaterialization(restored_usage.key, metadata=metadata))
     else:
         context.log_event(dg.AssetObservation(restored_usage.key, metadata=metadata))

@@ -6,7 +6,8 @@ from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.jobs import restore_job
 from budget_recovery_dagster.resources import ControlPlaneResource
 from budget_recovery_dagster.sensors.deadline import TICK_SECONDS, within
-from budget_recovery_dagster.sensors.launching import launch_restore
+from budget_recovery_dagster.sensors.supervising import Supervised, supervise_restore
+from budget_recovery_dagster.sensors.suspicion_cursor import read_suspicion, write_suspicion
 from budget_recovery_dagster.sensors.unknown_ticks import unknown_tick
 
 
@@ -15,26 +16,29 @@ from budget_recovery_dagster.sensors.unknown_ticks import unknown_tick
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description=(
-        "Launches restore_job while an incident is open and no run is at it: at once for a loss "
-        "that a capture has found, and again, after a pause of at most five minutes, when a run "
-        "had to wait for the store or has ended without success. Looks at PostgreSQL only."
+        "Sees to it that an open incident is worked on: launches restore_job while nobody is at "
+        "it, at once for a loss that a capture has found, and again, after a pause of at most "
+        "five minutes, when a run had to wait for the store or has died. Whether somebody works "
+        "is told by a lease in PostgreSQL: a run that is called started and has had none for a "
+        "minute is declared failed. A run that a person terminates puts the incident on hold."
     ),
 )
 def restore_supervisor_sensor(
     context: dg.SensorEvaluationContext, control_plane: ControlPlaneResource
 ) -> dg.SensorResult:
-    """Look once whether a restore is due; skip with the reason, or request its run."""
+    """Do once what is to be done; skip with the reason, or request a run."""
 
-    def look_and_launch() -> dg.RunRequest | str:
+    def look() -> Supervised:
         with control_plane.opened() as plane:
-            return launch_restore(context.instance, plane)
+            return supervise_restore(context.instance, plane, read_suspicion(context.cursor))
 
     try:
-        launched = within(TICK_SECONDS, look_and_launch)
+        supervised = within(TICK_SECONDS, look)
     except SettingsError:
         raise
     except BudgetRecoveryError as error:
         return unknown_tick(context, error.message, error.hint)
-    if isinstance(launched, dg.RunRequest):
-        return dg.SensorResult(run_requests=[launched], cursor="0")
-    return dg.SensorResult(skip_reason=launched, cursor="0")
+    cursor = write_suspicion(supervised.suspicion)
+    if supervised.request is not None:
+        return dg.SensorResult(run_requests=[supervised.request], cursor=cursor)
+    return dg.SensorResult(skip_reason=supervised.reason, cursor=cursor)

@@ -10,7 +10,7 @@ from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.jobs import restore_job
 from budget_recovery_dagster.resources import ControlPlaneResource
 from budget_recovery_dagster.sensors.deadline import TICK_SECONDS, within
-from budget_recovery_dagster.sensors.launching import launch_restore
+from budget_recovery_dagster.sensors.supervising import Supervised, supervise_restore
 from budget_recovery_dagster.sensors.unknown_ticks import unknown_tick
 from budget_recovery_dagster.services.detection import Checked
 from budget_recovery_dagster.settings import load_settings
@@ -32,28 +32,28 @@ def store_loss_sensor(
 ) -> dg.SensorResult:
     """Check the store once; skip with the reason, or request the run of a restore."""
 
-    def check_and_launch() -> tuple[Checked, dg.RunRequest | str]:
+    def check_and_launch() -> tuple[Checked, Supervised]:
         with control_plane.opened() as plane:
             checked = plane.detection_service().check(checked_by="store_loss_sensor")
-            return checked, launch_restore(context.instance, plane)
+            return checked, supervise_restore(context.instance, plane)
 
     try:
-        checked, launched = within(TICK_SECONDS, check_and_launch)
+        checked, supervised = within(TICK_SECONDS, check_and_launch)
     except SettingsError:
         raise
     except BudgetRecoveryError as error:
         return unknown_tick(context, error.message, error.hint)
     observed = [dg.AssetObservation(gateway_usage_store.key, metadata=_metadata(checked))]
     check = checked.check
-    if isinstance(launched, dg.RunRequest):
-        return dg.SensorResult(run_requests=[launched], cursor="0", asset_events=observed)
+    if supervised.request is not None:
+        return dg.SensorResult(run_requests=[supervised.request], cursor="0", asset_events=observed)
     if check.verdict is Verdict.UNKNOWN:
         return unknown_tick(context, check.reason, checked.hint, observed)
     told = f"{check.verdict}: {check.reason}"
     if checked.hint:
         told = f"{told} Try: {checked.hint}"
     if checked.recovery.incident is not None:
-        told = f"{told} {launched}"
+        told = f"{told} {supervised.reason}"
     return dg.SensorResult(skip_reason=told, cursor="0", asset_events=observed)
 
 

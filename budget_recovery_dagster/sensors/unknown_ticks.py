@@ -26,5 +26,6 @@ def unknown_tick(
 
 
 def _counted(cursor: str | None) -> int:
-    # It can be edited in the UI.
-    return int(cursor) if cursor and cursor.isdecimal() else 0
+    # It can be edited in the UI. The supervisor keeps more behind the count.
+    count = (cursor or "").partition(" ")[0]
+    return int(count) if count.isdecimal() else 0

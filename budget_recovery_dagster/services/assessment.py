@@ -21,6 +21,8 @@ MISSED_CHECKS = 3
 
 # The supervisor of restores looks twice a minute.
 _LAUNCH_IS_LATE = timedelta(minutes=2)
+# As often as a snapshot is due.
+_LONG_HOLD = timedelta(hours=1)
 _NAMED = 3
 
 
@@ -41,13 +43,15 @@ class Facts:
     not tell, ``newest_good`` the newest that found the store whole. ``attempt`` is the newest of
     the open incident, ``closed`` the newest incident that is over. ``newest_points`` are the newest
     snapshots of windows that are current, by tenant; ``newest_snapshot`` is the newest of all;
-    ``failing`` are the tenants whose last capture failed, with their newest snapshot.
+    ``failing`` are the tenants whose last capture failed, with their newest snapshot. ``worker`` is
+    who restores at this moment.
     """
 
     at: datetime
     check_interval: timedelta
     recovery: Recovery
     attempt: Attempt | None
+    worker: str | None
     closed: Incident | None
     checks: tuple[Check, ...]
     unknown_in_a_row: int
@@ -55,13 +59,6 @@ class Facts:
     newest_points: Mapping[str, datetime]
     newest_snapshot: datetime | None
     failing: Mapping[str, datetime | None]
-
-    @property
-    def running_attempt(self) -> Attempt | None:
-        """The attempt that is at work, as far as is known; one that died looks the same."""
-        if self.attempt is None or self.attempt.ended_at is not None:
-            return None
-        return self.attempt
 
     @property
     def known_whole_at(self) -> datetime | None:
@@ -90,7 +87,9 @@ def assess(facts: Facts) -> Assessment:
     """Say what the facts amount to. A HEALTHY store of which too little is known is not healthy."""
     match facts.recovery.state:
         case RecoveryState.RECOVERING:
-            return Assessment(Condition.RECOVERING, (), _step_of_recovery(facts))
+            return Assessment(
+                Condition.RECOVERING, _doubts_of_hold(facts), _step_of_recovery(facts)
+            )
         case RecoveryState.FAILED:
             return Assessment(Condition.FAILED, (), _step_after_failure(facts.recovery.incident))
         case RecoveryState.HEALTHY:
@@ -172,14 +171,28 @@ def _next_check(facts: Facts) -> str:
     return f"The next check of the store is due{when}."
 
 
+def _doubts_of_hold(facts: Facts) -> tuple[str, ...]:
+    """Warn of a hold that may have been forgotten: captures are paused as long as it lasts."""
+    held = facts.recovery.incident.held if facts.recovery.incident else None
+    if held is None or facts.at - held.at < _LONG_HOLD:
+        return ()
+    span = in_words(facts.at - held.at)
+    return (f"The restore is on hold for {span}: nothing is blocked again or captured meanwhile.",)
+
+
 def _step_of_recovery(facts: Facts) -> str:
     incident = facts.recovery.incident
     if incident is None:
         return "See the log of restore_supervisor_sensor in Dagster: no incident is open."
-    due = incident.next_launch_at or incident.opened_at
-    running = facts.running_attempt
-    is_running = running is not None and running.number == incident.attempts
-    if not is_running and facts.at - due > _LAUNCH_IS_LATE:
+    if incident.held is not None:
+        return (
+            f"Remove the reason of the hold ({incident.held.reason.rstrip('.')}), then `budget-"
+            "recovery release`: nothing is restored until then."
+        )
+    if facts.worker is not None:
+        return f"Nothing to do: {facts.worker} is at work."
+    due = incident.next_launch_at or incident.released_at or incident.opened_at
+    if facts.at - due > _LAUNCH_IS_LATE:
         return (
             f"The restore should have begun at {clock_time(due, facts.at)}: see in Dagster whether"
             " its daemon runs and restore_supervisor_sensor is on."
@@ -191,11 +204,6 @@ def _step_of_recovery(facts: Facts) -> str:
         return (
             f"Bring the store back to full health; the restore waits for that ({reason}) and looks"
             f" again {is_next}."
-        )
-    if running is not None and is_running:
-        return (
-            f"Nothing to do: attempt {running.number} of {MAX_ATTEMPTS} is at work since"
-            f" {clock_time(running.started_at, facts.at)}."
         )
     if incident.attempts >= MAX_ATTEMPTS:
         step = f"the attempts are used up, and a last look follows {is_next}"

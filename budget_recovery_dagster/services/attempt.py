@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from budget_recovery_dagster.domain.detection import Sighting, accepted_marker, judge_sighting
+from budget_recovery_dagster.domain.holds import require_not_held
 from budget_recovery_dagster.domain.identity import Baseline
 from budget_recovery_dagster.domain.incident import Incident, Outcome, Restored
 from budget_recovery_dagster.domain.plan import Action
@@ -17,8 +19,9 @@ from budget_recovery_dagster.errors import (
     put_into_words,
 )
 from budget_recovery_dagster.ports import Clock, Lease
-from budget_recovery_dagster.recovery_ports import Closing, StoreChecks
+from budget_recovery_dagster.recovery_ports import Closing, Incidents, StoreChecks
 from budget_recovery_dagster.restore_ports import (
+    AuditEntry,
     AuditTrail,
     RecoverableStore,
     RestoreAudits,
@@ -26,8 +29,8 @@ from budget_recovery_dagster.restore_ports import (
 )
 from budget_recovery_dagster.services.count_words import counted
 from budget_recovery_dagster.services.losses import Losses, check_of, look_or_gone
-from budget_recovery_dagster.services.restored import merged_entries
 from budget_recovery_dagster.services.tenant_restore import (
+    Guards,
     TenantRestored,
     failed,
     plan_tenant,
@@ -53,6 +56,7 @@ class RestoreTools:
     points: RestorePoints
     audits: RestoreAudits
     checks: StoreChecks
+    incidents: Incidents
     losses: Losses
     clock: Clock
 
@@ -74,11 +78,13 @@ class RestoreAttempt:
 
         Raises:
             StoreLostError: the store was lost once more; the incident says so.
+            IncidentHeldError: a person has put it on hold; what was raised stays raised.
             AttemptFailedError: some tenants are not done; what was raised stays raised.
             StoreError, DatabaseError, LeaseLostError: the work was cut short; likewise.
         """
         for tenant in sorted(self.tools.points.tenants()):
             self.worker.lease.require_held()
+            self._require_not_held()
             self._restore(tenant)
         seen = self._require_same_store()
         undone = [tenant for tenant in self.tenants if tenant.failure is not None]
@@ -94,35 +100,53 @@ class RestoreAttempt:
             AttemptFailedError: something is left.
             StoreError, DatabaseError, LeaseLostError: it could not be seen.
         """
-        left = 0
+        left, unseen = 0, ""
         for tenant in sorted(self.tools.points.tenants()):
             self.worker.lease.require_held()
-            now = self.tools.clock.now()
-            point = self.tools.points.point_of(tenant, now)
-            if point is None:
-                continue
-            self._has_current |= any(each.of.window.is_current(now) for each in point.windows)
-            plan = plan_tenant(point, self.store.open_tenant(tenant).reading, now)
-            left += sum(1 for _ in plan.that(Action.RAISE))
+            try:
+                left += self._count_left(tenant)
+            except (DatabaseUnreachableError, LeaseLostError):
+                raise
+            except Exception as error:  # noqa: BLE001 - reported by name; no tenant hides another
+                self._require_answer(error)
+                unseen = f" Tenant {tenant!r} cannot be seen: {put_into_words(error)[0]}"
         seen = self._require_same_store()
-        if left:
+        if left or unseen:
             raise AttemptFailedError(
-                f"All attempts have ended, and the snapshots still say more than "
-                f"{counted(left, 'counter')}.",
+                "All attempts have ended, and the snapshots still say more than "
+                f"{counted(left, 'counter')}.{unseen}",
                 "read the logs of the runs of restore_job to see how they ended.",
             )
         return self._closing(seen)
 
-    def _restore(self, tenant: str) -> None:
+    def _count_left(self, tenant: str) -> int:
+        """Count the counters of a tenant that are lower than the snapshots say."""
         now = self.tools.clock.now()
+        point = self.tools.points.point_of(tenant, now)
+        if point is None:
+            return 0
+        self._has_current |= any(each.of.window.is_current(now) for each in point.windows)
+        plan = plan_tenant(point, self.store.open_tenant(tenant).reading, now)
+        return sum(1 for _ in plan.that(Action.RAISE))
+
+    def _require_not_held(self) -> None:
+        incident = self.tools.incidents.recovery().incident
+        # Of another incident it is not told here: the end of this one will not be accepted.
+        if incident is not None and incident.incident_id == self.incident.incident_id:
+            require_not_held(incident)
+
+    def _restore(self, tenant: str) -> None:
+        at = self.tools.clock.now()
+        guards = Guards(
+            keep_going=self.worker.lease.require_held,
+            begin=lambda entries: self.tools.audits.begin(self._trail(at, entries)),
+        )
         try:
-            point = self.tools.points.point_of(tenant, now)
+            point = self.tools.points.point_of(tenant, at)
             if point is None:
                 return
-            self._has_current |= any(each.of.window.is_current(now) for each in point.windows)
-            restored = restore_tenant(
-                self.store, point, self.tools.clock, self.worker.lease.require_held
-            )
+            self._has_current |= any(each.of.window.is_current(at) for each in point.windows)
+            restored = restore_tenant(self.store, point, self.tools.clock, guards)
         except (DatabaseUnreachableError, LeaseLostError):
             raise
         except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
@@ -130,21 +154,26 @@ class RestoreAttempt:
         self.tenants.append(restored)
         self._tell(restored)
         if restored.entries:
-            self.tools.audits.record(
-                AuditTrail(
-                    at=self.tools.clock.now(),
-                    run_id=self.worker.run_id,
-                    who=self.worker.holder,
-                    why=self.incident.losses[-1].reason,
-                    incident_id=self.incident.incident_id,
-                    entries=restored.entries,
-                )
-            )
-        if isinstance(restored.failure, StoreError) and not isinstance(
-            restored.failure, StoreWriteError
-        ):
-            # Whether this tenant alone is refused or the store is gone: each of a thousand tenants
-            # would wait for its time-out.
+            self.tools.audits.finish(self._trail(at, restored.entries))
+        if restored.failure is not None:
+            self._require_answer(restored.failure)
+
+    def _trail(self, at: datetime, entries: tuple[AuditEntry, ...]) -> AuditTrail:
+        return AuditTrail(
+            at=at,
+            run_id=self.worker.run_id,
+            who=self.worker.holder,
+            why=self.incident.losses[-1].reason,
+            incident_id=self.incident.incident_id,
+            entries=entries,
+        )
+
+    def _require_answer(self, failure: Exception) -> None:
+        """See, after a tenant's failure, whether that tenant alone is refused or the store is gone.
+
+        Else each of a thousand tenants would wait for its time-out.
+        """
+        if isinstance(failure, StoreError) and not isinstance(failure, StoreWriteError):
             self.store.look(self.deployment_id)
 
     def _tell(self, restored: TenantRestored) -> None:
@@ -198,6 +227,9 @@ class RestoreAttempt:
         else:
             outcome = Outcome.NOTHING_CURRENT
             detail = "Every window in the snapshots has closed, so there was nothing to bring back."
+        noted = sum(bool(entry.notes) for tenant in self.tenants for entry in tenant.entries)
+        if noted:
+            detail = f"{detail} Of {counted(noted, 'window')} something was left: see its notes."
         return Closing(outcome, f"{detail} {uncovered(self.incident)}", restored, self._base(seen))
 
     def _base(self, seen: Sighting) -> Baseline:
@@ -208,14 +240,8 @@ class RestoreAttempt:
 
     def _restored(self) -> Restored:
         """Sum up what all attempts of the incident have raised."""
-        trails = self.tools.audits.of_incident(self.incident.incident_id)
-        raised = [entry for entry in merged_entries(trails) if entry.raised]
-        return Restored(
-            tenants=len({entry.tenant for entry in raised}),
-            windows=len(raised),
-            counters=sum(entry.raised for entry in raised),
-            boards=sum(tenant.boards for tenant in self.tenants),
-        )
+        restored = self.tools.audits.restored_in(self.incident.incident_id)
+        return replace(restored, boards=sum(tenant.boards for tenant in self.tenants))
 
 
 def uncovered(incident: Incident) -> str:

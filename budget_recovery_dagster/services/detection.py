@@ -25,7 +25,7 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.ports import Clock, Leases, Snapshots, StoreRecord, StoreRegistry
 from budget_recovery_dagster.recovery_ports import Baselines, Check, Incidents, StoreChecks
 from budget_recovery_dagster.restore_ports import OpenStore, RecoverableStore
-from budget_recovery_dagster.services.losses import Losses, look_or_gone
+from budget_recovery_dagster.services.losses import Losses, look_or_gone, stand_in
 from budget_recovery_dagster.services.marking import MarkerWriting, new_nonce
 
 # Captures move the baseline too; each round judges anew.
@@ -130,7 +130,7 @@ class DetectionService:
 
     def _compare(self, store: RecoverableStore, checked_by: str) -> _Finding:
         record = self.registry.claim(self.bucket)
-        accepted = record.baseline or self._stand_in()
+        accepted = record.baseline or stand_in(self.snapshots)
         seen = look_or_gone(lambda: store.look(record.deployment_id))
         now = self.clock.now()
         judgement = judge_sighting(accepted, seen, now)
@@ -145,11 +145,6 @@ class DetectionService:
         elif seen is not None:
             return self._renew(store, _Sound(record, seen, judgement, now))
         return _Finding(judgement, seen)
-
-    def _stand_in(self) -> Baseline | None:
-        """Return what was accepted if its row is lost: while snapshots exist, no store is new."""
-        newest = self.snapshots.newest_identity()
-        return None if newest is None else Baseline(newest, version=0)
 
     def _renew(self, store: RecoverableStore, sound: _Sound) -> _Finding:
         """Accept the store as it is now, with a new marker in it."""
@@ -188,4 +183,8 @@ class DetectionService:
             self._losses.join(
                 judgement, lambda: store.look(deployment_id), judged=incident, found_by=checked_by
             )
-        return _Finding(judgement, seen)
+            return _Finding(judgement, seen)
+        # Nothing is said of the store that was lost: this is about what stands in its place.
+        what = "The store is there again" if ground is None else "No further loss"
+        now = seen.identity if seen else "gone"
+        return _Finding(Judgement(judgement.verdict, f"{what}: {now}."), seen)

@@ -14,7 +14,7 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.ports import Clock, Snapshots, StoreRegistry, UsageStore
 from budget_recovery_dagster.recovery_ports import StoreChecks
-from budget_recovery_dagster.services.losses import Losses, check_of
+from budget_recovery_dagster.services.losses import Losses, check_of, stand_in
 
 # Each round reads the baseline anew, so only one that moves all the time uses them up.
 _ROUNDS = 5
@@ -65,7 +65,7 @@ class IdentityWatch:
     def _compare(self, store: UsageStore) -> StoreIdentity:
         if self.baseline is None:
             self.read_baseline()
-        accepted = self.baseline or self._stand_in()
+        accepted = self.baseline or stand_in(self.snapshots)
         try:
             seen: Sighting | None = store.look(self._deployment_id)
         except StoreMissingError:
@@ -79,11 +79,6 @@ class IdentityWatch:
                 raise BaselineMovedError(judgement.reason, "compare with the new baseline.")
             self._open_incident(store, judgement, accepted)
         return self._compare_with_last(seen)
-
-    def _stand_in(self) -> Baseline | None:
-        """Return what was accepted if its row is lost: while snapshots exist, no store is new."""
-        newest = self.snapshots.newest_identity()
-        return None if newest is None else Baseline(newest, version=0)
 
     def _open_incident(
         self, store: UsageStore, judgement: Judgement, accepted: Baseline | None

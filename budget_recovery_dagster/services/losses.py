@@ -17,7 +17,7 @@ from budget_recovery_dagster.domain.detection import (
 from budget_recovery_dagster.domain.identity import Baseline
 from budget_recovery_dagster.domain.incident import Incident, Loss
 from budget_recovery_dagster.errors import PossibleLossError, StoreMissingError
-from budget_recovery_dagster.ports import Clock
+from budget_recovery_dagster.ports import Clock, Snapshots
 from budget_recovery_dagster.recovery_ports import Check, Incidents
 
 Look = Callable[[], Sighting]
@@ -30,6 +30,12 @@ def look_or_gone(look: Look) -> Sighting | None:
         return look()
     except StoreMissingError:
         return None
+
+
+def stand_in(snapshots: Snapshots) -> Baseline | None:
+    """Return what was accepted where its row is lost: while snapshots exist, no store is new."""
+    newest = snapshots.newest_identity()
+    return None if newest is None else Baseline(newest, version=0)
 
 
 def ground_of(seen: Sighting | None) -> Baseline | None:

@@ -4,7 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from budget_recovery_dagster.domain.convergence import ClusterView, why_not_converged
+from budget_recovery_dagster.domain.convergence import (
+    SETTLED_FOR,
+    ClusterView,
+    objection,
+    why_not_converged,
+)
 from budget_recovery_dagster.domain.moments import RESTORE_CLOCK_SKEW
 from budget_recovery_dagster.errors import StoreError, StoreNotReadyError
 from budget_recovery_dagster.ports import Clock
@@ -12,11 +17,16 @@ from budget_recovery_dagster.restore_ports import RecoverableStore
 
 # Three looks must span the twelve seconds for which a cluster is known to be blind.
 _POLL_EVERY = timedelta(seconds=3)
+_TO_SETTLE = SETTLED_FOR + _POLL_EVERY
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Waits for a store for at most ``timeout``; ``keep_going`` raises once that is of no use."""
+    """Waits for at most ``timeout`` for a store that has something to be objected to.
+
+    One that is well is given the time that it takes to prove it, too, however short the timeout.
+    ``keep_going`` raises once waiting is of no use.
+    """
 
     clock: Clock
     timeout: timedelta
@@ -48,7 +58,8 @@ class Readiness:
             problem = self._problem(store, views)
             if problem is None:
                 return
-            if self.clock.now() >= give_up_at:
+            is_well = bool(views) and objection(views[-1]) is None
+            if self.clock.now() >= give_up_at + (_TO_SETTLE if is_well else timedelta(0)):
                 raise problem
             if problem.message != said:
                 said = problem.message

@@ -6,12 +6,11 @@ it began. The end of it all, a new baseline and a healthy store, is one transact
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.detection import Sighting, judge_sighting
-from budget_recovery_dagster.domain.identity import Baseline, Verdict
+from budget_recovery_dagster.domain.identity import Verdict
 from budget_recovery_dagster.domain.incident import (
     MAX_ATTEMPTS,
     FailureReason,
@@ -23,13 +22,13 @@ from budget_recovery_dagster.errors import (
     AttemptsUsedUpError,
     BudgetRecoveryError,
     DatabaseUnreachableError,
+    IncidentHeldError,
     IncidentMovedError,
     LeaseHeldError,
     LeaseLostError,
     PossibleLossError,
     StoreError,
     StoreLostError,
-    StorePermissionError,
     StoreWriteError,
     put_into_words,
 )
@@ -42,10 +41,16 @@ from budget_recovery_dagster.restore_ports import (
     RestorePoints,
 )
 from budget_recovery_dagster.services.attempt import RestoreAttempt, RestoreTools, Worker
-from budget_recovery_dagster.services.losses import Losses, check_of
-from budget_recovery_dagster.services.marking import MarkerWriting, new_nonce
+from budget_recovery_dagster.services.ground import GroundTaking
+from budget_recovery_dagster.services.losses import Losses
 from budget_recovery_dagster.services.readiness import Readiness
 from budget_recovery_dagster.services.tenant_restore import TenantRestored
+
+LONGEST = timedelta(hours=1)
+"""How long one try may last: a worker that hangs must not keep the store from being restored.
+
+One that is merely slow loses nothing by it: what it has raised stays raised for the next.
+"""
 
 # After these nothing can be noted any more, or what was noted is about another loss.
 _BEYOND_NOTING = (DatabaseUnreachableError, IncidentMovedError, LeaseLostError, StoreLostError)
@@ -80,7 +85,7 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True)
 class NothingToDo:
-    """No restore is due, or another one is under way."""
+    """No restore is due, another one is under way, or a person keeps it from going on."""
 
     reason: str
 
@@ -115,10 +120,12 @@ class RecoveryService:
         """
         record = self.registry.claim(self.bucket)
         try:
-            with self.leases.hold(RESTORE_LEASE, holder) as lease:
+            with self.leases.hold(RESTORE_LEASE, holder, at_most=LONGEST) as lease:
                 recovery = self.incidents.recovery()
                 if recovery.state is not RecoveryState.RECOVERING or recovery.incident is None:
                     return NothingToDo(f"The store is {recovery.state}; no restore is due.")
+                if recovery.incident.on_hold is not None:
+                    return NothingToDo(recovery.incident.on_hold)
                 worker = Worker(run_id, holder, lease, tell)
                 return _Run(self, worker, record.deployment_id, recovery.incident).recover()
         except LeaseHeldError as error:
@@ -160,55 +167,29 @@ class _Run:
                     holder=self.worker.holder,
                     lease=self.worker.lease,
                 )
+            except IncidentHeldError as error:
+                return NothingToDo(error.message)
             except AttemptsUsedUpError:
                 return self._decide(attempt)
             attempt.incident = self.incident
             return self._attempt(attempt, refusal)
 
-    def _take_ground(self, store: RecoverableStore) -> StoreError | None:
-        """Wait for the store, and mark it as the one to be restored.
-
-        Returns why the marker was refused, if it was: that is an attempt's failure, not a wait.
-        """
+    def _take_ground(self, store: RecoverableStore) -> StoreWriteError | None:
         service = self.service
-        Readiness(
+        readiness = Readiness(
             service.clock,
             service.convergence_timeout,
             self.worker.lease.require_held,
             self.worker.tell,
-        ).await_ready(store)
-        seen = self._see(store)
-        ground = self.incident.ground or Baseline(seen.identity, version=1)
-        ground = replace(ground, identity=seen.identity, intended=ground.intended or new_nonce())
-        self._stand_on(ground)
-        marking = MarkerWriting(store, self.deployment_id)
-        try:
-            ground = marking.renew(ground, seen, service.clock.now())
-        except (StorePermissionError, StoreWriteError) as error:
-            return error
-        self._stand_on(ground)
-        return None
-
-    def _see(self, store: RecoverableStore) -> Sighting:
-        """Look at the store; one that was lost once more is joined to the incident."""
-        seen = store.look(self.deployment_id)
-        judgement = judge_sighting(self.incident.ground, seen, self.service.clock.now())
-        if not judgement.verdict.is_loss:
-            return seen
-        self.incident = self._losses.join(
-            judgement,
-            lambda: store.look(self.deployment_id),
-            judged=self.incident,
-            found_by=self.worker.holder,
         )
-        self.service.checks.record(check_of(self.incident))
-        self.worker.tell(f"The store was lost once more. {judgement.reason}")
-        return store.look(self.deployment_id)
+        taking = GroundTaking(
+            self._tools(), service.incidents, readiness, self.worker, self.deployment_id
+        )
+        ground = taking.take(store, self.incident)
+        self.incident = ground.incident
+        return ground.refusal
 
-    def _stand_on(self, ground: Baseline) -> None:
-        self.incident = self.service.incidents.stand_on(ground, judged=self.incident)
-
-    def _attempt(self, attempt: RestoreAttempt, refusal: StoreError | None) -> RecoveryResult:
+    def _attempt(self, attempt: RestoreAttempt, refusal: StoreWriteError | None) -> RecoveryResult:
         number = self.incident.attempts
         self.worker.tell(f"Attempt {number} of {MAX_ATTEMPTS}")
         try:
@@ -218,6 +199,11 @@ class _Run:
             return self._close(closing, tuple(attempt.tenants))
         except _BEYOND_NOTING:
             raise
+        except IncidentHeldError as error:
+            self.service.incidents.end_attempt(
+                f"Stopped. {error.message}", judged=self.incident, lease=self.worker.lease
+            )
+            return NothingToDo(error.message)
         except Exception as error:
             self._tenants = tuple(attempt.tenants)
             message, hint = put_into_words(error)
@@ -232,7 +218,7 @@ class _Run:
 
     def _decide(self, attempt: RestoreAttempt) -> RecoveryResult:
         """End an incident whose attempts were used up without a word, by a last look."""
-        self.worker.tell("All attempts are used up; looking once more, without writing")
+        self.worker.tell("All attempts are used up; looking once more, without raising anything")
         try:
             closing = attempt.verify()
         except AttemptFailedError as error:
@@ -251,7 +237,6 @@ class _Run:
                 verdict=Verdict.ADVANCED,
                 reason=f"Accepted after the recovery: {closing.baseline.identity}.",
                 identity=closing.baseline.identity,
-                incident_id=incident.incident_id,
             )
         )
         return Recovered(incident, tenants)
@@ -274,6 +259,7 @@ class _Run:
             points=service.points,
             audits=service.audits,
             checks=service.checks,
+            incidents=service.incidents,
             losses=self._losses,
             clock=service.clock,
         )

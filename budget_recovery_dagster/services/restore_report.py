@@ -1,6 +1,6 @@
 """What a restore did to a tenant, told by budget and window."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -22,6 +22,7 @@ from budget_recovery_dagster.restore_ports import (
     WindowPoint,
     Written,
 )
+from budget_recovery_dagster.services.count_words import counted
 
 # A note names so many of those that it is about; how many there are is told as well.
 _NAMED = 5
@@ -51,24 +52,23 @@ class RestoreReport:
             return None
         order = low[0].order
         return AttemptFailedError(
-            f"{len(low)} counters of tenant {self.point.tenant!r} are lower than they were raised "
-            f"to, the first {_named(order.of, order.entity)}.",
+            f"Of tenant {self.point.tenant!r}, {counted(len(low), 'counter')} fell again below "
+            f"what was written, the first {_named(order.of, order.entity)}.",
             "see what lowers the counters, such as a reset by the gateway.",
         )
 
     def entries(self, boards: tuple[BoardResult, ...]) -> tuple[AuditEntry, ...]:
-        """Tell what became of each budget and window."""
-        planned: defaultdict[BudgetWindow, list[PlannedEntry]] = defaultdict(list)
+        """Tell what became of each budget and window in which something was to be done or said."""
+        planned = _by_window(self.plan)
         results: defaultdict[BudgetWindow, list[RaiseResult]] = defaultdict(list)
-        for entry in self.plan.entries:
-            planned[entry.of].append(entry)
         for result in self.results:
             results[result.order.of].append(result)
         left = {board.of: board.reason for board in boards if board.reason}
-        return tuple(
+        entries = (
             self._entry(window, planned[window.of], results[window.of], left.get(window.of))
             for window in self.point.windows
         )
+        return tuple(entry for entry in entries if entry.planned or entry.notes)
 
     def _entry(
         self,
@@ -77,7 +77,6 @@ class RestoreReport:
         results: list[RaiseResult],
         board: str | None,
     ) -> AuditEntry:
-        before = {entry.entity: entry.live for entry in planned if entry.live is not None}
         after = self.after.get(window.of, {})
         written = {result.order.entity: result.written for result in results}
         raised = sum(
@@ -93,10 +92,11 @@ class RestoreReport:
             of=window.of,
             point_at=window.newest_at,
             entries=len(planned),
+            planned=sum(entry.action is Action.RAISE for entry in planned),
             raised=raised,
             kept=kept,
             skipped=len(planned) - raised - kept,
-            before=exact_sum(before.values()),
+            before=_sum_before(planned),
             after=exact_sum(after[entity] for entity in _entities(planned) & after.keys()),
             notes=tuple(self._notes(window, planned, results, board)),
         )
@@ -111,18 +111,18 @@ class RestoreReport:
         if window.corrupt:
             times = _listed(f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in window.corrupt)
             yield (
-                f"{len(window.corrupt)} records hold something else than was captured, and "
-                f"nothing was taken from them: {times}"
+                f"nothing was taken from {counted(len(window.corrupt), 'record')} that is not as "
+                f"it was captured: {times}"
             )
         if any(entry.action is Action.SKIP_CLOSED for entry in planned):
             yield "left, its window has closed"
         yield from self._unreadable(planned, results)
         for written in (Written.CLOSED, Written.EXPIRED):
             if count := sum(result.written is written for result in results):
-                yield f"{count} {written}"
+                yield f"{counted(count, 'counter')} {written}"
         if gone := [result.order.entity for result in results if self._is_gone(result)]:
             yield (
-                f"{len(gone)} were removed from the store after their writing: "
+                f"{counted(len(gone), 'counter')} no longer in the store after the writing: "
                 f"{_listed(map(_shown, gone))}"
             )
         if board is not None:
@@ -142,7 +142,7 @@ class RestoreReport:
         ]
         unreadable = at_reading + at_writing
         if unreadable:
-            yield f"{len(unreadable)} {Written.UNREADABLE}: " + _listed(
+            yield f"{counted(len(unreadable), 'counter')} {Written.UNREADABLE}: " + _listed(
                 f"{_shown(entity)} ({reason})" for entity, reason in unreadable
             )
 
@@ -152,6 +152,42 @@ class RestoreReport:
 
     def _usage_after(self, order: RaiseOrder) -> Decimal | None:
         return self.after.get(order.of, {}).get(order.entity)
+
+
+def planned_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ...]:
+    """Tell what is about to be done, of each budget and window in which a counter is raised."""
+    planned = _by_window(plan)
+    entries = (_planned_entry(point.tenant, window, planned[window.of]) for window in point.windows)
+    return tuple(entry for entry in entries if entry.planned)
+
+
+def _planned_entry(tenant: str, window: WindowPoint, planned: list[PlannedEntry]) -> AuditEntry:
+    actions = Counter(entry.action for entry in planned)
+    to_raise, kept = actions[Action.RAISE], actions[Action.KEEP]
+    return AuditEntry(
+        tenant=tenant,
+        of=window.of,
+        point_at=window.newest_at,
+        entries=len(planned),
+        planned=to_raise,
+        raised=0,
+        kept=kept,
+        skipped=len(planned) - to_raise - kept,
+        before=_sum_before(planned),
+        after=exact_sum(entry.result for entry in planned if entry.result is not None),
+        notes=(),
+    )
+
+
+def _by_window(plan: RecoveryPlan) -> defaultdict[BudgetWindow, list[PlannedEntry]]:
+    planned: defaultdict[BudgetWindow, list[PlannedEntry]] = defaultdict(list)
+    for entry in plan.entries:
+        planned[entry.of].append(entry)
+    return planned
+
+
+def _sum_before(planned: list[PlannedEntry]) -> Decimal:
+    return exact_sum(entry.live for entry in planned if entry.live is not None)
 
 
 def _is_raised(entry: PlannedEntry, written: Written | None, after: Decimal | None) -> bool:

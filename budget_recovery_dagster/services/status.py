@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
 
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.ports import Clock
+from budget_recovery_dagster.ports import Clock, Leases
 from budget_recovery_dagster.recovery_ports import Incidents, StoreChecks
 from budget_recovery_dagster.services.assessment import Assessment, Facts, assess
 from budget_recovery_dagster.table_ports import RecoveryPoints
@@ -32,6 +33,7 @@ class StatusService:
     incidents: Incidents
     checks: StoreChecks
     points: RecoveryPoints
+    leases: Leases
     clock: Clock
     check_interval: timedelta
 
@@ -63,6 +65,7 @@ class StatusService:
             check_interval=self.check_interval,
             recovery=recovery,
             attempt=attempts[-1] if attempts else None,
+            worker=self.leases.look(RESTORE_LEASE).holder,
             closed=closed,
             checks=checks,
             unknown_in_a_row=sum(1 for _ in unknown),

@@ -24,6 +24,7 @@ from budget_recovery_dagster.errors import (
     AttemptFailedError,
     BudgetRecoveryError,
     StoreError,
+    StoreWriteError,
     put_into_words,
 )
 from budget_recovery_dagster.ports import Clock
@@ -36,7 +37,7 @@ from budget_recovery_dagster.restore_ports import (
     RecoverableStore,
     TenantPoint,
 )
-from budget_recovery_dagster.services.restore_report import RestoreReport
+from budget_recovery_dagster.services.restore_report import RestoreReport, planned_entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +96,39 @@ def plan_tenant(point: TenantPoint, live: TenantReading, now: datetime) -> Recov
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """What is asked and told around the writing of a tenant; what they raise breaks it off.
+
+    ``begin`` is told what is about to be done, before the first write; ``keep_going`` is asked
+    before each.
+    """
+
+    keep_going: Callable[[], None]
+    begin: Callable[[tuple[AuditEntry, ...]], None]
+
+
 def restore_tenant(
-    store: RecoverableStore, point: TenantPoint, clock: Clock, keep_going: Callable[[], None]
+    store: RecoverableStore, point: TenantPoint, clock: Clock, guards: Guards
 ) -> TenantRestored:
     """Raise a tenant's counters to its point, and bring its leaderboards in line with them.
 
-    What was done is in the result, also where the rest failed. ``keep_going`` is asked before each
-    write; what it raises breaks the work off.
+    What was done is in the result, also where the rest failed.
 
     Raises:
-        StoreError: the tenant could not be read; what was raised before stays raised.
+        StoreError: the tenant could not be read; what was raised before stays raised, and is
+            known from what was begun.
     """
     running = RunningClock.by(clock)
 
     def may_write(window: Window) -> bool:
-        keep_going()
+        guards.keep_going()
         return running.is_open(window)
 
     live = store.open_tenant(point.tenant)
     plan = plan_tenant(point, live.reading, running.now())
+    if begun := planned_entries(point, plan):
+        guards.begin(begun)
     results: tuple[RaiseResult, ...] = ()
     failure: BudgetRecoveryError | None = None
     try:
@@ -123,12 +138,16 @@ def restore_tenant(
     after = store.open_tenant(point.tenant)
     report = RestoreReport(point, plan, live.reading, results, live_usages(after.reading))
     if failure is None:
-        failure = report.shortfall(running.is_open)
+        failure = _partial(after.reading) or report.shortfall(running.is_open)
     boards: tuple[BoardResult, ...] = ()
     if failure is None:
+        orders = _board_orders(point, report.after, running)
         try:
-            boards = after.rebuild_boards(
-                _board_orders(point, report.after, running), is_open=may_write
+            boards = after.rebuild_boards(orders, is_open=may_write)
+        except StoreWriteError as error:
+            # The gateway derives them from the counters anyway, so they fail nothing.
+            boards = tuple(
+                BoardResult(order.of, is_written=False, reason=error.message) for order in orders
             )
         except StoreError as error:
             failure = error
@@ -137,6 +156,16 @@ def restore_tenant(
         entries=report.entries(boards),
         boards=sum(board.is_written for board in boards),
         failure=failure,
+    )
+
+
+def _partial(after: TenantReading) -> BudgetRecoveryError | None:
+    """Say that what was written could not be seen whole; None if it could."""
+    if not after.is_partial:
+        return None
+    return AttemptFailedError(
+        f"Fewer counters of tenant {after.tenant!r} could be read back than the store announces.",
+        "see whether keys are purged from the gateway's bucket; the restore is tried again.",
     )
 
 

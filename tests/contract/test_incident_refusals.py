@@ -30,8 +30,14 @@ MOVES: dict[str, Move] = {
         CLOSING, judged=judged, lease=lease
     ),
 }
-RECOVERING_ONLY = ("claim an attempt", "give up", "close")
-LEASED = ("wait", *RECOVERING_ONLY)
+LEASED_AND_RECOVERING = ("claim an attempt", "give up", "close")
+LEASED = ("wait", *LEASED_AND_RECOVERING)
+# What a person wants is not in the way of a ground that moves.
+OF_A_PERSON: dict[str, Move] = {
+    "hold": lambda plane, judged, _: plane.incidents.hold("why", "ann", judged=judged),
+    "release": lambda plane, judged, _: plane.incidents.release("ann", judged=judged),
+}
+EVERY = {**MOVES, **OF_A_PERSON}
 
 
 def refused(plane: ControlPlane, move: Move, judged: Incident, why: str) -> None:
@@ -51,19 +57,19 @@ def refused(plane: ControlPlane, move: Move, judged: Incident, why: str) -> None
     assert everything() == before
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_closed_incident_does_not_move(plane: ControlPlane, name: str) -> None:
     incident = open_one(plane)
     close(plane, incident)
-    refused(plane, MOVES[name], incident, "it is closed")
+    refused(plane, EVERY[name], incident, "it is closed")
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_move_of_one_incident_does_not_move_the_next(plane: ControlPlane, name: str) -> None:
     incident = open_one(plane)
     close(plane, incident)
     following = open_one(plane)
-    refused(plane, MOVES[name], incident, f"it is closed, and {following.short_id} is open")
+    refused(plane, EVERY[name], incident, f"it is closed, and {following.short_id} is open")
 
 
 @pytest.mark.parametrize("name", MOVES)
@@ -73,12 +79,12 @@ def test_a_judgement_on_another_ground_is_void(plane: ControlPlane, name: str) -
     refused(plane, MOVES[name], incident, "the store that it stands on is another now")
 
 
-@pytest.mark.parametrize("name", RECOVERING_ONLY)
-def test_a_failed_incident_is_not_restored_given_up_or_closed(
+@pytest.mark.parametrize("name", [*LEASED_AND_RECOVERING, *OF_A_PERSON])
+def test_a_failed_incident_is_not_restored_held_given_up_or_closed(
     plane: ControlPlane, name: str
 ) -> None:
     failed = give_up(plane, open_one(plane))
-    refused(plane, MOVES[name], failed, "the store is FAILED")
+    refused(plane, EVERY[name], failed, "the store is FAILED")
 
 
 @pytest.mark.parametrize("name", LEASED)

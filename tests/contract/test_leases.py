@@ -3,7 +3,8 @@ from datetime import timedelta
 import pytest
 
 from budget_recovery_dagster.errors import LeaseHeldError, LeaseLostError
-from tests.contract.control_planes import NOON, ControlPlane
+from budget_recovery_dagster.ports import LeaseStanding
+from tests.contract.control_planes import NOON, ControlPlane, in_memory
 
 
 def test_a_held_lease_is_given_to_nobody_else(plane: ControlPlane) -> None:
@@ -80,3 +81,59 @@ def test_any_holder_can_be_named(plane: ControlPlane, holder: str) -> None:
         plane.leases.hold("capture", holder),
     ):
         pytest.fail("two hold it")
+
+
+# How a lease stands
+
+
+def test_a_lease_that_was_never_taken_is_held_by_nobody(plane: ControlPlane) -> None:
+    assert plane.leases.look("capture") == LeaseStanding(0, None)
+    # Nor is it by having been looked at.
+    with plane.leases.hold("capture", "a") as lease:
+        assert lease.token == 1
+
+
+def test_a_lease_says_who_holds_it_and_later_that_nobody_does(plane: ControlPlane) -> None:
+    with plane.leases.hold("capture", "run 1 on db-host") as lease:
+        assert plane.leases.look("capture") == LeaseStanding(lease.token, "run 1 on db-host")
+        assert plane.leases.look("restore") == LeaseStanding(0, None)
+    assert plane.leases.look("capture") == LeaseStanding(lease.token, None)
+    with plane.leases.hold("capture", "b") as following:
+        assert plane.leases.look("capture") == LeaseStanding(following.token, "b")
+        assert following.token > lease.token
+
+
+def test_a_lease_that_is_lost_is_held_by_nobody(plane: ControlPlane) -> None:
+    with plane.leases.hold("capture", "a") as lease:
+        plane.lose_lease(lease)
+        assert plane.leases.look("capture") == LeaseStanding(lease.token, None)
+
+
+# A time after which it is not renewed any more
+
+
+def test_a_lease_for_a_time_is_held_until_then(plane: ControlPlane) -> None:
+    with plane.leases.hold("capture", "a", at_most=timedelta(hours=1)) as lease:
+        lease.require_held()
+        with pytest.raises(LeaseHeldError), plane.leases.hold("capture", "b"):
+            pytest.fail("two hold it")
+    with plane.leases.hold("capture", "b"):
+        pass
+
+
+def test_in_memory_a_lease_is_lost_once_its_time_has_passed() -> None:
+    plane = in_memory()
+    hour = timedelta(hours=1)
+    with plane.leases.hold("restore", "hung", at_most=hour) as lease:
+        plane.clock.set(NOON + hour - timedelta(microseconds=1))
+        lease.require_held()
+        assert plane.leases.look("restore") == LeaseStanding(1, "hung")
+        plane.clock.set(NOON + hour)
+        assert plane.leases.look("restore") == LeaseStanding(1, None)
+        with pytest.raises(LeaseLostError):
+            lease.require_held()
+        with plane.leases.hold("restore", "next") as taken:
+            taken.require_held()
+            with pytest.raises(LeaseLostError):
+                lease.require_held()
+    assert plane.leases.look("restore") == LeaseStanding(2, None)

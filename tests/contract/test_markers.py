@@ -11,6 +11,7 @@ from budget_recovery_dagster.domain.detection import FoundMarker
 from budget_recovery_dagster.domain.identity import Marker
 from budget_recovery_dagster.errors import MarkerConflictError
 from tests.contract.usage_stores import Subject
+from tests.identities import identity_of
 
 DEPLOYMENT = str(uuid4())
 KEY = f"__guard.{DEPLOYMENT}"
@@ -23,7 +24,7 @@ def found(subject: Subject) -> FoundMarker | None:
 def test_a_look_tells_the_identity_and_that_there_is_no_marker(subject: Subject) -> None:
     subject.put("usage.t.b.2026-11.e", b"1")
     seen = subject.store.look(DEPLOYMENT)
-    assert seen.identity == subject.store.identity()
+    assert seen.identity == identity_of(subject.store)
     assert seen.marker is None
     assert seen.keeps_for is None
 
@@ -34,7 +35,7 @@ def test_a_marker_is_found_where_it_was_written(subject: Subject) -> None:
     second = subject.store.write_marker(DEPLOYMENT, "two", after=first.revision)
     assert second == Marker("two", first.revision + 1)
     assert found(subject) == FoundMarker("two", second.revision)
-    assert subject.store.identity().last_sequence == second.revision
+    assert identity_of(subject.store).last_sequence == second.revision
 
 
 def test_a_marker_tells_people_whose_it_is(subject: Subject) -> None:

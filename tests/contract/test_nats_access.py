@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_credentials import Operator
+from tests.identities import identity_of
 from tests.nats_servers import (
     BOARDS,
     COUNTERS,
@@ -112,7 +114,7 @@ def test_a_user_may_read_leaderboards_and_no_counters(guarded: NatsServer) -> No
 def test_a_user_without_rights_is_told_the_subject(guarded: NatsServer) -> None:
     with opened_as(guarded, "nothing") as store:
         for call in (
-            store.identity,
+            lambda: identity_of(store),
             store.reader(COUNTERS).list_tenants,
             lambda: store.reader(COUNTERS).read("a"),
         ):
@@ -123,7 +125,7 @@ def test_a_user_without_rights_is_told_the_subject(guarded: NatsServer) -> None:
 
 def test_a_user_who_may_not_receive_answers_is_told_so(guarded: NatsServer) -> None:
     with opened_as(guarded, "deaf") as store:
-        failure = prompt_failure_of(store.identity)
+        failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StorePermissionError)
     assert INBOX in failure.message
     assert "permissions violation" in str(failure.__cause__).lower()
@@ -142,7 +144,7 @@ def test_a_wrong_password_is_refused_and_not_shown(
     guarded: NatsServer, name: str, password: str
 ) -> None:
     with opened_as(guarded, name, password) as store:
-        failure = prompt_failure_of(store.identity)
+        failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StorePermissionError)
     assert "refuses the NATS user: Authorization Violation" in failure.message
     assert "authorization violation" in str(failure.__cause__).lower()
@@ -151,7 +153,7 @@ def test_a_wrong_password_is_refused_and_not_shown(
 
 def test_no_password_is_refused(guarded: NatsServer) -> None:
     with open_usage_store(guarded.url, BUCKET, timeouts=PATIENT) as store:
-        assert isinstance(prompt_failure_of(store.identity), StorePermissionError)
+        assert isinstance(prompt_failure_of(lambda: identity_of(store)), StorePermissionError)
 
 
 def test_a_password_may_hold_any_character(server_dir: Path) -> None:
@@ -159,7 +161,7 @@ def test_a_password_may_hold_any_character(server_dir: Path) -> None:
     with NatsServer(server_dir / "password", config=config) as server:
         url = with_user(server.url, "us%3Aer", "p%40ss%2Fw%23rd")
         with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
-            assert isinstance(prompt_failure_of(store.identity), StoreMissingError)
+            assert isinstance(prompt_failure_of(lambda: identity_of(store)), StoreMissingError)
 
 
 @contextmanager
@@ -175,11 +177,11 @@ def test_credentials_open_the_door_until_they_expire(server_dir: Path, tmp_path:
         valid.write_text(operator.credentials(expires_in=3600))
         expired.write_text(operator.credentials(expires_in=-3600))
         with opened_with(valid, server) as store:
-            failure = prompt_failure_of(store.identity)
+            failure = prompt_failure_of(lambda: identity_of(store))
             assert isinstance(failure, StoreUnreachableError)
             assert "JetStream" in failure.message
         with opened_with(expired, server) as store:
-            failure = prompt_failure_of(store.identity)
+            failure = prompt_failure_of(lambda: identity_of(store))
             assert isinstance(failure, StorePermissionError)
             assert "renew the credentials" in failure.hint
 
@@ -191,7 +193,7 @@ def test_credentials_that_are_gone_when_they_are_needed_are_told(
     path.write_text(Operator().credentials(expires_in=3600))
     with opened_with(path, nats_server) as store:
         path.unlink()
-        failure = prompt_failure_of(store.identity)
+        failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StorePermissionError)
     assert str(path) in failure.message
 
@@ -204,7 +206,8 @@ def test_credentials_that_expire_during_the_connection_are_told(
         path = tmp_path / "short.creds"
         path.write_text(operator.credentials(expires_in=2))
         with opened_with(path, server) as store:
-            wait_until(lambda: isinstance(failure_of(store.identity), StorePermissionError))
+            ask = partial(identity_of, store)
+            wait_until(lambda: isinstance(failure_of(ask), StorePermissionError))
 
 
 def test_a_server_without_tls_gets_no_password_where_tls_is_asked_for(
@@ -212,7 +215,7 @@ def test_a_server_without_tls_gets_no_password_where_tls_is_asked_for(
 ) -> None:
     url = with_user(guarded.url, "gateway", PASSWORD).replace("nats://", "tls://")
     with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
-        failure = prompt_failure_of(store.identity)
+        failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StoreUnreachableError)
     assert "does not demand TLS, so nothing was sent" in failure.message
 
@@ -236,8 +239,8 @@ def test_tls_needs_the_authority_that_signed(server_dir: Path, tmp_path: Path) -
             with open_usage_store(
                 url, BUCKET, certificate_authority=certificate, timeouts=PATIENT
             ) as store:
-                assert isinstance(prompt_failure_of(store.identity), StoreMissingError)
+                assert isinstance(prompt_failure_of(lambda: identity_of(store)), StoreMissingError)
             with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
-                failure = prompt_failure_of(store.identity)
+                failure = prompt_failure_of(lambda: identity_of(store))
                 assert isinstance(failure, StoreUnreachableError)
                 assert "BUDGET_RECOVERY_NATS_CA" in failure.hint

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.restore_ports import Written
 from tests.contract.restore_orders import order
+from tests.identities import identity_of
 from tests.nats_cluster import Cluster
 from tests.nats_servers import COUNTERS, PROMPT_SECONDS, Bucket, DisturbedNetwork, failure_of
 from tests.waiting import wait_until
@@ -57,7 +59,7 @@ def _succeeds(call: Callable[[], object]) -> bool:
 def test_neither_a_dead_nor_a_wiped_follower_is_read(cluster: Cluster, leader: str) -> None:
     follower, other = sorted(cluster.servers.keys() - {leader})
     with open_usage_store(cluster.servers[other].url, BUCKET, timeouts=TIMEOUTS) as store:
-        identity = store.identity()
+        identity = identity_of(store)
         cluster.kill(follower)
         for _ in range(3):
             assert len(store.reader(COUNTERS).read("t").counters) == COUNT
@@ -68,7 +70,7 @@ def test_neither_a_dead_nor_a_wiped_follower_is_read(cluster: Cluster, leader: s
             reading = store.reader(COUNTERS).read("t")
             assert len(reading.counters) == COUNT
             assert not reading.is_partial
-        assert store.identity() == identity
+        assert identity_of(store) == identity
     with Bucket.connected(cluster.servers[leader].url, BUCKET) as bucket:
         wait_until(lambda: bucket.consumers() == 0, seconds=60)
 
@@ -78,14 +80,14 @@ def test_without_a_quorum_nothing_is_known_and_nothing_missing(
 ) -> None:
     first, second = sorted(cluster.servers.keys() - {leader})
     with open_usage_store(cluster.servers[leader].url, BUCKET, timeouts=TIMEOUTS) as store:
-        before = store.identity()
+        before = identity_of(store)
         cluster.kill(first)
         cluster.kill(second)
         seen: list[StoreError] = []
 
         def is_without_quorum() -> bool:
             try:
-                assert store.identity() == before
+                assert identity_of(store) == before
             except StoreError as error:
                 seen.append(error)
             return any(isinstance(error, StoreNoQuorumError) for error in seen)
@@ -104,7 +106,7 @@ def test_without_a_quorum_nothing_is_known_and_nothing_missing(
         cluster.servers[first].start()
         # The stream's leader answers for the identity; a reading needs the cluster's leader, too.
         wait_until(lambda: _succeeds(lambda: store.reader(COUNTERS).read("t")), seconds=60)
-        assert store.identity() == before
+        assert identity_of(store) == before
         assert len(store.reader(COUNTERS).read("t").counters) == COUNT
 
 
@@ -187,4 +189,5 @@ def refused(answer: bytes) -> bytes:
 
 def test_a_missing_bucket_is_told_by_the_cluster_with_authority(cluster: Cluster) -> None:
     with open_usage_store(cluster.servers["n0"].url, BUCKET, timeouts=TIMEOUTS) as store:
-        wait_until(lambda: isinstance(failure_of(store.identity), StoreMissingError), seconds=60)
+        ask = partial(identity_of, store)
+        wait_until(lambda: isinstance(failure_of(ask), StoreMissingError), seconds=60)

@@ -9,6 +9,7 @@ from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.errors import StoreUnreachableError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_scene import Scene, set_scene
+from tests.identities import identity_of
 from tests.nats_servers import prompt_failure_of, usages
 
 
@@ -23,7 +24,7 @@ def test_a_driver_that_stops_reading_has_broken_the_connection(scene: Scene) -> 
     assert usages(scene.store, "t") == {"e": "1"}
     # The driver stumbles over it, and goes on as if it were connected.
     scene.network.rewrite = lambda answer: b"INFO {\r\n" + answer
-    failure = prompt_failure_of(scene.store.identity)
+    failure = prompt_failure_of(lambda: identity_of(scene.store))
     assert isinstance(failure, StoreUnreachableError)
     assert "broke: the driver stopped reading" in failure.message
     scene.network.rewrite = lambda answer: answer
@@ -31,7 +32,7 @@ def test_a_driver_that_stops_reading_has_broken_the_connection(scene: Scene) -> 
 
 
 def test_a_connection_that_is_being_closed_is_not_used_again(scene: Scene) -> None:
-    before = scene.store.identity()
+    before = identity_of(scene.store)
 
     async def ask_while_it_closes() -> StoreIdentity:
         link = scene.store._connection._link

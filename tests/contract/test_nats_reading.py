@@ -13,6 +13,7 @@ from budget_recovery_dagster.errors import StoreReadError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.boards import board, board_key
 from tests.contract.nats_scene import Scene, counters, set_scene
+from tests.identities import identity_of
 from tests.nats_servers import (
     BOARDS,
     COUNTERS,
@@ -184,9 +185,9 @@ def test_what_the_server_marks_as_expired_is_absent(scene: Scene) -> None:
     scene.bucket.put("usage.t.b.2026-11.stays", b"1")
     scene.bucket.put("usage.t.b.2026-11.goes", b"1", {"Nats-TTL": "1s"})
     scene.bucket.put("usage.t.b.2026-11.purged", b"", {"KV-Operation": "PURGE"})
-    before = scene.store.identity().last_sequence
+    before = identity_of(scene.store).last_sequence
     # The marker that the server leaves in the key's place has a sequence of its own.
-    wait_until(lambda: scene.store.identity().last_sequence > before)
+    wait_until(lambda: identity_of(scene.store).last_sequence > before)
     assert scene.bucket.messages() == 3
     reading = scene.store.reader(COUNTERS).read("t")
     assert [counter.entity for counter in reading.counters] == ["stays"]

@@ -27,6 +27,7 @@ from tests.contract.restore_orders import (
     open_after,
     order,
 )
+from tests.identities import identity_of
 from tests.nats_servers import (
     PATIENT,
     Bucket,
@@ -119,12 +120,12 @@ def test_a_counter_whose_headers_cannot_be_read_is_never_overwritten(
 
     bucket.put(key("e"), b"1")
     live = store.open_tenant("t")
-    before = store.identity().last_sequence
+    before = identity_of(store).last_sequence
     # Once as the reading finds it, once as the leader shows it.
     (result,) = live.raise_counters([order("e", "5")], is_open=open_after(write_badly))
     assert (result.written, result.reason) == (Written.UNREADABLE, "its headers cannot be read")
     assert raise_one(store).written is Written.UNREADABLE
-    assert store.identity().last_sequence == before + 1
+    assert identity_of(store).last_sequence == before + 1
 
 
 def test_a_full_bucket_is_told_with_the_servers_words(nats_server: NatsServer) -> None:
@@ -149,9 +150,9 @@ def test_a_counter_that_has_expired_is_made_anew_over_the_servers_marker(
 ) -> None:
     bucket.put(key("e"), b"1", {"Nats-TTL": "2s"})
     live = store.open_tenant("t")
-    before = store.identity().last_sequence
+    before = identity_of(store).last_sequence
     # The marker that the server leaves in the key's place has a sequence of its own.
-    wait_until(lambda: store.identity().last_sequence > before)
+    wait_until(lambda: identity_of(store).last_sequence > before)
     # As it was read, the key has run out; only what is read now shows that it is gone.
     (result,) = live.raise_counters([order("e", "5")], is_open=always)
     assert result.written is Written.EXPIRED

@@ -17,6 +17,7 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.free_ports import unused_port
+from tests.identities import identity_of
 from tests.nats_servers import (
     COUNTERS,
     PASSWORD,
@@ -35,7 +36,7 @@ SHORT = Timeouts(connect=0.5, answer=2.0, reading=10.0)
 def test_a_missing_bucket_is_missing_to_every_call(nats_server: NatsServer) -> None:
     with open_usage_store(nats_server.url, f"none-{uuid4().hex}", timeouts=PATIENT) as store:
         for call in (
-            store.identity,
+            lambda: identity_of(store),
             store.reader(COUNTERS).list_tenants,
             lambda: store.reader(COUNTERS).read("t"),
         ):
@@ -59,7 +60,7 @@ def test_jetstream_that_is_off_is_not_a_missing_bucket(
         url = server.url if user is None else with_user(server.url, user, PASSWORD)
         with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
             for call in (
-                store.identity,
+                lambda: identity_of(store),
                 store.reader(COUNTERS).list_tenants,
                 lambda: store.reader(COUNTERS).read("t"),
             ):
@@ -74,7 +75,7 @@ def test_a_server_that_is_down_is_unreachable_at_once() -> None:
     url = f"nats://u:{PASSWORD}@127.0.0.1:{port}"
     with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
         for call in (
-            store.identity,
+            lambda: identity_of(store),
             store.reader(COUNTERS).list_tenants,
             lambda: store.reader(COUNTERS).read("t"),
         ):
@@ -88,7 +89,7 @@ def test_a_server_that_is_down_is_unreachable_at_once() -> None:
 def test_the_next_of_several_servers_is_tried(nats_server: NatsServer) -> None:
     urls = f"nats://127.0.0.1:{unused_port()}, {nats_server.url}"
     with open_usage_store(urls, "none", timeouts=PATIENT) as store:
-        assert isinstance(prompt_failure_of(store.identity), StoreMissingError)
+        assert isinstance(prompt_failure_of(lambda: identity_of(store)), StoreMissingError)
 
 
 @pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 100_000])
@@ -106,7 +107,7 @@ def test_what_is_no_nats_server_is_unreachable(greeting: bytes) -> None:
         greeter.start()
         url = f"nats://127.0.0.1:{listener.getsockname()[1]}"
         with open_usage_store(url, BUCKET, timeouts=SHORT) as store:
-            failure = prompt_failure_of(store.identity)
+            failure = prompt_failure_of(lambda: identity_of(store))
         greeter.join()
     assert isinstance(failure, StoreUnreachableError)
 
@@ -157,11 +158,11 @@ def test_a_server_may_come_back(server_dir: Path) -> None:
     with server, open_usage_store(server.url, BUCKET, timeouts=PATIENT) as store:
         with Bucket.connected(server.url, BUCKET) as bucket:
             bucket.create()
-        before = store.identity()
+        before = identity_of(store)
         server.stop()
-        assert isinstance(prompt_failure_of(store.identity), StoreUnreachableError)
+        assert isinstance(prompt_failure_of(lambda: identity_of(store)), StoreUnreachableError)
         server.start()
-        assert store.identity() == before
+        assert identity_of(store) == before
 
 
 @pytest.mark.parametrize("bucket", ["", "*", ">", "a.b", "a b", "a\n", "é", "x" * 201])

@@ -10,6 +10,7 @@ from budget_recovery_dagster.adapters.nats_store import open_usage_store
 from budget_recovery_dagster.errors import StoreReadError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_scene import Scene, set_scene
+from tests.identities import identity_of
 from tests.nats_servers import COUNTERS, DisturbedNetwork, failure_of
 
 
@@ -48,10 +49,10 @@ def test_no_tenant_is_passed_by_when_keys_vanish_between_pages(
 
 def test_the_identity_is_the_streams_own(scene: Scene) -> None:
     scene.bucket.put("usage.t.b.2026-11.e", b"1")
-    created_at = scene.store.identity().created_at
+    created_at = identity_of(scene.store).created_at
     assert created_at == scene.bucket.info().created
     assert abs(datetime.now(UTC) - created_at).total_seconds() < 60
-    assert scene.store.identity().last_sequence == 1
+    assert identity_of(scene.store).last_sequence == 1
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_the_identity_is_the_streams_own(scene: Scene) -> None:
 def test_the_time_is_the_leaders(scene: Scene, told: str, now: datetime | None) -> None:
     scene.network.rewrite = lambda answer: with_time(answer, told)
     assert scene.store.now() == now
-    assert scene.store.identity().created_at == scene.bucket.info().created
+    assert identity_of(scene.store).created_at == scene.bucket.info().created
 
 
 def test_a_time_that_makes_no_sense_is_no_answer(scene: Scene) -> None:

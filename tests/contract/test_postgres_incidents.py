@@ -264,6 +264,8 @@ def test_a_second_open_incident_is_refused_by_the_table_itself(
         "update budget_recovery.incident set launches_before = 1",
         "update budget_recovery.incident set waiting_since = now()",
         "update budget_recovery.incident set waiting_since = now(), waiting_reason = '', waits = 0",
+        "update budget_recovery.incident set held_at = now(), held_by = 'ann'",
+        "update budget_recovery.incident set held_reason = 'why'",
         "update budget_recovery.incident set failed_at = now(), failure = 'x', failure_detail = ''",
         "update budget_recovery.incident set closed_at = now()",
         "update budget_recovery.incident set outcome = 'restored'",

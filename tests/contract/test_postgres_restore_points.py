@@ -1,16 +1,18 @@
 """Recovery points of restores from a damaged database: nothing wrong is used, all of it is told."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import psycopg
 import pytest
 
 from budget_recovery_dagster.domain.recovery_point import Usages
+from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.restore_ports import WindowPoint
-from tests.contract.control_planes import NOON, ControlPlane
+from tests.contract.control_planes import NOON, ControlPlane, of
 
 NOTHING: Usages = {}
+MONTH = of("team", "2026-11")
 
 
 @pytest.fixture
@@ -92,6 +94,18 @@ def test_a_shape_that_nobody_knows_is_none(plane: ControlPlane, admin: psycopg.C
         None,
         {"alice": Decimal(1)},
     )
+
+
+def test_a_capture_asks_only_for_the_usages_of_windows_that_are_current(
+    plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    plane.capture("acme", {("team", "2026-10"): {"alice": "9"}}, at=NOON - timedelta(days=30))
+    month(plane, "1")
+    # A restore tells how keys are made anew, and cannot do without.
+    admin.execute("alter table budget_recovery.budget_record drop column value_shape")
+    assert plane.snapshots.recovery_point("acme", NOON) == {MONTH: {"alice": Decimal(1)}}
+    with pytest.raises(DatabaseError, match="value_shape"):
+        plane.restore_points.point_of("acme", NOON)
 
 
 def test_many_contents_are_read_in_parts(plane: ControlPlane, admin: psycopg.Connection) -> None:

@@ -9,10 +9,10 @@ from sqlalchemy.pool import NullPool
 
 from budget_recovery_dagster.adapters.postgres_schema import Migration, migrate
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
-from budget_recovery_dagster.domain.incident import Recovery, RecoveryState
+from budget_recovery_dagster.domain.incident import Held, Recovery, RecoveryState, Waiting
 from budget_recovery_dagster.domain.moments import Hour
 from tests.contract.control_planes import BORN, BUCKET, NOON, on_postgres, point_of
-from tests.contract.incident_scene import GROUND, LOSS
+from tests.contract.incident_scene import GROUND, LOSS, claim_attempt
 
 DEPLOYMENT = "01234567-89ab-cdef-0123-456789abcdef"
 # As the first two versions write it: a baseline, a held lease, a snapshot, a failure, a budget.
@@ -52,6 +52,32 @@ TABLES = (
     "capture_failure",
     "budget",
 )
+INCIDENT = "89abcdef-89ab-cdef-0123-456789abcdef"
+# As the third version writes it: an incident that waits, with a first attempt.
+INCIDENT_DATA = f"""
+update budget_recovery.store set state = 'RECOVERING';
+insert into budget_recovery.incident (
+    incident_id, opened_at, attempts, launches, launches_before,
+    waiting_since, waiting_reason, waits
+) values ('{INCIDENT}', '{NOON}', 1, 2, 1, '{NOON}', 'no leader', 1);
+insert into budget_recovery.store_loss (
+    incident_id, position, found_at, found_by, verdict, reason,
+    before_created_at, before_last_sequence
+) values ('{INCIDENT}', 1, '{NOON}', 'tick 7', 'recreated', 'why', '{BORN}', 7);
+insert into budget_recovery.restore_attempt (
+    incident_id, loss, number, run_id, holder, started_at
+) values ('{INCIDENT}', 1, 1, 'a run', 'a host', '{NOON}');
+insert into budget_recovery.store_check (checked_at, checked_by, verdict, reason, incident_id)
+values ('{NOON}', 'tick 7', 'recreated', 'why', '{INCIDENT}');
+insert into budget_recovery.restore_audit (
+    at, run_id, who, why, incident_id, tenant, budget_id, window_token, point_at,
+    entries, planned, raised, kept, skipped, usage_before, usage_after, notes, finished_at
+) values (
+    '{NOON}', 'a run', 'a host', 'why', '{INCIDENT}', 'acme', 'team', 'lifetime', '{NOON}',
+    2, 1, 1, 1, 0, 1.5, 2.5, '[]', '{NOON}'
+);
+"""
+RECOVERY_TABLES = ("incident", "store_loss", "restore_attempt", "store_check", "restore_audit")
 
 
 def migrate_to(url: str, version: str) -> None:
@@ -67,12 +93,12 @@ def migrate_to(url: str, version: str) -> None:
         command.upgrade(config, version)
 
 
-def contents(url: str) -> dict[str, list[dict[str, object]]]:
+def contents(url: str, *tables: str) -> dict[str, list[dict[str, object]]]:
     """Return every row of the tables that the older version has."""
     with psycopg.connect(url, row_factory=psycopg.rows.dict_row) as connection:
         return {
             table: connection.execute(f"select * from budget_recovery.{table}".encode()).fetchall()
-            for table in TABLES
+            for table in tables
         }
 
 
@@ -85,10 +111,10 @@ def test_an_upgrade_keeps_every_row_of_the_version_before(
     if is_in_use:
         with psycopg.connect(url) as connection:
             connection.execute(DATA.encode())
-    before = contents(url)
+    before = contents(url, *TABLES)
     assert all(len(rows) == is_in_use for rows in before.values())
-    assert migrate(url) == Migration(from_version="0002", to_version="0003")
-    after = contents(url)
+    assert migrate(url) == Migration(from_version="0002", to_version="0004")
+    after = contents(url, *TABLES)
     added = {"marker_nonce", "marker_revision", "marked_at", "intended_nonce"}
     for row in after["store"]:
         assert {row.pop(column) for column in added} == {None}
@@ -116,6 +142,32 @@ def test_an_upgraded_database_goes_on_from_what_it_knew(empty_database_url: str)
         assert intended.version == 42
         incident = plane.incidents.open(LOSS, ground=GROUND, judged=intended)
         assert incident.newest_point_at == NOON
+
+
+def test_an_upgrade_in_the_midst_of_a_recovery_keeps_every_row_and_goes_on(
+    empty_database_url: str,
+) -> None:
+    url = empty_database_url
+    migrate_to(url, "0003")
+    with psycopg.connect(url) as connection:
+        connection.execute(DATA.encode())
+        connection.execute(INCIDENT_DATA.encode())
+    before = contents(url, *TABLES, *RECOVERY_TABLES)
+    assert all(len(rows) == 1 for rows in before.values())
+    assert migrate(url) == Migration(from_version="0003", to_version="0004")
+    after = contents(url, *TABLES, *RECOVERY_TABLES)
+    added = {"held_at", "held_by", "held_reason", "released_at"}
+    assert [{row.pop(column) for column in added} for row in after["incident"]] == [{None}]
+    assert after == before
+    with on_postgres(url) as plane:
+        incident = plane.incidents.recovery().incident
+        assert incident is not None
+        assert (incident.held, incident.released_at, incident.attempts) == (None, None, 1)
+        assert incident.waiting == Waiting(NOON, "no leader", 1)
+        held = plane.incidents.hold("why", "ann", judged=incident)
+        assert held.held == Held(NOON, "ann", "why")
+        claim_attempt(plane, plane.incidents.release("ann", judged=held))
+        assert [each.number for each in plane.incidents.attempts_of(INCIDENT)] == [1, 2]
 
 
 def test_the_columns_of_recoveries_and_restores_are_described(admin: psycopg.Connection) -> None:

@@ -1,12 +1,14 @@
+"""What restores did, told together: those that ended, and those that were cut off."""
+
+import time
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
-import psycopg
 import pytest
 
-from budget_recovery_dagster.errors import DatabaseError
-from budget_recovery_dagster.restore_ports import AuditEntry, AuditTrail
+from budget_recovery_dagster.domain.incident import Restored
+from budget_recovery_dagster.restore_ports import AuditEntry, AuditTrail, MergedAudits
 from tests.contract.control_planes import NOON, ControlPlane, of
 from tests.contract.incident_scene import open_one
 
@@ -16,6 +18,7 @@ ENTRY = AuditEntry(
     of=of("team", "2026-11"),
     point_at=NOON - HOUR,
     entries=12,
+    planned=8,
     raised=7,
     kept=3,
     skipped=2,
@@ -24,6 +27,8 @@ ENTRY = AuditEntry(
     notes=("alice is left: not a number", "2 snapshots are damaged"),
 )
 OTHER = replace(ENTRY, tenant="b", of=of("é {x}", "lifetime"), notes=())
+MOST = Decimal("9" * 38 + "." + "9" * 18)
+"""The largest sum that is kept."""
 
 
 @pytest.fixture
@@ -33,99 +38,256 @@ def trail(plane: ControlPlane) -> AuditTrail:
     return AuditTrail(NOON, "run 1", "a sensor", "the store is lost", incident_id, (ENTRY, OTHER))
 
 
-def trails(plane: ControlPlane, trail: AuditTrail) -> tuple[AuditTrail, ...]:
+def told(plane: ControlPlane, trail: AuditTrail, count: int = 1000) -> MergedAudits:
     assert trail.incident_id is not None
-    return plane.audits.of_incident(trail.incident_id)
+    return plane.audits.largest(trail.incident_id, count)
 
 
-def test_a_trail_comes_back_exactly_with_its_entries_in_their_order(
+def restored(plane: ControlPlane, trail: AuditTrail) -> Restored:
+    assert trail.incident_id is not None
+    return plane.audits.restored_in(trail.incident_id)
+
+
+def of_one(trail: AuditTrail, *, later: int = 0, planned: int = 0, raised: int = 0) -> AuditTrail:
+    """Return a trail of a single entry, so many hours later."""
+    entry = replace(ENTRY, planned=planned, raised=raised)
+    return replace(trail, at=NOON + later * HOUR, entries=(entry,))
+
+
+# What is kept
+
+
+def test_what_was_done_comes_back_exactly(plane: ControlPlane, trail: AuditTrail) -> None:
+    plane.audits.finish(trail)
+    assert told(plane, trail).largest == (ENTRY, OTHER)
+    assert told(plane, trail).windows == 2
+    assert restored(plane, trail) == Restored(tenants=2, windows=2, counters=14, boards=0)
+
+
+def test_nothing_is_told_of_an_incident_in_which_nothing_was_done(
     plane: ControlPlane, trail: AuditTrail
 ) -> None:
-    backwards = replace(trail, at=NOON + HOUR, entries=(OTHER, ENTRY))
-    plane.audits.record(trail)
-    plane.audits.record(backwards)
-    assert trails(plane, trail) == (trail, backwards)
-
-
-def test_the_oldest_trail_comes_first_and_each_run_and_time_is_one(
-    plane: ControlPlane, trail: AuditTrail
-) -> None:
-    first = replace(trail, entries=(ENTRY,))
-    second_run = replace(first, run_id="run 2")
-    later = replace(first, at=NOON + HOUR)
-    rest = replace(first, entries=(OTHER,))
-    for each in (later, first, second_run, rest):
-        plane.audits.record(each)
-    assert trails(plane, trail) == (trail, second_run, later)
-
-
-def test_a_restore_without_an_incident_is_none_of_any(
-    plane: ControlPlane, trail: AuditTrail
-) -> None:
-    plane.audits.record(replace(trail, incident_id=None))
-    assert trails(plane, trail) == ()
-    assert plane.audits.of_incident("no incident") == ()
-
-
-def test_a_restore_that_did_nothing_leaves_no_trail(plane: ControlPlane, trail: AuditTrail) -> None:
-    plane.audits.record(replace(trail, entries=()))
-    assert trails(plane, trail) == ()
-
-
-def test_sums_may_be_larger_than_one_usage(plane: ControlPlane, trail: AuditTrail) -> None:
-    most = Decimal("9" * 26 + "." + "9" * 18)
-    large = replace(trail, entries=(replace(ENTRY, before=most, after=most),))
-    plane.audits.record(large)
-    assert trails(plane, trail) == (large,)
+    plane.audits.begin(replace(trail, entries=()))
+    plane.audits.finish(replace(trail, entries=()))
+    plane.audits.finish(replace(trail, incident_id=None))
+    nothing = MergedAudits(0, Decimal(0), Decimal(0), ())
+    assert told(plane, trail) == plane.audits.largest("no incident", 9) == nothing
+    assert restored(plane, trail) == plane.audits.restored_in("no incident") == Restored()
 
 
 def test_many_notes_are_cut_and_counted(plane: ControlPlane, trail: AuditTrail) -> None:
     notes = tuple(f"note {number}" for number in range(250))
     exactly = notes[:100]
-    plane.audits.record(
+    plane.audits.finish(
         replace(trail, entries=(replace(ENTRY, notes=notes), replace(OTHER, notes=exactly)))
     )
-    (kept,) = trails(plane, trail)
-    assert kept.entries[0].notes == (*exactly, "and 150 more")
-    assert kept.entries[1].notes == exactly
+    first, second = told(plane, trail).largest
+    assert first.notes == (*exactly, "and 150 more")
+    assert second.notes == exactly
 
 
-def test_any_text_can_be_kept(plane: ControlPlane, trail: AuditTrail) -> None:
-    ugly, told = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
-    entry = replace(ENTRY, notes=(ugly,))
-    plane.audits.record(replace(trail, run_id=ugly, who=ugly, why="x" * 10_000, entries=(entry,)))
-    (kept,) = trails(plane, trail)
-    assert (kept.run_id, kept.who, len(kept.why)) == (told, told, 2000)
-    assert kept.entries[0].notes == (told,)
+def test_any_text_can_be_kept_and_is_known_again(plane: ControlPlane, trail: AuditTrail) -> None:
+    ugly = "NUL \0, half a pair \ud83d" + "x" * 10_000
+    entry = replace(ENTRY, notes=("NUL \0, half a pair \ud83d",))
+    trail = replace(trail, run_id=ugly, who=ugly, why=ugly, entries=(entry,))
+    plane.audits.begin(trail)
+    plane.audits.finish(trail)
+    (kept,) = told(plane, trail).largest
+    assert kept.notes == ("NUL \\x00, half a pair \\ud83d",)
+    assert kept.raised == 7
 
 
-def test_a_trail_is_kept_whole_or_not_at_all(
-    postgres_plane: ControlPlane, admin: psycopg.Connection
+# What was begun, and what became of it
+
+
+def test_what_is_finished_takes_the_place_of_what_was_begun(
+    plane: ControlPlane, trail: AuditTrail
 ) -> None:
-    incident_id = open_one(postgres_plane).incident_id
-    impossible = replace(ENTRY, kept=-1)
-    trail = AuditTrail(NOON, "r", "w", "y", incident_id, (ENTRY, impossible))
-    with pytest.raises(DatabaseError, match="audit_counts_are_not_negative"):
-        postgres_plane.audits.record(trail)
-    assert admin.execute("select from budget_recovery.restore_audit").rowcount == 0
+    begun = replace(ENTRY, raised=0, kept=0, skipped=0, planned=9, notes=(), after=Decimal(5))
+    plane.audits.begin(replace(trail, entries=(begun,)))
+    assert told(plane, trail).largest == (replace(begun, raised=9),)
+    plane.audits.finish(trail)
+    assert told(plane, trail).largest == (ENTRY, OTHER)
+    assert restored(plane, trail).counters == 14
+
+
+def test_what_was_begun_can_be_begun_again_but_not_what_is_finished(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    plane.audits.begin(of_one(trail, planned=3))
+    plane.audits.begin(of_one(trail, planned=4))
+    assert restored(plane, trail).counters == 4
+    plane.audits.finish(of_one(trail, planned=4, raised=2))
+    plane.audits.begin(of_one(trail, planned=5))
+    assert restored(plane, trail).counters == 2
+
+
+def test_it_can_be_finished_again(plane: ControlPlane, trail: AuditTrail) -> None:
+    plane.audits.finish(of_one(trail, planned=4, raised=1))
+    plane.audits.finish(of_one(trail, planned=4, raised=3))
+    assert restored(plane, trail).counters == 3
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        "usage_before = 'NaN'",
-        "usage_after = 'Infinity'",
-        "usage_after = -1",
-        "skipped = -1",
-        "notes = '{}'",
-        "tenant = ''",
-        "incident_id = '0'",
-    ],
+    "change", [{"run_id": "run 2"}, {"at": NOON + timedelta(microseconds=1)}], ids=str
 )
-def test_rows_that_make_no_sense_are_refused(
-    postgres_plane: ControlPlane, admin: psycopg.Connection, change: str
+def test_another_run_or_time_is_another_restore(
+    plane: ControlPlane, trail: AuditTrail, change: dict[str, object]
 ) -> None:
-    incident_id = open_one(postgres_plane).incident_id
-    postgres_plane.audits.record(AuditTrail(NOON, "r", "w", "y", incident_id, (ENTRY,)))
-    with pytest.raises(psycopg.IntegrityError):
-        admin.execute(f"update budget_recovery.restore_audit set {change}".encode())
+    plane.audits.begin(of_one(trail, planned=5))
+    (entry,) = of_one(trail, planned=2, raised=2).entries
+    plane.audits.finish(replace(trail, entries=(entry,), **change))  # type: ignore[arg-type]
+    # What was begun raised 3 of 5, since 2 were still to be raised after it.
+    assert restored(plane, trail).counters == 5
+
+
+def test_another_tenant_budget_or_window_is_another_entry(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    names = [("a", "t", "2026-11"), ("a", "t", "lifetime"), ("a", "u", "2026-11")]
+    names += [("b", "t", "2026-11")]
+    entries = [replace(ENTRY, tenant=tenant, of=of(*rest)) for tenant, *rest in names]
+    for entry in entries:
+        plane.audits.finish(replace(trail, entries=(entry,)))
+    assert told(plane, trail).largest == tuple(entries)
+    assert restored(plane, trail) == Restored(tenants=2, windows=4, counters=28)
+
+
+# Several restores of an incident
+
+
+@pytest.mark.parametrize(
+    ("planned_next", "raised"), [(10, 0), (4, 6), (0, 10), (12, 0)], ids=["none", "some", "all", ""]
+)
+def test_a_restore_that_was_cut_off_raised_what_the_next_had_not_to_raise(
+    plane: ControlPlane, trail: AuditTrail, planned_next: int, raised: int
+) -> None:
+    plane.audits.begin(of_one(trail, planned=10))
+    plane.audits.finish(of_one(trail, later=1, planned=planned_next))
+    assert restored(plane, trail).counters == raised
+    assert restored(plane, trail).windows == bool(raised)
+    assert told(plane, trail).largest[0].raised == raised
+
+
+def test_of_restores_that_were_all_cut_off_each_counts_what_it_raised(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    for later, planned in enumerate((10, 7, 3)):
+        plane.audits.begin(of_one(trail, later=later, planned=planned))
+    assert restored(plane, trail).counters == 10
+    plane.audits.finish(of_one(trail, later=3, planned=2, raised=1))
+    assert restored(plane, trail).counters == 3 + 4 + 1 + 1
+
+
+def test_the_order_is_that_of_time_not_of_writing(plane: ControlPlane, trail: AuditTrail) -> None:
+    first = replace(ENTRY, before=Decimal(1), after=Decimal(2), notes=("first",), planned=8)
+    last = replace(ENTRY, before=Decimal(5), after=Decimal(6), notes=("last",), planned=3, raised=0)
+    plane.audits.finish(replace(trail, at=NOON + HOUR, entries=(last,)))
+    plane.audits.begin(replace(trail, entries=(first,)))
+    assert told(plane, trail).largest == (replace(last, before=Decimal(1), raised=5),)
+
+
+def test_counters_that_were_raised_lost_and_raised_again_count_once(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    plane.audits.finish(of_one(trail, planned=12, raised=12))
+    plane.audits.begin(of_one(trail, later=1, planned=12))
+    plane.audits.finish(of_one(trail, later=2, planned=1, raised=1))
+    assert restored(plane, trail).counters == ENTRY.entries
+    fewer = replace(ENTRY, entries=4, planned=0, raised=0)
+    plane.audits.finish(replace(trail, at=NOON + 3 * HOUR, entries=(fewer,)))
+    assert restored(plane, trail).counters == 4
+    assert told(plane, trail).largest[0].raised == 4
+
+
+def test_an_entry_is_that_of_the_last_restore_with_what_was_before_the_first(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    last = AuditEntry(
+        tenant=ENTRY.tenant,
+        of=ENTRY.of,
+        point_at=NOON,
+        entries=20,
+        planned=5,
+        raised=4,
+        kept=15,
+        skipped=1,
+        before=Decimal(90),
+        after=Decimal(100),
+        notes=(),
+    )
+    plane.audits.finish(trail)
+    plane.audits.finish(replace(trail, at=NOON + HOUR, run_id="run 2", entries=(last,)))
+    audits = told(plane, trail)
+    assert audits.largest == (OTHER, replace(last, before=ENTRY.before, raised=7 + 4))
+    assert audits.windows == 2
+
+
+def test_windows_of_which_nothing_was_raised_do_not_count_but_are_told(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    kept = replace(OTHER, planned=0, raised=0)
+    plane.audits.finish(replace(trail, entries=(ENTRY, kept)))
+    assert restored(plane, trail) == Restored(tenants=1, windows=1, counters=7)
+    assert told(plane, trail).largest == (ENTRY, kept)
+
+
+# Sums and their order
+
+
+def test_sums_are_exact_however_long_they_are(plane: ControlPlane, trail: AuditTrail) -> None:
+    large = replace(ENTRY, before=MOST, after=MOST)
+    small = replace(OTHER, before=Decimal("1E-18"), after=Decimal("2E-18"))
+    plane.audits.finish(replace(trail, entries=(large, small)))
+    audits = told(plane, trail)
+    assert set(audits.largest) == {large, small}
+    assert format(audits.before, "f") == "1" + "0" * 38 + "." + "0" * 18
+    assert format(audits.after, "f") == "1" + "0" * 38 + "." + "0" * 17 + "1"
+
+
+def test_those_that_rose_most_come_first_however_little_more_it_is(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    first = replace(ENTRY, tenant="z", before=Decimal("1E-18"), after=MOST, notes=())
+    second = replace(ENTRY, tenant="y", before=Decimal("2E-18"), after=MOST)
+    level = replace(ENTRY, tenant="x", before=MOST, after=MOST)
+    fell = replace(ENTRY, tenant="w", before=MOST, after=Decimal(0))
+    plane.audits.finish(replace(trail, entries=(fell, level, second, first)))
+    assert told(plane, trail).largest == (first, second, level, fell)
+    some = told(plane, trail, 2)
+    assert (some.largest, some.windows) == ((first, second), 4)
+    none = told(plane, trail, 0)
+    assert (none.largest, none.windows) == ((), 4)
+    assert none.after == some.after == told(plane, trail).after
+
+
+def test_equal_rises_come_by_notes_and_then_by_name(plane: ControlPlane, trail: AuditTrail) -> None:
+    names = [
+        ("B", "t", "lifetime"),
+        ("a", "T", "2026-11"),
+        ("a", "t", "2026-11"),
+        ("a", "t", "lifetime"),
+        ("é", "a", "2026-11"),
+    ]
+    silent = [replace(ENTRY, tenant=tenant, of=of(*rest), notes=()) for tenant, *rest in names]
+    noted = replace(ENTRY, tenant="é", of=of("z", "lifetime"), notes=("left",))
+    plane.audits.finish(replace(trail, entries=(*reversed(silent), noted)))
+    assert told(plane, trail).largest == (noted, *silent)
+    assert told(plane, trail, 1).largest == (noted,)
+
+
+def test_very_many_entries_are_kept_and_told_in_seconds(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    entries = tuple(
+        replace(ENTRY, tenant=f"t{number % 100:02}", of=of(f"b{number}", "lifetime"), notes=())
+        for number in range(25_000)
+    )
+    started = time.monotonic()
+    plane.audits.begin(replace(trail, entries=entries))
+    plane.audits.finish(replace(trail, at=NOON + HOUR, entries=entries))
+    assert restored(plane, trail) == Restored(tenants=100, windows=25_000, counters=175_000)
+    audits = told(plane, trail, 200)
+    assert (audits.windows, len(audits.largest)) == (25_000, 200)
+    # With work for each pair of them it would take minutes.
+    assert time.monotonic() - started < 30

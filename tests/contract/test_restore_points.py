@@ -8,6 +8,7 @@ import pytest
 from budget_recovery_dagster.domain.counters import (
     CounterReading,
     OmittedCounter,
+    UnreadableKey,
     ValueShape,
 )
 from budget_recovery_dagster.domain.recovery_point import Usages
@@ -47,8 +48,17 @@ def the_window(plane: ControlPlane) -> WindowPoint:
 
 def test_of_a_tenant_without_snapshots_there_is_no_point(plane: ControlPlane) -> None:
     assert plane.restore_points.tenants() == frozenset()
-    assert plane.restore_points.newest_point_at() is None
     assert plane.restore_points.point_of("acme", NOON) is None
+
+
+def test_a_tenant_of_whom_nothing_is_retained_but_that_there_was_a_snapshot_is_none(
+    plane: ControlPlane,
+) -> None:
+    unreadable = (UnreadableKey("usage.b.x", "it has too few parts"),)
+    plane.capture("acme", TEAM, at=NOON)
+    plane.commit(plane.take(reading("b", {}, unreadable=unreadable)))
+    assert plane.snapshots.tenants() == {"acme", "b"}
+    assert plane.restore_points.tenants() == {"acme"}
 
 
 def test_a_point_is_what_was_captured_with_how_its_keys_are_made_anew(plane: ControlPlane) -> None:
@@ -72,7 +82,6 @@ def test_a_tenants_point_holds_nothing_of_others(plane: ControlPlane) -> None:
     plane.capture("acme", TEAM, at=NOON)
     plane.capture("acme2", {("other", "lifetime"): {"bo": "9"}}, at=NOON + HOUR)
     assert plane.restore_points.tenants() == {"acme", "acme2"}
-    assert plane.restore_points.newest_point_at() == NOON + HOUR
     assert the_point(plane).newest_at == NOON
     assert [each.of for each in the_point(plane).windows] == [MONTH]
 

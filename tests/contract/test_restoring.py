@@ -20,6 +20,7 @@ from tests.contract.restore_orders import (
     stored,
 )
 from tests.contract.usage_stores import UGLY_NAMES, Subject
+from tests.identities import identity_of
 from tests.nats_servers import COUNTERS, usages
 
 
@@ -66,11 +67,11 @@ def test_what_is_lower_is_raised_and_what_is_not_is_kept(subject: Subject) -> No
 
 
 def test_no_orders_write_nothing(subject: Subject) -> None:
-    before = subject.store.identity()
+    before = identity_of(subject.store)
     live = subject.store.open_tenant("t")
     assert live.raise_counters([], is_open=always) == ()
     assert live.rebuild_boards([], is_open=always) == ()
-    assert subject.store.identity() == before
+    assert identity_of(subject.store) == before
 
 
 def test_a_raised_value_keeps_every_other_byte(subject: Subject) -> None:
@@ -125,7 +126,7 @@ def test_an_unreadable_counter_is_never_overwritten(subject: Subject) -> None:
 def test_a_closed_window_is_left_whatever_it_holds(subject: Subject) -> None:
     subject.put(key("lower"), b"1")
     subject.put(key("bad"), b"?")
-    before = subject.store.identity()
+    before = identity_of(subject.store)
     live = subject.store.open_tenant("t")
     results = live.raise_counters(
         [order(entity, "2") for entity in ("lower", "bad", "missing")], is_open=never
@@ -135,7 +136,7 @@ def test_a_closed_window_is_left_whatever_it_holds(subject: Subject) -> None:
         (Written.CLOSED, None),
         (Written.CLOSED, None),
     ]
-    assert subject.store.identity() == before
+    assert identity_of(subject.store) == before
 
 
 def test_each_window_is_asked_about_by_itself(subject: Subject) -> None:
@@ -158,9 +159,9 @@ def test_two_orders_of_one_counter_leave_the_higher(subject: Subject) -> None:
 def test_to_raise_again_writes_nothing(subject: Subject) -> None:
     orders = [order(str(number), "5") for number in range(10)]
     raised(subject, *orders)
-    before = subject.store.identity()
+    before = identity_of(subject.store)
     assert raised(subject, *orders) == [Written.KEPT] * 10
-    assert subject.store.identity() == before
+    assert identity_of(subject.store) == before
 
 
 def test_nothing_else_is_touched(subject: Subject) -> None:
@@ -199,7 +200,7 @@ def test_a_counter_that_no_key_can_name_is_refused_before_anything_is_written(
     subject: Subject,
 ) -> None:
     live = subject.store.open_tenant("t")
-    before = subject.store.identity()
+    before = identity_of(subject.store)
     with pytest.raises(StoreWriteError, match="No key can hold"):
         live.raise_counters([order("e", "1"), order("@" * 400, "1")], is_open=always)
-    assert subject.store.identity() == before
+    assert identity_of(subject.store) == before

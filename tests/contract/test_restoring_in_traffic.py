@@ -17,6 +17,7 @@ from tests.contract.restore_orders import (
     stored,
 )
 from tests.contract.usage_stores import Subject
+from tests.identities import identity_of
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_who_asks_whether_a_window_is_open_may_stop_it_all(subject: Subject) -> 
         raise InterruptedError("the lease is lost")
 
     live = subject.store.open_tenant("t")
-    before = subject.store.identity()
+    before = identity_of(subject.store)
     with pytest.raises(InterruptedError):
         live.raise_counters([order("e", "5")], is_open=is_open)
-    assert subject.store.identity() == before
+    assert identity_of(subject.store) == before

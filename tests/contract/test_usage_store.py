@@ -16,6 +16,7 @@ from budget_recovery_dagster.domain.snapshots import TenantReading
 from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import StoreReadError
 from tests.contract.usage_stores import UGLY_NAMES, Subject
+from tests.identities import identity_of
 from tests.nats_servers import COUNTERS, usages
 
 NOVEMBER = Window.parse("2026-11")
@@ -33,12 +34,12 @@ def test_an_empty_store_has_no_tenants_and_an_empty_reading(subject: Subject) ->
 
 
 def test_the_identity_moves_with_every_writing_and_stays_the_same_store(subject: Subject) -> None:
-    first = subject.store.identity()
+    first = identity_of(subject.store)
     assert first.created_at.utcoffset() == timedelta(0)
     subject.put(key("t", "b", "e"), b"1")
     subject.put(key("t", "b", "e"), b"2")
     subject.remove(key("t", "b", "e"))
-    last = subject.store.identity()
+    last = identity_of(subject.store)
     assert last.created_at == first.created_at
     assert last.last_sequence == first.last_sequence + 3
 
@@ -52,9 +53,9 @@ def test_the_leaders_time_is_in_utc(subject: Subject) -> None:
 
 def test_a_purge_shows_in_no_identity(subject: Subject) -> None:
     subject.put(key("t", "b", "e"), b"1")
-    before = subject.store.identity()
+    before = identity_of(subject.store)
     subject.purge("usage.t.")
-    assert subject.store.identity() == before
+    assert identity_of(subject.store) == before
     assert usages(subject.store, "t") == {}
 
 

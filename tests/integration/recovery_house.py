@@ -13,8 +13,7 @@ from budget_recovery_dagster.restore_ports import AuditEntry, OpenStore
 from budget_recovery_dagster.services.capture_outcome import Captured
 from budget_recovery_dagster.services.detection import Checked
 from budget_recovery_dagster.services.recovery import Recovered, RecoveryResult
-from budget_recovery_dagster.services.restored import merged_entries
-from budget_recovery_dagster.services.tenant_restore import TenantRestored, restore_tenant
+from budget_recovery_dagster.services.tenant_restore import Guards, TenantRestored, restore_tenant
 from tests.integration.timeless_store import SteppedClock, capture, opened_at, opened_store
 from tests.nats_servers import Bucket, Stored
 
@@ -78,14 +77,17 @@ class House:
         point = self.plane.restore_points.point_of(tenant, self.plane.clock.now())
         assert point is not None
         with open_store() as store:
-            return restore_tenant(store, point, self.plane.clock, lambda: None)
+            return restore_tenant(
+                store, point, self.plane.clock, Guards(lambda: None, lambda _: None)
+            )
 
     def entries(self, incident: Incident) -> Mapping[tuple[str, str, str], AuditEntry]:
         """Return what all restores of an incident did, by tenant, budget and window."""
-        trails = self.plane.audits.of_incident(incident.incident_id)
+        audits = self.plane.audits.largest(incident.incident_id, 10_000)
+        assert len(audits.largest) == audits.windows
         return {
             (entry.tenant, entry.of.budget, entry.of.window.token): entry
-            for entry in merged_entries(trails)
+            for entry in audits.largest
         }
 
     def _set(self, at: datetime | None) -> None:

@@ -192,6 +192,10 @@ def test_the_way_out_of_failed_that_the_runbook_tells(
     fail(captured, instance)
     assert state(database) == "FAILED"
     make_room(captured)
+    # A hold that came when the last attempt was past looking for one.
+    database.execute(
+        "update budget_recovery.incident set held_at = now(), held_by = 'ann', held_reason = 'x'"
+    )
 
     database.execute(runbook_sql("try again"))
 
@@ -199,6 +203,7 @@ def test_the_way_out_of_failed_that_the_runbook_tells(
     result = run_restore(instance, again.tags)
     assert outcome(instance, result) == "restored"
     assert usages(captured, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}
+    assert [number for number, _ in attempts(database)] == [1, 2, 3, 4]
 
 
 def test_accepting_the_store_as_it_is_as_the_runbook_tells(

@@ -10,7 +10,7 @@ from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.domain.convergence import ClusterView
 from budget_recovery_dagster.domain.detection import Sighting
-from budget_recovery_dagster.domain.identity import Marker, StoreIdentity
+from budget_recovery_dagster.domain.identity import Marker
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.ports import TenantReader
@@ -52,9 +52,6 @@ class TimelessStore:
 
     def now(self) -> None:
         return None
-
-    def identity(self) -> StoreIdentity:
-        return self.store.identity()
 
     def look(self, deployment_id: str) -> Sighting:
         return self.store.look(deployment_id)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from budget_recovery_dagster.adapters.memory.baselines import MemoryBaselines
 from budget_recovery_dagster.adapters.memory.restore_audits import MemoryRestoreAudits
 from budget_recovery_dagster.adapters.memory.restore_points import MemoryRestorePoints
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.counters import format_usage
 from budget_recovery_dagster.domain.incident import Incident, RecoveryState
 from budget_recovery_dagster.services.detection import Checked, DetectionService
@@ -90,3 +91,10 @@ class RecoveryHouse(House):
                 happen()
 
         self.store.before_write = hook
+
+    def die_in_an_attempt(self) -> None:
+        """Claim an attempt as a worker does that then dies without a word."""
+        with self.leases.hold(RESTORE_LEASE, "a worker") as lease:
+            self.incidents.claim_attempt(
+                judged=self.incident, run_id="dead", holder="a worker", lease=lease
+            )

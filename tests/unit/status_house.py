@@ -15,6 +15,7 @@ from budget_recovery_dagster.domain.incident import (
     RecoveryState,
     Restored,
 )
+from budget_recovery_dagster.ports import Leases, LeaseStanding
 from budget_recovery_dagster.recovery_ports import Attempt, Check, Incidents
 from budget_recovery_dagster.services.status import Status, StatusService
 from budget_recovery_dagster.table_ports import PointRecord
@@ -76,6 +77,7 @@ class Known:
 
     recovered: Recovery = field(default_factory=lambda: Recovery(RecoveryState.HEALTHY, None))
     attempts: tuple[Attempt, ...] = ()
+    worker: str | None = None
     incidents: tuple[Incident, ...] = ()
     checks: tuple[Check, ...] = ()
     older_good: Check | None = None
@@ -88,6 +90,7 @@ class Known:
             incidents=cast(Incidents, _Incidents(self)),
             checks=_Checks(self),
             points=_Points(self),
+            leases=cast(Leases, _Leases(self)),
             clock=_Clock(),
             check_interval=INTERVAL,
         ).look()
@@ -99,6 +102,15 @@ class _Clock:
 
     def wait_until(self, moment: datetime) -> None:
         raise NotImplementedError
+
+
+@dataclass
+class _Leases:
+    known: Known
+
+    def look(self, name: str) -> LeaseStanding:
+        assert name == "restore"
+        return LeaseStanding(1, self.known.worker)
 
 
 @dataclass

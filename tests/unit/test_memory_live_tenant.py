@@ -19,6 +19,7 @@ from budget_recovery_dagster.errors import (
     StoreWriteError,
 )
 from budget_recovery_dagster.restore_ports import RaiseOrder, RaiseResult, Written
+from tests.identities import identity_of
 
 NOVEMBER = BudgetWindow("b", Window.parse("2026-11"))
 MONDAY = datetime(2026, 11, 30, tzinfo=UTC)
@@ -101,11 +102,12 @@ def test_markers_and_the_cluster_fail_apart(store: MemoryUsageStore) -> None:
     store.look_failure, store.marker_failure = store.marker_failure, None
     with pytest.raises(StorePermissionError):
         store.look("d")
+    store.look_failure = None
     assert store.write_marker("d", "n", after=0).revision == 4
     store.cluster_failure = StoreNoQuorumError("no quorum.", "wait.")
     with pytest.raises(StoreNoQuorumError):
         store.cluster_view(MONDAY)
-    assert store.identity().last_sequence == 4
+    assert identity_of(store).last_sequence == 4
 
 
 def test_the_cluster_and_the_age_of_keys_are_what_was_set(store: MemoryUsageStore) -> None:
@@ -120,7 +122,6 @@ def test_a_bucket_that_is_gone_is_missing_to_every_call(store: MemoryUsageStore)
     live = store.open_tenant("t")
     store.is_gone = True
     calls: list[Callable[[], object]] = [
-        store.identity,
         store.now,
         lambda: store.look("d"),
         lambda: store.write_marker("d", "n", after=0),

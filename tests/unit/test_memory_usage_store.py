@@ -9,6 +9,7 @@ from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.errors import StoreReadError, StoreUnreachableError
 from tests.boards import board, board_key
+from tests.identities import identity_of
 
 COUNTERS = CaptureSource.COUNTERS
 MONDAY = datetime(2026, 11, 30, tzinfo=UTC)
@@ -42,11 +43,12 @@ def test_the_listing_and_the_identity_fail_apart(store: MemoryUsageStore) -> Non
     store.listing_failure = StoreUnreachableError("down.", "start it.")
     with pytest.raises(StoreUnreachableError):
         store.reader(COUNTERS).list_tenants()
-    assert store.identity() == StoreIdentity(MONDAY, 4)
+    assert identity_of(store) == StoreIdentity(MONDAY, 4)
     store.listing_failure, store.identity_failure = None, store.listing_failure
-    for call in (store.identity, store.now):
-        with pytest.raises(StoreUnreachableError):
-            call()
+    with pytest.raises(StoreUnreachableError):
+        identity_of(store)
+    with pytest.raises(StoreUnreachableError):
+        store.now()
     assert store.reader(COUNTERS).list_tenants().tenants == {"t"}
 
 
@@ -59,7 +61,7 @@ def test_it_tells_the_time_that_was_set_and_else_none(store: MemoryUsageStore) -
 def test_the_store_can_be_replaced_by_an_empty_one(store: MemoryUsageStore) -> None:
     later = MONDAY.replace(hour=1)
     store.recreate(later)
-    assert store.identity() == StoreIdentity(later, 0)
+    assert identity_of(store) == StoreIdentity(later, 0)
     assert store.reader(COUNTERS).list_tenants().tenants == frozenset()
 
 

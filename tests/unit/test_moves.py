@@ -1,4 +1,4 @@
-"""The moves of the store's standing, by values worked out by hand."""
+"""The moves of an incident, by values worked out by hand."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,11 +19,10 @@ from budget_recovery_dagster.domain.incident import (
     Restored,
     Waiting,
 )
-from budget_recovery_dagster.domain.moves import Move, Opening, Standing
+from budget_recovery_dagster.domain.moves import Opening
+from budget_recovery_dagster.domain.standing import Move, Standing
 from budget_recovery_dagster.errors import (
     AttemptsUsedUpError,
-    BaselineMovedError,
-    CapturesPausedError,
     IncidentMovedError,
 )
 
@@ -45,34 +44,6 @@ def standing(state: RecoveryState = RECOVERING, launches_before: int = 0, **of: 
     """Return the standing with an open incident that differs from the first one in some things."""
     incident = replace(OPENED, **of)  # type: ignore[arg-type]
     return Standing(state, BASELINE, incident, launches_before)
-
-
-# The baseline
-
-
-def test_a_healthy_stores_baseline_gets_the_version_that_follows() -> None:
-    healthy = Standing(HEALTHY, BASELINE)
-    assert moves.accept(healthy, GROUND, judged=BASELINE) == Baseline(LOST, version=8)
-    assert moves.accept(Standing(HEALTHY, None), BASELINE, judged=None).version == 1
-    assert moves.intend_marker(healthy, "n2", judged=BASELINE) == Baseline(
-        IDENTITY, 8, Marker("n1", 39), BASELINE.marked_at, intended="n2"
-    )
-
-
-def test_a_baseline_does_not_move_on_another_judgement() -> None:
-    judged = replace(BASELINE, intended="n2")
-    with pytest.raises(BaselineMovedError):
-        moves.accept(Standing(HEALTHY, BASELINE), GROUND, judged=judged)
-    with pytest.raises(BaselineMovedError):
-        moves.intend_marker(Standing(HEALTHY, None), "n", judged=BASELINE)
-
-
-@pytest.mark.parametrize("state", [RECOVERING, FAILED])
-def test_a_baseline_does_not_move_while_the_store_is_not_healthy(state: RecoveryState) -> None:
-    with pytest.raises(CapturesPausedError):
-        moves.accept(standing(state), GROUND, judged=BASELINE)
-    with pytest.raises(CapturesPausedError):
-        moves.intend_marker(standing(state), "n", judged=BASELINE)
 
 
 # Losses

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.domain.incident import FailureReason, GivenUp, Incident, Waiting
+from budget_recovery_dagster.domain.incident import FailureReason, GivenUp, Held, Incident, Waiting
 from budget_recovery_dagster.recovery_ports import Attempt, Check
 from budget_recovery_dagster.services.assessment import Condition
 from budget_recovery_dagster.services.status import MOST_CHECKS
@@ -158,11 +158,12 @@ def attempt(number: int, *, of: Incident, is_over: bool = False) -> Attempt:
 
 def test_an_attempt_at_work_needs_nobody() -> None:
     open_one = incident(attempts=2)
-    known = Known(recovering(open_one), attempts=(attempt(2, of=open_one),))
+    worker = "run 60a5271d on gate (pid 7)"
+    known = Known(recovering(open_one), attempts=(attempt(2, of=open_one),), worker=worker)
     assert told(known) == (
         Condition.RECOVERING,
         (),
-        "Nothing to do: attempt 2 of 3 is at work since 08:30:02 UTC.",
+        "Nothing to do: run 60a5271d on gate (pid 7) is at work.",
     )
 
 
@@ -197,6 +198,20 @@ def test_a_waiting_restore_says_for_what_and_when_it_looks_again() -> None:
     assert next_step(known) == (
         "Bring the store back to full health; the restore waits for that (1 of 3 servers is"
         " offline) and looks again at 08:33:02 UTC."
+    )
+
+
+@pytest.mark.parametrize(("minutes", "warnings"), [(59, 0), (60, 1)])
+def test_a_hold_names_who_and_how_to_end_it_and_is_warned_of_after_an_hour(
+    minutes: float, warnings: int
+) -> None:
+    held = Held(ago(minutes), "ann@ops", "The disk is being replaced.")
+    condition, doubts, step = told(Known(recovering(incident(90, held=held))))
+    assert condition is Condition.RECOVERING
+    assert len(doubts) == warnings
+    assert step == (
+        "Remove the reason of the hold (The disk is being replaced), then `budget-recovery"
+        " release`: nothing is restored until then."
     )
 
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from budget_recovery_dagster.adapters.memory.control_plane import ControlPlane
-from budget_recovery_dagster.domain import moves
+from budget_recovery_dagster.domain import baseline_moves
 from budget_recovery_dagster.domain.identity import Baseline
-from budget_recovery_dagster.domain.moves import Standing
+from budget_recovery_dagster.domain.standing import Standing
 
 
 class MemoryBaselines:
@@ -22,7 +22,7 @@ class MemoryBaselines:
             CapturesPausedError: the store is not HEALTHY.
         """
         with self._plane.lock:
-            return self._keep(moves.intend_marker(self._standing(), nonce, judged=judged))
+            return self._keep(baseline_moves.intend_marker(self._standing(), nonce, judged=judged))
 
     def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
         """Replace the baseline; its version is one above that of the judged one.
@@ -31,7 +31,7 @@ class MemoryBaselines:
             BaselineMovedError, CapturesPausedError: as ``intend_marker``.
         """
         with self._plane.lock:
-            return self._keep(moves.accept(self._standing(), baseline, judged=judged))
+            return self._keep(baseline_moves.accept(self._standing(), baseline, judged=judged))
 
     def _standing(self) -> Standing:
         store = self._plane.claimed_store()

@@ -17,7 +17,7 @@ from budget_recovery_dagster.ports import (
     Uncaptured,
 )
 from budget_recovery_dagster.recovery_ports import Attempt, Check
-from budget_recovery_dagster.restore_ports import AuditTrail
+from budget_recovery_dagster.restore_ports import AuditEntry, AuditTrail
 
 
 class ManualClock:
@@ -61,6 +61,18 @@ class NotedFailure:
     failed_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class KeptAudit:
+    """An entry of a restore's trail as it is kept; not finished: the restore may have been cut off.
+
+    ``trail`` has this one entry.
+    """
+
+    trail: AuditTrail
+    entry: AuditEntry
+    finished_at: datetime | None
+
+
 @dataclass(slots=True)
 class ControlPlane:
     """What the database would hold. ``lock`` stands in for its transactions."""
@@ -76,7 +88,7 @@ class ControlPlane:
     incidents: dict[str, Incident] = field(default_factory=dict)
     launches_before: dict[str, int] = field(default_factory=dict)
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
-    audits: list[AuditTrail] = field(default_factory=list)
+    audits: dict[tuple[str, datetime, str, BudgetWindow], KeptAudit] = field(default_factory=dict)
 
     def claimed_store(self) -> StoreRecord:
         """Return the store's record.

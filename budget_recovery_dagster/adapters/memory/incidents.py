@@ -1,5 +1,6 @@
 """The incidents of the store, in memory."""
 
+import logging
 from dataclasses import replace
 from datetime import datetime
 from uuid import uuid4
@@ -12,15 +13,19 @@ from budget_recovery_dagster.adapters.stored_forms import storable
 from budget_recovery_dagster.adapters.stored_recovery import (
     attempt_after,
     ended_by,
+    held_by,
     storable_loss,
 )
-from budget_recovery_dagster.domain import moves
+from budget_recovery_dagster.domain import holds, moves
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.identity import Baseline
 from budget_recovery_dagster.domain.incident import FailureReason, Incident, Loss, Recovery
-from budget_recovery_dagster.domain.moves import Move, Opening, Standing
+from budget_recovery_dagster.domain.moves import Opening
+from budget_recovery_dagster.domain.standing import Move, Standing
 from budget_recovery_dagster.ports import Lease
 from budget_recovery_dagster.recovery_ports import Attempt, Closing
+
+_log = logging.getLogger(__name__)
 
 
 class MemoryIncidents:
@@ -110,13 +115,22 @@ class MemoryIncidents:
         """Count one more attempt, before its work begins; the incident waits no more.
 
         Raises:
+            IncidentHeldError: it is on hold.
             AttemptsUsedUpError: the loss has had all its attempts.
             IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
         """
         with self._plane.lock:
             incident = self._keep(moves.claim_attempt(self._leased(lease), judged=judged))
-            self._plane.attempts.setdefault(incident.incident_id, []).append(
-                attempt_after(incident, run_id=run_id, holder=holder, started_at=self._now())
+            attempts = self._plane.attempts.setdefault(incident.incident_id, [])
+            earlier = [each.number for each in attempts if each.loss == len(incident.losses)]
+            attempts.append(
+                attempt_after(
+                    incident,
+                    number=max(earlier, default=0) + 1,
+                    run_id=run_id,
+                    holder=holder,
+                    started_at=self._now(),
+                )
             )
             return incident
 
@@ -157,6 +171,29 @@ class MemoryIncidents:
             return self._keep(
                 moves.close(standing, ended, baseline=closing.baseline, judged=judged)
             )
+
+    def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
+        """Keep the restore from being launched and from going on; held already: nothing changes.
+
+        Raises:
+            IncidentMovedError: it is closed, or not RECOVERING.
+        """
+        with self._plane.lock:
+            held = held_by(by, reason, self._now())
+            return self._keep(holds.hold(self._standing(), held, judged=judged))
+
+    def release(self, by: str, *, judged: Incident) -> Incident:
+        """Let the restore go on, at once and with all its attempts; not held: nothing changes.
+
+        Raises:
+            IncidentMovedError: as ``hold``.
+        """
+        with self._plane.lock:
+            standing = self._standing()
+            released = self._keep(holds.release(standing, judged=judged, now=self._now()))
+            if released != standing.incident:
+                _log.info("Incident %s is released by %s.", released.short_id, by)
+            return released
 
     def attempts_of(self, incident_id: str) -> tuple[Attempt, ...]:
         """Return the attempts of an incident, oldest first."""

@@ -31,12 +31,10 @@ class MemoryRestorePoints:
         records[of] = damaged
 
     def tenants(self) -> frozenset[str]:
-        """Return the tenants that have a retained snapshot."""
-        return frozenset(tenant for tenant, _ in self._plane.snapshots)
-
-    def newest_point_at(self) -> datetime | None:
-        """Return the time of the newest snapshot of any tenant."""
-        return newest_point_at(self._plane)
+        """Return the tenants that have a retained record of any budget."""
+        return frozenset(
+            tenant for (tenant, _), stored in self._plane.snapshots.items() if stored.records
+        )
 
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
         """Read a tenant's recovery point; None where nothing of the tenant is retained."""

@@ -30,7 +30,7 @@ class MemoryStoreChecks:
 
     def newest_good(self) -> Check | None:
         """Return the newest check that found the store whole."""
-        return next((each for each in self._newest_first() if each.verdict.is_good), None)
+        return next((each for each in self._newest_first() if each.is_good), None)
 
     def _newest_first(self) -> list[Check]:
         # Of those of one moment, the one that was written last comes first.

@@ -105,11 +105,6 @@ class MemoryUsageStore:
         self._keys.clear()
         self.stream = StoreIdentity(created_at, 0)
 
-    def identity(self) -> StoreIdentity:
-        """Read the identity."""
-        self._answer(self.identity_failure)
-        return self.stream
-
     def now(self) -> datetime | None:
         """Return the time that was set; the leader that tells it is the one of the identity."""
         self._answer(self.identity_failure)

@@ -245,8 +245,9 @@ create table budget_recovery.store_check (
 -- The newest, and those that are too old.
 create index store_check_checked_at on budget_recovery.store_check (checked_at, check_id);
 comment on table budget_recovery.store_check is
-    'Every comparison of the store with what was accepted, of the last 30 days; the newest one '
-    'that found it whole is kept in any case.';
+    'What was found in comparisons of the store with what was accepted: all checks of the sensor, '
+    'the losses that captures and restores found, and the acceptance after each recovery. Of the '
+    'last 30 days; the newest one that found the store whole is kept in any case.';
 comment on column budget_recovery.store_check.check_id is 'In the order of their writing.';
 comment on column budget_recovery.store_check.checked_at is 'When the store was looked at.';
 comment on column budget_recovery.store_check.checked_by is 'The tick or run that looked.';
@@ -305,14 +306,20 @@ create table budget_recovery.restore_audit (
     window_token text collate "C" not null,
     point_at timestamptz not null,
     entries bigint not null,
+    planned bigint not null,
     raised bigint not null,
     kept bigint not null,
     skipped bigint not null,
     usage_before numeric not null,
     usage_after numeric not null,
     notes jsonb not null,
+    finished_at timestamptz,
+    -- What was begun is found by it to be finished.
+    constraint audit_entry_is_one unique (run_id, at, tenant, budget_id, window_token),
     constraint audit_names_are_not_empty check (tenant <> '' and budget_id <> ''),
-    constraint audit_counts_are_not_negative check (least(entries, raised, kept, skipped) >= 0),
+    constraint audit_counts_are_not_negative check (
+        least(entries, planned, raised, kept, skipped) >= 0
+    ),
     constraint audit_usages_are_in_bounds check (
         usage_before >= 0 and usage_before < 1e38 and usage_after >= 0 and usage_after < 1e38
     ),
@@ -321,11 +328,15 @@ create table budget_recovery.restore_audit (
 create index restore_audit_incident on budget_recovery.restore_audit (incident_id);
 create index restore_audit_tenant on budget_recovery.restore_audit (tenant, at);
 comment on table budget_recovery.restore_audit is
-    'What each restore did to each budget and window; kept for ever.';
-comment on column budget_recovery.restore_audit.audit_id is 'In the order of their writing.';
-comment on column budget_recovery.restore_audit.at is 'When the restore was done.';
+    'What each restore did to each budget and window, written before its first write and again '
+    'when it is done; kept for ever.';
+comment on column budget_recovery.restore_audit.audit_id is
+    'In the order of their first writing.';
+comment on column budget_recovery.restore_audit.at is
+    'When the restore of the tenant was told first: the same for all that it did to the tenant.';
 comment on column budget_recovery.restore_audit.run_id is 'The Dagster run that restored.';
-comment on column budget_recovery.restore_audit.who is 'Who restored: a person, or a sensor.';
+comment on column budget_recovery.restore_audit.who is
+    'Who restored: "run … on host (pid …)", the process that held the lease.';
 comment on column budget_recovery.restore_audit.why is 'The reason that was given.';
 comment on column budget_recovery.restore_audit.incident_id is
     'The incident for which it was done; null: for none.';
@@ -336,14 +347,19 @@ comment on column budget_recovery.restore_audit.window_token is
 comment on column budget_recovery.restore_audit.point_at is
     'The newest snapshot that it was restored from.';
 comment on column budget_recovery.restore_audit.entries is 'Counters that the snapshots hold.';
-comment on column budget_recovery.restore_audit.raised is 'Counters that were raised.';
+comment on column budget_recovery.restore_audit.planned is
+    'Counters that were to be raised, by the plan that was made before the first write.';
+comment on column budget_recovery.restore_audit.raised is
+    'Counters that were raised; 0 until the restore is finished.';
 comment on column budget_recovery.restore_audit.kept is 'Counters that were as high already.';
 comment on column budget_recovery.restore_audit.skipped is 'Counters that were left as they were.';
 comment on column budget_recovery.restore_audit.usage_before is
     'The sum of the counters that were read before.';
 comment on column budget_recovery.restore_audit.usage_after is
-    'The sum of the counters that were read after.';
+    'The sum of the counters that were read after; until the restore is finished, what it will be.';
 comment on column budget_recovery.restore_audit.notes is 'What was left, and why: a list of texts.';
+comment on column budget_recovery.restore_audit.finished_at is
+    'When this was written of a restore that is done; null: it is under way, or it was cut off.';
 """
 
 

@@ -1,0 +1,26 @@
+"""``budget-recovery hold``: stop the restore of the open incident."""
+
+from pathlib import Path
+
+import click
+
+from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.cli.control_plane import settings_with_database
+from budget_recovery_dagster.cli.data_dir import data_dir_option
+from budget_recovery_dagster.cli.person import this_person
+
+
+@click.command(short_help="Stop the restore of the open incident.")
+@click.option("--reason", required=True, help="Why; everybody who looks is told.")
+@data_dir_option
+def hold(reason: str, data_dir: Path | None) -> None:
+    """Stop the restore of the open incident until `budget-recovery release`.
+
+    None is launched, and one that works stops before the next tenant. Captures stay paused. The
+    database is that of BUDGET_RECOVERY_POSTGRES_URL or else of the running `budget-recovery dev`.
+    """
+    if not reason.strip():
+        raise click.BadParameter("it is empty.", param_hint="--reason")
+    with opened_database(settings_with_database(data_dir)) as database:
+        incident = database.hold_service().hold(reason, by=this_person())
+    click.echo(f"Incident {incident.short_id} is on hold. To let it go on: budget-recovery release")

@@ -1,0 +1,172 @@
+"""Holds: a person keeps a restore from going on, and lets it go on again."""
+
+import logging
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from budget_recovery_dagster.domain.incident import Held, Incident, Recovery, RecoveryState
+from budget_recovery_dagster.errors import IncidentHeldError
+from tests.contract.control_planes import NOON, ControlPlane
+from tests.contract.incident_scene import (
+    GONE,
+    MARKED_GROUND,
+    claim_attempt,
+    close,
+    give_up,
+    open_one,
+    wait,
+)
+
+MINUTE = timedelta(minutes=1)
+HELD = Held(NOON, "ann", "the disk is changed")
+
+
+def hold(plane: ControlPlane, incident: Incident) -> Incident:
+    """Put an incident on hold; what comes back is what is stored."""
+    held = plane.incidents.hold("the disk is changed", "ann", judged=incident)
+    assert plane.incidents.recovery() == Recovery(RecoveryState.RECOVERING, held)
+    return held
+
+
+def test_a_hold_says_since_when_who_and_why(plane: ControlPlane) -> None:
+    incident = wait(plane, claim_attempt(plane, open_one(plane)))
+    held = hold(plane, incident)
+    assert held == replace(incident, held=HELD)
+    assert plane.incidents.recent(1) == (held,)
+
+
+def test_a_second_hold_leaves_the_first(plane: ControlPlane) -> None:
+    held = hold(plane, open_one(plane))
+    plane.clock.advance(MINUTE)
+    assert plane.incidents.hold("me too", "bob", judged=held) == held
+    assert plane.incidents.recovery().incident == held
+
+
+def test_while_it_is_held_nothing_is_launched_and_no_attempt_claimed(plane: ControlPlane) -> None:
+    held = hold(plane, open_one(plane))
+    plane.clock.advance(timedelta(days=1))
+    assert plane.incidents.claim_launch(judged=held) is None
+    with pytest.raises(IncidentHeldError) as refused:
+        claim_attempt(plane, held)
+    assert refused.value.message == (
+        f"Incident {held.short_id} is on hold since 2026-11-25 12:00:00 UTC, by ann: "
+        "the disk is changed"
+    )
+    assert "budget-recovery release" in refused.value.hint
+    assert plane.incidents.recovery().incident == held
+    assert plane.incidents.attempts_of(held.incident_id) == ()
+
+
+def test_a_release_begins_attempts_and_backoff_again_at_once(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    for _ in range(3):
+        plane.clock.advance(timedelta(hours=1))
+        launched = plane.incidents.claim_launch(judged=incident)
+        assert launched is not None
+        incident = launched
+    for _ in range(3):
+        incident = claim_attempt(plane, incident)
+    held = hold(plane, wait(plane, incident))
+    plane.clock.advance(MINUTE)
+    now = plane.clock.now()
+
+    released = plane.incidents.release("bob", judged=held)
+
+    assert released == replace(
+        held, held=None, released_at=now, attempts=0, waiting=None, next_launch_at=None
+    )
+    assert plane.incidents.recovery() == Recovery(RecoveryState.RECOVERING, released)
+    launched = plane.incidents.claim_launch(judged=released)
+    assert launched is not None
+    assert launched.next_launch_at == now + timedelta(seconds=30)
+
+
+def test_attempts_after_a_release_are_numbered_on(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    for _ in range(2):
+        incident = claim_attempt(plane, incident)
+    incident = plane.incidents.release("ann", judged=hold(plane, incident))
+    for counted in (1, 2, 3):
+        incident = claim_attempt(plane, incident, run_id="later")
+        assert incident.attempts == counted
+    incident = plane.incidents.join(GONE, ground=None, judged=incident)
+    incident = claim_attempt(plane, incident)
+    with plane.restore_lease() as lease:
+        plane.incidents.end_attempt("done", judged=incident, lease=lease)
+    told = [
+        (each.loss, each.number, each.outcome)
+        for each in plane.incidents.attempts_of(incident.incident_id)
+    ]
+    assert told == [
+        (1, 1, None),
+        (1, 2, None),
+        (1, 3, None),
+        (1, 4, None),
+        (1, 5, None),
+        (2, 1, "done"),
+    ]
+
+
+def test_the_newest_attempt_after_a_release_is_the_one_that_is_ended(plane: ControlPlane) -> None:
+    incident = claim_attempt(plane, claim_attempt(plane, open_one(plane)))
+    incident = plane.incidents.release("ann", judged=hold(plane, incident))
+    incident = claim_attempt(plane, incident)
+    with plane.restore_lease() as lease:
+        plane.incidents.end_attempt("done", judged=incident, lease=lease)
+    outcomes = [each.outcome for each in plane.incidents.attempts_of(incident.incident_id)]
+    assert outcomes == [None, None, "done"]
+
+
+def test_a_release_of_what_is_not_on_hold_changes_nothing(plane: ControlPlane) -> None:
+    incident = wait(plane, claim_attempt(plane, open_one(plane)))
+    assert plane.incidents.release("ann", judged=incident) == incident
+    assert plane.incidents.recovery().incident == incident
+
+
+def test_who_has_released_it_is_in_the_log(
+    plane: ControlPlane, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        held = hold(plane, plane.incidents.release("carl", judged=open_one(plane)))
+        plane.incidents.release("bob", judged=held)
+    assert f"Incident {held.short_id} is released by bob." in caplog.text
+    assert "carl" not in caplog.text
+
+
+def test_a_hold_after_a_release_still_knows_when_that_was(plane: ControlPlane) -> None:
+    released = plane.incidents.release("ann", judged=hold(plane, open_one(plane)))
+    plane.clock.advance(MINUTE)
+    again = plane.incidents.hold("once more", "bob", judged=released)
+    assert again == replace(released, held=Held(NOON + MINUTE, "bob", "once more"))
+    assert again.released_at == NOON
+
+
+def test_neither_a_moving_ground_nor_a_further_loss_gets_in_the_way(plane: ControlPlane) -> None:
+    first = open_one(plane)
+    plane.incidents.stand_on(MARKED_GROUND, judged=first)
+    held = hold(plane, first)
+    joined = plane.incidents.join(GONE, ground=None, judged=held)
+    assert joined.held == HELD
+    released = plane.incidents.release("ann", judged=first)
+    assert released == replace(joined, held=None, released_at=NOON)
+
+
+def test_a_worker_that_was_past_the_check_may_end_what_is_held(plane: ControlPlane) -> None:
+    held = wait(plane, hold(plane, open_one(plane)))
+    closed = close(plane, held)
+    assert closed.held == HELD
+    assert plane.incidents.recovery() == Recovery(RecoveryState.HEALTHY, None)
+    assert plane.incidents.recent(1) == (closed,)
+    failed = give_up(plane, hold(plane, open_one(plane)))
+    assert failed.held == HELD
+    assert plane.incidents.recovery() == Recovery(RecoveryState.FAILED, failed)
+
+
+def test_anybody_may_hold_for_any_reason(plane: ControlPlane) -> None:
+    ugly, told = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
+    held = plane.incidents.hold(ugly, ugly, judged=open_one(plane))
+    assert held.held == Held(NOON, told, told)
+    assert plane.incidents.recovery().incident == held
+    plane.incidents.release(ugly, judged=held)

@@ -1,0 +1,77 @@
+"""How a lease stands in PostgreSQL, and how one ends that is held for a time at most."""
+
+import logging
+import time
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
+from budget_recovery_dagster.errors import LeaseLostError
+from budget_recovery_dagster.ports import LeaseStanding
+from tests.contract.control_planes import is_held
+from tests.waiting import wait_until
+
+SHORT = timedelta(seconds=1)
+OFTEN = timedelta(seconds=0.05)
+NEVER = timedelta(hours=1)
+
+
+def test_looking_makes_no_row(database: Database, admin: psycopg.Connection) -> None:
+    assert PostgresLeases(database).look("capture") == LeaseStanding(0, None)
+    assert admin.execute("select from budget_recovery.lease").fetchall() == []
+
+
+def test_looking_waits_for_nobody_who_is_about_to_take_it(
+    database: Database, admin: psycopg.Connection
+) -> None:
+    leases = PostgresLeases(database, renew_every=NEVER)
+    with leases.hold("capture", "a") as lease, admin.transaction():
+        admin.execute("select from budget_recovery.lease for update")
+        # It would be broken off, not answer.
+        assert leases.look("capture") == LeaseStanding(lease.token, "a")
+
+
+def test_a_lease_that_has_expired_is_held_by_nobody(
+    database: Database, admin: psycopg.Connection
+) -> None:
+    leases = PostgresLeases(database, renew_every=NEVER)
+    with leases.hold("capture", "stalled") as lease:
+        admin.execute("update budget_recovery.lease set expires_at = clock_timestamp()")
+        assert leases.look("capture") == LeaseStanding(lease.token, None)
+
+
+def test_a_lease_for_a_time_is_renewed_until_then_and_runs_out(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    at_most = timedelta(seconds=2)
+    leases = PostgresLeases(database, duration=SHORT, renew_every=OFTEN)
+    began = time.monotonic()
+    with (
+        caplog.at_level(logging.WARNING),
+        leases.hold("restore", "hung", at_most=at_most) as lease,
+    ):
+        taken = time.monotonic()
+        wait_until(lambda: not is_held(lease))
+        lasted = time.monotonic()
+        # It was renewed beyond its duration, and not for much longer than it might be.
+        assert lasted - began >= at_most.total_seconds()
+        assert lasted - taken <= (at_most + SHORT).total_seconds() + 1
+        assert "The lease of restore has been held for too long." in caplog.text
+        wait_until(lambda: leases.look("restore") == LeaseStanding(lease.token, None))
+        with leases.hold("restore", "next") as taken_over:
+            assert taken_over.token > lease.token
+            with pytest.raises(LeaseLostError):
+                lease.require_held()
+
+
+def test_a_lease_for_a_longer_time_is_renewed_as_any_other(
+    database: Database, admin: psycopg.Connection
+) -> None:
+    leases = PostgresLeases(database, duration=SHORT, renew_every=OFTEN)
+    beyond = "select from budget_recovery.lease where expires_at > acquired_at + interval '2.5 s'"
+    with leases.hold("restore", "busy", at_most=NEVER) as lease:
+        wait_until(lambda: admin.execute(beyond).rowcount == 1)
+        lease.require_held()

@@ -1,0 +1,67 @@
+"""The table of audits: whole trails only, and no row that makes no sense."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from budget_recovery_dagster.errors import DatabaseError
+from budget_recovery_dagster.restore_ports import AuditTrail
+from tests.contract.control_planes import NOON, ControlPlane
+from tests.contract.incident_scene import open_one
+from tests.contract.test_restore_audits import ENTRY, OTHER
+
+
+@pytest.fixture
+def trail(postgres_plane: ControlPlane) -> AuditTrail:
+    incident_id = open_one(postgres_plane).incident_id
+    return AuditTrail(NOON, "run 1", "a host", "lost", incident_id, (ENTRY, OTHER))
+
+
+def test_a_row_tells_when_it_was_finished_and_keeps_its_place(
+    postgres_plane: ControlPlane, trail: AuditTrail, admin: psycopg.Connection
+) -> None:
+    columns = b"select audit_id, at, run_id, who, why, planned, raised, finished_at"
+    query = columns + b" from budget_recovery.restore_audit order by audit_id"
+    postgres_plane.audits.begin(replace(trail, entries=(replace(ENTRY, raised=0),)))
+    [(audit_id, *begun)] = admin.execute(query).fetchall()
+    assert begun == [NOON, "run 1", "a host", "lost", 8, 0, None]
+    later = NOON + timedelta(minutes=5)
+    postgres_plane.clock.set(later)
+    postgres_plane.audits.finish(trail)
+    first, second = admin.execute(query).fetchall()
+    assert first == (audit_id, NOON, "run 1", "a host", "lost", 8, 7, later)
+    assert second[1:] == first[1:]
+
+
+def test_a_trail_is_kept_whole_or_not_at_all(
+    postgres_plane: ControlPlane, trail: AuditTrail, admin: psycopg.Connection
+) -> None:
+    impossible = replace(trail, entries=(ENTRY, replace(OTHER, planned=-1)))
+    for keep in (postgres_plane.audits.begin, postgres_plane.audits.finish):
+        with pytest.raises(DatabaseError, match="audit_counts_are_not_negative"):
+            keep(impossible)
+    assert admin.execute("select from budget_recovery.restore_audit").rowcount == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "usage_before = 'NaN'",
+        "usage_after = 'Infinity'",
+        "usage_after = -1",
+        "planned = -1",
+        "skipped = -1",
+        "notes = '{}'",
+        "tenant = ''",
+        "incident_id = '0'",
+        "tenant = 'one', budget_id = 'one', window_token = 'lifetime'",
+    ],
+)
+def test_rows_that_make_no_sense_are_refused(
+    postgres_plane: ControlPlane, trail: AuditTrail, admin: psycopg.Connection, change: str
+) -> None:
+    postgres_plane.audits.finish(trail)
+    with pytest.raises(psycopg.IntegrityError):
+        admin.execute(f"update budget_recovery.restore_audit set {change}".encode())

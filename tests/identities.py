@@ -1,0 +1,9 @@
+"""The identity of a store, without more."""
+
+from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.ports import UsageStore
+
+
+def identity_of(store: UsageStore) -> StoreIdentity:
+    """Look at a store that nobody need have marked."""
+    return store.look("no deployment").identity

@@ -1,0 +1,182 @@
+"""Recoveries that a person keeps from going on, and one that hangs."""
+
+from datetime import timedelta
+
+import pytest
+
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.errors import AttemptFailedError, LeaseLostError, StoreWriteError
+from budget_recovery_dagster.recovery_ports import Attempt
+from budget_recovery_dagster.services.recovery import NothingToDo, Recovered, RecoveryResult
+from tests.unit.recovery_house import RecoveryHouse
+
+FULL = StoreWriteError("The store is full.", "make room.")
+
+
+@pytest.fixture
+def house() -> RecoveryHouse:
+    """A store of two tenants, captured, checked and then lost."""
+    house = RecoveryHouse()
+    house.spend("a", "80")
+    house.spend("b", "5")
+    house.capture()
+    house.check()
+    house.clock.advance(timedelta(minutes=10))
+    house.wipe()
+    return house
+
+
+def hold(house: RecoveryHouse) -> None:
+    house.incidents.hold("the disk is changed", "ann", judged=house.incident)
+
+
+def release(house: RecoveryHouse) -> None:
+    house.incidents.release("ann", judged=house.incident)
+
+
+def attempts(house: RecoveryHouse) -> tuple[Attempt, ...]:
+    return house.incidents.attempts_of(house.incidents.recent(1)[0].incident_id)
+
+
+def is_told(result: RecoveryResult) -> bool:
+    return isinstance(result, NothingToDo) and result.reason.endswith(
+        "UTC, by ann: the disk is changed"
+    )
+
+
+def test_a_held_incident_is_left_alone_before_anything_is_done(house: RecoveryHouse) -> None:
+    hold(house)
+    before, stream = house.incident, house.store.stream
+    assert is_told(house.recover())
+    # Not even a marker is written.
+    assert (house.incident, house.store.stream) == (before, stream)
+    assert attempts(house) == ()
+
+
+def test_a_held_incident_without_snapshots_is_not_given_up() -> None:
+    house = RecoveryHouse()
+    house.spend("a", "1")
+    house.check()
+    house.wipe()
+    hold(house)
+    assert is_told(house.recover())
+    assert house.state is RecoveryState.RECOVERING
+
+
+def test_a_hold_that_comes_while_the_store_is_waited_for_lets_no_attempt_begin(
+    house: RecoveryHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = house.store.write_marker
+
+    def hold_and_write(deployment_id: str, nonce: str, *, after: int) -> object:
+        hold(house)
+        return written(deployment_id, nonce, after=after)
+
+    monkeypatch.setattr(house.store, "write_marker", hold_and_write)
+    assert is_told(house.recover())
+    assert (attempts(house), house.store.writes) == ((), 0)
+
+
+def test_used_up_attempts_are_not_decided_upon_while_it_is_held(
+    house: RecoveryHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        with house.leases.hold(RESTORE_LEASE, "a worker that dies") as lease:
+            house.incidents.claim_attempt(
+                judged=house.incident, run_id=f"run {number}", holder="h", lease=lease
+            )
+    written = house.store.write_marker
+
+    def hold_and_write(deployment_id: str, nonce: str, *, after: int) -> object:
+        hold(house)
+        return written(deployment_id, nonce, after=after)
+
+    monkeypatch.setattr(house.store, "write_marker", hold_and_write)
+    assert is_told(house.recover())
+    assert house.state is RecoveryState.RECOVERING
+
+
+def test_a_hold_stops_an_attempt_before_the_next_tenant(house: RecoveryHouse) -> None:
+    house.before_write(1, lambda: hold(house))
+
+    # No error: Dagster would try again.
+    assert is_told(house.recover())
+
+    assert (house.usage("a"), house.usage("b")) == ("80", None)
+    (attempt,) = attempts(house)
+    assert attempt.outcome is not None
+    assert attempt.outcome.startswith("Stopped. Incident ")
+    assert attempt.outcome.endswith("UTC, by ann: the disk is changed")
+    assert (house.state, house.incident.attempts) == (RecoveryState.RECOVERING, 1)
+    assert is_told(house.recover())
+    assert len(attempts(house)) == 1
+
+
+def test_a_hold_stops_the_last_attempt_too_and_does_not_give_up(house: RecoveryHouse) -> None:
+    house.store.marker_failure = FULL
+    for _ in range(2):
+        with pytest.raises(AttemptFailedError):
+            house.recover()
+    house.store.marker_failure = None
+    house.before_write(1, lambda: hold(house))
+    assert is_told(house.recover())
+    assert (house.state, house.incident.attempts) == (RecoveryState.RECOVERING, 3)
+
+
+def test_a_released_restore_goes_on_with_all_its_attempts(house: RecoveryHouse) -> None:
+    house.before_write(1, lambda: hold(house))
+    house.recover()
+    house.store.before_write = None
+    release(house)
+    assert house.incident.attempts == 0
+    house.store.write_failures = dict.fromkeys(range(1, 100), FULL)
+    for number in (1, 2):
+        with pytest.raises(AttemptFailedError, match=f"Attempt {number} of 3"):
+            house.recover()
+    house.store.write_failures = {}
+    assert isinstance(house.recover(), Recovered)
+    assert (house.usage("a"), house.usage("b")) == ("80", "5")
+    assert [each.number for each in attempts(house)] == [1, 2, 3, 4]
+
+
+def test_a_worker_that_was_past_the_last_tenant_may_end_it(house: RecoveryHouse) -> None:
+    # Of each tenant a counter and a leaderboard are written.
+    house.before_write(4, lambda: hold(house))
+    result = house.recover()
+    assert isinstance(result, Recovered)
+    assert result.incident.held is not None
+    assert house.state is RecoveryState.HEALTHY
+
+
+# A worker that hangs
+
+
+def test_a_worker_that_hangs_for_an_hour_leaves_the_restore_to_another(
+    house: RecoveryHouse,
+) -> None:
+    others: list[RecoveryResult] = []
+
+    def hang() -> None:
+        house.clock.advance(timedelta(hours=1))
+        others.append(house.recover())
+
+    house.before_write(1, hang)
+    with pytest.raises(LeaseLostError):
+        house.recover()
+    assert [type(other) for other in others] == [Recovered]
+    assert (house.usage("a"), house.usage("b")) == ("80", "5")
+
+
+def test_a_worker_that_takes_less_than_an_hour_keeps_the_restore_to_itself(
+    house: RecoveryHouse,
+) -> None:
+    others: list[RecoveryResult] = []
+
+    def be_slow() -> None:
+        house.clock.advance(timedelta(minutes=59))
+        others.append(house.recover())
+
+    house.before_write(1, be_slow)
+    assert isinstance(house.recover(), Recovered)
+    assert [type(other) for other in others] == [NothingToDo]

@@ -1,0 +1,222 @@
+"""What is done about an open incident, by scenes and decisions worked out by hand."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
+from budget_recovery_dagster.domain.incident import Held, Incident, Loss, Recovery, RecoveryState
+from budget_recovery_dagster.domain.supervision import (
+    Decision,
+    DeclareDead,
+    Launch,
+    Phase,
+    PutOnHold,
+    Rest,
+    RunSeen,
+    Scene,
+    Suspicion,
+    supervise,
+)
+
+NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+HEALTHY, RECOVERING, FAILED = RecoveryState
+INCIDENT = Incident(
+    incident_id="0f8fad5b-d9cb-469f-a165-70867728950e",
+    opened_at=NOW - timedelta(hours=1),
+    losses=(Loss(NOW, "tick", Verdict.RECREATED, "why", StoreIdentity(NOW, 1), after=None),),
+    ground=None,
+    newest_point_at=None,
+    last_good_at=None,
+)
+HELD = replace(INCIDENT, held=Held(NOW - timedelta(minutes=5), "ann", "the disk is changed"))
+EVERY_PHASE = tuple(Phase)
+
+
+def run(phase: Phase, number: int = 1, *, minutes_ago: int = 10) -> RunSeen:
+    return RunSeen(f"run{number}000-rest", phase, NOW - timedelta(minutes=minutes_ago))
+
+
+def decide(
+    *runs: RunSeen,
+    state: RecoveryState = RECOVERING,
+    incident: Incident | None = INCIDENT,
+    worker: str | None = None,
+    token: int = 4,
+    suspicion: Suspicion | None = None,
+) -> Decision:
+    """Decide at noon, where nobody works unless it is said."""
+    return supervise(Scene(Recovery(state, incident), runs, worker, token, suspicion), NOW)
+
+
+# Launches
+
+
+def test_an_incident_that_nobody_works_on_is_launched() -> None:
+    assert decide() == Launch(INCIDENT)
+    assert decide(run(Phase.OVER), run(Phase.OVER, 2)) == Launch(INCIDENT)
+
+
+def test_where_no_incident_is_open_nothing_is_done() -> None:
+    assert decide(state=HEALTHY, incident=None) == Rest(
+        "The store is HEALTHY."
+    )
+
+
+def test_a_failed_store_is_left_to_people() -> None:
+    assert decide(state=FAILED) == Rest(
+        "The store is FAILED: nothing is tried any more until a person acts."
+    )
+
+
+def test_an_incident_on_hold_is_not_launched_and_says_who_holds_it() -> None:
+    assert decide(incident=HELD) == Rest(
+        "Incident 0f8fad5b is on hold since 2026-11-25 11:55:00 UTC, by ann: the disk is changed"
+    )
+
+
+def test_a_launch_waits_for_its_time() -> None:
+    early = replace(INCIDENT, next_launch_at=NOW + timedelta(microseconds=1))
+    assert decide(incident=early) == Rest("Incident 0f8fad5b is tried again at 12:00:00 UTC.")
+    due = replace(INCIDENT, next_launch_at=NOW)
+    assert decide(incident=due) == Launch(due)
+
+
+@pytest.mark.parametrize("phase", EVERY_PHASE)
+def test_nothing_is_launched_beside_a_worker_whatever_the_runs_say(phase: Phase) -> None:
+    # A run that Dagster has given up may go on writing, and be the second to do so.
+    released = replace(INCIDENT, released_at=NOW)
+    beside = Rest("run 1 on gw-7 is at work.")
+    old = Suspicion(run(phase).run_id, 4, NOW - timedelta(hours=1))
+    worker = "run 1 on gw-7"
+    assert decide(run(phase), incident=released, worker=worker, suspicion=old) == beside
+    assert decide(worker=worker) == beside
+    assert decide(incident=HELD, worker=worker) == beside
+    assert decide(state=FAILED, worker=worker) == beside
+
+
+def test_nothing_is_launched_beside_a_run_that_is_about_to_start() -> None:
+    assert decide(run(Phase.QUEUED)) == Rest("Run run1000- is about to start.")
+    # However long it is queued: it will start.
+    assert decide(run(Phase.OVER, 2), run(Phase.QUEUED, minutes_ago=9000)) == Rest(
+        "Run run1000- is about to start."
+    )
+
+
+# Runs that are called started and in which nobody works
+
+
+def test_a_started_run_without_a_worker_is_suspected_and_not_replaced() -> None:
+    assert decide(run(Phase.STARTED)) == Rest(
+        "Run run1000- is started, and nobody works in it yet.",
+        Suspicion("run1000-rest", 4, NOW),
+    )
+
+
+@pytest.mark.parametrize("seconds", [0, 59])
+def test_a_silent_run_is_given_time(seconds: int) -> None:
+    known = Suspicion("run1000-rest", 4, NOW - seconds * SECOND)
+    decision = decide(run(Phase.STARTED), suspicion=known)
+    assert isinstance(decision, Rest)
+    # Since the first look, and not since this one: else it would never be up.
+    assert decision.suspicion == known
+
+
+@pytest.mark.parametrize("seconds", [60, 3600])
+def test_a_run_that_has_been_silent_for_a_minute_is_dead(seconds: int) -> None:
+    known = Suspicion("run1000-rest", 4, NOW - seconds * SECOND)
+    assert decide(run(Phase.STARTED), suspicion=known) == DeclareDead(run(Phase.STARTED))
+
+
+def test_a_run_that_had_the_lease_in_between_is_suspected_anew() -> None:
+    known = Suspicion("run1000-rest", 3, NOW - 60 * SECOND)
+    decision = decide(run(Phase.STARTED), token=4, suspicion=known)
+    assert isinstance(decision, Rest)
+    assert decision.suspicion == Suspicion("run1000-rest", 4, NOW)
+
+
+def test_what_was_suspected_of_another_run_does_not_count() -> None:
+    known = Suspicion("run2000-rest", 4, NOW - 60 * SECOND)
+    decision = decide(run(Phase.STARTED), run(Phase.OVER, 2), suspicion=known)
+    assert isinstance(decision, Rest)
+    assert decision.suspicion == Suspicion("run1000-rest", 4, NOW)
+
+
+def test_a_suspicion_ends_when_somebody_works_or_the_run_is_over() -> None:
+    known = Suspicion("run1000-rest", 4, NOW - 60 * SECOND)
+    assert decide(run(Phase.STARTED), worker="w", suspicion=known) == Rest("w is at work.")
+    assert decide(run(Phase.OVER), suspicion=known) == Launch(INCIDENT)
+
+
+@pytest.mark.parametrize("newest", [Phase.QUEUED, Phase.OVER])
+def test_a_dead_run_is_declared_so_behind_others_too(newest: Phase) -> None:
+    known = Suspicion("run1000-rest", 4, NOW - 60 * SECOND)
+    started = run(Phase.STARTED)
+    assert decide(run(newest, 2), started, suspicion=known) == DeclareDead(started)
+
+
+@pytest.mark.parametrize("incident", [HELD, INCIDENT])
+@pytest.mark.parametrize("state", [RECOVERING, FAILED])
+def test_a_dead_run_is_declared_so_whether_or_not_another_is_to_come(
+    state: RecoveryState, incident: Incident
+) -> None:
+    known = Suspicion("run1000-rest", 4, NOW - 60 * SECOND)
+    decision = decide(run(Phase.STARTED), state=state, incident=incident, suspicion=known)
+    assert decision == DeclareDead(run(Phase.STARTED))
+
+
+# Runs that a person has terminated
+
+
+def test_a_terminated_run_puts_the_incident_on_hold() -> None:
+    canceled = run(Phase.CANCELED)
+    assert decide(canceled) == PutOnHold(INCIDENT, canceled)
+    # Also while its worker has not noticed, or another launch is not due.
+    assert decide(canceled, worker="run 1 on gw-7") == PutOnHold(INCIDENT, canceled)
+    early = replace(INCIDENT, next_launch_at=NOW + SECOND)
+    assert decide(canceled, incident=early) == PutOnHold(early, canceled)
+
+
+def test_an_incident_that_is_on_hold_is_not_put_on_hold_again() -> None:
+    assert isinstance(decide(run(Phase.CANCELED), incident=HELD), Rest)
+
+
+@pytest.mark.parametrize("minutes_ago", [10, 11])
+def test_a_run_that_was_requested_before_a_release_does_not_hold_again(minutes_ago: int) -> None:
+    released = replace(INCIDENT, released_at=NOW - timedelta(minutes=10))
+    assert decide(run(Phase.CANCELED, minutes_ago=minutes_ago), incident=released) == Launch(
+        released
+    )
+
+
+def test_a_run_that_was_requested_after_a_release_holds_again() -> None:
+    released = replace(INCIDENT, released_at=NOW - timedelta(minutes=10))
+    canceled = run(Phase.CANCELED, minutes_ago=9)
+    assert decide(canceled, incident=released) == PutOnHold(released, canceled)
+
+
+@pytest.mark.parametrize(
+    ("newest", "decision"),
+    [
+        (Phase.OVER, Launch(INCIDENT)),
+        (Phase.QUEUED, Rest("Run run2000- is about to start.")),
+        (
+            Phase.STARTED,
+            Rest(
+                "Run run2000- is started, and nobody works in it yet.",
+                Suspicion("run2000-rest", 4, NOW),
+            ),
+        ),
+    ],
+)
+def test_a_terminated_run_that_a_newer_one_follows_holds_nothing(
+    newest: Phase, decision: Decision
+) -> None:
+    assert decide(run(newest, 2, minutes_ago=5), run(Phase.CANCELED)) == decision
+
+
+def test_a_terminated_run_of_a_store_that_failed_holds_nothing() -> None:
+    # There is nothing to stop, and a hold would be refused at every look.
+    assert isinstance(decide(run(Phase.CANCELED), state=FAILED), Rest)
