@@ -29,6 +29,7 @@ from budget_recovery_dagster.restore_ports import (
 )
 from budget_recovery_dagster.services.count_words import counted
 from budget_recovery_dagster.services.losses import Losses, check_of, look_or_gone
+from budget_recovery_dagster.services.restore_report import left_entries
 from budget_recovery_dagster.services.tenant_restore import (
     Guards,
     TenantRestored,
@@ -120,13 +121,18 @@ class RestoreAttempt:
         return self._closing(seen)
 
     def _count_left(self, tenant: str) -> int:
-        """Count the counters of a tenant that are lower than the snapshots say."""
+        """Count the counters of a tenant that are lower than the snapshots say, and keep which.
+
+        Else a restore that was cut off would count as having raised all that it had begun to.
+        """
         now = self.tools.clock.now()
         point = self.tools.points.point_of(tenant, now)
         if point is None:
             return 0
         self._has_current |= any(each.of.window.is_current(now) for each in point.windows)
         plan = plan_tenant(point, self.store.open_tenant(tenant).reading, now)
+        if left := left_entries(point, plan):
+            self.tools.audits.finish(self._trail(now, left))
         return sum(1 for _ in plan.that(Action.RAISE))
 
     def _require_not_held(self) -> None:

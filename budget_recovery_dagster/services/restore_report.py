@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import islice
 
@@ -159,6 +159,19 @@ def planned_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry,
     planned = _by_window(plan)
     entries = (_planned_entry(point.tenant, window, planned[window.of]) for window in point.windows)
     return tuple(entry for entry in entries if entry.planned)
+
+
+def left_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ...]:
+    """Tell what is left to be raised, and will not be, of each budget and window that has such."""
+    return tuple(
+        replace(
+            entry,
+            skipped=entry.entries - entry.kept,
+            after=entry.before,
+            notes=(f"{counted(entry.planned, 'counter')} still lower than the snapshots say",),
+        )
+        for entry in planned_entries(point, plan)
+    )
 
 
 def _planned_entry(tenant: str, window: WindowPoint, planned: list[PlannedEntry]) -> AuditEntry:
