@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -19,15 +19,9 @@ _MONITOR_SECONDS = 2.0
 
 
 class Cluster:
-    """Three servers, of which single ones can be killed and wiped.
+    """Three servers, of which single ones can be killed and wiped."""
 
-    ``routes_of`` tells by which ports of this machine a server, by its number, reaches others,
-    whose own ports it is given.
-    """
-
-    def __init__(
-        self, directory: Path, routes_of: Callable[[int, Sequence[int]], Sequence[int]] | None
-    ) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
         count = len(NAMES)
         ports = unused_ports(3 * count)
@@ -37,12 +31,7 @@ class Cluster:
             name: NatsServer(
                 directory / name,
                 port=clients[number],
-                config=_config(
-                    name,
-                    routes[number],
-                    monitors[number],
-                    routes_of(number, routes) if routes_of else routes,
-                ),
+                config=_config(name, routes[number], monitors[number], routes),
             )
             for number, name in enumerate(NAMES)
         }
@@ -56,6 +45,12 @@ class Cluster:
         server = self.servers[name]
         os.kill(server.pid, signal.SIGKILL)
         server.stop()
+
+    def start_missing(self) -> None:
+        """Start those that are not there."""
+        for server in self.servers.values():
+            if server._process is None:
+                server.start()
 
     def wipe(self, name: str) -> None:
         shutil.rmtree(self._directory / name)
@@ -92,13 +87,9 @@ class Cluster:
 
     @classmethod
     @contextmanager
-    def started(
-        cls,
-        directory: Path,
-        routes_of: Callable[[int, Sequence[int]], Sequence[int]] | None = None,
-    ) -> Iterator[Self]:
+    def started(cls, directory: Path) -> Iterator[Self]:
         """Start the servers; they stop in the end."""
-        cluster = cls(directory, routes_of)
+        cluster = cls(directory)
         with ExitStack() as stack:
             for server in cluster.servers.values():
                 stack.callback(server.stop)
@@ -110,5 +101,6 @@ def _config(name: str, port: int, monitor: int, routes: Sequence[int]) -> str:
     urls = ", ".join(f'"nats://127.0.0.1:{route}"' for route in routes)
     return f"""
         server_name: {name}
+        server_tags: ["{name}"]
         http: "127.0.0.1:{monitor}"
         cluster {{ name: C, host: 127.0.0.1, port: {port}, routes: [{urls}] }}"""

@@ -24,7 +24,7 @@ async def look(stream: BucketStream, deployment_id: str) -> Sighting:
     live = await stream.read_key(marker_key(deployment_id))
     # Where keys may have times of their own, the marker is written to stay, whatever the age.
     keeps_for = None if info.keeps_ttl else info.keeps_for
-    return Sighting(info.identity, found_marker(live), keeps_for)
+    return Sighting(info.identity, found_marker(live), keeps_for, info.is_led)
 
 
 async def write_marker(stream: BucketStream, deployment_id: str, nonce: str, after: int) -> Marker:

@@ -19,7 +19,7 @@ from budget_recovery_dagster.adapters.nats_cluster import read_cluster
 from budget_recovery_dagster.adapters.nats_connection import NatsConnection, Timeouts
 from budget_recovery_dagster.adapters.nats_failures import jetstream_off, refused_by_jetstream
 from budget_recovery_dagster.adapters.nats_messages import read_stored_message
-from budget_recovery_dagster.domain.convergence import ClusterView
+from budget_recovery_dagster.domain.convergence import ClusterView, hears_majority
 from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.errors import SettingsError, StoreNoQuorumError, StoreReadError
 
@@ -47,7 +47,8 @@ class StreamInfo:
     """What the stream's leader says of it.
 
     ``keeps_for`` is the age at which it drops whatever it holds, None if it never does;
-    ``keeps_ttl`` whether it knows times to live of single keys.
+    ``keeps_ttl`` whether it knows times to live of single keys; ``is_led`` whether the one who
+    answered hears of so many replicas that nobody else can be the leader.
 
     ``told_at`` is the leader's time when it answered, None where its server does not tell it.
     ``leader`` is None where the stream has no replicas, so that no other server could answer.
@@ -59,6 +60,7 @@ class StreamInfo:
     identity: StoreIdentity
     keeps_for: timedelta | None
     keeps_ttl: bool
+    is_led: bool
     told_at: datetime | None
     leader: str | None
     subject_count: int
@@ -181,6 +183,7 @@ class BucketStream:
                 keeps_ttl=answer["config"].get("allow_msg_ttl") is True,
                 told_at=None if told_at is None else _moment(told_at),
                 leader=self._leader(answer),
+                is_led=hears_majority(read_cluster(answer, datetime.now(UTC))),
                 subject_count=answer.get("total", 0),
                 subjects=tuple(answer["state"].get("subjects") or ()),
             )

@@ -47,6 +47,17 @@ class ClusterView:
     replicas: tuple[Replica, ...]
 
 
+def hears_majority(view: ClusterView) -> bool:
+    """Whether the one who answers has heard lately of so many that nobody else can be the leader.
+
+    One that was cut off from the others goes on answering for seconds after they have a new leader.
+    """
+    heard = [
+        each for each in view.replicas if each.silent_for <= SILENT_FOR and not each.is_offline
+    ]
+    return 2 * (1 + len(heard)) > view.replica_count
+
+
 def objection(view: ClusterView) -> str | None:
     """Say why this answer alone rules out that the store has converged; None if it does not."""
     if not view.leader:

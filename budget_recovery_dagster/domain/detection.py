@@ -32,13 +32,15 @@ class FoundMarker:
 class Sighting:
     """A look at the store, as its leader shows it.
 
-    ``marker`` is None where nothing stands under its key. ``keeps_for`` is the age at which the
+    ``is_led``: it hears of so many replicas that nobody else can be the leader. ``marker`` is None
+    where nothing stands under its key. ``keeps_for`` is the age at which the
     store drops a marker that is not renewed, None if it never does.
     """
 
     identity: StoreIdentity
     marker: FoundMarker | None
     keeps_for: timedelta | None = None
+    is_led: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,20 @@ class Judgement:
 def judge_sighting(accepted: Baseline | None, seen: Sighting | None, now: datetime) -> Judgement:
     """Compare a look at the store with what was accepted last; ``seen`` None: the store is gone.
 
-    Gone means that the cluster said so with authority; anything less is no sighting at all.
+    Gone means that the cluster said so with authority; anything less is no sighting at all. What a
+    leader shows who may be none any more proves no loss.
     """
     require_aware(now)
+    judgement = _judge(accepted, seen, now)
+    if judgement.verdict.is_loss and seen is not None and not seen.is_led:
+        return Judgement(
+            Verdict.UNKNOWN,
+            f"Whoever answered may not be the leader any more. {judgement.reason}",
+        )
+    return judgement
+
+
+def _judge(accepted: Baseline | None, seen: Sighting | None, now: datetime) -> Judgement:
     if seen is None:
         if accepted is None:
             return Judgement(Verdict.UNKNOWN, "There is no store, and none is known of before.")

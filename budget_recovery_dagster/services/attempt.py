@@ -209,6 +209,11 @@ class RestoreAttempt:
                 f"The store was lost once more during the restore. {judgement.reason}",
                 "wait: the restore begins again by itself.",
             )
+        if not judgement.verdict.is_good:
+            raise AttemptFailedError(
+                f"The store could not be seen to be the same. {judgement.reason}",
+                "wait for the cluster to settle; the restore is tried again by itself.",
+            )
         if ground is None or seen is None or accepted_marker(ground, seen) != ground.marker:
             raise AttemptFailedError(
                 "Our marker is no longer in the store, so it may not be the one that was restored.",

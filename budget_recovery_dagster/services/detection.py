@@ -142,7 +142,7 @@ class DetectionService:
                 judged=record.baseline,
                 found_by=checked_by,
             )
-        elif seen is not None:
+        elif seen is not None and judgement.verdict.is_good:
             return self._renew(store, _Sound(record, seen, judgement, now))
         return _Finding(judgement, seen)
 

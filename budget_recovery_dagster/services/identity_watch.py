@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from budget_recovery_dagster.domain.detection import Judgement, Sighting, judge_sighting
-from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity, judge
+from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity, Verdict, judge
 from budget_recovery_dagster.errors import (
     BaselineMovedError,
     CapturesPausedError,
@@ -78,6 +78,10 @@ class IdentityWatch:
                 # A check has just renewed the marker, say: nothing to wait for and look again.
                 raise BaselineMovedError(judgement.reason, "compare with the new baseline.")
             self._open_incident(store, judgement, accepted)
+        if seen is not None and judgement.verdict is Verdict.UNKNOWN:
+            raise PossibleLossError(
+                judgement.reason, "wait for the cluster to settle; the next capture looks again."
+            )
         return self._compare_with_last(seen)
 
     def _open_incident(

@@ -204,3 +204,21 @@ def test_a_marker_that_is_renewed_during_a_capture_is_no_loss(house: House) -> N
     assert names(house.capture().stored) == ["a", "b", "c"]
     assert house.incidents.recovery().state is RecoveryState.HEALTHY
     assert house.baseline.marker is not None
+
+
+def test_a_leader_that_may_be_none_any_more_is_captured_from_no_further(house: House) -> None:
+    house.capture()
+    house.clock.advance(timedelta(minutes=1))
+
+    class CutOffStore(MemoryUsageStore):
+        def look(self, deployment_id: str) -> Sighting:
+            return replace(super().look(deployment_id), is_led=False)
+
+    behind = CutOffStore(BORN)
+    behind.stream = StoreIdentity(BORN, 1)
+    service = replace(house.service, open_store=lambda: nullcontext(behind))
+    captured = service.capture(house.hour, run_id="r", holder="r", on_outcome=lambda _: None)
+    assert isinstance(captured, Captured)
+    assert isinstance(captured.stopped_by, PossibleLossError)
+    assert "may not be the leader" in captured.stopped_by.message
+    assert house.incidents.recovery().state is RecoveryState.HEALTHY

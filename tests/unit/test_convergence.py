@@ -6,6 +6,7 @@ import pytest
 from budget_recovery_dagster.domain.convergence import (
     ClusterView,
     Replica,
+    hears_majority,
     objection,
     why_not_converged,
 )
@@ -116,3 +117,28 @@ def test_another_leader_or_another_election_begins_the_waiting_anew() -> None:
     again = [replace(each, leader_since=START) for each in (view(18), view(24), view(30))]
     assert why_not_converged([*SOUND, *again[:2]]) is not None
     assert why_not_converged([*SOUND, *again]) is None
+
+
+@pytest.mark.parametrize(
+    ("silent", "offline", "hears"),
+    [
+        ((0.5, 0.5), (), True),
+        # One dead follower of two is no reason to doubt the leader; two are.
+        ((0.5, 90), (), True),
+        ((3, 90), (), True),
+        ((3.1, 90), (), False),
+        ((0.5, 0.5), ("b", "c"), False),
+    ],
+)
+def test_a_leader_is_doubted_that_hears_of_no_majority(
+    silent: tuple[float, float], offline: tuple[str, ...], hears: object
+) -> None:
+    replicas = tuple(
+        replace(follower(name), silent_for=seconds * SECOND, is_offline=name in offline)
+        for name, seconds in zip("bc", silent, strict=True)
+    )
+    assert hears_majority(replace(view(), replicas=replicas)) is hears
+
+
+def test_a_stream_without_replicas_has_nobody_to_hear_of() -> None:
+    assert hears_majority(replace(view(), replica_count=1, replicas=()))

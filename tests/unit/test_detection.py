@@ -199,3 +199,22 @@ def test_a_marker_is_ours_if_it_is_the_accepted_one_or_its_successor(
     accepted: Baseline | None, marker: FoundMarker | None, standing: Marker | None
 ) -> None:
     assert accepted_marker(accepted, seen(121, marker)) == standing
+
+
+# A leader that was cut off
+
+
+@pytest.mark.parametrize(
+    ("sequence", "marker"), [(119, OURS), (500, None)], ids=["regressed", "marker lost"]
+)
+def test_a_loss_is_not_believed_of_a_leader_that_may_be_none_any_more(
+    sequence: int, marker: FoundMarker | None
+) -> None:
+    assert judge_sighting(ACCEPTED, seen(sequence, marker), NOON).verdict.is_loss
+    doubted = judge_sighting(ACCEPTED, seen(sequence, marker, is_led=False), NOON)
+    assert doubted.verdict is Verdict.UNKNOWN
+    assert doubted.reason.startswith("Whoever answered may not be the leader any more. ")
+
+
+def test_what_such_a_leader_shows_that_is_no_loss_is_taken_as_it_is() -> None:
+    assert judge_sighting(ACCEPTED, seen(121, is_led=False), NOON).verdict is Verdict.ADVANCED

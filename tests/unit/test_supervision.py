@@ -60,9 +60,7 @@ def test_an_incident_that_nobody_works_on_is_launched() -> None:
 
 
 def test_where_no_incident_is_open_nothing_is_done() -> None:
-    assert decide(state=HEALTHY, incident=None) == Rest(
-        "The store is HEALTHY."
-    )
+    assert decide(state=HEALTHY, incident=None) == Rest("The store is HEALTHY.")
 
 
 def test_a_failed_store_is_left_to_people() -> None:

@@ -1,0 +1,124 @@
+"""The real store, in whose use a test steps in at set points."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from budget_recovery_dagster.adapters.nats_store import NatsUsageStore
+from budget_recovery_dagster.domain.convergence import ClusterView
+from budget_recovery_dagster.domain.detection import Sighting
+from budget_recovery_dagster.domain.identity import Marker
+from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.ports import TenantListing, TenantReader
+from budget_recovery_dagster.restore_ports import (
+    BoardOrder,
+    BoardResult,
+    IsOpen,
+    LiveTenant,
+    RaiseOrder,
+    RaiseResult,
+)
+
+
+def nothing() -> None:
+    """Let it go on."""
+
+
+@dataclass(frozen=True)
+class Disturbances:
+    """What is done, each time, after a tenant was read to be captured, before a marker is written,
+    before a tenant's counters are raised, and once half of them are on their way."""
+
+    after_reading: Callable[[], None] = nothing
+    before_marking: Callable[[], None] = nothing
+    before_raising: Callable[[], None] = nothing
+    halfway_raised: Callable[[], None] = nothing
+
+
+@dataclass(frozen=True)
+class DisturbedTenant:
+    """A live tenant in whose raising a test steps in."""
+
+    live: LiveTenant
+    disturbances: Disturbances
+
+    @property
+    def reading(self) -> TenantReading:
+        return self.live.reading
+
+    def raise_counters(
+        self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
+    ) -> tuple[RaiseResult, ...]:
+        asked = [0]
+
+        def is_open_or_halfway(window: Window) -> bool:
+            asked[0] += 1
+            if asked[0] == len(orders) // 2:
+                self.disturbances.halfway_raised()
+            return is_open(window)
+
+        self.disturbances.before_raising()
+        return self.live.raise_counters(orders, is_open=is_open_or_halfway)
+
+    def rebuild_boards(
+        self, orders: Sequence[BoardOrder], *, is_open: IsOpen
+    ) -> tuple[BoardResult, ...]:
+        return self.live.rebuild_boards(orders, is_open=is_open)
+
+
+@dataclass(frozen=True)
+class DisturbedReader:
+    """A reader after whose readings a test steps in."""
+
+    reader: TenantReader
+    disturbances: Disturbances
+
+    def list_tenants(self) -> TenantListing:
+        return self.reader.list_tenants()
+
+    def read(self, tenant: str) -> TenantReading:
+        reading = self.reader.read(tenant)
+        self.disturbances.after_reading()
+        return reading
+
+
+@dataclass(frozen=True)
+class DisturbedStore:
+    """The real store, in whose use a test steps in."""
+
+    store: NatsUsageStore
+    disturbances: Disturbances
+
+    def now(self) -> datetime | None:
+        return self.store.now()
+
+    def look(self, deployment_id: str) -> Sighting:
+        return self.store.look(deployment_id)
+
+    def reader(self, source: CaptureSource) -> TenantReader:
+        return DisturbedReader(self.store.reader(source), self.disturbances)
+
+    def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
+        self.disturbances.before_marking()
+        return self.store.write_marker(deployment_id, nonce, after=after)
+
+    def cluster_view(self, seen_at: datetime) -> ClusterView:
+        return self.store.cluster_view(seen_at)
+
+    def open_tenant(self, tenant: str) -> LiveTenant:
+        return DisturbedTenant(self.store.open_tenant(tenant), self.disturbances)
+
+
+def disturbed(
+    open_store: Callable[[], AbstractContextManager[NatsUsageStore]], disturbances: Disturbances
+) -> Callable[[], AbstractContextManager[DisturbedStore]]:
+    """Return a way to open a store in whose use a test steps in."""
+
+    @contextmanager
+    def opened() -> Iterator[DisturbedStore]:
+        with open_store() as store:
+            yield DisturbedStore(store, disturbances)
+
+    return opened

@@ -1,0 +1,288 @@
+"""A gateway's bucket in a cluster, and the services that guard it by the real time."""
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Self, TypeVar
+
+import nats
+from anyio.from_thread import start_blocking_portal
+from nats.js.api import Placement, StorageType
+from pydantic import SecretStr
+
+from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
+from budget_recovery_dagster.adapters.nats_connection import Timeouts
+from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
+from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.domain.incident import Incident, RecoveryState
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.services.capture_outcome import Captured
+from budget_recovery_dagster.services.detection import Checked
+from budget_recovery_dagster.services.recovery import RecoveryResult
+from budget_recovery_dagster.settings import load_settings
+from tests.cluster.disturbed_store import Disturbances, disturbed
+from tests.nats_cluster import Cluster
+from tests.nats_servers import Bucket
+from tests.waiting import wait_until
+
+TENANTS = ("acme", "globex")
+BUDGET = "users"
+LIFETIME = "lifetime"
+USERS = BudgetWindow(BUDGET, Window.parse(LIFETIME))
+FIRST = "n0"
+"""The server that we are connected to as long as it answers."""
+
+POINT: dict[Entity, str] = {f"u{number}": str(1_000_000 + number) for number in range(50)}
+KEYS = [encode_key(CounterKey(tenant, USERS, name)) for tenant in TENANTS for name in POINT]
+
+_ANSWER_SECONDS = 2.0
+# As a check has them; others wait longer, which is no matter here but one of time.
+_SHORT_TIMEOUTS = Timeouts(connect=_ANSWER_SECONDS, answer=_ANSWER_SECONDS)
+_FORMING_SECONDS = 60
+_UNDISTURBED = Disturbances()
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How many replicas a bucket has, where they keep it, and on which server if on one."""
+
+    replicas: int
+    storage: StorageType
+    host: str | None = None
+
+    def __str__(self) -> str:
+        return f"r{self.replicas}-{self.storage.value}"
+
+
+THREE_ON_FILE = Kind(3, StorageType.FILE)
+THREE_IN_MEMORY = Kind(3, StorageType.MEMORY)
+ONE_ON_FILE = Kind(1, StorageType.FILE, host="n2")
+
+
+@dataclass
+class GuardedBucket:
+    """A bucket as its gateway knows it, its guardians, and what restores have told."""
+
+    kind: Kind
+    bucket: Bucket
+    plane: OpenedDatabase
+    told: list[str] = field(default_factory=list)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, cluster: Cluster, kind: Kind, postgres_url: str) -> Iterator[Self]:
+        """Create a bucket, by a gateway that knows all servers."""
+        name = f"{kind}-{uuid.uuid4().hex[:8]}"
+        settings = load_settings().model_copy(
+            update={"bucket": name, "nats_url": SecretStr(",".join(cluster.urls))}
+            | {"postgres_url": SecretStr(postgres_url)}
+        )
+        with start_blocking_portal() as portal, opened_database(settings) as plane:
+            client = portal.call(
+                lambda: nats.connect(
+                    cluster.urls,
+                    inbox_prefix="_INBOX_gateway",
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.1,
+                    ping_interval=1,
+                    error_cb=_keep_quiet,
+                )
+            )
+            bucket = Bucket(portal, client, name)
+            bucket._js = client.jetstream(timeout=_ANSWER_SECONDS)
+            try:
+                yield cls(kind, bucket, plane)
+            finally:
+                succeeds(bucket.destroy)
+                portal.call(client.close)
+
+    def prepare(self) -> None:
+        """Create and fill the bucket, and let it be known to be whole."""
+        self.create()
+        self.fill()
+        self.become_sound()
+
+    def become_sound(self) -> None:
+        """Wait until the bucket is found whole, and captured."""
+        wait_until(self.is_found_whole, seconds=_FORMING_SECONDS)
+        wait_until(self.is_captured, seconds=_FORMING_SECONDS)
+
+    def create(self) -> None:
+        """Create the bucket, as soon as the cluster can."""
+        wait_until(lambda: succeeds(self._create), seconds=_FORMING_SECONDS)
+
+    def fill(self) -> None:
+        """Count what is to be restored once it is lost."""
+        for tenant in TENANTS:
+            self.bucket.spend(tenant, BUDGET, LIFETIME, POINT)
+
+    def _create(self) -> None:
+        host = self.kind.host
+        self.bucket.create_with(
+            num_replicas=self.kind.replicas,
+            storage=self.kind.storage,
+            placement=None if host is None else Placement(tags=[host]),
+            max_msgs_per_subject=-1,
+            allow_msg_ttl=True,
+        )
+
+    @property
+    def leader(self) -> str:
+        """Who leads the bucket's stream, as soon as anybody does."""
+        found: list[str] = []
+
+        def is_told() -> bool:
+            leader = self.bucket.info().cluster.leader
+            found.extend([leader] if leader else [])
+            return bool(found)
+
+        wait_until(lambda: succeeds_with(is_told), seconds=_FORMING_SECONDS)
+        return found[0]
+
+    def be_led_by(self, server: str) -> None:
+        """Let a server lead the bucket's stream, which has replicas."""
+        subject = f"$JS.API.STREAM.LEADER.STEPDOWN.{self.bucket.stream}"
+        request = json.dumps({"placement": {"preferred": server}}).encode()
+
+        def is_led() -> bool:
+            if self.leader == server:
+                return True
+            client = self.bucket._client
+            self.bucket._portal.call(
+                lambda: client.request(subject, request, timeout=_ANSWER_SECONDS)
+            )
+            return False
+
+        wait_until(lambda: succeeds_with(is_led), seconds=_FORMING_SECONDS)
+
+    def capture(self, disturbances: Disturbances = _UNDISTURBED) -> Captured:
+        """Take a snapshot of the hour of now."""
+        opening = disturbed(self._open_store, disturbances)
+        captured = replace(self.plane.capture_service(), open_store=opening).capture(
+            Hour.containing(self.plane.clock.now()),
+            run_id="a capture",
+            holder="a capture",
+            on_outcome=lambda _: None,
+        )
+        assert isinstance(captured, Captured)
+        # What is stored is all that was there, whatever happened meanwhile.
+        assert not any(stored.is_partial or stored.drops for stored in captured.stored)
+        return captured
+
+    def check(self, disturbances: Disturbances = _UNDISTURBED) -> Checked:
+        opening = disturbed(self._open_store, disturbances)
+        service = replace(self.plane.detection_service(), open_store=opening)
+        return service.check(checked_by="a check")
+
+    def recover(
+        self, disturbances: Disturbances = _UNDISTURBED, *, patience: timedelta
+    ) -> RecoveryResult:
+        """Try once to recover; wait for so long for the store to converge."""
+        opening = disturbed(self._open_store, disturbances)
+        service = replace(
+            self.plane.recovery_service(), open_store=opening, convergence_timeout=patience
+        )
+        return service.recover(run_id="a run", holder="a run", tell=self.told.append)
+
+    def _open_store(self) -> AbstractContextManager[NatsUsageStore]:
+        settings = self.plane.settings
+        return open_usage_store(
+            settings.require_nats_url(), settings.bucket, timeouts=_SHORT_TIMEOUTS
+        )
+
+    def is_captured(self) -> bool:
+        """Capture once more; tell whether every tenant is stored."""
+        captured = self.capture()
+        return captured.stopped_by is None and not captured.failed
+
+    def is_found_whole(self) -> bool:
+        """Check once more; tell whether the store is known to be whole, and marked."""
+        checked = self.check()
+        assert not checked.check.verdict.is_loss
+        return checked.check.is_good and not checked.hint
+
+    def is_found_lost(self) -> bool:
+        """Check once more; tell whether an incident is open."""
+        return self.check().recovery.state is RecoveryState.RECOVERING
+
+    def assert_never_lost(self) -> None:
+        """No check has taken anything for a loss, and nothing was opened for it."""
+        assert self.plane.incidents.recovery().state is RecoveryState.HEALTHY
+        assert not self.plane.incidents.recent(1)
+        assert not any(verdict.is_loss for verdict in self.verdicts)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts of all checks, the newest first."""
+        return [check.verdict for check in self.plane.checks.newest(10_000)]
+
+    @property
+    def incident(self) -> Incident:
+        """The one incident that there ever was."""
+        (incident,) = self.plane.incidents.recent(2)
+        return incident
+
+    @property
+    def first_marker_revision(self) -> int:
+        """Where our first marker in the bucket stands."""
+        subject = self.bucket.subject("__guard.>")
+        first = self.bucket._do(
+            lambda js: js.get_msg(self.bucket.stream, 1, subject, next=True, direct=False)
+        )
+        return int(first.seq)
+
+    @property
+    def filled(self) -> dict[str, Decimal]:
+        """What the bucket was filled with, by key."""
+        return dict(zip(KEYS, map(Decimal, list(POINT.values()) * len(TENANTS)), strict=True))
+
+    @property
+    def restorable(self) -> dict[str, Decimal]:
+        """What a restore would bring back now, by key."""
+        usages = {}
+        for tenant in TENANTS:
+            point = self.plane.restore_points.point_of(tenant, self.plane.clock.now())
+            assert point is not None
+            for window in point.windows:
+                for entity, usage in window.usages.items():
+                    usages[encode_key(CounterKey(tenant, window.of, entity))] = usage
+        return usages
+
+
+def together(
+    buckets: Sequence[GuardedBucket], work: Callable[[GuardedBucket], Result]
+) -> list[Result]:
+    """Do the same with several buckets at once."""
+    with ThreadPoolExecutor(len(buckets)) as pool:
+        return list(pool.map(work, buckets))
+
+
+def succeeds(call: Callable[[], object]) -> bool:
+    """Whether a call succeeds: a cluster in which something happens fails in every way."""
+    try:
+        call()
+    except Exception:  # noqa: BLE001 - as it says
+        return False
+    return True
+
+
+def succeeds_with(call: Callable[[], bool]) -> bool:
+    """Whether a call succeeds and returns that something holds."""
+    try:
+        return call()
+    except Exception:  # noqa: BLE001 - as above
+        return False
+
+
+async def _keep_quiet(_: Exception) -> None:
+    """Let the driver reconnect without a word."""

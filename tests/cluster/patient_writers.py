@@ -1,0 +1,76 @@
+"""Writers who go on counting whatever becomes of the servers, as a gateway does."""
+
+import asyncio
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from decimal import Decimal
+from itertools import pairwise
+
+from nats import errors
+from nats.js.errors import APIError
+
+from tests.contract.racing_writers import RacingWriters, history_of
+from tests.nats_servers import Bucket
+from tests.waiting import wait_until
+
+WRITERS = 4
+
+_PAUSE_SECONDS = 0.02
+
+
+class PatientWriters(RacingWriters):
+    """Racing writers who take any failure for one that passes.
+
+    Of an addition that was not acknowledged they do not know whether it is there.
+    """
+
+    async def _add_one(self, key: str) -> int | None:
+        try:
+            return await super()._add_one(key)
+        except (errors.Error, APIError, OSError, TimeoutError):
+            return None
+        finally:
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+
+@contextmanager
+def counting(bucket: Bucket, keys: list[str]) -> Iterator[PatientWriters]:
+    """Count into keys as long as the context lasts, half of the times into the first."""
+    writers = PatientWriters(bucket, keys[:1], keys[1:], WRITERS)
+    with writers.at_work():
+        yield writers
+
+
+def jumps_of(
+    bucket: Bucket, writers: list[PatientWriters], restored: dict[str, Decimal]
+) -> dict[int, str]:
+    """Prove a bucket's whole history, and return the revisions at which others than writers wrote.
+
+    No key ever goes down; what writers were told is stored is there; and whoever else wrote has set
+    the key to what is to be ``restored`` of it.
+    """
+    added = {revision: key for each in writers for revision, key in each.added.items()}
+    jumps = {}
+    for key, revisions in _whole_history_of(bucket, added.keys()).items():
+        for (_, before), (revision, after) in pairwise([(0, Decimal(0)), *revisions]):
+            assert after > before
+            if revision in added:
+                assert (added[revision], after) == (key, before + 1)
+            elif after != before + 1:
+                assert after == restored[key]
+                jumps[revision] = key
+    return jumps
+
+
+def _whole_history_of(bucket: Bucket, added: Set[int]) -> dict[str, list[tuple[int, Decimal]]]:
+    """Read the history until all of these revisions are in it: a reader may be led by a server
+    that is a little behind."""
+    found: dict[str, list[tuple[int, Decimal]]] = {}
+
+    def is_whole() -> bool:
+        found.clear()
+        found.update(history_of(bucket, "usage.>"))
+        return added <= {revision for each in found.values() for revision, _ in each}
+
+    wait_until(is_whole)
+    return found

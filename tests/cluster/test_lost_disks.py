@@ -1,0 +1,114 @@
+"""The disks of all servers that held a bucket are lost: one incident, which ends restored."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.domain.incident import Outcome
+from budget_recovery_dagster.errors import AttemptFailedError
+from budget_recovery_dagster.services.recovery import Recovered, StillWaiting
+from tests.cluster.conftest import OpenBucket
+from tests.cluster.guarded_bucket import (
+    FIRST,
+    KEYS,
+    ONE_ON_FILE,
+    THREE_IN_MEMORY,
+    THREE_ON_FILE,
+    GuardedBucket,
+    together,
+)
+from tests.cluster.patient_writers import PatientWriters, jumps_of
+from tests.cluster.work_in_progress import (
+    AT_ONCE,
+    counted,
+    fail_halfway,
+    restore_until_halfway,
+)
+from tests.nats_cluster import Cluster
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.filterwarnings("ignore:.*StreamWriter:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture
+def single(opened: OpenBucket) -> GuardedBucket:
+    """A bucket that one server holds, and that is known to be whole."""
+    single = opened(ONE_ON_FILE)
+    single.prepare()
+    return single
+
+
+@pytest.fixture
+def replicated(opened: OpenBucket) -> list[GuardedBucket]:
+    """Buckets of three replicas, on file and in memory, that are known to be whole."""
+    replicated = [opened(THREE_ON_FILE), opened(THREE_IN_MEMORY)]
+    together(replicated, GuardedBucket.prepare)
+    return replicated
+
+
+def wipe(cluster: Cluster, names: Sequence[str]) -> None:
+    for name in names:
+        cluster.kill(name)
+    for name in names:
+        cluster.wipe(name)
+
+
+def start(cluster: Cluster, names: Sequence[str]) -> None:
+    for name in names:
+        cluster.servers[name].start()
+
+
+def assert_restored(bucket: GuardedBucket, writers: PatientWriters) -> None:
+    ended = bucket.incident.ended
+    assert ended is not None
+    assert ended.outcome is Outcome.RESTORED
+    jumps = jumps_of(bucket.bucket, [writers], bucket.restorable)
+    assert sorted(jumps.values()) == sorted(KEYS)
+    # Our marker was written into a converged store, and nothing of ours is older.
+    assert min(jumps) > bucket.first_marker_revision
+
+
+def test_all_disks_and_once_more_a_single_one_are_lost_and_every_counter_comes_back(
+    cluster: Cluster, single: GuardedBucket, replicated: list[GuardedBucket]
+) -> None:
+    every, names = [*replicated, single], list(cluster.servers)
+    fail_halfway(every, [], lambda: wipe(cluster, names))
+    for bucket in every:
+        # While nobody is there, nothing is known.
+        bucket.assert_never_lost()
+    start(cluster, names)
+    for bucket in every:
+        wait_until(bucket.is_found_lost, seconds=60)
+        assert bucket.incident.ground is None
+    for result in together(every, lambda bucket: bucket.recover(patience=AT_ONCE)):
+        assert isinstance(result, StillWaiting)
+        assert "does not exist" in result.reason
+        assert result.incident.attempts == 0
+
+    together(every, GuardedBucket.create)
+    host = single.leader
+    together(replicated, lambda bucket: bucket.be_led_by(FIRST))
+    created = single.bucket.info().created
+    with counted(replicated) as writers:
+        results = restore_until_halfway(cluster, every, lambda: wipe(cluster, [host]))
+        start(cluster, [host])
+        # The cluster makes the bucket anew, as if it were the old one.
+        assert single.leader == host
+        assert single.bucket.info().created == created
+        # A replica that is lost meanwhile stops no restore, the only one does.
+        with counted([single]) as (writers_of_single,):
+            assert isinstance(results.pop(), AttemptFailedError)
+            (again,) = restore_until_halfway(cluster, [single], lambda: None)
+    for bucket, writer, done in zip(replicated, writers, results, strict=True):
+        assert isinstance(done, Recovered)
+        assert (len(bucket.incident.losses), bucket.incident.attempts) == (1, 1)
+        assert_restored(bucket, writer)
+    assert isinstance(again, Recovered)
+    # The attempts began again with the further loss.
+    assert (len(single.incident.losses), single.incident.attempts) == (2, 1)
+    assert single.incident.losses[-1].verdict in (Verdict.REGRESSED, Verdict.MARKER_LOST)
+    assert_restored(single, writers_of_single)

@@ -1,0 +1,123 @@
+"""Captures, checks and restores that are in the middle of it when servers fail."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+from budget_recovery_dagster.services.capture_outcome import Captured
+from budget_recovery_dagster.services.recovery import RecoveryResult, StillWaiting
+from tests.cluster.disturbed_store import Disturbances
+from tests.cluster.guarded_bucket import KEYS, GuardedBucket
+from tests.cluster.halfway import Halfway
+from tests.cluster.patient_writers import PatientWriters, counting, jumps_of
+from tests.nats_cluster import Cluster
+from tests.waiting import wait_until
+
+PATIENCE = timedelta(seconds=90)
+AT_ONCE = timedelta(0)
+
+# Enough for a look before a failure and one after it; less than a cluster has to be settled for, so
+# that it is in vain whatever is seen.
+_IMPATIENCE = timedelta(seconds=3)
+_INCREMENTS = 50
+_SECONDS = 60
+
+
+def fail_halfway(
+    whole: Sequence[GuardedBucket], lost: Sequence[GuardedBucket], failure: Callable[[], None]
+) -> None:
+    """Let servers fail while each whole bucket is in the middle of a capture and of a check.
+
+    Other checks follow until the captures have ended, so that some begin while nobody leads.
+    The restores of the lost ones wait while it happens. They spend no attempt, and write nothing.
+    """
+    halfway = Halfway(2 * len(whole))
+    with ThreadPoolExecutor(2 * len(whole) + len(lost)) as pool:
+        works: list[Future[Any]] = []
+        for bucket in whole:
+            at_reading = Disturbances(after_reading=halfway.stop())
+            at_marking = Disturbances(before_marking=halfway.stop())
+            capture = pool.submit(bucket.capture, at_reading)
+            works += [capture, pool.submit(_check_on, bucket, at_marking, capture)]
+        works.extend(pool.submit(_wait_in_vain, bucket) for bucket in lost)
+        halfway.meanwhile(failure)
+        for work in works:
+            work.result()
+
+
+def _check_on(bucket: GuardedBucket, disturbances: Disturbances, capture: Future[Captured]) -> None:
+    bucket.check(disturbances)
+    while not capture.done():
+        bucket.check()
+
+
+def _wait_in_vain(bucket: GuardedBucket) -> None:
+    losses = len(bucket.incident.losses)
+    result = bucket.recover(Disturbances(before_marking=_never), patience=_IMPATIENCE)
+    assert isinstance(result, StillWaiting)
+    assert result.incident.attempts == 0
+    assert result.incident.waiting is not None
+    # Nor does a check find anything else to be lost.
+    bucket.check()
+    assert len(bucket.incident.losses) == losses
+
+
+def _never() -> None:
+    raise AssertionError("it was written into a store that had not converged")
+
+
+def restore_until_halfway(
+    cluster: Cluster, lost: Sequence[GuardedBucket], failure: Callable[[], None]
+) -> list[RecoveryResult | BaseException]:
+    """Restore buckets, and let servers fail once half of their counters are on their way.
+
+    Not before all servers hold a bucket's stream is it written into. Returns the results or how
+    the restores failed.
+    """
+    halfway = Halfway(len(lost))
+
+    def restore(bucket: GuardedBucket) -> RecoveryResult:
+        def require_converged() -> None:
+            others = cluster.behind(bucket.bucket.stream)
+            assert len(cluster.servers) - len(others) == bucket.kind.replicas, others
+
+        return bucket.recover(
+            Disturbances(before_marking=require_converged, halfway_raised=halfway.stop()),
+            patience=PATIENCE,
+        )
+
+    with ThreadPoolExecutor(len(lost)) as pool:
+        restores = [pool.submit(restore, bucket) for bucket in lost]
+        halfway.meanwhile(failure)
+        failures = [each.exception() for each in restores]
+    return [
+        each.result() if error is None else error
+        for each, error in zip(restores, failures, strict=True)
+    ]
+
+
+@contextmanager
+def counted(buckets: Sequence[GuardedBucket]) -> Iterator[list[PatientWriters]]:
+    """Let gateways count into buckets, which they can do again in the end."""
+    with ExitStack() as stack:
+        writers = [stack.enter_context(counting(each.bucket, KEYS)) for each in buckets]
+        yield writers
+        due = [len(writer.added) + _INCREMENTS for writer in writers]
+        wait_until(
+            lambda: all(len(each.added) >= count for each, count in zip(writers, due, strict=True)),
+            seconds=_SECONDS,
+        )
+
+
+@contextmanager
+def counted_and_never_lost(buckets: Sequence[GuardedBucket]) -> Iterator[None]:
+    """Let gateways count into whole buckets, which nothing has been done to in the end."""
+    with counted(buckets) as writers:
+        yield
+    for bucket, writer in zip(buckets, writers, strict=True):
+        bucket.assert_never_lost()
+        # Nobody but the gateway has ever written a counter: what it filled the bucket with.
+        jumps = jumps_of(bucket.bucket, [writer], bucket.filled)
+        assert sorted(jumps.values()) == sorted(KEYS)
