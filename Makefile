@@ -2,7 +2,7 @@
 # make test    the tests, several at a time; ARGS="-k sandbox", or ARGS="-n0" for one after the
 #              other. That of TLS needs openssl, those of the pages need Chromium; they are skipped
 #              without.
-# make test-cluster   those in which servers of a cluster fail, which takes minutes
+# make test-disasters   those in which hosts and whole clusters fail, which takes minutes
 # make check   format, lint, types
 #
 # Needs Python 3.11, 3.12 or 3.13 with venv, and nothing else. Paths are relative, so that the
@@ -16,11 +16,11 @@ BIN := .venv/bin
 # workers than two cores ask for. They get whole files, which start their own servers once, in the
 # order of the directories: otherwise those with the most tests would come first, and last the few
 # that take long. What promises a short time waits until the others are done.
-AT_ONCE := -n 4 --dist loadscope --no-loadscope-reorder -m "not alone and not cluster"
+AT_ONCE := -n 4 --dist loadscope --no-loadscope-reorder -m "not alone and not disaster"
 # pytest says 5 where ARGS leaves it no test, as it may do for one of the two.
 OR_NONE := || [ $$? -eq 5 ]
 
-.PHONY: dev test test-cluster check
+.PHONY: dev test test-disasters check
 
 dev: .venv/.installed
 	@$(BIN)/budget-recovery dev $(ARGS)
@@ -29,8 +29,8 @@ test: .venv/.installed
 	$(BIN)/python -m pytest $(AT_ONCE) $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m alone $(ARGS) $(OR_NONE)
 
-test-cluster: .venv/.installed
-	$(BIN)/python -m pytest -m cluster $(ARGS)
+test-disasters: .venv/.installed
+	$(BIN)/python -m pytest -m disaster $(ARGS)
 
 check: .venv/.installed
 	$(BIN)/python -m ruff format --check .

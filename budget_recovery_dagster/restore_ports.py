@@ -41,6 +41,7 @@ class Written(StrEnum):
     CLOSED = "left: the window has closed"
     UNREADABLE = "left: the live value is unreadable"
     EXPIRED = "left: the key would have expired by now"
+    REFUSED = "left: the store refuses the value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class RaiseResult:
     """What became of one order.
 
     ``before`` is the live usage at the writing, None where there was none or none that could be
-    read; ``reason`` says why an unreadable one is.
+    read; ``reason`` says why an unreadable one is, or why the store refuses the value.
     """
 
     order: RaiseOrder
@@ -103,10 +104,13 @@ class LiveTenant(Protocol):
     ) -> tuple[RaiseResult, ...]:
         """Raise counters, and give the results in the order of the orders.
 
-        A key that exists keeps its other fields and the time at which it expires.
+        A key that exists keeps its other fields and the time at which it expires. A value that the
+        store would never take, such as one too large, is left, and fails nothing.
 
         Raises:
-            StoreWriteError: the store refuses a write; what was written before stays.
+            StoreWriteError: the first write that the store refuses for anything but its value, such
+                as that it is full. All others were tried before, until 100 were refused in a row;
+                what was written stays.
             StoreError: the writing could not be brought to its end; what was written stays.
         """
         ...
@@ -118,9 +122,11 @@ class LiveTenant(Protocol):
 
         An entity gets the higher of what the leaderboard and the usages say; the 500 largest stay.
         A leaderboard that is right already is not written, one that cannot be read is left alone.
+        One that the store refuses, for whatever reason, is left with that reason, and the others
+        are tried as by ``raise_counters``; so no StoreWriteError is raised.
 
         Raises:
-            StoreWriteError, StoreError: as ``raise_counters``.
+            StoreError: the writing could not be brought to its end; what was written stays.
         """
         ...
 

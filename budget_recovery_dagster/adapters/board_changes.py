@@ -4,8 +4,8 @@ It lists whoever has most, by the higher of what it says itself and what is know
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from budget_recovery_dagster.adapters.live_keys import (
@@ -32,10 +32,12 @@ from budget_recovery_dagster.domain.counters import (
 )
 from budget_recovery_dagster.domain.leaderboard import rank
 from budget_recovery_dagster.domain.recovery_point import Usages, max_merge
-from budget_recovery_dagster.errors import StoreWriteError
 from budget_recovery_dagster.restore_ports import BoardOrder, BoardResult, Written
 
 Ranking = list[tuple[Entity, Decimal]]
+
+WriteBoards = Callable[[Sequence["BoardChange"]], Sequence[BoardResult | str]]
+"""Brings changes about, and gives what became of each, or why it was not brought about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,10 @@ class BoardChange:
         except ExpiredKeyError:
             return self._left(Written.EXPIRED)
 
+    def refused(self, outcome: BoardResult, reason: str) -> BoardResult:
+        """Say that the store refuses the value."""
+        return replace(outcome, is_written=False, reason=reason)
+
     def _left(self, reason: str) -> Decision[BoardResult]:
         return Decision(BoardResult(self.order.of, is_written=False, reason=str(reason)))
 
@@ -80,28 +86,27 @@ class BoardChange:
         return Write(text.encode(), ttl if self.terms.keeps_ttl else None)
 
 
-def board_changes(
-    tenant: str, orders: Iterable[BoardOrder], terms: WritingTerms
-) -> list[BoardChange]:
-    """Turn orders into changes of keys.
+def rebuild(
+    tenant: str, orders: Sequence[BoardOrder], terms: WritingTerms, write: WriteBoards
+) -> tuple[BoardResult, ...]:
+    """Turn orders into changes of keys, have them written, and give the orders' results."""
+    changes: dict[int, BoardChange] = {}
+    results: dict[int, BoardResult | str] = {}
+    for number, order in enumerate(orders):
+        try:
+            key = encode_board_key(BoardKey(tenant, order.of))
+        except UnusableNameError as error:
+            results[number] = f"No key can hold it: {error}."
+        else:
+            changes[number] = BoardChange(tenant, key, order, _normalized(order.usages), terms)
+    results.update(zip(changes, write(list(changes.values())), strict=True))
+    return tuple(_result(order, results[number]) for number, order in enumerate(orders))
 
-    Raises:
-        StoreWriteError: a leaderboard of that name can have no key.
-    """
-    return [
-        BoardChange(tenant, _key(tenant, order), order, _normalized(order.usages), terms)
-        for order in orders
-    ]
 
-
-def _key(tenant: str, order: BoardOrder) -> str:
-    try:
-        return encode_board_key(BoardKey(tenant, order.of))
-    except UnusableNameError as error:
-        raise StoreWriteError(
-            f"No key can hold the leaderboard of {str(order.of)!a}: {error}.",
-            "restore the tenant's other budgets by name; see where this name came from.",
-        ) from error
+def _result(order: BoardOrder, found: BoardResult | str) -> BoardResult:
+    if isinstance(found, str):
+        return BoardResult(order.of, is_written=False, reason=found)
+    return found
 
 
 def _normalized(usages: Usages) -> Usages:

@@ -5,7 +5,7 @@ moment at which it expires. A usage can only go up, and an unreadable value is l
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from budget_recovery_dagster.adapters.live_keys import (
@@ -57,6 +57,10 @@ class CounterChange:
         except ExpiredKeyError:
             return self._left(Written.EXPIRED, before)
         return Decision(RaiseResult(self.order, Written.RAISED, before), write)
+
+    def refused(self, outcome: RaiseResult, reason: str) -> RaiseResult:
+        """Say that the store refuses the value."""
+        return replace(outcome, written=Written.REFUSED, reason=reason)
 
     def _left(
         self, written: Written, before: Decimal | None, reason: str = ""

@@ -63,7 +63,7 @@ class Decision(NamedTuple, Generic[Outcome_co]):
     write: Write | None = None
 
 
-class Change(Protocol[Outcome_co]):
+class Change(Protocol[Outcome]):
     """What is wanted of one key."""
 
     @property
@@ -71,8 +71,12 @@ class Change(Protocol[Outcome_co]):
         """The key."""
         ...
 
-    def decide(self, live: LiveKey) -> Decision[Outcome_co]:
+    def decide(self, live: LiveKey) -> Decision[Outcome]:
         """Decide what is to be written over what stands there; to be called right before it is."""
+        ...
+
+    def refused(self, outcome: Outcome, reason: str) -> Outcome:
+        """Return what becomes of the key in place of ``outcome`` if the store refuses the value."""
         ...
 
 

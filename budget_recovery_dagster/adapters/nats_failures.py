@@ -27,6 +27,7 @@ _NO_STREAM = 10059
 _JETSTREAM_OFF = frozenset({10039, 10076})
 _UNAVAILABLE = 503
 _TEMPORARILY_UNAVAILABLE = 10008
+_MESSAGE_TOO_LARGE = 10054
 
 
 def not_connected(server: ServerAddress, error: Exception) -> StoreError:
@@ -86,7 +87,7 @@ def jetstream_off(bucket: str) -> StoreError:
 def refused_by_jetstream(bucket: str, error: Mapping[str, Any]) -> StoreError:
     """Turn an error that JetStream answered with into ours."""
     code, number = error.get("code"), error.get("err_code")
-    said = f"{error.get('description', 'no description')} ({number})"
+    said = _said(error)
     if number == _NO_STREAM:
         return StoreMissingError(
             f"The bucket {bucket} does not exist.",
@@ -110,11 +111,15 @@ def refused_write(bucket: str, key: str, error: Mapping[str, Any]) -> StoreError
     number = error.get("err_code")
     if number in {_NO_STREAM, _TEMPORARILY_UNAVAILABLE} or number in _JETSTREAM_OFF:
         return refused_by_jetstream(bucket, error)
-    said = f"{error.get('description', 'no description')} ({number})"
     return StoreWriteError(
-        f"The bucket {bucket} refuses to store {key}: {said}.",
+        f"The bucket {bucket} refuses to store {key}: {_said(error)}.",
         "see the limits of the bucket and the account, and the disk of the NATS servers.",
     )
+
+
+def refused_value(error: Mapping[str, Any]) -> str | None:
+    """Say why JetStream never stores such a value; None where the refusal is not for its sake."""
+    return _said(error) if error.get("err_code") == _MESSAGE_TOO_LARGE else None
 
 
 def nobody_writes(bucket: str) -> StoreError:
@@ -131,6 +136,10 @@ def too_large(subject: str, size: int, limit: int) -> StoreWriteError:
         f"{size} bytes for {subject} are more than the NATS server takes, {limit} with headers.",
         "raise max_payload on the NATS servers, or see why the value has become so large.",
     )
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    return f"{error.get('description', 'no description')} ({error.get('err_code')})"
 
 
 def _reason(error: Exception) -> str:

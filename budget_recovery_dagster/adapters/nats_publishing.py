@@ -24,7 +24,11 @@ from budget_recovery_dagster.adapters.live_keys import (
     changes_too_fast,
 )
 from budget_recovery_dagster.adapters.nats_exchange import Exchange
-from budget_recovery_dagster.adapters.nats_failures import nobody_writes, refused_write
+from budget_recovery_dagster.adapters.nats_failures import (
+    nobody_writes,
+    refused_value,
+    refused_write,
+)
 from budget_recovery_dagster.adapters.nats_messages import TTL_HEADER
 from budget_recovery_dagster.adapters.nats_stream import (
     NO_RESPONDERS,
@@ -32,7 +36,8 @@ from budget_recovery_dagster.adapters.nats_stream import (
     BucketStream,
     error_in,
 )
-from budget_recovery_dagster.errors import StoreUnreachableError
+from budget_recovery_dagster.adapters.write_outcomes import Outcomes
+from budget_recovery_dagster.errors import StoreUnreachableError, StoreWriteError
 
 IN_FLIGHT = 2000
 """Requests under way; the server takes no more than some thousands before it drops any."""
@@ -75,14 +80,14 @@ def error_of(answer: Msg) -> Mapping[str, Any] | None:
 
 async def write_changes(
     stream: BucketStream, changes: Sequence[Change[Outcome]], known: Mapping[str, LiveKey]
-) -> list[Outcome]:
-    """Bring changes about, and give what became of each, in their order.
+) -> Outcomes[Outcome]:
+    """Bring changes about, and give what became of each.
 
     ``known`` are the keys as they were read before; of those that have changed since, or that are
-    not among them, the leader is asked.
+    not among them, the leader is asked. A key that the store refuses, or that changes faster than
+    can be decided, keeps no other from being written; see Outcomes.
 
     Raises:
-        StoreWriteError: the store refuses a writing, or a key changes faster than can be decided.
         StoreUnreachableError, StoreNoQuorumError, StoreMissingError: no answer, or no sound one.
         StorePermissionError: the user may not write a key, or not read it.
         StoreReadError: an answer makes no sense.
@@ -122,7 +127,7 @@ class _Writing(Generic[Outcome]):
         self._stream = stream
         self._exchange = exchange
         self._changes = changes
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes = Outcomes(changes)
         # By the subjects of their answers, the oldest first.
         self._under_way: dict[str, _Reading | _Publication[Outcome]] = {}
         self._bytes_under_way = 0
@@ -130,28 +135,34 @@ class _Writing(Generic[Outcome]):
         self._unanswered: Counter[int] = Counter()
         self._unsure: dict[int, _Publication[Outcome]] = {}
 
-    async def run(self, known: Mapping[str, LiveKey]) -> list[Outcome]:
-        """Bring all changes about."""
+    async def run(self, known: Mapping[str, LiveKey]) -> Outcomes[Outcome]:
+        """Bring all changes about, as far as the store takes them."""
         for number, change in enumerate(self._changes):
             while len(self._under_way) >= IN_FLIGHT or self._bytes_under_way >= BYTES_IN_FLIGHT:
                 await self._take_answers()
+            if self._outcomes.is_given_up:
+                break
             await self._decide(number, known.get(change.key, NEVER_WRITTEN))
             if number % _A_WHILE == 0:
                 # Where nothing needs to be written, nothing else would let others run.
                 await checkpoint()
         while self._under_way:
             await self._take_answers()
-        return [self._outcomes[number] for number in range(len(self._changes))]
+        return self._outcomes
 
     async def _decide(self, number: int, live: LiveKey) -> None:
         change = self._changes[number]
         outcome, write = change.decide(live)
         if write is None:
-            self._outcomes[number] = outcome
+            self._outcomes.leave(number, outcome)
             return
         subject = f"{self._stream.subject_prefix}{change.key}"
         headers = conditional_headers(live.revision, write.ttl)
-        answer_to = await self._exchange.send(subject, write.data, headers)
+        try:
+            answer_to = await self._exchange.send(subject, write.data, headers)
+        except StoreWriteError as error:
+            self._outcomes.refuse_value(number, outcome, error.message.removesuffix("."))
+            return
         self._bytes_under_way += len(write.data)
         self._under_way[answer_to] = _Publication(
             number, self._deadline(), live.revision, write.data, outcome
@@ -161,7 +172,8 @@ class _Writing(Generic[Outcome]):
         key = self._changes[number].key
         self._readings[number] += 1
         if self._readings[number] > TRIES:
-            raise changes_too_fast(self._stream.bucket, key)
+            self._outcomes.refuse(number, changes_too_fast(self._stream.bucket, key))
+            return
         answer_to = await self._exchange.send(*self._stream.key_request(key))
         self._under_way[answer_to] = _Reading(number, self._deadline())
 
@@ -194,8 +206,8 @@ class _Writing(Generic[Outcome]):
             live = self._stream.key_in(answer)
             unsure = self._unsure.pop(number, None)
             if unsure is not None and unsure.is_stored_as(live):
-                self._outcomes[number] = unsure.outcome
-            else:
+                self._outcomes.store(number, unsure.outcome)
+            elif not self._outcomes.is_given_up:
                 await self._decide(number, live)
             return
         if (answer.headers or {}).get(STATUS) == NO_RESPONDERS:
@@ -203,11 +215,21 @@ class _Writing(Generic[Outcome]):
         with self._stream.making_sense():
             error = error_of(answer)
         if error is None:
-            self._outcomes[number] = request.outcome
+            self._outcomes.store(number, request.outcome)
         elif error.get("err_code") in WRONG_REVISION | {_TOO_MANY_REQUESTS}:
             await self._read_again(number)
         else:
-            raise refused_write(self._stream.bucket, self._changes[number].key, error)
+            self._refuse(request, error)
+
+    def _refuse(self, request: _Publication[Outcome], error: Mapping[str, Any]) -> None:
+        if reason := refused_value(error):
+            self._outcomes.refuse_value(request.number, request.outcome, reason)
+            return
+        key = self._changes[request.number].key
+        refusal = refused_write(self._stream.bucket, key, error)
+        if not isinstance(refusal, StoreWriteError):
+            raise refusal
+        self._outcomes.refuse(request.number, refusal)
 
     async def _miss(self, request: "_Reading | _Publication[Outcome]") -> None:
         """Ask about a key of which no answer has come: the writing may be there, or come yet."""

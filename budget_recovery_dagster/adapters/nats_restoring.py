@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, TypeVar, TypeVarTuple
 
-from budget_recovery_dagster.adapters.board_changes import board_changes
+from budget_recovery_dagster.adapters.board_changes import BoardChange, rebuild
 from budget_recovery_dagster.adapters.counter_changes import counter_changes
 from budget_recovery_dagster.adapters.live_keys import LiveKey, LiveKeysRead, WritingTerms
 from budget_recovery_dagster.adapters.nats_codec import BOARDS, COUNTERS
@@ -62,7 +62,7 @@ class NatsLiveTenant:
         if not orders:
             return ()
         changes = counter_changes(self._tenant, orders, self._terms(is_open))
-        return tuple(self._call(write_changes, self._stream, changes, self._counters))
+        return tuple(self._call(write_changes, self._stream, changes, self._counters).all())
 
     def rebuild_boards(
         self, orders: Sequence[BoardOrder], *, is_open: IsOpen
@@ -70,8 +70,12 @@ class NatsLiveTenant:
         """Bring leaderboards in line, and give the results in the order of the orders."""
         if not orders:
             return ()
-        changes = board_changes(self._tenant, orders, self._terms(is_open))
-        return tuple(self._call(write_changes, self._stream, changes, self._read(BOARDS).keys))
+        terms, boards = self._terms(is_open), self._read(BOARDS).keys
+
+        def write(changes: Sequence[BoardChange]) -> list[BoardResult | str]:
+            return self._call(write_changes, self._stream, changes, boards).all_or_why()
+
+        return rebuild(self._tenant, orders, terms, write)
 
     def _read(self, first: str) -> LiveKeysRead:
         return self._call(read_live_keys, self._stream, prefix_to_read(first, self._tenant))

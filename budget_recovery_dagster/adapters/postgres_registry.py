@@ -85,7 +85,7 @@ def _record(row: tuple[Any, ...] | None) -> StoreRecord:
     if row is None:
         raise DatabaseError(
             "The database does not know yet to which store it belongs.",
-            "claim the bucket first, as every start of the project does.",
+            "wait for the first check or snapshot, which notes it.",
         )
     bucket, deployment_id, state = row[:3]
     return StoreRecord(bucket, deployment_id, RecoveryState(state), baseline_in(row[3:]))

@@ -23,4 +23,7 @@ def hold(reason: str, data_dir: Path | None) -> None:
         raise click.BadParameter("it is empty.", param_hint="--reason")
     with opened_database(settings_with_database(data_dir)) as database:
         incident = database.hold_service().hold(reason, by=this_person())
+    held = incident.held
+    if held is not None and (held.reason, held.by) != (reason, this_person()):
+        click.echo(f"It was on hold already: {incident.on_hold}")
     click.echo(f"Incident {incident.short_id} is on hold. To let it go on: budget-recovery release")

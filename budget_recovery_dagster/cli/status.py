@@ -58,8 +58,13 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
             click.echo(failure_json(message, hint, CANNOT_TELL))
         context.exit(CANNOT_TELL)
     exit_code = _EXIT_CODES[found.assessment.condition]
-    if as_json:
-        click.echo(status_json(found, exit_code))
-    else:
-        print_status(Console(highlight=False, file=sys.stdout), found)
+    try:
+        if as_json:
+            click.echo(status_json(found, exit_code))
+        else:
+            print_status(Console(highlight=False, file=sys.stdout), found)
+        sys.stdout.flush()
+    except OSError as error:
+        show_failure(f"The answer could not be written: {error.strerror}.", "see where it goes.")
+        exit_code = CANNOT_TELL
     context.exit(exit_code)

@@ -83,7 +83,13 @@ def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str
         "launches": incident.launches,
         "next_launch_at": _moment(incident.next_launch_at),
         "newest_attempt": _attempt(attempt),
-        "held": held and {"at": _moment(held.at), "by": held.by, "reason": held.reason},
+        "held": held
+        and {
+            "at": _moment(held.at),
+            "by": held.by,
+            "reason": held.reason,
+            "released_at": _moment(incident.released_at) if not incident.is_held else None,
+        },
         "waiting": waiting
         and {
             "since": _moment(waiting.since),

@@ -82,9 +82,7 @@ def _open_incident(incident: Incident, facts: Facts) -> Iterator[str]:
     if waiting is not None:
         looked = "once" if waiting.waits == 1 else f"{waiting.waits} times"
         yield f"Waiting for {in_words(age(waiting.since, now))}, looked {looked}: {waiting.reason}"
-    held = incident.held
-    if held is not None:
-        yield f"On hold since {clock_time(held.at, now)}, by {held.by}: {held.reason}"
+    yield from _hold(incident, now)
     if incident.given_up is not None:
         given_up = incident.given_up
         yield f"Given up {since(given_up.at, now)}: {given_up.reason}"
@@ -92,9 +90,19 @@ def _open_incident(incident: Incident, facts: Facts) -> Iterator[str]:
     yield _uncovered(incident, now)
 
 
+def _hold(incident: Incident, now: datetime) -> Iterator[str]:
+    held, released_at = incident.held, incident.released_at
+    if held is None:
+        return
+    until = "" if incident.is_held or released_at is None else f" to {clock_time(released_at, now)}"
+    what = "On hold since" if incident.is_held else "Was on hold from"
+    yield f"{what} {clock_time(held.at, now)}{until}, by {held.by}: {held.reason}"
+
+
 def _closed_incident(incident: Incident, now: datetime) -> Iterator[str]:
     yield f"{incident.short_id}, found {since(incident.opened_at, now)}"
     yield from _losses(incident, now)
+    yield from _hold(incident, now)
     ended = incident.ended
     if ended is not None:
         took = in_words(ended.at - incident.opened_at)

@@ -4,7 +4,7 @@ The database and its fake read the facts each in their own way, and decide here.
 """
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.incident import RecoveryState
@@ -25,6 +25,9 @@ CAPTURE_LEASE = "capture"
 
 CHECK_LEASE = "check"
 """The lease under which the store's marker is renewed, by one at a time."""
+
+LONGEST_LEASE = timedelta(minutes=2)
+"""No lease is given out for so long: a living holder renews it every few seconds."""
 
 RESTORE_LEASE = "restore"
 """The lease under which the store is restored, by one at a time."""
@@ -67,8 +70,13 @@ def require_bucket(claimed: str, bucket: str) -> None:
 
 
 def holder_at(holding: Holding | None, now: datetime) -> str | None:
-    """Return who holds a lease at ``now``; None if nobody does, or it has expired."""
-    return holding.holder if holding is not None and now < holding.expires_at else None
+    """Return who holds a lease at ``now``; None if nobody does, or it has expired.
+
+    One that would last longer than any is of a clock that was ahead and has been set right.
+    """
+    if holding is None or not now < holding.expires_at <= now + LONGEST_LEASE:
+        return None
+    return holding.holder
 
 
 def require_free(name: str, holding: Holding | None, now: datetime) -> None:
@@ -77,7 +85,7 @@ def require_free(name: str, holding: Holding | None, now: datetime) -> None:
     Raises:
         LeaseHeldError: somebody does.
     """
-    if holding is not None and now < holding.expires_at:
+    if holding is not None and holder_at(holding, now) is not None:
         raise LeaseHeldError(
             f"{name} is at work already: {holding.holder}, since {_utc(holding.acquired_at)}.",
             f"wait for it to end; if it has died, it is free at {_utc(holding.expires_at)}.",

@@ -19,7 +19,9 @@ def hold(standing: Standing, held: Held, *, judged: Incident) -> Move:
         IncidentMovedError: the incident is closed, or the store is not RECOVERING.
     """
     incident = _recovering(standing, judged)
-    return standing.with_incident(replace(incident, held=incident.held or held))
+    return standing.with_incident(
+        replace(incident, held=incident.held if incident.is_held else held)
+    )
 
 
 def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
@@ -29,11 +31,10 @@ def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
         IncidentMovedError: as ``hold``.
     """
     incident = _recovering(standing, judged)
-    if incident.held is None:
+    if not incident.is_held:
         return standing.with_incident(incident)
     released = replace(
         incident,
-        held=None,
         released_at=now,
         attempts=0,
         waiting=None,

@@ -90,13 +90,21 @@ class Outcome(StrEnum):
     """How an incident ended."""
 
     RESTORED = "restored"
+    IN_PART = "restored in part"
     NOTHING_LOST = "nothing lost"
     NOTHING_CURRENT = "nothing current"
+    ACCEPTED = "accepted by hand"
 
     @property
     def event(self) -> Event:
         """What this end is in the table of states."""
-        return Event.RESTORED if self is Outcome.RESTORED else Event.NOTHING_TO_RAISE
+        match self:
+            case Outcome.RESTORED | Outcome.IN_PART:
+                return Event.RESTORED
+            case Outcome.ACCEPTED:
+                return Event.RESOLVED
+            case _:
+                return Event.NOTHING_TO_RAISE
 
 
 class FailureReason(StrEnum):
@@ -174,8 +182,8 @@ class Incident:
     while it is gone.
     ``newest_point_at`` is the newest snapshot of all at the time of the loss, ``last_good_at`` when
     the store was last known to be whole: what was counted in between is in no snapshot.
-    ``next_launch_at`` is the earliest time for the next restore; none is launched or goes on while
-    it is ``held``. ``released_at`` is when it last was no more.
+    ``next_launch_at`` is the earliest time for the next restore. None is launched or goes on from
+    when it was last ``held`` until ``released_at``.
     """
 
     incident_id: str
@@ -203,9 +211,16 @@ class Incident:
         return self.incident_id[:8]
 
     @property
+    def is_held(self) -> bool:
+        """Whether a person keeps the restore from going on."""
+        if self.held is None:
+            return False
+        return self.released_at is None or self.released_at < self.held.at
+
+    @property
     def on_hold(self) -> str | None:
         """Say since when, by whom and why it is on hold; None if it is not."""
-        if self.held is None:
+        if self.held is None or not self.is_held:
             return None
         return (
             f"Incident {self.short_id} is on hold since {self.held.at:%Y-%m-%d %H:%M:%S} UTC, "
@@ -240,7 +255,9 @@ def may_launch(recovery: Recovery, now: datetime) -> str | None:
         return f"The store is {recovery.state}."
     if incident.on_hold is not None:
         return incident.on_hold
-    if incident.next_launch_at is not None and now < incident.next_launch_at:
+    due = incident.next_launch_at
+    # Further off than the longest pause, it is of a clock that was ahead and has been set right.
+    if due is not None and now < due <= now + _LONGEST_BACKOFF:
         return (
             f"Incident {incident.short_id} is tried again at "
             f"{incident.next_launch_at:%H:%M:%S} UTC."

@@ -127,7 +127,7 @@ def _terminated(scene: Scene, incident: Incident) -> RunSeen | None:
 
     That is no news where it is on hold, and stops nothing where no restore is to come.
     """
-    if incident.held is not None or scene.recovery.state is not RecoveryState.RECOVERING:
+    if incident.is_held or scene.recovery.state is not RecoveryState.RECOVERING:
         return None
     newest = scene.runs[0] if scene.runs else None
     if newest is None or newest.phase is not Phase.CANCELED:
@@ -139,8 +139,9 @@ def _terminated(scene: Scene, incident: Incident) -> RunSeen | None:
 def _about_silent(run: RunSeen, scene: Scene, now: datetime) -> Decision:
     """Decide about a run that is called started though nobody holds the lease."""
     known = scene.suspicion
-    if known is None or (known.run_id, known.token) != (run.run_id, scene.token):
-        # A new one, or one that has had the lease in between and is alive.
+    is_known = known is not None and (known.run_id, known.token) == (run.run_id, scene.token)
+    if known is None or not is_known or known.since > now:
+        # A new one, or one that has had the lease in between and is alive; or the clock was ahead.
         known = Suspicion(run.run_id, scene.token, now)
     if now - known.since >= DEAD_AFTER:
         return DeclareDead(run)

@@ -13,12 +13,13 @@ ASSET = "budget_usage_snapshots"
 JOB = "hourly_snapshot_job"
 SCHEDULE = "hourly_snapshot_schedule"
 
+_RESTORE_JOB = "restore_job"
 _OVER = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 
 _ABANDONED = """
 query Abandoned {
   runsOrError(filter: {statuses: [STARTING, STARTED, CANCELING]}) {
-    ... on Runs { results { id } }
+    ... on Runs { results { id status jobName } }
   }
 }
 """
@@ -88,12 +89,19 @@ class SnapshotRun:
 
 
 def close_abandoned_runs(ui: DagsterUi) -> int:
-    """Mark as canceled the runs that nobody is working on, and return how many.
+    """Mark as canceled the runs that nobody is working on, but restores, and return how many.
+
+    That a restore is canceled means that a person wants it to stop; of one that has died its
+    supervisor finds out by itself.
 
     Only to be called while no run can be at work: a run whose process was killed together with the
     code server would count as running for its longest time, and keep the next snapshot waiting.
     """
-    runs = _runs(ui.query(_ABANDONED))
+    runs = [
+        run
+        for run in _runs(ui.query(_ABANDONED))
+        if run["jobName"] != _RESTORE_JOB or run["status"] == "CANCELING"
+    ]
     for run in runs:
         ui.query(_MARK_CANCELED, run=run["id"])
     return len(runs)

@@ -173,7 +173,8 @@ def _next_check(facts: Facts) -> str:
 
 def _doubts_of_hold(facts: Facts) -> tuple[str, ...]:
     """Warn of a hold that may have been forgotten: captures are paused as long as it lasts."""
-    held = facts.recovery.incident.held if facts.recovery.incident else None
+    incident = facts.recovery.incident
+    held = incident.held if incident is not None and incident.is_held else None
     if held is None or facts.at - held.at < _LONG_HOLD:
         return ()
     span = in_words(facts.at - held.at)
@@ -184,7 +185,7 @@ def _step_of_recovery(facts: Facts) -> str:
     incident = facts.recovery.incident
     if incident is None:
         return "See the log of restore_supervisor_sensor in Dagster: no incident is open."
-    if incident.held is not None:
+    if incident.held is not None and incident.is_held:
         return (
             f"Remove the reason of the hold ({incident.held.reason.rstrip('.')}), then `budget-"
             "recovery release`: nothing is restored until then."

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from budget_recovery_dagster.domain.detection import Sighting, accepted_marker, judge_sighting
 from budget_recovery_dagster.domain.holds import require_not_held
@@ -26,6 +26,7 @@ from budget_recovery_dagster.restore_ports import (
     RecoverableStore,
     RestoreAudits,
     RestorePoints,
+    TenantPoint,
 )
 from budget_recovery_dagster.services.count_words import counted
 from budget_recovery_dagster.services.losses import Losses, check_of, look_or_gone
@@ -73,6 +74,7 @@ class RestoreAttempt:
     incident: Incident
     tenants: list[TenantRestored] = field(default_factory=list, init=False)
     _has_current: bool = field(default=False, init=False)
+    _unsound: int = field(default=0, init=False)
 
     def restore(self) -> Closing:
         """Raise every tenant's counters, and say how the incident can be closed.
@@ -129,7 +131,7 @@ class RestoreAttempt:
         point = self.tools.points.point_of(tenant, now)
         if point is None:
             return 0
-        self._has_current |= any(each.of.window.is_current(now) for each in point.windows)
+        self._note_current(point, now)
         plan = plan_tenant(point, self.store.open_tenant(tenant).reading, now)
         if left := left_entries(point, plan):
             self.tools.audits.finish(self._trail(now, left))
@@ -151,7 +153,7 @@ class RestoreAttempt:
             point = self.tools.points.point_of(tenant, at)
             if point is None:
                 return
-            self._has_current |= any(each.of.window.is_current(at) for each in point.windows)
+            self._note_current(point, at)
             restored = restore_tenant(self.store, point, self.tools.clock, guards)
         except (DatabaseUnreachableError, LeaseLostError):
             raise
@@ -163,6 +165,12 @@ class RestoreAttempt:
             self.tools.audits.finish(self._trail(at, restored.entries))
         if restored.failure is not None:
             self._require_answer(restored.failure)
+
+    def _note_current(self, point: TenantPoint, now: datetime) -> None:
+        current = [each for each in point.windows if each.of.window.is_current(now)]
+        self._has_current |= bool(current)
+        # Of these nobody knows what was used: every record of them is damaged.
+        self._unsound += sum(bool(each.corrupt) and not each.usages for each in current)
 
     def _trail(self, at: datetime, entries: tuple[AuditEntry, ...]) -> AuditTrail:
         return AuditTrail(
@@ -226,22 +234,32 @@ class RestoreAttempt:
 
     def _closing(self, seen: Sighting) -> Closing:
         restored = self._restored()
-        if restored.counters:
-            outcome = Outcome.RESTORED
-            detail = (
-                f"Raised {counted(restored.counters, 'counter')} in "
-                f"{counted(restored.windows, 'window')} of {counted(restored.tenants, 'tenant')}."
-            )
+        raised = (
+            f"Raised {counted(restored.counters, 'counter')} in "
+            f"{counted(restored.windows, 'window')} of {counted(restored.tenants, 'tenant')}."
+        )
+        if self._unsound:
+            outcome = Outcome.IN_PART
+            unknown = counted(self._unsound, "window")
+            told = [
+                raised,
+                f"Nothing is known of {unknown}: no record is as captured.",
+                uncovered(self.incident),
+            ]
+        elif restored.counters:
+            outcome, told = Outcome.RESTORED, [raised, uncovered(self.incident)]
         elif self._has_current:
             outcome = Outcome.NOTHING_LOST
-            detail = "No counter is lower than the snapshots say, so none was changed."
+            told = ["No counter that can be raised is lower than the snapshots say."]
         else:
             outcome = Outcome.NOTHING_CURRENT
-            detail = "Every window in the snapshots has closed, so there was nothing to bring back."
-        noted = sum(bool(entry.notes) for tenant in self.tenants for entry in tenant.entries)
-        if noted:
-            detail = f"{detail} Of {counted(noted, 'window')} something was left: see its notes."
-        return Closing(outcome, f"{detail} {uncovered(self.incident)}", restored, self._base(seen))
+            told = [
+                "Every window in the snapshots has closed, so there was nothing to bring back.",
+                uncovered(self.incident),
+            ]
+        if noted := sum(bool(each.notes) for tenant in self.tenants for each in tenant.entries):
+            told.append(f"Of {counted(noted, 'window')} something was left: see its notes.")
+        return Closing(outcome, " ".join(told), restored, self._base(seen))
 
     def _base(self, seen: Sighting) -> Baseline:
         ground = self.incident.ground
@@ -260,12 +278,11 @@ def uncovered(incident: Incident) -> str:
     span, since, until = incident.uncovered, incident.newest_point_at, incident.last_good_at
     if span is None or since is None or until is None:
         return "Since when usage is missing cannot be told: no check of the store is known."
-    if not span:
-        return "No usage is known to be missing: the newest snapshot is the last good look."
-    return (
-        f"What was counted from {since:%Y-%m-%d %H:%M:%S} to {until:%Y-%m-%d %H:%M:%S} UTC "
-        f"({in_words(span)}) is in no snapshot and did not come back."
-    )
+    told = f"What was counted from {since:%Y-%m-%d %H:%M:%S} UTC until the loss"
+    # To the second, or nobody would believe it.
+    if span >= timedelta(seconds=1):
+        told = f"{told}, at least until {until:%Y-%m-%d %H:%M:%S} UTC ({in_words(span)}),"
+    return f"{told} is in no snapshot and did not come back."
 
 
 def _undone(undone: list[TenantRestored]) -> AttemptFailedError:

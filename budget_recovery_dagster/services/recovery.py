@@ -196,7 +196,7 @@ class _Run:
             if refusal is not None:
                 raise refusal
             closing = attempt.restore()
-            return self._close(closing, tuple(attempt.tenants))
+            recovered = self._close(closing, tuple(attempt.tenants))
         except _BEYOND_NOTING:
             raise
         except IncidentHeldError as error:
@@ -215,6 +215,10 @@ class _Run:
             raise AttemptFailedError(
                 f"Attempt {number} of {MAX_ATTEMPTS} did not succeed: {message}", hint
             ) from error
+        self.service.incidents.end_attempt(
+            closing.outcome.value, judged=self.incident, lease=self.worker.lease
+        )
+        return recovered
 
     def _decide(self, attempt: RestoreAttempt) -> RecoveryResult:
         """End an incident whose attempts were used up without a word, by a last look."""

@@ -117,6 +117,7 @@ class RestoreReport:
         if any(entry.action is Action.SKIP_CLOSED for entry in planned):
             yield "left, its window has closed"
         yield from self._unreadable(planned, results)
+        yield from _with_reasons(Written.REFUSED, _left_as(Written.REFUSED, results))
         for written in (Written.CLOSED, Written.EXPIRED):
             if count := sum(result.written is written for result in results):
                 yield f"{counted(count, 'counter')} {written}"
@@ -135,16 +136,8 @@ class RestoreReport:
             for entry in planned
             if entry.action is Action.SKIP_UNREADABLE
         ]
-        at_writing = [
-            (result.order.entity, result.reason)
-            for result in results
-            if result.written is Written.UNREADABLE
-        ]
-        unreadable = at_reading + at_writing
-        if unreadable:
-            yield f"{counted(len(unreadable), 'counter')} {Written.UNREADABLE}: " + _listed(
-                f"{_shown(entity)} ({reason})" for entity, reason in unreadable
-            )
+        at_writing = _left_as(Written.UNREADABLE, results)
+        yield from _with_reasons(Written.UNREADABLE, at_reading + at_writing)
 
     def _is_gone(self, result: RaiseResult) -> bool:
         was_there = result.written in (Written.RAISED, Written.KEPT)
@@ -210,6 +203,17 @@ def _is_raised(entry: PlannedEntry, written: Written | None, after: Decimal | No
         # The writing was cut short, and how the counter stands is all that is known.
         return after > (entry.live or Decimal(0))
     return written is Written.RAISED
+
+
+def _left_as(written: Written, results: list[RaiseResult]) -> list[tuple[Entity, str]]:
+    return [(each.order.entity, each.reason) for each in results if each.written is written]
+
+
+def _with_reasons(written: Written, left: list[tuple[Entity, str]]) -> Iterator[str]:
+    if left:
+        yield f"{counted(len(left), 'counter')} {written}: " + _listed(
+            f"{_shown(entity)} ({reason})" for entity, reason in left
+        )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -24,7 +24,6 @@ from budget_recovery_dagster.errors import (
     AttemptFailedError,
     BudgetRecoveryError,
     StoreError,
-    StoreWriteError,
     put_into_words,
 )
 from budget_recovery_dagster.ports import Clock
@@ -143,12 +142,8 @@ def restore_tenant(
     if failure is None:
         orders = _board_orders(point, report.after, running)
         try:
+            # Those that are refused are noted and fail nothing: the gateway derives them anyway.
             boards = after.rebuild_boards(orders, is_open=may_write)
-        except StoreWriteError as error:
-            # The gateway derives them from the counters anyway, so they fail nothing.
-            boards = tuple(
-                BoardResult(order.of, is_written=False, reason=error.message) for order in orders
-            )
         except StoreError as error:
             failure = error
     return TenantRestored(

@@ -1,22 +1,13 @@
 """A wiped store is put right by the daemon alone, as a person watches it in a terminal."""
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.integration.dev_command import START_SECONDS, UNSET, Dev, started
+from tests.acceptance.recovering_dev import RECOVERY_SECONDS, RecoveringDev, recovering_dev
 from tests.waiting import wait_until
-
-COMMAND = [sys.executable, "-c", "from budget_recovery_dagster.cli.main import main; main()"]
-_CHECK_SECONDS = 30
-# A check, two looks, a launch, and a run on a busy machine.
-_RECOVERY_SECONDS = 120
 
 BLOCKED_AND_RESTORED = """
 query Restored {
@@ -35,45 +26,23 @@ query Restored {
 
 
 @pytest.fixture(scope="module")
-def place(server_dir: Path) -> Iterator[tuple[Path, Dev]]:
+def there(server_dir: Path) -> Iterator[RecoveringDev]:
     with tempfile.TemporaryDirectory(prefix="of recovery ", dir=server_dir) as directory:
         path = Path(directory)
         path.chmod(0o755)
-        with started(
-            path / "data",
-            path / "output.txt",
-            BUDGET_RECOVERY_CHECK_INTERVAL_SECONDS=str(_CHECK_SECONDS),
-        ) as dev:
-            yield path / "data", dev
+        with recovering_dev(path) as dev:
+            yield dev
 
 
-def command(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, arguments[0], "--data-dir", place, *arguments[1:]],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-        env=UNSET,
-    )
-
-
-def status(place: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(command(place, "status", "--json").stdout)
-    return found
-
-
-def test_a_wiped_store_is_restored_within_a_check_and_seconds(place: tuple[Path, Dev]) -> None:
-    data_dir, dev = place
-    wait_until(lambda: status(data_dir)["checks"]["newest_good"], seconds=START_SECONDS)
+def test_a_wiped_store_is_restored_within_a_check_and_seconds(there: RecoveringDev) -> None:
+    dev = there.dev
+    there.wait_for_a_good_check()
     before = dev.counters()
 
-    assert command(data_dir, "wipe", "--yes").returncode == 0
-    wait_until(
-        lambda: status(data_dir)["last_closed_incident"] is not None, seconds=_RECOVERY_SECONDS
-    )
+    assert there.command("wipe", "--yes").returncode == 0
+    wait_until(lambda: there.status()["last_closed_incident"] is not None, seconds=RECOVERY_SECONDS)
 
-    found = status(data_dir)
+    found = there.status()
     incident = found["last_closed_incident"]
     assert (found["condition"], found["exit_code"]) == ("healthy", 0)
     assert incident["ended"]["outcome"] == "restored"
@@ -81,7 +50,7 @@ def test_a_wiped_store_is_restored_within_a_check_and_seconds(place: tuple[Path,
     # The snapshot was taken before these were read, under traffic; it holds nearly all of them.
     restored = incident["ended"]["restored"]
     assert restored["counters"] > len(before) / 2
-    assert command(data_dir, "status").returncode == 0
+    assert there.command("status").returncode == 0
 
     seen = dev.ui.query(BLOCKED_AND_RESTORED)
     (materialization,) = seen["assetOrError"]["assetMaterializations"]
@@ -95,9 +64,9 @@ def test_a_wiped_store_is_restored_within_a_check_and_seconds(place: tuple[Path,
     assert tags["dagster/run_key"] == f"{incident['id']}/launch-1"
 
     # A second loss on the same day is an incident and a run of its own.
-    assert command(data_dir, "wipe", "--yes").returncode == 0
+    assert there.command("wipe", "--yes").returncode == 0
     wait_until(
-        lambda: status(data_dir)["last_closed_incident"]["id"] != incident["id"],
-        seconds=_RECOVERY_SECONDS,
+        lambda: there.status()["last_closed_incident"]["id"] != incident["id"],
+        seconds=RECOVERY_SECONDS,
     )
     assert len(dev.ui.query(BLOCKED_AND_RESTORED)["runsOrError"]["results"]) == 2

@@ -37,7 +37,7 @@ from tests.waiting import wait_until
 
 # The gateways' driver forgets to close connections to servers that take them and say nothing.
 pytestmark = [
-    pytest.mark.cluster,
+    pytest.mark.disaster,
     pytest.mark.filterwarnings("ignore:.*StreamWriter:pytest.PytestUnraisableExceptionWarning"),
 ]
 

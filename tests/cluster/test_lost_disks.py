@@ -29,7 +29,7 @@ from tests.nats_cluster import Cluster
 from tests.waiting import wait_until
 
 pytestmark = [
-    pytest.mark.cluster,
+    pytest.mark.disaster,
     pytest.mark.filterwarnings("ignore:.*StreamWriter:pytest.PytestUnraisableExceptionWarning"),
 ]
 

@@ -1,7 +1,6 @@
 """Our marker in a real bucket that drops keys for their age."""
 
 from collections.abc import Iterator
-from datetime import timedelta
 from uuid import uuid4
 
 import pytest

@@ -31,7 +31,6 @@ from tests.identities import identity_of
 from tests.nats_servers import (
     PATIENT,
     Bucket,
-    failure_of,
     prompt_failure_of,
     publish_with_raw_headers,
     usages,
@@ -105,11 +104,19 @@ def test_a_value_larger_than_the_server_takes_is_refused_and_cuts_nobody_off(
     most = 1_048_576
     value = b'{"usage":"1","applied":"%s"}'
     bucket.put(key("e"), value % (b"x" * (most - len(value) + 2)))
-    failure = failure_of(lambda: raise_one(store))
-    assert isinstance(failure, StoreWriteError)
-    assert key("e") in failure.message
-    assert failure.hint
-    assert usages(store, "t") == {"e": "1"}
+    live = store.open_tenant("t")
+    orders = [order(entity, "5") for entity in ("first", "e", "last")]
+    results = live.raise_counters(orders, is_open=always)
+    assert [each.written for each in results] == [Written.RAISED, Written.REFUSED, Written.RAISED]
+    assert results[1].reason.endswith(f"more than the NATS server takes, {most} with headers")
+    assert usages(store, "t") == {"first": "5", "e": "1", "last": "5"}
+    large: dict[str | None, str] = {
+        f"{number:03}{'x' * most}"[: most // 400]: "1" for number in range(500)
+    }
+    boards = [board_order(large), board_order({"a": "1"}, LIFETIME)]
+    left, written = live.rebuild_boards(boards, is_open=always)
+    assert (left.is_written, written.is_written) == (False, True)
+    assert "more than the NATS server takes" in left.reason
 
 
 def test_a_counter_whose_headers_cannot_be_read_is_never_overwritten(

@@ -9,7 +9,6 @@ import pytest
 from budget_recovery_dagster.adapters.nats_codec import BoardKey, encode_board_key
 from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.errors import StoreWriteError
 from budget_recovery_dagster.restore_ports import BoardOrder, BoardResult
 from budget_recovery_dagster.sandbox.gateway.standings import board_entries, write_board
 from tests.contract.restore_orders import (
@@ -208,7 +207,20 @@ def test_boards_of_any_name_are_rebuilt_and_nothing_else_is_touched(subject: Sub
     assert {name: stored(subject, name) for name in others} == before
 
 
-def test_a_board_that_no_key_can_name_is_refused(subject: Subject) -> None:
-    of = BudgetWindow("@" * 400, NOVEMBER.window)
-    with pytest.raises(StoreWriteError, match="No key can hold the leaderboard"):
-        rebuilt(subject, board_order({"a": "1"}, of))
+def test_a_board_that_no_key_can_name_is_left_and_costs_no_other(subject: Subject) -> None:
+    unnamed = BudgetWindow("@" * 400, NOVEMBER.window)
+    orders = [board_order({"a": "1"}, of) for of in (unnamed, NOVEMBER)]
+    results = subject.store.open_tenant("t").rebuild_boards(orders, is_open=always)
+    assert [(each.of, each.is_written) for each in results] == [(unnamed, False), (NOVEMBER, True)]
+    assert results[0].reason.startswith("No key can hold it: ")
+
+
+def test_a_board_that_others_never_stop_writing_is_left_by_name(subject: Subject) -> None:
+    def is_open(_: Window) -> bool:
+        subject.put(KEY, written())
+        return True
+
+    live = subject.store.open_tenant("t")
+    (result,) = live.rebuild_boards([board_order({"a": "1"})], is_open=is_open)
+    assert not result.is_written
+    assert result.reason.startswith(f"{KEY} in the bucket ")

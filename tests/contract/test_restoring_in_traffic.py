@@ -10,6 +10,8 @@ from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import StoreWriteError
 from budget_recovery_dagster.restore_ports import Written
 from tests.contract.restore_orders import (
+    LIFETIME,
+    NOVEMBER,
     key,
     open_after,
     order,
@@ -86,14 +88,16 @@ def test_a_counter_that_others_never_stop_writing_is_given_up_by_name(subject: S
     asked: list[Window] = []
 
     def is_open(window: Window) -> bool:
-        asked.append(window)
-        subject.put(key("e"), b"1")
+        if window == NOVEMBER.window:
+            asked.append(window)
+            subject.put(key("e"), b"1")
         return True
 
     live = subject.store.open_tenant("t")
     with pytest.raises(StoreWriteError, match=r"usage\.t\.b\.2026-11\.e"):
-        live.raise_counters([order("e", "5")], is_open=is_open)
+        live.raise_counters([order("e", "5"), order("e", "5", LIFETIME)], is_open=is_open)
     assert len(asked) == TRIES + 1
+    assert stored(subject, key("e", LIFETIME)).data
     assert stored(subject, key("e")).data == b"1"
 
 

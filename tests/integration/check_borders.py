@@ -10,8 +10,11 @@ from typing import Any, TypeVar, cast
 from budget_recovery_dagster.errors import DatabaseUnreachableError, StoreUnreachableError
 from budget_recovery_dagster.ports import Clock
 from budget_recovery_dagster.services.detection import DetectionService
+from budget_recovery_dagster.services.recovery import RecoveryService
 
-Port = TypeVar("Port")
+Service = TypeVar("Service", DetectionService, RecoveryService)
+
+_NO_PORTS = ("bucket", "convergence_timeout")
 
 
 class CrashError(BaseException):
@@ -77,7 +80,9 @@ class _Bordered:
         # It is left in any case: the lease of a process that has really died expires by itself.
         with context as given:
             self._cross(f"in {name}")
-            yield _Bordered(given, self._name, self._borders, of_store=self._of_store)
+            # A lease is given as it is: the ports that it is handed on to look into it.
+            borders = self._borders
+            yield _Bordered(given, self._name, borders, of_store=True) if self._of_store else given
             self._cross(f"at the end of {name}")
         self._cross(f"after {name}")
 
@@ -85,7 +90,7 @@ class _Bordered:
         self._borders.cross(f"{name} of {self._name}", of_store=self._of_store)
 
 
-def bordered(service: DetectionService, borders: Borders) -> DetectionService:
+def bordered(service: Service, borders: Borders) -> Service:
     """Return the service with a border around each call to whatever it calls."""
     ports = {
         each.name: _Bordered(
@@ -95,7 +100,7 @@ def bordered(service: DetectionService, borders: Borders) -> DetectionService:
             of_store=each.name == "open_store",
         )
         for each in fields(service)
-        if each.init and each.name != "bucket"
+        if each.init and each.name not in _NO_PORTS
     }
     return replace(service, **cast(dict[str, Any], ports))
 

@@ -28,6 +28,7 @@ class RecoveryHouse(House):
         super().__post_init__()
         self.baselines = MemoryBaselines(self.plane)
         self.audits = MemoryRestoreAudits(self.plane)
+        self.points = MemoryRestorePoints(self.plane)
         self.detection = DetectionService(
             open_store=lambda: nullcontext(self.store),
             registry=self.registry,
@@ -43,7 +44,7 @@ class RecoveryHouse(House):
             open_store=lambda: nullcontext(self.store),
             registry=self.registry,
             incidents=self.incidents,
-            points=MemoryRestorePoints(self.plane),
+            points=self.points,
             audits=self.audits,
             checks=self.checks,
             leases=self.leases,

@@ -56,7 +56,7 @@ def test_the_first_hold_stays() -> None:
 
 def test_a_release_begins_everything_again() -> None:
     before = standing(launches_before=2, held=HELD, **USED)
-    released = replace(OPENED, launches=5, released_at=NOW)
+    released = replace(OPENED, launches=5, held=HELD, released_at=NOW)
     assert holds.release(before, judged=OPENED, now=NOW) == Move(RECOVERING, BASELINE, released, 5)
     # So the backoff begins with half a minute.
     again = Standing(RECOVERING, BASELINE, released, 5)
@@ -84,7 +84,9 @@ def test_neither_a_moving_ground_nor_a_further_loss_gets_in_the_way(found: Stand
     held = holds.hold(found, HELD, judged=OPENED)
     assert held.incident.held == HELD
     released = holds.release(Standing(RECOVERING, BASELINE, held.incident), judged=OPENED, now=NOW)
-    assert released.incident.held is None
+    assert not released.incident.is_held
+    # Who held it, and why, stays known.
+    assert released.incident.held == HELD
     assert (released.incident.ground, released.incident.losses) == (
         held.incident.ground,
         held.incident.losses,

@@ -128,6 +128,8 @@ def test_an_incident_has_a_loss() -> None:
 
 def test_what_brought_nothing_back_is_no_restore() -> None:
     assert {outcome: outcome.event for outcome in Outcome} == {
+        Outcome.IN_PART: Event.RESTORED,
+        Outcome.ACCEPTED: Event.RESOLVED,
         Outcome.RESTORED: Event.RESTORED,
         Outcome.NOTHING_LOST: Event.NOTHING_TO_RAISE,
         Outcome.NOTHING_CURRENT: Event.NOTHING_TO_RAISE,

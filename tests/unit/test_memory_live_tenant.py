@@ -7,6 +7,7 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore, alone
+from budget_recovery_dagster.adapters.write_outcomes import REFUSALS_IN_A_ROW
 from budget_recovery_dagster.domain.convergence import ClusterView
 from budget_recovery_dagster.domain.counters import BudgetWindow, ValueShape
 from budget_recovery_dagster.domain.snapshots import CaptureSource
@@ -54,13 +55,41 @@ def test_a_writing_is_refused_by_its_number_and_what_was_written_stays(
     with pytest.raises(StoreWriteError) as caught:
         raise_all(store)
     assert caught.value is REFUSAL
-    assert usages(store) == [5, 1, 1]
-    assert store.writes == 2
+    assert usages(store) == [5, 1, 5]
+    assert store.writes == 3
     assert [each.written for each in raise_all(store)] == [
         Written.KEPT,
         Written.RAISED,
-        Written.RAISED,
+        Written.KEPT,
     ]
+
+
+def test_refusals_with_a_writing_between_them_stop_nothing(store: MemoryUsageStore) -> None:
+    store.write_failures = dict.fromkeys(range(1, 1000), REFUSAL)
+    written = [100, 200, 300]
+    for number in written:
+        del store.write_failures[number]
+    orders = [order(str(number), "5") for number in range(1, 1000)]
+    with pytest.raises(StoreWriteError):
+        store.open_tenant("u").raise_counters(orders, is_open=lambda _: True)
+    assert store.writes == 300 + REFUSALS_IN_A_ROW
+    found = store.open_tenant("u").reading.counters
+    assert [counter.entity for counter in found] == [str(number) for number in written]
+
+
+def test_a_failure_that_is_no_refusal_ends_the_writing(store: MemoryUsageStore) -> None:
+    store.write_failures[2] = StoreNoQuorumError("no quorum.", "wait.")
+    with pytest.raises(StoreNoQuorumError):
+        raise_all(store)
+    assert usages(store) == [5, 1, 1]
+
+
+def test_a_value_that_is_too_large_is_left(store: MemoryUsageStore) -> None:
+    store.max_value = 10
+    results = raise_all(store)
+    assert {(each.written, each.before) for each in results} == {(Written.REFUSED, Decimal(1))}
+    assert usages(store) == [1, 1, 1]
+    assert store.writes == 0
 
 
 def test_somebody_else_can_write_between_the_decision_and_the_writing(

@@ -7,7 +7,12 @@ import pytest
 
 from budget_recovery_dagster.domain.convergence import ClusterView, Replica
 from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.domain.incident import Outcome, RecoveryState
+from budget_recovery_dagster.domain.incident import (
+    Outcome,
+    Recovery,
+    RecoveryState,
+    may_launch,
+)
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     StorePermissionError,
@@ -15,6 +20,7 @@ from budget_recovery_dagster.errors import (
     StoreWriteError,
 )
 from budget_recovery_dagster.services.recovery import Recovered, StillWaiting
+from tests.unit.capture_house import LIFETIME
 from tests.unit.recovery_house import RecoveryHouse
 
 FULL = StoreWriteError("The store is full.", "make room.")
@@ -128,6 +134,50 @@ def test_a_leaderboard_that_is_refused_is_named_and_fails_nothing(house: Recover
     assert notes["a"] == ("its leaderboard is left: The store is full.",)
 
 
+def test_one_refused_leaderboard_of_a_tenant_is_the_only_one_that_is_noted() -> None:
+    house = RecoveryHouse()
+    for budget in ("one", "two", "three"):
+        house.store.put_usage("a", budget, "lifetime", None, "5")
+    house.capture()
+    house.check()
+    house.wipe()
+    incident = house.incident
+    # Three counters, then three leaderboards.
+    house.store.write_failures = {5: FULL}
+    assert outcome(house) is Outcome.RESTORED
+    told = house.audits.largest(incident.incident_id, 10).largest
+    assert sorted(entry.notes for entry in told) == [
+        (),
+        (),
+        ("its leaderboard is left: The store is full.",),
+    ]
+
+
+def test_a_value_that_the_store_never_takes_is_named_and_fails_nothing() -> None:
+    house = RecoveryHouse()
+    house.spend("a", "80")
+    house.spend("a", "30.25", "alice")
+    house.spend("b", "5")
+    house.capture()
+    house.check()
+    house.wipe()
+    incident = house.incident
+    house.store.max_value = len('{"usage":"80","updated_at":"2026-11-25T12:00:00Z"}')
+    assert outcome(house) is Outcome.RESTORED
+    assert (house.usage("a"), house.usage("a", "alice"), house.usage("b")) == ("80", None, "5")
+    a, b = sorted(
+        house.audits.largest(incident.incident_id, 10).largest, key=lambda each: each.tenant
+    )
+    assert (a.planned, a.raised, a.kept, a.skipped) == (2, 1, 0, 1)
+    assert a.notes[0] == (
+        "1 counter left: the store refuses the value: 'alice' (its 53 bytes are more than 50)"
+    )
+    assert [note.partition(": ")[0] for note in (*a.notes[1:], *b.notes)] == [
+        "its leaderboard is left",
+        "its leaderboard is left",
+    ]
+
+
 def test_a_last_look_that_cannot_see_one_tenant_decides_all_the_same(house: RecoveryHouse) -> None:
     for _ in range(3):
         house.die_in_an_attempt()
@@ -204,3 +254,32 @@ def test_a_marker_that_may_not_be_written_keeps_nobody_from_restoring(
     found = house.check().check
     assert found.is_good
     assert "The marker is not renewed" in found.reason
+
+
+def test_a_clock_that_was_ahead_puts_nothing_off_once_it_is_right(house: RecoveryHouse) -> None:
+    right = house.clock.now()
+    house.store.cluster_failure = AWAY
+    house.clock.advance(timedelta(hours=3))
+    assert isinstance(house.recover(), StillWaiting)
+    house.clock.set(right)
+    house.store.cluster_failure = None
+    # What was put off to three hours from now cannot be meant.
+    assert may_launch(house.incidents.recovery(), right) is None
+    near = replace(house.incident, next_launch_at=right + timedelta(minutes=5))
+    assert "is tried again at" in str(may_launch(Recovery(RecoveryState.RECOVERING, near), right))
+
+
+def test_windows_of_which_every_record_is_damaged_are_not_called_whole() -> None:
+    house = RecoveryHouse()
+    house.spend("a", "80")
+    house.capture()
+    house.check()
+    house.points.corrupt("a", house.clock.now(), LIFETIME)
+    house.clock.advance(timedelta(minutes=10))
+    house.wipe()
+    result = house.recover()
+    assert isinstance(result, Recovered)
+    ended = result.incident.ended
+    assert ended is not None
+    assert ended.outcome is Outcome.IN_PART
+    assert "Nothing is known of 1 window: no record is as captured." in ended.detail

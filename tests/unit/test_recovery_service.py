@@ -337,8 +337,9 @@ def test_forty_minutes_after_the_last_snapshot_are_told_as_not_covered(
     result = house.recover()
     assert isinstance(result, Recovered)
     assert result.incident.ended is not None
-    assert "from 2026-11-25 12:05:00 to 2026-11-25 12:45:00 UTC (40 min)" in (
-        result.incident.ended.detail
+    assert result.incident.ended.detail.endswith(
+        "What was counted from 2026-11-25 12:05:00 UTC until the loss, at least until "
+        "2026-11-25 12:45:00 UTC (40 min), is in no snapshot and did not come back."
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from budget_recovery_dagster.adapters.board_changes import board_changes
+from budget_recovery_dagster.adapters.board_changes import BoardChange, rebuild
 from budget_recovery_dagster.adapters.counter_changes import counter_changes
 from budget_recovery_dagster.adapters.live_keys import (
     NEVER_WRITTEN,
@@ -19,7 +19,9 @@ from budget_recovery_dagster.adapters.live_keys import (
 from budget_recovery_dagster.adapters.nats_codec import BOARDS, COUNTERS
 from budget_recovery_dagster.adapters.nats_counters import read_counters
 from budget_recovery_dagster.adapters.nats_sources import prefix_to_read
+from budget_recovery_dagster.adapters.write_outcomes import Outcomes
 from budget_recovery_dagster.domain.snapshots import TenantReading
+from budget_recovery_dagster.errors import StoreWriteError
 from budget_recovery_dagster.restore_ports import (
     BoardOrder,
     BoardResult,
@@ -38,6 +40,10 @@ class Keys(Protocol):
 
     def live_key(self, key: str) -> LiveKey:
         """Read one key."""
+        ...
+
+    def refusal_of(self, write: Write) -> str | None:
+        """Say why the store would never take this value; None where it would."""
         ...
 
     def write_over(self, key: str, revision: int, write: Write) -> bool:
@@ -68,21 +74,46 @@ class MemoryLiveTenant:
     ) -> tuple[RaiseResult, ...]:
         """Raise counters, and give the results in the order of the orders."""
         changes = counter_changes(self._tenant, orders, self._keys.terms(is_open))
-        return tuple(self._settle(change, self._counters) for change in changes)
+        return tuple(self._write(changes, self._counters).all())
 
     def rebuild_boards(
         self, orders: Sequence[BoardOrder], *, is_open: IsOpen
     ) -> tuple[BoardResult, ...]:
         """Bring leaderboards in line, and give the results in the order of the orders."""
-        changes = board_changes(self._tenant, orders, self._keys.terms(is_open))
+        terms = self._keys.terms(is_open)
         boards = self._keys.read_live_keys(prefix_to_read(BOARDS, self._tenant))
-        return tuple(self._settle(change, boards) for change in changes)
 
-    def _settle(self, change: Change[Outcome], known: LiveKeysRead) -> Outcome:
+        def write(changes: Sequence[BoardChange]) -> list[BoardResult | str]:
+            return self._write(changes, boards).all_or_why()
+
+        return rebuild(self._tenant, orders, terms, write)
+
+    def _write(self, changes: Sequence[Change[Outcome]], known: LiveKeysRead) -> Outcomes[Outcome]:
+        outcomes = Outcomes(changes)
+        for number, change in enumerate(changes):
+            if outcomes.is_given_up:
+                break
+            try:
+                self._settle(outcomes, number, change, known)
+            except StoreWriteError as error:
+                outcomes.refuse(number, error)
+        return outcomes
+
+    def _settle(
+        self,
+        outcomes: Outcomes[Outcome],
+        number: int,
+        change: Change[Outcome],
+        known: LiveKeysRead,
+    ) -> None:
         live = known.keys.get(change.key, NEVER_WRITTEN)
         for _ in range(TRIES + 1):
             outcome, write = change.decide(live)
-            if write is None or self._keys.write_over(change.key, live.revision, write):
-                return outcome
+            if write is None:
+                return outcomes.leave(number, outcome)
+            if reason := self._keys.refusal_of(write):
+                return outcomes.refuse_value(number, outcome, reason)
+            if self._keys.write_over(change.key, live.revision, write):
+                return outcomes.store(number, outcome)
             live = self._keys.live_key(change.key)
         raise changes_too_fast("in memory", change.key)

@@ -59,8 +59,10 @@ class MemoryUsageStore:
     - ``in_mid_reading`` is called with the tenant when half of its keys have been read, each time
       that they are read;
     - ``before_write`` is called with the key between the decision to write it and the writing;
+    - ``max_value`` is how many bytes a counter or leaderboard may have to be written;
     - ``write_failures`` are raised in place of the counters' and leaderboards' writings that have
-      these numbers, from 1 on; ``writes`` counts those that were tried.
+      these numbers, from 1 on; ``writes`` counts those that were tried. A StoreWriteError is a
+      refusal for anything but the value.
     """
 
     def __init__(self, created_at: datetime = EPOCH) -> None:
@@ -77,6 +79,7 @@ class MemoryUsageStore:
         self.failures: dict[str, StoreError] = {}
         self.in_mid_reading: Callable[[str], None] | None = None
         self.before_write: Callable[[str], None] | None = None
+        self.max_value: int | None = None
         self.write_failures: dict[int, StoreError] = {}
         self.writes = 0
         self._keys: dict[str, LiveKey] = {}
@@ -154,6 +157,12 @@ class MemoryUsageStore:
         """Read one key as it stands."""
         self._answer()
         return self._keys.get(key, NEVER_WRITTEN)
+
+    def refusal_of(self, write: Write) -> str | None:
+        """Say why the store would never take this value; None where it would."""
+        if self.max_value is None or len(write.data) <= self.max_value:
+            return None
+        return f"its {len(write.data)} bytes are more than {self.max_value}"
 
     def write_over(self, key: str, revision: int, write: Write) -> bool:
         """Write a key over a revision; False where it has another."""

@@ -113,7 +113,9 @@ create table budget_recovery.incident (
         ) in (0, 7)
     ),
     constraint incident_outcome_is_known check (
-        outcome in ('restored', 'nothing lost', 'nothing current')
+        outcome in (
+            'restored', 'restored in part', 'nothing lost', 'nothing current', 'accepted by hand'
+        )
     ),
     constraint incident_restored_is_not_negative check (
         least(restored_tenants, restored_windows, restored_counters, restored_boards) >= 0

@@ -1,0 +1,14 @@
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def place(server_dir: Path) -> Iterator[Path]:
+    """A directory that the account of dev's database can reach."""
+    with tempfile.TemporaryDirectory(prefix="of recovery ", dir=server_dir) as directory:
+        path = Path(directory)
+        path.chmod(0o755)
+        yield path

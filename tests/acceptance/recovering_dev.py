@@ -1,0 +1,131 @@
+"""A running ``budget-recovery dev`` whose store is lost and restored, as a person sees it."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from budget_recovery_dagster.sandbox.running_dev import find_running_dev
+from tests.integration.dev_command import START_SECONDS, UNSET, Dev, started
+from tests.waiting import wait_until
+
+CHECK_SECONDS = 30
+# A check, two looks, a launch, and a run on a busy machine.
+RECOVERY_SECONDS = 120
+
+_COMMAND = [sys.executable, "-c", "from budget_recovery_dagster.cli.main import main; main()"]
+
+_RESTORES = """
+query Restores {
+  runsOrError(filter: {pipelineName: "restore_job"}) {
+    ... on Runs { results { id status tags { key value } } }
+  }
+}
+"""
+_TERMINATE = """
+mutation Terminate($run: String!) { terminateRun(runId: $run) { __typename } }
+"""
+_WORKER = "select holder from budget_recovery.lease where name = 'restore'"
+_ATTEMPTS = """
+select number, outcome, run_id from budget_recovery.restore_attempt order by started_at
+"""
+_INCIDENT = "select * from budget_recovery.incident order by opened_at desc limit 1"
+
+
+@dataclass(frozen=True)
+class RestoreRun:
+    """A run of restore_job, as the web pages show it."""
+
+    run_id: str
+    status: str
+    tags: dict[str, str]
+
+
+@dataclass(frozen=True)
+class RecoveringDev:
+    """The running command with its data, and what its database tells of the restore."""
+
+    data_dir: Path
+    dev: Dev
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Give a command as in a terminal."""
+        return subprocess.run(
+            [*_COMMAND, arguments[0], "--data-dir", self.data_dir, *arguments[1:]],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            env=UNSET,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return what ``budget-recovery status`` tells programs."""
+        found: dict[str, Any] = json.loads(self.command("status", "--json").stdout)
+        return found
+
+    @property
+    def postgres_url(self) -> str:
+        url = find_running_dev(self.data_dir).postgres_url
+        assert url is not None
+        return url
+
+    def restores(self) -> list[RestoreRun]:
+        """Return the runs of restore_job, newest first."""
+        return [
+            RestoreRun(run["id"], run["status"], {tag["key"]: tag["value"] for tag in run["tags"]})
+            for run in self.dev.ui.query(_RESTORES)["runsOrError"]["results"]
+        ]
+
+    def terminate(self, run_id: str) -> None:
+        """Do what the button on the page of a run does."""
+        answer = self.dev.ui.query(_TERMINATE, run=run_id)["terminateRun"]
+        assert answer["__typename"] == "TerminateRunSuccess"
+
+    def worker_pid(self) -> int:
+        """Return the process that holds the lease of restores."""
+        ((holder,),) = self._rows(_WORKER)
+        found = re.fullmatch(r"run \w+ on .* \(pid (\d+)\)", holder)
+        assert found is not None
+        return int(found[1])
+
+    def attempts(self) -> list[tuple[int, str | None, str]]:
+        """Return all attempts, oldest first: number, outcome, run."""
+        return self._rows(_ATTEMPTS)
+
+    def incident(self) -> dict[str, Any]:
+        """Return the newest incident."""
+        with psycopg.connect(self.postgres_url, row_factory=dict_row) as database:
+            (row,) = database.execute(_INCIDENT).fetchall()
+        return row
+
+    def let_leases_run_out(self) -> None:
+        """Let the half minute pass that the lease of a dead worker lasts."""
+        with psycopg.connect(self.postgres_url) as database:
+            database.execute("update budget_recovery.lease set expires_at = acquired_at")
+
+    def wait_for_a_good_check(self) -> None:
+        wait_until(lambda: self.status()["checks"]["newest_good"], seconds=START_SECONDS)
+
+    def _rows(self, query: str) -> list[Any]:
+        with psycopg.connect(self.postgres_url) as database:
+            return database.execute(query.encode()).fetchall()
+
+
+@contextmanager
+def recovering_dev(place: Path) -> Iterator[RecoveringDev]:
+    """Start the command, on what an earlier one has left in the place."""
+    with started(
+        place / "data",
+        place / "output.txt",
+        BUDGET_RECOVERY_CHECK_INTERVAL_SECONDS=str(CHECK_SECONDS),
+    ) as dev:
+        yield RecoveringDev(place / "data", dev)

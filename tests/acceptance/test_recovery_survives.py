@@ -1,0 +1,55 @@
+"""A restore whose workers are killed, as ``budget-recovery dev`` launches it again by itself."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.recovering_dev import RecoveringDev, recovering_dev
+from tests.processes import descendants, is_running
+from tests.shut_gates import Gate, shut_gate
+from tests.waiting import wait_until
+
+# Its lease, a look of the supervisor and the start of a run on a busy machine.
+_TAKE_OVER_SECONDS = 150
+
+
+def kill_at(gate: Gate, there: RecoveringDev) -> None:
+    """Kill the worker that stands at the gate, or comes to it."""
+    wait_until(lambda: gate.has_waiting, seconds=_TAKE_OVER_SECONDS)
+    pid = there.worker_pid()
+    assert pid in descendants(there.dev.process.pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(pid) and not gate.has_waiting)
+
+
+@pytest.mark.disaster
+def test_a_worker_killed_on_attempts_1_and_2_is_followed_by_a_third_that_succeeds(
+    place: Path,
+) -> None:
+    # As dagster-io/dagster#16168: no policy of retries acts where the process dies.
+    with recovering_dev(place) as there:
+        there.wait_for_a_good_check()
+        with shut_gate(there.postgres_url, "globex") as gate:
+            assert there.command("wipe", "--yes").returncode == 0
+            kill_at(gate, there)
+            assert there.status()["condition"] == "recovering"
+            # That of the first runs out by itself.
+            kill_at(gate, there)
+            there.let_leases_run_out()
+            gate.open()
+            wait_until(lambda: there.incident()["closed_at"], seconds=_TAKE_OVER_SECONDS)
+
+        assert [number for number, _, _ in there.attempts()] == [1, 2, 3]
+        found = there.status()
+        incident = found["last_closed_incident"]
+        assert (found["condition"], found["exit_code"]) == ("healthy", 0)
+        assert incident["ended"]["outcome"] == "restored"
+        assert (incident["attempts"], incident["launches"]) == (3, 3)
+        runs = there.restores()
+        assert [run.status for run in runs] == ["SUCCESS", "FAILURE", "FAILURE"]
+        assert [run.tags["dagster/run_key"] for run in runs] == [
+            f"{incident['id']}/launch-{launch}" for launch in (3, 2, 1)
+        ]
+        assert len({run_id for _, _, run_id in there.attempts()}) == 3

@@ -1,0 +1,42 @@
+"""A restore that a person terminates on its page, and lets go on in a terminal."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.recovering_dev import RECOVERY_SECONDS, recovering_dev
+from tests.shut_gates import shut_gate
+from tests.waiting import wait_until
+
+
+@pytest.mark.disaster
+def test_a_terminated_restore_is_on_hold_until_it_is_released(place: Path) -> None:
+    with recovering_dev(place) as there:
+        there.wait_for_a_good_check()
+        with shut_gate(there.postgres_url, "globex") as gate:
+            assert there.command("wipe", "--yes").returncode == 0
+            wait_until(lambda: gate.has_waiting, seconds=RECOVERY_SECONDS)
+            (run,) = there.restores()
+            there.terminate(run.run_id)
+            wait_until(lambda: there.restores()[0].status == "CANCELED")
+        # As dagster-io/dagster#15026: the policy of retries began a next attempt after that.
+        assert [(number, run_id) for number, _, run_id in there.attempts()] == [(1, run.run_id)]
+        wait_until(lambda: there.incident()["held_at"], seconds=RECOVERY_SECONDS)
+        status = there.command("status")
+        assert status.returncode == 1
+        assert f"run {run.run_id[:8]} was terminated" in status.stdout
+        assert "budget-recovery release" in " ".join(status.stdout.split())
+        assert len(there.attempts()) == len(there.restores()) == 1
+
+        released = there.command("release")
+
+        assert released.returncode == 0
+        assert "is not on hold; its restore is launched soon." in released.stdout
+        wait_until(lambda: there.incident()["closed_at"], seconds=RECOVERY_SECONDS)
+        incident = there.incident()
+        assert (incident["outcome"], incident["attempts"]) == ("restored", 1)
+        assert there.status()["condition"] == "healthy"
+        assert [run.tags["dagster/run_key"] for run in there.restores()] == [
+            f"{incident['incident_id']}/launch-{launch}" for launch in (2, 1)
+        ]
+        assert [number for number, _, _ in there.attempts()] == [1, 2]

@@ -1,0 +1,144 @@
+"""What a refused writing costs the others, in memory and on a real NATS server alike."""
+
+import functools
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.adapters.nats_publishing import IN_FLIGHT
+from budget_recovery_dagster.adapters.write_outcomes import REFUSALS_IN_A_ROW
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.errors import StoreWriteError
+from budget_recovery_dagster.restore_ports import BoardOrder, Written
+from tests.contract import limited_stores
+from tests.contract.limited_stores import MOST_BYTES, Limit
+from tests.contract.restore_orders import NOVEMBER, always, board_order, key, order
+from tests.nats_servers import usages
+
+LONG = "99999999999999999999.000000000000000001"
+"""A usage that makes a value too large that was not."""
+
+MANY: dict[str | None, str] = {f"entity-{number:02}": "1" for number in range(30)}
+"""A leaderboard that is too large where one of a single entity is not."""
+
+NO_ROOM = "maximum bytes exceeded|The store is full"
+
+
+@pytest.fixture(params=["memory", "nats"])
+def limit(request: pytest.FixtureRequest) -> Limit:
+    if request.param == "memory":
+        return limited_stores.in_memory
+    url = request.getfixturevalue("nats_server").url
+    return functools.partial(limited_stores.on_nats, url)
+
+
+def board_of(budget: str, usages: dict[str | None, str]) -> BoardOrder:
+    return board_order(usages, BudgetWindow(budget, NOVEMBER.window))
+
+
+def test_a_counter_whose_value_is_refused_is_named_and_costs_no_other(limit: Limit) -> None:
+    with limit(is_limited_by_value=True) as limited:
+        around = len('{"usage":"1","by":""}')
+        value = b'{"usage":"1","by":"%s"}' % (b"x" * (MOST_BYTES - around))
+        limited.put(key("fat"), value)
+        entities = [f"e{number}" for number in range(3000)]
+        entities[1500] = "fat"
+        live = limited.store.open_tenant("t")
+        results = live.raise_counters([order(each, LONG) for each in entities], is_open=always)
+        assert [result.order.entity for result in results] == entities
+        refused = results[1500]
+        assert (refused.written, refused.before) == (Written.REFUSED, Decimal(1))
+        assert "size exceeds maximum allowed (10054)" in refused.reason or (
+            f"more than {MOST_BYTES}" in refused.reason
+        )
+        others = {*results} - {refused}
+        assert {(each.written, each.reason) for each in others} == {(Written.RAISED, "")}
+        found = usages(limited.store, "t")
+        assert found.pop("fat") == "1"
+        assert found == dict.fromkeys({*entities} - {"fat"}, LONG)
+
+
+def test_values_that_are_refused_are_no_reason_to_give_up(limit: Limit) -> None:
+    with limit(is_limited_by_value=True) as limited:
+        fat = [str(number) for number in range(REFUSALS_IN_A_ROW + 10)]
+        around = len('{"usage":"1","by":""}')
+        for entity in fat:
+            limited.put(key(entity), b'{"usage":"1","by":"%s"}' % (b"x" * (MOST_BYTES - around)))
+        orders = [order(entity, LONG) for entity in [*fat, "last"]]
+        results = limited.store.open_tenant("t").raise_counters(orders, is_open=always)
+        assert [each.written for each in results] == [Written.REFUSED] * len(fat) + [Written.RAISED]
+
+
+def test_a_counter_for_which_is_no_room_is_told_after_the_others_are_raised(limit: Limit) -> None:
+    with limit() as limited:
+        live = limited.store.open_tenant("t")
+        limited.leave_room_for_two(lambda: live.raise_counters([order("0", "5")], is_open=always))
+        large = "x" * 250
+        orders = [order(entity, "5") for entity in ("1", large, "2")]
+        with pytest.raises(StoreWriteError, match=NO_ROOM) as caught:
+            live.raise_counters(orders, is_open=always)
+        if "maximum bytes" in caught.value.message:
+            assert key(large) in caught.value.message
+        assert usages(limited.store, "t") == dict.fromkeys("012", "5")
+
+
+def test_the_first_of_many_refusals_is_told_and_a_full_store_is_given_up_on(limit: Limit) -> None:
+    with limit() as limited:
+        limited.fill()
+        asked: list[Window] = []
+
+        def is_open(window: Window) -> bool:
+            asked.append(window)
+            return True
+
+        orders = [order(str(number), "5") for number in range(3 * IN_FLIGHT)]
+        live = limited.store.open_tenant("t")
+        with pytest.raises(StoreWriteError, match=NO_ROOM) as caught:
+            live.raise_counters(orders, is_open=is_open)
+        if "maximum bytes" in caught.value.message:
+            assert f"{key('0')}:" in caught.value.message
+        assert REFUSALS_IN_A_ROW <= len(asked) < IN_FLIGHT + REFUSALS_IN_A_ROW
+        assert usages(limited.store, "t") == {}
+
+
+def test_a_board_whose_value_is_refused_is_named_and_costs_no_other(limit: Limit) -> None:
+    with limit(is_limited_by_value=True) as limited:
+        orders = [board_of("a", {"x": "1"}), board_of("b", MANY), board_of("c", {"x": "1"})]
+        results = limited.store.open_tenant("t").rebuild_boards(orders, is_open=always)
+        assert [(each.of, each.is_written) for each in results] == [
+            (orders[0].of, True),
+            (orders[1].of, False),
+            (orders[2].of, True),
+        ]
+        first, refused, last = (each.reason for each in results)
+        assert (first, last) == ("", "")
+        assert "exceeds maximum allowed (10054)" in refused or f"than {MOST_BYTES}" in refused
+
+
+def test_a_board_for_which_is_no_room_is_named_and_costs_no_other(limit: Limit) -> None:
+    with limit() as limited:
+        live = limited.store.open_tenant("t")
+        small = board_of("0", {"x": "1"})
+        limited.leave_room_for_two(lambda: live.rebuild_boards([small], is_open=always))
+        orders = [board_of("1", {"x": "1"}), board_of("2", MANY), board_of("3", {"x": "1"})]
+        results = live.rebuild_boards(orders, is_open=always)
+        assert [each.of for each in results] == [each.of for each in orders]
+        assert [each.is_written for each in results] == [True, False, True]
+        first, refused, last = (each.reason for each in results)
+        assert (first, last) == ("", "")
+        assert "store leaderboard.t.2.2026-11: maximum bytes" in refused or "is full" in refused
+
+
+def test_boards_that_are_not_tried_any_more_are_blamed_on_none(limit: Limit) -> None:
+    with limit() as limited:
+        limited.fill()
+        count = IN_FLIGHT + 2 * REFUSALS_IN_A_ROW
+        orders = [board_of(str(number), {"x": "1"}) for number in range(count)]
+        results = limited.store.open_tenant("t").rebuild_boards(orders, is_open=always)
+        assert [each.of for each in results] == [each.of for each in orders]
+        assert not any(each.is_written for each in results)
+        assert results[-1].reason == "It was given up, as the store refused 100 writings in a row."
+        for number, result in enumerate(results[:REFUSALS_IN_A_ROW]):
+            reason = result.reason
+            assert f"leaderboard.t.{number}.2026-11: maximum" in reason or "is full" in reason

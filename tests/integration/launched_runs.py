@@ -1,0 +1,43 @@
+"""Runs of restore_job as Dagster records them, after the loss of a store."""
+
+import dagster as dg
+import psycopg
+from dagster import DagsterRunStatus
+
+from budget_recovery_dagster.definitions import defs
+from budget_recovery_dagster.domain.moments import Hour
+from tests.integration.live_capture import capture_now
+from tests.integration.recovery_runs import check, requested
+from tests.nats_servers import Bucket
+
+
+def lost(bucket: Bucket, instance: dg.DagsterInstance, hour: Hour) -> dg.RunRequest:
+    """Capture a store of two tenants, lose it, and return the request for its restore."""
+    bucket.spend("acme", "total", "lifetime", {None: "80"})
+    bucket.spend("globex", "total", "lifetime", {None: "5"})
+    capture_now(hour)
+    check(instance)
+    bucket.destroy()
+    bucket.create()
+    (request,) = requested(check(instance))
+    return request
+
+
+def recorded(
+    instance: dg.DagsterInstance, request: dg.RunRequest, status: DagsterRunStatus
+) -> dg.DagsterRun:
+    """Record a run as launched for a request, in which nobody works."""
+    return instance.create_run_for_job(
+        defs.resolve_job_def("restore_job"), status=status, tags=dict(request.tags)
+    )
+
+
+def due(database: psycopg.Connection) -> None:
+    """Let the pause before the next launch be over."""
+    database.execute("update budget_recovery.incident set next_launch_at = now()")
+
+
+def status_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> DagsterRunStatus:
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    return found.status

@@ -1,0 +1,61 @@
+"""A real restore in which something happens at one border, those around its writing too."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from budget_recovery_dagster.restore_ports import IsOpen, LiveTenant, OpenStore, RecoverableStore
+from budget_recovery_dagster.services.recovery import RecoveryService
+from tests.integration.check_borders import Borders, bordered
+from tests.integration.restore_worker import Overriding
+
+
+class _BorderedTenant(Overriding):
+    """A tenant with borders before its counters and boards are written, and after that.
+
+    Not between two writings: there a death is that of the process, see ``restore_worker``.
+    """
+
+    def __init__(self, part: LiveTenant, borders: Borders) -> None:
+        super().__init__(part)
+        self._borders = borders
+
+    def raise_counters(self, orders: Sequence[Any], *, is_open: IsOpen) -> Any:
+        return self._write("raise_counters", orders, is_open)
+
+    def rebuild_boards(self, orders: Sequence[Any], *, is_open: IsOpen) -> Any:
+        return self._write("rebuild_boards", orders, is_open)
+
+    def _write(self, name: str, orders: Sequence[Any], is_open: IsOpen) -> Any:
+        self._cross(f"before {name}")
+        results = getattr(self._part, name)(orders, is_open=is_open)
+        self._cross(f"after {name}")
+        return results
+
+    def _cross(self, name: str) -> None:
+        self._borders.cross(name, of_store=True)
+
+
+class _BorderedStore(Overriding):
+    def __init__(self, part: RecoverableStore, borders: Borders) -> None:
+        super().__init__(part)
+        self._borders = borders
+
+    def open_tenant(self, tenant: str) -> LiveTenant:
+        found: Any = _BorderedTenant(self._part.open_tenant(tenant), self._borders)
+        tenant_: LiveTenant = found
+        return tenant_
+
+
+def bordered_restore(service: RecoveryService, borders: Borders) -> RecoveryService:
+    """Return the service with a border around each call, those that write too."""
+    opening: OpenStore = service.open_store
+
+    @contextmanager
+    def opened() -> Iterator[RecoverableStore]:
+        with opening() as store:
+            found: Any = _BorderedStore(store, borders)
+            yield found
+
+    return bordered(replace(service, open_store=opened), borders)

@@ -1,0 +1,176 @@
+"""A worker that restores in a process of its own, and sends itself a signal on the way.
+
+Run as a program, it reads the settings from the environment, and its orders from its arguments.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Self
+
+from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
+from budget_recovery_dagster.bootstrap import OpenedDatabase
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.restore_ports import (
+    IsOpen,
+    LiveTenant,
+    OpenStore,
+    RaiseOrder,
+    RaiseResult,
+    RecoverableStore,
+)
+from budget_recovery_dagster.settings import load_settings
+
+LEASE_SECONDS = 3.0
+_END_SECONDS = 60
+
+
+@dataclass
+class Fate:
+    """The signal that comes before the writing of this number, from 1; 0: after all of them."""
+
+    before_write: int
+    signal: signal.Signals
+    writes: int = 0
+
+    def meet(self, *, at_end: bool = False) -> None:
+        if not at_end:
+            self.writes += 1
+        if self.before_write == (0 if at_end else self.writes):
+            os.kill(os.getpid(), self.signal)
+
+
+class Overriding:
+    """A real part, of which something is overridden."""
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+
+class _Fated(Overriding):
+    """A part whose user meets its fate."""
+
+    def __init__(self, part: Any, fate: Fate) -> None:
+        super().__init__(part)
+        self._fate = fate
+
+
+class FatedTenant(_Fated):
+    def raise_counters(
+        self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
+    ) -> tuple[RaiseResult, ...]:
+        def asked(window: Window) -> bool:
+            self._fate.meet()
+            return is_open(window)
+
+        results: tuple[RaiseResult, ...] = self._part.raise_counters(orders, is_open=asked)
+        return results
+
+
+class FatedStore(_Fated):
+    def open_tenant(self, tenant: str) -> LiveTenant:
+        return FatedTenant(self._part.open_tenant(tenant), self._fate)
+
+
+class FatedIncidents(_Fated):
+    def close(self, *arguments: Any, **named: Any) -> Any:
+        self._fate.meet(at_end=True)
+        return self._part.close(*arguments, **named)
+
+
+def fated(opening: OpenStore, fate: Fate) -> OpenStore:
+    """Return a way to open the store that ``opening`` opens, whose user meets this fate."""
+
+    @contextmanager
+    def opened() -> Iterator[RecoverableStore]:
+        with opening() as store:
+            yield FatedStore(store, fate)
+
+    return opened
+
+
+class Worker:
+    """The program as a child of a test."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    @classmethod
+    def started(cls, run_id: str, before_write: int, number: signal.Signals) -> Self:
+        """Start it on the store and the database that the settings name."""
+        program = [sys.executable, "-m", __name__, run_id, str(before_write), number.name]
+        return cls(subprocess.Popen(program, stdout=subprocess.PIPE, text=True))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it has stopped itself."""
+        found = os.waitid(
+            os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+        )
+        assert found is None or found.si_code == os.CLD_STOPPED, "it has ended"
+        return found is not None
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def said(self) -> dict[str, str]:
+        """Wait for its end, and return what it said of it."""
+        told, _ = self._process.communicate(timeout=_END_SECONDS)
+        answer: dict[str, str] = json.loads(told)
+        return answer
+
+    def is_killed(self) -> bool:
+        """Wait for its end, and return whether it was a violent one."""
+        return self._process.wait(_END_SECONDS) == -signal.SIGKILL
+
+
+def killed(run_id: str, before_write: int) -> None:
+    """Run a worker that is killed before this writing."""
+    with Worker.started(run_id, before_write, signal.SIGKILL) as worker:
+        assert worker.is_killed()
+
+
+def _opened() -> AbstractContextManager[Database]:
+    return Database(load_settings().require_postgres_url())
+
+
+def main(run_id: str, before_write: str, number: str) -> None:
+    """Restore, and say how it ended."""
+    fate = Fate(int(before_write), signal.Signals[number])
+    with _opened() as database:
+        leases = PostgresLeases(
+            database,
+            duration=timedelta(seconds=LEASE_SECONDS),
+            renew_every=timedelta(seconds=LEASE_SECONDS / 6),
+        )
+        plane = replace(OpenedDatabase.of(database, load_settings()), leases=leases)
+        service = plane.recovery_service()
+        incidents: Any = FatedIncidents(plane.incidents, fate)
+        service = replace(service, open_store=fated(service.open_store, fate), incidents=incidents)
+        try:
+            ended: object = service.recover(run_id=run_id, holder=run_id, tell=lambda _: None)
+            said = {"ended": type(ended).__name__}
+        except Exception as error:  # noqa: BLE001 - told to the test, whatever it is
+            said = {"ended": type(error).__name__, "why": str(error)}
+    print(json.dumps(said))  # noqa: T201 - the answer to the test
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

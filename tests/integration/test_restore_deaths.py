@@ -1,0 +1,206 @@
+"""Workers of a restore that are killed or stand still, and what those after them make of it."""
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.incident import FailureReason, RecoveryState
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.errors import AttemptFailedError, DatabaseError, StoreError
+from budget_recovery_dagster.recovery_ports import Incidents
+from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.services.recovery import GaveUp, Recovered, RecoveryResult
+from budget_recovery_dagster.settings import load_settings
+from tests.integration.live_capture import capture_now
+from tests.integration.recovery_house import all_stored
+from tests.integration.recovery_runs import incidents, state, usages
+from tests.integration.restore_worker import Overriding, Worker, killed
+from tests.nats_servers import Bucket
+from tests.postgres_servers import kill_server
+from tests.waiting import wait_until
+
+LIFETIME = "lifetime"
+# More than are on their way at once: the first are written before the last are sent.
+MANY = 2_500
+LATE = 2_300
+
+
+@pytest.fixture
+def lost(configured: Bucket, database: psycopg.Connection) -> Bucket:
+    """A store of two tenants that was lost, and found to be."""
+    lose(configured)
+    return configured
+
+
+def lose(bucket: Bucket) -> None:
+    value = b'{"usage":"1.5","updated_at":"2026-11-29T14:00:00Z"}'
+    bucket.put_many({f"usage.acme.users.lifetime.user{n}": value for n in range(MANY)})
+    bucket.spend("globex", "total", LIFETIME, {None: "80", "bob": "5"})
+    with opened_database(load_settings()) as plane:
+        capture_now(Hour.containing(plane.clock.now()))
+        plane.detection_service().check(checked_by="a check")
+        bucket.destroy()
+        bucket.create()
+        plane.detection_service().check(checked_by="a check")
+        assert plane.incidents.recovery().state is RecoveryState.RECOVERING
+
+
+def run(run_id: str) -> RecoveryResult:
+    """Try to recover in this process, once nobody else is at it."""
+    with opened_database(load_settings()) as plane:
+        wait_until(lambda: plane.leases.look(RESTORE_LEASE).holder is None)
+        service = plane.recovery_service()
+        return service.recover(run_id=run_id, holder=run_id, tell=lambda _: None)
+
+
+def raised(bucket: Bucket, tenant: str, budget: str) -> int:
+    return len(usages(bucket, tenant, budget, LIFETIME))
+
+
+def attempts(database: psycopg.Connection) -> list[tuple[int, str]]:
+    """Return all attempts, oldest first: number and run."""
+    return database.execute(
+        "select number, run_id from budget_recovery.restore_attempt order by started_at"
+    ).fetchall()
+
+
+def assert_whole(bucket: Bucket, database: psycopg.Connection) -> None:
+    assert state(database) == "HEALTHY"
+    assert raised(bucket, "acme", "users") == MANY
+    assert set(usages(bucket, "acme", "users", LIFETIME).values()) == {"1.5"}
+    assert usages(bucket, "globex", "total", LIFETIME) == {None: "80", "bob": "5"}
+
+
+def test_a_worker_that_stood_still_writes_nothing_once_another_has_taken_over(
+    lost: Bucket, database: psycopg.Connection
+) -> None:
+    with Worker.started("paused", LATE, signal.SIGSTOP) as paused:
+        wait_until(lambda: paused.stands_still, seconds=60)
+        assert isinstance(run("another"), Recovered)
+        assert_whole(lost, database)
+        # What the gateway removes now, who went on would raise once more.
+        lost.remove("usage.globex.total.lifetime.bob")
+        before = all_stored(lost)
+        audits = database.execute("select * from budget_recovery.restore_audit").fetchall()
+
+        paused.go_on()
+
+        assert paused.said()["ended"] == "LeaseLostError"
+    assert all_stored(lost) == before
+    assert database.execute("select * from budget_recovery.restore_audit").fetchall() == audits
+    assert attempts(database) == [(1, "paused"), (2, "another")]
+    assert state(database) == "HEALTHY"
+
+
+def test_three_attempts_killed_while_writing_end_failed_with_what_they_raised_counted(
+    lost: Bucket, database: psycopg.Connection
+) -> None:
+    found = [0]
+    for number, before_write in enumerate((LATE, 150, 50), 1):
+        killed(f"run {number}", before_write)
+        database.execute("update budget_recovery.lease set expires_at = acquired_at")
+        found.append(raised(lost, "acme", "users"))
+    assert 0 < found[1] <= found[2] <= found[3] < MANY
+
+    ended = run("the last")
+
+    assert isinstance(ended, GaveUp)
+    assert ended.reason is FailureReason.NOT_WRITTEN
+    assert f"{MANY - found[3] + 2:,} counters" in ended.detail
+    assert state(database) == "FAILED"
+    assert attempts(database) == [(n, f"run {n}") for n in (1, 2, 3)]
+    incident_id = ended.incident.incident_id
+    with opened_database(load_settings()) as plane:
+        restored = plane.audits.restored_in(incident_id)
+        assert (restored.tenants, restored.windows, restored.counters) == (1, 1, found[3])
+        told = {entry.tenant: entry for entry in plane.audits.largest(incident_id, 10).largest}
+    assert told["acme"].raised == found[3]
+    assert told["acme"].before == 0
+    assert told["acme"].after == Decimal("1.5") * found[3]
+
+
+def test_three_attempts_killed_after_their_last_write_end_healthy(
+    lost: Bucket, database: psycopg.Connection
+) -> None:
+    for number in (1, 2, 3):
+        killed(f"run {number}", 0)
+        database.execute("update budget_recovery.lease set expires_at = acquired_at")
+    assert state(database) == "RECOVERING"
+    before = all_stored(lost)
+
+    ended = run("the last")
+
+    assert isinstance(ended, Recovered)
+    assert_whole(lost, database)
+    assert attempts(database) == [(n, f"run {n}") for n in (1, 2, 3)]
+    assert ended.incident.ended is not None
+    assert ended.incident.ended.restored.counters == MANY + 2
+    # Nothing but our marker is written by who only looks.
+    after = all_stored(lost)
+    assert {key for key in after if after[key] != before[key]} <= {
+        key for key in after if key.startswith("__guard.")
+    }
+
+
+def test_a_database_killed_while_the_last_attempt_closes_delays_the_end_only(
+    configured: Bucket, doomed_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", doomed_server.url())
+    lose(configured)
+    with opened_database(load_settings()) as plane:
+        for number, happen, error in (
+            (1, refuse, AttemptFailedError),
+            (2, refuse, AttemptFailedError),
+            (3, lambda: kill_server(doomed_server), DatabaseError),
+        ):
+            incidents_: Any = ClosedAfter(plane.incidents, happen)
+            service = replace(plane.recovery_service(), incidents=incidents_)
+            with pytest.raises(error):
+                service.recover(run_id=f"run {number}", holder="a test", tell=lambda _: None)
+    doomed_server.start()
+    monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", doomed_server.url())
+    with psycopg.connect(doomed_server.url(), autocommit=True) as database:
+        assert state(database) == "RECOVERING"
+        assert [number for number, _ in attempts(database)] == [1, 2, 3]
+        database.execute("update budget_recovery.lease set expires_at = acquired_at")
+
+        assert isinstance(run("the last"), Recovered)
+
+        assert_whole(configured, database)
+        (incident,) = incidents(database)
+        assert (incident["attempts"], incident["restored_counters"]) == (3, MANY + 2)
+        assert len(attempts(database)) == 3
+
+
+@pytest.fixture
+def doomed_server(server_dir: Path) -> Iterator[PostgresServer]:
+    """A server for one test alone, to be killed, with the schema in it."""
+    with PostgresServer(server_dir / f"doomed {uuid4().hex}") as server:
+        migrate(server.url())
+        yield server
+
+
+def refuse() -> None:
+    raise StoreError("Not yet.", "try again.")
+
+
+class ClosedAfter(Overriding):
+    """The incidents, except that something happens before one is closed."""
+
+    def __init__(self, incidents: Incidents, happen: Callable[[], None]) -> None:
+        super().__init__(incidents)
+        self._happen = happen
+
+    def close(self, *arguments: Any, **named: Any) -> Any:
+        self._happen()
+        return self._part.close(*arguments, **named)

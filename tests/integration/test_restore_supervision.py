@@ -1,0 +1,219 @@
+"""The supervisor and the runs of a restore: living, dead, canceled, held."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+from dagster import DagsterRunStatus
+
+from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.cli.main import main
+from budget_recovery_dagster.definitions import defs
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.settings import load_settings
+from tests.integration.launched_runs import due, lost, recorded, status_of
+from tests.integration.recovery_runs import (
+    check,
+    incidents,
+    outcome,
+    requested,
+    run_restore,
+    skipped,
+    state,
+    supervise,
+    usages,
+)
+from tests.integration.snapshot_job import failure_text
+from tests.nats_servers import Bucket
+
+LIFETIME = "lifetime"
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def request_(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> dg.RunRequest:
+    """The request for the restore of a store that was lost."""
+    return lost(configured, instance, current_hour)
+
+
+def earlier(cursor: str | None, by: timedelta) -> str:
+    """Let a suspicion be older than it is, as time makes it."""
+    count, run_id, token, since = str(cursor).split()
+    return f"{count} {run_id} {token} {(datetime.fromisoformat(since) - by).isoformat()}"
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def run_job(
+    instance: dg.DagsterInstance, name: str, config: dict[str, Any] | None = None
+) -> dg.ExecuteInProcessResult:
+    return defs.resolve_job_def(name).execute_in_process(
+        instance=instance, run_config=config, raise_on_error=False
+    )
+
+
+def hold_job(instance: dg.DagsterInstance, reason: str) -> dg.ExecuteInProcessResult:
+    config = {"ops": {"hold_incident": {"config": {"reason": reason}}}}
+    return run_job(instance, "hold_restore_job", config)
+
+
+# Runs that are called started
+
+
+def test_beside_a_living_worker_nothing_is_launched_nor_its_run_declared_dead(
+    request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    run = recorded(instance, request_, DagsterRunStatus.STARTED)
+    due(database)
+    # Nobody has seen the worker take the lease.
+    suspecting = supervise(instance)
+    assert "nobody works in it yet" in skipped(suspecting)
+    with (
+        opened_database(load_settings()) as plane,
+        plane.leases.hold(RESTORE_LEASE, "run 1 on gw-7"),
+    ):
+        cursor: str | None = earlier(suspecting.cursor, timedelta(days=1))
+        for _ in range(3):
+            tick = supervise(instance, cursor)
+            assert skipped(tick) == "run 1 on gw-7 is at work."
+            cursor = tick.cursor
+            # However Dagster takes it.
+            assert "run 1 on gw-7 is at work." in skipped(check(instance))
+        assert status_of(instance, run) is DagsterRunStatus.STARTED
+        instance.report_run_failed(run)
+        assert skipped(supervise(instance, cursor)) == "run 1 on gw-7 is at work."
+    assert incidents(database)[0]["launches"] == 1
+
+
+def test_a_worker_seen_between_two_looks_begins_the_minute_anew(
+    request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    run = recorded(instance, request_, DagsterRunStatus.STARTED)
+    cursor = earlier(supervise(instance).cursor, MINUTE)
+    with opened_database(load_settings()) as plane, plane.leases.hold(RESTORE_LEASE, "run 1"):
+        pass
+    assert "nobody works in it yet" in skipped(supervise(instance, cursor))
+    assert status_of(instance, run) is DagsterRunStatus.STARTED
+
+
+def test_a_started_run_without_a_worker_is_dead_after_a_minute_and_launched_again(
+    configured: Bucket,
+    request_: dg.RunRequest,
+    instance: dg.DagsterInstance,
+    database: psycopg.Connection,
+) -> None:
+    silent = recorded(instance, request_, DagsterRunStatus.STARTED)
+    due(database)
+    first = supervise(instance)
+    later = supervise(instance, earlier(first.cursor, MINUTE / 2))
+    assert "nobody works in it yet" in skipped(later)
+    assert status_of(instance, silent) is DagsterRunStatus.STARTED
+
+    declaring = supervise(instance, earlier(later.cursor, MINUTE / 2))
+
+    assert "it is declared failed" in skipped(declaring)
+    assert status_of(instance, silent) is DagsterRunStatus.FAILURE
+    (again,) = requested(supervise(instance, declaring.cursor))
+    assert again.run_key == f"{incidents(database)[0]['incident_id']}/launch-2"
+    assert outcome(instance, run_restore(instance, again.tags)) == "restored"
+    assert usages(configured, "acme", "total", LIFETIME) == {None: "80"}
+    assert state(database) == "HEALTHY"
+
+
+# Runs that a person cancels
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED])
+def test_a_canceled_run_holds_the_incident_until_a_release_launches_a_new_one(
+    request_: dg.RunRequest,
+    instance: dg.DagsterInstance,
+    database: psycopg.Connection,
+    status: DagsterRunStatus,
+) -> None:
+    run = recorded(instance, request_, status)
+    due(database)
+    database.execute("update budget_recovery.incident set attempts = 2")
+    instance.report_run_canceled(run)
+
+    assert "is on hold until `budget-recovery release`." in skipped(supervise(instance))
+    for tick in (supervise(instance), check(instance)):
+        assert f"its run {run.run_id[:8]} was terminated." in skipped(tick)
+    assert outcome(instance, run_restore(instance, request_.tags)) == "nothing to do"
+    told = " ".join(command("status").output.split())
+    assert f"its run {run.run_id[:8]} was terminated" in told
+    assert "budget-recovery release" in told
+
+    assert command("release").exit_code == 0
+
+    (again,) = requested(supervise(instance))
+    (incident,) = incidents(database)
+    assert again.run_key == f"{incident['incident_id']}/launch-2"
+    assert incident["attempts"] == 0
+    assert "On hold since" not in command("status").output
+    assert outcome(instance, run_restore(instance, again.tags)) == "restored"
+    # The canceled one holds nothing any more.
+    assert skipped(supervise(instance)) == "The store is HEALTHY."
+
+
+# Holds by jobs and commands
+
+
+@pytest.mark.parametrize("reason", ["", " \n"])
+def test_a_hold_needs_a_reason(
+    request_: dg.RunRequest,
+    instance: dg.DagsterInstance,
+    database: psycopg.Connection,
+    reason: str,
+) -> None:
+    by_job = hold_job(instance, reason)
+    assert not by_job.success
+    assert "The reason is empty." in failure_text(by_job)
+    by_command = command("hold", "--reason", reason)
+    assert by_command.exit_code == 2
+    assert "--reason" in by_command.output
+    assert incidents(database)[0]["held_at"] is None
+
+
+def test_where_no_restore_is_under_way_there_is_nothing_to_hold_or_release(
+    configured: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    check(instance)
+    said = "The store is HEALTHY: no restore is under way."
+    for job in (hold_job(instance, "why"), run_job(instance, "release_restore_job")):
+        assert not job.success
+        assert said in failure_text(job)
+    for arguments in (("hold", "--reason", "why"), ("release",)):
+        refused = command(*arguments)
+        assert refused.exit_code != 0
+        assert said in (refused.output or str(refused.exception))
+    assert state(database) == "HEALTHY"
+
+
+def test_an_incident_on_hold_keeps_its_first_reason_and_is_released_once(
+    request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    due(database)
+    first = hold_job(instance, "the disk is changed")
+    assert first.success
+    held = incidents(database)
+    assert held[0]["held_by"] == f"run {first.run_id[:8]}"
+    again = command("hold", "--reason", "another")
+    assert again.exit_code == 0
+    assert incidents(database) == held
+    assert "the disk is changed" in skipped(supervise(instance))
+    assert run_job(instance, "release_restore_job").success
+    released = incidents(database)
+    # It says so, and changes nothing.
+    assert command("release").exit_code == 0
+    assert incidents(database) == released
+    (request,) = requested(supervise(instance))
+    assert request.run_key == f"{released[0]['incident_id']}/launch-2"
+    assert hold_job(instance, "once more").success
+    assert outcome(instance, run_restore(instance, request.tags)) == "nothing to do"
+    assert incidents(database)[0]["attempts"] == 0

@@ -1,0 +1,127 @@
+"""A day of checks and looks of the supervisor at a store that flaps leaves nothing behind."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import dagster as dg
+import psycopg
+import pytest
+from dagster import DagsterRunStatus
+
+from budget_recovery_dagster.definitions import defs
+from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.domain.supervision import Suspicion
+from budget_recovery_dagster.sensors.supervising import supervise_restore
+from budget_recovery_dagster.services.recovery import Recovered
+from tests.free_ports import unused_port
+from tests.integration.detection_records import losses
+from tests.integration.recovery_house import House
+from tests.integration.recovery_runs import incidents, usages
+from tests.integration.unknown_ticks import nothing_left
+
+NATS_URL = "BUDGET_RECOVERY_NATS_URL"
+EVALUATIONS = 300
+APART = timedelta(minutes=5)
+FLAP = 30
+WARM = 90
+# Far less than a leaked client for each evaluation would take.
+MOST_GROWTH = 24 * 2**20
+
+
+@dataclass
+class Day:
+    """Ticks, and the runs that they ask for, of which most die without a word."""
+
+    house: House
+    instance: dg.DagsterInstance
+    monkeypatch: pytest.MonkeyPatch
+    there: str
+    nowhere: str
+    suspicion: Suspicion | None = None
+    verdicts: set[Verdict] = field(default_factory=set)
+    keys: list[str] = field(default_factory=list)
+    most_runs_at_once: int = 0
+
+    def evaluate(self, number: int) -> None:
+        happen = self._happenings().get(number % FLAP)
+        if happen is not None:
+            happen()
+        self.verdicts.add(self.house.check().check.verdict)
+        supervised = supervise_restore(self.instance, self.house.plane, self.suspicion)
+        self.suspicion = supervised.suspicion
+        if supervised.request is not None:
+            assert supervised.request.run_key is not None
+            self.keys.append(supervised.request.run_key)
+            # Every other one is called started for ever: its host is gone.
+            is_silent = len(self.keys) % 2
+            self.instance.create_run_for_job(
+                defs.resolve_job_def("restore_job"),
+                status=DagsterRunStatus.STARTED if is_silent else DagsterRunStatus.FAILURE,
+                tags=dict(supervised.request.tags),
+            )
+        at_once = self.instance.get_runs(dg.RunsFilter(statuses=[DagsterRunStatus.STARTED]))
+        self.most_runs_at_once = max(self.most_runs_at_once, len(at_once))
+        self.house.clock.moment += APART
+
+    def _happenings(self) -> Mapping[int, Callable[[], object]]:
+        """What happens at which evaluation of each round."""
+        return {
+            1: self.house.bucket.destroy,
+            4: self.house.bucket.create,
+            8: lambda: self.monkeypatch.setenv(NATS_URL, self.nowhere),
+            11: lambda: self.monkeypatch.setenv(NATS_URL, self.there),
+            15: self.house.lose,
+            25: self._restore,
+        }
+
+    def _restore(self) -> None:
+        assert isinstance(self.house.run(), Recovered)
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def connections(database: psycopg.Connection) -> int:
+    [(count,)] = database.execute(
+        "select count(*) from pg_stat_activity where datname = current_database()"
+    ).fetchall()
+    return int(count)
+
+
+def test_a_day_of_ticks_at_a_store_that_flaps_leaves_nothing_behind(
+    house: House,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As openobserve/openobserve#13594: a watcher was leaked with each look.
+    house.bucket.spend("acme", "total", "lifetime", {None: "80"})
+    house.capture()
+    house.check()
+    nowhere = f"nats://127.0.0.1:{unused_port()}"
+    day = Day(house, instance, monkeypatch, os.environ[NATS_URL], nowhere)
+    for number in range(WARM):
+        day.evaluate(number)
+    connected, resident = connections(database), resident_bytes()
+    with nothing_left():
+        for number in range(WARM, EVALUATIONS):
+            day.evaluate(number)
+    assert connections(database) <= connected
+    assert house.bucket.consumers() == 0
+    assert resident_bytes() - resident < MOST_GROWTH
+
+    assert {Verdict.UNKNOWN, Verdict.RECREATED, Verdict.UNCHANGED} <= day.verdicts
+    rounds = EVALUATIONS // FLAP
+    found = incidents(database)
+    assert [incident["outcome"] for incident in found] == ["restored"] * rounds
+    assert len(losses(database)) == 2 * rounds
+    # A tick launches at most one, and one that is called started is declared dead before the next.
+    assert all(incident["launches"] <= FLAP for incident in found)
+    assert len(set(day.keys)) == len(day.keys) == sum(each["launches"] for each in found)
+    assert day.most_runs_at_once == 1
+    assert usages(house.bucket, "acme", "total", "lifetime") == {None: "80"}
