@@ -217,7 +217,11 @@ def test_a_window_that_closes_between_plan_and_writing_is_not_written(house: Hou
     assert usages(house.bucket, "acme", "total", "2026-Q2") == {None: "50"}
     entries = house.entries(incident)
     month = entries["acme", "total", "2026-05"]
-    assert (month.raised, month.skipped, month.notes) == (0, 1, (f"1 {LEFT}",))
+    assert (month.raised, month.skipped, month.notes) == (
+        0,
+        1,
+        ("1 counter left: the window has closed",),
+    )
     assert entries["acme", "total", "2026-Q2"].raised == 1
 
 
