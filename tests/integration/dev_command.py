@@ -1,6 +1,5 @@
 """``budget-recovery dev`` as a child of a test."""
 
-import asyncio
 import os
 import shlex
 import signal
@@ -15,16 +14,16 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import nats
-import nats.js.errors
 import psycopg
 
-from budget_recovery_dagster.adapters.nats_values import decode_value
+from budget_recovery_dagster.adapters.nats_codec import encode_key
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.sandbox.child_process import poll
 from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
+from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
 from budget_recovery_dagster.settings import PREFIX
 from tests.free_ports import unused_port
+from tests.integration.gateway_house import contents
 from tests.processes import descendants
 from tests.waiting import wait_until
 
@@ -100,7 +99,9 @@ class Dev:
     def counters(self) -> dict[str, Decimal]:
         """The gateway's counters, by key."""
         line = next(line for line in self.output.read_text().splitlines() if "nats://" in line)
-        return asyncio.run(read_counters(line.split()[1].strip(",")))
+        # Not by the driver's own listing of keys, which may end too early under writes.
+        found = contents(Place(line.split()[1].strip(","), "budget-usage"))
+        return {encode_key(counter): usage for counter, usage in found.usages.items()}
 
     def defined_budgets(self) -> int:
         """How many periods of budgets are defined in the database."""
@@ -109,19 +110,6 @@ class Dev:
         with psycopg.connect(host=host, user=user, dbname=database) as connection:
             [(count,)] = connection.execute("select count(*) from budget_recovery.budget")
         return int(count)
-
-
-async def read_counters(url: str) -> dict[str, Decimal]:
-    client = await nats.connect(url)
-    try:
-        bucket = await client.jetstream().key_value("budget-usage")
-        keys = [key for key in await bucket.keys() if key.startswith("usage.")]
-        entries = [(key, await bucket.get(key)) for key in keys]
-    except nats.js.errors.NoKeysError:
-        return {}
-    finally:
-        await client.close()
-    return {key: decode_value(entry.value or b"")[0] for key, entry in entries}
 
 
 @contextmanager
