@@ -8,7 +8,6 @@ from budget_recovery_dagster.domain.detection import Sighting, accepted_marker, 
 from budget_recovery_dagster.domain.holds import require_not_held
 from budget_recovery_dagster.domain.identity import Baseline
 from budget_recovery_dagster.domain.incident import Incident, Outcome, Restored
-from budget_recovery_dagster.domain.plan import Action
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     DatabaseUnreachableError,
@@ -133,9 +132,10 @@ class RestoreAttempt:
             return 0
         self._note_current(point, now)
         plan = plan_tenant(point, self.store.open_tenant(tenant).reading, now)
-        if left := left_entries(point, plan):
+        left = left_entries(point, plan)
+        if left:
             self.tools.audits.finish(self._trail(now, left))
-        return sum(1 for _ in plan.that(Action.RAISE))
+        return sum(entry.planned for entry in left)
 
     def _require_not_held(self) -> None:
         incident = self.tools.incidents.recovery().incident

@@ -6,7 +6,6 @@ from budget_recovery_dagster.domain.detection import Sighting, judge_sighting
 from budget_recovery_dagster.domain.identity import Baseline
 from budget_recovery_dagster.domain.incident import Incident
 from budget_recovery_dagster.errors import StorePermissionError, StoreWriteError
-from budget_recovery_dagster.recovery_ports import Incidents
 from budget_recovery_dagster.restore_ports import RecoverableStore
 from budget_recovery_dagster.services.attempt import RestoreTools, Worker
 from budget_recovery_dagster.services.losses import check_of
@@ -30,7 +29,6 @@ class GroundTaking:
     """Lets a recovery stand on the store as it is now."""
 
     tools: RestoreTools
-    incidents: Incidents
     readiness: Readiness
     worker: Worker
     deployment_id: str
@@ -50,7 +48,7 @@ class GroundTaking:
         incident, seen = self._see(store, incident)
         ground = incident.ground or Baseline(seen.identity, version=1)
         ground = replace(ground, identity=seen.identity, intended=ground.intended or new_nonce())
-        incident = self.incidents.stand_on(ground, judged=incident)
+        incident = self.tools.incidents.stand_on(ground, judged=incident)
         marking = MarkerWriting(store, self.deployment_id)
         try:
             ground = marking.renew(ground, seen, self.tools.clock.now())
@@ -59,7 +57,7 @@ class GroundTaking:
             return Ground(incident)
         except StoreWriteError as error:
             return Ground(incident, refusal=error)
-        return Ground(self.incidents.stand_on(ground, judged=incident))
+        return Ground(self.tools.incidents.stand_on(ground, judged=incident))
 
     def _see(self, store: RecoverableStore, incident: Incident) -> tuple[Incident, Sighting]:
         def look() -> Sighting:

@@ -140,11 +140,19 @@ class _Run:
     worker: Worker
     deployment_id: str
     incident: Incident
-    _losses: Losses = field(init=False)
+    _tools: RestoreTools = field(init=False)
     _tenants: tuple[TenantRestored, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        self._losses = Losses(self.service.incidents, self.service.clock)
+        service = self.service
+        self._tools = RestoreTools(
+            points=service.points,
+            audits=service.audits,
+            checks=service.checks,
+            incidents=service.incidents,
+            losses=Losses(service.incidents, service.clock),
+            clock=service.clock,
+        )
 
     def recover(self) -> RecoveryResult:
         if not self.service.points.tenants():
@@ -158,7 +166,7 @@ class _Run:
             except (StoreError, PossibleLossError) as error:
                 return self._wait(error)
             attempt = RestoreAttempt(
-                self._tools(), self.worker, store, self.deployment_id, self.incident
+                self._tools, self.worker, store, self.deployment_id, self.incident
             )
             try:
                 self.incident = self.service.incidents.claim_attempt(
@@ -182,9 +190,7 @@ class _Run:
             self.worker.lease.require_held,
             self.worker.tell,
         )
-        taking = GroundTaking(
-            self._tools(), service.incidents, readiness, self.worker, self.deployment_id
-        )
+        taking = GroundTaking(self._tools, readiness, self.worker, self.deployment_id)
         ground = taking.take(store, self.incident)
         self.incident = ground.incident
         return ground.refusal
@@ -256,14 +262,3 @@ class _Run:
             reason, detail, judged=self.incident, lease=self.worker.lease
         )
         return GaveUp(incident, reason, detail, self._tenants)
-
-    def _tools(self) -> RestoreTools:
-        service = self.service
-        return RestoreTools(
-            points=service.points,
-            audits=service.audits,
-            checks=service.checks,
-            incidents=service.incidents,
-            losses=self._losses,
-            clock=service.clock,
-        )

@@ -2,13 +2,10 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import Decimal
-from uuid import uuid4
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_connection import Timeouts
 from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
 from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import (
@@ -21,6 +18,7 @@ from tests.contract.restore_orders import (
     key,
     order,
 )
+from tests.contract.restored_bucket import IMPATIENT, WRITING, bucket_of
 from tests.nats_servers import (
     PATIENT,
     Bucket,
@@ -28,17 +26,6 @@ from tests.nats_servers import (
     prompt_failure_of,
     usages,
 )
-
-IMPATIENT = Timeouts(connect=5.0, answer=0.5, reading=30.0)
-WRITING = b"Nats-Expected-Last-Subject-Sequence"
-
-
-@contextmanager
-def bucket_of(server: NatsServer) -> Iterator[Bucket]:
-    with Bucket.connected(server.url, f"restoring-{uuid4().hex}") as bucket:
-        yield bucket
-        assert bucket.consumers() == 0
-        bucket.destroy()
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """Writings into a real bucket: many, large, refused, and times to live."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from uuid import uuid4
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_connection import Timeouts
 from budget_recovery_dagster.adapters.nats_publishing import IN_FLIGHT
 from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
 from budget_recovery_dagster.domain.counters import ValueShape
@@ -27,6 +25,7 @@ from tests.contract.restore_orders import (
     open_after,
     order,
 )
+from tests.contract.restored_bucket import bucket_of
 from tests.identities import identity_of
 from tests.nats_servers import (
     PATIENT,
@@ -36,17 +35,6 @@ from tests.nats_servers import (
     usages,
 )
 from tests.waiting import wait_until
-
-IMPATIENT = Timeouts(connect=5.0, answer=0.5, reading=30.0)
-WRITING = b"Nats-Expected-Last-Subject-Sequence"
-
-
-@contextmanager
-def bucket_of(server: NatsServer) -> Iterator[Bucket]:
-    with Bucket.connected(server.url, f"restoring-{uuid4().hex}") as bucket:
-        yield bucket
-        assert bucket.consumers() == 0
-        bucket.destroy()
 
 
 @pytest.fixture
