@@ -99,3 +99,15 @@ class RecoveryHouse(House):
             self.incidents.claim_attempt(
                 judged=self.incident, run_id="dead", holder="a worker", lease=lease
             )
+
+
+def captured_house() -> RecoveryHouse:
+    """A store of two tenants that was captured and checked, ten minutes ago."""
+    house = RecoveryHouse()
+    house.spend("a", "80")
+    house.spend("a", "30", "alice")
+    house.spend("b", "5")
+    house.capture()
+    house.check()
+    house.clock.advance(timedelta(minutes=10))
+    return house

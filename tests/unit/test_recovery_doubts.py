@@ -21,7 +21,7 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.services.recovery import Recovered, StillWaiting
 from tests.unit.capture_house import LIFETIME
-from tests.unit.recovery_house import RecoveryHouse
+from tests.unit.recovery_house import RecoveryHouse, captured_house
 
 FULL = StoreWriteError("The store is full.", "make room.")
 AWAY = StoreUnreachableError("Nobody answers.", "start it.")
@@ -30,13 +30,7 @@ AWAY = StoreUnreachableError("Nobody answers.", "start it.")
 @pytest.fixture
 def house() -> RecoveryHouse:
     """A store of two tenants that was captured, checked, and wiped."""
-    house = RecoveryHouse()
-    house.spend("a", "80")
-    house.spend("a", "30", "alice")
-    house.spend("b", "5")
-    house.capture()
-    house.check()
-    house.clock.advance(timedelta(minutes=10))
+    house = captured_house()
     house.wipe()
     return house
 

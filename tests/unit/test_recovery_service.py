@@ -25,7 +25,7 @@ from budget_recovery_dagster.services.recovery import (
     StillWaiting,
 )
 from tests.unit.capture_house import REBORN
-from tests.unit.recovery_house import LATER, RecoveryHouse
+from tests.unit.recovery_house import LATER, RecoveryHouse, captured_house
 
 FULL = StoreWriteError("The store is full.", "make room.")
 AWAY = StoreUnreachableError("Nobody answers.", "start it.")
@@ -34,14 +34,7 @@ AWAY = StoreUnreachableError("Nobody answers.", "start it.")
 @pytest.fixture
 def house() -> RecoveryHouse:
     """A store of two tenants, captured and checked."""
-    house = RecoveryHouse()
-    house.spend("a", "80")
-    house.spend("a", "30", "alice")
-    house.spend("b", "5")
-    house.capture()
-    house.check()
-    house.clock.advance(timedelta(minutes=10))
-    return house
+    return captured_house()
 
 
 def outcome(result: RecoveryResult) -> Outcome:
