@@ -42,6 +42,9 @@ _NS_PER_SECOND = 10**9
 _INACTIVE_SECONDS = 30
 _READINGS = 3
 _SETTLING_SECONDS = 0.2
+# So long a consumer may answer nobody though it was just made: interest in it spreads through a
+# busy cluster apart from the answer that it was made, and a server that comes back disturbs both.
+_UNSETTLED_SECONDS = 5.0
 _PLACEMENTS = 30
 _PLACEMENT_SECONDS = 1.0
 _QUORUM_SECONDS = 3.0
@@ -85,13 +88,20 @@ async def read_live_keys(stream: BucketStream, prefix: str) -> LiveKeysRead:
 
 
 async def _read_whole(stream: BucketStream, prefix: str) -> tuple[dict[str, LiveKey], bool]:
-    """Read, and begin anew where the server breaks off: a consumer dies with its leader."""
-    for _ in range(_READINGS - 1):
+    """Read, and begin anew where the server breaks off: a consumer dies with its leader.
+
+    Three times, however long each takes; and for some seconds, however many that are.
+    """
+    no_later = anyio.current_time() + _UNSETTLED_SECONDS
+    readings = 0
+    while True:
+        readings += 1
         try:
             return await _read_once(stream, prefix)
         except _BrokenOffError:
+            if readings >= _READINGS and anyio.current_time() > no_later:
+                raise
             await anyio.sleep(_SETTLING_SECONDS)
-    return await _read_once(stream, prefix)
 
 
 async def _read_once(stream: BucketStream, prefix: str) -> tuple[dict[str, LiveKey], bool]:

@@ -247,7 +247,18 @@ def test_a_reading_that_is_broken_off_every_time_fails(scene: Scene) -> None:
     failure = failure_of(lambda: scene.store.reader(COUNTERS).read("t"))
     assert isinstance(failure, StoreReadError)
     assert "was broken off: 503" in failure.message
-    assert scene.network.requests == 3
+
+
+def test_a_consumer_that_nobody_hears_of_for_a_moment_is_read(scene: Scene) -> None:
+    scene.bucket.put_many(counters("b", 10))
+
+    def lose_consumer(number: int) -> None:
+        if number <= 8:
+            scene.bucket.delete_consumers()
+
+    scene.network.before_request = lose_consumer
+    assert len(scene.store.reader(COUNTERS).read("t").counters) == 10
+    assert scene.network.requests == 9
 
 
 def test_a_reading_that_takes_too_long_is_broken_off(scene: Scene) -> None:
