@@ -177,6 +177,15 @@ class DetectionService:
         if ground is None:
             if seen is None:
                 return _Finding(Judgement(Verdict.RECREATED, "The store is still gone."))
+            if not seen.is_led:
+                # It may not know yet that the store is gone, and shows the lost one.
+                return _Finding(
+                    Judgement(
+                        Verdict.UNKNOWN,
+                        "Whoever answered may not be the leader any more, so that the store may "
+                        f"still be gone; seen was: {seen.identity}.",
+                    )
+                )
             self.incidents.stand_on(Baseline(seen.identity, version=1), judged=incident)
         judgement = judge_sighting(ground, seen, self.clock.now())
         if judgement.verdict.is_loss:

@@ -24,6 +24,7 @@ from budget_recovery_dagster.domain.identity import Verdict
 from budget_recovery_dagster.domain.incident import Incident, RecoveryState
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.services.capture_outcome import Captured
 from budget_recovery_dagster.services.detection import Checked
 from budget_recovery_dagster.services.recovery import RecoveryResult
@@ -67,6 +68,7 @@ class Kind:
 THREE_ON_FILE = Kind(3, StorageType.FILE)
 THREE_IN_MEMORY = Kind(3, StorageType.MEMORY)
 ONE_ON_FILE = Kind(1, StorageType.FILE, host="n2")
+ONE_IN_MEMORY = Kind(1, StorageType.MEMORY, host="n2")
 
 
 @dataclass
@@ -104,7 +106,16 @@ class GuardedBucket:
                 yield cls(kind, bucket, plane)
             finally:
                 succeeds(bucket.destroy)
-                portal.call(client.close)
+                # It raises what has become of the connection.
+                succeeds(lambda: portal.call(client.close))
+
+    @contextmanager
+    def seen_from(self, server: NatsServer) -> Iterator[Self]:
+        """Return the same bucket as a gateway and guardians see it that know only one server."""
+        settings = self.plane.settings.model_copy(update={"nats_url": SecretStr(server.url)})
+        with Bucket.connected(server.url, self.bucket.name) as bucket:
+            bucket._js = bucket._client.jetstream(timeout=_ANSWER_SECONDS)
+            yield replace(self, bucket=bucket, plane=replace(self.plane, settings=settings))
 
     def prepare(self) -> None:
         """Create and fill the bucket, and let it be known to be whole."""
@@ -118,8 +129,10 @@ class GuardedBucket:
         wait_until(self.is_captured, seconds=_FORMING_SECONDS)
 
     def create(self) -> None:
-        """Create the bucket, as soon as the cluster can."""
+        """Create the bucket, as soon as the cluster can, and wait until it takes writings."""
         wait_until(lambda: succeeds(self._create), seconds=_FORMING_SECONDS)
+        # The gateway's server need not know at once whom it leads to.
+        wait_until(lambda: succeeds(lambda: self.bucket.put("other", b"")))
 
     def fill(self) -> None:
         """Count what is to be restored once it is lost."""

@@ -1,7 +1,7 @@
 """Writers who go on counting whatever becomes of the servers, as a gateway does."""
 
 import asyncio
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from decimal import Decimal
 from itertools import pairwise
@@ -42,14 +42,17 @@ def counting(bucket: Bucket, keys: list[str]) -> Iterator[PatientWriters]:
 
 
 def jumps_of(
-    bucket: Bucket, writers: list[PatientWriters], restored: dict[str, Decimal]
+    bucket: Bucket, writers: Sequence[PatientWriters], restored: dict[str, Decimal]
 ) -> dict[int, str]:
     """Prove a bucket's whole history, and return the revisions at which others than writers wrote.
 
     No key ever goes down; what writers were told is stored is there; and whoever else wrote has set
     the key to what is to be ``restored`` of it.
     """
-    added = {revision: key for each in writers for revision, key in each.added.items()}
+    added: dict[int, str] = {}
+    for each in writers:
+        # In one go, for they may be at work.
+        added |= each.added.copy()
     jumps = {}
     for key, revisions in _whole_history_of(bucket, added.keys()).items():
         for (_, before), (revision, after) in pairwise([(0, Decimal(0)), *revisions]):

@@ -29,6 +29,7 @@ from tests.cluster.work_in_progress import (
     counted,
     counted_and_never_lost,
     fail_halfway,
+    lose,
     restore_until_halfway,
 )
 from tests.integration.hung_servers import hung
@@ -46,13 +47,7 @@ pytestmark = [
 def lost(kept_open: OpenBucket) -> list[GuardedBucket]:
     """Buckets that their gateway has made anew, and that have to be restored."""
     lost = [kept_open(THREE_ON_FILE), kept_open(THREE_IN_MEMORY)]
-
-    def lose(bucket: GuardedBucket) -> None:
-        bucket.prepare()
-        bucket.bucket.destroy()
-        bucket.create()
-        assert bucket.is_found_lost()
-
+    together(lost, GuardedBucket.prepare)
     together(lost, lose)
     return lost
 

@@ -5,20 +5,18 @@ from collections.abc import Sequence
 import pytest
 
 from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.domain.incident import Outcome
 from budget_recovery_dagster.errors import AttemptFailedError
 from budget_recovery_dagster.services.recovery import Recovered, StillWaiting
 from tests.cluster.conftest import OpenBucket
 from tests.cluster.guarded_bucket import (
     FIRST,
-    KEYS,
     ONE_ON_FILE,
     THREE_IN_MEMORY,
     THREE_ON_FILE,
     GuardedBucket,
     together,
 )
-from tests.cluster.patient_writers import PatientWriters, jumps_of
+from tests.cluster.outcomes import assert_restored
 from tests.cluster.work_in_progress import (
     AT_ONCE,
     counted,
@@ -62,16 +60,6 @@ def start(cluster: Cluster, names: Sequence[str]) -> None:
         cluster.servers[name].start()
 
 
-def assert_restored(bucket: GuardedBucket, writers: PatientWriters) -> None:
-    ended = bucket.incident.ended
-    assert ended is not None
-    assert ended.outcome is Outcome.RESTORED
-    jumps = jumps_of(bucket.bucket, [writers], bucket.restorable)
-    assert sorted(jumps.values()) == sorted(KEYS)
-    # Our marker was written into a converged store, and nothing of ours is older.
-    assert min(jumps) > bucket.first_marker_revision
-
-
 def test_all_disks_and_once_more_a_single_one_are_lost_and_every_counter_comes_back(
     cluster: Cluster, single: GuardedBucket, replicated: list[GuardedBucket]
 ) -> None:
@@ -105,10 +93,8 @@ def test_all_disks_and_once_more_a_single_one_are_lost_and_every_counter_comes_b
             (again,) = restore_until_halfway(cluster, [single], lambda: None)
     for bucket, writer, done in zip(replicated, writers, results, strict=True):
         assert isinstance(done, Recovered)
-        assert (len(bucket.incident.losses), bucket.incident.attempts) == (1, 1)
-        assert_restored(bucket, writer)
+        assert_restored(bucket, [writer], attempts=1)
     assert isinstance(again, Recovered)
     # The attempts began again with the further loss.
-    assert (len(single.incident.losses), single.incident.attempts) == (2, 1)
+    assert_restored(single, [writers_of_single], losses=2, attempts=1)
     assert single.incident.losses[-1].verdict in (Verdict.REGRESSED, Verdict.MARKER_LOST)
-    assert_restored(single, writers_of_single)

@@ -25,6 +25,13 @@ _INCREMENTS = 50
 _SECONDS = 60
 
 
+def lose(bucket: GuardedBucket) -> None:
+    """Let its gateway make a bucket anew, so that it has to be restored."""
+    bucket.bucket.destroy()
+    bucket.create()
+    assert bucket.is_found_lost()
+
+
 def fail_halfway(
     whole: Sequence[GuardedBucket], lost: Sequence[GuardedBucket], failure: Callable[[], None]
 ) -> None:

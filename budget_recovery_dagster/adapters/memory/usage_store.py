@@ -52,7 +52,8 @@ class MemoryUsageStore:
 
     - ``stream`` is the identity that is shown, ``clock`` the time, ``keeps_for`` the age at which
       keys would be dropped, and ``cluster`` tells the servers;
-    - ``is_gone``: the cluster says that the bucket does not exist;
+    - ``is_gone``: the cluster says that the bucket does not exist; not ``is_led``: whoever shows
+      the store may not be its leader any more;
     - ``identity_failure`` is raised by all that asks for identity or time, ``look_failure`` by
       looks, ``listing_failure`` by listings, ``cluster_failure`` by views of the cluster,
       ``marker_failure`` by writings of markers, and ``failures`` for the tenants that they name;
@@ -71,6 +72,7 @@ class MemoryUsageStore:
         self.keeps_for: timedelta | None = None
         self.cluster: Callable[[datetime], ClusterView] = alone
         self.is_gone = False
+        self.is_led = True
         self.identity_failure: StoreError | None = None
         self.look_failure: StoreError | None = None
         self.listing_failure: StoreError | None = None
@@ -117,7 +119,7 @@ class MemoryUsageStore:
         """Read identity and marker."""
         self._answer(self.identity_failure, self.look_failure)
         found = found_marker(self.live_key(marker_key(deployment_id)))
-        return Sighting(self.stream, found, self.keeps_for)
+        return Sighting(self.stream, found, self.keeps_for, self.is_led)
 
     def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
         """Write our marker over what stands under its key at sequence ``after``; 0: nothing."""

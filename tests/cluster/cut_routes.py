@@ -1,0 +1,144 @@
+"""Servers that lose sight of each other, while their clients still reach every one of them."""
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+from anyio.abc import SocketStream
+from anyio.from_thread import start_blocking_portal
+
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.free_ports import unused_ports
+from tests.nats_cluster import NAMES, Cluster
+
+_HOST = "127.0.0.1"
+_AT_ONCE = 1 << 16
+
+Ends = tuple[str, str]
+"""Who has asked for a connection, and whom."""
+
+
+class Lines:
+    """The lines on which servers reach each other, one for each direction of asking.
+
+    What is sent on one that is cut neither arrives nor is refused, and nobody is told. Once the
+    line is whole it arrives, as it does from a network that sends again what was not acknowledged.
+    """
+
+    def __init__(self, ports: Mapping[str, int], entrances: Mapping[Ends, int]) -> None:
+        self._ports = ports
+        self.entrances = entrances
+        self._whole = {ends: anyio.Event() for ends in entrances}
+
+    @contextmanager
+    def laid(self) -> Iterator[None]:
+        """Let the lines be there, all of them whole, as long as the context lasts."""
+        with start_blocking_portal() as portal:
+            self._portal = portal
+            portal.call(self._mend)
+            with portal.wrap_async_context_manager(self._carrying()):
+                yield
+
+    @contextmanager
+    def cut(self, server: str) -> Iterator[None]:
+        """Cut all lines from and to a server for a while."""
+        self._portal.call(self._cut, server)
+        try:
+            yield
+        finally:
+            self._portal.call(self._mend)
+
+    async def _cut(self, server: str) -> None:
+        self._whole |= {ends: anyio.Event() for ends in self._whole if server in ends}
+
+    async def _mend(self) -> None:
+        for whole in self._whole.values():
+            whole.set()
+
+    @asynccontextmanager
+    async def _carrying(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack, anyio.create_task_group() as group:
+            for ends, port in self.entrances.items():
+                entrance = await stack.enter_async_context(
+                    await anyio.create_tcp_listener(local_host=_HOST, local_port=port)
+                )
+                group.start_soon(entrance.serve, partial(self._connect, ends))
+            yield
+            group.cancel_scope.cancel()
+
+    async def _connect(self, ends: Ends, asking: SocketStream) -> None:
+        async with asking:
+            # The one who is asked may be dead.
+            with suppress(OSError):
+                asked = await anyio.connect_tcp(_HOST, self._ports[ends[1]])
+                async with asked, anyio.create_task_group() as both:
+                    for way in ((asking, asked), (asked, asking)):
+                        both.start_soon(self._carry, ends, *way, both.cancel_scope)
+
+    async def _carry(
+        self, ends: Ends, source: SocketStream, target: SocketStream, both: anyio.CancelScope
+    ) -> None:
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            while True:
+                data = await source.receive(_AT_ONCE)
+                await self._whole[ends].wait()
+                await target.send(data)
+        both.cancel()
+
+
+class CuttableCluster(Cluster):
+    """A cluster of which single servers can be cut off from the others."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        count, ends = len(NAMES), list(permutations(NAMES, 2))
+        # All at once, or the same might be given out twice.
+        self._nowhere, *ports = unused_ports(1 + 3 * count + len(ends))
+        clients = dict(zip(NAMES, ports[:count], strict=True))
+        self._routes = dict(zip(NAMES, ports[count : 2 * count], strict=True))
+        self._monitors = dict(zip(NAMES, ports[2 * count : 3 * count], strict=True))
+        self._lines = Lines(self._routes, dict(zip(ends, ports[3 * count :], strict=True)))
+        self.servers = {
+            name: NatsServer(directory / name, port=clients[name], config=self._config(name))
+            for name in NAMES
+        }
+
+    @classmethod
+    @contextmanager
+    def started(cls, directory: Path) -> Iterator[Self]:
+        with super().started(directory) as cluster, cluster._lines.laid():
+            yield cluster
+
+    @contextmanager
+    def cut_off(self, name: str) -> Iterator[None]:
+        """Let a server and the others not reach each other; clients reach them all."""
+        with self._lines.cut(name):
+            yield
+
+    def leader_of(self, stream: str, *, asked: str) -> str | None:
+        """Return who leads a stream as one server knows it, whatever others know."""
+        status, said = self._monitor(asked, "/jsz?acc=$G&streams=true")
+        assert status == 200
+        answer: dict[str, Any] = json.loads(said)
+        (account,) = answer["account_details"]
+        (found,) = (each for each in account["stream_detail"] if each["name"] == stream)
+        leader: str | None = found["cluster"].get("leader")
+        return leader
+
+    def _config(self, name: str) -> str:
+        others = [ends for ends in self._lines.entrances if ends[0] == name]
+        urls = ", ".join(f'"nats://{_HOST}:{self._lines.entrances[ends]}"' for ends in others)
+        # Servers tell each other where else to connect to, which would lead past the lines.
+        return f"""
+            server_name: {name}
+            server_tags: ["{name}"]
+            http: "{_HOST}:{self._monitors[name]}"
+            cluster {{
+                name: C, host: {_HOST}, port: {self._routes[name]}
+                advertise: "{_HOST}:{self._nowhere}", routes: [{urls}]
+            }}"""

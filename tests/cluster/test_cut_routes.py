@@ -1,0 +1,273 @@
+"""A server and the others lose sight of each other while clients, writers too, reach them all.
+
+One that led goes on answering as the leader for some ten seconds after the others have a new one:
+it shows an older state, which is no loss, and no ground to restore on.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+from nats.js.api import StorageType
+
+from budget_recovery_dagster.domain.convergence import SILENT_FOR
+from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.errors import AttemptFailedError
+from budget_recovery_dagster.services.recovery import Recovered
+from tests.cluster.both_sides import BothSides, counted_on_both_sides
+from tests.cluster.conftest import OpenBucket
+from tests.cluster.cut_routes import CuttableCluster
+from tests.cluster.guarded_bucket import (
+    THREE_IN_MEMORY,
+    THREE_ON_FILE,
+    GuardedBucket,
+    Kind,
+    succeeds,
+    together,
+)
+from tests.cluster.outcomes import assert_never_lost, assert_restored, assert_waits
+from tests.cluster.work_in_progress import (
+    PATIENCE,
+    counted,
+    fail_halfway,
+    lose,
+    restore_until_halfway,
+)
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.disaster
+
+_ELECTION_SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def cluster(server_dir: Path) -> Iterator[CuttableCluster]:
+    with CuttableCluster.started(server_dir / "cuttable cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def whole(cluster: CuttableCluster, opened: OpenBucket) -> list[GuardedBucket]:
+    """Buckets of three replicas, on file and in memory, that are known to be whole."""
+    return prepared(cluster, opened)
+
+
+@pytest.fixture
+def lost(cluster: CuttableCluster, opened: OpenBucket) -> list[GuardedBucket]:
+    """The same, made anew by their gateway, so that they have to be restored."""
+    lost = prepared(cluster, opened)
+    together(lost, lose)
+    return lost
+
+
+def prepared(cluster: CuttableCluster, opened: OpenBucket) -> list[GuardedBucket]:
+    wait_until(lambda: not cluster.behind(), seconds=60)
+    buckets = [opened(THREE_ON_FILE), opened(THREE_IN_MEMORY)]
+    together(buckets, GuardedBucket.prepare)
+    return buckets
+
+
+@pytest.fixture
+def leader(cluster: CuttableCluster) -> str:
+    """Who leads the cluster."""
+    wait_until(lambda: cluster.meta_leader() is not None, seconds=60)
+    leader = cluster.meta_leader()
+    assert leader is not None
+    return leader
+
+
+def let_be_led(buckets: list[GuardedBucket], leader: str) -> None:
+    """Let the leader of the cluster, so that it is missed, lead buckets, too."""
+    together(buckets, lambda bucket: bucket.be_led_by(leader))
+
+
+def let_others_elect(cluster: CuttableCluster, sides: list[BothSides], old: str) -> None:
+    """Wait until others lead the buckets, while the old leader takes itself for it as before."""
+    other = min(cluster.servers.keys() - {old})
+    streams = [side.whole.bucket.stream for side in sides]
+    wait_until(
+        lambda: not {cluster.leader_of(each, asked=other) for each in streams} & {None, old},
+        seconds=_ELECTION_SECONDS,
+    )
+    assert {cluster.leader_of(each, asked=old) for each in streams} == {old}
+
+
+def misses(bucket: GuardedBucket, follower: str) -> bool:
+    """Whether a bucket's leader has not heard of a follower for so long that it may be dead."""
+    replicas = {replica.name: replica for replica in bucket.bucket.info().cluster.replicas}
+    return timedelta(microseconds=replicas[follower].active / 1000) > SILENT_FOR
+
+
+def test_a_leader_that_is_cut_off_during_captures_and_checks_is_no_loss(
+    cluster: CuttableCluster, whole: list[GuardedBucket], lost: list[GuardedBucket], leader: str
+) -> None:
+    let_be_led(whole + lost, leader)
+    with (
+        BothSides.of(cluster, whole, leader) as sides,
+        BothSides.of(cluster, lost, leader) as waiting,
+        counted_on_both_sides(sides) as writers,
+    ):
+        with ExitStack() as stack:
+            fail_halfway(
+                [side.cut_off for side in sides],
+                [side.cut_off for side in waiting],
+                lambda: stack.enter_context(cluster.cut_off(leader)),
+            )
+            together([side.others for side in sides], GuardedBucket.become_sound)
+            together([side.others for side in waiting], partial(assert_waits, attempts=0))
+        together([side.cut_off for side in sides], GuardedBucket.become_sound)
+        for side, counting in zip(sides, writers, strict=True):
+            assert_never_lost(side.whole, counting)
+
+
+def test_what_an_old_leader_shows_while_others_have_a_new_one_is_no_loss(
+    cluster: CuttableCluster, whole: list[GuardedBucket], leader: str
+) -> None:
+    let_be_led(whole, leader)
+    with (
+        BothSides.of(cluster, whole, leader) as sides,
+        counted_on_both_sides(sides) as writers,
+    ):
+        with cluster.cut_off(leader):
+            let_others_elect(cluster, sides, leader)
+            # Of the marker that is accepted now the old leader knows nothing.
+            assert all(together([side.others for side in sides], GuardedBucket.is_found_whole))
+            for checked in together([side.cut_off for side in sides], GuardedBucket.check):
+                assert checked.check.verdict is Verdict.UNKNOWN
+                assert "may not be the leader any more" in checked.check.reason
+            for captured in together([side.cut_off for side in sides], GuardedBucket.capture):
+                assert not captured.stored
+            together([side.others for side in sides], GuardedBucket.become_sound)
+        together([side.cut_off for side in sides], GuardedBucket.become_sound)
+        for side, counting in zip(sides, writers, strict=True):
+            assert_never_lost(side.whole, counting)
+
+
+def test_a_bucket_that_is_gone_is_not_there_again_because_an_old_leader_still_shows_it(
+    cluster: CuttableCluster, whole: list[GuardedBucket], leader: str
+) -> None:
+    let_be_led(whole, leader)
+    with BothSides.of(cluster, whole, leader) as sides:
+
+        def find_gone(bucket: GuardedBucket) -> None:
+            def is_found() -> bool:
+                # The cluster may need a moment to find a leader for this.
+                succeeds(bucket.bucket.destroy)
+                return bucket.is_found_lost()
+
+            wait_until(is_found, seconds=_ELECTION_SECONDS)
+
+        with cluster.cut_off(leader):
+            let_others_elect(cluster, sides, leader)
+            together([side.others for side in sides], find_gone)
+            for checked in together([side.cut_off for side in sides], GuardedBucket.check):
+                assert checked.check.verdict is Verdict.UNKNOWN
+            assert all(bucket.incident.ground is None for bucket in whole)
+        together(whole, GuardedBucket.create)
+        with counted(whole) as writers:
+            for result in together(whole, partial(GuardedBucket.recover, patience=PATIENCE)):
+                assert isinstance(result, Recovered)
+            for bucket, writer in zip(whole, writers, strict=True):
+                assert_restored(bucket, [writer], attempts=1)
+
+
+def test_a_follower_that_is_cut_off_stops_captures_and_checks_for_nobody_else(
+    cluster: CuttableCluster, whole: list[GuardedBucket], lost: list[GuardedBucket], leader: str
+) -> None:
+    let_be_led(whole + lost, leader)
+    follower = max(cluster.servers.keys() - {leader})
+    with (
+        BothSides.of(cluster, whole, follower) as sides,
+        BothSides.of(cluster, lost, follower) as waiting,
+        counted_on_both_sides(sides) as writers,
+    ):
+        with ExitStack() as stack:
+            fail_halfway(
+                [side.others for side in sides],
+                [side.others for side in waiting],
+                lambda: stack.enter_context(cluster.cut_off(follower)),
+            )
+            for side in sides:
+                assert Verdict.UNKNOWN not in side.others.verdicts
+                assert side.others.is_captured()
+                assert side.cut_off.check().check.verdict is Verdict.UNKNOWN
+                assert not side.cut_off.capture().stored
+            together([side.cut_off for side in waiting], partial(assert_waits, attempts=0))
+        together([side.cut_off for side in sides], GuardedBucket.become_sound)
+        for side, counting in zip(sides, writers, strict=True):
+            assert_never_lost(side.whole, counting)
+
+
+def test_a_bucket_that_the_server_that_is_cut_off_holds_alone_is_no_loss(
+    cluster: CuttableCluster, opened: OpenBucket, leader: str
+) -> None:
+    wait_until(lambda: not cluster.behind(), seconds=60)
+    single = opened(Kind(1, StorageType.FILE, host=leader))
+    single.prepare()
+    with (
+        BothSides.of(cluster, [single], leader) as (side,),
+        counted_on_both_sides([side]) as (writers,),
+    ):
+        with ExitStack() as stack:
+            cut = cluster.cut_off(leader)
+            fail_halfway([side.others], [], lambda: stack.enter_context(cut))
+            assert side.others.check().check.verdict is Verdict.UNKNOWN
+            # It needs nobody else, and nobody else can hold another state.
+            assert side.cut_off.is_found_whole()
+        side.others.become_sound()
+        assert_never_lost(single, writers)
+
+
+@pytest.mark.parametrize("which", ["leader", "follower"])
+def test_a_restore_through_a_server_that_is_cut_off_is_broken_off_and_waits_until_it_is_back(
+    cluster: CuttableCluster, lost: list[GuardedBucket], leader: str, which: str
+) -> None:
+    let_be_led(lost, leader)
+    server = leader if which == "leader" else max(cluster.servers.keys() - {leader})
+    with (
+        BothSides.of(cluster, lost, server) as sides,
+        counted_on_both_sides(sides) as writers,
+    ):
+        with ExitStack() as stack:
+            failures = restore_until_halfway(
+                cluster,
+                [side.cut_off for side in sides],
+                lambda: stack.enter_context(cluster.cut_off(server)),
+            )
+            assert all(isinstance(failure, AttemptFailedError) for failure in failures)
+            for seen in ([side.cut_off for side in sides], [side.others for side in sides]):
+                together(seen, partial(assert_waits, attempts=1))
+        seen = [side.cut_off for side in sides]
+        for result in together(seen, partial(GuardedBucket.recover, patience=PATIENCE)):
+            assert isinstance(result, Recovered)
+        for side, counting in zip(sides, writers, strict=True):
+            assert_restored(side.whole, counting, attempts=2)
+
+
+def test_a_restore_goes_on_while_a_follower_is_cut_off(
+    cluster: CuttableCluster, lost: list[GuardedBucket], leader: str
+) -> None:
+    let_be_led(lost, leader)
+    follower = max(cluster.servers.keys() - {leader})
+    with (
+        BothSides.of(cluster, lost, follower) as sides,
+        counted_on_both_sides(sides) as writers,
+    ):
+        with ExitStack() as stack:
+            seen = [side.others for side in sides]
+
+            def cut_off_until_it_is_missed() -> None:
+                stack.enter_context(cluster.cut_off(follower))
+                wait_until(lambda: all(misses(bucket, follower) for bucket in seen))
+
+            for result in restore_until_halfway(cluster, seen, cut_off_until_it_is_missed):
+                assert isinstance(result, Recovered)
+            for side in sides:
+                assert side.cut_off.check().check.verdict is Verdict.UNKNOWN
+        for side in sides:
+            wait_until(side.cut_off.is_found_whole)
+        for side, counting in zip(sides, writers, strict=True):
+            assert_restored(side.whole, counting, attempts=1)
