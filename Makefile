@@ -1,3 +1,4 @@
+# make demo    a store is lost and brought back, in a terminal; ARGS="--keep" keeps the data
 # make dev     everything on this machine, in an environment of its own; ARGS="--port 3001"
 # make test    the tests, several at a time; ARGS="-k sandbox", or ARGS="-n0" for one after the
 #              other. That of TLS needs openssl, those of the pages need Chromium; they are skipped
@@ -20,7 +21,10 @@ AT_ONCE := -n 4 --dist loadscope --no-loadscope-reorder -m "not alone and not di
 # pytest says 5 where ARGS leaves it no test, as it may do for one of the two.
 OR_NONE := || [ $$? -eq 5 ]
 
-.PHONY: dev test test-disasters check
+.PHONY: demo dev test test-disasters check
+
+demo: .venv/.installed
+	@$(BIN)/budget-recovery demo $(ARGS)
 
 dev: .venv/.installed
 	@$(BIN)/budget-recovery dev $(ARGS)

@@ -22,6 +22,8 @@ REQUIREMENTS = [
     "SQLAlchemy>=2.0.30,<3",
     "pydantic>=2.7,<3",
     "pydantic-settings>=2.6,<3",
+    "PyYAML>=6,<7",
+    "packaging>=23",
     "click>=8.1.7,<9",
     "rich>=13.7",
 ]

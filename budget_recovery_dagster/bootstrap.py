@@ -9,27 +9,45 @@ from budget_recovery_dagster.adapters.nats_connection import Timeouts
 from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
 from budget_recovery_dagster.adapters.parquet_tables import ParquetTables
 from budget_recovery_dagster.adapters.postgres_baselines import PostgresBaselines
+from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.postgres_incidents import PostgresIncidents
 from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
 from budget_recovery_dagster.adapters.postgres_point_windows import PostgresRecoveryPoints
+from budget_recovery_dagster.adapters.postgres_previews import PostgresPreviews
 from budget_recovery_dagster.adapters.postgres_registry import PostgresStoreRegistry
+from budget_recovery_dagster.adapters.postgres_resets import PostgresResets
 from budget_recovery_dagster.adapters.postgres_restore_audits import PostgresRestoreAudits
 from budget_recovery_dagster.adapters.postgres_restore_points import PostgresRestorePoints
 from budget_recovery_dagster.adapters.postgres_retained import PostgresRetainedSnapshots
+from budget_recovery_dagster.adapters.postgres_snapshot_list import PostgresSnapshotList
 from budget_recovery_dagster.adapters.postgres_snapshots import PostgresSnapshots
 from budget_recovery_dagster.adapters.postgres_store_checks import PostgresStoreChecks
+from budget_recovery_dagster.audit_ports import (
+    RestoreAudits,
+)
 from budget_recovery_dagster.ports import CaptureReports, Clock, Leases, Snapshots, StoreRegistry
+from budget_recovery_dagster.preview_ports import BudgetDefinitions, Previews
 from budget_recovery_dagster.recovery_ports import Baselines, Incidents, StoreChecks
-from budget_recovery_dagster.restore_ports import RestoreAudits, RestorePoints
+from budget_recovery_dagster.reset_ports import Resets
+from budget_recovery_dagster.restore_ports import (
+    RestorePoints,
+)
+from budget_recovery_dagster.services.by_hand import HandTools
 from budget_recovery_dagster.services.capture import CaptureService
+from budget_recovery_dagster.services.chosen_points import Choosing
 from budget_recovery_dagster.services.detection import DetectionService
 from budget_recovery_dagster.services.holds import HoldService
+from budget_recovery_dagster.services.manual_restore import ManualRestoreService
+from budget_recovery_dagster.services.preview import PreviewService
 from budget_recovery_dagster.services.recovery import RecoveryService
 from budget_recovery_dagster.services.recovery_points import RecoveryPointsService
+from budget_recovery_dagster.services.resets import ResetService
+from budget_recovery_dagster.services.resolving import ResolveService
 from budget_recovery_dagster.services.status import StatusService
 from budget_recovery_dagster.services.usage_tables import UsageTablesService
 from budget_recovery_dagster.settings import Settings
+from budget_recovery_dagster.snapshot_ports import SnapshotList
 from budget_recovery_dagster.table_ports import RecoveryPoints, RetainedSnapshots
 
 # A tick has ten seconds for everything.
@@ -53,6 +71,10 @@ class OpenedDatabase:
     incidents: Incidents
     restore_points: RestorePoints
     audits: RestoreAudits
+    resets: Resets
+    snapshot_list: SnapshotList
+    definitions: BudgetDefinitions
+    previews: Previews
 
     @classmethod
     def of(cls, database: Database, settings: Settings) -> Self:
@@ -72,6 +94,10 @@ class OpenedDatabase:
             incidents=PostgresIncidents(database),
             restore_points=PostgresRestorePoints(database),
             audits=PostgresRestoreAudits(database),
+            resets=PostgresResets(database),
+            snapshot_list=PostgresSnapshotList(database),
+            definitions=PostgresBudgets(database),
+            previews=PostgresPreviews(database),
         )
 
     def capture_service(self) -> CaptureService:
@@ -134,9 +160,72 @@ class OpenedDatabase:
             convergence_timeout=self.settings.convergence_timeout,
         )
 
+    def preview_service(self) -> PreviewService:
+        """Return what tells what a restore would do.
+
+        Raises:
+            SettingsError: BUDGET_RECOVERY_NATS_URL is not set.
+        """
+        url = self.settings.require_nats_url()
+        return PreviewService(
+            open_store=lambda: _open_store(url, self.settings),
+            registry=self.registry,
+            incidents=self.incidents,
+            choosing=self._choosing(),
+            definitions=self.definitions,
+            previews=self.previews,
+            clock=self.clock,
+            bucket=self.settings.bucket,
+        )
+
+    def manual_restore_service(self) -> ManualRestoreService:
+        """Return what restores by hand.
+
+        Raises:
+            SettingsError: BUDGET_RECOVERY_NATS_URL is not set.
+        """
+        return ManualRestoreService(self._hand_tools(), self._choosing(), self.previews)
+
+    def resolve_service(self) -> ResolveService:
+        """Return what ends an incident by hand.
+
+        Raises:
+            SettingsError: BUDGET_RECOVERY_NATS_URL is not set.
+        """
+        return ResolveService(self._hand_tools())
+
+    def _choosing(self) -> Choosing:
+        return Choosing(self.restore_points, self.snapshot_list)
+
+    def _hand_tools(self) -> HandTools:
+        url = self.settings.require_nats_url()
+        return HandTools(
+            open_store=lambda: _open_store(url, self.settings),
+            registry=self.registry,
+            incidents=self.incidents,
+            snapshots=self.snapshots,
+            points=self.restore_points,
+            audits=self.audits,
+            checks=self.checks,
+            leases=self.leases,
+            clock=self.clock,
+            bucket=self.settings.bucket,
+            convergence_timeout=self.settings.convergence_timeout,
+        )
+
     def hold_service(self) -> HoldService:
         """Return what holds and releases the restore of the open incident."""
         return HoldService(incidents=self.incidents)
+
+    def reset_service(self) -> ResetService:
+        """Return what records deliberate resets; it needs this database only."""
+        return ResetService(
+            resets=self.resets,
+            points=self.restore_points,
+            snapshot_list=self.snapshot_list,
+            incidents=self.incidents,
+            clock=self.clock,
+        )
 
     def status_service(self) -> StatusService:
         """Return the look at how the store stands, which needs this database only."""

@@ -11,8 +11,11 @@ from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tabl
 from budget_recovery_dagster.jobs import (
     hold_restore_job,
     hourly_snapshot_job,
+    manual_restore_job,
+    record_reset_job,
     recovery_points_job,
     release_restore_job,
+    resolve_incident_job,
     restore_job,
 )
 from budget_recovery_dagster.resources import ControlPlaneResource
@@ -36,8 +39,11 @@ defs = dg.Definitions(
         hourly_snapshot_job,
         recovery_points_job,
         restore_job,
+        manual_restore_job,
+        resolve_incident_job,
         hold_restore_job,
         release_restore_job,
+        record_reset_job,
     ],
     schedules=[hourly_snapshot_schedule, recovery_points_schedule],
     sensors=[store_loss_sensor, restore_supervisor_sensor],

@@ -31,6 +31,14 @@ class SettingsError(BudgetRecoveryError):
     """A setting is missing or wrong; the message names it."""
 
 
+class ChoiceError(BudgetRecoveryError):
+    """What a person chose does not exist or is incomplete; nothing was done. The hint says more."""
+
+
+class PreviewOutdatedError(BudgetRecoveryError):
+    """The store is another one than at the preview; nothing was written."""
+
+
 class StoreError(BudgetRecoveryError):
     """The usage store did not give what was asked. Nothing may be concluded about its data."""
 
@@ -145,3 +153,7 @@ class TablesError(BudgetRecoveryError):
 
 class ForeignTablesError(TablesError):
     """The tables belong to another installation, which would lose them; nothing was touched."""
+
+
+class InstallationError(BudgetRecoveryError):
+    """What is installed or set on this host, beside our own settings, is not as it must be."""

@@ -6,6 +6,8 @@ from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_s
 from budget_recovery_dagster.assets.recovery_points import recovery_points
 from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
 from budget_recovery_dagster.ops.holds import hold_incident, release_incident
+from budget_recovery_dagster.ops.manual_restore import resolve_incident, restore_by_hand
+from budget_recovery_dagster.ops.resets import record_reset
 from budget_recovery_dagster.ops.restore import restore
 
 _IN_ONE_PROCESS = dg.in_process_executor
@@ -94,3 +96,53 @@ def hold_restore_job() -> None:
 def release_restore_job() -> None:
     """Release the restore."""
     release_incident()
+
+
+@dg.job(
+    name="record_reset_job",
+    description=(
+        "Notes that counters of a budget were lowered or cleared in the gateway on purpose: no "
+        "restore brings back what snapshots of that moment or before hold of them. Lower them "
+        "first, then run this. It lowers no counter itself."
+    ),
+    executor_def=_IN_ONE_PROCESS,
+    tags=_ONCE,
+)
+def record_reset_job() -> None:
+    """Record a reset."""
+    record_reset()
+
+
+@dg.job(
+    name="manual_restore_job",
+    description=(
+        "Previews or applies a restore that a person chooses: one budget, one tenant or the whole "
+        "store, from the latest or from one snapshot. In the Launchpad leave mode at preview "
+        "first; then set it to apply and give a reason. A restore after which nothing of the whole "
+        "store is left to be raised ends the open incident."
+    ),
+    executor_def=_IN_ONE_PROCESS,
+    tags={
+        "dagster/max_retries": "0",
+        "dagster/max_runtime": "3600",
+        # Ahead of whatever else is queued: a person waits for it.
+        "dagster/priority": "20",
+    },
+)
+def manual_restore_job() -> None:
+    """Preview or restore what a person has chosen."""
+    restore_by_hand()
+
+
+@dg.job(
+    name="resolve_incident_job",
+    description=(
+        "Ends the open incident without restoring anything more: the store is accepted as it is, "
+        "and snapshots are taken again. What the snapshots say more stays in them."
+    ),
+    executor_def=_IN_ONE_PROCESS,
+    tags=_ONCE,
+)
+def resolve_incident_job() -> None:
+    """Accept the store as it is."""
+    resolve_incident()

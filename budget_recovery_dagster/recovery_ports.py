@@ -189,7 +189,8 @@ class Incidents(Protocol):
         The baseline's version becomes one above the present one.
 
         Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not
+                RECOVERING, unless a person ends it.
         """
         ...
 

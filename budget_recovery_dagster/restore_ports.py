@@ -1,19 +1,25 @@
 """What restores need from the outside world; as in ``ports``, with promises."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import Protocol
 
 from budget_recovery_dagster.domain.convergence import ClusterView
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, ValueShape
+from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
+    Entity,
+    OmittedCounter,
+    UnreadableKey,
+    ValueShape,
+)
 from budget_recovery_dagster.domain.detection import Sighting
 from budget_recovery_dagster.domain.identity import Marker
-from budget_recovery_dagster.domain.incident import Restored
 from budget_recovery_dagster.domain.recovery_point import Usages
+from budget_recovery_dagster.domain.resets import Reset
 from budget_recovery_dagster.domain.snapshots import TenantReading
 from budget_recovery_dagster.domain.windows import Window
 
@@ -180,6 +186,12 @@ class WindowPoint:
     ``newest_at`` is the time of the newest sound record of it. ``shape`` and ``expiry_seconds`` are
     those of the newest record that knows them; ``shape`` None: none does. ``corrupt`` are the times
     of records that hold something else than was captured; nothing is taken from them.
+
+    ``sources`` has every entity of the usages, with the newest snapshot that holds it at that
+    height. Whether it ``is_truncated`` or ``is_partial``, and what it has ``omitted``, is told of
+    the newest sound record; where there is none, nothing is. Of very many omitted counters the
+    first are named, and ``omitted_count`` tells how many there are. ``resets`` are those that keep
+    usages of older records out, in the order of their recording.
     """
 
     of: BudgetWindow
@@ -188,6 +200,12 @@ class WindowPoint:
     shape: ValueShape | None
     expiry_seconds: int | None
     corrupt: tuple[datetime, ...] = ()
+    sources: Mapping[Entity, datetime] = field(default_factory=dict)
+    is_truncated: bool = False
+    is_partial: bool = False
+    omitted: tuple[OmittedCounter, ...] = ()
+    omitted_count: int = 0
+    resets: tuple[Reset, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +214,24 @@ class TenantPoint:
 
     Beside the current windows it has those that were current at the tenant's newest snapshot and
     have closed since, so that a restore can say that it leaves them.
+
+    Where it is of one named snapshot, ``newest_at`` is the time of that one, and the windows are
+    all that it has. ``unreadable`` are the keys that the newest, or the named, snapshot could not
+    read: of very many the first, and ``unreadable_count`` tells how many.
     """
 
     tenant: str
     newest_at: datetime
     windows: tuple[WindowPoint, ...]
+    unreadable: tuple[UnreadableKey, ...] = ()
+    unreadable_count: int = 0
 
 
 class RestorePoints(Protocol):
-    """The recovery points of all tenants, verified as they are read."""
+    """The recovery points of all tenants, verified as they are read.
+
+    What deliberate resets make ineligible is left out of them.
+    """
 
     def tenants(self) -> frozenset[str]:
         """Return the tenants that have a retained record of any budget."""
@@ -214,90 +241,16 @@ class RestorePoints(Protocol):
         """Read a tenant's recovery point; None where nothing of the tenant is retained."""
         ...
 
+    def snapshot_of(self, tenant: str, captured_at: datetime) -> TenantPoint | None:
+        """Read the records of one snapshot of a tenant, and no others; None: there is none.
 
-@dataclass(frozen=True, slots=True)
-class AuditEntry:
-    """What one restore does to one budget and window of a tenant, or did.
+        How keys are made anew is of the newest record that tells it, as in a recovery point.
 
-    ``point_at`` is the newest snapshot that it is restored from. Of its ``entries``, ``planned``
-    are the counters that were to be raised, and ``raised`` those that were. ``before`` and
-    ``after`` are the sums of its counters that were read before and after; of a restore that has
-    only begun, ``after`` is what the sum will be. ``notes`` name what was left, and why.
-    """
-
-    tenant: str
-    of: BudgetWindow
-    point_at: datetime
-    entries: int
-    planned: int
-    raised: int
-    kept: int
-    skipped: int
-    before: Decimal
-    after: Decimal
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AuditTrail:
-    """The entries of one restore, and who restores, why, in which run, and when.
-
-    Each tenant, budget and window has at most one entry.
-    """
-
-    at: datetime
-    run_id: str
-    who: str
-    why: str
-    incident_id: str | None
-    entries: tuple[AuditEntry, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MergedAudits:
-    """What all restores of an incident did together, told once for each budget and window.
-
-    ``windows`` is how many there are, ``before`` and ``after`` are the sums over all of them, and
-    ``largest`` has those that rose most.
-    """
-
-    windows: int
-    before: Decimal
-    after: Decimal
-    largest: tuple[AuditEntry, ...]
-
-
-class RestoreAudits(Protocol):
-    """What restores did, for as long as the database lives.
-
-    An entry is known by run, time, tenant, budget and window. How many counters of a window were
-    raised in an incident is told of its entries in the order of time: an entry that is finished
-    says it. One that was begun only, because the restore was cut off, raised what the next one had
-    no longer to be raised; the last one, all that was planned. Counters that were raised, lost once
-    more and raised again count once: there are no more than the newest entry has.
-    """
-
-    def begin(self, trail: AuditTrail) -> None:
-        """Keep what a restore is about to do, before it writes anything.
-
-        It takes the place of what was begun before under the same run, time, tenant, budget and
-        window; what is finished stays.
+        Raises:
+            DatabaseError: it has a record of what is no window.
         """
         ...
 
-    def finish(self, trail: AuditTrail) -> None:
-        """Keep what a restore did, in place of what it began; entries not begun are added."""
-        ...
-
-    def restored_in(self, incident_id: str) -> Restored:
-        """Count what was raised in an incident; leaderboards are not audited, so 0 of them."""
-        ...
-
-    def largest(self, incident_id: str, count: int) -> MergedAudits:
-        """Merge what was done to each budget and window in an incident, and return the largest.
-
-        ``before`` is that of a window's first entry; all else, but ``raised``, that of its last
-        one. Those that rose most come first; of equal rises those with notes, then by tenant,
-        budget and window. No more than ``count`` are returned.
-        """
+    def despite_resets(self) -> "RestorePoints":
+        """Return the same points as if no reset had been recorded."""
         ...

@@ -1,6 +1,7 @@
 """Settings, read from the environment with the prefix ``BUDGET_RECOVERY_``."""
 
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -126,13 +127,33 @@ def load_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = str(first["loc"][0])
+        raise next(iter(_complaints(error).values())) from error
+
+
+def read_settings() -> tuple[Settings, Mapping[str, SettingsError]]:
+    """Read the settings as far as they are right, and say of each other one what is wrong.
+
+    By the name of its field; there it has its default, on which nothing may be done in its place.
+    """
+    try:
+        return Settings(), {}
+    except ValidationError as error:
+        wrong = _complaints(error)
+    # What is given here goes before the environment.
+    defaults = {field: Settings.model_fields[field].default for field in wrong}
+    return Settings(**defaults), wrong
+
+
+def _complaints(error: ValidationError) -> dict[str, SettingsError]:
+    complaints: dict[str, SettingsError] = {}
+    for each in error.errors(include_url=False):
+        field = str(each["loc"][0])
         name = PREFIX + field.upper()
-        raise SettingsError(
-            f"{name} is {first['input']!r}, which is not {_expected(field, first['msg'])}.",
+        complaints[field] = SettingsError(
+            f"{name} is {each['input']!r}, which is not {_expected(field, each['msg'])}.",
             f"set {name} to such a value, or unset it to use the default.",
-        ) from error
+        )
+    return complaints
 
 
 def _usual_data_dir() -> Path:

@@ -36,7 +36,8 @@ class PointRecord:
     """A window of a recovery point: the newest record of it, and what a restore would use.
 
     ``usages`` may be higher than those of the newest record, and of more entities; they are empty
-    where none could be read.
+    where none could be read. What deliberate resets make ineligible is not in them, though the
+    newest record may well hold it.
     """
 
     newest: StoredRecord

@@ -3,8 +3,11 @@
 Passwords are taken out of the URL first of all, so that no message, log or traceback can hold one.
 """
 
+import base64
+import json
 import ssl
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -115,6 +118,17 @@ def read_credentials(path: Path) -> str:
     except nkeys.NkeysError as error:
         raise SettingsError(f"The NATS credentials {path} hold no usable seed.", hint) from error
     return text
+
+
+def credentials_expiry(text: str) -> datetime | None:
+    """Tell until when the content of a credentials file is valid; None: for ever, or unknown."""
+    claims = _line_after(text, _JWT_MARK).split(".")[1:2]
+    try:
+        padded = "".join(claims) + "=" * (-len("".join(claims)) % 4)
+        expire_at = json.loads(base64.urlsafe_b64decode(padded))["exp"]
+        return datetime.fromtimestamp(expire_at, UTC) if expire_at else None
+    except (ValueError, KeyError, TypeError, OverflowError, OSError):
+        return None
 
 
 def _line_after(text: str, mark: str) -> str:

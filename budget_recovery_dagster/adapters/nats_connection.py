@@ -8,12 +8,19 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import anyio
 from nats.aio.msg import Msg
 
-from budget_recovery_dagster.adapters.nats_address import Access, read_credentials
+from budget_recovery_dagster.adapters.nats_address import (
+    Access,
+    ServerAddress,
+    credentials_expiry,
+    read_credentials,
+)
 from budget_recovery_dagster.adapters.nats_exchange import Exchange
+from budget_recovery_dagster.adapters.nats_failures import credentials_expired
 from budget_recovery_dagster.adapters.nats_link import Link
 from budget_recovery_dagster.errors import (
     SettingsError,
@@ -80,6 +87,26 @@ class NatsConnection:
                     "see whether the NATS servers and the leader of the bucket's stream are up.",
                 ) from error
 
+    async def require_answers(self) -> None:
+        """See that the user may receive answers.
+
+        Raises:
+            StorePermissionError: it may not.
+        """
+        await (await self._sound_link()).require_answers()
+
+    async def version_of(self, server: ServerAddress) -> str:
+        """Connect to one of the servers, and return its version; the connection is not kept.
+
+        Raises:
+            StoreUnreachableError, StorePermissionError: as ``exchange``.
+        """
+        link = await self._open(server, self._read_credentials())
+        try:
+            return link.version
+        finally:
+            await link.close()
+
     async def close(self) -> None:
         """Close the connection, if there is one."""
         if self._link is not None:
@@ -98,16 +125,26 @@ class NatsConnection:
         credentials = self._read_credentials()
         failures: list[StoreError] = []
         for server in self._access.servers:
-            link = Link(server, self._access.tls, self._timeouts.connect)
             try:
-                await link.open(credentials)
+                return await self._open(server, credentials)
             except StoreError as error:
                 failures.append(error)
-            else:
-                return link
         # A server that refuses the user says more than others that are down.
         refusals = [failure for failure in failures if isinstance(failure, StorePermissionError)]
         raise (refusals or failures)[-1]
+
+    async def _open(self, server: ServerAddress, credentials: str | None) -> Link:
+        link = Link(server, self._access.tls, self._timeouts.connect)
+        try:
+            await link.open(credentials)
+        except StorePermissionError as error:
+            expired_at = None if credentials is None else credentials_expiry(credentials)
+            # Whether they have expired is for the server to say, by its own clock; it does not
+            # tell that it refuses them for it.
+            if expired_at is None or expired_at > datetime.now(UTC):
+                raise
+            raise credentials_expired(server, self._access.credentials, expired_at) from error
+        return link
 
     def _read_credentials(self) -> str | None:
         """Read the credentials anew for each connection: they are renewed from time to time."""

@@ -4,6 +4,8 @@ import os
 import re
 import ssl
 from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from nats import errors
@@ -55,6 +57,17 @@ def user_refused(server: ServerAddress, error: Exception) -> StorePermissionErro
     return StorePermissionError(
         f"{server.url} refuses the NATS user: {_reason(error)}.",
         "correct the user and password in BUDGET_RECOVERY_NATS_URL, or renew the credentials file.",
+    )
+
+
+def credentials_expired(
+    server: ServerAddress, file: Path | None, expired_at: datetime
+) -> StorePermissionError:
+    """Say that a server does not let the user in because its credentials have expired."""
+    return StorePermissionError(
+        f"{server.url} refuses the NATS user: the credentials {file} expired at"
+        f" {expired_at:%Y-%m-%d %H:%M:%S} UTC.",
+        "renew the credentials file that BUDGET_RECOVERY_NATS_CREDS names; no restart is needed.",
     )
 
 

@@ -56,6 +56,21 @@ class _Client(Client):
         except Exception:  # noqa: BLE001 - whatever a stranger's bytes make the driver raise
             return {UNREADABLE_HEADERS: ""}
 
+    @property
+    def server_version(self) -> str:
+        """The version of the server, in its own words."""
+        return str(self._server_info.get("version", ""))
+
+    async def settle(self, seconds: int) -> None:
+        """Wait until the server has taken what was sent, and has refused it if it does.
+
+        Raises:
+            TimeoutError, errors.Error, OSError: it did not answer in time, or not at all.
+        """
+        # The driver's ping goes before what it still keeps back, such as a subscription.
+        await self._flush_pending(force_flush=True)
+        await self.flush(seconds)
+
     def when_reading_ends(self, tell: Callable[[], None]) -> None:
         """Have it told when nothing more will be read, for whatever reason."""
         reading = self._reading_task
@@ -96,6 +111,27 @@ class Link:
         """Whether a new exchange may be held on it."""
         # The driver is closed some moments before it says so.
         return self.failure is None and not self._client.is_closed
+
+    @property
+    def version(self) -> str:
+        """The version of the server, as it says it."""
+        return self._client.server_version
+
+    async def require_answers(self) -> None:
+        """See that the user may receive answers.
+
+        Raises:
+            StorePermissionError: it may not.
+            StoreUnreachableError: the connection has broken.
+        """
+        async with self.exchange():
+            try:
+                await self._client.settle(math.ceil(self._connect_seconds))
+            except (errors.Error, OSError, TimeoutError) as error:
+                if self.failure is None:
+                    raise broken(self._server, error) from error
+            if self.failure is not None:
+                self.failure.throw()
 
     async def open(self, credentials: str | None) -> None:
         """Connect, with the content of a credentials file if there is one.

@@ -37,9 +37,10 @@ MAX_BYTES = 16 * 2**20
 
 CONSUMER_PREFIX = "budget-recovery-"
 
+INACTIVE_SECONDS = 30
+"""So long after its last pull the server removes a consumer that was left behind."""
+
 _NS_PER_SECOND = 10**9
-# The server removes a consumer that was left behind, say by a lost connection, after this time.
-_INACTIVE_SECONDS = 30
 _READINGS = 3
 _SETTLING_SECONDS = 0.2
 # So long a consumer may answer nobody though it was just made: interest in it spreads through a
@@ -248,7 +249,7 @@ async def _create(
                 "deliver_policy": "last_per_subject",
                 "filter_subject": subjects,
                 "replay_policy": "instant",
-                "inactive_threshold": _INACTIVE_SECONDS * _NS_PER_SECOND,
+                "inactive_threshold": INACTIVE_SECONDS * _NS_PER_SECOND,
                 "mem_storage": True,
                 "num_replicas": 1,
             },
@@ -270,7 +271,7 @@ async def _delete(stream: BucketStream, name: str) -> None:
             "Consumer %s of %s could not be deleted; the server removes it in %d s. %s",
             name,
             stream.name,
-            _INACTIVE_SECONDS,
+            INACTIVE_SECONDS,
             error,
         )
 

@@ -51,6 +51,10 @@ _WATCH_CLIENT = "set client_connection_check_interval = '2s'"
 
 _UNREACHABLE_HINT = "check that PostgreSQL runs and that BUDGET_RECOVERY_POSTGRES_URL leads to it."
 _MISSING_HINT = "create it, or correct BUDGET_RECOVERY_POSTGRES_URL."
+_USER_HINT = "correct the user and password in BUDGET_RECOVERY_POSTGRES_URL."
+# What a server, and the driver where the URL has no password, say of a user who is not let in; a
+# server whose messages are in another language is only told to be unreachable.
+_USER_REFUSED = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
 _SQLSTATE_HINTS = {
     "25006": "point BUDGET_RECOVERY_POSTGRES_URL at the primary: this server is read-only.",
     "3F000": "run `budget-recovery migrate`.",
@@ -146,11 +150,16 @@ def as_database_error(error: psycopg.Error) -> DatabaseError:
     lost = isinstance(error, psycopg.OperationalError) and state is None
     if lost or (state is not None and state.startswith(_UNREACHABLE_STATES)):
         # The driver gives no code for what fails before the session begins.
-        hint = _MISSING_HINT if said.endswith("does not exist") else _UNREACHABLE_HINT
         return DatabaseUnreachableError(
-            f"The control-plane database cannot be reached: {said}.", hint
+            f"The control-plane database cannot be reached: {said}.", _hint_of_unreachable(said)
         )
     return DatabaseError(
         f"The control-plane database refused: {said}.",
         _SQLSTATE_HINTS.get(state or "", _OTHER_HINT),
     )
+
+
+def _hint_of_unreachable(said: str) -> str:
+    if any(refusal in said for refusal in _USER_REFUSED):
+        return _USER_HINT
+    return _MISSING_HINT if said.endswith("does not exist") else _UNREACHABLE_HINT

@@ -184,7 +184,8 @@ class PostgresIncidents:
         """Accept a new baseline, close the incident and put the store to HEALTHY, all or nothing.
 
         Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not
+                RECOVERING, unless a person ends it.
         """
         with self._leased(lease) as (connection, standing):
             ended = ended_by(closing, self._database.moment(connection))

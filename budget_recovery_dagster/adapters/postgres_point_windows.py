@@ -5,9 +5,11 @@ from datetime import UTC, datetime
 
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.postgres_recovery_points import stream_point
+from budget_recovery_dagster.adapters.postgres_resets import read_resets
 from budget_recovery_dagster.adapters.postgres_retained import RecordRow
 from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.recovery_point import Usages, max_merge
+from budget_recovery_dagster.domain.resets import eligible
 from budget_recovery_dagster.table_ports import PointRecord, StoredRecord
 
 _NEWEST_SNAPSHOTS = """
@@ -102,9 +104,11 @@ class PostgresRecoveryPoints:
         with self._database.reading() as connection:
             found = connection.execute(_NEWEST_RECORDS, {"tenant": tenant, "now": now}).fetchall()
             rows = {row.of: row for row in (RecordRow(*each) for each in found)}
-            for content_id, windows, usages in stream_point(connection, tenant, now):
-                for of in windows:
-                    point[of] = max_merge(point.get(of, {}), usages)
+            resets = read_resets(connection, tenant)
+            for content_id, holders, usages in stream_point(connection, tenant, now):
+                for of, captured_at in holders:
+                    used = eligible(usages, captured_at, of, resets)
+                    point[of] = max_merge(point.get(of, {}), used)
                     if content_id == rows[of].content_id:
                         newest[of] = rows[of].holding(usages)
         return tuple(PointRecord(newest[of], point[of]) for of in rows)

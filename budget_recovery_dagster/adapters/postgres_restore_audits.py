@@ -9,10 +9,14 @@ from psycopg.types.json import Jsonb
 
 from budget_recovery_dagster.adapters.postgres_database import Database
 from budget_recovery_dagster.adapters.stored_recovery import storable_trail
+from budget_recovery_dagster.audit_ports import (
+    AuditEntry,
+    AuditTrail,
+    MergedAudits,
+)
 from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.incident import Restored
 from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.restore_ports import AuditEntry, AuditTrail, MergedAudits
 
 # One list for each column: a statement for each of very many rows would take minutes.
 _INSERT = """

@@ -1,21 +1,29 @@
-"""The recovery points that a restore uses, in PostgreSQL: each content is verified as it is read.
+"""The recovery points that a restore uses, in PostgreSQL."""
 
-A record that covers all earlier ones usually spares reading them. Where a record turns out to hold
-something else than was captured, its claim is worth nothing, and all others of its window are read.
-"""
-
-from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any, LiteralString
 
 from budget_recovery_dagster.adapters.postgres_connection import Connection
 from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_integrity import as_captured
+from budget_recovery_dagster.adapters.postgres_point_records import (
+    EVERYTHING,
+    Span,
+    Spans,
+    WindowKey,
+    Windows,
+    add_records,
+    finish,
+    read_to_the_end,
+)
+from budget_recovery_dagster.adapters.postgres_resets import read_keeping_out, read_resets
 from budget_recovery_dagster.adapters.restore_windows import WindowInMaking, tokens_at
-from budget_recovery_dagster.domain.counters import BudgetWindow, ValueShape
-from budget_recovery_dagster.domain.recovery_point import RecoveryPoint, Usages
-from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.restore_ports import TenantPoint, WindowPoint
+from budget_recovery_dagster.domain.counters import BudgetWindow, UnreadableKey, ValueShape
+from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
+from budget_recovery_dagster.domain.resets import Reset, concerning, newest_at
+from budget_recovery_dagster.domain.windows import InvalidWindowError, Window
+from budget_recovery_dagster.errors import DatabaseError
+from budget_recovery_dagster.restore_ports import TenantPoint
 
 # A capture may have no record: it found only keys that it could not read, or retention took them.
 # The limit keeps it at one look into an index for each tenant, however many records there are.
@@ -29,7 +37,13 @@ cross join lateral (
 
 _NEWEST = "select max(captured_at) from budget_recovery.capture"
 
-_NEWEST_OF = f"{_NEWEST} where tenant = %s"
+_CAPTURE = """
+select captured_at, unreadable, unreadable_count
+from budget_recovery.capture
+where tenant = %(tenant)s
+"""
+_NEWEST_OF = f"{_CAPTURE} order by captured_at desc limit 1"
+_NAMED_OF = f"{_CAPTURE} and captured_at = %(captured_at)s"
 
 # Windows are found by their tokens, which alone tell what they are: damage to the edges that are
 # stored beside them hides nothing. Of each: its newest record, and the newest that covers the
@@ -52,8 +66,7 @@ from w
 """
 _CURRENT_WINDOWS = f"{_BY_TOKENS}{_AS_THEY_ARE}"
 
-# For a restore. Those that have closed count if the newest snapshot has them. Of each also the
-# newest record that tells how its keys are written.
+# For a restore. Of each window also the newest record that tells how its keys are written.
 _WITH_SHAPES = """
 select w.budget_id, w.window_token, w.newest_at, w.since, s.value_shape, s.expiry_seconds
 from w
@@ -67,45 +80,30 @@ left join lateral (
     order by r.captured_at desc
     limit 1
 ) s on true
+"""
+_IN_ORDER = "order by w.budget_id, w.window_token"
+# Those that have closed count if the newest snapshot has them.
+_WINDOWS = f"""{_BY_TOKENS}{_WITH_SHAPES}
 where w.window_token = any(%(current)s) or w.newest_at = %(newest_at)s
-order by w.budget_id, w.window_token
-"""
-_WINDOWS = f"{_BY_TOKENS}{_WITH_SHAPES}"
-
-# Narrow rows only; the wide contents follow by id, each once.
-_RECORDS = """
-select r.budget_id, r.window_token, r.captured_at, r.content_id
-from unnest(%(budgets)s::text[], %(windows)s::text[], %(since)s::timestamptz[])
-     as w (budget_id, window_token, since)
-join budget_recovery.budget_record r
-  on r.tenant = %(tenant)s
- and r.budget_id = w.budget_id
- and r.window_token = w.window_token
- and r.captured_at >= coalesce(w.since, '-infinity')
+{_IN_ORDER}
 """
 
-# One that is not there at all is damage like any other.
-_CONTENTS = """
-select wanted.content_id, c.content_hash, c.entities, c.usages
-from unnest(%s::bigint[]) as wanted (content_id)
-left join budget_recovery.budget_content c using (content_id)
+_IN_SNAPSHOT = """
+with w as (
+    select budget_id, window_token, captured_at as newest_at, captured_at as since
+    from budget_recovery.budget_record
+    where tenant = %(tenant)s and captured_at = %(captured_at)s
+)
 """
-
-# The server's limit of time is for one statement, and reading everything may well take longer.
-_AT_ONCE = 500
-
-Windows = dict[tuple[str, str], WindowInMaking]
-"""Windows in the making by budget and token."""
-
-ReadsFrom = dict[tuple[str, str], datetime | None]
-"""From when on the records of each window are to be read; None: all of them."""
+_WINDOWS_OF_SNAPSHOT = f"{_IN_SNAPSHOT}{_WITH_SHAPES}{_IN_ORDER}"
 
 
 class PostgresRestorePoints:
     """What a restore would bring back, verified."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, heeds_resets: bool = True) -> None:
         self._database = database
+        self._heeds_resets = heeds_resets
 
     def tenants(self) -> frozenset[str]:
         """Return the tenants that have a retained record of any budget."""
@@ -115,43 +113,92 @@ class PostgresRestorePoints:
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
         """Read a tenant's recovery point; None where nothing of the tenant is retained."""
         with self._database.reading() as connection:
-            return read_point(connection, tenant, now)
+            row = connection.execute(_NEWEST_OF, {"tenant": tenant}).fetchone()
+            if row is None:
+                return None
+            recorded = read_resets(connection, tenant)
+            scope = _scope(tenant, row[0], now)
+            windows, since = self._find_windows(connection, _WINDOWS, scope, recorded)
+            if self._heeds_resets:
+                read_to_the_end(connection, tenant, windows, _covering(since))
+                for key, reset in read_keeping_out(connection, tenant, windows) if recorded else ():
+                    windows[key].note_kept_out(reset)
+            else:
+                spans = {
+                    key: _spans(since[key], concerning(window.of, recorded))
+                    for key, window in windows.items()
+                }
+                read_to_the_end(connection, tenant, windows, spans)
+            return _point(connection, tenant, row, windows)
 
+    def snapshot_of(self, tenant: str, captured_at: datetime) -> TenantPoint | None:
+        """Read the records of one snapshot of a tenant, and no others; None: there is none."""
+        scope = {"tenant": tenant, "captured_at": captured_at, "shapes": _SHAPES}
+        with self._database.reading() as connection:
+            row = connection.execute(_NAMED_OF, scope).fetchone()
+            if row is None:
+                return None
+            recorded = read_resets(connection, tenant)
+            try:
+                windows, _ = self._find_windows(connection, _WINDOWS_OF_SNAPSHOT, scope, recorded)
+            except InvalidWindowError as error:
+                raise DatabaseError(
+                    f"The snapshot of tenant {tenant!r} of {captured_at.astimezone(UTC)} is"
+                    f" damaged: {error}.",
+                    "name another snapshot, or `latest`.",
+                ) from error
+            this = (Span(captured_at, captured_at),)
+            add_records(connection, tenant, windows, dict.fromkeys(windows, this))
+            return _point(connection, tenant, row, windows)
 
-def read_point(connection: Connection, tenant: str, now: datetime) -> TenantPoint | None:
-    """Read a tenant's recovery point; None where nothing of the tenant is retained."""
-    [(newest_at,)] = connection.execute(_NEWEST_OF, (tenant,)).fetchall()
-    if newest_at is None:
-        return None
-    windows, since = _find_windows(connection, tenant, newest_at.astimezone(UTC), now)
-    return TenantPoint(
-        tenant=tenant,
-        newest_at=newest_at.astimezone(UTC),
-        windows=_read_windows(connection, tenant, windows, since),
-    )
+    def despite_resets(self) -> "PostgresRestorePoints":
+        """Return the same points as if no reset had been recorded."""
+        return PostgresRestorePoints(self._database, heeds_resets=False)
+
+    def _find_windows(
+        self,
+        connection: Connection,
+        query: LiteralString,
+        scope: dict[str, Any],
+        recorded: Sequence[Reset],
+    ) -> tuple[Windows, dict[WindowKey, datetime | None]]:
+        """Return windows, and of each when its newest record was captured that covers the rest."""
+        windows: Windows = {}
+        covered_since: dict[WindowKey, datetime | None] = {}
+        for budget, token, last, since, shape, expiry in connection.execute(query, scope):
+            windows[budget, token] = WindowInMaking(
+                BudgetWindow(budget, Window.parse(token)),
+                newest_at=last.astimezone(UTC),
+                shape=shape and ValueShape(shape),
+                expiry_seconds=expiry,
+                resets=recorded if self._heeds_resets else (),
+            )
+            covered_since[budget, token] = since
+        return windows, covered_since
 
 
 def read_current_usages(connection: Connection, tenant: str, now: datetime) -> RecoveryPoint:
     """Read no more of a tenant's recovery point than the usages of its current windows.
 
-    Verified as ``read_point`` does it: a record must not claim to cover what is damaged.
+    Verified as for a restore: a record must not claim to cover what is damaged. What resets make
+    ineligible is left out, so that nothing is missed that was taken away on purpose.
     """
+    recorded = read_resets(connection, tenant)
     scope = {"tenant": tenant, "tokens": list(tokens_at(now))}
     windows: Windows = {}
-    reads_from: ReadsFrom = {}
-    for budget, token, newest_at, since in connection.execute(_CURRENT_WINDOWS, scope):
+    covered_since: dict[WindowKey, datetime | None] = {}
+    for budget, token, last, since in connection.execute(_CURRENT_WINDOWS, scope):
         windows[budget, token] = WindowInMaking(
             BudgetWindow(budget, Window.parse(token)),
-            newest_at=newest_at.astimezone(UTC),
+            newest_at=last.astimezone(UTC),
             shape=None,
             expiry_seconds=None,
+            resets=recorded,
         )
-        reads_from[budget, token] = since
-    return {
-        window.of: window.usages
-        for window in _read_windows(connection, tenant, windows, reads_from)
-        if window.usages
-    }
+        covered_since[budget, token] = since
+    read_to_the_end(connection, tenant, windows, _covering(covered_since))
+    finished = (window.finished() for window in windows.values())
+    return {window.of: window.usages for window in finished if window.usages}
 
 
 def read_newest_point_time(connection: Connection) -> datetime | None:
@@ -160,65 +207,47 @@ def read_newest_point_time(connection: Connection) -> datetime | None:
     return None if newest_at is None else newest_at.astimezone(UTC)
 
 
-def _find_windows(
-    connection: Connection, tenant: str, newest_at: datetime, now: datetime
-) -> tuple[Windows, ReadsFrom]:
-    """Return the windows of a point, and from when on their records are to be read."""
+_SHAPES = [shape.value for shape in ValueShape]
+
+
+def _scope(tenant: str, newest_at: datetime, now: datetime) -> dict[str, Any]:
     current = tokens_at(now)
-    scope = {
+    return {
         "tenant": tenant,
         "tokens": list(current | tokens_at(newest_at)),
         "current": list(current),
         "newest_at": newest_at,
-        "shapes": [shape.value for shape in ValueShape],
+        "shapes": _SHAPES,
     }
-    windows: Windows = {}
-    reads_from: ReadsFrom = {}
-    for budget, token, last, since, shape, expiry in connection.execute(_WINDOWS, scope):
-        windows[budget, token] = WindowInMaking(
-            BudgetWindow(budget, Window.parse(token)),
-            newest_at=last.astimezone(UTC),
-            shape=shape and ValueShape(shape),
-            expiry_seconds=expiry,
-        )
-        reads_from[budget, token] = since
-    return windows, reads_from
 
 
-def _read_windows(
-    connection: Connection, tenant: str, windows: Windows, since: ReadsFrom
-) -> tuple[WindowPoint, ...]:
-    """Read windows to their end; of one with a damaged record, all others too."""
-    _add_records(connection, tenant, windows, since)
-    doubtful = {key: each for key, each in windows.items() if each.needs_all_records}
-    _add_records(connection, tenant, doubtful, dict.fromkeys(doubtful))
-    return tuple(window.finished() for window in windows.values())
+def _covering(covered_since: Mapping[WindowKey, datetime | None]) -> Spans:
+    """Say which records make the points of windows: whatever is eligible before, they cover."""
+    return {key: (Span(since, None),) for key, since in covered_since.items()}
 
 
-def _add_records(connection: Connection, tenant: str, windows: Windows, since: ReadsFrom) -> None:
-    """Read the records of windows from a time on, of each its own."""
-    if not windows:
-        return
-    scope = {
-        "tenant": tenant,
-        "budgets": [budget for budget, _ in windows],
-        "windows": [token for _, token in windows],
-        "since": [since[key] for key in windows],
-    }
-    holders: defaultdict[int, list[tuple[WindowInMaking, datetime]]] = defaultdict(list)
-    for budget, token, captured_at, content_id in connection.execute(_RECORDS, scope):
-        holders[content_id].append((windows[budget, token], captured_at.astimezone(UTC)))
-    for content_id, usages in _stream_verified(connection, sorted(holders)):
-        for window, captured_at in holders[content_id]:
-            window.add(captured_at, usages)
+def _spans(covered_since: datetime | None, resets: Sequence[Reset]) -> tuple[Span, ...]:
+    """Say which records of a window make its point despite the resets.
+
+    A record that covers the earlier ones covers what was eligible in them when it was captured. Of
+    those after the newest reset, that is everything; those before it have to be read.
+    """
+    reset_at = newest_at(resets)
+    if reset_at is None or covered_since is None:
+        return (Span(covered_since, None),)
+    if reset_at >= covered_since:
+        return (EVERYTHING,)
+    return (Span(covered_since, None), Span(None, reset_at))
 
 
-def _stream_verified(
-    connection: Connection, content_ids: Collection[int]
-) -> Iterator[tuple[int, Usages | None]]:
-    """Give contents with their ids one by one; None where one is not what was captured."""
-    ids = list(content_ids)
-    for first in range(0, len(ids), _AT_ONCE):
-        with connection.cursor() as cursor:
-            for content_id, *content in cursor.stream(_CONTENTS, (ids[first : first + _AT_ONCE],)):
-                yield content_id, as_captured(*content)
+def _point(
+    connection: Connection, tenant: str, capture: tuple[Any, ...], windows: Windows
+) -> TenantPoint:
+    captured_at, unreadable, unreadable_count = capture
+    return TenantPoint(
+        tenant=tenant,
+        newest_at=captured_at.astimezone(UTC),
+        windows=finish(connection, tenant, windows),
+        unreadable=tuple(UnreadableKey(**each) for each in unreadable),
+        unreadable_count=unreadable_count,
+    )

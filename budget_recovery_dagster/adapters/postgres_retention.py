@@ -3,7 +3,8 @@
 In two steps, since the first may have to read very much: it finds, in a transaction of its own and
 without a lock, which records past retention are still needed (``find_needed``). The second removes
 the others under the store's lock (``prune_snapshots``). What is needed cannot become more in
-between: captures only add newer records, which can make an old one needless and never needed.
+between: captures only add newer records, which can make an old one needless and never needed, and
+a reset does not make more of an old one eligible.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,16 +19,21 @@ from budget_recovery_dagster.ports import PruneReport
 # Windows that have not closed and have records past retention, except those whose newest covering
 # record is within it: that one alone makes all the expired ones needless, and it is the usual
 # case. ``since`` is where reading must begin, as nothing before a covering record is needed; null:
-# no record covers.
+# no record covers. It covers what was eligible: of the records up to ``reset_at``, the newest reset
+# of the window, it need not hold what that reset keeps out. A reset does not make that needless,
+# since it can be overridden. ``whole_since`` is the newest record that covers all of the earlier
+# ones, for it was stored before the first reset was recorded.
 _DOUBTFUL_WINDOWS = """
 with expired as (
-    select distinct tenant, budget_id, window_token
+    select tenant, budget_id, window_token, min(captured_at) as oldest
     from budget_recovery.budget_record
     where tenant = any(%(tenants)s)
       and captured_at < %(cutoff)s
       and (window_end is null or window_end > %(now)s)
+    group by tenant, budget_id, window_token
 )
-select e.tenant, e.budget_id, e.window_token, c.captured_at as since
+select e.tenant, e.budget_id, e.window_token, c.captured_at as since,
+       w.captured_at as whole_since, s.reset_at
 from expired e
 left join lateral (
     select r.captured_at
@@ -39,7 +45,26 @@ left join lateral (
     order by r.captured_at desc
     limit 1
 ) c on true
-where c.captured_at is null or c.captured_at < %(cutoff)s
+left join lateral (
+    select max(s.at) as reset_at, min(s.recorded_at) as first_recorded_at
+    from budget_recovery.budget_reset s
+    where s.tenant = e.tenant
+      and s.budget_id = e.budget_id
+      and (s.window_token is null or s.window_token = e.window_token)
+) s on true
+left join lateral (
+    select r.captured_at
+    from budget_recovery.budget_record r
+    join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
+    where r.tenant = e.tenant
+      and r.budget_id = e.budget_id
+      and r.window_token = e.window_token
+      and r.covers_earlier
+      and p.stored_at < s.first_recorded_at
+    order by r.captured_at desc
+    limit 1
+) w on true
+where c.captured_at is null or c.captured_at < %(cutoff)s or e.oldest <= s.reset_at
 """
 
 # Of records with the same content, only the newest can be needed.
@@ -47,7 +72,10 @@ _CONTENTS_OF_WINDOW = """
 select content_id, max(captured_at) as newest
 from budget_recovery.budget_record
 where tenant = %s and budget_id = %s and window_token = %s
-  and captured_at >= coalesce(%s::timestamptz, '-infinity')
+  and (
+      captured_at >= coalesce(%s::timestamptz, '-infinity')
+      or captured_at between coalesce(%s::timestamptz, '-infinity') and %s
+  )
 group by content_id
 order by newest desc
 """
@@ -120,8 +148,10 @@ def find_needed(
     """Find the records older than ``cutoff`` that some recovery point cannot do without."""
     scope = {"tenants": list(tenants), "cutoff": cutoff, "now": now}
     needed: list[RecordKey] = []
-    for *window, since in connection.execute(_DOUBTFUL_WINDOWS, scope).fetchall():
-        records = _newest_first(connection, (*window, since))
+    for *window, since, whole_since, reset_at in connection.execute(
+        _DOUBTFUL_WINDOWS, scope
+    ).fetchall():
+        records = _newest_first(connection, (*window, since, whole_since, reset_at))
         needed.extend(
             (*window, captured_at) for captured_at in needed_past_retention(records, cutoff)
         )

@@ -73,7 +73,7 @@ def migrate(url: str) -> Migration:
 
 def _migrate(connection: sqlalchemy.Connection) -> Migration:
     driver: Connection = connection.connection.driver_connection  # type: ignore[assignment]
-    _require_usable_server(driver)
+    require_usable_server(driver)
     connection.exec_driver_sql(_NO_TIME_LIMITS)
     connection.exec_driver_sql(_LOCK)
     before = _version(driver)
@@ -97,8 +97,19 @@ def require_current(connection: Connection) -> None:
         SchemaVersionError: the schema is missing, older or newer.
         DatabaseError: the server is too old.
     """
-    _require_usable_server(connection)
-    refuse_unless_newest(_version(connection), _versions())
+    require_usable_server(connection)
+    require_newest(connection)
+
+
+def require_newest(connection: Connection) -> str:
+    """Return the schema's version, refused unless it is the one that this project works on.
+
+    Raises:
+        SchemaVersionError: the schema is missing, older or newer.
+    """
+    version, known = _version(connection), _versions()
+    refuse_unless_newest(version, known)
+    return known[0]
 
 
 def refuse_unless_newest(version: str | None, known: Sequence[str]) -> None:
@@ -133,7 +144,12 @@ def _version(connection: Connection) -> str | None:
     return None if row is None else str(row[0])
 
 
-def _require_usable_server(connection: Connection) -> None:
+def require_usable_server(connection: Connection) -> None:
+    """Refuse a server that is too old, and a database that cannot hold every name.
+
+    Raises:
+        DatabaseError: it is.
+    """
     if connection.info.server_version < OLDEST_SERVER:
         raise DatabaseError(
             f"The server is PostgreSQL {connection.info.server_version // 10000}.",

@@ -4,9 +4,17 @@ PostgreSQL's text and JSON hold neither NUL nor half a surrogate pair. A name wi
 cannot come from the store; a reason or a run's id can hold anything, and must not cost a snapshot.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from budget_recovery_dagster.domain.counters import OmittedCounter, UnreadableKey, format_usage
+from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
+    OmittedCounter,
+    UnreadableKey,
+    format_usage,
+)
+from budget_recovery_dagster.domain.resets import Reset
 from budget_recovery_dagster.domain.snapshots import TenantSnapshot
 from budget_recovery_dagster.ports import CaptureFailure, CaptureSummary, NamedDrop, Uncaptured
 
@@ -70,16 +78,38 @@ def named_drops_of(snapshot: TenantSnapshot) -> tuple[NamedDrop, ...]:
     )
 
 
-def named_omissions(omitted: Iterable[OmittedCounter]) -> list[dict[str, str | None]]:
-    """Return the omitted counters of a record that are kept by name."""
+def kept_omissions(omitted: Sequence[OmittedCounter]) -> tuple[OmittedCounter, ...]:
+    """Return the omitted counters of a record that are kept by name, as they are kept."""
+    return tuple(
+        replace(omission, key=storable(omission.key), reason=storable(omission.reason))
+        for omission in omitted[:MAX_NAMED]
+    )
+
+
+def named_omissions(omitted: Sequence[OmittedCounter]) -> list[dict[str, object]]:
+    """Return the omitted counters of a record that are kept by name, to be stored."""
     return [
         {
             "entity": omission.entity,
-            "key": storable(omission.key),
-            "reason": storable(omission.reason),
+            "key": omission.key,
+            "reason": omission.reason,
+            # Of nearly all it is known.
+            **({} if omission.is_entity_known else {"is_entity_known": False}),
         }
-        for omission in tuple(omitted)[:MAX_NAMED]
+        for omission in kept_omissions(omitted)
     ]
+
+
+def omissions_from(
+    of: BudgetWindow, stored: Iterable[Mapping[str, Any]]
+) -> tuple[OmittedCounter, ...]:
+    """Read back the omitted counters of a record that were kept by name."""
+    return tuple(OmittedCounter(of, **omission) for omission in stored)
+
+
+def storable_reset(reset: Reset) -> Reset:
+    """Return a reset as it is kept."""
+    return replace(reset, by=storable(reset.by), reason=storable(reset.reason))
 
 
 def storable_failure(failure: CaptureFailure) -> CaptureFailure:

@@ -5,9 +5,11 @@ from dataclasses import replace
 from datetime import datetime
 
 from budget_recovery_dagster.adapters.stored_forms import MAX_NAMED, storable, storable_id
+from budget_recovery_dagster.audit_ports import (
+    AuditTrail,
+)
 from budget_recovery_dagster.domain.incident import Ended, Held, Incident, Loss
 from budget_recovery_dagster.recovery_ports import Attempt, Check, Closing
-from budget_recovery_dagster.restore_ports import AuditTrail
 
 
 def storable_check(check: Check) -> Check:

@@ -1,6 +1,6 @@
 """What restores have written back into the gateway's store."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import dagster as dg
@@ -8,9 +8,12 @@ import dagster as dg
 from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_store
 from budget_recovery_dagster.assets.presentation import OWNERS
 from budget_recovery_dagster.assets.recovery_points import recovery_points
+from budget_recovery_dagster.audit_ports import (
+    AuditEntry,
+    MergedAudits,
+)
 from budget_recovery_dagster.domain.counters import format_usage
 from budget_recovery_dagster.domain.incident import Restored
-from budget_recovery_dagster.restore_ports import AuditEntry, MergedAudits
 
 MOST_ROWS = 200
 """So many windows are shown: Dagster keeps a table whole in its event log; PostgreSQL has all."""
@@ -37,8 +40,9 @@ restored_usage = dg.AssetSpec(
     description=(
         "The counters that a restore has raised in the gateway's store after a loss, each to the "
         "highest that any retained snapshot knows. **Materialized** by every recovery that raised "
-        "something, with what each budget's counters were before and after; observed by one that "
-        "found nothing to raise. The table budget_recovery.restore_audit has all of it."
+        "something, and by every restore by hand that did, with what each budget's counters were "
+        "before and after; observed by one that found nothing to raise, and by every preview. The "
+        "table budget_recovery.restore_audit has all of it."
     ),
 )
 
@@ -52,11 +56,16 @@ def restored_metadata(restored: Restored, audits: MergedAudits) -> Mapping[str, 
         "tenants_raised": restored.tenants,
         "usage_before": format_usage(audits.before),
         "usage_after": format_usage(audits.after),
-        "before_and_after": dg.MetadataValue.table(
-            records=[_row(entry) for entry in shown], schema=dg.TableSchema(columns=_COLUMNS)
-        ),
+        "before_and_after": audit_table(shown),
         "windows_not_shown": audits.windows - len(shown),
     }
+
+
+def audit_table(entries: Iterable[AuditEntry]) -> dg.TableMetadataValue:
+    """Show what became of each budget and window."""
+    return dg.MetadataValue.table(
+        records=[_row(entry) for entry in entries], schema=dg.TableSchema(columns=_COLUMNS)
+    )
 
 
 def _row(entry: AuditEntry) -> dg.TableRecord:

@@ -81,7 +81,8 @@ def tenant_coverage(
     description=(
         "Within a window usage only grows. Warns when a counter of the recovery point is missing "
         "from the store, or lower in it: single keys can be purged without the store's identity "
-        "changing. The recovery point keeps the higher value."
+        "changing. The recovery point keeps the higher value; if it was lowered on purpose, say so "
+        "with record_reset_job."
     ),
 )
 def usage_never_drops(

@@ -1,4 +1,4 @@
-"""Which control-plane database a command works on."""
+"""Which control-plane database, and which store, a command works on."""
 
 from pathlib import Path
 
@@ -31,3 +31,23 @@ def settings_with_database(data_dir: Path | None) -> Settings:
             "check_interval_seconds": running.check_interval_seconds,
         }
     )
+
+
+def settings_with_servers(data_dir: Path | None) -> Settings:
+    """Return the settings, with both servers of the running dev where none is set.
+
+    Raises:
+        SettingsError: a setting is wrong, or names no server where one is needed.
+        NoRunningDevError: none is set, and no dev runs there.
+    """
+    settings = settings_with_database(data_dir)
+    if settings.nats_url is not None:
+        return settings
+    running = find_running_dev(data_dir or settings.data_place)
+    if running.nats_url is None:
+        raise SettingsError(
+            f"The running dev uses the store that its {PREFIX}NATS_URL names.",
+            f"set {PREFIX}NATS_URL here, too.",
+        )
+    told = {"nats_url": SecretStr(running.nats_url), "bucket": running.bucket}
+    return settings.model_copy(update=told)

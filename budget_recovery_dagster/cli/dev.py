@@ -1,20 +1,17 @@
 """``budget-recovery dev``: everything on this machine, as children of one command."""
 
 import math
-import os
-import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
 import click
 from rich.console import Console
 from rich.text import Text
 
 from budget_recovery_dagster.cli.data_dir import data_dir_option
+from budget_recovery_dagster.cli.starting import starting
+from budget_recovery_dagster.cli.stop_signals import stop_signals_interrupt
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.sandbox.child_process import Found, poll
 from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
@@ -30,7 +27,6 @@ from budget_recovery_dagster.sandbox.running_dev import RunningDev, announced
 from budget_recovery_dagster.sandbox.stack import CONTROL_DATABASE, Stack, running_stack
 from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FIRST_RUN_SECONDS = 300
 _WATCH_INTERVAL_SECONDS = 0.2
 
@@ -59,9 +55,9 @@ def dev(port: int, host: str, data_dir: Path | None) -> None:
     data_dir = data_dir or settings.data_place
     try:
         with (
-            _stop_signals_interrupt(),
+            stop_signals_interrupt(),
             held_data_dir(data_dir) as held,
-            running_stack(settings, held, ui, _step) as stack,
+            running_stack(settings, held, ui, starting(_console)) as stack,
             announced(held, _running(stack, settings, ui)),
         ):
             _show_where_to_look(stack, settings, ui, held)
@@ -76,41 +72,6 @@ def dev(port: int, host: str, data_dir: Path | None) -> None:
             _watch(stack, lambda: None, seconds=math.inf)
     except KeyboardInterrupt:
         _console.print(Text(f"Stopped. The data are kept in {data_dir.absolute()}"))
-
-
-@contextmanager
-def _stop_signals_interrupt() -> Iterator[None]:
-    """Let the first signal to stop unwind the program; more of them cannot cut that short."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        for number in _STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        # Past the buffers: the interrupted code may be in the middle of writing to them.
-        with suppress(OSError):
-            os.write(1, b"\nStopping ...\n")
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in _STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _step(name: str) -> Iterator[None]:
-    # No spinner: its thread would run while children are forked.
-    if _console.is_terminal:
-        _console.print(f"  ..  {name}", end="\r")
-    begun = time.monotonic()
-    try:
-        yield
-    except BaseException:
-        if _console.is_terminal:
-            _console.print()
-        raise
-    _console.print(f"  [green]ok[/]  {name} [dim]{time.monotonic() - begun:.1f} s[/]")
 
 
 def _running(stack: Stack, settings: Settings, ui: DagsterUi) -> RunningDev:

@@ -4,14 +4,27 @@ from typing import Any
 
 import click
 
+from budget_recovery_dagster.cli.demo import demo
 from budget_recovery_dagster.cli.dev import dev
+from budget_recovery_dagster.cli.doctor import doctor
 from budget_recovery_dagster.cli.failure import show_failure
 from budget_recovery_dagster.cli.hold import hold
 from budget_recovery_dagster.cli.migrate import migrate
+from budget_recovery_dagster.cli.preview import preview
+from budget_recovery_dagster.cli.record_reset import record_reset
 from budget_recovery_dagster.cli.release import release
+from budget_recovery_dagster.cli.resolve import resolve
+from budget_recovery_dagster.cli.restore import restore
+from budget_recovery_dagster.cli.snapshots import snapshots
 from budget_recovery_dagster.cli.status import status
 from budget_recovery_dagster.cli.wipe import wipe
-from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
+from budget_recovery_dagster.errors import (
+    BudgetRecoveryError,
+    ChoiceError,
+    LeaseHeldError,
+    PreviewOutdatedError,
+    SettingsError,
+)
 from budget_recovery_dagster.sandbox.errors import (
     CannotStartError,
     NoRunningDevError,
@@ -21,7 +34,15 @@ from budget_recovery_dagster.sandbox.errors import (
 FAILED = 1
 REFUSED = 2
 
-_REFUSALS = (CannotStartError, NoRunningDevError, NotConfirmedError, SettingsError)
+_REFUSALS = (
+    CannotStartError,
+    ChoiceError,
+    LeaseHeldError,
+    NoRunningDevError,
+    NotConfirmedError,
+    PreviewOutdatedError,
+    SettingsError,
+)
 
 
 class _Commands(click.Group):
@@ -41,9 +62,16 @@ def main() -> None:
     """Keep the budget counters of an AI gateway recoverable."""
 
 
+main.add_command(demo)
 main.add_command(dev)
+main.add_command(doctor)
 main.add_command(hold)
 main.add_command(migrate)
+main.add_command(preview)
+main.add_command(record_reset)
 main.add_command(release)
+main.add_command(resolve)
+main.add_command(restore)
+main.add_command(snapshots)
 main.add_command(status)
 main.add_command(wipe)

@@ -1,12 +1,15 @@
 """The status as JSON: stable keys, moments in UTC, sequences as text, for they pass 2^53."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.cli.json_values import (
+    dumped,
+    identity_or_none,
+    moment_or_none,
+)
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident, Loss
 from budget_recovery_dagster.recovery_ports import Attempt, Check
 from budget_recovery_dagster.services.assessment import Condition
@@ -19,10 +22,10 @@ def status_json(status: Status, exit_code: int) -> str:
     """Write the status; every key is there in every situation."""
     facts, assessment = status.facts, status.assessment
     good = facts.newest_good
-    return _dumped(
+    return dumped(
         condition=_name(assessment.condition),
         exit_code=exit_code,
-        at=_moment(facts.at),
+        at=moment_or_none(facts.at),
         state=facts.recovery.state,
         doubts=assessment.doubts,
         next_step=assessment.next_step,
@@ -35,7 +38,7 @@ def status_json(status: Status, exit_code: int) -> str:
             "newest": [_check(each) for each in facts.checks[:_CHECKS]],
         },
         points={
-            "newest_snapshot_at": _moment(facts.newest_snapshot),
+            "newest_snapshot_at": moment_or_none(facts.newest_snapshot),
             "newest_by_tenant": _moments(facts.newest_points),
             "failing_tenants": _moments(facts.failing),
         },
@@ -45,7 +48,7 @@ def status_json(status: Status, exit_code: int) -> str:
 
 def failure_json(message: str, hint: str, exit_code: int) -> str:
     """Write that nothing can be told, with the same keys, and why."""
-    return _dumped(
+    return dumped(
         condition=_name(Condition.UNKNOWN),
         exit_code=exit_code,
         at=None,
@@ -64,10 +67,6 @@ def _name(condition: Condition) -> str:
     return condition.name.lower()
 
 
-def _dumped(**content: Any) -> str:
-    return json.dumps(content, indent=2)
-
-
 def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str, Any] | None:
     if incident is None:
         return None
@@ -76,53 +75,53 @@ def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str
     uncovered = incident.uncovered
     return {
         "id": incident.incident_id,
-        "opened_at": _moment(incident.opened_at),
+        "opened_at": moment_or_none(incident.opened_at),
         "losses": [_loss(each) for each in incident.losses],
         "attempts": incident.attempts,
         "max_attempts": MAX_ATTEMPTS,
         "launches": incident.launches,
-        "next_launch_at": _moment(incident.next_launch_at),
+        "next_launch_at": moment_or_none(incident.next_launch_at),
         "newest_attempt": _attempt(attempt),
         "held": held
         and {
-            "at": _moment(held.at),
+            "at": moment_or_none(held.at),
             "by": held.by,
             "reason": held.reason,
-            "released_at": _moment(incident.released_at) if not incident.is_held else None,
+            "released_at": moment_or_none(incident.released_at) if not incident.is_held else None,
         },
         "waiting": waiting
         and {
-            "since": _moment(waiting.since),
+            "since": moment_or_none(waiting.since),
             "reason": waiting.reason,
             "waits": waiting.waits,
         },
         "given_up": given_up
         and {
-            "at": _moment(given_up.at),
+            "at": moment_or_none(given_up.at),
             "reason": given_up.reason,
             "detail": given_up.detail,
         },
         "ended": ended
         and {
-            "at": _moment(ended.at),
+            "at": moment_or_none(ended.at),
             "outcome": ended.outcome,
             "detail": ended.detail,
             "restored": asdict(ended.restored),
         },
-        "newest_point_at": _moment(incident.newest_point_at),
-        "last_good_at": _moment(incident.last_good_at),
+        "newest_point_at": moment_or_none(incident.newest_point_at),
+        "last_good_at": moment_or_none(incident.last_good_at),
         "uncovered_seconds": None if uncovered is None else uncovered.total_seconds(),
     }
 
 
 def _loss(loss: Loss) -> Mapping[str, Any]:
     return {
-        "found_at": _moment(loss.found_at),
+        "found_at": moment_or_none(loss.found_at),
         "found_by": loss.found_by,
         "verdict": loss.verdict,
         "reason": loss.reason,
-        "before": _identity(loss.before),
-        "after": _identity(loss.after),
+        "before": identity_or_none(loss.before),
+        "after": identity_or_none(loss.after),
     }
 
 
@@ -133,37 +132,22 @@ def _attempt(attempt: Attempt | None) -> Mapping[str, Any] | None:
         "loss": attempt.loss,
         "number": attempt.number,
         "run_id": attempt.run_id,
-        "started_at": _moment(attempt.started_at),
-        "ended_at": _moment(attempt.ended_at),
+        "started_at": moment_or_none(attempt.started_at),
+        "ended_at": moment_or_none(attempt.ended_at),
         "outcome": attempt.outcome,
     }
 
 
 def _check(check: Check) -> Mapping[str, Any]:
     return {
-        "checked_at": _moment(check.checked_at),
+        "checked_at": moment_or_none(check.checked_at),
         "checked_by": check.checked_by,
         "verdict": check.verdict,
         "reason": check.reason,
-        "identity": _identity(check.identity),
+        "identity": identity_or_none(check.identity),
         "incident_id": check.incident_id,
     }
 
 
-def _identity(identity: StoreIdentity | None) -> Mapping[str, Any] | None:
-    if identity is None:
-        return None
-    return {
-        "created_at": _moment(identity.created_at),
-        "last_sequence": str(identity.last_sequence),
-    }
-
-
 def _moments(by_tenant: Mapping[str, datetime | None]) -> Mapping[str, str | None]:
-    return {tenant: _moment(by_tenant[tenant]) for tenant in sorted(by_tenant)}
-
-
-def _moment(moment: datetime | None) -> str | None:
-    if moment is None:
-        return None
-    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return {tenant: moment_or_none(by_tenant[tenant]) for tenant in sorted(by_tenant)}

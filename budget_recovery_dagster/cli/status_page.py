@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from rich.console import Console
 from rich.text import Text
 
+from budget_recovery_dagster.cli.harmless_text import harmless
 from budget_recovery_dagster.domain.identity import Verdict
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.domain.point_age import age
@@ -94,8 +95,11 @@ def _hold(incident: Incident, now: datetime) -> Iterator[str]:
     held, released_at = incident.held, incident.released_at
     if held is None:
         return
-    until = "" if incident.is_held or released_at is None else f" to {clock_time(released_at, now)}"
-    what = "On hold since" if incident.is_held else "Was on hold from"
+    # With the incident a hold ends as well.
+    ended_at = incident.ended.at if incident.is_held and incident.ended else released_at
+    is_held = incident.is_held and incident.ended is None
+    until = "" if is_held or ended_at is None else f" to {clock_time(ended_at, now)}"
+    what = "On hold since" if is_held else "Was on hold from"
     yield f"{what} {clock_time(held.at, now)}{until}, by {held.by}: {held.reason}"
 
 
@@ -181,12 +185,4 @@ def _points(facts: Facts) -> Iterator[str]:
 
 def _text(console: Console, line: Line) -> Text:
     parts = [(line, "")] if isinstance(line, str) else line
-    return Text.assemble(*((_harmless(console, text), style) for text, style in parts))
-
-
-def _harmless(console: Console, text: str) -> str:
-    """Write what others may have named so that any terminal can show it, and obeys none of it."""
-    shown = "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
-    )
-    return shown.encode(console.encoding, "backslashreplace").decode(console.encoding)
+    return Text.assemble(*((harmless(console, text), style) for text, style in parts))

@@ -93,6 +93,7 @@ class Outcome(StrEnum):
     IN_PART = "restored in part"
     NOTHING_LOST = "nothing lost"
     NOTHING_CURRENT = "nothing current"
+    BY_HAND = "restored by hand"
     ACCEPTED = "accepted by hand"
 
     @property
@@ -101,10 +102,17 @@ class Outcome(StrEnum):
         match self:
             case Outcome.RESTORED | Outcome.IN_PART:
                 return Event.RESTORED
+            case Outcome.BY_HAND:
+                return Event.RESTORED_BY_HAND
             case Outcome.ACCEPTED:
                 return Event.RESOLVED
             case _:
                 return Event.NOTHING_TO_RAISE
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether a person has ended it, who may do so also after it was given up."""
+        return self in (Outcome.BY_HAND, Outcome.ACCEPTED)
 
 
 class FailureReason(StrEnum):

@@ -24,6 +24,20 @@ def require_aware(moment: datetime) -> datetime:
     return moment
 
 
+def parse_moment(text: str) -> datetime:
+    """Read a moment such as ``2026-11-29T14:00``, in UTC unless it names another zone.
+
+    Raises:
+        ValueError: it is none; the message says so in words for people.
+    """
+    written = text.strip().removesuffix("UTC").rstrip()
+    try:
+        moment = datetime.fromisoformat(written)
+        return (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{text!r} is no moment such as 2026-11-29T14:00") from error
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Hour:
     """A UTC hour ``[start, end)``, the partition in which a capture happens."""

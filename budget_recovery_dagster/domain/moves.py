@@ -200,9 +200,11 @@ def close(standing: Standing, ended: Ended, *, baseline: Baseline, judged: Incid
     """Close the incident and accept a baseline, whose version follows that of the present one.
 
     Raises:
-        IncidentMovedError: as ``join``, or the store is not RECOVERING.
+        IncidentMovedError: as ``join``, or the store is not RECOVERING, unless a person ends it.
     """
-    incident = _recovering(standing, judged)
+    incident = standing.on_the_same_ground(judged)
+    if not ended.outcome.is_by_hand:
+        standing.require_recovering(judged)
     return Move(
         state=after(standing.state, ended.outcome.event),
         baseline=following(standing.baseline, baseline),

@@ -4,6 +4,7 @@ Preview and apply build the same plan. A restore can only raise a counter toward
 never lowers one, never adds, and never touches a window that has closed.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -54,6 +55,13 @@ class RecoveryPlan:
     def that(self, action: Action) -> Iterator[PlannedEntry]:
         """Give the entries with which this is done."""
         return (entry for entry in self.entries if entry.action is action)
+
+    def by_window(self) -> defaultdict[BudgetWindow, list[PlannedEntry]]:
+        """Group the entries by budget and window; any other window has none."""
+        planned: defaultdict[BudgetWindow, list[PlannedEntry]] = defaultdict(list)
+        for entry in self.entries:
+            planned[entry.of].append(entry)
+        return planned
 
 
 def plan_restore(

@@ -143,14 +143,16 @@ class OwnedProcess:
         raise error
 
     def wait(self, *, seconds: float) -> None:
-        """Wait for the child's own, successful end.
+        """Wait for the child's own, successful end; it is stopped if the waiting is cut short.
 
         Raises:
             ChildEndedError: it failed, or the time is over; it is stopped then.
         """
-        code = poll(lambda: self.exit_code, seconds=seconds)
-        error = self._late_error(seconds) if code is None else self.ended_error()
-        self.stop()
+        try:
+            code = poll(lambda: self.exit_code, seconds=seconds)
+            error = self._late_error(seconds) if code is None else self.ended_error()
+        finally:
+            self.stop()
         if code != 0:
             raise error
 

@@ -45,3 +45,7 @@ class NotWipedError(SandboxError):
 
 class NotConfirmedError(SandboxError):
     """Something that destroys data was not confirmed, and there is nobody to ask."""
+
+
+class DemoError(SandboxError):
+    """The story of the demo could not be told to its end; what it shows proves nothing."""

@@ -133,7 +133,7 @@ def _start_postgres(
         exits.callback(server.stop)
         with step("PostgreSQL"):
             server.start()
-            _create_missing_databases(server)
+            create_missing_databases(server, CONTROL_DATABASE, DAGSTER_DATABASE)
         if given is None:
             environment[_POSTGRES_URL] = server.url(CONTROL_DATABASE)
         if not environment.get(_DAGSTER_URL):
@@ -144,10 +144,11 @@ def _start_postgres(
     return server
 
 
-def _create_missing_databases(server: PostgresServer) -> None:
+def create_missing_databases(server: PostgresServer, *names: str) -> None:
+    """Provide databases of these names on a running server."""
     with psycopg.connect(server.url(), autocommit=True) as connection:
         rows = connection.execute("select datname from pg_database").fetchall()
-        for name in {CONTROL_DATABASE, DAGSTER_DATABASE} - {row[0] for row in rows}:
+        for name in set(names) - {row[0] for row in rows}:
             connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
 
 

@@ -5,7 +5,7 @@ import dagster as dg
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.jobs import restore_job
 from budget_recovery_dagster.resources import ControlPlaneResource
-from budget_recovery_dagster.sensors.deadline import TICK_SECONDS, within
+from budget_recovery_dagster.sensors.deadline import TICK_SECONDS, Deadline, within
 from budget_recovery_dagster.sensors.supervising import Supervised, supervise_restore
 from budget_recovery_dagster.sensors.suspicion_cursor import read_suspicion, write_suspicion
 from budget_recovery_dagster.sensors.unknown_ticks import unknown_tick
@@ -20,7 +20,8 @@ from budget_recovery_dagster.sensors.unknown_ticks import unknown_tick
         "it, at once for a loss that a capture has found, and again, after a pause of at most "
         "five minutes, when a run had to wait for the store or has died. Whether somebody works "
         "is told by a lease in PostgreSQL: a run that is called started and has had none for a "
-        "minute is declared failed. A run that a person terminates puts the incident on hold."
+        "minute is declared failed. A launch of which no run is known is requested once more. A "
+        "run that a person terminates puts the incident on hold."
     ),
 )
 def restore_supervisor_sensor(
@@ -28,9 +29,10 @@ def restore_supervisor_sensor(
 ) -> dg.SensorResult:
     """Do once what is to be done; skip with the reason, or request a run."""
 
-    def look() -> Supervised:
+    def look(deadline: Deadline) -> Supervised:
         with control_plane.opened() as plane:
-            return supervise_restore(context.instance, plane, read_suspicion(context.cursor))
+            known = read_suspicion(context.cursor)
+            return supervise_restore(context.instance, plane, deadline, known)
 
     try:
         supervised = within(TICK_SECONDS, look)

@@ -9,7 +9,7 @@ from budget_recovery_dagster.domain.identity import Verdict
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.jobs import restore_job
 from budget_recovery_dagster.resources import ControlPlaneResource
-from budget_recovery_dagster.sensors.deadline import TICK_SECONDS, within
+from budget_recovery_dagster.sensors.deadline import TICK_SECONDS, Deadline, within
 from budget_recovery_dagster.sensors.supervising import Supervised, supervise_restore
 from budget_recovery_dagster.sensors.unknown_ticks import unknown_tick
 from budget_recovery_dagster.services.detection import Checked
@@ -32,10 +32,10 @@ def store_loss_sensor(
 ) -> dg.SensorResult:
     """Check the store once; skip with the reason, or request the run of a restore."""
 
-    def check_and_launch() -> tuple[Checked, Supervised]:
+    def check_and_launch(deadline: Deadline) -> tuple[Checked, Supervised]:
         with control_plane.opened() as plane:
             checked = plane.detection_service().check(checked_by="store_loss_sensor")
-            return checked, supervise_restore(context.instance, plane)
+            return checked, supervise_restore(context.instance, plane, deadline)
 
     try:
         checked, supervised = within(TICK_SECONDS, check_and_launch)

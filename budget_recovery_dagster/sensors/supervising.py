@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
-from dagster import DagsterRunStatus
+from dagster import MAX_RUNTIME_SECONDS_TAG, DagsterEventType, DagsterRunStatus
 
 from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
@@ -13,6 +13,7 @@ from budget_recovery_dagster.domain.incident import Incident
 from budget_recovery_dagster.domain.supervision import (
     DeclareDead,
     Launch,
+    LaunchAgain,
     Phase,
     PutOnHold,
     Rest,
@@ -21,9 +22,14 @@ from budget_recovery_dagster.domain.supervision import (
     Suspicion,
     supervise,
 )
+from budget_recovery_dagster.jobs import restore_job
+from budget_recovery_dagster.sensors.deadline import Deadline
 
 INCIDENT_TAG = "budget_recovery/incident"
 """On a run: the incident that it is to put right."""
+
+LAUNCH_TAG = "budget_recovery/launch"
+"""On a run: which launch of its incident it is."""
 
 # Whoever is terminating a run wants the restore to stop, also while that takes time.
 _PHASES: Mapping[DagsterRunStatus, Phase] = {
@@ -34,6 +40,8 @@ _PHASES: Mapping[DagsterRunStatus, Phase] = {
     DagsterRunStatus.CANCELING: Phase.CANCELED,
     DagsterRunStatus.CANCELED: Phase.CANCELED,
 }
+
+_TERMINATIONS = {DagsterEventType.RUN_CANCELING, DagsterEventType.RUN_CANCELED}
 
 # More than may be on their way at once; older ones are over.
 _NEWEST_RUNS = 10
@@ -49,9 +57,15 @@ class Supervised:
 
 
 def supervise_restore(
-    instance: dg.DagsterInstance, plane: OpenedDatabase, suspicion: Suspicion | None = None
+    instance: dg.DagsterInstance,
+    plane: OpenedDatabase,
+    deadline: Deadline,
+    suspicion: Suspicion | None = None,
 ) -> Supervised:
-    """Do what is to be done about the open incident now, if one is open."""
+    """Do what is to be done about the open incident now, if one is open.
+
+    No launch is counted after the ``deadline``, when nobody would ask for its run any more.
+    """
     recovery = plane.incidents.recovery()
     lease = plane.leases.look(RESTORE_LEASE)
     scene = Scene(
@@ -79,22 +93,69 @@ def supervise_restore(
                 "until `budget-recovery release`."
             )
         case Launch(incident):
+            if deadline.is_over:
+                return Supervised("The tick took too long to launch anything.")
             return _launch(plane, incident)
+        case LaunchAgain(incident):
+            return Supervised(
+                f"Launch {incident.launches} for incident {incident.short_id} once more: its "
+                "request was lost.",
+                _request(incident),
+            )
 
 
 def _runs_of(instance: dg.DagsterInstance, incident: Incident) -> tuple[RunSeen, ...]:
-    """Return the newest runs that were requested for an incident, newest first."""
-    records = instance.get_run_records(
-        dg.RunsFilter(tags={INCIDENT_TAG: incident.incident_id}), limit=_NEWEST_RUNS
-    )
+    """Return the newest runs that could put an incident right, newest first.
+
+    Those that were started by hand carry no tag; by the hosts' clocks they are of this incident.
+    """
+    records = instance.get_run_records(dg.RunsFilter(job_name=restore_job.name), limit=_NEWEST_RUNS)
     return tuple(
-        RunSeen(
-            run_id=record.dagster_run.run_id,
-            phase=_PHASES.get(record.dagster_run.status, Phase.OVER),
-            requested_at=record.create_timestamp.astimezone(UTC),
-        )
+        _seen(instance, record)
         for record in records
+        if record.dagster_run.tags.get(INCIDENT_TAG) == incident.incident_id
+        or (
+            INCIDENT_TAG not in record.dagster_run.tags
+            and record.create_timestamp.astimezone(UTC) > incident.opened_at
+        )
     )
+
+
+def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> RunSeen:
+    run = record.dagster_run
+    phase = _PHASES.get(run.status, Phase.OVER)
+    terminated_at = _terminated_at(instance, run)
+    if terminated_at is not None:
+        # Whatever its status is: a worker that outlives its run's being marked as canceled ends it
+        # as a success or a failure.
+        phase = Phase.CANCELED
+        if _has_outlived(record, terminated_at):
+            # Dagster itself ends what takes too long, in the same words as a person.
+            phase = Phase.OVER if run.is_finished else Phase.STARTED
+    launch = run.tags.get(LAUNCH_TAG, "")
+    return RunSeen(
+        run_id=run.run_id,
+        phase=phase,
+        requested_at=record.create_timestamp.astimezone(UTC),
+        terminated_at=terminated_at,
+        # Tags can be given by hand.
+        launch=int(launch) if launch.isdecimal() else None,
+    )
+
+
+def _terminated_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> datetime | None:
+    """Return when the end of a run was first asked for, however long it took; None: it was not."""
+    told = [entry.timestamp for entry in instance.all_logs(run.run_id, of_type=_TERMINATIONS)]
+    return datetime.fromtimestamp(min(told), UTC) if told else None
+
+
+def _has_outlived(record: dg.RunRecord, moment: datetime) -> bool:
+    """Whether a run had by then taken longer than it may."""
+    longest = record.dagster_run.tags.get(MAX_RUNTIME_SECONDS_TAG, "")
+    if record.start_time is None or not longest.isdecimal():
+        return False
+    started_at = datetime.fromtimestamp(record.start_time, UTC)
+    return moment - started_at > timedelta(seconds=int(longest))
 
 
 def _declare_dead(instance: dg.DagsterInstance, run: RunSeen) -> None:
@@ -109,9 +170,15 @@ def _launch(plane: OpenedDatabase, incident: Incident) -> Supervised:
     claimed = plane.incidents.claim_launch(judged=incident)
     if claimed is None:
         return Supervised(f"A restore for incident {incident.short_id} has just been launched.")
-    # Dagster remembers run keys for ever, those of failed runs too: each launch has its own.
-    request = dg.RunRequest(
-        run_key=f"{claimed.incident_id}/launch-{claimed.launches}",
-        tags={INCIDENT_TAG: claimed.incident_id},
+    return Supervised(
+        f"Launch {claimed.launches} for incident {claimed.short_id}.", _request(claimed)
     )
-    return Supervised(f"Launch {claimed.launches} for incident {claimed.short_id}.", request)
+
+
+def _request(incident: Incident) -> dg.RunRequest:
+    """Ask for the run of the launch that was counted last."""
+    # Dagster remembers run keys for ever, those of failed runs too: each launch has its own.
+    return dg.RunRequest(
+        run_key=f"{incident.incident_id}/launch-{incident.launches}",
+        tags={INCIDENT_TAG: incident.incident_id, LAUNCH_TAG: str(incident.launches)},
+    )

@@ -221,12 +221,13 @@ def _step_after_failure(incident: Incident | None) -> str:
         return "See the newest run of restore_job in Dagster: why it failed is not noted."
     if given_up.reason is FailureReason.NO_SNAPSHOTS:
         return (
-            "Nothing can be brought back, for no snapshot is retained: accept the store as it is,"
-            " as docs/runbook.md says under FAILED, so that captures begin again."
+            "Nothing can be brought back, for no snapshot is retained: accept the store as it is"
+            " with `budget-recovery resolve`, so that captures begin again."
         )
     return (
-        f"Put right why it failed: {given_up.detail} Then try again, or accept the store as it is,"
-        " as docs/runbook.md says under FAILED. Captures are paused until then."
+        f"Put right why it failed: {given_up.detail} Then `budget-recovery preview` and"
+        " `budget-recovery restore`, or accept the store as it is with `budget-recovery resolve`."
+        " Captures are paused until then."
     )
 
 

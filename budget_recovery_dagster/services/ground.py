@@ -1,4 +1,4 @@
-"""Taking ground: waiting for a store that can be restored, and marking it as the one that is."""
+"""Taking ground: marking a store that can be restored as the one that is."""
 
 from dataclasses import dataclass, replace
 
@@ -7,10 +7,10 @@ from budget_recovery_dagster.domain.identity import Baseline
 from budget_recovery_dagster.domain.incident import Incident
 from budget_recovery_dagster.errors import StorePermissionError, StoreWriteError
 from budget_recovery_dagster.restore_ports import RecoverableStore
-from budget_recovery_dagster.services.attempt import RestoreTools, Worker
+from budget_recovery_dagster.services.attempt import RestoreTools
 from budget_recovery_dagster.services.losses import check_of
 from budget_recovery_dagster.services.marking import MarkerWriting, new_nonce
-from budget_recovery_dagster.services.readiness import Readiness
+from budget_recovery_dagster.services.tenants_restored import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,14 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class GroundTaking:
-    """Lets a recovery stand on the store as it is now."""
+    """Lets a recovery stand on the store as it is now, which must be ready."""
 
     tools: RestoreTools
-    readiness: Readiness
     worker: Worker
     deployment_id: str
 
     def take(self, store: RecoverableStore, incident: Incident) -> Ground:
-        """Wait for the store, and mark it as the one to be restored.
+        """Mark the store as the one to be restored.
 
         A store that was lost once more is joined to the incident. A marker that may not be written
         keeps nobody from restoring: less is noticed without it.
@@ -44,7 +43,6 @@ class GroundTaking:
             PossibleLossError: two looks at it disagree.
             IncidentMovedError: somebody else has moved the incident.
         """
-        self.readiness.await_ready(store)
         incident, seen = self._see(store, incident)
         ground = incident.ground or Baseline(seen.identity, version=1)
         ground = replace(ground, identity=seen.identity, intended=ground.intended or new_nonce())

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Protocol
 
 from budget_recovery_dagster.domain.convergence import (
     SETTLED_FOR,
@@ -18,6 +19,14 @@ from budget_recovery_dagster.restore_ports import RecoverableStore
 # Three looks must span the twelve seconds for which a cluster is known to be blind.
 _POLL_EVERY = timedelta(seconds=3)
 _TO_SETTLE = SETTLED_FOR + _POLL_EVERY
+
+
+class Ready(Protocol):
+    """What is asked of a store before anything is written into it."""
+
+    def await_ready(self, store: RecoverableStore) -> None:
+        """Return once the store can be restored; see ``Readiness``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +50,7 @@ class Readiness:
             StoreError: it could not be reached, or is not there, at the end of that time.
         """
         self._await_convergence(store)
-        told, now = store.now(), self.clock.now()
-        if told is not None and abs(told - now) > RESTORE_CLOCK_SKEW:
-            raise StoreNotReadyError(
-                f"The clocks disagree: the database's says {now:%Y-%m-%d %H:%M:%S}, the usage "
-                f"store's {told:%Y-%m-%d %H:%M:%S} UTC. By which one a window is still open "
-                "cannot be told.",
-                "set the clocks of both servers by NTP; the restore is tried again by itself.",
-            )
+        require_one_time(store, self.clock)
 
     def _await_convergence(self, store: RecoverableStore) -> None:
         give_up_at = self.clock.now() + self.timeout
@@ -80,5 +82,43 @@ class Readiness:
             return None
         return StoreNotReadyError(
             f"The usage store has not converged: {reason}.",
-            "bring back the servers that are missing; the restore is tried again by itself.",
+            "bring back the servers that are missing: an automatic restore is tried again by "
+            "itself, and one by hand can accept an unconverged store.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unconverged:
+    """Takes a store as it is, because a person has said so; only its clock must be trusted."""
+
+    clock: Clock
+    tell: Callable[[str], None]
+
+    def await_ready(self, store: RecoverableStore) -> None:
+        """Return at once.
+
+        Raises:
+            StoreNotReadyError: its clock is not the database's.
+            StoreError: it could not be reached, or is not there.
+        """
+        problem = objection(store.cluster_view(self.clock.now()))
+        if problem is not None:
+            self.tell(f"Going on although the store has not converged: {problem}")
+        require_one_time(store, self.clock)
+
+
+def require_one_time(store: RecoverableStore, clock: Clock) -> None:
+    """Refuse a store whose clock is not the database's.
+
+    Raises:
+        StoreNotReadyError: it is not.
+        StoreError: it could not be asked.
+    """
+    told, now = store.now(), clock.now()
+    if told is not None and abs(told - now) > RESTORE_CLOCK_SKEW:
+        raise StoreNotReadyError(
+            f"The clocks disagree: the database's says {now:%Y-%m-%d %H:%M:%S}, the usage "
+            f"store's {told:%Y-%m-%d %H:%M:%S} UTC. By which one a window is still open "
+            "cannot be told.",
+            "set the clocks of both servers by NTP; the restore is tried again by itself.",
         )

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from budget_recovery_dagster.audit_ports import (
+    RestoreAudits,
+)
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.identity import Verdict
 from budget_recovery_dagster.domain.incident import (
@@ -37,14 +40,14 @@ from budget_recovery_dagster.recovery_ports import Check, Closing, Incidents, St
 from budget_recovery_dagster.restore_ports import (
     OpenStore,
     RecoverableStore,
-    RestoreAudits,
     RestorePoints,
 )
-from budget_recovery_dagster.services.attempt import RestoreAttempt, RestoreTools, Worker
+from budget_recovery_dagster.services.attempt import RestoreAttempt, RestoreTools
 from budget_recovery_dagster.services.ground import GroundTaking
 from budget_recovery_dagster.services.losses import Losses
 from budget_recovery_dagster.services.readiness import Readiness
 from budget_recovery_dagster.services.tenant_restore import TenantRestored
+from budget_recovery_dagster.services.tenants_restored import Worker
 
 LONGEST = timedelta(hours=1)
 """How long one try may last: a worker that hangs must not keep the store from being restored.
@@ -190,7 +193,8 @@ class _Run:
             self.worker.lease.require_held,
             self.worker.tell,
         )
-        taking = GroundTaking(self._tools, readiness, self.worker, self.deployment_id)
+        readiness.await_ready(store)
+        taking = GroundTaking(self._tools, self.worker, self.deployment_id)
         ground = taking.take(store, self.incident)
         self.incident = ground.incident
         return ground.refusal
@@ -202,7 +206,7 @@ class _Run:
             if refusal is not None:
                 raise refusal
             closing = attempt.restore()
-            recovered = self._close(closing, tuple(attempt.tenants))
+            recovered = self._close(closing, tuple(attempt.restores.tenants))
         except _BEYOND_NOTING:
             raise
         except IncidentHeldError as error:
@@ -211,7 +215,7 @@ class _Run:
             )
             return NothingToDo(error.message)
         except Exception as error:
-            self._tenants = tuple(attempt.tenants)
+            self._tenants = tuple(attempt.restores.tenants)
             message, hint = put_into_words(error)
             self.service.incidents.end_attempt(
                 message, judged=self.incident, lease=self.worker.lease

@@ -1,11 +1,13 @@
 """What a restore did to a tenant, told by budget and window."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from itertools import islice
 
+from budget_recovery_dagster.audit_ports import (
+    AuditEntry,
+)
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.plan import Action, PlannedEntry, RecoveryPlan
 from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
@@ -13,7 +15,6 @@ from budget_recovery_dagster.domain.snapshots import TenantReading
 from budget_recovery_dagster.domain.usage_sums import exact_sum
 from budget_recovery_dagster.errors import AttemptFailedError, BudgetRecoveryError
 from budget_recovery_dagster.restore_ports import (
-    AuditEntry,
     BoardResult,
     IsOpen,
     RaiseOrder,
@@ -23,9 +24,7 @@ from budget_recovery_dagster.restore_ports import (
     Written,
 )
 from budget_recovery_dagster.services.count_words import counted
-
-# A note names so many of those that it is about; how many there are is told as well.
-_NAMED = 5
+from budget_recovery_dagster.services.name_words import listed, shown_entity
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class RestoreReport:
 
     def entries(self, boards: tuple[BoardResult, ...]) -> tuple[AuditEntry, ...]:
         """Tell what became of each budget and window in which something was to be done or said."""
-        planned = _by_window(self.plan)
+        planned = self.plan.by_window()
         results: defaultdict[BudgetWindow, list[RaiseResult]] = defaultdict(list)
         for result in self.results:
             results[result.order.of].append(result)
@@ -109,7 +108,7 @@ class RestoreReport:
         board: str | None,
     ) -> Iterator[str]:
         if window.corrupt:
-            times = _listed(f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in window.corrupt)
+            times = listed(f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in window.corrupt)
             yield (
                 f"nothing was taken from {counted(len(window.corrupt), 'record')} that is not as "
                 f"it was captured: {times}"
@@ -124,7 +123,7 @@ class RestoreReport:
         if gone := [result.order.entity for result in results if self._is_gone(result)]:
             yield (
                 f"{counted(len(gone), 'counter')} no longer in the store after the writing: "
-                f"{_listed(map(_shown, gone))}"
+                f"{listed(map(shown_entity, gone))}"
             )
         if board is not None:
             yield f"its leaderboard is left: {board}"
@@ -149,7 +148,7 @@ class RestoreReport:
 
 def planned_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ...]:
     """Tell what is about to be done, of each budget and window in which a counter is raised."""
-    planned = _by_window(plan)
+    planned = plan.by_window()
     entries = (_planned_entry(point.tenant, window, planned[window.of]) for window in point.windows)
     return tuple(entry for entry in entries if entry.planned)
 
@@ -185,13 +184,6 @@ def _planned_entry(tenant: str, window: WindowPoint, planned: list[PlannedEntry]
     )
 
 
-def _by_window(plan: RecoveryPlan) -> defaultdict[BudgetWindow, list[PlannedEntry]]:
-    planned: defaultdict[BudgetWindow, list[PlannedEntry]] = defaultdict(list)
-    for entry in plan.entries:
-        planned[entry.of].append(entry)
-    return planned
-
-
 def _sum_before(planned: list[PlannedEntry]) -> Decimal:
     return exact_sum(entry.live for entry in planned if entry.live is not None)
 
@@ -211,15 +203,9 @@ def _left_as(written: Written, results: list[RaiseResult]) -> list[tuple[Entity,
 
 def _with_reasons(written: Written, left: list[tuple[Entity, str]]) -> Iterator[str]:
     if left:
-        yield f"{counted(len(left), 'counter')} {written}: " + _listed(
-            f"{_shown(entity)} ({reason})" for entity, reason in left
+        yield f"{counted(len(left), 'counter')} {written}: " + listed(
+            f"{shown_entity(entity)} ({reason})" for entity, reason in left
         )
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Name the first few of many."""
-    first = list(islice(names, _NAMED + 1))
-    return ", ".join(first) if len(first) <= _NAMED else f"{', '.join(first[:_NAMED])}, ..."
 
 
 def _entities(planned: Collection[PlannedEntry]) -> set[Entity]:
@@ -227,8 +213,4 @@ def _entities(planned: Collection[PlannedEntry]) -> set[Entity]:
 
 
 def _named(of: BudgetWindow, entity: Entity) -> str:
-    return f"{_shown(entity)} of {of}"
-
-
-def _shown(entity: Entity) -> str:
-    return "the aggregate" if entity is None else ascii(entity)
+    return f"{shown_entity(entity)} of {of}"

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+from budget_recovery_dagster.audit_ports import (
+    AuditEntry,
+)
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     Entity,
@@ -28,7 +31,6 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.ports import Clock
 from budget_recovery_dagster.restore_ports import (
-    AuditEntry,
     BoardOrder,
     BoardResult,
     RaiseOrder,
@@ -41,12 +43,16 @@ from budget_recovery_dagster.services.restore_report import RestoreReport, plann
 
 @dataclass(frozen=True, slots=True)
 class TenantRestored:
-    """What a restore did to a tenant; ``failure`` is why it is not done, None if it is."""
+    """What a restore did to a tenant; ``failure`` is why it is not done, None if it is.
+
+    ``plan`` is what was decided upon the reading; None where there was none.
+    """
 
     tenant: str
     entries: tuple[AuditEntry, ...]
     boards: int
     failure: BudgetRecoveryError | None = None
+    plan: RecoveryPlan | None = None
 
     @property
     def raised(self) -> int:
@@ -151,6 +157,7 @@ def restore_tenant(
         entries=report.entries(boards),
         boards=sum(board.is_written for board in boards),
         failure=failure,
+        plan=plan,
     )
 
 

@@ -1,4 +1,4 @@
-"""A restore whose workers are killed, as ``budget-recovery dev`` launches it again by itself."""
+"""Restores whose workers end midway, as ``budget-recovery dev`` launches them again by itself."""
 
 import os
 import signal
@@ -13,6 +13,8 @@ from tests.waiting import wait_until
 
 # Its lease, a look of the supervisor and the start of a run on a busy machine.
 _TAKE_OVER_SECONDS = 150
+# A run that is called started without a worker is given a minute more.
+_RESTART_SECONDS = 240
 
 
 def kill_at(gate: Gate, there: RecoveringDev) -> None:
@@ -53,3 +55,26 @@ def test_a_worker_killed_on_attempts_1_and_2_is_followed_by_a_third_that_succeed
             f"{incident['id']}/launch-{launch}" for launch in (3, 2, 1)
         ]
         assert len({run_id for _, _, run_id in there.attempts()}) == 3
+
+
+@pytest.mark.disaster
+def test_a_restore_goes_on_after_ctrl_c_and_another_start(place: Path) -> None:
+    with recovering_dev(place) as there:
+        there.wait_for_a_good_check()
+        with shut_gate(there.postgres_url, "globex") as gate:
+            assert there.command("wipe", "--yes").returncode == 0
+            wait_until(lambda: gate.has_waiting, seconds=_TAKE_OVER_SECONDS)
+            worker = there.worker_pid()
+            assert there.dev.stop(signal.SIGINT) == 0
+            assert not is_running(worker)
+
+    with recovering_dev(place) as there:
+        wait_until(
+            lambda: there.incident()["closed_at"] or there.incident()["held_at"],
+            seconds=_RESTART_SECONDS,
+        )
+        incident = there.incident()
+        assert incident["held_at"] is None, incident["held_reason"]
+        assert (incident["outcome"], incident["attempts"]) == ("restored", 2)
+        assert there.status()["condition"] == "healthy"
+        assert [run.status for run in there.restores()] == ["SUCCESS", "FAILURE"]

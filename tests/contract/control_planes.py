@@ -14,12 +14,14 @@ from budget_recovery_dagster.adapters.memory.baselines import MemoryBaselines
 from budget_recovery_dagster.adapters.memory.control_plane import ManualClock
 from budget_recovery_dagster.adapters.memory.incidents import MemoryIncidents
 from budget_recovery_dagster.adapters.memory.leases import MemoryLeases
+from budget_recovery_dagster.adapters.memory.resets import MemoryResets
 from budget_recovery_dagster.adapters.memory.restore_audits import MemoryRestoreAudits
 from budget_recovery_dagster.adapters.memory.restore_points import MemoryRestorePoints
 from budget_recovery_dagster.adapters.memory.retained import (
     MemoryRecoveryPoints,
     MemoryRetainedSnapshots,
 )
+from budget_recovery_dagster.adapters.memory.snapshot_list import MemorySnapshotList
 from budget_recovery_dagster.adapters.memory.snapshots import MemorySnapshots
 from budget_recovery_dagster.adapters.memory.store_checks import MemoryStoreChecks
 from budget_recovery_dagster.adapters.memory.store_registry import MemoryStoreRegistry
@@ -29,15 +31,21 @@ from budget_recovery_dagster.adapters.postgres_incidents import PostgresIncident
 from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
 from budget_recovery_dagster.adapters.postgres_point_windows import PostgresRecoveryPoints
 from budget_recovery_dagster.adapters.postgres_registry import PostgresStoreRegistry
+from budget_recovery_dagster.adapters.postgres_resets import PostgresResets
 from budget_recovery_dagster.adapters.postgres_restore_audits import PostgresRestoreAudits
 from budget_recovery_dagster.adapters.postgres_restore_points import PostgresRestorePoints
 from budget_recovery_dagster.adapters.postgres_retained import PostgresRetainedSnapshots
+from budget_recovery_dagster.adapters.postgres_snapshot_list import PostgresSnapshotList
 from budget_recovery_dagster.adapters.postgres_snapshots import PostgresSnapshots
 from budget_recovery_dagster.adapters.postgres_store_checks import PostgresStoreChecks
+from budget_recovery_dagster.audit_ports import (
+    RestoreAudits,
+)
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, RESTORE_LEASE
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     CounterReading,
+    Entity,
     OmittedCounter,
     UnreadableKey,
     ValueShape,
@@ -46,6 +54,7 @@ from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
+from budget_recovery_dagster.domain.resets import EVERYONE, Everyone, Reset
 from budget_recovery_dagster.domain.retention import RetentionPolicy
 from budget_recovery_dagster.domain.snapshots import (
     CaptureSource,
@@ -64,7 +73,11 @@ from budget_recovery_dagster.ports import (
     StoreRegistry,
 )
 from budget_recovery_dagster.recovery_ports import Baselines, Incidents, StoreChecks
-from budget_recovery_dagster.restore_ports import RestoreAudits, RestorePoints
+from budget_recovery_dagster.reset_ports import Resets
+from budget_recovery_dagster.restore_ports import (
+    RestorePoints,
+)
+from budget_recovery_dagster.snapshot_ports import SnapshotList
 from budget_recovery_dagster.table_ports import RecoveryPoints, RetainedSnapshots
 from tests.waiting import wait_until
 
@@ -139,6 +152,8 @@ class ControlPlane:
     incidents: Incidents
     restore_points: RestorePoints
     audits: RestoreAudits
+    resets: Resets
+    snapshot_list: SnapshotList
     corrupt: Callable[[str, datetime, BudgetWindow], None]
     set_state: Callable[[RecoveryState], None]
     lose_lease: Callable[[Lease], None]
@@ -193,6 +208,19 @@ class ControlPlane:
         self.commit(snapshot, run_id=run_id)
         return snapshot
 
+    def reset(
+        self,
+        at: datetime,
+        who: Entity | Everyone = EVERYONE,
+        *,
+        budget: str = "team",
+        window: str | None = None,
+        tenant: str = "acme",
+    ) -> Reset:
+        """Record a reset now, or where that is later, at its own time."""
+        now = max(at, self.clock.now())
+        return self.resets.record(Reset(tenant, budget, window, who, at, "ann", "pardoned", now))
+
     def prune(self, *tenants: str, policy: RetentionPolicy = WEEK) -> PruneReport:
         with self.lease() as lease:
             return self.snapshots.prune(tenants, policy=policy, now=self.clock.now(), lease=lease)
@@ -218,6 +246,8 @@ def in_memory() -> ControlPlane:
         incidents=MemoryIncidents(state),
         restore_points=restore_points,
         audits=MemoryRestoreAudits(state),
+        resets=MemoryResets(state),
+        snapshot_list=MemorySnapshotList(state),
         corrupt=restore_points.corrupt,
         set_state=registry.set_state,
         lose_lease=lambda lease: leases.lose(lease.name),
@@ -265,6 +295,8 @@ def on_postgres(
             incidents=PostgresIncidents(database),
             restore_points=PostgresRestorePoints(database),
             audits=PostgresRestoreAudits(database),
+            resets=PostgresResets(database),
+            snapshot_list=PostgresSnapshotList(database),
             corrupt=corrupt,
             set_state=set_state,
             lose_lease=lose_lease,

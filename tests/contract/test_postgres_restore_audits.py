@@ -6,8 +6,10 @@ from datetime import timedelta
 import psycopg
 import pytest
 
+from budget_recovery_dagster.audit_ports import (
+    AuditTrail,
+)
 from budget_recovery_dagster.errors import DatabaseError
-from budget_recovery_dagster.restore_ports import AuditTrail
 from tests.contract.control_planes import NOON, ControlPlane
 from tests.contract.incident_scene import open_one
 from tests.contract.test_restore_audits import ENTRY, OTHER

@@ -18,7 +18,7 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from tests.contract.control_planes import NOON, ControlPlane, Counters, reading
 
-NEWEST = "0004"
+NEWEST = "0006"
 UNKNOWN = "9999"
 
 

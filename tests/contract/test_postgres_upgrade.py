@@ -113,7 +113,7 @@ def test_an_upgrade_keeps_every_row_of_the_version_before(
             connection.execute(DATA.encode())
     before = contents(url, *TABLES)
     assert all(len(rows) == is_in_use for rows in before.values())
-    assert migrate(url) == Migration(from_version="0002", to_version="0004")
+    assert migrate(url) == Migration(from_version="0002", to_version="0006")
     after = contents(url, *TABLES)
     added = {"marker_nonce", "marker_revision", "marked_at", "intended_nonce"}
     for row in after["store"]:
@@ -154,7 +154,7 @@ def test_an_upgrade_in_the_midst_of_a_recovery_keeps_every_row_and_goes_on(
         connection.execute(INCIDENT_DATA.encode())
     before = contents(url, *TABLES, *RECOVERY_TABLES)
     assert all(len(rows) == 1 for rows in before.values())
-    assert migrate(url) == Migration(from_version="0003", to_version="0004")
+    assert migrate(url) == Migration(from_version="0003", to_version="0006")
     after = contents(url, *TABLES, *RECOVERY_TABLES)
     added = {"held_at", "held_by", "held_reason", "released_at"}
     assert [{row.pop(column) for column in added} for row in after["incident"]] == [{None}]
@@ -174,7 +174,7 @@ def test_the_columns_of_recoveries_and_restores_are_described(admin: psycopg.Con
     undescribed = admin.execute(
         "select c.relname, a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid"
         " where c.relname in ('store', 'store_check', 'incident', 'store_loss', 'restore_attempt',"
-        " 'restore_audit') and c.relnamespace = 'budget_recovery'::regnamespace"
+        " 'restore_audit', 'budget_reset') and c.relnamespace = 'budget_recovery'::regnamespace"
         " and a.attnum > 0 and not a.attisdropped and col_description(c.oid, a.attnum) is null"
     ).fetchall()
     assert undescribed == []

@@ -5,6 +5,7 @@ import pytest
 
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.resets import EVERYONE
 from budget_recovery_dagster.domain.retention import RetentionPolicy
 from budget_recovery_dagster.errors import CapturesPausedError
 from budget_recovery_dagster.ports import CaptureFailure, PruneReport
@@ -182,14 +183,61 @@ def test_a_snapshot_without_records_goes_like_the_others(plane: ControlPlane) ->
     assert plane.prune("acme") == PruneReport(records=1, captures=2, contents=0, failures=0)
 
 
+def test_what_a_reset_keeps_out_is_kept_for_who_overrides_it(plane: ControlPlane) -> None:
+    plane.capture("acme", lifetime(alice="1", bo="3"), at=NOON)
+    plane.capture("acme", lifetime(alice="5", bo="4"), at=NOON + HOUR)
+    plane.reset(NOON + HOUR, "alice")
+    # Covers all that is eligible, which is not all that there is.
+    after = plane.capture("acme", lifetime(alice="2", bo="4"), at=NOON + 2 * HOUR)
+    assert after.records[0].covers_earlier
+    plane.capture("acme", lifetime(alice="3", bo="4"), at=NOON + 3 * HOUR)
+    for days in (7, 30):
+        plane.capture("acme", lifetime(alice="3", bo="5"), at=NOON + days * DAY + 4 * HOUR)
+        plane.prune("acme")
+        now = plane.clock.now()
+        assert plane.snapshots.recovery_point("acme", now) == point_of(lifetime(alice="3", bo="5"))
+        overriding = plane.restore_points.despite_resets().point_of("acme", now)
+        assert overriding is not None
+        (window,) = overriding.windows
+        assert window.usages == {"alice": 5, "bo": 5}
+    # Of the old ones that of the highest usage is left, and no other.
+    assert [captured_at(plane, NOON + hour * HOUR) for hour in range(4)] == [[], ["acme"], [], []]
+
+
+def test_what_is_eligible_is_kept_though_older_records_held_more(plane: ControlPlane) -> None:
+    plane.capture("acme", lifetime(alice="9"), at=NOON)
+    plane.reset(NOON, "alice")
+    plane.capture("acme", lifetime(alice="2"), at=NOON + HOUR)
+    plane.capture("acme", lifetime(bo="1"), at=NOON + 2 * HOUR)
+    plane.capture("acme", lifetime(bo="2"), at=NOON + 30 * DAY)
+    plane.prune("acme")
+    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+        lifetime(alice="2", bo="2")
+    )
+
+
 def test_pruning_nobody_does_nothing(plane: ControlPlane) -> None:
     plane.capture("acme", lifetime(alice="1"), at=NOON - 30 * DAY)
     assert plane.prune() == NOTHING
 
 
+def points_of(plane: ControlPlane, now: datetime) -> tuple[object, ...]:
+    """Return what everything that reads points says of a tenant."""
+    return (
+        plane.snapshots.recovery_point("acme", now),
+        plane.points.windows_of("acme", now),
+        plane.restore_points.point_of("acme", now),
+        plane.restore_points.despite_resets().point_of("acme", now),
+        plane.restore_points.snapshot_of("acme", now),
+    )
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_postgres_and_memory_agree_whatever_happens(seed: int, database_url: str) -> None:
-    """The fake takes the maximum over all that it has; PostgreSQL reads as little as it can."""
+    """The fake takes the maximum over all that it has; PostgreSQL reads as little as it can.
+
+    Resets, of one of the two budgets, are told at once, late, and again.
+    """
     chance = random.Random(seed)  # noqa: S311 - a reproducible course of events
     tokens = ("lifetime", "2026-Q4", "2026-11", "2026-12")
     with on_postgres(database_url) as postgres:
@@ -208,7 +256,12 @@ def test_postgres_and_memory_agree_whatever_happens(seed: int, database_url: str
                         usages.pop(chance.choice(["x", "y", None]), None)
             for plane in planes:
                 plane.capture("acme", counters, at=now)
+            if chance.random() < 0.2:
+                who = chance.choice(["x", "y", None, EVERYONE])
+                at = now - timedelta(hours=chance.randrange(60))
+                window = chance.choice([None, "lifetime"])
+                for plane in planes:
+                    plane.reset(at, who, budget="a", window=window)
             reports = [plane.prune("acme", policy=RetentionPolicy(days=2)) for plane in planes]
             assert reports[0] == reports[1]
-            points = [plane.snapshots.recovery_point("acme", now) for plane in planes]
-            assert points[0] == points[1]
+            assert points_of(planes[0], now) == points_of(planes[1], now)

@@ -6,6 +6,7 @@ import pytest
 
 from budget_recovery_dagster.domain.counters import OmittedCounter
 from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.resets import EVERYONE
 from budget_recovery_dagster.domain.windows import Period, Window
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, point_of, reading
 
@@ -144,3 +145,34 @@ def test_the_view_for_people_holds_what_a_restore_would_use(
         of(budget, token): {row[2]: row[3] for row in rows if (row[0], row[1]) == (budget, token)}
         for budget, token in {(row[0], row[1]) for row in rows}
     }
+
+
+def test_the_view_for_people_is_without_what_was_reset(
+    postgres_plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    plane = postgres_plane
+    today = datetime.now(UTC)
+    month = Window.containing(Period.MONTH, today).token
+    usages = {"alice": "5", "bob": "1", None: "6"}
+    for budget in ("all", "aggregate", "one"):
+        plane.capture(budget, {(budget, "lifetime"): usages, (budget, month): usages}, at=today)
+    plane.capture(
+        "one", {("one", "lifetime"): {"alice": "2", "bob": "3"}}, at=today + timedelta(hours=1)
+    )
+    plane.reset(today, EVERYONE, tenant="all", budget="all", window=month)
+    plane.reset(today, None, tenant="aggregate", budget="aggregate")
+    plane.reset(today, "alice", tenant="one", budget="one", window="lifetime")
+    rows = admin.execute(
+        "select budget_id, window_token = 'lifetime', entity, usage"
+        " from budget_recovery.recovery_point order by 1, 2 desc, 3 nulls first"
+    ).fetchall()
+    alice, bob, whole = ("alice", Decimal(5)), ("bob", Decimal(1)), (None, Decimal(6))
+    assert rows == [
+        *[("aggregate", True, *each) for each in (alice, bob)],
+        *[("aggregate", False, *each) for each in (alice, bob)],
+        *[("all", True, *each) for each in (whole, alice, bob)],
+        ("one", True, None, Decimal(6)),
+        ("one", True, "alice", Decimal(2)),
+        ("one", True, "bob", Decimal(3)),
+        *[("one", False, *each) for each in (whole, alice, bob)],
+    ]

@@ -7,8 +7,12 @@ from decimal import Decimal
 
 import pytest
 
+from budget_recovery_dagster.audit_ports import (
+    AuditEntry,
+    AuditTrail,
+    MergedAudits,
+)
 from budget_recovery_dagster.domain.incident import Restored
-from budget_recovery_dagster.restore_ports import AuditEntry, AuditTrail, MergedAudits
 from tests.contract.control_planes import NOON, ControlPlane, of
 from tests.contract.incident_scene import open_one
 

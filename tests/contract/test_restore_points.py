@@ -73,6 +73,7 @@ def test_a_point_is_what_was_captured_with_how_its_keys_are_made_anew(plane: Con
                 newest_at=NOON,
                 shape=ValueShape.TEXT,
                 expiry_seconds=86400,
+                sources={"alice": NOON, None: NOON},
             ),
         ),
     )
@@ -172,7 +173,9 @@ def test_a_window_of_which_nothing_could_be_read_is_told_without_usages(
 ) -> None:
     omitted = (OmittedCounter(MONTH, "alice", "key", "not a number"),)
     plane.commit(plane.take(reading("acme", {}, omitted=omitted)))
-    assert the_window(plane) == WindowPoint(MONTH, NOTHING, NOON, None, None)
+    assert the_window(plane) == WindowPoint(
+        MONTH, NOTHING, NOON, None, None, omitted=omitted, omitted_count=1
+    )
 
 
 def test_shape_and_expiry_are_of_the_newest_record_that_knows_them(plane: ControlPlane) -> None:

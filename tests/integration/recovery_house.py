@@ -5,11 +5,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from budget_recovery_dagster.audit_ports import (
+    AuditEntry,
+)
 from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.domain.identity import Verdict
 from budget_recovery_dagster.domain.incident import Incident, Outcome, RecoveryState
 from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.restore_ports import AuditEntry, OpenStore
+from budget_recovery_dagster.restore_ports import (
+    OpenStore,
+)
 from budget_recovery_dagster.services.capture_outcome import Captured
 from budget_recovery_dagster.services.detection import Checked
 from budget_recovery_dagster.services.recovery import Recovered, RecoveryResult

@@ -1,13 +1,16 @@
 """Restores that cannot succeed, or not yet: what is counted, said and left alone."""
 
 import re
+import shlex
 from pathlib import Path
 
 import dagster as dg
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
+from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.errors import AttemptFailedError
 from budget_recovery_dagster.jobs import restore_job
@@ -63,15 +66,12 @@ def recover(plane: OpenedDatabase) -> RecoveryResult:
     return plane.recovery_service().recover(run_id="a run", holder="a test", tell=lambda _: None)
 
 
-def runbook_sql(recipe: str) -> str:
-    """Return the SQL of the runbook whose first line begins with this."""
+def run_as_told(command: str, *more: str) -> None:
+    """Run the command of this name as the runbook has it in a line of its own."""
     text = RUNBOOK.read_text(encoding="utf-8")
-    (found,) = [
-        block
-        for block in re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
-        if f"-- {recipe}" in block
-    ]
-    return str(found)
+    (line,) = re.findall(rf"^ *budget-recovery ({command}\b.*)$", text, re.MULTILINE)
+    result = CliRunner().invoke(main, [*shlex.split(line), *more])
+    assert result.exit_code == 0, result.output
 
 
 def attempts(database: psycopg.Connection) -> list[tuple[int, str | None]]:
@@ -187,7 +187,10 @@ def test_attempts_that_died_after_their_last_write_end_healthy(
 
 
 def test_the_way_out_of_failed_that_the_runbook_tells(
-    captured: Bucket, database: psycopg.Connection, instance: dg.DagsterInstance
+    captured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
 ) -> None:
     fail(captured, instance)
     assert state(database) == "FAILED"
@@ -197,13 +200,16 @@ def test_the_way_out_of_failed_that_the_runbook_tells(
         "update budget_recovery.incident set held_at = now(), held_by = 'ann', held_reason = 'x'"
     )
 
-    database.execute(runbook_sql("try again"))
+    run_as_told("preview")
+    # There is nobody to ask here.
+    run_as_told("restore", "--yes")
 
-    (again,) = requested(supervise(instance))
-    result = run_restore(instance, again.tags)
-    assert outcome(instance, result) == "restored"
+    assert state(database) == "HEALTHY"
     assert usages(captured, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}
-    assert [number for number, _ in attempts(database)] == [1, 2, 3, 4]
+    (incident,) = incidents(database)
+    assert incident["outcome"] == "restored by hand"
+    assert "unchanged" in skipped(check(instance))
+    assert run_job(instance, current_hour).success
 
 
 def test_accepting_the_store_as_it_is_as_the_runbook_tells(
@@ -215,7 +221,7 @@ def test_accepting_the_store_as_it_is_as_the_runbook_tells(
     fail(captured, instance)
     make_room(captured)
 
-    database.execute(runbook_sql("accept the store"))
+    run_as_told("resolve")
 
     assert "unchanged" in skipped(check(instance))
     assert state(database) == "HEALTHY"

@@ -171,6 +171,24 @@ def test_a_killed_parent_takes_the_children_of_its_children_with_it(data: Path) 
     wait_until(lambda: not is_running(child) and not is_running(worker))
 
 
+def test_a_child_that_is_waited_for_ends_when_the_waiting_is_interrupted(data: Path) -> None:
+    child = OwnedProcess(
+        Program("child", ["sleep", "60"], data / "child.log", {"PATH": os.defpath})
+    )
+
+    def interrupt(*_signal: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            child.wait(seconds=30)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not is_running(child.pid)
+
+
 def test_a_second_server_on_the_same_data_is_refused(data: Path) -> None:
     with (
         PostgresServer(data / "postgres") as server,

@@ -1,6 +1,7 @@
 """``budget-recovery status`` on a real database, as people and programs read it."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -138,6 +139,18 @@ def test_the_last_closed_incident_says_what_came_back(
     said = " ".join(ended.stdout.split())
     assert "All is back. Rebuilt 4 leaderboards" in said
     require_tidy(ended.stdout)
+
+
+def test_a_hold_ends_with_its_incident(opened: OpenedDatabase, database_url: str) -> None:
+    lose(opened)
+    open_one = opened.incidents.recovery().incident
+    assert open_one is not None
+    opened.incidents.hold("looking", "ann", judged=open_one)
+    held = status(database_url).stdout
+    assert re.search(r"On hold since [0-9:]{8} UTC, by ann: looking", held)
+    close(opened)
+    over = status(database_url).stdout
+    assert re.search(r"Was on hold from [0-9:]{8} UTC to [0-9:]{8} UTC, by ann: looking", over)
 
 
 def test_too_many_checks_that_cannot_tell_end_with_3(

@@ -14,6 +14,7 @@ from dagster import DagsterRunStatus
 from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain.identity import Verdict
 from budget_recovery_dagster.domain.supervision import Suspicion
+from budget_recovery_dagster.sensors.deadline import TICK_SECONDS, Deadline
 from budget_recovery_dagster.sensors.supervising import supervise_restore
 from budget_recovery_dagster.services.recovery import Recovered
 from tests.free_ports import unused_port
@@ -50,7 +51,9 @@ class Day:
         if happen is not None:
             happen()
         self.verdicts.add(self.house.check().check.verdict)
-        supervised = supervise_restore(self.instance, self.house.plane, self.suspicion)
+        supervised = supervise_restore(
+            self.instance, self.house.plane, Deadline(TICK_SECONDS), self.suspicion
+        )
         self.suspicion = supervised.suspicion
         if supervised.request is not None:
             assert supervised.request.run_key is not None

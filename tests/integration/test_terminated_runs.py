@@ -1,4 +1,4 @@
-"""A run of restore_job that is terminated, in a process of its own, which may be sent a signal."""
+"""Runs of restore_job that are terminated: what their processes do, and whose wish that was."""
 
 import os
 import subprocess
@@ -8,11 +8,20 @@ from pathlib import Path
 import dagster as dg
 import psycopg
 import pytest
-from dagster import DagsterEventType, DagsterRunStatus
+from dagster import MAX_RUNTIME_SECONDS_TAG, DagsterEventType, DagsterRunStatus
 
+from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.domain.moments import Hour
-from tests.integration.launched_runs import lost, status_of
-from tests.integration.recovery_runs import incidents, state, usages
+from budget_recovery_dagster.settings import load_settings
+from tests.integration.launched_runs import due, lost, recorded, status_of
+from tests.integration.recovery_runs import (
+    incidents,
+    requested,
+    skipped,
+    state,
+    supervise,
+    usages,
+)
 from tests.nats_servers import Bucket
 from tests.shut_gates import shut_gate
 from tests.waiting import wait_until
@@ -90,3 +99,81 @@ def restoring_process(home: Path) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+
+
+# Whose wish it was, and when
+
+
+def test_a_run_from_before_a_release_that_is_terminated_after_it_holds_again(
+    request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    run = recorded(instance, request_, DagsterRunStatus.STARTED)
+    with opened_database(load_settings()) as plane:
+        plane.hold_service().hold("the disk is changed", by="ann")
+        plane.hold_service().release(by="ann")
+    assert "nobody works in it yet" in skipped(supervise(instance))
+    instance.report_run_canceling(run)
+    assert "is on hold until `budget-recovery release`." in skipped(supervise(instance))
+    with opened_database(load_settings()) as plane:
+        plane.hold_service().release(by="ann")
+    # It was slow to end; nobody has terminated it once more.
+    instance.report_run_canceled(run)
+    (again,) = requested(supervise(instance))
+    assert again.run_key == f"{incidents(database)[0]['incident_id']}/launch-2"
+
+
+@pytest.mark.parametrize("is_tagged", [True, False])
+def test_a_run_that_was_started_by_hand_holds_the_incident_when_it_is_terminated(
+    request_: dg.RunRequest, instance: dg.DagsterInstance, *, is_tagged: bool
+) -> None:
+    by_hand = dg.RunRequest(tags=request_.tags if is_tagged else {})
+    run = recorded(instance, by_hand, DagsterRunStatus.STARTED)
+    # One that came while it worked has found nothing to do.
+    recorded(instance, request_, DagsterRunStatus.SUCCESS)
+    instance.report_run_canceling(run)
+    instance.report_run_canceled(run)
+    told = skipped(supervise(instance))
+    assert told.startswith(f"Run {run.run_id[:8]} was terminated, so incident ")
+
+
+def test_a_run_that_was_marked_as_canceled_holds_the_incident_however_its_worker_ends_it(
+    request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    run = recorded(instance, request_, DagsterRunStatus.STARTED)
+    due(database)
+    instance.report_run_canceled(run)
+    instance.report_run_failed(run)
+    assert status_of(instance, run) is DagsterRunStatus.FAILURE
+    assert f"Run {run.run_id[:8]} was terminated" in skipped(supervise(instance))
+
+
+def test_a_run_of_another_incident_holds_nothing(
+    request_: dg.RunRequest, instance: dg.DagsterInstance
+) -> None:
+    before = dg.RunRequest(tags={**request_.tags, "budget_recovery/incident": "an earlier one"})
+    recorded(instance, request_, DagsterRunStatus.FAILURE)
+    instance.report_run_canceled(recorded(instance, before, DagsterRunStatus.STARTED))
+    assert "is tried again at" in skipped(supervise(instance))
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_run_that_dagster_ends_for_its_length_is_no_wish_of_a_person(
+    request_: dg.RunRequest,
+    instance: dg.DagsterInstance,
+    database: psycopg.Connection,
+    *,
+    has_ended: bool,
+) -> None:
+    short = dg.RunRequest(tags={**request_.tags, MAX_RUNTIME_SECONDS_TAG: "0"})
+    run = recorded(instance, short, DagsterRunStatus.STARTING)
+    begun = dg.DagsterEvent(DagsterEventType.RUN_START.value, run.job_name)
+    instance.report_dagster_event(begun, run.run_id)
+    instance.report_run_canceling(run, "Canceling due to exceeding maximum runtime of 0 seconds.")
+    if not has_ended:
+        # Its worker may go on for a while, and nobody takes its place.
+        assert "nobody works in it yet" in skipped(supervise(instance))
+        return
+    instance.report_run_canceled(run)
+    due(database)
+    (again,) = requested(supervise(instance))
+    assert str(again.run_key).endswith("/launch-2")

@@ -129,6 +129,7 @@ def test_an_incident_has_a_loss() -> None:
 def test_what_brought_nothing_back_is_no_restore() -> None:
     assert {outcome: outcome.event for outcome in Outcome} == {
         Outcome.IN_PART: Event.RESTORED,
+        Outcome.BY_HAND: Event.RESTORED_BY_HAND,
         Outcome.ACCEPTED: Event.RESOLVED,
         Outcome.RESTORED: Event.RESTORED,
         Outcome.NOTHING_LOST: Event.NOTHING_TO_RAISE,

@@ -3,7 +3,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.moments import Hour, parse_moment
 
 
 def test_an_hour_is_named_by_its_start_in_utc() -> None:
@@ -45,3 +45,27 @@ def test_an_hour_closes_exactly_at_its_end() -> None:
     assert hour.is_past(hour.end)
     assert hour.is_future(hour.start - timedelta(microseconds=1))
     assert not hour.is_future(hour.start)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2026-11-29T14:00", datetime(2026, 11, 29, 14, tzinfo=UTC)),
+        (" 2026-11-29 14:00:05 UTC ", datetime(2026, 11, 29, 14, 0, 5, tzinfo=UTC)),
+        ("2026-11-29T14:00:05.000001Z", datetime(2026, 11, 29, 14, 0, 5, 1, tzinfo=UTC)),
+        ("2026-11-29T14:00+05:30", datetime(2026, 11, 29, 8, 30, tzinfo=UTC)),
+        ("2026-11-29", datetime(2026, 11, 29, tzinfo=UTC)),
+    ],
+)
+def test_a_moment_that_a_person_writes_is_utc_unless_it_names_a_zone(
+    text: str, moment: datetime
+) -> None:
+    assert parse_moment(text) == moment
+    assert parse_moment(text).tzinfo is UTC
+
+
+@pytest.mark.parametrize("text", ["", "UTC", "yesterday", "14:00", "0001-01-01T00:00+01:00"])
+def test_what_is_no_moment_is_quoted(text: str) -> None:
+    with pytest.raises(ValueError, match="is no moment such as 2026-11-29T14:00") as refused:
+        parse_moment(text)
+    assert repr(text) in str(refused.value)

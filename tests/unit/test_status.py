@@ -227,7 +227,13 @@ def test_used_up_attempts_are_about_to_be_judged() -> None:
     ("reason", "says"),
     [
         (FailureReason.NO_SNAPSHOTS, "no snapshot is retained"),
-        (FailureReason.NOT_WRITTEN, "Put right why it failed: Its disk is full. "),
+        (
+            FailureReason.NOT_WRITTEN,
+            (
+                "Put right why it failed: Its disk is full. Then `budget-recovery preview` and "
+                "`budget-recovery restore`"
+            ),
+        ),
     ],
 )
 def test_a_failure_says_what_a_person_has_to_do(reason: FailureReason, says: str) -> None:
@@ -235,7 +241,7 @@ def test_a_failure_says_what_a_person_has_to_do(reason: FailureReason, says: str
     condition, doubts, step = told(Known(failed(incident(given_up=given_up, attempts=3))))
     assert (condition, doubts) == (Condition.FAILED, ())
     assert says in step
-    assert "as docs/runbook.md says under FAILED" in step
+    assert "`budget-recovery resolve`" in step
 
 
 def test_the_closed_incident_is_the_newest_that_is_over() -> None:

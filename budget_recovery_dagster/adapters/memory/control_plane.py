@@ -4,10 +4,15 @@ import threading
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from budget_recovery_dagster.audit_ports import (
+    AuditEntry,
+    AuditTrail,
+)
 from budget_recovery_dagster.domain.admission import Holding
 from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.incident import Incident
 from budget_recovery_dagster.domain.moments import require_aware
+from budget_recovery_dagster.domain.resets import Reset
 from budget_recovery_dagster.domain.snapshots import BudgetRecord
 from budget_recovery_dagster.ports import (
     CaptureFailure,
@@ -17,7 +22,6 @@ from budget_recovery_dagster.ports import (
     Uncaptured,
 )
 from budget_recovery_dagster.recovery_ports import Attempt, Check
-from budget_recovery_dagster.restore_ports import AuditEntry, AuditTrail
 
 
 class ManualClock:
@@ -89,6 +93,7 @@ class ControlPlane:
     launches_before: dict[str, int] = field(default_factory=dict)
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     audits: dict[tuple[str, datetime, str, BudgetWindow], KeptAudit] = field(default_factory=dict)
+    resets: list[Reset] = field(default_factory=list)
 
     def claimed_store(self) -> StoreRecord:
         """Return the store's record.

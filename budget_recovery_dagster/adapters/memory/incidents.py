@@ -164,7 +164,8 @@ class MemoryIncidents:
         """Accept a new baseline, close the incident and put the store to HEALTHY, all or nothing.
 
         Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not
+                RECOVERING, unless a person ends it.
         """
         with self._plane.lock:
             standing, ended = self._leased(lease), ended_by(closing, self._now())

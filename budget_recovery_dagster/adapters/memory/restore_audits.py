@@ -7,10 +7,14 @@ from decimal import Decimal
 
 from budget_recovery_dagster.adapters.memory.control_plane import ControlPlane, KeptAudit
 from budget_recovery_dagster.adapters.stored_recovery import storable_trail
+from budget_recovery_dagster.audit_ports import (
+    AuditEntry,
+    AuditTrail,
+    MergedAudits,
+)
 from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.incident import Restored
 from budget_recovery_dagster.domain.usage_sums import exact_sum
-from budget_recovery_dagster.restore_ports import AuditEntry, AuditTrail, MergedAudits
 
 
 class MemoryRestoreAudits:

@@ -11,6 +11,7 @@ from budget_recovery_dagster.adapters.memory.control_plane import (
     StoredSnapshot,
 )
 from budget_recovery_dagster.adapters.memory.leases import require_lease
+from budget_recovery_dagster.adapters.memory.resets import resets_of
 from budget_recovery_dagster.adapters.stored_forms import (
     MAX_NAMED,
     named_drops_of,
@@ -24,6 +25,7 @@ from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.recovery_point import RecoveryPoint, Usages, max_merge
+from budget_recovery_dagster.domain.resets import eligible
 from budget_recovery_dagster.domain.retention import (
     DatedUsages,
     RetentionPolicy,
@@ -62,11 +64,13 @@ class MemorySnapshots:
 
     def recovery_point(self, tenant: str, now: datetime) -> RecoveryPoint:
         """Return the best known usages of the windows that are current at ``now``."""
+        resets = resets_of(self._plane, tenant)
         usages: defaultdict[BudgetWindow, list[Usages]] = defaultdict(list)
         for stored in self._of([tenant]):
             for of, record in stored.records.items():
-                if of.window.is_current(now) and record.usages:
-                    usages[of].append(record.usages)
+                used = eligible(record.usages, stored.summary.captured_at, of, resets)
+                if of.window.is_current(now) and used:
+                    usages[of].append(used)
         return {of: max_merge(*each) for of, each in usages.items()}
 
     def commit(

@@ -67,6 +67,33 @@ async def follow(store: Store, prefix: str, view: View) -> None:
                 view.change(key, seen)
 
 
+async def read_whole(store: Store, prefix: str) -> Mapping[str, Seen]:
+    """Return all that lies under ``prefix``, which is as in ``follow``, without removed keys.
+
+    Raises:
+        StoreLostError, nats.errors.Error, OSError, ExceptionGroup of these: it could not be proven.
+    """
+    view = _WholeView()
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(follow(store, prefix, view))
+        found = await view.found
+        following.cancel()
+    return {key: seen for key, seen in found.items() if seen.data is not None}
+
+
+class _WholeView:
+    """Takes the first complete view, and heeds no change."""
+
+    def __init__(self) -> None:
+        self.found: asyncio.Future[Mapping[str, Seen]] = asyncio.Future()
+
+    def replace(self, found: Mapping[str, Seen]) -> None:
+        self.found.set_result(found)
+
+    def change(self, key: str, seen: Seen) -> None:
+        pass
+
+
 async def _look_for_vanished(store: Store, prefix: str, view: View, known: dict[str, int]) -> None:
     """Find the keys that are removed so that no message tells of it, markers that expire too."""
     while True:

@@ -6,7 +6,7 @@ Nothing else is touched: costs that are under way stay in their stream, and coun
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,11 @@ from budget_recovery_dagster.sandbox.gateway.keys import BLOCKED, counter_of
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place, attempt
 from budget_recovery_dagster.sandbox.gateway.opening import opened
 from budget_recovery_dagster.sandbox.gateway.store import (
-    Seen,
     Store,
     bucket_stream,
     heed_cancellation,
 )
-from budget_recovery_dagster.sandbox.gateway.watching import follow
+from budget_recovery_dagster.sandbox.gateway.watching import read_whole
 
 _NAME = "wipe"
 _LOOK_SECONDS = 0.1
@@ -105,26 +104,8 @@ async def _seconds_until_anew(store: Store, before: StreamInfo) -> float | None:
     return None
 
 
-class _WholeView:
-    """Takes the first complete view of a bucket, and heeds no change."""
-
-    def __init__(self) -> None:
-        self.found: asyncio.Future[Mapping[str, Seen]] = asyncio.Future()
-
-    def replace(self, found: Mapping[str, Seen]) -> None:
-        self.found.set_result(found)
-
-    def change(self, key: str, seen: Seen) -> None:
-        pass
-
-
 async def _count(store: Store) -> Contents:
-    view = _WholeView()
-    async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(follow(store, "", view))
-        found = await view.found
-        following.cancel()
-    keys = [key.partition(".") for key, seen in found.items() if seen.data is not None]
+    keys = [key.partition(".") for key in await read_whole(store, "")]
     counters = [suffix for kind, _, suffix in keys if kind == COUNTERS]
     tenants = set()
     for suffix in counters:

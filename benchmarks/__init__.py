@@ -1,0 +1,1 @@
+"""Timings of whole pieces of work on servers of their own."""

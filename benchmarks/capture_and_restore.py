@@ -1,0 +1,163 @@
+"""How long captures and a restore take, and what they need: the figures of docs/operations.md.
+
+    python -m benchmarks.capture_and_restore 100 10 100
+
+takes 100 tenants with 10 budgets of 100 entities each, on servers of its own. Each piece of work is
+done by a process of its own, as Dagster does it; what that process took is told.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import psycopg
+
+from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.services.recovery import Recovered
+from budget_recovery_dagster.settings import load_settings
+from tests.nats_servers import Bucket
+
+_MIB = 2**20
+_UNCHANGED = 3
+_SIZE = """
+select sum(pg_total_relation_size(c.oid))::bigint
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = 'budget_recovery' and c.relkind = 'r'
+"""
+
+
+@click.command()
+@click.argument("tenants", type=int)
+@click.argument("budgets", type=int)
+@click.argument("entities", type=int)
+def main(tenants: int, budgets: int, entities: int) -> None:
+    """Measure with so many TENANTS, BUDGETS of each and ENTITIES of each."""
+    keys = [
+        f"usage.t{tenant}.b{budget}.lifetime.user=3A{entity:06d}=40example=2Ecom"
+        for tenant in range(tenants)
+        for budget in range(budgets)
+        for entity in range(entities)
+    ]
+    third = [key for n, key in enumerate(keys) if n // entities % 3 == 0]
+    click.echo(f"{len(keys):,} counters in {tenants * budgets:,} budgets; load {_load()}")
+    with tempfile.TemporaryDirectory(prefix="budget-recovery benchmark ") as directory:
+        place = Path(directory)
+        place.chmod(0o711)
+        with NatsServer(place / "nats") as nats, PostgresServer(place / "postgres") as postgres:
+            os.environ["BUDGET_RECOVERY_NATS_URL"] = nats.url
+            os.environ["BUDGET_RECOVERY_POSTGRES_URL"] = postgres.url()
+            migrate(postgres.url())
+            with Bucket.connected(nats.url, load_settings().bucket) as bucket:
+                _measure(bucket, postgres.url(), keys, third, tenants * budgets)
+
+
+def _measure(bucket: Bucket, url: str, keys: list[str], third: list[str], records: int) -> None:
+    bucket.create()
+    bucket.put_many({key: _value(n) for n, key in enumerate(keys)})
+    click.echo(f"in NATS {bucket.info().state.bytes / len(keys):.0f} bytes a counter")
+    _work("check")
+    grown = _growth(url, lambda: _work("capture"))
+    click.echo(f"  the first capture: {grown / len(keys):.1f} bytes a counter")
+    grown = sum(_growth(url, lambda: _work("capture")) for _ in range(_UNCHANGED))
+    click.echo(f"  nothing changed: {grown / _UNCHANGED / records:.0f} bytes a budget")
+    bucket.put_many({key: _value(n + len(keys)) for n, key in enumerate(third)})
+    grown = _growth(url, lambda: _work("capture"))
+    changed = f"{len(third) / len(keys):.0%} of the counters changed"
+    click.echo(f"  {changed}: {grown / len(third):.1f} bytes for each")
+    bucket.destroy()
+    bucket.create()
+    _work("check")
+    _work("restore")
+    bucket.destroy()
+
+
+def _value(number: int) -> bytes:
+    return b'{"usage":"%d.%06d","updated_at":"2026-11-29T14:00:00Z"}' % (number % 977, number)
+
+
+def _growth(url: str, work: Callable[[], object]) -> int:
+    before = _size(url)
+    work()
+    return _size(url) - before
+
+
+def _size(url: str) -> int:
+    with psycopg.connect(url, autocommit=True) as connection:
+        [(size,)] = connection.execute(_SIZE).fetchall()
+        return int(size)
+
+
+def _work(what: str) -> None:
+    """Do a piece of work in a process of its own."""
+    module = [sys.executable, "-m", "benchmarks.capture_and_restore"]
+    told = subprocess.run([*module, "--only", what], check=True, stdout=subprocess.PIPE)
+    took = json.loads(told.stdout)
+    click.echo(
+        f"{what}: {took['seconds']:.1f} s, of it {took['processor']:.1f} s of a processor,"
+        f" {took['peak'] / _MIB:.0f} MiB at most; load {_load()}"
+    )
+
+
+def _only(what: str) -> None:
+    began, used = time.monotonic(), time.process_time()
+    with opened_database(load_settings()) as plane:
+        _WORK[what](plane)
+    took = {
+        "seconds": time.monotonic() - began,
+        "processor": time.process_time() - used,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    click.echo(json.dumps(took))
+
+
+def _check(plane: OpenedDatabase) -> None:
+    plane.detection_service().check(checked_by="a benchmark")
+
+
+def _capture(plane: OpenedDatabase) -> None:
+    captured = plane.capture_service().capture(
+        Hour.containing(datetime.now(UTC)),
+        run_id=f"benchmark {time.time_ns()}",
+        holder="a benchmark",
+        on_outcome=lambda _: None,
+    )
+    if getattr(captured, "failed", True):
+        raise click.ClickException("The capture failed; is a full hour about to begin?")
+
+
+def _restore(plane: OpenedDatabase) -> None:
+    result = plane.recovery_service().recover(
+        run_id="benchmark", holder="a benchmark", tell=lambda _: None
+    )
+    if not isinstance(result, Recovered):
+        raise click.ClickException(f"It was not restored: {result}")
+
+
+_WORK: Mapping[str, Callable[[OpenedDatabase], None]] = {
+    "check": _check,
+    "capture": _capture,
+    "restore": _restore,
+}
+
+
+def _load() -> str:
+    return f"{os.getloadavg()[0]:.1f}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--only"]:
+        _only(sys.argv[2])
+    else:
+        main()

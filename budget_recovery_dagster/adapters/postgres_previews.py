@@ -1,0 +1,128 @@
+"""Previews of restores in PostgreSQL, for a day."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC
+from typing import Any
+
+from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.stored_forms import storable
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain.plan import Action, PlannedEntry, RecoveryPlan
+from budget_recovery_dagster.domain.restore_choice import RestoreChoice
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.preview_ports import PREVIEWS_KEPT_FOR, KeptPreview
+
+_DROP_OLD = "delete from budget_recovery.restore_preview where at < %s"
+
+_BEGIN = """
+insert into budget_recovery.restore_preview (
+    preview_id, at, previewed_by, tenant, budget_id, captured_at, despite_resets,
+    store_created_at, store_last_sequence, is_complete
+) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, false)
+"""
+
+_ADD = """
+insert into budget_recovery.restore_preview_window (
+    preview_id, tenant, budget_id, window_token, entities, live, recorded, actions
+) values (%s, %s, %s, %s, %s, %s::numeric[], %s::numeric[], %s)
+"""
+
+_COMPLETE = "update budget_recovery.restore_preview set is_complete = true where preview_id = %s"
+
+_NEWEST = """
+select preview_id, at, previewed_by, store_created_at, store_last_sequence
+from budget_recovery.restore_preview
+where is_complete
+  and at >= %s
+  and tenant is not distinct from %s
+  and budget_id is not distinct from %s
+  and captured_at is not distinct from %s
+  and despite_resets = %s
+order by at desc, preview_id
+limit 1
+"""
+
+_ENTRIES = """
+select budget_id, window_token, entities, live, recorded, actions
+from budget_recovery.restore_preview_window
+where preview_id = %s and tenant = %s
+order by budget_id, window_token
+"""
+
+
+class PostgresPreviews:
+    """The table of previews, and what was planned in each."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def begin(self, preview: KeptPreview) -> None:
+        """Begin to keep a preview, and drop those that are too old."""
+        with self._database.writing() as connection:
+            oldest = self._database.moment(connection) - PREVIEWS_KEPT_FOR
+            connection.execute(_DROP_OLD, (oldest,))
+            connection.execute(
+                _BEGIN,
+                (
+                    preview.preview_id,
+                    preview.at,
+                    storable(preview.by),
+                    *_columns(preview.choice),
+                    preview.identity.created_at,
+                    preview.identity.last_sequence,
+                ),
+            )
+
+    def add(self, preview_id: str, tenant: str, entries: Sequence[PlannedEntry]) -> None:
+        """Keep what is planned for a tenant."""
+        by_window = RecoveryPlan(tenant, tuple(entries)).by_window()
+        with self._database.writing() as connection, connection.cursor() as cursor:
+            cursor.executemany(
+                _ADD,
+                [
+                    (
+                        preview_id,
+                        tenant,
+                        of.budget,
+                        of.window.token,
+                        [entry.entity or "" for entry in planned],
+                        [entry.live for entry in planned],
+                        [entry.recorded for entry in planned],
+                        [entry.action.value for entry in planned],
+                    )
+                    for of, planned in by_window.items()
+                ],
+            )
+
+    def complete(self, preview_id: str) -> None:
+        """Say that all tenants of a preview are kept; until then it counts for nothing."""
+        with self._database.writing() as connection:
+            connection.execute(_COMPLETE, (preview_id,))
+
+    def newest(self, choice: RestoreChoice) -> KeptPreview | None:
+        """Return the newest complete preview of just this choice; None: there is none any more."""
+        with self._database.reading() as connection:
+            oldest = self._database.moment(connection) - PREVIEWS_KEPT_FOR
+            row = connection.execute(_NEWEST, (oldest, *_columns(choice))).fetchone()
+        if row is None:
+            return None
+        preview_id, at, by, created_at, last_sequence = row
+        identity = StoreIdentity(created_at.astimezone(UTC), int(last_sequence))
+        return KeptPreview(preview_id, at.astimezone(UTC), by, choice, identity)
+
+    def entries_of(self, preview_id: str, tenant: str) -> tuple[PlannedEntry, ...]:
+        """Return what was planned for a tenant, by budget, window and entity."""
+        with self._database.reading() as connection:
+            rows = connection.execute(_ENTRIES, (preview_id, tenant)).fetchall()
+        return tuple(entry for row in rows for entry in _entries(*row))
+
+
+def _columns(choice: RestoreChoice) -> tuple[Any, ...]:
+    return choice.tenant, choice.budget, choice.snapshot, choice.despite_resets
+
+
+def _entries(budget: str, token: str, *lists: list[Any]) -> Iterator[PlannedEntry]:
+    of = BudgetWindow(budget, Window.parse(token))
+    for entity, live, recorded, action in zip(*lists, strict=True):
+        yield PlannedEntry(of, entity or None, recorded, live, Action(action))

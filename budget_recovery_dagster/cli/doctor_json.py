@@ -1,0 +1,47 @@
+"""The examination as JSON: stable keys, moments in UTC."""
+
+import json
+from datetime import UTC
+from typing import Any
+
+from budget_recovery_dagster.domain.findings import Examination, State
+
+
+def examination_json(examination: Examination, exit_code: int) -> str:
+    """Write the examination; every key is there in every situation."""
+    at = examination.at.astimezone(UTC).isoformat(timespec="microseconds")
+    return _dumped(
+        exit_code=exit_code,
+        at=at.replace("+00:00", "Z"),
+        counts={_key(state): examination.count(state) for state in State},
+        findings=[
+            {
+                "topic": finding.topic.name.lower(),
+                "name": finding.name,
+                "state": _key(finding.state),
+                "found": finding.found,
+                "to_do": finding.to_do or None,
+            }
+            for finding in examination.findings
+        ],
+        error=None,
+    )
+
+
+def refusal_json(message: str, hint: str, exit_code: int) -> str:
+    """Write that nothing was examined, with the same keys, and why."""
+    return _dumped(
+        exit_code=exit_code,
+        at=None,
+        counts=None,
+        findings=None,
+        error={"message": message, "hint": hint},
+    )
+
+
+def _key(state: State) -> str:
+    return state.name.lower()
+
+
+def _dumped(**content: Any) -> str:
+    return json.dumps(content, indent=2)

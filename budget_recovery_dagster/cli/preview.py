@@ -1,0 +1,40 @@
+"""``budget-recovery preview``: what a restore would do, before it is done."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.cli.choice_options import choice_options, request_of
+from budget_recovery_dagster.cli.control_plane import settings_with_servers
+from budget_recovery_dagster.cli.data_dir import data_dir_option
+from budget_recovery_dagster.cli.json_values import errors_in_json
+from budget_recovery_dagster.cli.person import this_person
+from budget_recovery_dagster.cli.preview_json import preview_json
+from budget_recovery_dagster.cli.preview_page import print_preview
+from budget_recovery_dagster.cli.progress import progress
+
+
+@click.command(short_help="Tell what a restore would do.")
+@choice_options
+@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+@data_dir_option
+def preview(data_dir: Path | None, *, as_json: bool, **choice: Any) -> None:
+    """Tell what a restore would do to each budget, and write nothing.
+
+    It is kept for a day: `budget-recovery restore` of the same choice tells what has changed since.
+    The servers are those of the settings or else of the running `budget-recovery dev`.
+    """
+    with errors_in_json(wanted=as_json):
+        settings = settings_with_servers(data_dir)
+        with opened_database(settings) as database, progress("Reading") as tell:
+            previewed = database.preview_service().preview(
+                request_of(choice), by=this_person(), tell=tell
+            )
+    if as_json:
+        click.echo(preview_json(previewed))
+    else:
+        print_preview(Console(highlight=False, file=sys.stdout), previewed)

@@ -1,0 +1,49 @@
+"""``budget-recovery resolve``: end the open incident, and accept the store as it is."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.cli.control_plane import settings_with_servers
+from budget_recovery_dagster.cli.data_dir import data_dir_option
+from budget_recovery_dagster.cli.json_values import dumped, errors_in_json, moment_or_none
+from budget_recovery_dagster.cli.order_options import order_of, order_options
+from budget_recovery_dagster.cli.progress import progress
+from budget_recovery_dagster.services.resolving import Resolved
+
+
+@click.command(short_help="Accept the store as it is; snapshots begin again.")
+@order_options
+@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+@data_dir_option
+def resolve(data_dir: Path | None, *, as_json: bool, **options: Any) -> None:
+    """End the open incident without restoring anything more.
+
+    The store is accepted as it is, and compared with this from now on; snapshots are taken again.
+    What the snapshots say more can still be restored by hand. Not while the store cannot be seen.
+    """
+    with errors_in_json(wanted=as_json):
+        settings = settings_with_servers(data_dir)
+        with opened_database(settings) as database, progress("Looking") as tell:
+            resolved = database.resolve_service().resolve(order_of(options, tell))
+    if as_json:
+        click.echo(_json(resolved))
+        return
+    ended = resolved.incident.ended
+    click.echo(f"Incident {resolved.incident.short_id} is closed; the store is HEALTHY.")
+    if ended is not None:
+        click.echo(ended.detail)
+
+
+def _json(resolved: Resolved) -> str:
+    ended = resolved.incident.ended
+    return dumped(
+        incident_id=resolved.incident.incident_id,
+        ended_at=moment_or_none(ended.at if ended else None),
+        outcome=ended.outcome if ended else None,
+        detail=ended.detail if ended else None,
+        left={"counters": resolved.remainder.counters, "unseen": resolved.remainder.unseen},
+        error=None,
+    )

@@ -1,0 +1,92 @@
+"""``budget-recovery snapshots``: what there is to restore from."""
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.cli.control_plane import settings_with_database
+from budget_recovery_dagster.cli.data_dir import data_dir_option
+from budget_recovery_dagster.cli.json_values import dumped, errors_in_json, moment_or_none
+from budget_recovery_dagster.cli.page_rows import print_columns, print_row
+from budget_recovery_dagster.domain.restore_choice import EVERY_TENANT, choose_tenant, moment
+from budget_recovery_dagster.snapshot_ports import ListedSnapshot
+
+_SHOWN = 24
+
+
+@click.command(short_help="List what there is to restore from.")
+@click.option("--tenant", default=EVERY_TENANT, show_default=True, help="Whose snapshots.")
+@click.option("--all", "show_all", is_flag=True, help=f"All of them, not the newest {_SHOWN}.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs; always all.")
+@data_dir_option
+def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bool) -> None:
+    """List the retained snapshots, newest first, by the moment that --snapshot takes.
+
+    Of one that retention has removed records from, only what is still needed is left: it cannot be
+    chosen. The database is that of BUDGET_RECOVERY_POSTGRES_URL or else of the running
+    `budget-recovery dev`.
+    """
+    with (
+        errors_in_json(wanted=as_json),
+        opened_database(settings_with_database(data_dir)) as database,
+    ):
+        chosen = choose_tenant(tenant, sorted(database.restore_points.tenants()))
+        found = database.snapshot_list.all(chosen)
+        budgets = database.snapshot_list.budgets_of(chosen) if chosen is not None else ()
+    if as_json:
+        click.echo(dumped(snapshots=[_json(each) for each in found], budgets=budgets, error=None))
+        return
+    console = Console(highlight=False, file=sys.stdout)
+    if not found:
+        print_row(console, "No snapshot is retained.")
+        return
+    shown = found if show_all else found[:_SHOWN]
+    head = ["captured at (UTC)", "tenants", "windows", "counters", "remarks"]
+    rows = [head, *(_row(each) for each in shown)]
+    print_columns(console, rows, right=(1, 2, 3))
+    if len(found) > len(shown):
+        print_row(console, f"{len(found) - len(shown):,} older ones; --all shows them.")
+    if budgets:
+        print_row(console, f"Budgets of the tenant: {', '.join(budgets)}")
+
+
+def _row(listed: ListedSnapshot) -> list[str]:
+    return [
+        moment(listed.captured_at),
+        f"{listed.tenants:,}",
+        f"{listed.records:,}",
+        f"{listed.entries:,}",
+        ", ".join(_remarks(listed)),
+    ]
+
+
+def _remarks(listed: ListedSnapshot) -> list[str]:
+    remarks = [
+        f"{number:,} {what}"
+        for number, what in (
+            (listed.omitted, "omitted"),
+            (listed.unreadable, "unreadable"),
+            (listed.drops, "dropped"),
+            (listed.partial, "partial"),
+        )
+        if number
+    ]
+    return [*remarks, "pruned"] if listed.is_pruned else remarks
+
+
+def _json(listed: ListedSnapshot) -> dict[str, object]:
+    return {
+        "captured_at": moment_or_none(listed.captured_at),
+        "source": listed.source,
+        "tenants": listed.tenants,
+        "windows": listed.records,
+        "counters": listed.entries,
+        "omitted": listed.omitted,
+        "unreadable": listed.unreadable,
+        "drops": listed.drops,
+        "partial": listed.partial,
+        "is_pruned": listed.is_pruned,
+    }

@@ -1,0 +1,160 @@
+"""What a preview and an applied restore say to people, on a page as in a terminal."""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from decimal import Decimal
+
+from budget_recovery_dagster.domain.counters import format_usage
+from budget_recovery_dagster.domain.plan_differences import Difference
+from budget_recovery_dagster.services.count_words import counted
+from budget_recovery_dagster.services.manual_restore import Applied
+from budget_recovery_dagster.services.name_words import shown_entity
+from budget_recovery_dagster.services.preview import Preview, TenantPreview
+from budget_recovery_dagster.services.time_words import clock_time, in_words, since
+from budget_recovery_dagster.services.window_preview import EntryPreview, WindowPreview
+
+_BAR = 24
+
+
+def usage_or_nothing(usage: Decimal | None) -> str:
+    """Write a usage, or that there is none."""
+    return "nothing" if usage is None else format_usage(usage)
+
+
+def headline(preview: Preview) -> str:
+    """Say in a sentence what a restore would do."""
+    raised, windows = preview.raised, preview.windows
+    if not raised:
+        told = "Nothing would be raised: no counter is lower than the snapshots say."
+    else:
+        rise = sum((window.rise for window in windows), Decimal(0))
+        touched = sum(bool(window.raised) for window in windows)
+        told = (
+            f"{counted(raised, 'counter')} in {counted(touched, 'window')} would be raised, by "
+            f"{format_usage(rise)} in all."
+        )
+    if preview.failures:
+        unseen = counted(len(preview.failures), "tenant")
+        told = f"{told} Nothing is known of {unseen} that could not be read."
+    return told
+
+
+def store_line(preview: Preview) -> str:
+    """Say of which store it is, and how that stands."""
+    incident = preview.recovery.incident
+    is_open = "" if incident is None else f", incident {incident.short_id} is open"
+    return f"{preview.recovery.state}{is_open}; {preview.identity}"
+
+
+def tenant_line(tenant: TenantPreview, now: datetime) -> str:
+    """Say of which snapshot a tenant would be restored."""
+    if tenant.failure is not None:
+        return "could not be read"
+    if tenant.point_at is None:
+        return "not in the chosen snapshot"
+    return f"newest snapshot {since(tenant.point_at, now)}"
+
+
+def tenant_notes(tenant: TenantPreview) -> Iterator[str]:
+    """Say what else is to be known of a tenant."""
+    if tenant.failure is not None:
+        message, hint = tenant.failure
+        yield f"{message} Try: {hint}"
+    if tenant.is_partial:
+        yield "fewer of its live keys arrived than the store announced"
+    if tenant.unreadable_count:
+        keys = ", ".join(f"{each.key} ({each.reason})" for each in tenant.unreadable)
+        yield f"{counted(tenant.unreadable_count, 'key')} not read in that snapshot: {keys}"
+
+
+def window_lines(window: WindowPreview, now: datetime) -> Iterator[str]:
+    """Say what would become of a window: its figures, what it is blocked by, their sources."""
+    figures = f"{format_usage(window.live)} -> {format_usage(window.result)}"
+    rise = f" (+{format_usage(window.rise)})" if window.rise else ""
+    yield f"raises {window.raised:,} of {counted(window.counters, 'counter')}: {figures}{rise}"
+    if window.limit is not None:
+        yield limit_words(window)
+    yield source_words(window, now)
+    yield from window.notes
+
+
+def limit_words(window: WindowPreview) -> str:
+    """Say who is at the limit, now and afterwards."""
+    if window.limit is None:
+        return "no limit is known"
+    limit = f"limit {format_usage(window.limit)}"
+    if not window.is_enforced:
+        return f"{limit}, which is only noted: nobody is blocked"
+    return f"{limit}: {window.blocked_before:,} blocked now, {window.blocked_after:,} afterwards"
+
+
+def source_words(window: WindowPreview, now: datetime) -> str:
+    """Say from which snapshots the figures come, and how old they are."""
+    newest, oldest = window.newest_source, window.oldest_source
+    if newest == oldest:
+        return f"from the snapshot {since(newest, now)}"
+    return (
+        f"from snapshots between {clock_time(oldest, now)} and {clock_time(newest, now)}, "
+        f"{in_words(now - oldest)} to {in_words(now - newest)} old"
+    )
+
+
+def change_name(change: EntryPreview) -> str:
+    """Name a counter."""
+    return f"{change.tenant}, {change.of}, {shown_entity(change.entity)}"
+
+
+def change_figures(change: EntryPreview) -> str:
+    """Show a counter before and after, with a bar: ``#`` is there, ``+`` comes back."""
+    live = change.live or Decimal(0)
+    filled = int(_BAR * live / change.recorded) if change.recorded else _BAR
+    bar = "#" * filled + "+" * (_BAR - filled)
+    blocked = ", would be blocked" if change.blocks else ""
+    return f"[{bar}] {usage_or_nothing(change.live)} -> {format_usage(change.recorded)}{blocked}"
+
+
+def difference_line(difference: Difference) -> str:
+    """Say what is not as it was previewed."""
+    return (
+        f"{difference.tenant}, {difference.of}, {shown_entity(difference.entity)}: "
+        f"{difference.change}: {usage_or_nothing(difference.previewed)} -> "
+        f"{usage_or_nothing(difference.found)}"
+    )
+
+
+def applied_headline(applied: Applied) -> str:
+    """Say in a sentence what a restore has done."""
+    raised = counted(applied.raised, "counter")
+    return f"Raised {raised}, wrote {counted(applied.boards, 'leaderboard')}."
+
+
+def comparison(applied: Applied) -> str:
+    """Say how that compares with the preview."""
+    if applied.preview is None:
+        return "There was no preview of just this from the last day to compare with."
+    made = f"the preview of {applied.preview.at:%Y-%m-%d %H:%M:%S} UTC by {applied.preview.by}"
+    if not applied.differences:
+        return f"As in {made}, entry by entry."
+    kinds = Counter(each.change for each in applied.differences)
+    told = "; ".join(f"{change}: {count:,}" for change, count in kinds.items())
+    return f"{counted(len(applied.differences), 'difference')} from {made}: {told}."
+
+
+def end_of_incident(applied: Applied) -> str | None:
+    """Say what has become of the open incident; None: none was open."""
+    incident, remainder = applied.incident, applied.remainder
+    if incident is None:
+        return None
+    if incident.ended is not None:
+        return f"Incident {incident.short_id} is closed, the store is HEALTHY. " + (
+            incident.ended.detail
+        )
+    if remainder is None:
+        return f"Incident {incident.short_id} stays open: not everything was restored."
+    left = f"{counted(remainder.counters, 'counter')} of the whole store lower than the snapshots"
+    unseen = f" {' '.join(remainder.unseen)}" if remainder.unseen else ""
+    return (
+        f"Incident {incident.short_id} stays open: {left}.{unseen} Restore every tenant from the "
+        "latest, or resolve it."
+    )

@@ -1,0 +1,136 @@
+"""Recording deliberate resets: what an operator took away on purpose does not come back."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
+from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain.resets import Everyone, Reset
+from budget_recovery_dagster.errors import ChoiceError
+from budget_recovery_dagster.ports import Clock
+from budget_recovery_dagster.recovery_ports import Incidents
+from budget_recovery_dagster.reset_ports import Resets
+from budget_recovery_dagster.restore_ports import RestorePoints
+from budget_recovery_dagster.snapshot_ports import SnapshotList
+
+_CHOICES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRequest:
+    """What somebody wants to be recorded; see Reset. ``at`` (aware) None: now."""
+
+    tenant: str
+    budget: str
+    window: str | None
+    entity: Entity | Everyone
+    at: datetime | None
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedReset:
+    """A reset as it is kept.
+
+    ``windows`` are the current ones of which it keeps recorded usages out, by token; where there is
+    none, no retained snapshot holds what it names in one. ``is_restoring``: a restore is under
+    way, and may have read its recovery point before.
+    """
+
+    reset: Reset
+    windows: tuple[BudgetWindow, ...]
+    is_restoring: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResetService:
+    """Records resets. It needs the database alone, and lowers nothing in the gateway's store."""
+
+    resets: Resets
+    points: RestorePoints
+    snapshot_list: SnapshotList
+    incidents: Incidents
+    clock: Clock
+
+    def record(self, request: ResetRequest) -> RecordedReset:
+        """Note that counters were lowered or cleared.
+
+        The gateway's counters must be low by the time of the reset: of what a snapshot reads later,
+        nothing is left out.
+
+        Raises:
+            ChoiceError: nothing of the tenant or the budget is retained, the window is none of the
+                calendar, the time has not come, or no reason is given; nothing was recorded.
+        """
+        if not request.reason.strip():
+            raise ChoiceError("The reason is empty.", "say why the counters were lowered.")
+        self._require_retained(request.tenant, request.budget)
+        now = self.clock.now()
+        kept = self.resets.record(_reset(request, now))
+        return RecordedReset(
+            reset=kept,
+            windows=self._windows(kept, now),
+            is_restoring=self.incidents.recovery().state is RecoveryState.RECOVERING,
+        )
+
+    def _require_retained(self, tenant: str, budget: str) -> None:
+        budgets = self.snapshot_list.budgets_of(tenant)
+        if not budgets:
+            raise ChoiceError(
+                f"No snapshot of tenant {tenant!r} is retained.",
+                _choose("the tenants", self.points.tenants()),
+            )
+        if budget not in budgets:
+            raise ChoiceError(
+                f"No snapshot of budget {budget!r} of tenant {tenant!r} is retained.",
+                _choose("its budgets", budgets),
+            )
+
+    def _windows(self, reset: Reset, now: datetime) -> tuple[BudgetWindow, ...]:
+        point = self.points.point_of(reset.tenant, now)
+        windows = () if point is None else point.windows
+        return tuple(
+            window.of
+            for window in windows
+            if window.of.window.is_current(now) and reset in window.resets
+        )
+
+
+def _reset(request: ResetRequest, now: datetime) -> Reset:
+    at = request.at or now
+    if at > now:
+        raise ChoiceError(
+            f"The time of the reset, {moment_in_words(at)}, has not come: it is"
+            f" {moment_in_words(now)}.",
+            "lower the counters first, and record the reset then.",
+        )
+    try:
+        return Reset(
+            tenant=request.tenant,
+            budget=request.budget,
+            window=request.window,
+            entity=request.entity,
+            at=at,
+            by=request.by,
+            reason=request.reason,
+            recorded_at=now,
+        )
+    except ValueError as error:
+        raise ChoiceError(
+            f"No such reset can be recorded: {error}.", "correct the entity or the window."
+        ) from error
+
+
+def _choose(of: str, names: Iterable[str]) -> str:
+    known = sorted(names)
+    if not known:
+        return "take a snapshot first; there is none of any tenant."
+    more = f" and {len(known) - _CHOICES:,} more" if len(known) > _CHOICES else ""
+    return f"choose one of {of}: {', '.join(map(repr, known[:_CHOICES]))}{more}."
+
+
+def moment_in_words(moment: datetime) -> str:
+    """Write a moment of a reset to the second."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,202 @@
+"""Dagster's services as a deployment has them: each on its own, started again when it ends."""
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psycopg
+from dagster._core.definitions.run_request import InstigatorType
+from psycopg.rows import dict_row
+
+from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
+from budget_recovery_dagster.sandbox.dagster_services import DEFINITIONS, LOCATION
+from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
+from tests.free_ports import unused_port
+from tests.processes import is_running
+from tests.shut_gates import Gate, shut_gate
+from tests.waiting import wait_until
+
+START_SECONDS = 120
+
+_TERMINATE = """
+mutation Terminate($run: String!, $policy: TerminateRunPolicy!) {
+  terminateRun(runId: $run, terminatePolicy: $policy) { __typename }
+}
+"""
+_LAUNCH = """
+mutation Launch($parameters: ExecutionParams!) {
+  launchRun(executionParams: $parameters) {
+    __typename
+    ... on LaunchRunSuccess { run { id } }
+  }
+}
+"""
+_RESTORE_JOB = {
+    "repositoryLocationName": LOCATION,
+    "repositoryName": "__repository__",
+    "jobName": "restore_job",
+}
+
+
+@dataclass
+class Deployment:
+    """The services and what they share; nobody supervises them but the test."""
+
+    home: Path
+    postgres_url: str
+    instance: dg.DagsterInstance
+    _started: list[OwnedProcess] = field(default_factory=list)
+
+    def start_code_server(self) -> int:
+        """Start a code server at the socket of the one before, which is gone; return its id."""
+        socket = self.home / "socket"
+        socket.unlink(missing_ok=True)
+        process = self._start(
+            "code server",
+            *("dagster", "api", "grpc", "--socket", socket, "--module-name", DEFINITIONS),
+            *("--location-name", LOCATION, "--empty-working-directory"),
+        )
+        process.wait_until_ready(lambda: socket.exists() or None, seconds=START_SECONDS)
+        return process.pid
+
+    def start_daemon(self) -> int:
+        """Start a daemon, and return its id."""
+        return self._start("daemon", "dagster._daemon", "run", "--workspace", self._workspace).pid
+
+    def start_pages(self) -> "Pages":
+        """Start a webserver, and return what can be done on its pages."""
+        ui = DagsterUi("127.0.0.1", unused_port())
+        arguments = ("--workspace", self._workspace, "--host", ui.host, "--port", str(ui.port))
+        process = self._start("webserver", "dagster_webserver", *arguments)
+        process.wait_until_ready(ui.is_up, seconds=START_SECONDS)
+        return Pages(ui)
+
+    def end(self, number: signal.Signals, *pids: int) -> None:
+        """Send a signal to processes, and wait for the end of all of them."""
+        for pid in pids:
+            os.kill(pid, number)
+        wait_until(lambda: not any(is_running(pid) for pid in pids), seconds=START_SECONDS)
+
+    def worker_pid(self) -> int:
+        """Return the process that holds the lease of restores."""
+        ((holder,),) = self._rows("select holder from budget_recovery.lease where name = 'restore'")
+        found = re.fullmatch(r"run \w+ on .* \(pid (\d+)\)", str(holder))
+        assert found is not None
+        return int(found[1])
+
+    def runs(self) -> list[dg.DagsterRun]:
+        """Return the runs of restore_job, newest first."""
+        return list(self.instance.get_runs(dg.RunsFilter(job_name="restore_job")))
+
+    def statuses(self) -> list[str]:
+        """Return how they stand."""
+        return [run.status.value for run in self.runs()]
+
+    def ticks_since(self, moment: float) -> list[str]:
+        """Return what ticks of the supervisor that began after a moment told, newest first."""
+        (sensor,) = [
+            state
+            for state in self.instance.all_instigator_state(instigator_type=InstigatorType.SENSOR)
+            if state.instigator_name == "restore_supervisor_sensor"
+        ]
+        ticks = self.instance.get_ticks(
+            sensor.instigator_origin_id, sensor.selector_id, after=moment
+        )
+        return [tick.skip_reason or "" for tick in ticks]
+
+    def incident(self) -> dict[str, Any]:
+        """Return the incident."""
+        with psycopg.connect(self.postgres_url, row_factory=dict_row) as database:
+            (row,) = database.execute("select * from budget_recovery.incident").fetchall()
+        return row
+
+    def attempts(self) -> list[tuple[int, str]]:
+        """Return all attempts, oldest first: number and run."""
+        return self._rows(
+            "select number, run_id from budget_recovery.restore_attempt order by started_at"
+        )
+
+    def let_leases_run_out(self) -> None:
+        """Let the half minute pass that the lease of a dead worker lasts."""
+        with psycopg.connect(self.postgres_url) as database:
+            database.execute("update budget_recovery.lease set expires_at = acquired_at")
+
+    def stop(self) -> None:
+        """Stop all, with the workers that have outlived their code server."""
+        for process in self._started:
+            process.stop()
+
+    def _rows(self, query: str) -> list[Any]:
+        with psycopg.connect(self.postgres_url) as database:
+            return database.execute(query.encode()).fetchall()
+
+    @property
+    def _workspace(self) -> Path:
+        """Where daemon and webserver find the code server."""
+        server = {"grpc_server": {"socket": str(self.home / "socket"), "location_name": LOCATION}}
+        workspace = self.home / "workspace.yaml"
+        # JSON, which is YAML, too.
+        workspace.write_text(json.dumps({"load_from": [server]}))
+        return workspace
+
+    def _start(self, name: str, module: str, *arguments: str | Path) -> OwnedProcess:
+        process = OwnedProcess(
+            Program(
+                name,
+                [sys.executable, "-m", module, *arguments],
+                log=self.home / f"{name}.log",
+                environment={**os.environ, "DAGSTER_HOME": str(self.home)},
+                death_signal=signal.SIGKILL,
+            )
+        )
+        self._started.append(process)
+        return process
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The web pages, and what people do there."""
+
+    ui: DagsterUi
+
+    def launch(self) -> str:
+        """Launch restore_job in its launchpad, and return the run."""
+        answer = self.ui.query(_LAUNCH, parameters={"selector": _RESTORE_JOB})["launchRun"]
+        assert answer["__typename"] == "LaunchRunSuccess"
+        return str(answer["run"]["id"])
+
+    def terminate(self, run_id: str, *, force: bool = False) -> None:
+        """Terminate a run, or mark it as canceled whatever becomes of its worker."""
+        policy = "MARK_AS_CANCELED_IMMEDIATELY" if force else "SAFE_TERMINATE"
+        answer = self.ui.query(_TERMINATE, run=run_id, policy=policy)["terminateRun"]
+        assert answer["__typename"] == "TerminateRunSuccess"
+
+
+@contextmanager
+def patient_gate(url: str, tenant: str) -> Iterator[Gate]:
+    """Shut a gate before which a restore waits for two minutes."""
+    with shut_gate(url, tenant) as gate:
+        with psycopg.connect(url) as database:
+            database.execute("alter function budget_recovery.wait_at_gate() set lock_timeout = 0")
+        yield gate
+
+
+@contextmanager
+def deployed(home: Path, postgres_url: str) -> Iterator[Deployment]:
+    """Prepare a deployment, with the settings of the environment; nothing is started yet."""
+    settings = files("budget_recovery_dagster.sandbox").joinpath("dagster.yaml").read_text()
+    (home / "dagster.yaml").write_text(settings)
+    with ExitStack() as exits:
+        instance = exits.enter_context(dg.DagsterInstance.from_config(str(home)))
+        deployment = Deployment(home, postgres_url, instance)
+        exits.callback(deployment.stop)
+        yield deployment

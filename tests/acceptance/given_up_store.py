@@ -1,0 +1,133 @@
+"""A running ``budget-recovery dev`` on servers of a test, whose restore has been given up."""
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+
+from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
+from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
+from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.windows import Period, Window
+from budget_recovery_dagster.errors import AttemptFailedError
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.sandbox.stack import create_missing_databases
+from budget_recovery_dagster.services.recovery import GaveUp
+from budget_recovery_dagster.settings import PREFIX, load_settings
+from tests.integration.dev_command import Dev, started, wait_for_an_hour_with
+from tests.integration.live_capture import capture_now
+from tests.integration.recovery_runs import check, state
+from tests.nats_servers import Bucket
+
+TOTAL = BudgetWindow("total", Window.parse("lifetime"))
+
+_LIMIT = BudgetDefinition(
+    "acme", "total", Period.LIFETIME, Decimal(25), SplitBy.USER, Enforcement.ENFORCE
+)
+
+# The snapshot before the loss and the next one are of the same hour.
+_LONGEST = timedelta(minutes=3)
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """The command, the store that it watches, and the database of its control plane."""
+
+    dev: Dev
+    bucket: Bucket
+    database: psycopg.Connection
+
+    @property
+    def state(self) -> str:
+        return state(self.database)
+
+    @property
+    def usage_of_alice(self) -> str:
+        """What the gateway would judge her by, in plain digits."""
+        stored = self.bucket.stored(encode_key(CounterKey("acme", TOTAL, "alice")))
+        assert stored is not None
+        usage: str = json.loads(stored.data)["usage"]
+        return usage
+
+    @property
+    def captures(self) -> int:
+        """How many snapshots were taken."""
+        ((count,),) = self.database.execute(
+            "select count(distinct captured_at) from budget_recovery.capture"
+        ).fetchall()
+        return int(count)
+
+
+@contextmanager
+def given_up(place: Path, nats: NatsServer, postgres: PostgresServer) -> Iterator[GivenUp]:
+    """Start the command on a store that is FAILED for want of room, which it has again.
+
+    Two tenants' counters were captured before the loss; alice has spent again since.
+    """
+    control, dagster = (f"{of}_{uuid.uuid4().hex[:12]}" for of in ("control", "dagster"))
+    create_missing_databases(postgres, control, dagster)
+    migrate(postgres.url(control))
+    _, _, rest = postgres.url(dagster).partition("://")
+    name = f"b-{uuid.uuid4().hex[:12]}"
+    environment: dict[str, Any] = {
+        f"{PREFIX}NATS_URL": nats.url,
+        f"{PREFIX}BUCKET": name,
+        f"{PREFIX}POSTGRES_URL": postgres.url(control),
+        f"{PREFIX}DAGSTER_POSTGRES_URL": f"postgresql+psycopg2://{rest}",
+    }
+    with (
+        Bucket.connected(nats.url, name) as bucket,
+        psycopg.connect(postgres.url(control), autocommit=True) as database,
+    ):
+        _give_up(bucket, environment)
+        assert state(database) == "FAILED"
+        with started(place / "data", place / "output.txt", **environment) as dev:
+            yield GivenUp(dev, bucket, database)
+
+
+def _give_up(bucket: Bucket, environment: Mapping[str, str]) -> None:
+    """Capture two tenants, lose them, and let three attempts fail for want of room."""
+    with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
+        for setting, value in environment.items():
+            patch.setenv(setting, value)
+        with Database(load_settings().require_postgres_url()) as database:
+            PostgresBudgets(database).define([_LIMIT])
+        bucket.create()
+        bucket.spend("acme", "total", "lifetime", {None: "80", "alice": "30", "bob": "12.5"})
+        bucket.spend("globex", "total", "lifetime", {None: "5"})
+        wait_for_an_hour_with(_LONGEST)
+        capture_now(Hour.containing(datetime.now(UTC)))
+        check(instance)
+        bucket.destroy()
+        bucket.create_with(max_bytes=64)
+        check(instance)
+        _use_up_all_attempts()
+    config = bucket.info().config
+    config.max_bytes = -1
+    bucket._do(lambda js: js.update_stream(config))
+    bucket.spend("acme", "total", "lifetime", {"alice": "10"})
+
+
+def _use_up_all_attempts() -> None:
+    with opened_database(load_settings()) as plane:
+        recovery = plane.recovery_service()
+        for _ in range(2):
+            with pytest.raises(AttemptFailedError):
+                recovery.recover(run_id="a run", holder="a test", tell=lambda _: None)
+        last = recovery.recover(run_id="a run", holder="a test", tell=lambda _: None)
+        assert isinstance(last, GaveUp)

@@ -1,0 +1,154 @@
+"""A restore that was given up is previewed and applied by a person, on the pages alone."""
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from tests.acceptance.browser import opened_page
+from tests.acceptance.given_up_store import GivenUp, given_up
+
+RESTORED = "restored_usage"
+SNAPSHOTS = "budget_usage_snapshots"
+REASON = "the disk has room again"
+
+DEFAULTS = (
+    "accept_unconverged: false",
+    "budget: ''",
+    "despite_resets: false",
+    "mode: preview",
+    "reason: ''",
+    "snapshot: latest",
+    "tenant: '*'",
+)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with opened_page() as page:
+        yield page
+
+
+# After the page: without a browser nothing need be started.
+@pytest.fixture(scope="module")
+def there(
+    page: Page, server_dir: Path, nats_server: NatsServer, postgres_server: PostgresServer
+) -> Iterator[GivenUp]:
+    with tempfile.TemporaryDirectory(dir=server_dir) as directory:
+        place = Path(directory)
+        place.chmod(0o755)
+        with given_up(place, nats_server, postgres_server) as there:
+            yield there
+
+
+def job(there: GivenUp, name: str) -> str:
+    return f"{there.dev.ui.url}/locations/budget_recovery/jobs/{name}"
+
+
+def asset(there: GivenUp, name: str, view: str) -> str:
+    return f"{there.dev.ui.url}/assets/{name}?view={view}"
+
+
+def open_launchpad(page: Page, there: GivenUp) -> None:
+    """Click to the Launchpad of the job, as somebody does who was never there."""
+    # It remembers what was typed into it last.
+    page.goto(f"{there.dev.ui.url}/server_info")
+    page.evaluate("localStorage.clear()")
+    page.goto(job(there, "manual_restore_job"))
+    expect(page.get_by_text("In the Launchpad leave mode at preview first")).to_be_visible()
+    page.get_by_role("tab", name="Launchpad").click()
+
+
+def line(page: Page, text: str) -> Locator:
+    """A line of the Launchpad's editor."""
+    return page.locator(".CodeMirror-line", has_text=text)
+
+
+def write(page: Page, setting: str, old: str, new: str) -> None:
+    """Type another value behind a setting."""
+    line(page, f"{setting}: {old}").click()
+    page.keyboard.press("End")
+    for _ in old:
+        page.keyboard.press("Backspace")
+    page.keyboard.type(new)
+    expect(line(page, f"{setting}: {new}")).to_be_visible()
+
+
+def launch(page: Page, outcome: str) -> str:
+    """Launch what is in the Launchpad, wait until it is over, and return the page of its run."""
+    page.get_by_role("button", name="Launch Run").click()
+    expect(page).to_have_url(re.compile("/runs/[0-9a-f-]{36}"))
+    expect(page.get_by_text(outcome, exact=True).first).to_be_visible()
+    return page.url
+
+
+def row(page: Page, *cells: str) -> Locator:
+    """A row of a table in metadata, of which these cells are the first."""
+    pattern = r"\s*".join(map(re.escape, cells))
+    return page.locator("table table tr").filter(has_text=re.compile(f"^{pattern}"))
+
+
+def test_a_wrong_tenant_is_refused_with_the_choices_on_the_page_of_the_run(
+    there: GivenUp, page: Page
+) -> None:
+    open_launchpad(page, there)
+    write(page, "tenant", "'*'", "acmee")
+    launch(page, "Failure")
+    refusal = "The tenant is 'acmee', of which no snapshot is retained. Try: choose the tenant from"
+    expect(page.get_by_text(f"{refusal}: *, acme, globex.").first).to_be_visible()
+
+
+def test_from_failed_to_healthy_and_the_next_snapshot(there: GivenUp, page: Page) -> None:
+    assert there.state == "FAILED"
+    # The one from before the loss; the run with which the command begins was paused.
+    assert there.captures == 1
+
+    open_launchpad(page, there)
+    for default in DEFAULTS:
+        expect(line(page, default)).to_be_visible()
+    line(page, "mode: preview").click()
+    expect(page.get_by_text("tell what would be done, among the Events")).to_be_visible()
+    preview = launch(page, "Success")
+
+    page.goto(asset(there, RESTORED, "events"))
+    expect(page.get_by_text("4 counters in 2 windows would be raised")).to_be_visible()
+    expect(page.get_by_text(re.compile("^FAILED, incident .* is open"))).to_be_visible()
+    expect(page.locator("pre")).to_contain_text(
+        "acme, total lifetime, 'alice'\n  [########++++++++++++++++] 10 -> 30, would be blocked\n"
+    )
+    window = row(page, "acme", "total lifetime", "10", "122.5", "112.5", "25", "0 -> 2", "3 of 3")
+    expect(window).to_be_visible()
+    assert there.usage_of_alice == "10"
+
+    page.goto(preview)
+    page.get_by_text("Open in Launchpad").click()
+    write(page, "reason", "''", REASON)
+    write(page, "mode", "preview", "apply")
+    launch(page, "Success")
+
+    page.goto(asset(there, RESTORED, "overview"))
+    expect(page.get_by_text("Raised 4 counters, wrote ")).to_be_visible()
+    expect(page.get_by_text(REASON, exact=True)).to_be_visible()
+    expect(page.get_by_text("is closed, the store is HEALTHY.")).to_be_visible()
+    expect(page.get_by_text(re.compile("^As in the preview of .*, entry by entry"))).to_be_visible()
+    expect(row(page, "acme", "total", "lifetime", "3", "3", "10", "122.5")).to_be_visible()
+    assert there.usage_of_alice == "30"
+    assert there.state == "HEALTHY"
+
+    page.goto(job(there, "hourly_snapshot_job"))
+    page.get_by_role("button", name="Materialize all").click()
+    page.get_by_role("button", name="Latest", exact=True).click()
+    page.get_by_role("button", name="Launch 1 run").click()
+    page.get_by_role("button", name="View", exact=True).or_(
+        page.get_by_role("link", name="View", exact=True)
+    ).click()
+    expect(page.get_by_text("Success", exact=True).first).to_be_visible()
+    page.goto(asset(there, SNAPSHOTS, "overview"))
+    expect(page.get_by_text("tenants_stored", exact=True)).to_be_visible()
+    assert there.captures > 1
+    assert there.state == "HEALTHY"

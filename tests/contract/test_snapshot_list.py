@@ -1,0 +1,118 @@
+"""Which snapshots there are to restore from."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from budget_recovery_dagster.domain.counters import OmittedCounter, UnreadableKey
+from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.snapshot_ports import ListedSnapshot
+from tests.contract.control_planes import NOON, ControlPlane, Counters, of, reading
+
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+TWO: Counters = {("team", "lifetime"): {"alice": "1", "bo": "2"}, ("team", "2026-11"): {None: "3"}}
+PLAIN = ListedSnapshot(
+    NOON,
+    CaptureSource.COUNTERS,
+    1,
+    2,
+    3,
+    omitted=0,
+    unreadable=0,
+    drops=0,
+    partial=0,
+    is_pruned=False,
+)
+
+
+def test_where_there_is_no_snapshot_there_is_none_to_list(plane: ControlPlane) -> None:
+    assert plane.snapshot_list.all(None) == plane.snapshot_list.all("acme") == ()
+    assert plane.snapshot_list.budgets_of("acme") == ()
+
+
+def test_a_tenants_snapshots_come_newest_first_with_what_was_captured(plane: ControlPlane) -> None:
+    plane.capture("acme", TWO, at=NOON)
+    plane.capture("acme2", TWO, at=NOON + 2 * HOUR)
+    plane.clock.set(NOON + HOUR)
+    read = reading(
+        "acme",
+        {("team", "lifetime"): {"alice": "1"}},
+        omitted=(OmittedCounter(of("team", "lifetime"), "cy", "key", "NaN"),),
+        unreadable=(UnreadableKey("usage.b", "few parts"), UnreadableKey("usage.c", "few parts")),
+        is_partial=True,
+    )
+    plane.commit(plane.take(read))
+    assert plane.snapshot_list.all("acme") == (
+        # Bo and the aggregate are missing.
+        ListedSnapshot(
+            NOON + HOUR,
+            CaptureSource.COUNTERS,
+            1,
+            1,
+            1,
+            omitted=1,
+            unreadable=2,
+            drops=2,
+            partial=1,
+            is_pruned=False,
+        ),
+        PLAIN,
+    )
+    assert plane.snapshot_list.all("ac") == ()
+
+
+def test_of_all_tenants_those_of_one_moment_are_summed_up(plane: ControlPlane) -> None:
+    plane.capture("acme", TWO, at=NOON)
+    plane.capture("b", TWO, at=NOON)
+    plane.commit(plane.take(reading("c", {}, is_partial=True), at=NOON))
+    plane.capture("acme", TWO, at=NOON + HOUR)
+    assert plane.snapshot_list.all(None) == (
+        replace(PLAIN, captured_at=NOON + HOUR),
+        ListedSnapshot(
+            NOON,
+            CaptureSource.COUNTERS,
+            3,
+            4,
+            6,
+            omitted=0,
+            unreadable=0,
+            drops=0,
+            partial=1,
+            is_pruned=False,
+        ),
+    )
+
+
+def test_two_sources_of_one_moment_are_told_apart(plane: ControlPlane) -> None:
+    plane.capture("acme", TWO, at=NOON)
+    by_boards = replace(reading("b", TWO), source=CaptureSource.LEADERBOARDS)
+    plane.commit(plane.take(by_boards, at=NOON))
+    assert plane.snapshot_list.all(None) == (
+        PLAIN,
+        replace(PLAIN, source=CaptureSource.LEADERBOARDS),
+    )
+
+
+def test_a_snapshot_of_which_retention_took_records_is_marked(plane: ControlPlane) -> None:
+    quiet: Counters = {("quiet", "lifetime"): {"alice": "3"}}
+    plane.capture("acme", {**quiet, **TWO}, at=NOON)
+    plane.capture("b", TWO, at=NOON)
+    plane.capture("acme", TWO, at=NOON + 8 * DAY)
+    plane.prune("acme")
+    pruned = replace(PLAIN, records=3, entries=4, is_pruned=True)
+    assert plane.snapshot_list.all("acme")[1] == pruned
+    assert plane.snapshot_list.all("b") == (PLAIN,)
+    assert plane.snapshot_list.all(None)[1] == replace(pruned, tenants=2, records=5, entries=7)
+
+
+def test_budgets_are_those_that_have_a_retained_record_by_name(plane: ControlPlane) -> None:
+    names = ("b", "é", "B", "a", "a b")
+    plane.capture("acme", {(name, "2026-11"): {"x": "1"} for name in names}, at=NOON)
+    more: Counters = {("a", token): {"x": "1"} for token in ("lifetime", "2026-Q4", "2026-11")}
+    plane.capture("acme", more, at=NOON + HOUR)
+    plane.capture("acme2", {("other", "lifetime"): {"x": "1"}})
+    assert plane.snapshot_list.budgets_of("acme") == ("B", "a", "a b", "b", "é")
+    # All that is older goes, and in December nobody needs it.
+    plane.capture("acme", more, at=NOON + 30 * DAY)
+    plane.prune("acme")
+    assert plane.snapshot_list.budgets_of("acme") == ("a",)

@@ -1,0 +1,46 @@
+"""A detector that fails at every tick, and who says so."""
+
+import dagster as dg
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from budget_recovery_dagster.cli.main import main
+from tests.integration.recovery_runs import check, skipped, state
+from tests.nats_servers import Bucket
+
+
+def test_a_detector_that_fails_for_an_hour_is_told_of_by_the_status(
+    configured: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    # As dagster-io/dagster#29625: nobody hears of a broken sensor.
+    configured.spend("acme", "total", "lifetime", {None: "80"})
+    check(instance)
+    assert CliRunner().invoke(main, ["status"]).exit_code == 0
+    # As after a change of the database that nobody has told us of.
+    database.execute(
+        "alter table budget_recovery.store_check add check (checked_by = 'nobody') not valid"
+    )
+    cursor: str | None = "0"
+    for _ in range(2):
+        tick = check(instance, cursor)
+        assert "Try:" in skipped(tick)
+        cursor = tick.cursor
+    for _ in range(4):
+        with pytest.raises(dg.Failure, match="At least 3 ticks in a row could find nothing out"):
+            check(instance, cursor)
+    database.execute(
+        "alter table budget_recovery.store_check drop constraint store_check_checked_by_check"
+    )
+    database.execute(
+        "update budget_recovery.store_check set checked_at = checked_at - interval '1 hour'"
+    )
+
+    told = CliRunner().invoke(main, ["status"])
+
+    assert told.exit_code == 3
+    said = " ".join(told.output.split())
+    assert "The store was last known to be whole 60 min ago" in said
+    assert "it is to be checked every 10 min." in said
+    assert "store_loss_sensor" in said
+    assert state(database) == "HEALTHY"

@@ -1,0 +1,63 @@
+"""``budget-recovery doctor`` on a cluster, of which a server dies."""
+
+from pathlib import Path
+
+from nats.errors import Error
+
+from tests.free_ports import unused_port
+from tests.integration.doctor_command import Told, doctor
+from tests.nats_cluster import NAMES, Cluster
+from tests.nats_servers import Bucket
+from tests.waiting import wait_until
+
+REPLICAS, CLUSTER = ("bucket", "replicas"), ("bucket", "cluster")
+
+
+def test_replicas_and_a_server_that_is_gone_are_told(server_dir: Path) -> None:
+    with Cluster.started(server_dir / "doctor-cluster") as cluster:
+        wait_until(lambda: cluster.meta_leader() is not None)
+        urls = cluster.urls
+
+        def told(bucket: str) -> Told:
+            return doctor(
+                BUDGET_RECOVERY_NATS_URL=",".join(urls),
+                BUDGET_RECOVERY_BUCKET=bucket,
+                BUDGET_RECOVERY_POSTGRES_URL=f"postgresql://127.0.0.1:{unused_port()}/none",
+            )
+
+        leader = cluster.meta_leader()
+        # The one that answers commands stays; so does the one to which the tests speak.
+        others = [name for name in NAMES if name != leader]
+        url = cluster.servers[others[0]].url
+        with Bucket.connected(url, "one") as one, Bucket.connected(url, "three") as three:
+            one.create()
+            three.create(replicas=3)
+            single = told("one")
+            assert single[REPLICAS]["state"] == "advice"
+            assert single[REPLICAS]["found"].startswith("1 in a cluster")
+            assert single[CLUSTER]["state"] == "ok"
+
+            whole = told("three")
+            assert (whole[REPLICAS]["state"], whole[REPLICAS]["found"]) == ("ok", "3")
+            assert whole[CLUSTER]["found"].endswith("2 current beside it")
+            assert whole["bucket", "a reading"]["state"] == "ok"
+            assert three.info().state.last_seq == 0
+
+            gone = cluster.servers[others[1]].url
+            cluster.kill(others[1])
+            # After a writing it shows who has not taken it.
+            wait_until(lambda: _put(three) and CLUSTER in told("three").wrong)
+            missing = told("three")
+            assert (
+                others[1] in missing[CLUSTER]["found"] or "no leader" in missing[CLUSTER]["found"]
+            )
+            assert missing["servers", "connection"]["state"] == "advice"
+            assert gone in missing["servers", "connection"]["found"]
+
+
+def _put(bucket: Bucket) -> bool:
+    try:
+        bucket.put("usage.acme.total.lifetime.=", b"1")
+    except Error:  # until another leads it
+        return False
+    return True

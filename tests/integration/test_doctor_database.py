@@ -1,0 +1,111 @@
+"""``budget-recovery doctor`` on the control-plane database."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.free_ports import unused_port
+from tests.integration.doctor_command import POSTGRES_URL, doctor, require_unseen
+from tests.integration.locked_postgres import locked_database
+from tests.nats_servers import PASSWORD, Bucket
+
+
+@pytest.fixture(scope="module")
+def locked_database_url(server_dir: Path) -> Iterator[str]:
+    """A database that asks for a password, with it."""
+    with locked_database(server_dir / "doctor-postgres") as url:
+        yield url
+
+
+def test_a_database_that_is_down_is_named_and_the_rest_is_looked_at(configured: Bucket) -> None:
+    told = doctor(**{POSTGRES_URL: f"postgresql://me:s3cret@127.0.0.1:{unused_port()}/database"})
+    assert told.wrong == {("database", "connection")}
+    assert "cannot be reached" in told["database", "connection"]["found"]
+    assert "s3cret" not in str(told)
+    require_unseen(told, "database", "version", "writable", "schema", "rights", "bucket")
+    require_unseen(told, "clocks", "of the store", "of this host")
+    assert told["bucket", "a reading"]["state"] == "ok"
+
+
+def test_a_wrong_password_of_postgresql_is_named_and_not_shown(
+    configured: Bucket, locked_database_url: str
+) -> None:
+    told = doctor(**{POSTGRES_URL: locked_database_url.replace(PASSWORD, "wr0ng")})
+    assert told.wrong == {("database", "connection")}
+    assert "password authentication failed for user" in told["database", "connection"]["found"]
+    assert "user and password" in told["database", "connection"]["to_do"]
+    assert "wr0ng" not in str(told)
+
+
+@pytest.mark.parametrize(
+    ("version", "found", "to_do"),
+    [
+        ("0001", "has version 0001, older than", "budget-recovery migrate"),
+        ("9999", "has version 9999, unknown to", "upgrade the project"),
+        (None, "has no schema", "budget-recovery migrate"),
+    ],
+)
+def test_an_old_a_newer_and_no_schema_are_named(
+    configured: Bucket,
+    database: psycopg.Connection,
+    empty_database_url: str,
+    version: str | None,
+    found: str,
+    to_do: str,
+) -> None:
+    if version is None:
+        told = doctor(**{POSTGRES_URL: empty_database_url})
+    else:
+        database.execute("update budget_recovery.alembic_version set version_num = %s", (version,))
+        told = doctor()
+    assert told.wrong == {("database", "schema")}
+    assert found in told["database", "schema"]["found"]
+    assert to_do in told["database", "schema"]["to_do"]
+    require_unseen(told, "database", "rights", "bucket")
+
+
+def test_rights_that_the_role_lacks_are_named(
+    configured: Bucket, database: psycopg.Connection, database_url: str
+) -> None:
+    database.execute("create role doctor_reader login")
+    try:
+        database.execute("grant usage on schema budget_recovery to doctor_reader")
+        database.execute("grant select on all tables in schema budget_recovery to doctor_reader")
+        database.execute("revoke select on budget_recovery.budget_entry from doctor_reader")
+        told = doctor(**{POSTGRES_URL: database_url.replace("postgres@", "doctor_reader@")})
+    finally:
+        database.execute("drop owned by doctor_reader")
+        database.execute("drop role doctor_reader")
+    assert told.wrong == {("database", "rights")}
+    said = told["database", "rights"]["found"]
+    assert said.startswith(
+        "The role doctor_reader lacks insert, update, delete on budget_content; select on"
+    )
+    assert "doctor_reader" in told["database", "rights"]["to_do"]
+
+
+def test_a_database_that_takes_no_writings_is_named(
+    configured: Bucket, database: psycopg.Connection, database_url: str
+) -> None:
+    name = database.info.dbname
+    database.execute(f"alter database {name} set default_transaction_read_only = on")
+    told = doctor()
+    assert told.wrong == {("database", "writable")}
+    assert (
+        "point BUDGET_RECOVERY_POSTGRES_URL at the primary"
+        in (told["database", "writable"]["to_do"])
+    )
+
+
+def test_a_database_of_another_bucket_is_named(
+    configured: Bucket, database: psycopg.Connection
+) -> None:
+    database.execute(
+        "insert into budget_recovery.store (bucket, deployment_id)"
+        " values ('other', gen_random_uuid())"
+    )
+    told = doctor()
+    assert told.wrong == {("database", "bucket")}
+    assert "this database belongs to the bucket 'other'" in told["database", "bucket"]["found"]

@@ -1,0 +1,74 @@
+"""The writer that docs/integration.md shows: what it writes is captured, and nothing of it lost."""
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.documentation import block
+from tests.integration.recovery_house import House
+from tests.nats_servers import Bucket
+from tests.waiting import wait_until
+
+COST, TIMES = Decimal("0.25"), 20
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Path:
+    file = tmp_path / "writer.py"
+    file.write_text(block("docs/integration.md", "python", "import nats"), encoding="utf-8")
+    return file
+
+
+def start(writer: Path, bucket: Bucket) -> subprocess.Popen[bytes]:
+    server = {"NATS_URL": os.environ["BUDGET_RECOVERY_NATS_URL"]}
+    environment = {"BUDGET_RECOVERY_BUCKET": bucket.name, **server}
+    return subprocess.Popen([sys.executable, "-W", "error", str(writer)], env=environment)
+
+
+def captured(database: psycopg.Connection) -> dict[tuple[str, str, str | None], Decimal]:
+    rows = database.execute(
+        "select tenant, budget_id, entity, usage from budget_recovery.recovery_point"
+    ).fetchall()
+    return {(tenant, budget, entity): usage for tenant, budget, entity, usage in rows}
+
+
+def test_two_at_once_lose_nothing_and_all_of_it_is_captured(
+    house: House, writer: Path, database: psycopg.Connection
+) -> None:
+    # It makes the bucket by itself, as it does after a wipe.
+    house.bucket.destroy()
+    writers = [start(writer, house.bucket) for _ in range(2)]
+    assert [each.wait(timeout=60) for each in writers] == [0, 0]
+    house.capture()
+    spent = COST * TIMES * len(writers)
+    assert captured(database) == {
+        ("acme", "team", None): spent,
+        ("acme", "team", "user:alice@example.com"): spent,
+    }
+
+
+def test_it_goes_on_from_what_a_restore_has_raised(
+    house: House, writer: Path, database: psycopg.Connection
+) -> None:
+    house.bucket.destroy()
+    assert start(writer, house.bucket).wait(timeout=60) == 0
+    house.capture()
+    house.bucket.destroy()
+    running = start(writer, house.bucket)
+    aggregate = f"usage.acme.team.{datetime.now(UTC):%Y-%m}.="
+    wait_until(lambda: house.bucket.stored(aggregate) is not None)
+    house.find_loss()
+    house.recover()
+    assert running.wait(timeout=60) == 0
+    before, all_of_it = COST * TIMES, 2 * COST * TIMES
+    house.capture()
+    after = captured(database)
+    assert len(after) == 2
+    # What came before the restore is not added to what it raised; nothing after it is lost.
+    assert all(before <= usage <= all_of_it for usage in after.values())

@@ -1,0 +1,177 @@
+"""``snapshots``, ``preview``, ``restore`` and ``resolve`` in a terminal, on real servers."""
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from budget_recovery_dagster.cli.main import main
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.incident import RecoveryState
+from tests.integration.recovery_house import House, all_stored
+from tests.integration.recovery_runs import usages
+
+LIFETIME = "lifetime"
+WIDTH = 80
+
+
+@pytest.fixture
+def lost(house: House) -> House:
+    """A store that was captured and is lost, by the real time."""
+    house.bucket.spend("acme", "users", LIFETIME, {"alice": "30.5", "bob": "20"})
+    house.bucket.spend("acme", "cards", LIFETIME, {None: "4"})
+    house.bucket.spend("team a / 東京", "users", LIFETIME, {"user:bob@example.com": "1"})
+    house.capture()
+    house.lose()
+    house.find_loss()
+    return house
+
+
+def run(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(main, list(arguments), env={"COLUMNS": str(WIDTH)}, **options)
+
+
+def answer(*arguments: str, code: int = 0) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def page(*arguments: str, code: int = 0) -> list[str]:
+    result = run(*arguments)
+    assert result.exit_code == code, result.output
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    return lines
+
+
+def state(house: House) -> RecoveryState:
+    return house.plane.incidents.recovery().state
+
+
+def test_snapshots_lists_what_can_be_chosen(lost: House) -> None:
+    head, row = page("snapshots")
+    assert head.split() == ["captured", "at", "(UTC)", "tenants", "windows", "counters", "remarks"]
+    at, tenants, windows, counters = row.split()
+    assert (tenants, windows, counters) == ("2", "3", "4")
+    (listed,) = answer("snapshots")["snapshots"]
+    assert listed["captured_at"] == at
+    told = answer("snapshots", "--tenant", "acme")
+    assert told["budgets"] == ["cards", "users"]
+    assert told["snapshots"][0]["counters"] == 3
+    # It is what --snapshot takes.
+    assert answer("preview", "--snapshot", at)["choice"]["snapshot"] == at
+
+
+def test_preview_tells_everything_and_writes_nothing(lost: House) -> None:
+    before = all_stored(lost.bucket)
+    lines = page("preview")
+    assert lines[0].startswith("PREVIEW at ")
+    assert "Choice  every tenant, from the latest" in lines
+    assert "Result  4 counters in 3 windows would be raised, by 55.5 in all." in lines
+    assert "    raises 2 of 2 counters: 0 -> 50.5 (+50.5)" in lines
+    assert "    [++++++++++++++++++++++++] nothing -> 30.5" in lines
+    told = answer("preview", "--tenant", "acme", "--budget", "users")
+    assert told["raised"] == 2
+    assert told["state"] == "RECOVERING"
+    (tenant,) = told["tenants"]
+    assert [(each["entity"], each["result"], each["action"]) for each in tenant["entries"]] == [
+        ("alice", "30.5", "raise"),
+        ("bob", "20", "raise"),
+    ]
+    assert all_stored(lost.bucket) == before
+
+
+def test_restore_of_one_budget_then_of_all_ends_the_incident(lost: House) -> None:
+    budget = ("--tenant", "acme", "--budget", "cards")
+    answer("preview", *budget)
+    told = answer("restore", *budget, "--reason", "cards first", "--yes")
+    assert (told["raised"], told["differences"]) == (1, [])
+    assert told["incident"]["is_closed"] is False
+    assert told["left"] == {"counters": 3, "unseen": []}
+    assert state(lost) is RecoveryState.RECOVERING
+    lines = page("restore", "--reason", "all of it", "--yes")
+    assert lines[0] == "DONE Raised 3 counters, wrote 2 leaderboards."
+    assert any("is closed, the store is HEALTHY." in line for line in lines)
+    assert state(lost) is RecoveryState.HEALTHY
+    assert usages(lost.bucket, "acme", "users", LIFETIME) == {"alice": "30.5", "bob": "20"}
+
+
+def test_without_a_terminal_and_without_yes_nothing_is_restored(lost: House) -> None:
+    before = all_stored(lost.bucket)
+    result = run("restore", "--reason", "why not")
+    assert result.exit_code == 2
+    assert "it was not confirmed, and there is no terminal to ask at" in result.stderr
+    assert all_stored(lost.bucket) == before
+    result = run("restore", "--reason", "why not", "--json")
+    assert result.exit_code == 2
+    assert "--json needs --yes" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (("preview", "--tenant", "acmee"), "The tenant is 'acmee'", "choose the tenant from: *, "),
+        (
+            ("preview", "--tenant", "acme", "--budget", "x"),
+            "The budget is 'x'",
+            "choose the budget from: cards, users.",
+        ),
+        (("preview", "--budget", "x"), "but the tenant is *", "name the tenant"),
+        (("preview", "--snapshot", "noon"), "neither latest nor a moment", "latest, 20"),
+        (("snapshots", "--tenant", "x"), "The tenant is 'x'", "acme"),
+        (("restore", "--yes", "--reason", " "), "No reason is given.", "say why"),
+        (("resolve", "--reason", ""), "No reason is given.", "say why"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_the_choices(
+    lost: House, arguments: tuple[str, ...], message: str, hint: str
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert hint in result.stderr
+    error = answer(*arguments, code=2)["error"]
+    assert message in error["message"]
+    assert hint in error["hint"]
+
+
+def test_while_somebody_restores_one_is_told_who(lost: House) -> None:
+    # By the real time, as the commands have it.
+    with lost.plane.leases.hold(RESTORE_LEASE, "bob@night"):
+        for command in (("restore", "--yes"), ("resolve",)):
+            result = run(*command, "--reason", "now")
+            assert result.exit_code == 2
+            assert "restore is at work already: bob@night, since 20" in result.stderr
+
+
+def test_resolve_accepts_the_store_as_it_is(lost: House) -> None:
+    told = answer("resolve", "--reason", "emptied on purpose")
+    assert told["outcome"] == "accepted by hand"
+    assert told["left"] == {"counters": 4, "unseen": []}
+    assert state(lost) is RecoveryState.HEALTHY
+    result = run("resolve", "--reason", "again")
+    assert result.exit_code == 1
+    assert "The store is HEALTHY, and no incident is open." in result.stderr
+
+
+def test_names_that_would_steer_a_terminal_are_shown_harmless(house: House) -> None:
+    house.bucket.spend("acme", "users", LIFETIME, {"\x1b[31mred\nnew": "3"})
+    house.capture()
+    house.lose()
+    house.find_loss()
+    output = run("preview").output
+    assert "\x1b" not in output
+    assert r"'\x1b[31mred\nnew'" in output
+
+
+def test_without_settings_or_a_running_dev_it_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    for name in ("NATS_URL", "POSTGRES_URL"):
+        monkeypatch.delenv(f"BUDGET_RECOVERY_{name}", raising=False)
+    for command in (["preview"], ["snapshots"], ["resolve", "--reason", "x"]):
+        result = run(*command, "--data-dir", str(tmp_path))
+        assert result.exit_code == 2
+        assert f"No budget-recovery dev runs on {tmp_path}." in result.stderr

@@ -1,0 +1,213 @@
+"""What people do in the Launchpad: preview, apply, accept; and what Dagster shows of it."""
+
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+
+from budget_recovery_dagster.domain.moments import Hour
+from tests.integration.hand_runs import run_by_hand, run_manual_restore, shown
+from tests.integration.recovery_runs import (
+    check,
+    incidents,
+    requested,
+    run_restore,
+    state,
+    usages,
+    verdict,
+)
+from tests.integration.snapshot_job import failure_text, run_job
+from tests.nats_servers import Bucket
+
+LIFETIME = "lifetime"
+
+
+@pytest.fixture
+def lost(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> Bucket:
+    """A bucket that was captured, checked, and lost; an incident is open."""
+    configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
+    configured.spend("globex", "total", LIFETIME, {None: "5"})
+    assert run_job(instance, current_hour).success
+    check(instance)
+    configured.destroy()
+    configured.create()
+    assert requested(check(instance))
+    return configured
+
+
+@pytest.fixture
+def failed(lost: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection) -> Bucket:
+    """The same, given up because the bucket took no writes; it takes them again."""
+    config = lost.info().config
+    config.max_bytes = 64
+    lost._do(lambda js: js.update_stream(config))
+    assert not run_restore(instance).success
+    config.max_bytes = -1
+    lost._do(lambda js: js.update_stream(config))
+    assert state(database) == "FAILED"
+    return lost
+
+
+def test_a_preview_shows_what_would_be_done_and_writes_nothing(
+    lost: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    before = lost.info().state.last_seq
+    # As the Launchpad fills it in: everything by default.
+    result = run_manual_restore(instance)
+    assert result.success
+    assert lost.info().state.last_seq == before
+    metadata = shown(result)
+    assert metadata["what_would_be_done"] == (
+        "3 counters in 2 windows would be raised, by 115 in all."
+    )
+    assert metadata["choice"] == "every tenant, from the latest"
+    assert metadata["counters_to_raise"] == 3
+    windows = {row["tenant"]: row for row in metadata["windows"]}
+    assert (windows["acme"]["live"], windows["acme"]["result"]) == ("0", "110")
+    assert windows["acme"]["rise"] == "110"
+    assert (windows["acme"]["limit"], windows["acme"]["blocked"]) == ("not known", "not known")
+    assert windows["acme"]["raised"] == "2 of 2"
+    notes = {row["tenant"]: row["note"] for row in metadata["window_notes"]}
+    assert "only the usage comes back" in notes["acme"]
+    (choice,) = metadata["snapshots_to_choose"]
+    assert choice["snapshot"].replace("T", " ").startswith(windows["acme"]["from_snapshot"])
+    assert (choice["tenants"], choice["counters"]) == (2, 3)
+    picture = metadata["largest_changes"]
+    assert (
+        "acme, total lifetime, the aggregate\n  [++++++++++++++++++++++++] nothing -> 80" in picture
+    )
+    assert state(database) == "RECOVERING"
+
+
+def test_of_one_tenant_every_counter_is_shown(lost: Bucket, instance: dg.DagsterInstance) -> None:
+    lost.spend("acme", "total", LIFETIME, {"alice": "31"})
+    metadata = shown(run_manual_restore(instance, tenant="acme", budget="total"))
+    counters = {row["entity"]: row for row in metadata["counters"]}
+    assert counters["'alice'"]["action"] == "keep"
+    assert (counters["'alice'"]["live"], counters["'alice'"]["snapshot"]) == ("31", "30")
+    assert counters["the aggregate"]["action"] == "raise"
+
+
+def test_from_failed_to_healthy(
+    failed: Bucket,
+    instance: dg.DagsterInstance,
+    database: psycopg.Connection,
+    current_hour: Hour,
+) -> None:
+    assert run_manual_restore(instance).success
+    result = run_manual_restore(instance, mode="apply", reason="the disk has room again")
+    assert result.success
+    assert state(database) == "HEALTHY"
+    assert usages(failed, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}
+    metadata = shown(result)
+    assert metadata["what_was_done"].startswith("Raised 3 counters, wrote ")
+    assert metadata["reason"] == "the disk has room again"
+    assert metadata["preview"].startswith("As in the preview of ")
+    assert metadata["incident"].endswith("did not come back.")
+    table = {row["tenant"]: row for row in metadata["before_and_after"]}
+    assert (table["acme"]["before"], table["acme"]["after"]) == ("0", "110")
+    (incident,) = incidents(database)
+    assert incident["outcome"] == "restored by hand"
+    assert "the disk has room again" in incident["outcome_detail"]
+    # Captures and checks go on.
+    assert verdict(check(instance)) in ("unchanged", "advanced")
+    paused = run_job(instance, current_hour)
+    assert paused.asset_materializations_for_node("budget_usage_snapshots")
+
+
+def test_what_moved_since_the_preview_is_shown(lost: Bucket, instance: dg.DagsterInstance) -> None:
+    assert run_manual_restore(instance, tenant="acme").success
+    lost.spend("acme", "total", LIFETIME, {"alice": "31"})
+    metadata = shown(
+        run_manual_restore(instance, tenant="acme", mode="apply", reason="acme called")
+    )
+    assert metadata["preview"].endswith("its live usage has moved: 1.")
+    assert metadata["differences"] == [
+        {
+            "tenant": "acme",
+            "budget": "total",
+            "window": LIFETIME,
+            "entity": "'alice'",
+            "change": "its live usage has moved",
+            "previewed": "nothing",
+            "found": "31",
+        }
+    ]
+    assert metadata["incident"].endswith(
+        "stays open: 1 counter of the whole store lower than the snapshots. Restore every tenant "
+        "from the latest, or resolve it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "message", "choices"),
+    [
+        ({"tenant": "acmee"}, "The tenant is 'acmee'", "choose the tenant from: *, acme, globex."),
+        (
+            {"tenant": "acme", "budget": "totl"},
+            "The budget is 'totl'",
+            "choose the budget from: total.",
+        ),
+        ({"budget": "total"}, "The budget is 'total', but the tenant is *", "name the tenant"),
+        ({"snapshot": "yesterday"}, "neither latest nor a moment in UTC", "latest, 20"),
+        ({"snapshot": "2020-01-01"}, "of which none is retained", "latest, 20"),
+        ({"mode": "apply"}, "No reason is given.", "say why"),
+        ({"mode": "apply", "reason": " "}, "No reason is given.", "say why"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_the_choices_before_anything_is_written(
+    lost: Bucket,
+    instance: dg.DagsterInstance,
+    config: dict[str, Any],
+    message: str,
+    choices: str,
+) -> None:
+    before = lost.info().state.last_seq
+    result = run_manual_restore(instance, **config)
+    assert not result.success
+    text = failure_text(result)
+    assert message in text
+    assert choices in text
+    assert lost.info().state.last_seq == before
+
+
+def test_a_wrong_mode_is_refused_at_launch(lost: Bucket, instance: dg.DagsterInstance) -> None:
+    with pytest.raises(dg.DagsterInvalidConfigError, match="appply"):
+        run_manual_restore(instance, mode="appply")
+    assert usages(lost, "acme", "total", LIFETIME) == {}
+
+
+def test_an_incident_is_resolved_with_a_reason(
+    failed: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    job, op = "resolve_incident_job", "resolve_incident"
+    refused = run_by_hand(instance, job, op, {"reason": ""})
+    assert "No reason is given." in failure_text(refused)
+    assert state(database) == "FAILED"
+    assert run_by_hand(instance, job, op, {"reason": "emptied on purpose"}).success
+    assert state(database) == "HEALTHY"
+    (incident,) = incidents(database)
+    assert incident["outcome"] == "accepted by hand"
+    assert "emptied on purpose" in incident["outcome_detail"]
+    assert "The snapshots say more than 3 counters: left so." in incident["outcome_detail"]
+    assert usages(failed, "acme", "total", LIFETIME) == {}
+    assert verdict(check(instance)) in ("unchanged", "advanced")
+    again = run_by_hand(instance, job, op, {"reason": "again"})
+    assert "no incident is open" in failure_text(again)
+
+
+def test_who_restored_what_and_why_is_kept(
+    lost: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
+) -> None:
+    result = run_manual_restore(instance, tenant="globex", mode="apply", reason="globex called")
+    kept = database.execute(
+        "select run_id, why, tenant, raised, usage_before, usage_after, incident_id is not null"
+        " from budget_recovery.restore_audit"
+    ).fetchall()
+    assert kept == [(result.run_id, "globex called", "globex", 1, 0, 5, True)]
+    # The rest of the incident goes on by itself.
+    assert state(database) == "RECOVERING"
+    assert run_restore(instance).success
+    assert state(database) == "HEALTHY"
+    assert usages(lost, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}

@@ -1,0 +1,323 @@
+"""Previews and restores by hand on real servers: what is read, what is written, and what is not."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
+from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
+from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain.plan_differences import Change
+from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.errors import LeaseHeldError, PreviewOutdatedError
+from budget_recovery_dagster.services.chosen_points import RestoreRequest
+from budget_recovery_dagster.services.manual_restore import Applied
+from budget_recovery_dagster.services.preview import Preview
+from tests.integration.hand_runs import Hand
+from tests.integration.recovery_house import House, all_stored
+from tests.integration.recovery_runs import usages
+from tests.nats_servers import Bucket
+
+LIFETIME = "lifetime"
+USERS: dict[Entity, str] = {None: "63.5", "alice": "30.000000000000000001", "bob": "20"}
+NOON = datetime(2026, 5, 20, 12, 10, tzinfo=UTC)
+OF_ACME = RestoreRequest(tenant="acme")
+EVERYTHING = RestoreRequest()
+
+Figures = dict[tuple[str, BudgetWindow, Entity], Decimal | None]
+
+
+@pytest.fixture
+def hand(house: House) -> Hand:
+    return Hand(house.plane)
+
+
+def live(bucket: Bucket, tenant: str) -> dict[tuple[str, str, Entity], str]:
+    return {
+        (budget, window, entity): usage
+        for budget, window in (("users", LIFETIME), ("users", "2026-05"), ("cards", LIFETIME))
+        for entity, usage in usages(bucket, tenant, budget, window).items()
+    }
+
+
+def fill(house: House) -> None:
+    house.bucket.spend("acme", "users", LIFETIME, USERS)
+    house.bucket.spend("acme", "users", "2026-05", {"alice": "7.25"})
+    house.bucket.spend("acme", "cards", LIFETIME, {None: "4"})
+    house.bucket.spend("globex", "users", LIFETIME, {"bob": "1"})
+    house.capture(NOON)
+
+
+def expected_of(preview: Preview) -> dict[tuple[str, str, Entity], Decimal | None]:
+    return {
+        (entry.of.budget, entry.of.window.token, entry.entity): entry.result
+        for tenant in preview.tenants
+        for entry in tenant.entries
+    }
+
+
+def test_without_traffic_apply_does_what_the_preview_says_entry_by_entry(
+    house: House, hand: Hand
+) -> None:
+    fill(house)
+    house.lose()
+    house.bucket.spend("acme", "users", LIFETIME, {"alice": "2.5", "bob": "25"})
+    house.find_loss()
+    before = house.bucket.info().state.last_seq
+
+    preview = hand.preview(OF_ACME)
+
+    assert house.bucket.info().state.last_seq == before
+    assert house.bucket.consumers() == 0
+    assert (preview.raised, len(preview.windows)) == (4, 3)
+    applied = hand.apply(OF_ACME)
+    assert applied.differences == ()
+    assert applied.preview is not None
+    after = {name: Decimal(usage) for name, usage in live(house.bucket, "acme").items()}
+    assert after == expected_of(preview)
+    assert after == {
+        ("users", LIFETIME, None): Decimal("63.5"),
+        ("users", LIFETIME, "alice"): Decimal("30.000000000000000001"),
+        ("users", LIFETIME, "bob"): Decimal(25),
+        ("users", "2026-05", "alice"): Decimal("7.25"),
+        ("cards", LIFETIME, None): Decimal(4),
+    }
+
+
+def test_a_restore_of_one_budget_touches_no_key_of_any_other(house: House, hand: Hand) -> None:
+    fill(house)
+    house.lose()
+    house.bucket.spend("acme", "cards", LIFETIME, {None: "1"})
+    house.bucket.rank("acme", "cards", LIFETIME, {None: "1"})
+    house.bucket.spend("globex", "users", LIFETIME, {"bob": "0.5"})
+    house.bucket.put("blocked.acme.users.lifetime.alice", b"{}")
+    house.find_loss()
+    before = all_stored(house.bucket)
+
+    applied = hand.apply(RestoreRequest(tenant="acme", budget="users"))
+
+    assert applied.raised == 4
+    after = all_stored(house.bucket)
+    marker = f"__guard.{house.plane.registry.claim(house.bucket.name).deployment_id}"
+    changed = {key for key in after if after[key] != before.get(key)} - {marker}
+    assert changed == {
+        "usage.acme.users.lifetime.=",
+        "usage.acme.users.lifetime.alice",
+        "usage.acme.users.lifetime.bob",
+        "usage.acme.users.2026-05.alice",
+        "leaderboard.acme.users.lifetime",
+        "leaderboard.acme.users.2026-05",
+    }
+    assert before.keys() <= after.keys()
+    assert house.plane.incidents.recovery().state is RecoveryState.RECOVERING
+
+
+def test_a_snapshot_of_two_days_ago_restores_what_is_current_and_says_what_it_left(
+    house: House, hand: Hand
+) -> None:
+    house.bucket.spend("acme", "users", "2026-05-18", {"alice": "3"})
+    house.bucket.spend("acme", "users", "2026-05", {"alice": "5"})
+    house.capture(datetime(2026, 5, 18, 12, 10, tzinfo=UTC))
+    house.bucket.spend("acme", "users", "2026-05-20", {"alice": "9"})
+    house.bucket.spend("acme", "users", "2026-05", {"alice": "14"})
+    house.capture(NOON)
+    house.lose()
+    house.find_loss()
+    request = RestoreRequest(snapshot="2026-05-18 12:10")
+
+    month, day = hand.preview(request).windows
+
+    assert (day.of.window.token, day.raised, day.notes[0]) == (
+        "2026-05-18",
+        0,
+        "left, its window has closed",
+    )
+    assert (month.raised, month.result) == (1, Decimal(5))
+    applied = hand.apply(request)
+    assert applied.raised == 1
+    assert usages(house.bucket, "acme", "users", "2026-05") == {"alice": "5"}
+    assert usages(house.bucket, "acme", "users", "2026-05-18") == {}
+    # Nothing of the newest snapshot is taken, so the incident is not over.
+    assert usages(house.bucket, "acme", "users", "2026-05-20") == {}
+    assert applied.remainder is not None
+    assert applied.remainder.counters == 2
+    notes = [note for tenant in applied.tenants for each in tenant.entries for note in each.notes]
+    assert notes == ["left, its window has closed"]
+
+
+def test_with_traffic_nothing_goes_down_and_what_moved_is_told(house: House, hand: Hand) -> None:
+    fill(house)
+    house.lose()
+    house.find_loss()
+    hand.preview(OF_ACME)
+    house.bucket.spend("acme", "users", LIFETIME, {"alice": "31", "bob": "0.5"})
+
+    applied = hand.apply(OF_ACME)
+
+    assert [
+        (each.entity, each.change, each.previewed, each.found) for each in applied.differences
+    ] == [
+        ("alice", Change.LIVE, None, Decimal(31)),
+        ("bob", Change.LIVE, None, Decimal("0.5")),
+    ]
+    assert usages(house.bucket, "acme", "users", LIFETIME) == {
+        None: "63.5",
+        "alice": "31",
+        "bob": "20",
+    }
+
+
+def test_of_two_people_at_once_one_restores_and_the_other_is_told_who(
+    house: House, hand: Hand
+) -> None:
+    fill(house)
+    house.lose()
+    house.find_loss()
+    go = threading.Barrier(2)
+
+    def restore(by: str) -> Applied | LeaseHeldError:
+        go.wait()
+        try:
+            return Hand(house.plane).apply(EVERYTHING, by=by)
+        except LeaseHeldError as error:
+            return error
+
+    # Whoever comes too late to meet the other would find nothing left: so the lease is taken.
+    with ThreadPoolExecutor(2) as people:
+        outcomes = dict(zip(("ann", "bob"), people.map(restore, ("ann", "bob")), strict=True))
+    told = {by: each for by, each in outcomes.items() if isinstance(each, LeaseHeldError)}
+    done = {by: each for by, each in outcomes.items() if isinstance(each, Applied)}
+    assert sum(each.raised for each in done.values()) == 6
+    for error in told.values():
+        (winner,) = done
+        assert f"restore is at work already: {winner}, since 2026-05-20 12:1" in error.message
+    assert usages(house.bucket, "acme", "users", LIFETIME)["alice"] == USERS["alice"]
+
+
+def test_while_somebody_restores_nobody_else_writes(house: House, hand: Hand) -> None:
+    fill(house)
+    house.lose()
+    house.find_loss()
+    before = all_stored(house.bucket)
+    with house.plane.leases.hold(RESTORE_LEASE, "bob@night"):
+        with pytest.raises(LeaseHeldError, match="bob@night, since 2026-05-20 12:1"):
+            hand.apply(EVERYTHING)
+        assert all_stored(house.bucket) == before
+    assert hand.apply(EVERYTHING).has_ended_incident
+
+
+def test_a_store_that_is_another_one_than_at_the_preview_is_left_alone(
+    house: House, hand: Hand
+) -> None:
+    fill(house)
+    house.lose()
+    house.find_loss()
+    hand.preview(EVERYTHING)
+    house.lose()
+    before = all_stored(house.bucket)
+    with pytest.raises(PreviewOutdatedError, match="preview once more"):
+        hand.apply(EVERYTHING)
+    assert all_stored(house.bucket) == before
+    hand.preview(EVERYTHING)
+    applied = hand.apply(EVERYTHING)
+    assert applied.has_ended_incident
+    # The further loss was found, and belongs to the same incident.
+    assert applied.incident is not None
+    assert len(applied.incident.losses) == 2
+
+
+def test_after_a_restore_by_hand_checks_are_quiet_and_snapshots_land(
+    house: House, hand: Hand
+) -> None:
+    fill(house)
+    house.lose()
+    house.find_loss()
+    assert hand.apply(EVERYTHING).has_ended_incident
+    assert house.check(NOON + timedelta(minutes=20)).check.is_good
+    captured = house.capture(NOON + timedelta(hours=1))
+    assert len(captured.outcomes) == 2
+
+
+def test_who_would_be_blocked_is_told_by_the_definitions(
+    house: House, hand: Hand, database_url: str
+) -> None:
+    with Database(database_url) as database:
+        PostgresBudgets(database).define(
+            [
+                BudgetDefinition(
+                    "acme", "users", Period.LIFETIME, Decimal(30), SplitBy.USER, Enforcement.ENFORCE
+                )
+            ]
+        )
+    fill(house)
+    house.lose()
+    house.find_loss()
+    lifetime = next(
+        each
+        for each in hand.preview(OF_ACME).windows
+        if (each.of.budget, each.of.window.token) == ("users", LIFETIME)
+    )
+    # The aggregate's 63.5 and alice's 30 and a bit are at the limit of 30.
+    assert (lifetime.blocked_before, lifetime.blocked_after) == (0, 2)
+
+
+def test_a_snapshot_of_leaderboards_says_that_it_is_truncated(house: House, hand: Hand) -> None:
+    many: dict[Entity, str] = {f"user {number:03d}": str(number + 1) for number in range(500)}
+    house.bucket.rank("acme", "users", LIFETIME, many)
+    house.clock.moment = NOON
+    house.capture_boards()
+    house.lose()
+    house.find_loss()
+    (window,) = hand.preview(OF_ACME).windows
+    assert window.counters == 500
+    assert "the newest snapshot lists only the largest spenders of it" in window.notes
+
+
+def test_keys_that_no_snapshot_could_read_are_named(house: House, hand: Hand) -> None:
+    fill(house)
+    house.bucket.put("usage.acme.users.lifetime.eve", b'{"usage":"NaN"}')
+    house.bucket.put("usage.acme.not.a.counter.at.all", b"1")
+    house.capture(NOON + timedelta(minutes=5))
+    house.lose()
+    house.find_loss()
+    (tenant,) = hand.preview(OF_ACME).tenants
+    assert tenant.unreadable_count == 1
+    assert tenant.unreadable[0].key == "usage.acme.not.a.counter.at.all"
+    (window,) = (w for w in tenant.windows if str(w.of) == "users lifetime")
+    (note,) = (note for note in window.notes if "unreadable in the newest snapshot" in note)
+    assert note.startswith("1 counter unreadable in the newest snapshot: 'eve' (")
+
+
+def test_the_age_of_every_figure_is_told(house: House, hand: Hand) -> None:
+    fill(house)
+    # Lowered within its window: the higher one is of the earlier snapshot.
+    house.bucket.spend("acme", "users", LIFETIME, {"alice": "1", "bob": "21"})
+    later = NOON + timedelta(minutes=30)
+    house.capture(later)
+    entries = {
+        (str(each.of), each.entity): (each.recorded, each.source)
+        for each in hand.preview(OF_ACME).tenants[0].entries
+    }
+    alice, alice_at = entries["users lifetime", "alice"]
+    bob, bob_at = entries["users lifetime", "bob"]
+    assert (alice, alice_at.replace(microsecond=0)) == (Decimal("30.000000000000000001"), NOON)
+    assert (bob, bob_at.replace(microsecond=0)) == (Decimal(21), later)
+
+
+def test_a_preview_broken_off_is_compared_with_nothing(house: House, hand: Hand) -> None:
+    fill(house)
+    preview = hand.preview(OF_ACME)
+    choice = preview.choice
+    kept = house.plane.previews.newest(choice)
+    assert kept is not None
+    house.plane.previews.begin(replace(kept, preview_id=kept.preview_id[:-1] + "0"))
+    newest = house.plane.previews.newest(choice)
+    assert newest is not None
+    assert newest.preview_id == kept.preview_id

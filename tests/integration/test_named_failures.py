@@ -1,0 +1,259 @@
+"""Wrong settings, passwords, permissions, credentials, schemas: the run that fails names them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import psycopg
+import pytest
+
+from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.definitions import defs
+from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.domain.incident import Loss
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.ops.restore import restore
+from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.settings import load_settings
+from tests.contract.nats_credentials import Operator
+from tests.integration.confined_user import readme_permissions
+from tests.integration.locked_postgres import locked_database
+from tests.integration.recovery_runs import check, incidents, outcome, requested, run_restore
+from tests.integration.snapshot_job import failure_text, run_job
+from tests.nats_servers import PASSWORD, Bucket, users, with_user
+
+NATS_URL = "BUDGET_RECOVERY_NATS_URL"
+POSTGRES_URL = "BUDGET_RECOVERY_POSTGRES_URL"
+BUCKET = "budget-usage"
+LIFETIME = "lifetime"
+RAISE = f"$KV.{BUCKET}.usage.>"
+PULL = f"$JS.API.CONSUMER.MSG.NEXT.KV_{BUCKET}.*"
+
+
+@pytest.fixture(scope="module")
+def guarded(server_dir: Path) -> Iterator[NatsServer]:
+    """A server with a user who may do all that is needed, and others who lack one permission."""
+
+    def user(name: str, denied: str = "") -> dict[str, object]:
+        publish = [each for each in readme_permissions() if each != denied]
+        permissions = {"publish": publish, "subscribe": ["_INBOX_budget_recovery.>"]}
+        return {"user": name, "password": PASSWORD, "permissions": permissions}
+
+    config = users(
+        {"user": "gateway", "password": PASSWORD},
+        user("recovery"),
+        user("puller", PULL),
+        user("reader", RAISE),
+    )
+    with NatsServer(server_dir / "named", config=config) as server:
+        yield server
+
+
+@pytest.fixture
+def store(
+    guarded: NatsServer, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bucket]:
+    """A bucket on that server with a counter; the settings name its recovery."""
+    with Bucket.connected(with_user(guarded.url, "gateway", PASSWORD), BUCKET) as bucket:
+        bucket.create()
+        bucket.spend("acme", "total", LIFETIME, {None: "80"})
+        monkeypatch.setenv(NATS_URL, with_user(guarded.url, "recovery", PASSWORD))
+        monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", BUCKET)
+        monkeypatch.setenv(POSTGRES_URL, database_url)
+        monkeypatch.setenv("BUDGET_RECOVERY_CONVERGENCE_TIMEOUT_SECONDS", "0")
+        yield bucket
+        bucket.destroy()
+
+
+@pytest.fixture
+def lost(store: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> None:
+    """There is a snapshot, and an incident is open as if the bucket had been made anew."""
+    assert run_job(instance, current_hour).success
+    with opened_database(load_settings()) as plane:
+        baseline = plane.registry.claim(BUCKET).baseline
+        assert baseline is not None
+        loss = Loss(
+            plane.clock.now(), "a test", Verdict.RECREATED, "It was.", baseline.identity, None
+        )
+        plane.incidents.open(loss, ground=None, judged=baseline)
+
+
+@pytest.fixture(scope="module")
+def locked_database_url(server_dir: Path) -> Iterator[str]:
+    with locked_database(server_dir / "named-postgres") as url:
+        yield url
+
+
+@pytest.fixture
+def expired_credentials(
+    server_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """The settings name credentials that have expired."""
+    operator = Operator()
+    file = tmp_path / "expired.creds"
+    file.write_text(operator.credentials(expires_in=-60))
+    with NatsServer(server_dir / f"named-{tmp_path.name}", config=operator.config) as server:
+        monkeypatch.setenv(NATS_URL, server.url)
+        monkeypatch.setenv("BUDGET_RECOVERY_NATS_CREDS", str(file))
+        yield file
+
+
+@dg.job(resource_defs=defs.resources)
+def restore_without_retries() -> None:
+    """The op of restore_job without the pauses that its retries take."""
+    restore.with_retry_policy(dg.RetryPolicy(max_retries=0))()
+
+
+def restored_why_not(instance: dg.DagsterInstance) -> str:
+    """Try once to restore, which fails; return what the run says."""
+    result = restore_without_retries.execute_in_process(instance=instance, raise_on_error=False)
+    assert not result.success
+    return failure_text(result)
+
+
+def captured_why_not(instance: dg.DagsterInstance, hour: Hour) -> str:
+    """Run a capture, which fails; return what it says."""
+    said = failure_text(run_job(instance, hour))
+    assert "Try: " in said
+    assert "wr0ng" not in said
+    return said
+
+
+def waited_why(instance: dg.DagsterInstance, database: psycopg.Connection) -> str:
+    """Run a restore, which spends no attempt; return why it waits."""
+    result = run_restore(instance)
+    assert outcome(instance, result) == "waiting"
+    (incident,) = incidents(database)
+    assert incident["attempts"] == 0
+    reason = str(incident["waiting_reason"])
+    assert "wr0ng" not in reason
+    return reason
+
+
+def test_a_wrong_password_of_nats(
+    guarded: NatsServer,
+    lost: None,
+    database: psycopg.Connection,
+    locked_database_url: str,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(NATS_URL, with_user(guarded.url, "recovery", "wr0ng"))
+    refused = f"{guarded.url} refuses the NATS user: Authorization Violation."
+    assert refused in waited_why(instance, database)
+    # Another database knows of no loss, so that captures are not paused.
+    monkeypatch.setenv(POSTGRES_URL, locked_database_url)
+    said = captured_why_not(instance, current_hour)
+    assert refused in said
+    assert f"correct the user and password in {NATS_URL}" in said
+
+
+def test_expired_credentials_in_a_capture(
+    store: Bucket, expired_credentials: Path, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    said = captured_why_not(instance, current_hour)
+    assert f"refuses the NATS user: the credentials {expired_credentials} expired at " in said
+    assert "BUDGET_RECOVERY_NATS_CREDS" in said
+
+
+def test_expired_credentials_in_a_restore(
+    lost: None,
+    expired_credentials: Path,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+) -> None:
+    assert f"the credentials {expired_credentials} expired at " in waited_why(instance, database)
+
+
+def test_a_missing_permission_in_a_capture(
+    guarded: NatsServer,
+    store: Bucket,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(NATS_URL, with_user(guarded.url, "puller", PASSWORD))
+    said = captured_why_not(instance, current_hour)
+    assert f"The NATS user may not publish to {PULL.removesuffix('*')}" in said
+
+
+def test_a_missing_permission_in_a_restore(
+    guarded: NatsServer,
+    store: Bucket,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run_job(instance, current_hour).success
+    store.destroy()
+    store.create()
+    requested(check(instance))
+    monkeypatch.setenv(NATS_URL, with_user(guarded.url, "reader", PASSWORD))
+    said = restored_why_not(instance)
+    assert (
+        f"The NATS user may not publish to {RAISE.removesuffix('>')}acme.total.lifetime.=" in said
+    )
+
+
+def test_a_wrong_password_of_postgresql(
+    store: Bucket,
+    locked_database_url: str,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(POSTGRES_URL, locked_database_url.replace(PASSWORD, "wr0ng"))
+    for said in (captured_why_not(instance, current_hour), restored_why_not(instance)):
+        assert "password authentication failed for user" in said
+        assert f"correct the user and password in {POSTGRES_URL}" in said
+
+
+@pytest.mark.parametrize(
+    ("version", "named"),
+    [("0001", "has version 0001, older than"), ("9999", "has version 9999, unknown to")],
+)
+def test_an_old_and_a_newer_schema(
+    store: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    version: str,
+    named: str,
+) -> None:
+    database.execute("update budget_recovery.alembic_version set version_num = %s", (version,))
+    for said in (captured_why_not(instance, current_hour), restored_why_not(instance)):
+        assert named in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BUDGET_RECOVERY_RETENTION_DAYS", "x"),
+        ("BUDGET_RECOVERY_BUCKET", "usage.>"),
+        (NATS_URL, "http://host"),
+        (POSTGRES_URL, "postgresql+psycopg2://host/database"),
+    ],
+)
+def test_a_wrong_setting(
+    store: Bucket,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert name in captured_why_not(instance, current_hour)
+
+
+def test_the_bucket_of_another_database(
+    store: Bucket,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run_job(instance, current_hour).success
+    monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", "another")
+    said = captured_why_not(instance, current_hour)
+    assert "this database belongs to the bucket 'budget-usage'" in said

@@ -1,0 +1,240 @@
+"""Deliberate resets through the command and the job: what was taken away does not come back."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+from psycopg.rows import dict_row
+
+from budget_recovery_dagster.cli.main import main
+from budget_recovery_dagster.cli.person import this_person
+from budget_recovery_dagster.definitions import defs
+from budget_recovery_dagster.domain.moments import Hour
+from tests.integration.live_capture import capture_now
+from tests.integration.recovery_runs import (
+    check,
+    incidents,
+    outcome,
+    requested,
+    run_restore,
+    state,
+    usages,
+)
+from tests.integration.snapshot_job import checks, failure_text, run_job
+from tests.nats_servers import Bucket
+
+LIFETIME = "lifetime"
+WIDTH = 80
+
+
+@pytest.fixture
+def captured(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> Bucket:
+    """A bucket of two tenants that was captured and checked."""
+    configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30", "bob": "20.5"})
+    configured.spend("globex", "total", LIFETIME, {None: "5"})
+    capture_now(current_hour)
+    check(instance)
+    return configured
+
+
+def command(*arguments: str, budget: str = "total") -> Result:
+    named = ("--tenant", "acme", "--budget", budget, "--reason", "pardoned")
+    return CliRunner().invoke(main, ["record-reset", *named, *arguments])
+
+
+def reset_job(instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
+    named = {"tenant": "acme", "budget": "total", "reason": "pardoned", **config}
+    return defs.resolve_job_def("record_reset_job").execute_in_process(
+        instance=instance,
+        run_config={"ops": {"record_reset": {"config": named}}},
+        raise_on_error=False,
+    )
+
+
+def recorded(database: psycopg.Connection) -> list[dict[str, Any]]:
+    with database.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(
+            "select window_token, of_everyone, entity, at, reset_by, reason, recorded_at"
+            " from budget_recovery.budget_reset order by reset_id"
+        ).fetchall()
+
+
+def wipe_and_restore(bucket: Bucket, instance: dg.DagsterInstance) -> None:
+    bucket.destroy()
+    bucket.create()
+    (request,) = requested(check(instance))
+    assert outcome(instance, run_restore(instance, request.tags)) == "restored"
+
+
+def test_reset_of_one_entity_then_a_wipe_and_the_automatic_restore_the_reset_stands(
+    captured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    captured.spend("acme", "total", LIFETIME, {"alice": "0"})
+    assert command("--entity", "alice").exit_code == 0
+
+    wipe_and_restore(captured, instance)
+
+    assert usages(captured, "acme", "total", LIFETIME) == {None: "80", "bob": "20.5"}
+    assert usages(captured, "globex", "total", LIFETIME) == {None: "5"}
+    assert incidents(database)[0]["restored_counters"] == 3
+    assert state(database) == "HEALTHY"
+    # Nobody misses what was taken away on purpose.
+    snapshot = run_job(instance, current_hour)
+    assert snapshot.success
+    assert checks(snapshot)["usage_never_drops"].passed
+
+
+def test_after_a_recorded_reset_the_lower_counter_is_no_drop(
+    captured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    captured.spend("acme", "total", LIFETIME, {"alice": "0"})
+    before = run_job(instance, current_hour)
+    assert not checks(before)["usage_never_drops"].passed
+    assert reset_job(instance, entity="alice").success
+    captured.spend("acme", "total", LIFETIME, {"alice": "2"})
+    after = run_job(instance, current_hour)
+    assert checks(after)["usage_never_drops"].passed
+    # What was used since is as safe as everything else.
+    wipe_and_restore(captured, instance)
+    assert usages(captured, "acme", "total", LIFETIME) == {
+        None: "80",
+        "alice": "2",
+        "bob": "20.5",
+    }
+
+
+def test_a_reset_of_a_whole_budget_spares_the_other_budgets(
+    captured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    captured.spend("acme", "team", LIFETIME, {"alice": "7"})
+    capture_now(current_hour)
+    assert command().exit_code == 0
+    wipe_and_restore(captured, instance)
+    assert usages(captured, "acme", "total", LIFETIME) == {}
+    assert usages(captured, "acme", "team", LIFETIME) == {"alice": "7"}
+
+
+# The command
+
+
+def test_the_command_tells_what_it_did_in_lines_that_a_terminal_holds(
+    captured: Bucket, database: psycopg.Connection
+) -> None:
+    at = datetime.now(UTC).replace(microsecond=0)
+    result = command("--entity", "alice", "--window", LIFETIME, "--at", f"{at:%Y-%m-%d %H:%M:%S}")
+    assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= WIDTH
+    told = " ".join(result.output.split())
+    assert told.startswith(
+        "Recorded: entity 'alice' in lifetime of budget 'total' of tenant 'acme', reset at"
+        f" {at:%Y-%m-%d %H:%M:%S} UTC."
+    )
+    assert "The gateway must have lowered it before that moment" in told
+    (row,) = recorded(database)
+    assert row.pop("recorded_at") - at < timedelta(minutes=1)
+    assert row == {
+        "window_token": LIFETIME,
+        "of_everyone": False,
+        "entity": "alice",
+        "at": at,
+        "reset_by": this_person(),
+        "reason": "pardoned",
+    }
+
+
+def test_the_command_tells_programs_the_same(captured: Bucket) -> None:
+    result = command("--aggregate", "--json")
+    told = json.loads(result.output)
+    assert datetime.fromisoformat(told.pop("at")) == datetime.fromisoformat(told.pop("recorded_at"))
+    assert told == {
+        "tenant": "acme",
+        "budget": "total",
+        "window": None,
+        "everyone": False,
+        "entity": None,
+        "by": this_person(),
+        "reason": "pardoned",
+        "left_out_of": [LIFETIME],
+        "restore_is_under_way": False,
+    }
+    everyone = json.loads(command("--json").output)
+    assert (everyone["everyone"], everyone["entity"]) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--at", "2999-01-01"), "The time of the reset, 2999-01-01 00:00:00 UTC, has not come"),
+        (("--at", "yesterday"), "'yesterday' is no moment such as 2026-11-29T14:00"),
+        (("--window", "2026-13"), "'2026-13' is no budget window"),
+        (("--entity", "a", "--aggregate"), "--entity and --aggregate exclude each other"),
+        (("--reason", " "), "--reason"),
+        (("--tenant", "acne"), "choose one of the tenants: 'acme', 'globex'."),
+        (("--budget", "totals"), "choose one of its budgets: 'total'."),
+    ],
+)
+def test_what_is_no_reset_is_refused_and_nothing_is_recorded(
+    captured: Bucket, database: psycopg.Connection, arguments: tuple[str, ...], said: str
+) -> None:
+    result = command(*arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+    assert recorded(database) == []
+
+
+def test_its_help_says_what_must_come_first_in_lines_that_a_terminal_holds() -> None:
+    result = CliRunner().invoke(main, ["record-reset", "--help"])
+    assert max(map(len, result.output.splitlines())) <= WIDTH
+    assert "Lower the counters in the gateway FIRST" in " ".join(result.output.split())
+
+
+# The job
+
+
+def test_the_job_records_what_its_config_says(
+    captured: Bucket, database: psycopg.Connection, instance: dg.DagsterInstance
+) -> None:
+    run = reset_job(instance, aggregate=True, window=LIFETIME, at="2026-11-01T09:30+01:00")
+    assert run.success
+    (row,) = recorded(database)
+    assert row.pop("recorded_at") > row["at"]
+    assert row == {
+        "window_token": LIFETIME,
+        "of_everyone": False,
+        "entity": None,
+        "at": datetime(2026, 11, 1, 8, 30, tzinfo=UTC),
+        "reset_by": f"run {run.run_id[:8]}",
+        "reason": "pardoned",
+    }
+    assert reset_job(instance).success
+    assert recorded(database)[1]["of_everyone"]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"tenant": "acne"}, "choose one of the tenants: 'acme', 'globex'."),
+        ({"at": "2999-01-01"}, "has not come"),
+        ({"at": "yesterday"}, "'yesterday' is no moment"),
+        ({"entity": "alice", "aggregate": True}, "choose one of them"),
+        ({"reason": ""}, "The reason is empty."),
+    ],
+)
+def test_the_job_fails_on_what_is_no_reset(
+    captured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    config: dict[str, Any],
+    said: str,
+) -> None:
+    run = reset_job(instance, **config)
+    assert not run.success
+    assert said in failure_text(run)
+    assert recorded(database) == []

@@ -1,0 +1,86 @@
+"""Previews, manual restores and resolving, with everything around them in memory."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+
+from budget_recovery_dagster.adapters.memory.budget_definitions import MemoryBudgets
+from budget_recovery_dagster.adapters.memory.previews import MemoryPreviews
+from budget_recovery_dagster.adapters.memory.snapshot_list import MemorySnapshotList
+from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS
+from budget_recovery_dagster.services.by_hand import HandTools, Order
+from budget_recovery_dagster.services.chosen_points import Choosing, RestoreRequest
+from budget_recovery_dagster.services.manual_restore import Applied, ManualRestoreService
+from budget_recovery_dagster.services.preview import Preview, PreviewService
+from budget_recovery_dagster.services.resolving import Resolved, ResolveService
+from tests.unit.recovery_house import RecoveryHouse
+
+EVERYTHING = RestoreRequest()
+
+
+@dataclass
+class HandHouse(RecoveryHouse):
+    """A house in which people preview, restore and resolve."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.budgets = MemoryBudgets()
+        self.previews = MemoryPreviews(self.clock)
+        self.choosing = Choosing(self.points, MemorySnapshotList(self.plane))
+        self.previewing = PreviewService(
+            open_store=lambda: nullcontext(self.store),
+            registry=self.registry,
+            incidents=self.incidents,
+            choosing=self.choosing,
+            definitions=self.budgets,
+            previews=self.previews,
+            clock=self.clock,
+            bucket="budget-usage",
+        )
+        self.tools = HandTools(
+            open_store=lambda: nullcontext(self.store),
+            registry=self.registry,
+            incidents=self.incidents,
+            snapshots=self.snapshots,
+            points=self.points,
+            audits=self.audits,
+            checks=self.checks,
+            leases=self.leases,
+            clock=self.clock,
+            bucket="budget-usage",
+            convergence_timeout=timedelta(seconds=30),
+        )
+        self.manual_restores = ManualRestoreService(self.tools, self.choosing, self.previews)
+
+    def preview(self, request: RestoreRequest = EVERYTHING) -> Preview:
+        return self.previewing.preview(request, by="ann", tell=self.said.append)
+
+    def apply(
+        self, request: RestoreRequest = EVERYTHING, reason: str = "looked right", by: str = "ann"
+    ) -> Applied:
+        return self.manual_restores.apply(request, self.order(reason, by))
+
+    def resolve(self, reason: str = "all is well") -> Resolved:
+        return ResolveService(self.tools).resolve(self.order(reason))
+
+    def order(self, reason: str, by: str = "ann", *, unconverged: bool = False) -> Order:
+        return Order(by, reason, "a run", self.said.append, accept_unconverged=unconverged)
+
+    def fail(self) -> None:
+        """Lose the store and let all attempts to restore it die; a last look gives it up."""
+        self.wipe()
+        for _ in range(MAX_ATTEMPTS):
+            self.die_in_an_attempt()
+        self.recover()
+
+
+def captured_hand_house() -> HandHouse:
+    """A store of two tenants that was captured and checked, ten minutes ago."""
+    house = HandHouse()
+    house.spend("a", "80")
+    house.spend("a", "30", "alice")
+    house.spend("b", "5")
+    house.capture()
+    house.check()
+    house.clock.advance(timedelta(minutes=10))
+    return house

@@ -1,0 +1,48 @@
+"""What the page of a preview can show at once."""
+
+from budget_recovery_dagster.assets.manual_restore_metadata import preview_metadata
+from tests.unit.hand_house import captured_hand_house
+
+# Of a longer text the page shows a link only.
+SHOWN_AT_ONCE = 999
+
+# A browser counts it as two characters.
+PIZZA = "\N{SLICE OF PIZZA}"
+
+
+def test_the_largest_changes_are_drawn_as_far_as_the_page_shows_them_without_a_click() -> None:
+    house = captured_hand_house()
+    for number in range(20):
+        house.spend(PIZZA * 20, str(200 + number), f"user {number}")
+    house.capture()
+    house.wipe()
+    picture = preview_metadata(house.preview(), [])["largest_changes"].value
+    assert len(picture.encode("utf-16-le")) / 2 <= SHOWN_AT_ONCE
+    drawn = [line for line in picture.splitlines() if line.startswith("  [")]
+    assert len(drawn) > 5
+    assert drawn[0].endswith("nothing -> 219")
+    assert picture.endswith("\n```")
+
+
+def test_a_change_that_alone_is_too_long_is_drawn_nevertheless() -> None:
+    house = captured_hand_house()
+    house.spend("a", "200", "x" * 950)
+    house.capture()
+    house.wipe()
+    picture = preview_metadata(house.preview(), [])["largest_changes"].value
+    assert len(picture) > SHOWN_AT_ONCE
+    assert picture.count("->") == 1
+
+
+def test_a_preview_tells_how_to_go_on_where_that_changes_something() -> None:
+    house = captured_hand_house()
+    assert "to_apply" not in preview_metadata(house.preview(), [])
+    house.spend("a", "20")
+    assert "to_apply" in preview_metadata(house.preview(), [])
+    house.spend("a", "80")
+    house.fail()
+    house.spend("a", "80")
+    house.spend("a", "30", "alice")
+    house.spend("b", "5")
+    # Nothing is to be raised, but it ends the incident.
+    assert "to_apply" in preview_metadata(house.preview(), [])

@@ -1,0 +1,66 @@
+"""What is told of a plan that is not as it was previewed."""
+
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.plan import Action, PlannedEntry
+from budget_recovery_dagster.domain.plan_differences import Change, Difference, differences
+from budget_recovery_dagster.domain.windows import Window
+
+MONTH = BudgetWindow("team", Window.parse("2026-11"))
+
+
+def entry(
+    live: int | None,
+    recorded: int = 10,
+    action: Action = Action.RAISE,
+    entity: str | None = "alice",
+) -> PlannedEntry:
+    known = None if live is None else Decimal(live)
+    return PlannedEntry(MONTH, entity, Decimal(recorded), known, action)
+
+
+RAISED = entry(3)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (RAISED, RAISED, []),
+        (RAISED, entry(4), [(Change.LIVE, 3, 4)]),
+        (entry(None), entry(4), [(Change.LIVE, None, 4)]),
+        (RAISED, entry(None), [(Change.LIVE, 3, None)]),
+        (RAISED, entry(12, action=Action.KEEP), [(Change.LIVE, 3, 12)]),
+        (RAISED, entry(3, 11), [(Change.RECORDED, 10, 11)]),
+        (RAISED, entry(4, 11), [(Change.RECORDED, 10, 11), (Change.LIVE, 3, 4)]),
+        # Of a closed window it does not matter how the live counter has moved.
+        (RAISED, entry(7, action=Action.SKIP_CLOSED), [(Change.CLOSED, 10, 7)]),
+        (entry(3, action=Action.SKIP_CLOSED), entry(7, action=Action.SKIP_CLOSED), []),
+        (RAISED, entry(None, action=Action.SKIP_UNREADABLE), [(Change.UNREADABLE, 10, None)]),
+        (entry(None, action=Action.SKIP_UNREADABLE), RAISED, [(Change.READABLE, None, 10)]),
+    ],
+)
+def test_each_change_is_told_with_what_was_and_what_is(
+    before: PlannedEntry, now: PlannedEntry, expected: list[tuple[Change, int | None, int | None]]
+) -> None:
+    assert differences("acme", [before], [now]) == tuple(
+        Difference(
+            "acme",
+            MONTH,
+            "alice",
+            change,
+            None if was is None else Decimal(was),
+            None if found is None else Decimal(found),
+        )
+        for change, was, found in expected
+    )
+
+
+def test_entries_that_came_and_went_are_told() -> None:
+    other = entry(1, 2, entity=None)
+    assert differences("acme", [RAISED], [other]) == (
+        Difference("acme", MONTH, None, Change.NEW, None, Decimal(2)),
+        Difference("acme", MONTH, "alice", Change.GONE, Decimal(10), None),
+    )

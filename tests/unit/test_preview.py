@@ -1,0 +1,223 @@
+"""What a preview tells before anything is restored."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
+from budget_recovery_dagster.domain.counters import format_usage
+from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain.plan import Action
+from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.errors import (
+    ChoiceError,
+    PreviewOutdatedError,
+    StoreReadError,
+    StoreUnreachableError,
+)
+from budget_recovery_dagster.services.chosen_points import RestoreRequest
+from budget_recovery_dagster.services.preview import Preview
+from tests.unit.capture_house import NOW, REBORN
+from tests.unit.hand_house import HandHouse, captured_hand_house
+
+OF_A = RestoreRequest(tenant="a")
+
+
+@pytest.fixture
+def house() -> HandHouse:
+    """A store of two tenants, 80 and alice's 30 of one, 5 of the other, that was wiped."""
+    house = captured_hand_house()
+    house.wipe()
+    return house
+
+
+def figures(preview: Preview) -> dict[tuple[str, str | None], tuple[str, ...]]:
+    return {
+        (entry.tenant, entry.entity): (
+            *(
+                "none" if usage is None else format_usage(usage)
+                for usage in (entry.live, entry.recorded, entry.result)
+            ),
+            entry.action.name,
+        )
+        for tenant in preview.tenants
+        for entry in tenant.entries
+    }
+
+
+def test_each_counter_of_a_tenant_is_told_with_what_it_becomes(house: HandHouse) -> None:
+    house.spend("a", "95")
+    house.spend("a", "1", "alice")
+    preview = house.preview(OF_A)
+    assert figures(preview) == {
+        ("a", None): ("95", "80", "95", "KEEP"),
+        ("a", "alice"): ("1", "30", "30", "RAISE"),
+    }
+    (window,) = preview.windows
+    assert (window.counters, window.raised, window.kept, window.skipped) == (2, 1, 1, 0)
+    figures_of = (window.live, window.recorded, window.result, window.rise)
+    assert figures_of == tuple(map(Decimal, (96, 110, 125, 29)))
+    assert [(change.entity, change.rise) for change in preview.changes] == [("alice", Decimal(29))]
+    assert preview.recovery.state is RecoveryState.RECOVERING
+    assert preview.identity.created_at == REBORN
+
+
+def test_the_whole_store_is_told_by_windows_and_its_largest_changes(house: HandHouse) -> None:
+    preview = house.preview()
+    assert [(each.tenant, each.raised, each.rise) for each in preview.windows] == [
+        ("a", 2, Decimal(110)),
+        ("b", 1, Decimal(5)),
+    ]
+    assert [(each.tenant, each.entity, each.rise) for each in preview.changes] == [
+        ("a", None, Decimal(80)),
+        ("a", "alice", Decimal(30)),
+        ("b", None, Decimal(5)),
+    ]
+    # Of many tenants not every counter is told: there may be millions.
+    assert all(tenant.entries == () for tenant in preview.tenants)
+    assert "Tenant 'b', 2 of 2" in house.said
+
+
+def test_nothing_is_written(house: HandHouse) -> None:
+    before = house.store.stream
+    house.preview()
+    house.preview(OF_A)
+    assert house.store.stream == before
+    assert house.usage("a") is None
+
+
+def test_counters_that_are_made_anew_are_said_to_lack_other_fields(house: HandHouse) -> None:
+    house.spend("a", "3")
+    (window,) = house.preview(OF_A).windows
+    assert window.made_anew == 1
+    assert window.notes == (
+        "1 counter made anew: of a key that is gone, only the usage comes back, no other field",
+    )
+
+
+def test_who_would_be_blocked_is_told_where_a_limit_is_known(house: HandHouse) -> None:
+    limit = BudgetDefinition(
+        "a", "spend", Period.LIFETIME, Decimal(30), SplitBy.USER, Enforcement.ENFORCE
+    )
+    house.budgets.define([limit])
+    house.spend("a", "40")
+    preview = house.preview()
+    of_a, of_b = preview.windows
+    assert (of_a.limit, of_a.is_enforced, of_a.blocked_before, of_a.blocked_after) == (
+        Decimal(30),
+        True,
+        1,
+        2,
+    )
+    assert (of_b.limit, of_b.blocked_after) == (None, 0)
+    assert {(each.tenant, each.entity): each.blocks for each in preview.changes} == {
+        ("a", None): True,
+        ("a", "alice"): True,
+        ("b", None): None,
+    }
+    house.budgets.define([replace(limit, enforcement=Enforcement.AUDIT)])
+    (window,) = house.preview(OF_A).windows
+    assert (window.is_enforced, window.blocked_after) == (False, 0)
+
+
+def test_a_named_snapshot_alone_is_taken(house: HandHouse) -> None:
+    captured = datetime(2026, 11, 25, 12, 5, tzinfo=UTC)
+    assert captured == NOW
+    house.clock.set(NOW - timedelta(minutes=1))
+    preview = house.preview(RestoreRequest(tenant="a", snapshot="2026-11-25 12:05"))
+    assert preview.choice.snapshot == captured
+    assert {entry.source for entry in preview.tenants[0].entries} == {captured}
+    with pytest.raises(ChoiceError, match="of which none is retained") as refusal:
+        house.preview(RestoreRequest(snapshot="2026-11-24"))
+    assert refusal.value.hint == ("choose the snapshot from: latest, 2026-11-25T12:05:00.000000Z.")
+
+
+def test_closed_windows_are_told_as_left(house: HandHouse) -> None:
+    house = captured_hand_house()
+    house.store.put_usage("a", "spend", "2026-11-25", None, "7")
+    house.capture()
+    house.wipe()
+    house.clock.set(datetime(2026, 11, 26, 0, 0, 30, tzinfo=UTC))
+    day, lifetime = house.preview(OF_A).windows
+    assert (day.of.window.token, day.raised, day.skipped) == ("2026-11-25", 0, 1)
+    assert day.notes == ("left, its window has closed",)
+    assert (day.live, day.result) == (Decimal(0), Decimal(0))
+    assert (lifetime.raised, lifetime.skipped) == (2, 0)
+
+
+def test_an_unreadable_live_counter_is_named(house: HandHouse) -> None:
+    house.store.put("usage.a.spend.lifetime.alice", b"what?")
+    preview = house.preview(OF_A)
+    (window,) = preview.windows
+    assert (window.raised, window.skipped) == (1, 1)
+    assert window.notes[0].startswith("1 live counter left as unreadable: 'alice' (")
+    (alice,) = (each for each in preview.tenants[0].entries if each.entity == "alice")
+    assert alice.action is Action.SKIP_UNREADABLE
+
+
+def test_damaged_records_are_named(house: HandHouse) -> None:
+    house = captured_hand_house()
+    house.spend("a", "99")
+    house.capture()
+    newest = house.clock.now()
+    window_of = house.preview(OF_A).windows[0].of
+    house.points.corrupt("a", newest, window_of)
+    (window,) = house.preview(OF_A).windows
+    assert window.recorded == 110
+    assert window.notes == (
+        "nothing is taken from 1 record that is not as it was captured: 2026-11-25 12:15:00 UTC",
+    )
+
+
+def test_a_tenant_that_cannot_be_read_hides_no_other(house: HandHouse) -> None:
+    house.store.failures["a"] = StoreReadError("Reading a took too long.", "read again.")
+    preview = house.preview()
+    assert [(each.tenant, each.failure) for each in preview.tenants] == [
+        ("a", ("Reading a took too long.", "read again.")),
+        ("b", None),
+    ]
+    assert preview.failures == [preview.tenants[0]]
+    # Of one tenant alone there is nothing else to tell.
+    with pytest.raises(StoreReadError):
+        house.preview(OF_A)
+
+
+def test_a_preview_of_a_store_that_is_made_anew_meanwhile_is_refused(house: HandHouse) -> None:
+    def made_anew(_tenant: str) -> None:
+        house.store.in_mid_reading = None
+        house.store.recreate(REBORN + timedelta(minutes=1))
+
+    house.spend("a", "1")
+    house.spend("a", "1", "alice")
+    house.store.in_mid_reading = made_anew
+    with pytest.raises(PreviewOutdatedError, match="preview once more"):
+        house.preview()
+    assert house.previews.newest(house.choosing.choose(RestoreRequest()).choice) is None
+
+
+def test_a_store_that_does_not_answer_is_no_empty_store(house: HandHouse) -> None:
+    house.store.look_failure = StoreUnreachableError("Nobody answers.", "start it.")
+    with pytest.raises(StoreUnreachableError):
+        house.preview()
+
+
+def test_without_snapshots_there_is_nothing_to_choose() -> None:
+    house = HandHouse()
+    house.store.stream = StoreIdentity(REBORN, 1)
+    with pytest.raises(ChoiceError, match="There is nothing to restore from"):
+        house.preview()
+
+
+def test_a_chosen_budget_is_the_only_one_told(house: HandHouse) -> None:
+    house = captured_hand_house()
+    house.store.put_usage("a", "cards", "lifetime", None, "7")
+    house.capture()
+    house.wipe()
+    preview = house.preview(RestoreRequest(tenant="a", budget="cards"))
+    assert [(each.of.budget, each.rise) for each in preview.windows] == [("cards", Decimal(7))]
+    with pytest.raises(ChoiceError, match="The budget is 'card'") as refusal:
+        house.preview(RestoreRequest(tenant="a", budget="card"))
+    assert refusal.value.hint == "choose the budget from: cards, spend."

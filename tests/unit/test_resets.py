@@ -1,0 +1,167 @@
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
+from budget_recovery_dagster.domain.recovery_point import Usages, covers, max_merge
+from budget_recovery_dagster.domain.resets import (
+    EVERYONE,
+    Everyone,
+    Reset,
+    concerning,
+    eligible,
+    keeping_out,
+    newest_at,
+)
+from budget_recovery_dagster.domain.windows import Window
+
+NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+MONTH = BudgetWindow("team", Window.parse("2026-11"))
+LIFETIME = BudgetWindow("team", Window.parse("lifetime"))
+OTHER = BudgetWindow("other", Window.parse("2026-11"))
+USAGES: Usages = {"alice": Decimal(5), "bob": Decimal(3), None: Decimal(8)}
+
+
+def reset(
+    who: Entity | Everyone, *, at: datetime = NOON, window: str | None = None, budget: str = "team"
+) -> Reset:
+    return Reset("acme", budget, window, who, at, "ann", "pardoned", NOON + timedelta(days=9))
+
+
+ALICE = reset("alice")
+
+
+# What a reset can be
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("tenant", "", "an empty name"),
+        ("budget", "", "an empty name"),
+        ("entity", "", "an empty name"),
+        ("entity", "a\0b", "NUL"),
+        ("window", "2026-13", "'2026-13' is no budget window"),
+        ("window", "", "'' is no budget window"),
+        ("at", datetime(2026, 11, 25, 12), "no time zone"),  # noqa: DTZ001 - that is refused
+        ("recorded_at", datetime(2026, 11, 25, 12), "no time zone"),  # noqa: DTZ001 - the same
+        ("at", NOON + timedelta(days=9) + SECOND, "that is recorded earlier"),
+    ],
+)
+def test_what_names_nothing_or_a_time_to_come_is_refused(field: str, value: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        replace(ALICE, **{field: value})
+
+
+def test_its_moments_are_kept_in_utc() -> None:
+    berlin = timezone(timedelta(hours=1))
+    told = replace(ALICE, at=datetime(2026, 11, 25, 13, tzinfo=berlin))
+    assert told == ALICE
+    assert told.at.tzinfo is UTC
+
+
+def test_the_aggregate_is_not_everyone_and_everyone_is_nobodys_name() -> None:
+    assert not reset(None).is_of_everyone
+    assert reset(EVERYONE).is_of_everyone
+    assert not reset("EVERYONE").is_of_everyone
+    assert not reset("everyone").is_of_everyone
+    assert len({reset(None), reset(EVERYONE), reset("everyone")}) == 3
+
+
+def test_it_is_about_one_window_or_about_all_of_its_budget() -> None:
+    assert [reset("alice").is_about(of) for of in (MONTH, LIFETIME, OTHER)] == [True, True, False]
+    of_month = reset("alice", window="2026-11")
+    assert [of_month.is_about(of) for of in (MONTH, LIFETIME, OTHER)] == [True, False, False]
+    assert concerning(LIFETIME, [of_month, ALICE]) == (ALICE,)
+
+
+def test_the_newest_is_that_of_the_latest_moment() -> None:
+    assert newest_at([]) is None
+    assert newest_at([ALICE, reset("bob", at=NOON + SECOND), reset(None)]) == NOON + SECOND
+
+
+# What it keeps out
+
+
+@pytest.mark.parametrize(
+    ("who", "left"),
+    [
+        ("alice", {"bob": Decimal(3), None: Decimal(8)}),
+        (None, {"alice": Decimal(5), "bob": Decimal(3)}),
+        (EVERYONE, {}),
+        ("nobody", USAGES),
+    ],
+)
+def test_the_usages_of_one_entity_or_of_all_are_left_out(
+    who: Entity | Everyone, left: Usages
+) -> None:
+    assert eligible(USAGES, NOON, MONTH, [reset(who)]) == left
+
+
+def test_of_the_moment_itself_is_left_out_and_of_later_is_not() -> None:
+    assert eligible(USAGES, NOON, MONTH, [ALICE]).keys() == {"bob", None}
+    assert eligible(USAGES, NOON - SECOND, MONTH, [ALICE]).keys() == {"bob", None}
+    assert eligible(USAGES, NOON + timedelta(microseconds=1), MONTH, [ALICE]) is USAGES
+
+
+def test_other_budgets_and_windows_are_left_as_they_are() -> None:
+    assert eligible(USAGES, NOON, OTHER, [ALICE]) is USAGES
+    assert eligible(USAGES, NOON, LIFETIME, [reset(EVERYONE, window="2026-11")]) is USAGES
+    assert eligible(USAGES, NOON, MONTH, []) is USAGES
+
+
+def test_several_resets_each_leave_out_their_own() -> None:
+    resets = [ALICE, reset("bob", at=NOON - SECOND), reset("alice", at=NOON - SECOND)]
+    assert eligible(USAGES, NOON - SECOND, MONTH, resets) == {None: Decimal(8)}
+    assert eligible(USAGES, NOON, MONTH, resets) == {"bob": Decimal(3), None: Decimal(8)}
+
+
+def test_those_are_named_that_keep_something_out() -> None:
+    everyone, late = reset(EVERYONE), reset("bob", at=NOON + SECOND)
+    resets = [reset("nobody"), everyone, late, ALICE, reset("bob", budget="other")]
+    assert keeping_out(USAGES, NOON, MONTH, resets) == (everyone, late, ALICE)
+    assert keeping_out(USAGES, NOON + SECOND, MONTH, resets) == (late,)
+    # Of a record without usages nobody keeps anything out.
+    assert keeping_out({}, NOON, MONTH, resets) == ()
+
+
+# What makes it safe to trust what a record covers
+
+usages = st.dictionaries(
+    st.one_of(st.none(), st.sampled_from("ab")),
+    st.decimals(min_value=0, max_value=9, places=0, allow_nan=False),
+)
+hours = st.integers(min_value=-1, max_value=8)
+resets = st.builds(
+    lambda who, hour: reset(who, at=NOON + timedelta(hours=hour)),
+    st.sampled_from(["a", "b", None, EVERYONE]),
+    hours,
+)
+
+
+def merged(records: Sequence[Usages], told: Sequence[Reset]) -> Usages:
+    """Merge what is eligible of records that were captured hour by hour."""
+    return max_merge(
+        *[
+            eligible(each, NOON + timedelta(hours=hour), MONTH, told)
+            for hour, each in enumerate(records)
+        ]
+    )
+
+
+@given(st.lists(usages, max_size=6), st.lists(resets, max_size=3), st.lists(resets, max_size=3))
+def test_what_covers_the_eligible_usages_goes_on_covering_them_whatever_is_reset_later(
+    records: list[dict[Entity, Decimal]], before: list[Reset], later: list[Reset]
+) -> None:
+    *earlier, newest = records or [{}]
+    if covers(newest, merged(earlier, before)):
+        at = NOON + timedelta(hours=len(earlier))
+        told = [*before, *later]
+        assert merged(records, told) == eligible(newest, at, MONTH, told)

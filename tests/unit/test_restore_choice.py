@@ -1,0 +1,130 @@
+"""What people write to choose what is restored, and what they are told if it does not exist."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from budget_recovery_dagster.domain.restore_choice import (
+    RestoreChoice,
+    choose_budget,
+    choose_snapshot,
+    choose_tenant,
+)
+from budget_recovery_dagster.errors import ChoiceError
+
+OLD = datetime(2026, 11, 28, 3, 0, 4, 120000, tzinfo=UTC)
+EARLY = datetime(2026, 11, 30, 3, 0, 4, 123456, tzinfo=UTC)
+LATER = datetime(2026, 11, 30, 3, 17, 9, 500000, tzinfo=UTC)
+RETAINED = [OLD, LATER, EARLY]
+
+
+@pytest.mark.parametrize("text", ["latest", " Latest "])
+def test_the_latest_is_no_snapshot_but_the_recovery_point(text: str) -> None:
+    assert choose_snapshot(text, RETAINED) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("2026-11-30T03:00:04.123456Z", EARLY),
+        ("2026-11-30 03:00:04.123456 UTC", EARLY),
+        ("2026-11-30 03:00:04", EARLY),
+        ("2026-11-30T03:17", LATER),
+        ("2026-11-28", OLD),
+        ("2026-11-28-03:00", OLD),
+        ("2026-11-28 03", OLD),
+        ("2026-11-30T03:17:09.5Z", LATER),
+    ],
+)
+def test_the_beginning_of_a_moment_is_enough_where_it_is_of_one(text: str, meant: datetime) -> None:
+    assert choose_snapshot(text, RETAINED) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "choices"),
+    [
+        (
+            "2026-11-30",
+            "The snapshot is '2026-11-30', and 2 of them begin so.",
+            "choose the snapshot from: 2026-11-30T03:17:09.500000Z, 2026-11-30T03:00:04.123456Z.",
+        ),
+        (
+            "2026-11-29 03:00",
+            "The snapshot is '2026-11-29 03:00', of which none is retained.",
+            (
+                "choose the snapshot from: latest, 2026-11-30T03:17:09.500000Z, "
+                "2026-11-30T03:00:04.123456Z, 2026-11-28T03:00:04.120000Z."
+            ),
+        ),
+        # A second that only begins like another is another one.
+        (
+            "2026-11-30 03:1",
+            "The snapshot is '2026-11-30 03:1', which is neither latest nor a moment in UTC.",
+            "latest",
+        ),
+        (
+            "2026-11-30T12:00:04.123456+09:00",
+            (
+                "The snapshot is '2026-11-30T12:00:04.123456+09:00', which is neither latest nor a "
+                "moment in UTC."
+            ),
+            "latest",
+        ),
+        ("٢٠٢٦-11-30", "neither latest nor a moment in UTC.", "latest"),
+        ("", "The snapshot is '', which is neither latest nor a moment in UTC.", "latest"),
+    ],
+)
+def test_what_is_no_snapshot_is_refused_with_the_choices(
+    text: str, message: str, choices: str
+) -> None:
+    with pytest.raises(ChoiceError) as refusal:
+        choose_snapshot(text, RETAINED)
+    assert message in refusal.value.message
+    assert choices in refusal.value.hint
+
+
+def test_of_many_choices_the_newest_are_named() -> None:
+    hours = [EARLY.replace(day=day, hour=hour) for day in (28, 29) for hour in range(24)]
+    with pytest.raises(ChoiceError) as refusal:
+        choose_snapshot("2026-12-01", hours)
+    assert refusal.value.hint == (
+        "choose the snapshot from: latest, "
+        + ", ".join(f"2026-11-29T{hour:02d}:00:04.123456Z" for hour in range(23, 12, -1))
+        + ", and 37 more."
+    )
+
+
+def test_tenants_and_budgets_are_chosen_by_their_names() -> None:
+    assert choose_tenant("*", ["acme"]) is None
+    assert choose_tenant("acme", ["acme"]) == "acme"
+    assert choose_budget("", "acme", ["team"]) is None
+    assert choose_budget("", None, []) is None
+    assert choose_budget("team", "acme", ["team"]) == "team"
+
+
+def test_an_unknown_tenant_or_budget_is_refused_with_the_choices() -> None:
+    with pytest.raises(ChoiceError) as refusal:
+        choose_tenant("acmee", ["globex", "acme"])
+    assert refusal.value.message == "The tenant is 'acmee', of which no snapshot is retained."
+    assert refusal.value.hint == "choose the tenant from: *, acme, globex."
+    with pytest.raises(ChoiceError) as refusal:
+        choose_budget("teem", "acme", ["team", "cards"])
+    assert refusal.value.message == (
+        "The budget is 'teem', of which tenant 'acme' has no retained snapshot."
+    )
+    assert refusal.value.hint == "choose the budget from: cards, team."
+    with pytest.raises(ChoiceError, match="The budget is 'team', but the tenant is") as refusal:
+        choose_budget("team", None, [])
+
+
+def test_a_choice_says_what_it_is() -> None:
+    assert str(RestoreChoice()) == "every tenant, from the latest"
+    assert RestoreChoice().is_everything
+    choice = RestoreChoice("acme", "team", OLD, despite_resets=True)
+    assert not choice.is_everything
+    assert str(choice) == (
+        "budget 'team' of tenant 'acme', from the snapshot of 2026-11-28T03:00:04.120000Z, also "
+        "what was reset"
+    )
+    with pytest.raises(ValueError, match="a budget is always a tenant's"):
+        RestoreChoice(budget="team")
