@@ -1,12 +1,17 @@
 """Dagster schedules."""
 
-from datetime import UTC
+from datetime import UTC, datetime
 
 import dagster as dg
 
 from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.jobs import hourly_snapshot_job, recovery_points_job
 from budget_recovery_dagster.resources import ControlPlaneResource
+
+# What Dagster's scheduler puts on the runs that it launches.
+_SCHEDULE = "dagster/schedule_name"
+_RUN_KEY = "dagster/run_key"
+_SCHEDULED_AT = ".dagster/scheduled_execution_time"
 
 
 @dg.schedule(
@@ -23,7 +28,8 @@ def hourly_snapshot_schedule(
     context: dg.ScheduleEvaluationContext, control_plane: ControlPlaneResource
 ) -> dg.RunRequest | dg.SkipReason:
     """Request the run of the tick's hour, once however often the tick is evaluated."""
-    hour = Hour.containing(context.scheduled_execution_time.astimezone(UTC))
+    moment = context.scheduled_execution_time.astimezone(UTC)
+    hour = Hour.containing(moment)
     with control_plane.opened() as plane:
         state = plane.registry.claim(plane.settings.bucket).state
         if state.captures_paused:
@@ -38,7 +44,22 @@ def hourly_snapshot_schedule(
                 f"The hour {hour} has closed before its snapshot could start; the store holds "
                 "only the present, which must not stand under a past name."
             )
+    if _has_had_its_run(context, hour, moment):
+        return dg.SkipReason(
+            f"The hour {hour} has had its run: the schedule was edited within the hour."
+        )
     return dg.RunRequest(run_key=hour.key, partition_key=hour.key)
+
+
+def _has_had_its_run(context: dg.ScheduleEvaluationContext, hour: Hour, moment: datetime) -> bool:
+    """Whether a tick at another moment has asked for a snapshot of the hour.
+
+    Dagster itself compares run keys only within one scheduled moment.
+    """
+    runs = context.instance.get_runs(
+        dg.RunsFilter(tags={_SCHEDULE: hourly_snapshot_schedule.name, _RUN_KEY: hour.key})
+    )
+    return any(run.tags.get(_SCHEDULED_AT) != moment.isoformat() for run in runs)
 
 
 recovery_points_schedule = dg.ScheduleDefinition(

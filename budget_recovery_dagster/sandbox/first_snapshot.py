@@ -131,7 +131,7 @@ def _launch(ui: DagsterUi, hour: Hour) -> SnapshotRun:
         # By these the scheduler knows a tick that has had its run: started anew, it would make up
         # for this hour's missed one, with a second snapshot.
         "dagster/schedule_name": SCHEDULE,
-        "dagster/scheduled_execution_time": hour.start.isoformat(),
+        ".dagster/scheduled_execution_time": hour.start.isoformat(),
         "dagster/run_key": hour.key,
     }
     parameters = {

@@ -10,6 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.settings import load_settings
 from tests.documentation import block
 from tests.integration.recovery_house import House
 from tests.nats_servers import Bucket
@@ -72,3 +74,17 @@ def test_it_goes_on_from_what_a_restore_has_raised(
     assert len(after) == 2
     # What came before the restore is not added to what it raised; nothing after it is lost.
     assert all(before <= usage <= all_of_it for usage in after.values())
+
+
+def test_the_limits_that_are_shown_can_be_written_again(
+    configured: Bucket, database: psycopg.Connection
+) -> None:
+    define = block("docs/integration.md", "sql", "insert into budget_recovery.budget")
+    for _ in range(2):
+        database.execute(define.encode())
+    with opened_database(load_settings()) as plane:
+        per_user, per_centre = sorted(
+            plane.definitions.of_tenant("acme"), key=lambda each: each.limit
+        )
+    assert (per_user.budget, per_user.limit, per_user.enforcement) == ("team", 500, "enforce")
+    assert (per_centre.split_by, per_centre.metadata_key) == ("metadata", "cost_centre")

@@ -1,0 +1,58 @@
+"""A schedule whose cron is edited in the middle of an hour."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus
+from dagster._core.storage.tags import (
+    RUN_KEY_TAG,
+    SCHEDULE_NAME_TAG,
+    SCHEDULED_EXECUTION_TIME_TAG,
+)
+
+from budget_recovery_dagster.definitions import defs
+from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.schedules import hourly_snapshot_schedule
+from tests.nats_servers import Bucket
+
+
+def tick(instance: dg.DagsterInstance, hour: Hour, minute: int) -> dg.RunRequest | dg.SkipReason:
+    context = dg.build_schedule_context(
+        instance=instance,
+        scheduled_execution_time=hour.start + timedelta(minutes=minute),
+        resources=defs.resources,
+    )
+    answer = hourly_snapshot_schedule(context)
+    assert isinstance(answer, dg.RunRequest | dg.SkipReason)
+    return answer
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.STARTED, DagsterRunStatus.SUCCESS])
+def test_a_schedule_that_is_edited_within_the_hour_asks_for_no_second_snapshot(
+    configured: Bucket,
+    current_hour: Hour,
+    status: DagsterRunStatus,
+    tmp_path: Path,
+) -> None:
+    # As dagster-io/dagster#13597. Dagster compares run keys of the same scheduled moment only.
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        first = tick(instance, current_hour, 0)
+        assert isinstance(first, dg.RunRequest)
+        instance.create_run_for_job(
+            defs.resolve_job_def("hourly_snapshot_job"),
+            status=status,
+            tags={
+                "dagster/partition": current_hour.key,
+                # What the scheduler adds, by the names that it has for it.
+                SCHEDULE_NAME_TAG: "hourly_snapshot_schedule",
+                SCHEDULED_EXECUTION_TIME_TAG: current_hour.start.isoformat(),
+                RUN_KEY_TAG: current_hour.key,
+            },
+        )
+        # That of a scheduler which died before it could note the tick: it finds its run.
+        assert isinstance(tick(instance, current_hour, 0), dg.RunRequest)
+        edited = tick(instance, current_hour, 59)
+        assert isinstance(edited, dg.SkipReason)
+        assert "has had its run" in str(edited.skip_message)
