@@ -28,12 +28,9 @@ def headline(preview: Preview) -> str:
     if not raised:
         told = "Nothing would be raised: no counter is lower than the snapshots say."
     else:
-        rise = sum((window.rise for window in windows), Decimal(0))
         touched = sum(bool(window.raised) for window in windows)
-        told = (
-            f"{counted(raised, 'counter')} in {counted(touched, 'window')} would be raised, by "
-            f"{format_usage(rise)} in all."
-        )
+        # No sum of it: one request counts in many windows.
+        told = f"{counted(raised, 'counter')} in {counted(touched, 'window')} would be raised."
     if preview.failures:
         unseen = counted(len(preview.failures), "tenant")
         told = f"{told} Nothing is known of {unseen} that could not be read."

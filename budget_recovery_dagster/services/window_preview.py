@@ -152,10 +152,7 @@ def _notes(
             for each in blind
         )
     if anew := sum(_is_made_anew(entry) for entry in told):
-        yield (
-            f"{counted(anew, 'counter')} made anew: of a key that is gone, only the usage comes "
-            "back, no other field"
-        )
+        yield f"{counted(anew, 'counter')} gone from the store: only the usage comes back"
     for reset in point.resets:
         yield _told_of(reset)
     if point.is_truncated:

@@ -11,6 +11,8 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
+from budget_recovery_dagster.domain.windows import Period
 from budget_recovery_dagster.settings import load_settings
 from tests.documentation import block
 from tests.integration.recovery_house import House
@@ -86,5 +88,7 @@ def test_the_limits_that_are_shown_can_be_written_again(
         per_user, per_centre = sorted(
             plane.definitions.of_tenant("acme"), key=lambda each: each.limit
         )
-    assert (per_user.budget, per_user.limit, per_user.enforcement) == ("team", 500, "enforce")
-    assert (per_centre.split_by, per_centre.metadata_key) == ("metadata", "cost_centre")
+    assert per_user == BudgetDefinition(
+        "acme", "team", Period.MONTH, Decimal(500), SplitBy.USER, Enforcement.ENFORCE
+    )
+    assert (per_centre.split_by, per_centre.metadata_key) == (SplitBy.METADATA, "cost_centre")

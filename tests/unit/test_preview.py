@@ -93,9 +93,7 @@ def test_counters_that_are_made_anew_are_said_to_lack_other_fields(house: HandHo
     house.spend("a", "3")
     (window,) = house.preview(OF_A).windows
     assert window.made_anew == 1
-    assert window.notes == (
-        "1 counter made anew: of a key that is gone, only the usage comes back, no other field",
-    )
+    assert window.notes == ("1 counter gone from the store: only the usage comes back",)
 
 
 def test_who_would_be_blocked_is_told_where_a_limit_is_known(house: HandHouse) -> None:
