@@ -170,6 +170,7 @@ class OpenedDatabase:
         return PreviewService(
             open_store=lambda: _open_store(url, self.settings),
             registry=self.registry,
+            snapshots=self.snapshots,
             incidents=self.incidents,
             choosing=self._choosing(),
             definitions=self.definitions,

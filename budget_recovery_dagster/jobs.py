@@ -6,8 +6,9 @@ from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_s
 from budget_recovery_dagster.assets.recovery_points import recovery_points
 from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
 from budget_recovery_dagster.ops.holds import hold_incident, release_incident
-from budget_recovery_dagster.ops.manual_restore import resolve_incident, restore_by_hand
+from budget_recovery_dagster.ops.manual_restore import restore_by_hand
 from budget_recovery_dagster.ops.resets import record_reset
+from budget_recovery_dagster.ops.resolving import resolve_incident
 from budget_recovery_dagster.ops.restore import restore
 
 _IN_ONE_PROCESS = dg.in_process_executor
@@ -141,7 +142,12 @@ def manual_restore_job() -> None:
         "and snapshots are taken again. What the snapshots say more stays in them."
     ),
     executor_def=_IN_ONE_PROCESS,
-    tags=_ONCE,
+    tags={
+        # It waits for the store, and reads all of it.
+        "dagster/max_retries": "0",
+        "dagster/max_runtime": "3600",
+        "dagster/priority": "20",
+    },
 )
 def resolve_incident_job() -> None:
     """Accept the store as it is."""

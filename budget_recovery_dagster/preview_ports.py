@@ -13,6 +13,9 @@ from budget_recovery_dagster.domain.restore_choice import RestoreChoice
 PREVIEWS_KEPT_FOR = timedelta(days=1)
 """How long a preview is held against what is applied afterwards."""
 
+OUTDATED_KEPT_FOR = timedelta(hours=1)
+"""How long one is kept of whose choice there is a newer one: as long as a restore may take."""
+
 
 class BudgetDefinitions(Protocol):
     """What may be spent, where that is known."""
@@ -45,11 +48,23 @@ class Previews(Protocol):
         ...
 
     def complete(self, preview_id: str) -> None:
-        """Say that all tenants of a preview are kept; until then it counts for nothing."""
+        """Say that all tenants of a preview are kept; until then it counts for nothing.
+
+        Earlier ones of the same choice are dropped, but not those of the last hour, with which
+        somebody may just be comparing.
+        """
+        ...
+
+    def get(self, preview_id: str) -> KeptPreview | None:
+        """Return a complete preview; None: there is none of this id, or not any more."""
         ...
 
     def newest(self, choice: RestoreChoice) -> KeptPreview | None:
         """Return the newest complete preview of just this choice; None: there is none any more."""
+        ...
+
+    def tenants_of(self, preview_id: str) -> frozenset[str]:
+        """Return the tenants of whom something was planned."""
         ...
 
     def entries_of(self, preview_id: str, tenant: str) -> tuple[PlannedEntry, ...]:

@@ -25,15 +25,34 @@ select not pg_is_in_recovery() and reset_val = 'off'
 from pg_settings where name = 'default_transaction_read_only'
 """
 
-# Alembic's own table is written by migrations only, and definitions of budgets by people.
+# Everything is read. Alembic's own table is written by migrations only, definitions of budgets by
+# people, and what goes along with another table's rows is removed by the server.
+_WRITTEN = {
+    "budget_content": ("insert", "delete"),
+    "budget_record": ("insert", "delete"),
+    "budget_reset": ("insert",),
+    "capture": ("insert", "update", "delete"),
+    "capture_failure": ("insert", "update", "delete"),
+    "incident": ("insert", "update"),
+    "lease": ("insert", "update"),
+    "restore_attempt": ("insert", "update"),
+    "restore_audit": ("insert", "update"),
+    "restore_preview": ("insert", "update", "delete"),
+    "restore_preview_window": ("insert",),
+    "store": ("insert", "update"),
+    "store_check": ("insert", "delete"),
+    "store_loss": ("insert",),
+}
+
 _MISSING_RIGHTS = """
+with written (name, privilege) as (select * from unnest(%s::text[], %s::text[]))
 select string_agg(r.name, ', ' order by r.place) || ' on ' || c.relname
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 cross join unnest(array['select', 'insert', 'update', 'delete']) with ordinality r (name, place)
 where n.nspname = 'budget_recovery' and c.relkind in ('r', 'v', 'm', 'p')
   and (r.name = 'select'
-       or (c.relkind in ('r', 'p') and c.relname not in ('alembic_version', 'budget')))
+       or exists (select from written w where w.name = c.relname and w.privilege = r.name))
   and not has_table_privilege(c.oid, r.name)
 group by c.relname
 order by c.relname
@@ -92,8 +111,11 @@ class PostgresExamination:
 
     def missing_rights(self) -> tuple[str, ...]:
         """Name the rights that the role lacks, such as ``insert, update on capture``."""
+        tables, rights = zip(*_written(), strict=True)
         with driver_errors():
-            rows = self._connection.execute(_MISSING_RIGHTS).fetchall()
+            rows = self._connection.execute(
+                _MISSING_RIGHTS, (list(tables), list(rights))
+            ).fetchall()
         return tuple(name for (name,) in rows)
 
     def bucket(self) -> str | None:
@@ -106,3 +128,10 @@ class PostgresExamination:
         """Return the present moment by the server's clock."""
         with driver_errors():
             return server_clock(self._connection).astimezone(UTC)
+
+
+def _written() -> Iterator[tuple[str, str]]:
+    """Give each table with each right to write it."""
+    for table, rights in _WRITTEN.items():
+        for right in rights:
+            yield table, right

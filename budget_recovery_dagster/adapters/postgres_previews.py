@@ -1,7 +1,7 @@
 """Previews of restores in PostgreSQL, for a day."""
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 from budget_recovery_dagster.adapters.postgres_database import Database
@@ -11,7 +11,11 @@ from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.domain.plan import Action, PlannedEntry, RecoveryPlan
 from budget_recovery_dagster.domain.restore_choice import RestoreChoice
 from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.preview_ports import PREVIEWS_KEPT_FOR, KeptPreview
+from budget_recovery_dagster.preview_ports import (
+    OUTDATED_KEPT_FOR,
+    PREVIEWS_KEPT_FOR,
+    KeptPreview,
+)
 
 _DROP_OLD = "delete from budget_recovery.restore_preview where at < %s"
 
@@ -30,17 +34,39 @@ insert into budget_recovery.restore_preview_window (
 
 _COMPLETE = "update budget_recovery.restore_preview set is_complete = true where preview_id = %s"
 
-_NEWEST = """
-select preview_id, at, previewed_by, store_created_at, store_last_sequence
+_DROP_OUTDATED = """
+delete from budget_recovery.restore_preview old
+using budget_recovery.restore_preview new
+where new.preview_id = %s
+  and old.preview_id <> new.preview_id
+  and old.at < %s
+  and old.tenant is not distinct from new.tenant
+  and old.budget_id is not distinct from new.budget_id
+  and old.captured_at is not distinct from new.captured_at
+  and old.despite_resets = new.despite_resets
+"""
+
+_COLUMNS = """
+select preview_id, at, previewed_by, tenant, budget_id, captured_at, despite_resets,
+       store_created_at, store_last_sequence
 from budget_recovery.restore_preview
 where is_complete
   and at >= %s
+"""
+
+_GET = f"{_COLUMNS}and preview_id = %s"
+
+_NEWEST = f"""{_COLUMNS}
   and tenant is not distinct from %s
   and budget_id is not distinct from %s
   and captured_at is not distinct from %s
   and despite_resets = %s
 order by at desc, preview_id
 limit 1
+"""
+
+_TENANTS = """
+select distinct tenant from budget_recovery.restore_preview_window where preview_id = %s
 """
 
 _ENTRIES = """
@@ -89,7 +115,7 @@ class PostgresPreviews:
                         [entry.entity or "" for entry in planned],
                         [entry.live for entry in planned],
                         [entry.recorded for entry in planned],
-                        [entry.action.value for entry in planned],
+                        [entry.action.name for entry in planned],
                     )
                     for of, planned in by_window.items()
                 ],
@@ -99,23 +125,45 @@ class PostgresPreviews:
         """Say that all tenants of a preview are kept; until then it counts for nothing."""
         with self._database.writing() as connection:
             connection.execute(_COMPLETE, (preview_id,))
+            oldest = self._database.moment(connection) - OUTDATED_KEPT_FOR
+            connection.execute(_DROP_OUTDATED, (preview_id, oldest))
+
+    def get(self, preview_id: str) -> KeptPreview | None:
+        """Return a complete preview; None: there is none of this id, or not any more."""
+        with self._database.reading() as connection:
+            oldest = self._database.moment(connection) - PREVIEWS_KEPT_FOR
+            row = connection.execute(_GET, (oldest, preview_id)).fetchone()
+        return None if row is None else _kept(*row)
 
     def newest(self, choice: RestoreChoice) -> KeptPreview | None:
         """Return the newest complete preview of just this choice; None: there is none any more."""
         with self._database.reading() as connection:
             oldest = self._database.moment(connection) - PREVIEWS_KEPT_FOR
             row = connection.execute(_NEWEST, (oldest, *_columns(choice))).fetchone()
-        if row is None:
-            return None
-        preview_id, at, by, created_at, last_sequence = row
-        identity = StoreIdentity(created_at.astimezone(UTC), int(last_sequence))
-        return KeptPreview(preview_id, at.astimezone(UTC), by, choice, identity)
+        return None if row is None else _kept(*row)
+
+    def tenants_of(self, preview_id: str) -> frozenset[str]:
+        """Return the tenants of whom something was planned."""
+        with self._database.reading() as connection:
+            return frozenset(tenant for (tenant,) in connection.execute(_TENANTS, (preview_id,)))
 
     def entries_of(self, preview_id: str, tenant: str) -> tuple[PlannedEntry, ...]:
         """Return what was planned for a tenant, by budget, window and entity."""
         with self._database.reading() as connection:
             rows = connection.execute(_ENTRIES, (preview_id, tenant)).fetchall()
         return tuple(entry for row in rows for entry in _entries(*row))
+
+
+def _kept(preview_id: str, at: datetime, by: str, *rest: Any) -> KeptPreview:
+    tenant, budget, captured_at, despite_resets, created_at, last_sequence = rest
+    snapshot = captured_at and captured_at.astimezone(UTC)
+    return KeptPreview(
+        preview_id,
+        at.astimezone(UTC),
+        by,
+        RestoreChoice(tenant, budget, snapshot, despite_resets),
+        StoreIdentity(created_at.astimezone(UTC), int(last_sequence)),
+    )
 
 
 def _columns(choice: RestoreChoice) -> tuple[Any, ...]:
@@ -125,4 +173,4 @@ def _columns(choice: RestoreChoice) -> tuple[Any, ...]:
 def _entries(budget: str, token: str, *lists: list[Any]) -> Iterator[PlannedEntry]:
     of = BudgetWindow(budget, Window.parse(token))
     for entity, live, recorded, action in zip(*lists, strict=True):
-        yield PlannedEntry(of, entity or None, recorded, live, Action(action))
+        yield PlannedEntry(of, entity or None, recorded, live, Action[action])

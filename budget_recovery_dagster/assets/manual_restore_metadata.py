@@ -10,9 +10,9 @@ from budget_recovery_dagster.assets.restored_usage import MOST_ROWS, audit_table
 from budget_recovery_dagster.domain.counters import format_usage
 from budget_recovery_dagster.domain.plan_differences import Difference
 from budget_recovery_dagster.domain.restore_choice import moment
-from budget_recovery_dagster.services.by_hand import Order
 from budget_recovery_dagster.services.manual_restore import Applied
 from budget_recovery_dagster.services.name_words import shown_entity
+from budget_recovery_dagster.services.orders import Order
 from budget_recovery_dagster.services.preview import Preview
 from budget_recovery_dagster.services.preview_words import (
     applied_headline,
@@ -20,7 +20,9 @@ from budget_recovery_dagster.services.preview_words import (
     change_name,
     comparison,
     end_of_incident,
+    figures,
     headline,
+    most_telling,
     store_line,
     tenant_notes,
     usage_or_nothing,
@@ -32,8 +34,7 @@ from budget_recovery_dagster.snapshot_ports import ListedSnapshot
 _WINDOW_COLUMNS = [
     dg.TableColumn("tenant", "string"),
     dg.TableColumn("budget", "string", "The budget and its window"),
-    dg.TableColumn("live", "string", "Sum in the store now, of those in the snapshots"),
-    dg.TableColumn("result", "string", "The same after the restore"),
+    dg.TableColumn("usage", "string", "Sum of those in the snapshots, now and afterwards"),
     dg.TableColumn("rise", "string", "By how much it would rise"),
     dg.TableColumn("limit", "string", "Of each counter"),
     dg.TableColumn("blocked", "string", "How many are blocked by the limit, now and afterwards"),
@@ -86,8 +87,12 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
     """Show what would be restored, and the snapshots that there are to choose from."""
     windows = sorted(preview.windows, key=lambda each: (-each.rise, each.tenant))
     entries = [entry for tenant in preview.tenants for entry in tenant.entries]
-    notes = [f"{each.tenant}: {note}" for each in preview.tenants for note in tenant_notes(each)]
     remarks = [
+        {"tenant": each.tenant, "budget": "", "note": note}
+        for each in preview.tenants
+        for note in tenant_notes(each)
+    ]
+    remarks += [
         {"tenant": each.tenant, "budget": str(each.of), "note": note}
         for each in windows
         for note in each.notes
@@ -98,8 +103,8 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
         "choice": str(preview.choice),
         "store": store_line(preview),
     }
-    if notes:
-        metadata["notes"] = "; ".join(notes)
+    if preview.warnings:
+        metadata["warnings"] = " ".join(preview.warnings)
     # With nothing to be raised it ends an incident.
     if preview.raised or preview.recovery.incident is not None:
         metadata["to_apply"] = _TO_APPLY
@@ -108,7 +113,7 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
     metadata["windows"] = _table(_WINDOW_COLUMNS, map(_window_row, windows))
     metadata["windows_not_shown"] = max(len(windows) - MOST_ROWS, 0)
     if remarks:
-        metadata["window_notes"] = _table(_NOTE_COLUMNS, remarks)
+        metadata["notes"] = _table(_NOTE_COLUMNS, remarks)
         metadata["notes_not_shown"] = max(len(remarks) - MOST_ROWS, 0)
     if entries:
         entries.sort(key=lambda each: -each.rise)
@@ -137,7 +142,7 @@ def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
     }
     if applied.differences:
         metadata["differences"] = _table(
-            _DIFFERENCE_COLUMNS, (_difference_row(each) for each in applied.differences)
+            _DIFFERENCE_COLUMNS, map(_difference_row, most_telling(applied.differences))
         )
         metadata["differences_not_shown"] = max(len(applied.differences) - MOST_ROWS, 0)
     return metadata | {
@@ -180,8 +185,7 @@ def _window_row(window: WindowPreview) -> Mapping[str, Any]:
     return {
         "tenant": window.tenant,
         "budget": str(window.of),
-        "live": format_usage(window.live),
-        "result": format_usage(window.result),
+        "usage": figures(window),
         "rise": format_usage(window.rise) if window.rise else "0",
         "limit": "not known" if window.limit is None else format_usage(window.limit),
         "blocked": _blocked(window),
@@ -199,9 +203,12 @@ def _blocked(window: WindowPreview) -> str:
 
 
 def _sources(window: WindowPreview) -> str:
-    if window.oldest_source == window.newest_source:
-        return _second(window.newest_source)
-    return f"{_second(window.oldest_source)} to {_second(window.newest_source)}"
+    newest, oldest = window.newest_source, window.oldest_source
+    if newest is None or oldest is None:
+        return "none"
+    if oldest == newest:
+        return _second(newest)
+    return f"{_second(oldest)} to {_second(newest)}"
 
 
 def _entry_row(entry: EntryPreview) -> Mapping[str, Any]:

@@ -1,18 +1,14 @@
 """The examination as JSON: stable keys, moments in UTC."""
 
-import json
-from datetime import UTC
-from typing import Any
-
+from budget_recovery_dagster.cli.json_values import dumped, moment_or_none
 from budget_recovery_dagster.domain.findings import Examination, State
 
 
 def examination_json(examination: Examination, exit_code: int) -> str:
     """Write the examination; every key is there in every situation."""
-    at = examination.at.astimezone(UTC).isoformat(timespec="microseconds")
-    return _dumped(
+    return dumped(
         exit_code=exit_code,
-        at=at.replace("+00:00", "Z"),
+        at=moment_or_none(examination.at),
         counts={_key(state): examination.count(state) for state in State},
         findings=[
             {
@@ -30,7 +26,7 @@ def examination_json(examination: Examination, exit_code: int) -> str:
 
 def refusal_json(message: str, hint: str, exit_code: int) -> str:
     """Write that nothing was examined, with the same keys, and why."""
-    return _dumped(
+    return dumped(
         exit_code=exit_code,
         at=None,
         counts=None,
@@ -41,7 +37,3 @@ def refusal_json(message: str, hint: str, exit_code: int) -> str:
 
 def _key(state: State) -> str:
     return state.name.lower()
-
-
-def _dumped(**content: Any) -> str:
-    return json.dumps(content, indent=2)

@@ -7,13 +7,16 @@ import click
 from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.control_plane import settings_with_database
 from budget_recovery_dagster.cli.data_dir import data_dir_option
+from budget_recovery_dagster.cli.held_json import held_json
+from budget_recovery_dagster.cli.json_values import errors_in_json
 from budget_recovery_dagster.cli.person import this_person
 
 
 @click.command(short_help="Stop the restore of the open incident.")
 @click.option("--reason", required=True, help="Why; everybody who looks is told.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 @data_dir_option
-def hold(reason: str, data_dir: Path | None) -> None:
+def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
     """Stop the restore of the open incident until `budget-recovery release`.
 
     None is launched, and one that works stops before the next tenant. Captures stay paused. The
@@ -21,8 +24,14 @@ def hold(reason: str, data_dir: Path | None) -> None:
     """
     if not reason.strip():
         raise click.BadParameter("it is empty.", param_hint="--reason")
-    with opened_database(settings_with_database(data_dir)) as database:
+    with (
+        errors_in_json(wanted=as_json),
+        opened_database(settings_with_database(data_dir)) as database,
+    ):
         incident = database.hold_service().hold(reason, by=this_person())
+    if as_json:
+        click.echo(held_json(incident))
+        return
     held = incident.held
     if held is not None and (held.reason, held.by) != (reason, this_person()):
         click.echo(f"It was on hold already: {incident.on_hold}")

@@ -7,7 +7,7 @@ from uuid import uuid4
 import click
 
 from budget_recovery_dagster.cli.person import this_person
-from budget_recovery_dagster.services.by_hand import Order
+from budget_recovery_dagster.services.orders import Order
 
 _Command = Callable[..., Any]
 

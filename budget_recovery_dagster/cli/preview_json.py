@@ -16,6 +16,7 @@ from budget_recovery_dagster.domain.plan_differences import Difference
 from budget_recovery_dagster.domain.restore_choice import RestoreChoice
 from budget_recovery_dagster.services.manual_restore import Applied
 from budget_recovery_dagster.services.preview import Preview, TenantPreview
+from budget_recovery_dagster.services.remainder import Remainder
 from budget_recovery_dagster.services.tenant_restore import TenantRestored
 from budget_recovery_dagster.services.window_preview import EntryPreview, WindowPreview
 
@@ -30,6 +31,7 @@ def preview_json(preview: Preview) -> str:
         state=preview.recovery.state,
         incident_id=incident.incident_id if incident else None,
         store=identity_or_none(preview.identity),
+        warnings=preview.warnings,
         raised=preview.raised,
         tenants=[_tenant(each) for each in preview.tenants],
         largest_changes=[_entry(each) for each in preview.changes],
@@ -51,6 +53,8 @@ def applied_json(applied: Applied) -> str:
             "by": preview.by,
         },
         differences=None if preview is None else [_difference(d) for d in applied.differences],
+        uncompared=applied.uncompared,
+        absent=applied.absent,
         tenants=[_restored(each) for each in applied.tenants],
         incident=incident
         and {
@@ -59,10 +63,22 @@ def applied_json(applied: Applied) -> str:
             "outcome": incident.ended.outcome if incident.ended else None,
             "detail": incident.ended.detail if incident.ended else None,
         },
-        left=remainder and {"counters": remainder.counters, "unseen": remainder.unseen},
+        left=left_of(remainder),
         error=applied.failure
         and {"message": applied.failure.message, "hint": applied.failure.hint},
     )
+
+
+def left_of(remainder: Remainder | None) -> Mapping[str, Any] | None:
+    """Write what keeps an incident open, or was left at its end; None: it was not looked at."""
+    if remainder is None:
+        return None
+    return {
+        "counters": remainder.counters,
+        "unreadable": remainder.unreadable,
+        "windows_unknown": remainder.unsound,
+        "unseen": remainder.unseen,
+    }
 
 
 def _choice(choice: RestoreChoice) -> Mapping[str, Any]:
@@ -80,7 +96,8 @@ def _tenant(tenant: TenantPreview) -> Mapping[str, Any]:
         "tenant": tenant.tenant,
         "point_at": moment_or_none(tenant.point_at),
         "is_partial": tenant.is_partial,
-        "unreadable_keys": tenant.unreadable_count,
+        "unreadable_keys": [{"key": k.key, "reason": k.reason} for k in tenant.unreadable],
+        "unreadable_count": tenant.unreadable_count,
         "windows": [_window(each) for each in tenant.windows],
         "entries": [_entry(each) for each in tenant.entries],
         "error": failure and {"message": failure[0], "hint": failure[1]},
@@ -96,6 +113,8 @@ def _window(window: WindowPreview) -> Mapping[str, Any]:
         "made_anew": window.made_anew,
         "kept": window.kept,
         "skipped": window.skipped,
+        "unreadable": window.unreadable,
+        "is_closed": window.is_closed,
         "live": usage_or_none(window.live),
         "recorded": usage_or_none(window.recorded),
         "result": usage_or_none(window.result),
@@ -106,6 +125,11 @@ def _window(window: WindowPreview) -> Mapping[str, Any]:
         "is_enforced": window.is_enforced,
         "blocked_before": window.blocked_before,
         "blocked_after": window.blocked_after,
+        "is_truncated": window.is_truncated,
+        "is_partial": window.is_partial,
+        "omitted": [{"key": each.key, "reason": each.reason} for each in window.omitted],
+        "omitted_count": window.omitted_count,
+        "damaged_records": [moment_or_none(at) for at in window.corrupt],
         "notes": window.notes,
     }
 

@@ -16,6 +16,7 @@ from budget_recovery_dagster.services.preview_words import (
     difference_line,
     end_of_incident,
     headline,
+    most_telling,
     store_line,
     tenant_line,
     tenant_notes,
@@ -34,16 +35,19 @@ def print_preview(console: Console, preview: Preview) -> None:
     print_row(console, [("PREVIEW", "bold"), (f" at {at}; nothing is written", "")])
     print_row(console, [("Choice  ", "bold"), (str(preview.choice), "")])
     print_row(console, [("Store   ", "bold"), (store_line(preview), "")])
+    for warning in preview.warnings:
+        print_row(console, [("Warning ", "bold yellow"), (warning, "")])
     print_row(console, [("Result  ", "bold"), (headline(preview), "")])
-    left = _WINDOWS
+    left, more = _WINDOWS, 0
     for tenant in sorted(preview.tenants, key=_most_first):
         windows = _worth_telling(tenant, preview)
         if left > 0:
             _print_tenant(console, tenant, windows[:left], preview)
+        more += max(len(windows) - max(left, 0), 0)
         left -= len(windows) or 1
     if left < 0:
         console.print()
-        print_row(console, f"{-left:,} more windows; --json has all of them.")
+        print_row(console, f"{counted(more, 'more window')}; --json has everything.")
     if preview.changes:
         console.print()
         print_row(console, [("Largest changes", "bold"), ("  # is there, + comes back", "")])
@@ -89,7 +93,7 @@ def print_applied(console: Console, applied: Applied) -> None:
     print_row(console, [(word, style), (f" {applied_headline(applied)}", "")])
     print_row(console, [("Choice  ", "bold"), (str(applied.choice), "")])
     print_row(console, [("Preview ", "bold"), (comparison(applied), "")])
-    for difference in applied.differences[:_DIFFERENCES]:
+    for difference in most_telling(applied.differences)[:_DIFFERENCES]:
         print_row(console, difference_line(difference), indent=2)
     if len(applied.differences) > _DIFFERENCES:
         more = len(applied.differences) - _DIFFERENCES

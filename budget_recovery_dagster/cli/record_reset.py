@@ -1,6 +1,5 @@
 """``budget-recovery record-reset``: note that counters were lowered on purpose."""
 
-import json
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.control_plane import settings_with_database
 from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.cli.harmless_text import harmless
+from budget_recovery_dagster.cli.json_values import dumped, errors_in_json, moment_or_none
 from budget_recovery_dagster.cli.person import this_person
 from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.moments import parse_moment
@@ -73,7 +73,10 @@ def record_reset(  # noqa: PLR0913 - click passes every option by name
         raise click.UsageError("--entity and --aggregate exclude each other.")
     who: Entity | Everyone = entity if entity is not None or aggregate else EVERYONE
     request = ResetRequest(tenant, budget, window, who, at, this_person(), reason)
-    with opened_database(settings_with_database(data_dir)) as database:
+    with (
+        errors_in_json(wanted=as_json),
+        opened_database(settings_with_database(data_dir)) as database,
+    ):
         recorded = database.reset_service().record(request)
     if as_json:
         click.echo(_json(recorded))
@@ -85,19 +88,17 @@ def record_reset(  # noqa: PLR0913 - click passes every option by name
 
 def _json(recorded: RecordedReset) -> str:
     reset = recorded.reset
-    return json.dumps(
-        {
-            "tenant": reset.tenant,
-            "budget": reset.budget,
-            "window": reset.window,
-            "everyone": reset.is_of_everyone,
-            "entity": None if isinstance(reset.entity, Everyone) else reset.entity,
-            "at": reset.at.isoformat(),
-            "by": reset.by,
-            "reason": reset.reason,
-            "recorded_at": reset.recorded_at.isoformat(),
-            "left_out_of": [of.window.token for of in recorded.windows],
-            "restore_is_under_way": recorded.is_restoring,
-        },
-        indent=2,
+    return dumped(
+        tenant=reset.tenant,
+        budget=reset.budget,
+        window=reset.window,
+        everyone=reset.is_of_everyone,
+        entity=None if isinstance(reset.entity, Everyone) else reset.entity,
+        at=moment_or_none(reset.at),
+        by=reset.by,
+        reason=reset.reason,
+        recorded_at=moment_or_none(reset.recorded_at),
+        left_out_of=[of.window.token for of in recorded.windows],
+        restore_is_under_way=recorded.is_restoring,
+        error=None,
     )

@@ -1,5 +1,6 @@
 """``budget-recovery resolve``: end the open incident, and accept the store as it is."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,33 @@ from budget_recovery_dagster.cli.control_plane import settings_with_servers
 from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.cli.json_values import dumped, errors_in_json, moment_or_none
 from budget_recovery_dagster.cli.order_options import order_of, order_options
+from budget_recovery_dagster.cli.preview_json import left_of
 from budget_recovery_dagster.cli.progress import progress
+from budget_recovery_dagster.sandbox.errors import NotConfirmedError
+from budget_recovery_dagster.services.orders import require_reason
 from budget_recovery_dagster.services.resolving import Resolved
+
+_DECLINED = 2
 
 
 @click.command(short_help="Accept the store as it is; snapshots begin again.")
 @order_options
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 @data_dir_option
-def resolve(data_dir: Path | None, *, as_json: bool, **options: Any) -> None:
+def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) -> None:
     """End the open incident without restoring anything more.
 
     The store is accepted as it is, and compared with this from now on; snapshots are taken again.
     What the snapshots say more can still be restored by hand. Not while the store cannot be seen.
     """
+    if as_json and not yes:
+        raise click.UsageError("--json needs --yes: there is nobody to ask.")
     with errors_in_json(wanted=as_json):
+        require_reason(options["reason"])
+        if not yes and not _is_wanted():
+            click.echo("Nothing is resolved.")
+            raise click.exceptions.Exit(_DECLINED)
         settings = settings_with_servers(data_dir)
         with opened_database(settings) as database, progress("Looking") as tell:
             resolved = database.resolve_service().resolve(order_of(options, tell))
@@ -37,6 +50,16 @@ def resolve(data_dir: Path | None, *, as_json: bool, **options: Any) -> None:
         click.echo(ended.detail)
 
 
+def _is_wanted() -> bool:
+    if not sys.stdin.isatty():
+        raise NotConfirmedError(
+            "Nothing is resolved: it was not confirmed, and there is no terminal to ask at.",
+            "pass --yes.",
+        )
+    click.echo("What the snapshots say more is not brought back; see `budget-recovery preview`.")
+    return click.confirm("Accept the store as it is?")
+
+
 def _json(resolved: Resolved) -> str:
     ended = resolved.incident.ended
     return dumped(
@@ -44,6 +67,6 @@ def _json(resolved: Resolved) -> str:
         ended_at=moment_or_none(ended.at if ended else None),
         outcome=ended.outcome if ended else None,
         detail=ended.detail if ended else None,
-        left={"counters": resolved.remainder.counters, "unseen": resolved.remainder.unseen},
+        left=left_of(resolved.remainder),
         error=None,
     )

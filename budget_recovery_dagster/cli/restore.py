@@ -1,6 +1,7 @@
 """``budget-recovery restore``: bring back what a person has chosen."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,22 @@ from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
 from budget_recovery_dagster.cli.choice_options import choice_options, request_of
 from budget_recovery_dagster.cli.control_plane import settings_with_servers
 from budget_recovery_dagster.cli.data_dir import data_dir_option
+from budget_recovery_dagster.cli.failure import show_failure
 from budget_recovery_dagster.cli.json_values import errors_in_json
 from budget_recovery_dagster.cli.order_options import order_of, order_options
 from budget_recovery_dagster.cli.person import this_person
 from budget_recovery_dagster.cli.preview_json import applied_json
 from budget_recovery_dagster.cli.preview_page import print_applied, print_preview
 from budget_recovery_dagster.cli.progress import progress
+from budget_recovery_dagster.errors import BudgetRecoveryError
 from budget_recovery_dagster.sandbox.errors import NotConfirmedError
 from budget_recovery_dagster.services.chosen_points import RestoreRequest
+from budget_recovery_dagster.services.manual_restore import Applied
+from budget_recovery_dagster.services.orders import require_reason
 
 _NOT_ALL_DONE = 1
+_REFUSED = 2
+_INTERRUPTED = 130
 
 
 @click.command(short_help="Bring back what you choose, after a preview.")
@@ -34,20 +41,24 @@ def restore(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
 
     It previews, asks, and then does just that; what has changed in between is told. A restore
     after which nothing of the whole store is left to be raised ends the open incident. Exits with
-    0: done; 1: something is not done, or was cut short; 2: refused, and nothing was written.
+    0: done; 1: not all is done, and what was raised stays raised; 2: nothing was restored.
     """
     if as_json and not yes:
         raise click.UsageError("--json needs --yes: there is nobody to ask.")
-    request = request_of(options)
-    with (
-        errors_in_json(wanted=as_json),
-        opened_database(settings_with_servers(data_dir)) as database,
-    ):
-        if not yes and not _is_wanted(database, request):
-            click.echo("Nothing is restored.")
-            return
-        with progress("Restoring") as tell:
-            applied = database.manual_restore_service().apply(request, order_of(options, tell))
+    try:
+        with errors_in_json(wanted=as_json):
+            applied = _restore(data_dir, options, yes=yes)
+    except BudgetRecoveryError as error:
+        show_failure(error.message, error.hint)
+        raise click.exceptions.Exit(_REFUSED) from error
+    except KeyboardInterrupt as error:
+        show_failure(
+            "Broken off.", "see in the table restore_audit what was raised: it stays raised."
+        )
+        raise click.exceptions.Exit(_INTERRUPTED) from error
+    if applied is None:
+        click.echo("Nothing is restored.")
+        raise click.exceptions.Exit(_REFUSED)
     if as_json:
         click.echo(applied_json(applied))
     else:
@@ -56,7 +67,23 @@ def restore(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
         raise click.exceptions.Exit(_NOT_ALL_DONE)
 
 
-def _is_wanted(database: OpenedDatabase, request: RestoreRequest) -> bool:
+def _restore(data_dir: Path | None, options: Mapping[str, Any], *, yes: bool) -> Applied | None:
+    """Preview, ask and restore; None: it is not wanted."""
+    request = request_of(options)
+    require_reason(options["reason"])
+    with opened_database(settings_with_servers(data_dir)) as database:
+        preview_id = None
+        if not yes:
+            preview_id = _wanted(database, request)
+            if preview_id is None:
+                return None
+        with progress("Restoring") as tell:
+            service = database.manual_restore_service()
+            return service.apply(request, order_of(options, tell), preview_id)
+
+
+def _wanted(database: OpenedDatabase, request: RestoreRequest) -> str | None:
+    """Show the preview and ask; return its id, None if it is not wanted."""
     if not sys.stdin.isatty():
         raise NotConfirmedError(
             "Nothing is restored: it was not confirmed, and there is no terminal to ask at.",
@@ -66,4 +93,4 @@ def _is_wanted(database: OpenedDatabase, request: RestoreRequest) -> bool:
         previewed = database.preview_service().preview(request, by=this_person(), tell=tell)
     print_preview(Console(highlight=False, file=sys.stdout), previewed)
     click.echo()
-    return click.confirm("Restore this?")
+    return previewed.preview_id if click.confirm("Restore this?") else None

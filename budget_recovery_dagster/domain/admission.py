@@ -32,6 +32,12 @@ LONGEST_LEASE = timedelta(minutes=2)
 RESTORE_LEASE = "restore"
 """The lease under which the store is restored, by one at a time."""
 
+LONGEST_RESTORE = timedelta(hours=1)
+"""How long a restore may hold its lease: a worker that hangs must not keep others from restoring.
+
+One that is merely slow loses nothing by it: what it has raised stays raised for the next.
+"""
+
 _WAIT_FOR_RECOVERY = "wait for the recovery to end; `budget-recovery status` says how it stands."
 
 

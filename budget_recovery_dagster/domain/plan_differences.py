@@ -12,13 +12,13 @@ from budget_recovery_dagster.domain.plan import Action, PlannedEntry
 class Change(StrEnum):
     """In what an entry is not as it was previewed."""
 
-    LIVE = "its live usage has moved"
     RECORDED = "the snapshots say another usage"
     CLOSED = "its window has closed"
     UNREADABLE = "its live counter has become unreadable"
     READABLE = "its live counter has become readable"
     NEW = "it was not in the preview"
     GONE = "it is in no snapshot any more"
+    LIVE = "its live usage has moved"
 
 
 @dataclass(frozen=True, slots=True)

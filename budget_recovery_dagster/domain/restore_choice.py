@@ -42,11 +42,6 @@ class RestoreChoice:
         if self.budget is not None and self.tenant is None:
             raise ValueError("a budget is always a tenant's")
 
-    @property
-    def is_everything(self) -> bool:
-        """Whether it is the whole store's recovery point, as a recovery brings it back."""
-        return self == RestoreChoice()
-
     def __str__(self) -> str:
         whose = "every tenant" if self.tenant is None else f"tenant {self.tenant!r}"
         what = whose if self.budget is None else f"budget {self.budget!r} of {whose}"

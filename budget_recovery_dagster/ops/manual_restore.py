@@ -1,4 +1,4 @@
-"""The ops by which a person previews and restores, or accepts the store as it is."""
+"""The op by which a person previews a restore, and applies it."""
 
 from enum import Enum
 
@@ -14,14 +14,15 @@ from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.domain.restore_choice import EVERY_TENANT, LATEST
 from budget_recovery_dagster.failures import failure, shown_as_failures
 from budget_recovery_dagster.resources import ControlPlaneResource, holder_of
-from budget_recovery_dagster.services.by_hand import Order
 from budget_recovery_dagster.services.chosen_points import RestoreRequest
+from budget_recovery_dagster.services.orders import Order
 from budget_recovery_dagster.services.preview_words import (
     applied_headline,
     comparison,
     difference_line,
     end_of_incident,
     headline,
+    most_telling,
 )
 
 _LOGGED = 50
@@ -76,6 +77,13 @@ class ManualRestoreConfig(dg.Config):
         default=False,
         description="Also bring back what was reset on purpose (see record_reset_job).",
     )
+    preview_id: str = Field(
+        default="",
+        description=(
+            "The preview that an apply is compared with, as that shows it. Empty: the newest one "
+            "of the same choice of the last day."
+        ),
+    )
 
     def request(self) -> RestoreRequest:
         """Return what is asked for."""
@@ -96,8 +104,8 @@ def restore_by_hand(
     """Preview or apply.
 
     Raises:
-        dagster.Failure: what is asked for does not exist, somebody else restores, or it could not
-            be done; nothing is written unless the message says so.
+        dagster.Failure: what is asked for does not exist, or somebody else restores; or not all
+            could be done: then what was raised stays raised, and the asset tells it.
     """
     with shown_as_failures(), control_plane.opened() as plane:
         match config.mode:
@@ -133,13 +141,16 @@ def _apply(
         accept_unconverged=config.accept_unconverged,
     )
     try:
-        applied = plane.manual_restore_service().apply(config.request(), order)
+        applied = plane.manual_restore_service().apply(
+            config.request(), order, config.preview_id.strip() or None
+        )
     except dg.DagsterExecutionInterruptedError as error:
         raise dg.Failure(
-            "The run was terminated; what was raised stays raised.", allow_retries=False
+            "The run was terminated; what was raised stays raised, and restore_audit has it.",
+            allow_retries=False,
         ) from error
     context.log.info(f"{applied_headline(applied)} {comparison(applied)}")
-    for difference in applied.differences[:_LOGGED]:
+    for difference in most_telling(applied.differences)[:_LOGGED]:
         context.log.info(difference_line(difference))
     if told := end_of_incident(applied):
         context.log.info(told)
@@ -150,45 +161,3 @@ def _apply(
         context.log_event(dg.AssetObservation(restored_usage.key, metadata=metadata))
     if applied.failure is not None:
         raise failure(applied.failure.message, applied.failure.hint)
-
-
-class ResolveConfig(dg.Config):
-    """Why the store is accepted as it is."""
-
-    reason: str = Field(description="Why nothing more is to be restored; it is kept for ever.")
-    accept_unconverged: bool = Field(
-        default=False,
-        description="Accept the store even though servers of it are missing or catching up.",
-    )
-
-
-@dg.op(
-    out=dg.Out(dg.Nothing),
-    description=(
-        "Ends the open incident without restoring anything more: the store is accepted as it is, "
-        "and snapshots are taken again. Not while the store cannot be seen."
-    ),
-)
-def resolve_incident(
-    context: dg.OpExecutionContext, config: ResolveConfig, control_plane: ControlPlaneResource
-) -> None:
-    """Accept the store as it is.
-
-    Raises:
-        dagster.Failure: no incident is open, no reason is given, or the store cannot be seen.
-    """
-    run_id = context.run.run_id
-    order = Order(
-        by=holder_of(run_id),
-        reason=config.reason,
-        run_id=run_id,
-        tell=context.log.info,
-        accept_unconverged=config.accept_unconverged,
-    )
-    with shown_as_failures(), control_plane.opened() as plane:
-        resolved = plane.resolve_service().resolve(order)
-    ended = resolved.incident.ended
-    context.log.info(
-        f"Incident {resolved.incident.short_id} is closed; the store is HEALTHY. "
-        + (ended.detail if ended else "")
-    )

@@ -35,7 +35,7 @@ from budget_recovery_dagster.services.time_words import in_words
 
 @dataclass(frozen=True, slots=True)
 class RestoreTools:
-    """What attempts work with."""
+    """What attempts work with; ``next_step`` is what to do where the store became another one."""
 
     points: RestorePoints
     audits: RestoreAudits
@@ -43,10 +43,11 @@ class RestoreTools:
     incidents: Incidents
     losses: Losses
     clock: Clock
+    next_step: str
 
     def same_store(self, store: RecoverableStore, deployment_id: str) -> SameStore:
         """Return what compares an opened store with the ground of an incident."""
-        return SameStore(store, deployment_id, self.losses, self.checks, self.clock)
+        return SameStore(store, deployment_id, self.losses, self.checks, self.clock, self.next_step)
 
 
 @dataclass(slots=True)
@@ -101,9 +102,9 @@ class RestoreAttempt:
         left, unseen = 0, ""
         for tenant in sorted(self.tools.points.tenants()):
             try:
-                entries = self.restores.left_of(tenant)
-                self.restores.keep(entries)
-                left += sum(entry.planned for entry in entries)
+                found = self.restores.left_of(tenant)
+                self.restores.keep(found.entries)
+                left += found.counters
             except (DatabaseUnreachableError, LeaseLostError):
                 raise
             except Exception as error:  # noqa: BLE001 - reported by name; no tenant hides another

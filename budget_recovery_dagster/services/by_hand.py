@@ -9,84 +9,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from budget_recovery_dagster.audit_ports import (
-    RestoreAudits,
-)
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.detection import Sighting, judge_sighting
+from budget_recovery_dagster.audit_ports import RestoreAudits
+from budget_recovery_dagster.domain.admission import LONGEST_RESTORE, RESTORE_LEASE
+from budget_recovery_dagster.domain.detection import Sighting
 from budget_recovery_dagster.domain.identity import Verdict
 from budget_recovery_dagster.domain.incident import Incident, Outcome
-from budget_recovery_dagster.errors import (
-    BudgetRecoveryError,
-    ChoiceError,
-    DatabaseUnreachableError,
-    LeaseLostError,
-    PossibleLossError,
-    StoreNotReadyError,
-    StoreWriteError,
-    put_into_words,
-)
+from budget_recovery_dagster.errors import StoreWriteError
 from budget_recovery_dagster.ports import Clock, Leases, Snapshots, StoreRegistry
 from budget_recovery_dagster.recovery_ports import Check, Closing, Incidents, StoreChecks
-from budget_recovery_dagster.restore_ports import (
-    OpenStore,
-    RecoverableStore,
-    RestorePoints,
-)
+from budget_recovery_dagster.restore_ports import OpenStore, RecoverableStore, RestorePoints
+from budget_recovery_dagster.services.accepted_store import AcceptedStore
 from budget_recovery_dagster.services.attempt import RestoreTools, base_of
 from budget_recovery_dagster.services.count_words import counted
-from budget_recovery_dagster.services.ground import GroundTaking
-from budget_recovery_dagster.services.losses import Losses, look_or_gone, stand_in
+from budget_recovery_dagster.services.ground import GroundTaking, require_led
+from budget_recovery_dagster.services.losses import Losses
+from budget_recovery_dagster.services.orders import Order
 from budget_recovery_dagster.services.readiness import Readiness, Ready, Unconverged
+from budget_recovery_dagster.services.remainder import Remainder, look_for_remainder
 from budget_recovery_dagster.services.tenants_restored import (
+    Left,
     PointsOfTenants,
     TenantRestores,
     Worker,
 )
-
-LONGEST = timedelta(hours=1)
-"""How long one piece of work may take; what was written by then stays."""
-
-# A check renews the marker in between: then what was accepted is read again.
-_ROUNDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Who orders something by hand, why, in which run, and who hears how it goes on.
-
-    ``accept_unconverged``: a store is taken as it is, though its servers have not converged.
-    """
-
-    by: str
-    reason: str
-    run_id: str
-    tell: Callable[[str], None]
-    accept_unconverged: bool = False
-
-    def require_reason(self) -> None:
-        """Refuse an order that nobody would understand afterwards.
-
-        Raises:
-            ChoiceError: no reason is given.
-        """
-        if not self.reason.strip():
-            raise ChoiceError(
-                "No reason is given.", "say why; it is kept with what is done, for whoever asks."
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Remainder:
-    """How many counters are lower than the whole store's recovery point; ``unseen`` may be more."""
-
-    counters: int
-    unseen: tuple[str, ...]
-
-    @property
-    def is_nothing(self) -> bool:
-        """Whether everything was seen, and all of it is there."""
-        return not self.counters and not self.unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +63,7 @@ class HandTools:
         order.require_reason()
         record = self.registry.claim(self.bucket)
         with (
-            self.leases.hold(RESTORE_LEASE, order.by, at_most=LONGEST) as lease,
+            self.leases.hold(RESTORE_LEASE, order.by, at_most=LONGEST_RESTORE) as lease,
             self.open_store() as store,
         ):
             worker = Worker(order.run_id, order.by, lease, order.tell)
@@ -133,6 +78,7 @@ class HandTools:
             incidents=self.incidents,
             losses=Losses(self.incidents, self.clock),
             clock=self.clock,
+            next_step="See `budget-recovery status`, and preview once more.",
         )
 
 
@@ -155,13 +101,9 @@ class HandWork:
             StoreError: it cannot be seen, or is not there.
         """
         self._ready().await_ready(self.store)
-        seen = self._look()
-        if not seen.is_led:
-            # A person may take what has not converged, but not what may be another store by now.
-            raise StoreNotReadyError(
-                "Whoever answered for the store may not be its leader any more.",
-                "bring back so many servers that most of them hear each other.",
-            )
+        seen = self.store.look(self.deployment_id)
+        # A person may take what has not converged, but not what may be another store by now.
+        require_led(seen)
         return seen
 
     def take_ground(self) -> StoreWriteError | None:
@@ -174,7 +116,7 @@ class HandWork:
         """
         incident = self.tools.incidents.recovery().incident
         if incident is None:
-            self._require_accepted()
+            self.accepted().require()
             return None
         taking = GroundTaking(self.tools.restore_tools(), self.worker, self.deployment_id)
         ground = taking.take(self.store, incident)
@@ -189,7 +131,7 @@ class HandWork:
             AttemptFailedError, StoreError: that cannot be seen.
         """
         if self.incident is None:
-            return self._require_accepted()
+            return self.accepted().require()
         same_store = self.tools.restore_tools().same_store(self.store, self.deployment_id)
         return same_store.require(self.incident, found_by=self.worker.holder)
 
@@ -207,21 +149,26 @@ class HandWork:
         )
 
     def remainder(self) -> Remainder:
-        """Count what a restore of the whole store to its recovery point would raise.
+        """Tell what a restore of the whole store to its recovery point would raise.
 
         Raises:
-            DatabaseUnreachableError, LeaseLostError: the work was cut short.
+            DatabaseUnreachableError, LeaseLostError, StoreError: the work was cut short.
         """
-        left, unseen = 0, []
+        return self._look_at_all(self.restores(self.tools.points), lambda _: None)
+
+    def remainder_as_left(self) -> Remainder:
+        """Tell the same, and keep in the audits that it is left.
+
+        Else a restore that was cut off would count as having raised all that it had begun to.
+
+        Raises:
+            DatabaseUnreachableError, LeaseLostError, StoreError: the work was cut short.
+        """
         restores = self.restores(self.tools.points)
-        for tenant in sorted(self.tools.points.tenants()):
-            try:
-                left += sum(entry.planned for entry in restores.left_of(tenant))
-            except (DatabaseUnreachableError, LeaseLostError):
-                raise
-            except BudgetRecoveryError as error:
-                unseen.append(f"Tenant {tenant!r} cannot be seen: {put_into_words(error)[0]}")
-        return Remainder(left, tuple(unseen))
+        return self._look_at_all(restores, lambda left: restores.keep(left.entries))
+
+    def _look_at_all(self, restores: TenantRestores, note: Callable[[Left], None]) -> Remainder:
+        return look_for_remainder(restores, sorted(self.tools.points.tenants()), note)
 
     def close(self, outcome: Outcome, detail: str, seen: Sighting, *, boards: int = 0) -> Incident:
         """End the open incident, and accept the store as it was seen.
@@ -264,27 +211,14 @@ class HandWork:
             self.order.tell,
         )
 
-    def _look(self) -> Sighting:
-        return self.store.look(self.deployment_id)
-
-    def _require_accepted(self) -> Sighting:
+    def accepted(self) -> AcceptedStore:
+        """Return what compares the store with the accepted one, while no incident is open."""
         tools = self.tools
-        for _ in range(_ROUNDS):
-            record = tools.registry.claim(tools.bucket)
-            accepted = record.baseline or stand_in(tools.snapshots)
-            seen = look_or_gone(self._look)
-            judgement = judge_sighting(accepted, seen, tools.clock.now())
-            if seen is not None and judgement.verdict.is_good:
-                return seen
-            if tools.registry.claim(tools.bucket).baseline == record.baseline:
-                break
-        if judgement.verdict.is_loss:
-            raise PossibleLossError(
-                f"The store is not the one that was accepted. {judgement.reason}",
-                "wait for the next check, which opens an incident if it finds the same; then "
-                "restore.",
-            )
-        raise StoreNotReadyError(
-            f"The store could not be seen to be the accepted one. {judgement.reason}",
-            "wait until the store answers for itself, then try again.",
+        return AcceptedStore(
+            self.store,
+            tools.registry,
+            tools.snapshots,
+            tools.incidents,
+            tools.clock,
+            tools.bucket,
         )

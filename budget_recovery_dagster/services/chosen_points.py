@@ -70,7 +70,8 @@ class Choosing:
         if not tenants:
             raise ChoiceError(
                 "There is nothing to restore from: no snapshot is retained.",
-                "see with `budget-recovery status` why no snapshot is taken.",
+                "see with `budget-recovery status` why; an open incident can be ended with "
+                "`budget-recovery resolve`, so that snapshots are taken again.",
             )
         tenant = choose_tenant(request.tenant, tenants)
         budgets = self.snapshots.budgets_of(tenant) if tenant is not None else ()

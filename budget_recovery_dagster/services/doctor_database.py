@@ -53,7 +53,7 @@ def _writable(database: DatabaseExamination) -> str:
 def _rights(database: DatabaseExamination) -> Finding | str:
     missing = database.missing_rights()
     if not missing:
-        return "the role may read and write all tables"
+        return "the role may read and write all that it needs to"
     more = len(missing) - _MOST_TABLES
     named = "; ".join([*missing[:_MOST_TABLES], *([f"{more} more"] if more > 0 else [])])
     role = database.server.role
@@ -61,7 +61,7 @@ def _rights(database: DatabaseExamination) -> Finding | str:
         _TOPIC,
         "rights",
         f"The role {role} lacks {named}.",
-        f"grant select, insert, update, delete on all tables in schema budget_recovery to {role}.",
+        f"let the owner of the schema run the grants in docs/operations.md for {role}.",
     )
 
 

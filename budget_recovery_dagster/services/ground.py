@@ -5,7 +5,11 @@ from dataclasses import dataclass, replace
 from budget_recovery_dagster.domain.detection import Sighting, judge_sighting
 from budget_recovery_dagster.domain.identity import Baseline
 from budget_recovery_dagster.domain.incident import Incident
-from budget_recovery_dagster.errors import StorePermissionError, StoreWriteError
+from budget_recovery_dagster.errors import (
+    StoreNotReadyError,
+    StorePermissionError,
+    StoreWriteError,
+)
 from budget_recovery_dagster.restore_ports import RecoverableStore
 from budget_recovery_dagster.services.attempt import RestoreTools
 from budget_recovery_dagster.services.losses import check_of
@@ -22,6 +26,19 @@ class Ground:
 
     incident: Incident
     refusal: StoreWriteError | None = None
+
+
+def require_led(seen: Sighting) -> None:
+    """Refuse to stand on what may be shown by a leader that was cut off.
+
+    Raises:
+        StoreNotReadyError: it may be.
+    """
+    if not seen.is_led:
+        raise StoreNotReadyError(
+            "Whoever answered for the store may not be its leader any more.",
+            "bring back so many servers that most of them hear each other.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +79,7 @@ class GroundTaking:
             return store.look(self.deployment_id)
 
         seen = look()
+        require_led(seen)
         judgement = judge_sighting(incident.ground, seen, self.tools.clock.now())
         if not judgement.verdict.is_loss:
             return incident, seen

@@ -5,19 +5,26 @@ difference from the preview is told. A restore after which the whole store has a
 point says ends the open incident.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from budget_recovery_dagster.domain.incident import Incident, Outcome
-from budget_recovery_dagster.domain.plan_differences import Difference, differences
+from budget_recovery_dagster.domain.plan import RecoveryPlan
+from budget_recovery_dagster.domain.plan_differences import Difference
 from budget_recovery_dagster.domain.restore_choice import RestoreChoice
-from budget_recovery_dagster.errors import AttemptFailedError
+from budget_recovery_dagster.errors import BudgetRecoveryError
 from budget_recovery_dagster.preview_ports import KeptPreview, Previews
 from budget_recovery_dagster.services.attempt import uncovered
-from budget_recovery_dagster.services.by_hand import HandTools, HandWork, Order, Remainder
+from budget_recovery_dagster.services.by_hand import HandTools, HandWork
 from budget_recovery_dagster.services.chosen_points import Choosing, ChosenPoints, RestoreRequest
-from budget_recovery_dagster.services.preview import require_same
+from budget_recovery_dagster.services.comparing import (
+    Comparison,
+    require_no_loss_since,
+    require_same,
+)
+from budget_recovery_dagster.services.orders import Order
+from budget_recovery_dagster.services.remainder import Remainder
 from budget_recovery_dagster.services.tenant_restore import TenantRestored
-from budget_recovery_dagster.services.tenants_restored import undone_error
+from budget_recovery_dagster.services.tenants_restored import TenantRestores, undone_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +32,19 @@ class Applied:
     """What a manual restore did.
 
     ``preview`` is the one that it was compared with, None: none of the last day was of just this
-    choice; then nothing is known of ``differences``. ``failure`` is why some tenants are not done.
-    ``incident`` is the one that was open, as it is now; ``remainder`` is what keeps it open, None
-    where that was not looked at.
+    choice; then nothing is known of ``differences``, as of those ``uncompared``. ``absent`` are the
+    tenants of which the chosen snapshot holds nothing. ``failure`` is why not all is done; what was
+    raised stays raised. ``incident`` is the one that was open, as it is now; ``remainder`` is what
+    keeps it open, None where that was not looked at.
     """
 
     choice: RestoreChoice
     preview: KeptPreview | None
     differences: tuple[Difference, ...]
+    uncompared: tuple[str, ...]
+    absent: tuple[str, ...]
     tenants: tuple[TenantRestored, ...]
-    failure: AttemptFailedError | None
+    failure: BudgetRecoveryError | None
     incident: Incident | None
     remainder: Remainder | None
 
@@ -62,55 +72,95 @@ class ManualRestoreService:
     choosing: Choosing
     previews: Previews
 
-    def apply(self, request: RestoreRequest, order: Order) -> Applied:
+    def apply(
+        self, request: RestoreRequest, order: Order, preview_id: str | None = None
+    ) -> Applied:
         """Raise the counters that are asked for, and end the incident if nothing is left.
+
+        It is compared with the preview of this id, or else with the newest one of just this choice.
+        What is raised here means that nothing was written but our marker; what goes wrong later is
+        told in the result.
 
         Raises:
             ChoiceError: what is asked for does not exist, or no reason is given.
             LeaseHeldError: somebody else restores; the message says who and since when.
             PreviewOutdatedError: the store is another one than at the preview.
-            PossibleLossError, StoreLostError: the store is lost, or was lost meanwhile.
+            PossibleLossError, StoreLostError: the store is lost.
             SettingsError: the database belongs to another bucket.
-            StoreError, DatabaseError, LeaseLostError: the work was cut short; what was raised
-                stays raised.
+            StoreError, DatabaseError, IncidentMovedError: it could not begin.
         """
         order.require_reason()
-        chosen = self.choosing.choose(request)
+        self.choosing.choose(request)
         with self.tools.at_work(order) as work:
             seen = work.await_ready()
-            preview = self.previews.newest(chosen.choice)
-            if preview is None:
+            # Once more: retention may have taken the snapshot while the store was waited for.
+            chosen = self.choosing.choose(request)
+            comparison = Comparison.of(self.previews, chosen.choice, preview_id)
+            if comparison.preview is None:
                 order.tell("There is no preview of just this from the last day to compare with")
             else:
-                require_same(preview, seen.identity)
+                require_same(comparison.preview, seen.identity)
             if refusal := work.take_ground():
                 raise refusal
-            return self._restore(chosen, work, preview)
+            if comparison.preview is not None:
+                require_no_loss_since(comparison.preview, work.incident)
+            return _Run(chosen, work, comparison).restore()
 
-    def _restore(
-        self, chosen: ChosenPoints, work: HandWork, preview: KeptPreview | None
-    ) -> Applied:
-        restores = work.restores(chosen)
-        found: list[Difference] = []
-        for tenant in chosen.tenants():
-            restored = restores.restore(tenant)
-            if preview is not None and restored is not None and restored.plan is not None:
-                previewed = self.previews.entries_of(preview.preview_id, tenant)
-                found += differences(tenant, previewed, restored.plan.entries)
-        failure = undone_error(restores.undone) if restores.undone else None
-        remainder = work.remainder() if work.incident is not None and failure is None else None
-        seen = work.require_same()
-        incident = work.incident
-        if incident is not None and remainder is not None and remainder.is_nothing:
-            incident = work.close(
-                Outcome.BY_HAND, uncovered(incident), seen, boards=restores.boards
-            )
+
+@dataclass(slots=True)
+class _Run:
+    """One manual restore, on its ground."""
+
+    chosen: ChosenPoints
+    work: HandWork
+    comparison: Comparison
+    absent: list[str] = field(default_factory=list)
+    remainder: Remainder | None = None
+    restores: TenantRestores = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.restores = self.work.restores(self.chosen)
+
+    def restore(self) -> Applied:
+        failure: BudgetRecoveryError | None = None
+        incident = self.work.incident
+        try:
+            for tenant in sorted({*self.chosen.tenants(), *self.comparison.tenants()}):
+                self._restore(tenant)
+            if self.restores.undone:
+                failure = undone_error(self.restores.undone)
+            incident = self._end(failure)
+        except BudgetRecoveryError as error:
+            # What was raised by then is to be told, whatever became of the rest.
+            failure = error
         return Applied(
-            choice=chosen.choice,
-            preview=preview,
-            differences=tuple(found),
-            tenants=tuple(restores.tenants),
+            choice=self.chosen.choice,
+            preview=self.comparison.preview,
+            differences=tuple(self.comparison.found),
+            uncompared=tuple(self.comparison.uncompared),
+            absent=tuple(self.absent),
+            tenants=tuple(self.restores.tenants),
             failure=failure,
             incident=incident,
-            remainder=remainder,
+            remainder=self.remainder,
         )
+
+    def _restore(self, tenant: str) -> None:
+        previewed = self.comparison.previewed(tenant)
+        restored = self.restores.restore(tenant)
+        if restored is None:
+            self.absent.append(tenant)
+            self.comparison.add(tenant, previewed, RecoveryPlan(tenant, ()))
+        else:
+            self.comparison.add(tenant, previewed, restored.plan)
+
+    def _end(self, failure: BudgetRecoveryError | None) -> Incident | None:
+        """End the open incident if nothing of the whole store is left; return how it is now."""
+        if self.work.incident is not None and failure is None:
+            self.remainder = self.work.remainder()
+        seen = self.work.require_same()
+        incident, remainder = self.work.incident, self.remainder
+        if incident is None or remainder is None or not remainder.is_nothing:
+            return incident
+        told = " ".join([*remainder.unknown(), uncovered(incident)])
+        return self.work.close(Outcome.BY_HAND, told, seen, boards=self.restores.boards)

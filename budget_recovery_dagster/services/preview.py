@@ -6,12 +6,13 @@ planned is kept for a day, so that whoever applies it is told of every differenc
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import uuid4
 
 from budget_recovery_dagster.domain.budgets import BudgetDefinition
+from budget_recovery_dagster.domain.convergence import objection
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, UnreadableKey
 from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.domain.incident import Recovery
@@ -21,14 +22,15 @@ from budget_recovery_dagster.domain.windows import Period
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     DatabaseUnreachableError,
-    PreviewOutdatedError,
     put_into_words,
 )
-from budget_recovery_dagster.ports import Clock, StoreRegistry
+from budget_recovery_dagster.ports import Clock, Snapshots, StoreRegistry
 from budget_recovery_dagster.preview_ports import BudgetDefinitions, KeptPreview, Previews
 from budget_recovery_dagster.recovery_ports import Incidents
 from budget_recovery_dagster.restore_ports import OpenStore, RecoverableStore, TenantPoint
+from budget_recovery_dagster.services.accepted_store import AcceptedStore
 from budget_recovery_dagster.services.chosen_points import Choosing, ChosenPoints, RestoreRequest
+from budget_recovery_dagster.services.comparing import require_same
 from budget_recovery_dagster.services.tenant_restore import RunningClock, plan_tenant
 from budget_recovery_dagster.services.window_preview import (
     EntryPreview,
@@ -63,7 +65,10 @@ class TenantPreview:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a restore would do, as of ``at``; ``changes`` are the largest rises, largest first."""
+    """What a restore would do, as of ``at``; ``changes`` are the largest rises, largest first.
+
+    ``warnings`` say why it could not be applied now, or not at once.
+    """
 
     preview_id: str
     at: datetime
@@ -72,6 +77,7 @@ class Preview:
     identity: StoreIdentity
     tenants: tuple[TenantPreview, ...]
     changes: tuple[EntryPreview, ...]
+    warnings: tuple[str, ...]
 
     @property
     def windows(self) -> list[WindowPreview]:
@@ -95,6 +101,7 @@ class PreviewService:
 
     open_store: OpenStore
     registry: StoreRegistry
+    snapshots: Snapshots
     incidents: Incidents
     choosing: Choosing
     definitions: BudgetDefinitions
@@ -123,6 +130,7 @@ class PreviewService:
                 tell(f"Tenant {tenant!r}, {number} of {len(tenants)}")
                 run.add(tenant)
             after = store.look(record.deployment_id).identity
+            warnings = tuple(self._warnings(store))
         require_same(kept, after)
         self.previews.complete(kept.preview_id)
         return Preview(
@@ -133,22 +141,20 @@ class PreviewService:
             identity=after,
             tenants=tuple(run.tenants),
             changes=run.changes(),
+            warnings=warnings,
         )
 
-
-def require_same(kept: KeptPreview, found: StoreIdentity) -> None:
-    """Refuse to go on with a store that is not the previewed one.
-
-    Raises:
-        PreviewOutdatedError: it was made anew or has gone back since.
-    """
-    seen = kept.identity
-    if found.created_at != seen.created_at or found.last_sequence < seen.last_sequence:
-        raise PreviewOutdatedError(
-            f"The store is not the one of the preview at {kept.at:%Y-%m-%d %H:%M:%S} UTC: it was "
-            f"{seen}, and is {found}.",
-            "preview once more, and see what would be restored now.",
-        )
+    def _warnings(self, store: RecoverableStore) -> Iterator[str]:
+        if self.incidents.recovery().incident is None:
+            accepted = AcceptedStore(
+                store, self.registry, self.snapshots, self.incidents, self.clock, self.bucket
+            )
+            judgement, _ = accepted.judge()
+            if not judgement.verdict.is_good:
+                yield f"Nothing can be applied now. {judgement.reason}"
+        problem = objection(store.cluster_view(self.clock.now()))
+        if problem is not None:
+            yield f"To apply would wait for the store: {problem}."
 
 
 @dataclass(slots=True)

@@ -1,12 +1,12 @@
 """What a preview and an applied restore say to people, on a page as in a terminal."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
 
 from budget_recovery_dagster.domain.counters import format_usage
-from budget_recovery_dagster.domain.plan_differences import Difference
+from budget_recovery_dagster.domain.plan_differences import Change, Difference
 from budget_recovery_dagster.services.count_words import counted
 from budget_recovery_dagster.services.manual_restore import Applied
 from budget_recovery_dagster.services.name_words import shown_entity
@@ -23,18 +23,33 @@ def usage_or_nothing(usage: Decimal | None) -> str:
 
 
 def headline(preview: Preview) -> str:
-    """Say in a sentence what a restore would do."""
-    raised, windows = preview.raised, preview.windows
-    if not raised:
-        told = "Nothing would be raised: no counter is lower than the snapshots say."
-    else:
+    """Say what a restore would do, and what of it is not known."""
+    return " ".join(_headline(preview))
+
+
+def _headline(preview: Preview) -> Iterator[str]:
+    windows = preview.windows
+    unknown = sum(window.is_unknown for window in windows)
+    unreadable = sum(window.unreadable for window in windows)
+    if preview.raised:
         touched = sum(bool(window.raised) for window in windows)
         # No sum of it: one request counts in many windows.
-        told = f"{counted(raised, 'counter')} in {counted(touched, 'window')} would be raised."
+        raised = counted(preview.raised, "counter")
+        yield f"{raised} in {counted(touched, 'window')} would be raised."
+    elif windows and all(window.is_closed for window in windows):
+        yield "Nothing would be raised: all its windows have closed."
+    elif any(window.kept for window in windows):
+        low = " that can be read" if unreadable or unknown else ""
+        yield f"Nothing would be raised: no counter{low} is lower than the snapshots say."
+    else:
+        yield "Nothing would be raised."
+    if unknown:
+        yield f"Nothing is known of {counted(unknown, 'window')}: no record is as captured."
+    if unreadable:
+        yield f"Left as unreadable: {counted(unreadable, 'live counter')}."
     if preview.failures:
         unseen = counted(len(preview.failures), "tenant")
-        told = f"{told} Nothing is known of {unseen} that could not be read."
-    return told
+        yield f"Nothing is known of {unseen} that could not be read."
 
 
 def store_line(preview: Preview) -> str:
@@ -67,13 +82,23 @@ def tenant_notes(tenant: TenantPreview) -> Iterator[str]:
 
 def window_lines(window: WindowPreview, now: datetime) -> Iterator[str]:
     """Say what would become of a window: its figures, what it is blocked by, their sources."""
-    figures = f"{format_usage(window.live)} -> {format_usage(window.result)}"
     rise = f" (+{format_usage(window.rise)})" if window.rise else ""
-    yield f"raises {window.raised:,} of {counted(window.counters, 'counter')}: {figures}{rise}"
-    if window.limit is not None:
+    yield (
+        f"raises {window.raised:,} of {counted(window.counters, 'counter')}: "
+        f"{figures(window)}{rise}"
+    )
+    if window.limit is not None and not window.is_closed:
         yield limit_words(window)
     yield source_words(window, now)
     yield from window.notes
+
+
+def figures(window: WindowPreview) -> str:
+    """Write the sums before and after, as far as they are known."""
+    if window.is_unknown or (window.unreadable and window.unreadable == window.counters):
+        return "not known"
+    least = "at least " if window.unreadable else ""
+    return f"{least}{format_usage(window.live)} -> {format_usage(window.result)}"
 
 
 def limit_words(window: WindowPreview) -> str:
@@ -83,12 +108,18 @@ def limit_words(window: WindowPreview) -> str:
     limit = f"limit {format_usage(window.limit)}"
     if not window.is_enforced:
         return f"{limit}, which is only noted: nobody is blocked"
-    return f"{limit}: {window.blocked_before:,} blocked now, {window.blocked_after:,} afterwards"
+    least = "at least " if window.unreadable else ""
+    return (
+        f"{limit}: {least}{window.blocked_before:,} blocked now, "
+        f"{window.blocked_after:,} afterwards"
+    )
 
 
 def source_words(window: WindowPreview, now: datetime) -> str:
     """Say from which snapshots the figures come, and how old they are."""
     newest, oldest = window.newest_source, window.oldest_source
+    if newest is None or oldest is None:
+        return "from no snapshot"
     if newest == oldest:
         return f"from the snapshot {since(newest, now)}"
     return (
@@ -123,7 +154,11 @@ def difference_line(difference: Difference) -> str:
 def applied_headline(applied: Applied) -> str:
     """Say in a sentence what a restore has done."""
     raised = counted(applied.raised, "counter")
-    return f"Raised {raised}, wrote {counted(applied.boards, 'leaderboard')}."
+    told = f"Raised {raised}, wrote {counted(applied.boards, 'leaderboard')}."
+    if applied.absent:
+        missing = counted(len(applied.absent), "tenant")
+        told = f"{told} Nothing of {missing} is in the chosen snapshot."
+    return told
 
 
 def comparison(applied: Applied) -> str:
@@ -131,11 +166,19 @@ def comparison(applied: Applied) -> str:
     if applied.preview is None:
         return "There was no preview of just this from the last day to compare with."
     made = f"the preview of {applied.preview.at:%Y-%m-%d %H:%M:%S} UTC by {applied.preview.by}"
+    unknown = ""
+    if applied.uncompared:
+        unknown = f"{counted(len(applied.uncompared), 'tenant')} could not be compared; else: "
     if not applied.differences:
-        return f"As in {made}, entry by entry."
+        return f"{unknown}As in {made}, entry by entry."
     kinds = Counter(each.change for each in applied.differences)
-    told = "; ".join(f"{change}: {count:,}" for change, count in kinds.items())
-    return f"{counted(len(applied.differences), 'difference')} from {made}: {told}."
+    told = "; ".join(f"{change}: {kinds[change]:,}" for change in Change if change in kinds)
+    return f"{unknown}{counted(len(applied.differences), 'difference')} from {made}: {told}."
+
+
+def most_telling(differences: Iterable[Difference]) -> list[Difference]:
+    """Put those first that traffic alone does not bring about."""
+    return sorted(differences, key=lambda each: each.change is Change.LIVE)
 
 
 def end_of_incident(applied: Applied) -> str | None:
@@ -149,9 +192,12 @@ def end_of_incident(applied: Applied) -> str | None:
         )
     if remainder is None:
         return f"Incident {incident.short_id} stays open: not everything was restored."
-    left = f"{counted(remainder.counters, 'counter')} of the whole store lower than the snapshots"
-    unseen = f" {' '.join(remainder.unseen)}" if remainder.unseen else ""
-    return (
-        f"Incident {incident.short_id} stays open: {left}.{unseen} Restore every tenant from the "
-        "latest, or resolve it."
-    )
+    left = []
+    if remainder.counters:
+        lower = counted(remainder.counters, "counter")
+        left.append(f"{lower} of the whole store lower than the snapshots say.")
+    left += [*remainder.unknown(), *remainder.unseen]
+    next_step = "Restore every tenant from the latest, or resolve it."
+    if incident.given_up is None and not incident.is_held:
+        next_step = "The automatic restore goes on with the rest."
+    return f"Incident {incident.short_id} stays open: {' '.join(left)} {next_step}"

@@ -120,5 +120,5 @@ def require_one_time(store: RecoverableStore, clock: Clock) -> None:
             f"The clocks disagree: the database's says {now:%Y-%m-%d %H:%M:%S}, the usage "
             f"store's {told:%Y-%m-%d %H:%M:%S} UTC. By which one a window is still open "
             "cannot be told.",
-            "set the clocks of both servers by NTP; the restore is tried again by itself.",
+            "set the clocks of both servers by NTP.",
         )

@@ -12,7 +12,7 @@ from datetime import timedelta
 from budget_recovery_dagster.audit_ports import (
     RestoreAudits,
 )
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.admission import LONGEST_RESTORE, RESTORE_LEASE
 from budget_recovery_dagster.domain.identity import Verdict
 from budget_recovery_dagster.domain.incident import (
     MAX_ATTEMPTS,
@@ -48,12 +48,6 @@ from budget_recovery_dagster.services.losses import Losses
 from budget_recovery_dagster.services.readiness import Readiness
 from budget_recovery_dagster.services.tenant_restore import TenantRestored
 from budget_recovery_dagster.services.tenants_restored import Worker
-
-LONGEST = timedelta(hours=1)
-"""How long one try may last: a worker that hangs must not keep the store from being restored.
-
-One that is merely slow loses nothing by it: what it has raised stays raised for the next.
-"""
 
 # After these nothing can be noted any more, or what was noted is about another loss.
 _BEYOND_NOTING = (DatabaseUnreachableError, IncidentMovedError, LeaseLostError, StoreLostError)
@@ -123,7 +117,7 @@ class RecoveryService:
         """
         record = self.registry.claim(self.bucket)
         try:
-            with self.leases.hold(RESTORE_LEASE, holder, at_most=LONGEST) as lease:
+            with self.leases.hold(RESTORE_LEASE, holder, at_most=LONGEST_RESTORE) as lease:
                 recovery = self.incidents.recovery()
                 if recovery.state is not RecoveryState.RECOVERING or recovery.incident is None:
                     return NothingToDo(f"The store is {recovery.state}; no restore is due.")
@@ -155,6 +149,7 @@ class _Run:
             incidents=service.incidents,
             losses=Losses(service.incidents, service.clock),
             clock=service.clock,
+            next_step="The restore is tried again by itself.",
         )
 
     def recover(self) -> RecoveryResult:

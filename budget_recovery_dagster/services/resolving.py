@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from budget_recovery_dagster.domain.incident import Incident, Outcome
 from budget_recovery_dagster.errors import IncidentMovedError
 from budget_recovery_dagster.services.attempt import uncovered
-from budget_recovery_dagster.services.by_hand import HandTools, Order, Remainder
+from budget_recovery_dagster.services.by_hand import HandTools
 from budget_recovery_dagster.services.count_words import counted
 from budget_recovery_dagster.services.name_words import listed
+from budget_recovery_dagster.services.orders import Order
+from budget_recovery_dagster.services.remainder import Remainder
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class ResolveService:
                 order.tell(f"A further loss may go unnoticed: {refusal}")
             if work.incident is None:
                 self._require_open()
-            remainder = work.remainder()
+            remainder = work.remainder_as_left()
             seen = work.require_same()
             told = " ".join(_told(remainder, work.incident)) if work.incident else ""
             return Resolved(work.close(Outcome.ACCEPTED, told, seen), remainder)
@@ -64,6 +66,7 @@ class ResolveService:
 def _told(remainder: Remainder, incident: Incident) -> Iterator[str]:
     if remainder.counters:
         yield f"The snapshots say more than {counted(remainder.counters, 'counter')}: left so."
+    yield from remainder.unknown()
     if remainder.unseen:
         yield f"Not everything could be seen: {listed(remainder.unseen)}"
     yield uncovered(incident)

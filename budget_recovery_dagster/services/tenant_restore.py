@@ -167,7 +167,7 @@ def _partial(after: TenantReading) -> BudgetRecoveryError | None:
         return None
     return AttemptFailedError(
         f"Fewer counters of tenant {after.tenant!r} could be read back than the store announces.",
-        "see whether keys are purged from the gateway's bucket; the restore is tried again.",
+        "see whether keys are purged from the gateway's bucket.",
     )
 
 

@@ -10,6 +10,7 @@ from budget_recovery_dagster.audit_ports import (
     AuditTrail,
     RestoreAudits,
 )
+from budget_recovery_dagster.domain.plan import Action
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     DatabaseUnreachableError,
@@ -42,6 +43,19 @@ class Worker:
     holder: str
     lease: Lease
     tell: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The windows with counters below their point, and how many live counters are unreadable."""
+
+    entries: tuple[AuditEntry, ...]
+    unreadable: int
+
+    @property
+    def counters(self) -> int:
+        """How many counters are below their point."""
+        return sum(entry.planned for entry in self.entries)
 
 
 class PointsOfTenants(Protocol):
@@ -122,8 +136,8 @@ class TenantRestores:
             self.require_answer(restored.failure)
         return restored
 
-    def left_of(self, tenant: str) -> tuple[AuditEntry, ...]:
-        """Tell which windows of a tenant have counters below its point, writing nothing.
+    def left_of(self, tenant: str) -> Left:
+        """Tell what of a tenant is not at its point, writing nothing.
 
         Raises:
             BudgetRecoveryError: they could not be seen.
@@ -132,9 +146,11 @@ class TenantRestores:
         now = self.clock.now()
         point = self.points.point_of(tenant, now)
         if point is None:
-            return ()
+            return Left((), 0)
         self._note_current(point, now)
-        return left_entries(point, plan_tenant(point, self.store.open_tenant(tenant).reading, now))
+        plan = plan_tenant(point, self.store.open_tenant(tenant).reading, now)
+        unreadable = sum(1 for _ in plan.that(Action.SKIP_UNREADABLE))
+        return Left(left_entries(point, plan), unreadable)
 
     def keep(self, entries: tuple[AuditEntry, ...]) -> None:
         """Keep in the audits what is left.

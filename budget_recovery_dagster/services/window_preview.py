@@ -48,9 +48,11 @@ class WindowPreview:
 
     ``live``, ``recorded`` and ``result`` are sums of those counters that are in the snapshots;
     ``raised``, ``kept`` and ``skipped`` count them, ``made_anew`` those of the raised that the
-    store does not have. ``newest_source`` and ``oldest_source`` are of the snapshots that the
-    figures come from. ``limit`` is None where none is known; then nothing is known of
-    ``blocked_before`` and ``blocked_after`` either, the numbers of entities at their limit.
+    store does not have, and ``unreadable`` those whose live usage nobody knows, so that ``live``
+    and ``result`` are no less than told. ``newest_source`` and ``oldest_source`` are of the
+    snapshots that the figures come from, None where nothing is known. ``limit`` is None where none
+    is known; then nothing is known of ``blocked_before`` and ``blocked_after`` either, the numbers
+    of entities at their limit.
     """
 
     tenant: str
@@ -60,21 +62,33 @@ class WindowPreview:
     kept: int
     skipped: int
     made_anew: int
+    unreadable: int
+    is_closed: bool
     live: Decimal
     recorded: Decimal
     result: Decimal
-    newest_source: datetime
-    oldest_source: datetime
+    newest_source: datetime | None
+    oldest_source: datetime | None
     limit: Decimal | None
     is_enforced: bool
     blocked_before: int
     blocked_after: int
+    is_truncated: bool
+    is_partial: bool
+    omitted: tuple[OmittedCounter, ...]
+    omitted_count: int
+    corrupt: tuple[datetime, ...]
     notes: tuple[str, ...]
 
     @property
     def rise(self) -> Decimal:
         """By how much the sum rises."""
         return self.result - self.live
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nobody knows what was used in it: every record is damaged."""
+        return bool(self.corrupt) and not self.counters
 
 
 def preview_window(
@@ -88,7 +102,8 @@ def preview_window(
     told = [_entry(tenant, point, entry, definition) for entry in entries]
     actions = Counter(entry.action for entry in told)
     to_raise, kept = actions[Action.RAISE], actions[Action.KEEP]
-    sources = [entry.source for entry in told] or [point.newest_at]
+    sources = [entry.source for entry in told]
+    open_ones = [entry for entry in told if entry.action is not Action.SKIP_CLOSED]
     sums = WindowPreview(
         tenant=tenant,
         of=point.of,
@@ -97,15 +112,22 @@ def preview_window(
         kept=kept,
         skipped=len(told) - to_raise - kept,
         made_anew=sum(_is_made_anew(entry) for entry in told),
+        unreadable=actions[Action.SKIP_UNREADABLE],
+        is_closed=bool(told) and not open_ones,
         live=exact_sum(entry.live for entry in told if entry.live is not None),
         recorded=exact_sum(entry.recorded for entry in told),
         result=exact_sum(entry.result for entry in told if entry.result is not None),
-        newest_source=max(sources),
-        oldest_source=min(sources),
+        newest_source=max(sources, default=None),
+        oldest_source=min(sources, default=None),
         limit=definition.limit if definition else None,
         is_enforced=definition is not None and definition.enforcement is Enforcement.ENFORCE,
-        blocked_before=sum(_is_blocked(definition, entry.live) for entry in told),
+        blocked_before=sum(_is_blocked(definition, entry.live) for entry in open_ones),
         blocked_after=sum(bool(entry.blocks) for entry in told),
+        is_truncated=point.is_truncated,
+        is_partial=point.is_partial,
+        omitted=point.omitted,
+        omitted_count=point.omitted_count,
+        corrupt=point.corrupt,
         notes=tuple(_notes(point, told, unreadable)),
     )
     return sums, told
@@ -124,7 +146,7 @@ def _entry(
         action=entry.action,
         source=point.sources.get(entry.entity, point.newest_at),
         blocks=None
-        if definition is None or entry.action is Action.SKIP_CLOSED
+        if definition is None or entry.action in (Action.SKIP_CLOSED, Action.SKIP_UNREADABLE)
         else _is_blocked(definition, entry.result),
     )
 

@@ -8,9 +8,9 @@ import dagster as dg
 
 from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.services.by_hand import Order
 from budget_recovery_dagster.services.chosen_points import RestoreRequest
 from budget_recovery_dagster.services.manual_restore import Applied, ManualRestoreService
+from budget_recovery_dagster.services.orders import Order
 from budget_recovery_dagster.services.preview import Preview
 from tests.integration.timeless_store import opened_store
 

@@ -114,7 +114,6 @@ def test_a_place_for_tables_that_cannot_be_used_is_named(
         (None, "postgresql://me@localhost/dagster", "wrong", "the driver psycopg, on which"),
         (None, "postgresql+nothing://me@localhost/d", "wrong", "postgresql+nothing"),
         (None, "not a url", "wrong", "names no URL"),
-        (None, f"postgresql+psycopg2://me:s3cret@127.0.0.1:{unused_port()}/d", "wrong", "refused"),
         ("storage: {custom: {module: m}}", "", "advice", "'custom'"),
         ("{", "", "wrong", "it is no YAML"),
     ],
@@ -127,6 +126,14 @@ def test_the_storage_of_dagster_is_looked_at(
     assert said in told[STORAGE]["found"]
     assert "s3cret" not in str(told)
     assert told.wrong <= {STORAGE}
+
+
+def test_a_storage_of_dagster_that_is_down_is_named(configured: Bucket, tmp_path: Path) -> None:
+    url = f"postgresql+psycopg2://me:s3cret@127.0.0.1:{unused_port()}/d"
+    told = doctor(**dagster_home(tmp_path / "home", url, content=None))
+    assert told.wrong == {STORAGE}
+    assert "refused" in told[STORAGE]["found"]
+    assert "s3cret" not in str(told)
 
 
 def test_the_parts_of_a_url_may_be_given_one_by_one(

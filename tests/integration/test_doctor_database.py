@@ -81,7 +81,7 @@ def test_rights_that_the_role_lacks_are_named(
     assert told.wrong == {("database", "rights")}
     said = told["database", "rights"]["found"]
     assert said.startswith(
-        "The role doctor_reader lacks insert, update, delete on budget_content; select on"
+        "The role doctor_reader lacks insert, delete on budget_content; select on budget_entry;"
     )
     assert "doctor_reader" in told["database", "rights"]["to_do"]
 

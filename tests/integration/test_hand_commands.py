@@ -46,6 +46,10 @@ def page(*arguments: str, code: int = 0) -> list[str]:
     return lines
 
 
+def left(counters: int) -> dict[str, Any]:
+    return {"counters": counters, "unreadable": 0, "windows_unknown": 0, "unseen": []}
+
+
 def state(house: House) -> RecoveryState:
     return house.plane.incidents.recovery().state
 
@@ -89,7 +93,7 @@ def test_restore_of_one_budget_then_of_all_ends_the_incident(lost: House) -> Non
     told = answer("restore", *budget, "--reason", "cards first", "--yes")
     assert (told["raised"], told["differences"]) == (1, [])
     assert told["incident"]["is_closed"] is False
-    assert told["left"] == {"counters": 3, "unseen": []}
+    assert told["left"] == left(3)
     assert state(lost) is RecoveryState.RECOVERING
     lines = page("restore", "--reason", "all of it", "--yes")
     assert lines[0] == "DONE Raised 3 counters, wrote 2 leaderboards."
@@ -103,6 +107,8 @@ def test_without_a_terminal_and_without_yes_nothing_is_restored(lost: House) -> 
     result = run("restore", "--reason", "why not")
     assert result.exit_code == 2
     assert "it was not confirmed, and there is no terminal to ask at" in result.stderr
+    assert run("resolve", "--reason", "why not").exit_code == 2
+    assert state(lost) is RecoveryState.RECOVERING
     assert all_stored(lost.bucket) == before
     result = run("restore", "--reason", "why not", "--json")
     assert result.exit_code == 2
@@ -122,7 +128,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_restored(lost: House) -> 
         (("preview", "--snapshot", "noon"), "neither latest nor a moment", "latest, 20"),
         (("snapshots", "--tenant", "x"), "The tenant is 'x'", "acme"),
         (("restore", "--yes", "--reason", " "), "No reason is given.", "say why"),
-        (("resolve", "--reason", ""), "No reason is given.", "say why"),
+        (("resolve", "--yes", "--reason", ""), "No reason is given.", "say why"),
     ],
 )
 def test_what_is_wrong_is_refused_with_the_choices(
@@ -140,20 +146,33 @@ def test_what_is_wrong_is_refused_with_the_choices(
 def test_while_somebody_restores_one_is_told_who(lost: House) -> None:
     # By the real time, as the commands have it.
     with lost.plane.leases.hold(RESTORE_LEASE, "bob@night"):
-        for command in (("restore", "--yes"), ("resolve",)):
+        for command in (("restore", "--yes"), ("resolve", "--yes")):
             result = run(*command, "--reason", "now")
             assert result.exit_code == 2
             assert "restore is at work already: bob@night, since 20" in result.stderr
 
 
 def test_resolve_accepts_the_store_as_it_is(lost: House) -> None:
-    told = answer("resolve", "--reason", "emptied on purpose")
+    told = answer("resolve", "--reason", "emptied on purpose", "--yes")
     assert told["outcome"] == "accepted by hand"
-    assert told["left"] == {"counters": 4, "unseen": []}
+    assert told["left"] == left(4)
     assert state(lost) is RecoveryState.HEALTHY
-    result = run("resolve", "--reason", "again")
+    result = run("resolve", "--reason", "again", "--yes")
     assert result.exit_code == 1
     assert "The store is HEALTHY, and no incident is open." in result.stderr
+
+
+def test_hold_and_release_say_who_holds(lost: House) -> None:
+    held = answer("hold", "--reason", "wait for the disk")
+    assert held["is_held"] is True
+    assert held["held"]["reason"] == "wait for the disk"
+    released = answer("release")
+    assert (released["is_held"], released["incident_id"]) == (False, held["incident_id"])
+    assert released["released_at"] is not None
+    answer("resolve", "--reason", "all is well", "--yes")
+    for command in (("hold", "--reason", "again"), ("release",)):
+        error = answer(*command, code=1)["error"]
+        assert error["message"] == "The store is HEALTHY: no restore is under way."
 
 
 def test_names_that_would_steer_a_terminal_are_shown_harmless(house: House) -> None:
@@ -166,12 +185,20 @@ def test_names_that_would_steer_a_terminal_are_shown_harmless(house: House) -> N
     assert r"'\x1b[31mred\nnew'" in output
 
 
+def test_names_among_the_choices_are_shown_harmless(house: House) -> None:
+    house.bucket.spend("\x1b[2Jacme", "users", LIFETIME, {"alice": "3"})
+    house.capture()
+    refused = run("preview", "--tenant", "x")
+    assert "\x1b" not in refused.stderr
+    assert r"\x1b[2Jacme" in refused.stderr
+
+
 def test_without_settings_or_a_running_dev_it_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     for name in ("NATS_URL", "POSTGRES_URL"):
         monkeypatch.delenv(f"BUDGET_RECOVERY_{name}", raising=False)
-    for command in (["preview"], ["snapshots"], ["resolve", "--reason", "x"]):
+    for command in (["preview"], ["snapshots"], ["resolve", "--reason", "x", "--yes"]):
         result = run(*command, "--data-dir", str(tmp_path))
         assert result.exit_code == 2
         assert f"No budget-recovery dev runs on {tmp_path}." in result.stderr

@@ -21,6 +21,7 @@ from anyio.from_thread import start_blocking_portal
 from click.testing import CliRunner
 from psycopg import errors
 
+from budget_recovery_dagster.adapters.postgres_examination import open_examination
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain.identity import Verdict
 from budget_recovery_dagster.domain.incident import RecoveryState
@@ -308,6 +309,8 @@ def refused_publishes(url: str, subjects: list[str]) -> set[str]:
         client = await nats.connect(url, error_cb=on_error, inbox_prefix="_INBOX_budget_recovery")
         for subject in subjects:
             await client.publish(subject, b"")
+        # The driver's first ping goes before what it still keeps back.
+        await client.flush()
         await client.flush()
         await client.close()
 
@@ -459,6 +462,7 @@ def test_the_runtime_role_does_everything_and_may_do_nothing_that_it_does_not(
     with opened_house(configured, url) as house:
         live_long(house, datetime.now(UTC))
         assert run("status").startswith("HEALTHY")
+        assert doctor().names("wrong") == set()
         run("record-reset", "--tenant", "acme", "--budget", "team", "--reason", "a test")
         assert json.loads(run("snapshots", "--json"))["snapshots"]
 
@@ -474,11 +478,35 @@ def test_the_runtime_role_does_everything_and_may_do_nothing_that_it_does_not(
         assert usages(configured, "acme", "team", LIFETIME) == {"alice": "5", "bob": "3"}
         house.lose()
         house.find_loss()
-        run("resolve", "--reason", "a test")
+        run("resolve", "--reason", "a test", "--yes")
     may = granted(documented)
     # A session tells of what it did when it ends, which nobody waits for.
     wait_until(lambda: may <= writes(documented), seconds=5)
     assert writes(documented) - may == BY_THE_OWNER
+
+
+def test_doctor_misses_each_right_that_is_taken_away(
+    documented: Documented, configured: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(POSTGRES_URL, documented.url("recovery_runtime"))
+    runtime = documented.named("recovery_runtime")
+    rights = sorted(granted(documented))
+    with psycopg.connect(documented.url("recovery_owner"), autocommit=True) as owner:
+        try:
+            for table, _ in rights:
+                owner.execute(f"revoke all on {TABLES}.{table} from {runtime}".encode())
+                owner.execute(f"grant select on {TABLES}.{table} to {runtime}".encode())
+            with open_examination(documented.url("recovery_runtime")) as examination:
+                missing = examination.missing_rights()
+        finally:
+            documented.execute(GRANTS, documented.url("recovery_owner"))
+    told = {
+        (table, right.upper())
+        for each in missing
+        for kinds, table in [each.split(" on ")]
+        for right in kinds.split(", ")
+    }
+    assert told == set(rights)
 
 
 TABLES = "budget_recovery"

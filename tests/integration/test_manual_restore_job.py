@@ -62,11 +62,11 @@ def test_a_preview_shows_what_would_be_done_and_writes_nothing(
     assert metadata["choice"] == "every tenant, from the latest"
     assert metadata["counters_to_raise"] == 3
     windows = {row["tenant"]: row for row in metadata["windows"]}
-    assert (windows["acme"]["live"], windows["acme"]["result"]) == ("0", "110")
+    assert windows["acme"]["usage"] == "0 -> 110"
     assert windows["acme"]["rise"] == "110"
     assert (windows["acme"]["limit"], windows["acme"]["blocked"]) == ("not known", "not known")
     assert windows["acme"]["raised"] == "2 of 2"
-    notes = {row["tenant"]: row["note"] for row in metadata["window_notes"]}
+    notes = {row["tenant"]: row["note"] for row in metadata["notes"]}
     assert "only the usage comes back" in notes["acme"]
     (choice,) = metadata["snapshots_to_choose"]
     assert choice["snapshot"].replace("T", " ").startswith(windows["acme"]["from_snapshot"])
@@ -133,8 +133,8 @@ def test_what_moved_since_the_preview_is_shown(lost: Bucket, instance: dg.Dagste
         }
     ]
     assert metadata["incident"].endswith(
-        "stays open: 1 counter of the whole store lower than the snapshots. Restore every tenant "
-        "from the latest, or resolve it."
+        "stays open: 1 counter of the whole store lower than the snapshots say. The automatic "
+        "restore goes on with the rest."
     )
 
 

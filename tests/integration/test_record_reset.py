@@ -163,6 +163,7 @@ def test_the_command_tells_programs_the_same(captured: Bucket) -> None:
         "reason": "pardoned",
         "left_out_of": [LIFETIME],
         "restore_is_under_way": False,
+        "error": None,
     }
     everyone = json.loads(command("--json").output)
     assert (everyone["everyone"], everyone["entity"]) == (True, None)

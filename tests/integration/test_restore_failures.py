@@ -221,7 +221,7 @@ def test_accepting_the_store_as_it_is_as_the_runbook_tells(
     fail(captured, instance)
     make_room(captured)
 
-    run_as_told("resolve")
+    run_as_told("resolve", "--yes")
 
     assert "unchanged" in skipped(check(instance))
     assert state(database) == "HEALTHY"

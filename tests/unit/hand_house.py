@@ -8,9 +8,10 @@ from budget_recovery_dagster.adapters.memory.budget_definitions import MemoryBud
 from budget_recovery_dagster.adapters.memory.previews import MemoryPreviews
 from budget_recovery_dagster.adapters.memory.snapshot_list import MemorySnapshotList
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS
-from budget_recovery_dagster.services.by_hand import HandTools, Order
+from budget_recovery_dagster.services.by_hand import HandTools
 from budget_recovery_dagster.services.chosen_points import Choosing, RestoreRequest
 from budget_recovery_dagster.services.manual_restore import Applied, ManualRestoreService
+from budget_recovery_dagster.services.orders import Order
 from budget_recovery_dagster.services.preview import Preview, PreviewService
 from budget_recovery_dagster.services.resolving import Resolved, ResolveService
 from tests.unit.recovery_house import RecoveryHouse
@@ -30,6 +31,7 @@ class HandHouse(RecoveryHouse):
         self.previewing = PreviewService(
             open_store=lambda: nullcontext(self.store),
             registry=self.registry,
+            snapshots=self.snapshots,
             incidents=self.incidents,
             choosing=self.choosing,
             definitions=self.budgets,

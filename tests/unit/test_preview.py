@@ -7,6 +7,7 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
+from budget_recovery_dagster.domain.convergence import ClusterView
 from budget_recovery_dagster.domain.counters import format_usage
 from budget_recovery_dagster.domain.identity import StoreIdentity
 from budget_recovery_dagster.domain.incident import RecoveryState
@@ -20,7 +21,13 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.services.chosen_points import RestoreRequest
 from budget_recovery_dagster.services.preview import Preview
-from tests.unit.capture_house import NOW, REBORN
+from budget_recovery_dagster.services.preview_words import figures as figures_in
+from budget_recovery_dagster.services.preview_words import (
+    headline,
+    limit_words,
+    window_lines,
+)
+from tests.unit.capture_house import LIFETIME, NOW, REBORN
 from tests.unit.hand_house import HandHouse, captured_hand_house
 
 OF_A = RestoreRequest(tenant="a")
@@ -219,3 +226,60 @@ def test_a_chosen_budget_is_the_only_one_told(house: HandHouse) -> None:
     with pytest.raises(ChoiceError, match="The budget is 'card'") as refusal:
         house.preview(RestoreRequest(tenant="a", budget="card"))
     assert refusal.value.hint == "choose the budget from: cards, spend."
+
+
+# Unknown is never zero
+
+
+def test_what_nobody_knows_is_not_said_to_be_there(house: HandHouse) -> None:
+    for tenant, at in list(house.plane.snapshots):
+        house.points.corrupt(tenant, at, LIFETIME)
+    preview = house.preview()
+    assert headline(preview) == (
+        "Nothing would be raised. Nothing is known of 2 windows: no record is as captured."
+    )
+    assert list(window_lines(preview.windows[0], preview.at))[:2] == [
+        "raises 0 of 0 counters: not known",
+        "from no snapshot",
+    ]
+
+
+def test_an_unreadable_live_counter_is_no_zero(house: HandHouse) -> None:
+    limit = BudgetDefinition(
+        "b", "spend", Period.LIFETIME, Decimal(3), SplitBy.USER, Enforcement.ENFORCE
+    )
+    house.budgets.define([limit])
+    house.store.put("usage.b.spend.lifetime.=", b"rubbish")
+    preview = house.preview(RestoreRequest(tenant="b"))
+    assert headline(preview) == "Nothing would be raised. Left as unreadable: 1 live counter."
+    (window,) = preview.windows
+    assert figures_in(window) == "not known"
+    assert limit_words(window) == "limit 3: at least 0 blocked now, 0 afterwards"
+    assert preview.tenants[0].entries[0].blocks is None
+
+
+def test_a_closed_window_frees_nobody() -> None:
+    house = captured_hand_house()
+    house.budgets.define(
+        [BudgetDefinition("a", "spend", Period.DAY, Decimal(5), SplitBy.USER, Enforcement.ENFORCE)]
+    )
+    house.store.put_usage("a", "spend", "2026-11-25", None, "7")
+    house.capture()
+    house.clock.set(datetime(2026, 11, 26, 0, 0, 30, tzinfo=UTC))
+    day, _ = house.preview(OF_A).windows
+    assert (day.is_closed, day.blocked_before, day.blocked_after) == (True, 0, 0)
+    assert not any("limit" in line for line in window_lines(day, NOW))
+
+
+def test_why_it_could_not_be_applied_is_warned_about() -> None:
+    house = captured_hand_house()
+    assert house.preview().warnings == ()
+    house.store.recreate(REBORN)
+    (warning,) = house.preview().warnings
+    assert warning.startswith("Nothing can be applied now. The store was recreated;")
+    house.check()
+    assert house.preview().warnings == ()
+    house.store.cluster = lambda seen_at: ClusterView(seen_at, "c", None, None, 3, ())
+    assert house.preview().warnings == (
+        "To apply would wait for the store: the stream has no leader.",
+    )

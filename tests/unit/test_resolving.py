@@ -107,3 +107,26 @@ def test_a_store_that_takes_no_marker_can_be_accepted(
     house.resolve()
     assert house.state is RecoveryState.HEALTHY
     assert any("A further loss may go unnoticed: No marker here." in said for said in house.said)
+
+
+def test_what_a_dead_worker_only_began_is_not_said_to_be_raised() -> None:
+    house = captured_hand_house()
+    house.wipe()
+
+    class KilledError(BaseException):
+        pass
+
+    def die(key: str) -> None:
+        if key.startswith("usage."):
+            raise KilledError
+
+    house.store.before_write = die
+    with pytest.raises(KilledError):
+        house.recover()
+    house.store.before_write = None
+    resolved = house.resolve("emptied on purpose")
+    assert (house.usage("a"), house.usage("b")) == (None, None)
+    ended = resolved.incident.ended
+    assert ended is not None
+    assert ended.restored.counters == 0
+    assert "Raised 0 counters in 0 windows of 0 tenants." in ended.detail

@@ -119,9 +119,7 @@ def test_an_unknown_tenant_or_budget_is_refused_with_the_choices() -> None:
 
 def test_a_choice_says_what_it_is() -> None:
     assert str(RestoreChoice()) == "every tenant, from the latest"
-    assert RestoreChoice().is_everything
     choice = RestoreChoice("acme", "team", OLD, despite_resets=True)
-    assert not choice.is_everything
     assert str(choice) == (
         "budget 'team' of tenant 'acme', from the snapshot of 2026-11-28T03:00:04.120000Z, also "
         "what was reset"

@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 from budget_recovery_dagster.adapters.memory.control_plane import ManualClock
 from budget_recovery_dagster.domain.plan import PlannedEntry
 from budget_recovery_dagster.domain.restore_choice import RestoreChoice
-from budget_recovery_dagster.preview_ports import PREVIEWS_KEPT_FOR, KeptPreview
+from budget_recovery_dagster.preview_ports import (
+    OUTDATED_KEPT_FOR,
+    PREVIEWS_KEPT_FOR,
+    KeptPreview,
+)
 
 
 @dataclass(slots=True)
@@ -30,11 +34,26 @@ class MemoryPreviews:
 
     def add(self, preview_id: str, tenant: str, entries: Sequence[PlannedEntry]) -> None:
         """Keep what is planned for a tenant."""
-        self._kept[preview_id].entries[tenant] = tuple(entries)
+        if entries:
+            self._kept[preview_id].entries[tenant] = tuple(entries)
 
     def complete(self, preview_id: str) -> None:
         """Say that all tenants of a preview are kept; until then it counts for nothing."""
-        self._kept[preview_id].is_complete = True
+        completed = self._kept[preview_id]
+        completed.is_complete = True
+        oldest = self._clock.now() - OUTDATED_KEPT_FOR
+        self._kept = {
+            each.preview.preview_id: each
+            for each in self._kept.values()
+            if each is completed
+            or each.preview.at >= oldest
+            or each.preview.choice != completed.preview.choice
+        }
+
+    def get(self, preview_id: str) -> KeptPreview | None:
+        """Return a complete preview; None: there is none of this id, or not any more."""
+        found = [each.preview for each in self._not_too_old() if each.is_complete]
+        return next((each for each in found if each.preview_id == preview_id), None)
 
     def newest(self, choice: RestoreChoice) -> KeptPreview | None:
         """Return the newest complete preview of just this choice; None: there is none any more."""
@@ -45,6 +64,11 @@ class MemoryPreviews:
             if each.is_complete and each.preview.choice == choice
         ]
         return max(found, key=lambda preview: preview.at, default=None)
+
+    def tenants_of(self, preview_id: str) -> frozenset[str]:
+        """Return the tenants of whom something was planned."""
+        kept = self._kept.get(preview_id)
+        return frozenset() if kept is None else frozenset(kept.entries)
 
     def entries_of(self, preview_id: str, tenant: str) -> tuple[PlannedEntry, ...]:
         """Return what was planned for a tenant, by budget, window and entity."""
