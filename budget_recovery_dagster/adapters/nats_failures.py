@@ -75,7 +75,7 @@ def denied(what: str) -> StorePermissionError:
     """Say what it is that the user may not do."""
     return StorePermissionError(
         f"The NATS user may not {what}.",
-        "grant it to the NATS user; the README lists the permissions that are needed.",
+        "grant it to the NATS user; docs/operations.md lists those that are needed.",
     )
 
 

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from tests.documentation import block
 from tests.nats_servers import PASSWORD, Bucket, users, with_user
 
 _BUCKET = "budget-usage"
 _USER = "recovery"
 
 
-def readme_permissions() -> list[str]:
-    """Return what the README says that the user must be allowed to publish."""
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(
-        r"```\npublish:(.*?)subscribe: +_INBOX_budget_recovery.>\n```", text, re.DOTALL
-    )
-    return str(block).split()
+def documented_permissions() -> list[str]:
+    """Return what the docs say that the user must be allowed to publish."""
+    users = block("docs/operations.md", "conf", "authorization")
+    allowed = re.search(r"user: budget_recovery,.*?allow: \[(.*?)\]", users, re.DOTALL)
+    assert allowed is not None
+    return re.findall(r'"(.*?)"', allowed[1])
 
 
 @contextmanager

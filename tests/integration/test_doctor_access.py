@@ -9,7 +9,7 @@ import pytest
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_credentials import Operator
 from tests.free_ports import unused_port
-from tests.integration.confined_user import readme_permissions
+from tests.integration.confined_user import documented_permissions
 from tests.integration.doctor_command import (
     CONNECTION,
     NATS_URL,
@@ -21,7 +21,7 @@ from tests.integration.doctor_command import (
 from tests.nats_servers import PASSWORD, Bucket, users, with_user
 
 BUCKET = "budget-usage"
-PERMISSIONS = readme_permissions()
+PERMISSIONS = documented_permissions()
 ASK = f"$JS.API.STREAM.INFO.KV_{BUCKET}"
 # Without any of these no reading can be tried.
 FOR_READING = (ASK, ".usage.>", "MSG.NEXT", "CONSUMER.DELETE")

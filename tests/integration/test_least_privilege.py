@@ -33,7 +33,7 @@ from budget_recovery_dagster.services.chosen_points import RestoreRequest
 from budget_recovery_dagster.services.recovery import Recovered
 from tests.boards import board_key
 from tests.documentation import block, blocks, code, rows
-from tests.integration.confined_user import readme_permissions
+from tests.integration.confined_user import documented_permissions
 from tests.integration.doctor_command import doctor
 from tests.integration.hand_runs import Hand
 from tests.integration.recovery_house import House, opened_house
@@ -68,13 +68,12 @@ def allowed(name: str, what: str) -> list[str]:
     return re.findall(r'"([^"]+)"', listed)
 
 
-FULL = allowed("budget_recovery", "publish")
+FULL = documented_permissions()
 CAPTURING = allowed("budget_recovery_capture", "publish")
 FAILING = {code(subject): cells for subject, _, *cells in rows(PAGE, "publish to", "for")}
 
 
 def test_every_form_lists_the_same_subjects() -> None:
-    assert readme_permissions() == FULL
     assert list(FAILING) == FULL
     nsc = block(PAGE, "sh", "nsc add user")
     assert re.findall(r"--allow-pub '(.+)'", nsc) == FULL

@@ -16,7 +16,7 @@ from budget_recovery_dagster.ops.restore import restore
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.settings import load_settings
 from tests.contract.nats_credentials import Operator
-from tests.integration.confined_user import readme_permissions
+from tests.integration.confined_user import documented_permissions
 from tests.integration.locked_postgres import locked_database
 from tests.integration.recovery_runs import check, incidents, outcome, requested, run_restore
 from tests.integration.snapshot_job import failure_text, run_job
@@ -35,7 +35,7 @@ def guarded(server_dir: Path) -> Iterator[NatsServer]:
     """A server with a user who may do all that is needed, and others who lack one permission."""
 
     def user(name: str, denied: str = "") -> dict[str, object]:
-        publish = [each for each in readme_permissions() if each != denied]
+        publish = [each for each in documented_permissions() if each != denied]
         permissions = {"publish": publish, "subscribe": ["_INBOX_budget_recovery.>"]}
         return {"user": name, "password": PASSWORD, "permissions": permissions}
 

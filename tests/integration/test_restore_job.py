@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.domain.moments import Hour
-from tests.integration.confined_user import confined, readme_permissions
+from tests.integration.confined_user import confined, documented_permissions
 from tests.integration.recovery_runs import (
     check,
     incidents,
@@ -99,7 +99,7 @@ def test_the_permissions_that_the_readme_lists_are_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place = server_dir / f"confined {uuid4().hex}"
-    with confined(readme_permissions(), place, database_url, monkeypatch) as bucket:
+    with confined(documented_permissions(), place, database_url, monkeypatch) as bucket:
         bucket.spend("acme", "total", LIFETIME, {None: "80"})
         assert run_job(instance, current_hour).success
         assert verdict(check(instance)) in ("unchanged", "advanced")

@@ -37,12 +37,3 @@ def test_each_range_is_the_one_with_which_a_wrong_value_is_refused() -> None:
         # Of a range of numbers both ends are told.
         if numbers := re.findall(r"\d+", info.description):
             assert re.findall(r"\d+", bounds) == numbers
-
-
-def test_the_readme_lists_the_same_settings_with_the_same_defaults() -> None:
-    text = (PROJECT / "README.md").read_text(encoding="utf-8")
-    listed = dict(re.findall(rf"^\| `({PREFIX}\w+)` \| (.*?) \|", text, re.MULTILINE))
-    assert listed.keys() >= TOLD.keys()
-    for name, (default, _) in TOLD.items():
-        if default.startswith("`") and " " not in default:
-            assert listed[name] == default
