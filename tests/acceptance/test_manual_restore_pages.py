@@ -121,7 +121,7 @@ def test_from_failed_to_healthy_and_the_next_snapshot(there: GivenUp, page: Page
     expect(page.locator("pre")).to_contain_text(
         "acme, total lifetime, 'alice'\n  [########++++++++++++++++] 10 -> 30, would be blocked\n"
     )
-    window = row(page, "acme", "total lifetime", "10", "122.5", "112.5", "25", "0 -> 2", "3 of 3")
+    window = row(page, "acme", "total lifetime", "10 -> 122.5", "112.5", "25", "0 -> 2", "3 of 3")
     expect(window).to_be_visible()
     assert there.usage_of_alice == "10"
 

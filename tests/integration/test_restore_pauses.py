@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -94,15 +95,16 @@ def recovering(house: House) -> House:
 
 
 def test_the_schedule_skips_with_the_reason_until_the_store_is_healthy(
-    recovering: House, instance: dg.DagsterInstance, current_hour: Hour
+    recovering: House, current_hour: Hour, tmp_path: Path
 ) -> None:
     def tick() -> dg.RunRequest | dg.SkipReason:
-        context = dg.build_schedule_context(
-            instance=instance,
-            scheduled_execution_time=current_hour.start,
-            resources=defs.resources,
-        )
-        answer = hourly_snapshot_schedule(context)
+        with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+            context = dg.build_schedule_context(
+                instance=instance,
+                scheduled_execution_time=current_hour.start,
+                resources=defs.resources,
+            )
+            answer = hourly_snapshot_schedule(context)
         assert isinstance(answer, dg.RunRequest | dg.SkipReason)
         return answer
 

@@ -1,0 +1,307 @@
+"""The PostgreSQL roles of docs/operations.md: they are enough, and no more.
+
+What is run here are the very blocks of that page.
+"""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+from psycopg import errors
+
+from budget_recovery_dagster.adapters.postgres_examination import open_examination
+from budget_recovery_dagster.cli.main import main
+from budget_recovery_dagster.sandbox.postgres_binaries import find_binaries
+from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.services.chosen_points import RestoreRequest
+from tests.documentation import block, blocks
+from tests.integration.commands import run
+from tests.integration.doctor_command import doctor
+from tests.integration.hand_runs import Hand
+from tests.integration.recovery_house import House, opened_house
+from tests.integration.recovery_runs import usages
+from tests.nats_servers import Bucket
+from tests.waiting import wait_until
+
+PAGE = "docs/operations.md"
+BUCKET = "budget-usage"
+LIFETIME = "lifetime"
+NATS_URL, POSTGRES_URL = "BUDGET_RECOVERY_NATS_URL", "BUDGET_RECOVERY_POSTGRES_URL"
+
+
+ROLES, GRANTS, READER = blocks(PAGE, "sql")
+_NAMES = re.compile(r"\brecovery_(?:owner|runtime|dagster|control|reader)\b")
+
+
+@dataclass(frozen=True)
+class Documented:
+    """The roles and databases of the page, made under names of this test's own."""
+
+    server: PostgresServer
+    suffix: str
+
+    def named(self, text: str) -> str:
+        return _NAMES.sub(lambda name: f"{name[0]}_{self.suffix}", text)
+
+    def url(self, role: str, database: str = "recovery_control") -> str:
+        return self.server.url(self.named(database)).replace("postgres@", f"{self.named(role)}:x@")
+
+    def execute(self, script: str, url: str) -> None:
+        """Run a block of the page, statement by statement, as psql does."""
+        statements = re.sub(r"--.*", "", self.named(script)).split(";")
+        with psycopg.connect(url, autocommit=True) as connection:
+            for statement in filter(str.strip, statements):
+                connection.execute(statement.encode())
+
+    def migrate(self) -> None:
+        """Migrate as the owner, and grant."""
+        ended = CliRunner().invoke(
+            main, ["migrate"], env={POSTGRES_URL: self.url("recovery_owner")}
+        )
+        assert ended.exit_code == 0, ended.output
+        self.execute(GRANTS, self.url("recovery_owner"))
+
+
+@contextmanager
+def documented_roles(server: PostgresServer) -> Iterator[Documented]:
+    documented = Documented(server, uuid4().hex[:8])
+    try:
+        documented.execute(ROLES, server.url())
+        yield documented
+    finally:
+        documented.execute(
+            "drop database if exists recovery_control with (force);"
+            "drop database if exists recovery_dagster with (force);"
+            "drop role if exists recovery_owner; drop role if exists recovery_runtime;"
+            "drop role if exists recovery_dagster; drop role if exists recovery_reader",
+            server.url(),
+        )
+
+
+@pytest.fixture(scope="module")
+def documented(postgres_server: PostgresServer) -> Iterator[Documented]:
+    with documented_roles(postgres_server) as documented:
+        documented.migrate()
+        yield documented
+
+
+def writes(documented: Documented) -> set[tuple[str, str]]:
+    """Return what was done to which table since it was made, by the server's own account."""
+    url = documented.server.url(documented.named("recovery_control"))
+    with psycopg.connect(url, autocommit=True) as connection:
+        counts = connection.execute(
+            "select relname, n_tup_ins > 0, n_tup_upd > 0, n_tup_del > 0 from pg_stat_user_tables"
+            " where schemaname = 'budget_recovery'"
+        ).fetchall()
+    return {
+        (table, kind)
+        for table, *did in counts
+        for kind, done in zip(("INSERT", "UPDATE", "DELETE"), did, strict=True)
+        if done
+    }
+
+
+def granted(documented: Documented) -> set[tuple[str, str]]:
+    """Return what the runtime role may do to which table, besides reading it."""
+    with psycopg.connect(documented.url("recovery_owner")) as connection:
+        return set(
+            connection.execute(
+                "select table_name, privilege_type from information_schema.role_table_grants"
+                " where grantee = %s and privilege_type <> 'SELECT'",
+                (documented.named("recovery_runtime"),),
+            ).fetchall()
+        )
+
+
+# Rows that go along with another table's are removed by the server, with the owner's rights; and
+# migrations note their version.
+BY_THE_OWNER = {
+    ("restore_preview_window", "DELETE"),
+    ("alembic_version", "INSERT"),
+    ("alembic_version", "UPDATE"),
+}
+
+
+def live_long(house: House, now: datetime) -> None:
+    """Capture, check and preview long ago, then now, when what is past retention is pruned."""
+    old = now - timedelta(days=40)
+    day = f"{old:%Y-%m-%d}"
+    house.bucket.spend("acme", "team", LIFETIME, {"alice": "5", "bob": "3"})
+    house.bucket.spend("acme", "team", day, {"alice": "1"})
+    # Of a tenant that nobody can name; noted twice, since both are of one run.
+    house.bucket.put("usage.=FF.team.lifetime.x", b"1")
+    house.capture(old)
+    house.capture()
+    house.check()
+    Hand(house.plane).preview(RestoreRequest())
+    # The old record alone knows alice, so this part of its snapshot is kept.
+    house.bucket.remove("usage.acme.team.lifetime.alice")
+    house.bucket.purge(f"usage.acme.team.{day}.")
+    house.bucket.purge("usage.=FF.")
+    house.capture(now)
+    house.check()
+
+
+def test_the_runtime_role_does_everything_and_may_do_nothing_that_it_does_not(
+    documented: Documented,
+    configured: Bucket,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = documented.url("recovery_runtime")
+    monkeypatch.setenv(POSTGRES_URL, url)
+    with opened_house(configured, url) as house:
+        live_long(house, datetime.now(UTC))
+        assert run("status").startswith("HEALTHY")
+        assert doctor().names("wrong") == set()
+        run("record-reset", "--tenant", "acme", "--budget", "team", "--reason", "a test")
+        assert json.loads(run("snapshots", "--json"))["snapshots"]
+
+        house.lose()
+        house.find_loss()
+        run("hold", "--reason", "a test")
+        run("release")
+        house.recover()
+        house.lose()
+        house.find_loss()
+        run("preview", "--despite-resets")
+        run("restore", "--despite-resets", "--reason", "a test", "--yes")
+        assert usages(configured, "acme", "team", LIFETIME) == {"alice": "5", "bob": "3"}
+        house.lose()
+        house.find_loss()
+        run("resolve", "--reason", "a test", "--yes")
+    may = granted(documented)
+    # A session tells of what it did when it ends, which nobody waits for.
+    wait_until(lambda: may <= writes(documented), seconds=5)
+    assert writes(documented) - may == BY_THE_OWNER
+
+
+def test_doctor_misses_each_right_that_is_taken_away(
+    documented: Documented, configured: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(POSTGRES_URL, documented.url("recovery_runtime"))
+    runtime = documented.named("recovery_runtime")
+    rights = sorted(granted(documented))
+    with psycopg.connect(documented.url("recovery_owner"), autocommit=True) as owner:
+        try:
+            for table, _ in rights:
+                owner.execute(f"revoke all on {TABLES}.{table} from {runtime}".encode())
+                owner.execute(f"grant select on {TABLES}.{table} to {runtime}".encode())
+            with open_examination(documented.url("recovery_runtime")) as examination:
+                missing = examination.missing_rights()
+        finally:
+            documented.execute(GRANTS, documented.url("recovery_owner"))
+    told = {
+        (table, right.upper())
+        for each in missing
+        for kinds, table in [each.split(" on ")]
+        for right in kinds.split(", ")
+    }
+    assert told == set(rights)
+
+
+TABLES = "budget_recovery"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"drop table {TABLES}.capture",
+        f"drop view {TABLES}.budget_entry",
+        f"drop schema {TABLES} cascade",
+        f"alter table {TABLES}.capture add column x int",
+        f"truncate {TABLES}.capture",
+        f"create table {TABLES}.x ()",
+        "create table public.x ()",
+        "create temporary table x ()",
+        "create schema x",
+        f"delete from {TABLES}.restore_audit",
+        f"delete from {TABLES}.incident",
+        f"delete from {TABLES}.store_loss",
+        f"delete from {TABLES}.restore_attempt",
+        f"delete from {TABLES}.budget_reset",
+        f"delete from {TABLES}.store",
+        f"update {TABLES}.budget_reset set reason = ''",
+        f"update {TABLES}.store_loss set reason = ''",
+        f"update {TABLES}.budget_record set covers_earlier = true",
+        f"update {TABLES}.budget_content set usages = '{{}}'",
+        f"delete from {TABLES}.budget",
+        f"update {TABLES}.alembic_version set version_num = '9999'",
+    ],
+)
+def test_the_runtime_role_can_not(documented: Documented, statement: str) -> None:
+    with (
+        psycopg.connect(documented.url("recovery_runtime")) as connection,
+        pytest.raises(errors.InsufficientPrivilege),
+    ):
+        connection.execute(statement.encode())
+
+
+def test_it_does_not_reach_the_other_database_nor_others_this_one(documented: Documented) -> None:
+    for role, database in (
+        ("recovery_runtime", "recovery_dagster"),
+        ("recovery_dagster", "recovery_control"),
+    ):
+        with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
+            psycopg.connect(documented.url(role, database))
+
+
+def test_the_runtime_role_does_not_migrate_an_older_schema(postgres_server: PostgresServer) -> None:
+    with documented_roles(postgres_server) as documented:
+        environment = {POSTGRES_URL: documented.url("recovery_runtime")}
+        ended = CliRunner().invoke(main, ["migrate"], env=environment)
+        assert ended.exit_code == 1
+        assert "permission denied for database" in ended.output
+
+
+def test_the_reader_reads_also_what_a_later_migration_makes(documented: Documented) -> None:
+    documented.execute(READER, documented.server.url(documented.named("recovery_control")))
+    owner, reader = documented.url("recovery_owner"), documented.url("recovery_reader")
+    with psycopg.connect(owner, autocommit=True) as connection:
+        connection.execute(f"create table {TABLES}.later ()")
+        try:
+            with psycopg.connect(reader) as reading:
+                for table in ("budget_entry", "recovery_point", "restore_audit", "later"):
+                    reading.execute(f"select * from {TABLES}.{table}".encode())
+                with pytest.raises(errors.InsufficientPrivilege):
+                    reading.execute(f"delete from {TABLES}.capture".encode())
+        finally:
+            connection.execute(f"drop table {TABLES}.later")
+
+
+def test_a_dump_is_put_back_with_its_grants(
+    postgres_server: PostgresServer,
+    bucket: Bucket,
+    configured: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dump, restore = block(PAGE, "sh", "pg_dump"), block(PAGE, "sh", "pg_restore")
+    with documented_roles(postgres_server) as documented:
+        documented.migrate()
+        runtime, owner = documented.url("recovery_runtime"), documented.url("recovery_owner")
+        monkeypatch.setenv(POSTGRES_URL, runtime)
+        bucket.spend("acme", "team", LIFETIME, {"alice": "5"})
+        environment = {"URL": owner, "PATH": f"{find_binaries().programs}:{os.defpath}"}
+
+        def shell(script: str) -> None:
+            subprocess.run(["/bin/sh", "-ec", script], cwd=tmp_path, env=environment, check=True)
+
+        with opened_house(bucket, runtime) as house:
+            first = house.capture().captured_at
+            shell(dump)
+            house.capture()
+        shell(restore)
+        (listed,) = json.loads(run("snapshots", "--json"))["snapshots"]
+        assert datetime.fromisoformat(listed["captured_at"]) == first
+        with opened_house(bucket, runtime) as house:
+            house.capture()
