@@ -119,8 +119,9 @@ def record_reset_job() -> None:
     description=(
         "Previews or applies a restore that a person chooses: one budget, one tenant or the whole "
         "store, from the latest or from one snapshot. In the Launchpad leave mode at preview "
-        "first; then set it to apply and give a reason. A restore after which nothing of the whole "
-        "store is left to be raised ends the open incident."
+        "first, and see among the Events of the asset restored_usage what would be done; then set "
+        "it to apply and give a reason. A restore after which nothing of the whole store is left "
+        "to be raised ends the open incident."
     ),
     executor_def=_IN_ONE_PROCESS,
     tags={

@@ -41,8 +41,8 @@ restored_usage = dg.AssetSpec(
         "The counters that a restore has raised in the gateway's store after a loss, each to the "
         "highest that any retained snapshot knows. **Materialized** by every recovery that raised "
         "something, and by every restore by hand that did, with what each budget's counters were "
-        "before and after; observed by one that found nothing to raise, and by every preview. The "
-        "table budget_recovery.restore_audit has all of it."
+        "before and after; observed by one that found nothing to raise, and by every preview, "
+        "which its Events show. The table budget_recovery.restore_audit has all of it."
     ),
 )
 
