@@ -155,8 +155,15 @@ def as_database_error(error: psycopg.Error) -> DatabaseError:
         )
     return DatabaseError(
         f"The control-plane database refused: {said}.",
-        _SQLSTATE_HINTS.get(state or "", _OTHER_HINT),
+        _hint_of_refused(state, said),
     )
+
+
+def _hint_of_refused(state: str | None, said: str) -> str:
+    # So a standby says it, before anything is tried.
+    if "read-write mode during recovery" in said:
+        state = "25006"
+    return _SQLSTATE_HINTS.get(state or "", _OTHER_HINT)
 
 
 def _hint_of_unreachable(said: str) -> str:

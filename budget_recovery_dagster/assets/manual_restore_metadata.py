@@ -85,7 +85,7 @@ _TO_APPLY = "open the run of this preview in the Launchpad, set mode to apply an
 
 def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Mapping[str, Any]:
     """Show what would be restored, and the snapshots that there are to choose from."""
-    windows = sorted(preview.windows, key=lambda each: (-each.rise, each.tenant))
+    windows = sorted(preview.windows, key=lambda each: each.rise, reverse=True)
     entries = [entry for tenant in preview.tenants for entry in tenant.entries]
     remarks = [
         {"tenant": each.tenant, "budget": "", "note": note}
@@ -116,7 +116,7 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
         metadata["notes"] = _table(_NOTE_COLUMNS, remarks)
         metadata["notes_not_shown"] = max(len(remarks) - MOST_ROWS, 0)
     if entries:
-        entries.sort(key=lambda each: -each.rise)
+        entries.sort(key=lambda each: each.rise, reverse=True)
         metadata["counters"] = _table(_ENTRY_COLUMNS, (_entry_row(each) for each in entries))
         metadata["counters_not_shown"] = max(len(entries) - MOST_ROWS, 0)
     metadata["snapshots_to_choose"] = _table(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 from pydantic import SecretStr
-from rich.console import Console
 from rich.text import Text
 
 from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.cli.consoles import answers
 from budget_recovery_dagster.cli.demo_page import Page
 from budget_recovery_dagster.cli.demo_protection import Services
 from budget_recovery_dagster.cli.starting import starting
@@ -29,7 +29,7 @@ from budget_recovery_dagster.settings import Settings
 
 NOT_ALL = 1
 
-_console = Console(highlight=False)
+_console = answers()
 
 
 @click.command(short_help="Lose a store and see it recovered, in a minute.")

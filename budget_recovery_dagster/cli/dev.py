@@ -1,14 +1,16 @@
 """``budget-recovery dev``: everything on this machine, as children of one command."""
 
 import math
+import shlex
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.text import Text
 
+from budget_recovery_dagster.cli.consoles import answers
 from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.cli.starting import starting
 from budget_recovery_dagster.cli.stop_signals import stop_signals_interrupt
@@ -31,7 +33,7 @@ _FIRST_RUN_SECONDS = 300
 _WATCH_INTERVAL_SECONDS = 0.2
 
 # Output is ASCII where it is ours, so that no terminal's encoding can break it.
-_console = Console(highlight=False, soft_wrap=True)
+_console = answers(soft_wrap=True)
 
 
 @click.command(short_help="Run everything here, with simulated traffic.")
@@ -94,6 +96,7 @@ def _show_where_to_look(stack: Stack, settings: Settings, ui: DagsterUi, data_di
         "PostgreSQL": f"as {PREFIX}POSTGRES_URL says",
         "Data": str(data_dir),
         "Logs": f"{data_dir}/*.log",
+        "Status": f"{shlex.quote(sys.argv[0])} status --data-dir {shlex.quote(str(data_dir))}",
     }
     if settings.postgres_url is None and stack.postgres is not None:
         places["PostgreSQL"] = stack.postgres.psql(CONTROL_DATABASE)

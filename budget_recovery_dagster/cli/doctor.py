@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 from pydantic import SecretStr
-from rich.console import Console
 
+from budget_recovery_dagster.cli.consoles import answers
 from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.cli.doctor_json import examination_json, refusal_json
 from budget_recovery_dagster.cli.doctor_page import print_examination
@@ -60,7 +60,7 @@ def doctor(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
         if as_json:
             click.echo(examination_json(examination, exit_code))
         else:
-            print_examination(Console(highlight=False, file=sys.stdout), examination)
+            print_examination(answers(), examination)
         sys.stdout.flush()
     except OSError as error:
         show_failure(f"The answer could not be written: {error.strerror}.", "see where it goes.")
@@ -88,7 +88,14 @@ def _find(data_dir: Path | None) -> _Examined:
             raise
         # The one that is not set is a finding.
         return _Examined(settings, wrong, os.environ)
-    return _of_running(running, settings, wrong)
+    return _of_running(running, _in_place(settings, data_dir), wrong)
+
+
+def _in_place(settings: Settings, data_dir: Path | None) -> Settings:
+    """Let the tables lie where the dev writes them."""
+    if data_dir is None:
+        return settings
+    return settings.model_copy(update={"data_dir": data_dir.expanduser().absolute()})
 
 
 def _of_running(

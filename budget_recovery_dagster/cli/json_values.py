@@ -41,6 +41,11 @@ def identity_or_none(identity: StoreIdentity | None) -> Mapping[str, str | None]
     }
 
 
+def error_json(error: Exception, message: str, hint: str) -> str:
+    """Write that something was not done, and why."""
+    return dumped(error={"kind": type(error).__name__, "message": message, "hint": hint})
+
+
 @contextmanager
 def errors_in_json(*, wanted: bool) -> Iterator[None]:
     """Write an error of ours as JSON where that is wanted, and let it go on."""
@@ -48,6 +53,5 @@ def errors_in_json(*, wanted: bool) -> Iterator[None]:
         yield
     except BudgetRecoveryError as error:
         if wanted:
-            told = {"message": error.message, "hint": error.hint}
-            click.echo(dumped(error={"kind": type(error).__name__, **told}))
+            click.echo(error_json(error, error.message, error.hint))
         raise

@@ -9,6 +9,7 @@ from budget_recovery_dagster.cli.dev import dev
 from budget_recovery_dagster.cli.doctor import doctor
 from budget_recovery_dagster.cli.failure import show_failure
 from budget_recovery_dagster.cli.hold import hold
+from budget_recovery_dagster.cli.json_values import error_json
 from budget_recovery_dagster.cli.migrate import migrate
 from budget_recovery_dagster.cli.preview import preview
 from budget_recovery_dagster.cli.record_reset import record_reset
@@ -49,8 +50,13 @@ class _Commands(click.Group):
     """Shows our own errors as a sentence and a hint; any other error is a fault of the program."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        is_json_wanted = "--json" in ctx.args
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            if is_json_wanted:
+                click.echo(error_json(error, error.format_message(), "see --help."))
+            raise
         except BudgetRecoveryError as error:
             show_failure(error.message, error.hint)
             ctx.exit(REFUSED if isinstance(error, _REFUSALS) else FAILED)

@@ -1,14 +1,13 @@
 """``budget-recovery preview``: what a restore would do, before it is done."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.choice_options import choice_options, request_of
+from budget_recovery_dagster.cli.consoles import answers
 from budget_recovery_dagster.cli.control_plane import settings_with_servers
 from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.cli.json_values import errors_in_json
@@ -37,4 +36,4 @@ def preview(data_dir: Path | None, *, as_json: bool, **choice: Any) -> None:
     if as_json:
         click.echo(preview_json(previewed))
     else:
-        print_preview(Console(highlight=False, file=sys.stdout), previewed)
+        print_preview(answers(), previewed)

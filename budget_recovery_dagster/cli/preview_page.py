@@ -54,6 +54,9 @@ def print_preview(console: Console, preview: Preview) -> None:
         for change in preview.changes:
             print_row(console, change_name(change), indent=2)
             print_row(console, change_figures(change), indent=4)
+    if preview.raised or preview.recovery.incident is not None:
+        console.print()
+        print_row(console, "To do it: budget-recovery restore of the same choice, with --reason.")
 
 
 def _most_first(tenant: TenantPreview) -> tuple[bool, int, str]:
@@ -81,7 +84,7 @@ def _print_tenant(
     for window in windows:
         style = "bold" if window.raised else ""
         print_row(console, [(str(window.of), style)], indent=2)
-        for line in window_lines(window, preview.at):
+        for line in window_lines(window, preview.at, tenant.point_at):
             print_row(console, line, indent=4)
 
 

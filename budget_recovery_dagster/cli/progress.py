@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.text import Text
 
+from budget_recovery_dagster.cli.consoles import errors
 from budget_recovery_dagster.cli.harmless_text import harmless
 
 
@@ -15,7 +15,7 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
 
     On a terminal the newest one stands in a line that is gone at the end, else each has its own.
     """
-    console = Console(stderr=True, highlight=False)
+    console = errors()
     if not console.is_terminal:
         yield lambda told: console.print(Text(harmless(console, told)), soft_wrap=True)
         return

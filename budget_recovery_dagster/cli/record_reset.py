@@ -1,14 +1,13 @@
 """``budget-recovery record-reset``: note that counters were lowered on purpose."""
 
-import sys
 from datetime import datetime
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.cli.consoles import answers
 from budget_recovery_dagster.cli.control_plane import settings_with_database
 from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.cli.harmless_text import harmless
@@ -81,7 +80,7 @@ def record_reset(  # noqa: PLR0913 - click passes every option by name
     if as_json:
         click.echo(_json(recorded))
         return
-    console = Console(highlight=False, file=sys.stdout)
+    console = answers()
     for paragraph in told(recorded):
         console.print(Text(harmless(console, paragraph)))
 

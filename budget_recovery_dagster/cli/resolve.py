@@ -7,10 +7,13 @@ from typing import Any
 import click
 
 from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.cli.confirming import confirmed
+from budget_recovery_dagster.cli.consoles import answers
 from budget_recovery_dagster.cli.control_plane import settings_with_servers
 from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.cli.json_values import dumped, errors_in_json, moment_or_none
 from budget_recovery_dagster.cli.order_options import order_of, order_options
+from budget_recovery_dagster.cli.page_rows import print_row
 from budget_recovery_dagster.cli.preview_json import left_of
 from budget_recovery_dagster.cli.progress import progress
 from budget_recovery_dagster.sandbox.errors import NotConfirmedError
@@ -45,9 +48,10 @@ def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
         click.echo(_json(resolved))
         return
     ended = resolved.incident.ended
-    click.echo(f"Incident {resolved.incident.short_id} is closed; the store is HEALTHY.")
+    console = answers()
+    print_row(console, f"Incident {resolved.incident.short_id} is closed; the store is HEALTHY.")
     if ended is not None:
-        click.echo(ended.detail)
+        print_row(console, ended.detail)
 
 
 def _is_wanted() -> bool:
@@ -57,7 +61,7 @@ def _is_wanted() -> bool:
             "pass --yes.",
         )
     click.echo("What the snapshots say more is not brought back; see `budget-recovery preview`.")
-    return click.confirm("Accept the store as it is?")
+    return confirmed("Accept the store as it is?")
 
 
 def _json(resolved: Resolved) -> str:

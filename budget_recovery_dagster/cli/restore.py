@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
 from budget_recovery_dagster.cli.choice_options import choice_options, request_of
+from budget_recovery_dagster.cli.confirming import confirmed
+from budget_recovery_dagster.cli.consoles import answers
 from budget_recovery_dagster.cli.control_plane import settings_with_servers
 from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.cli.failure import show_failure
@@ -62,7 +63,7 @@ def restore(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
     if as_json:
         click.echo(applied_json(applied))
     else:
-        print_applied(Console(highlight=False, file=sys.stdout), applied)
+        print_applied(answers(), applied)
     if applied.failure is not None:
         raise click.exceptions.Exit(_NOT_ALL_DONE)
 
@@ -91,6 +92,6 @@ def _wanted(database: OpenedDatabase, request: RestoreRequest) -> str | None:
         )
     with progress("Reading") as tell:
         previewed = database.preview_service().preview(request, by=this_person(), tell=tell)
-    print_preview(Console(highlight=False, file=sys.stdout), previewed)
+    print_preview(answers(), previewed)
     click.echo()
-    return previewed.preview_id if click.confirm("Restore this?") else None
+    return previewed.preview_id if confirmed("Restore this?") else None

@@ -1,12 +1,11 @@
 """``budget-recovery snapshots``: what there is to restore from."""
 
-import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.cli.consoles import answers
 from budget_recovery_dagster.cli.control_plane import settings_with_database
 from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.cli.json_values import dumped, errors_in_json, moment_or_none
@@ -39,7 +38,7 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
     if as_json:
         click.echo(dumped(snapshots=[_json(each) for each in found], budgets=budgets, error=None))
         return
-    console = Console(highlight=False, file=sys.stdout)
+    console = answers()
     if not found:
         print_row(console, "No snapshot is retained.")
         return

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from budget_recovery_dagster.bootstrap import opened_database
+from budget_recovery_dagster.cli.consoles import answers
 from budget_recovery_dagster.cli.control_plane import settings_with_database
 from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.cli.failure import show_failure
@@ -62,7 +62,7 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
         if as_json:
             click.echo(status_json(found, exit_code))
         else:
-            print_status(Console(highlight=False, file=sys.stdout), found)
+            print_status(answers(), found)
         sys.stdout.flush()
     except OSError as error:
         show_failure(f"The answer could not be written: {error.strerror}.", "see where it goes.")

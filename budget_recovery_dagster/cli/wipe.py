@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.text import Text
 
+from budget_recovery_dagster.cli.consoles import answers
 from budget_recovery_dagster.cli.data_dir import data_dir_option
 from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.sandbox.errors import NotConfirmedError
@@ -19,7 +19,7 @@ from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 
 _DECLINED = 1
 
-_console = Console(highlight=False, soft_wrap=True)
+_console = answers(soft_wrap=True)
 
 
 @click.command(short_help="Lose the counters of a running dev, to see them recovered.")

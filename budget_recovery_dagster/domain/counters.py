@@ -46,12 +46,14 @@ def check_name(name: str) -> str:
 
     Raises:
         UnusableNameError: it is empty (the aggregate entity is None, not a name) or holds a NUL
-            character, which PostgreSQL text cannot.
+            character, which PostgreSQL text cannot, or no Unicode text.
     """
     if not name:
         raise UnusableNameError("an empty name")
     if "\0" in name:
         raise UnusableNameError("a name with a NUL character, which PostgreSQL cannot store")
+    if not name.isascii() and any("\ud800" <= each <= "\udfff" for each in name):
+        raise UnusableNameError("a name with half of a surrogate pair")
     return name
 
 

@@ -18,6 +18,11 @@ def exact_sum(usages: Iterable[Decimal]) -> Decimal:
     return total
 
 
+def exact_difference(usage: Decimal, less: Decimal) -> Decimal:
+    """Subtract a usage from another exactly."""
+    return _EXACT.subtract(usage, less)
+
+
 def budget_usage(usages: Usages) -> Decimal:
     """Return what a budget has used in a window: its aggregate, or else the sum of its entities.
 

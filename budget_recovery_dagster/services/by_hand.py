@@ -183,11 +183,13 @@ class HandWork:
             raise ValueError("there is no incident to be closed")
         tools, baseline = self.tools, base_of(self.incident, seen)
         restored = replace(tools.audits.restored_in(self.incident.incident_id), boards=boards)
-        told = (
-            f"By {self.order.by}: {self.order.reason.strip().rstrip('.')}. Raised "
-            f"{counted(restored.counters, 'counter')} in {counted(restored.windows, 'window')} of "
-            f"{counted(restored.tenants, 'tenant')}. {detail}"
+        raised = (
+            f"In all of the incident, {counted(restored.counters, 'counter')} raised in "
+            f"{counted(restored.windows, 'window')} of {counted(restored.tenants, 'tenant')}."
+            if restored.counters
+            else "Nothing was raised."
         )
+        told = f"By {self.order.by}: {self.order.reason.strip().rstrip('.')}. {raised} {detail}"
         closing = Closing(outcome, told, restored, baseline)
         closed = tools.incidents.close(closing, judged=self.incident, lease=self.worker.lease)
         tools.checks.record(

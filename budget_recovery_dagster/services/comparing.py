@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
 from budget_recovery_dagster.domain.incident import Incident
@@ -46,6 +47,13 @@ def require_no_loss_since(kept: KeptPreview, incident: Incident | None) -> None:
         raise _outdated(kept, loss.reason.rstrip("."))
 
 
+def _is_id(preview_id: str) -> bool:
+    try:
+        return str(UUID(preview_id)) == preview_id
+    except ValueError:
+        return False
+
+
 def _outdated(kept: KeptPreview, why: str) -> PreviewOutdatedError:
     return PreviewOutdatedError(
         f"The store is not the one of the preview at {kept.at:%Y-%m-%d %H:%M:%S} UTC: {why}.",
@@ -74,7 +82,7 @@ class Comparison:
             DatabaseUnreachableError: the database is away; without it nothing is restored.
         """
         if preview_id is not None:
-            kept = previews.get(preview_id)
+            kept = previews.get(preview_id) if _is_id(preview_id) else None
             if kept is None or kept.choice != choice:
                 raise ChoiceError(
                     f"The preview is {preview_id!r}, and there is none of that id for {choice}.",

@@ -16,5 +16,5 @@ def listed(names: Iterable[str]) -> str:
 
 
 def shown_entity(entity: Entity) -> str:
-    """Name who spends, in printable ASCII."""
-    return "the aggregate" if entity is None else ascii(entity)
+    """Name who spends; what cannot be printed is escaped."""
+    return "the aggregate" if entity is None else repr(entity)

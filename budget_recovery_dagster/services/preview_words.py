@@ -80,8 +80,13 @@ def tenant_notes(tenant: TenantPreview) -> Iterator[str]:
         yield f"{counted(tenant.unreadable_count, 'key')} not read in that snapshot: {keys}"
 
 
-def window_lines(window: WindowPreview, now: datetime) -> Iterator[str]:
-    """Say what would become of a window: its figures, what it is blocked by, their sources."""
+def window_lines(
+    window: WindowPreview, now: datetime, point_at: datetime | None = None
+) -> Iterator[str]:
+    """Say what would become of a window: its figures, what it is blocked by, their sources.
+
+    Of a window that all comes from the snapshot of ``point_at``, the source has been told.
+    """
     rise = f" (+{format_usage(window.rise)})" if window.rise else ""
     yield (
         f"raises {window.raised:,} of {counted(window.counters, 'counter')}: "
@@ -89,7 +94,8 @@ def window_lines(window: WindowPreview, now: datetime) -> Iterator[str]:
     )
     if window.limit is not None and not window.is_closed:
         yield limit_words(window)
-    yield source_words(window, now)
+    if not window.newest_source == window.oldest_source == point_at or point_at is None:
+        yield source_words(window, now)
     yield from window.notes
 
 

@@ -76,12 +76,12 @@ class ResetService:
         )
 
     def _require_retained(self, tenant: str, budget: str) -> None:
-        budgets = self.snapshot_list.budgets_of(tenant)
-        if not budgets:
+        tenants = self.points.tenants()
+        if tenant not in tenants:
             raise ChoiceError(
-                f"No snapshot of tenant {tenant!r} is retained.",
-                _choose("the tenants", self.points.tenants()),
+                f"No snapshot of tenant {tenant!r} is retained.", _choose("the tenants", tenants)
             )
+        budgets = self.snapshot_list.budgets_of(tenant)
         if budget not in budgets:
             raise ChoiceError(
                 f"No snapshot of budget {budget!r} of tenant {tenant!r} is retained.",

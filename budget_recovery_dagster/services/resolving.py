@@ -65,7 +65,9 @@ class ResolveService:
 
 def _told(remainder: Remainder, incident: Incident) -> Iterator[str]:
     if remainder.counters:
-        yield f"The snapshots say more than {counted(remainder.counters, 'counter')}: left so."
+        yield (
+            f"Lower than the snapshots say, and left so: {counted(remainder.counters, 'counter')}."
+        )
     yield from remainder.unknown()
     if remainder.unseen:
         yield f"Not everything could be seen: {listed(remainder.unseen)}"

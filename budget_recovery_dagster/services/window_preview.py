@@ -10,7 +10,7 @@ from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, OmittedCounter
 from budget_recovery_dagster.domain.plan import Action, PlannedEntry
 from budget_recovery_dagster.domain.resets import EVERYONE, Reset
-from budget_recovery_dagster.domain.usage_sums import exact_sum
+from budget_recovery_dagster.domain.usage_sums import exact_difference, exact_sum
 from budget_recovery_dagster.restore_ports import WindowPoint
 from budget_recovery_dagster.services.count_words import counted
 from budget_recovery_dagster.services.name_words import listed, shown_entity
@@ -39,7 +39,7 @@ class EntryPreview:
         """By how much the usage rises."""
         if self.action is not Action.RAISE:
             return Decimal(0)
-        return self.recorded - (self.live or Decimal(0))
+        return exact_difference(self.recorded, self.live or Decimal(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class WindowPreview:
     @property
     def rise(self) -> Decimal:
         """By how much the sum rises."""
-        return self.result - self.live
+        return exact_difference(self.result, self.live)
 
     @property
     def is_unknown(self) -> bool:
@@ -174,7 +174,8 @@ def _notes(
             for each in blind
         )
     if anew := sum(_is_made_anew(entry) for entry in told):
-        yield f"{counted(anew, 'counter')} gone from the store: only the usage comes back"
+        gone = counted(anew, "counter")
+        yield f"{gone} gone from the store: the usage comes back, no other field"
     for reset in point.resets:
         yield _told_of(reset)
     if point.is_truncated:

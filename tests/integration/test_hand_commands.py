@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from budget_recovery_dagster.cli.confirming import confirmed
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.incident import RecoveryState
@@ -173,6 +174,50 @@ def test_hold_and_release_say_who_holds(lost: House) -> None:
     for command in (("hold", "--reason", "again"), ("release",)):
         error = answer(*command, code=1)["error"]
         assert error["message"] == "The store is HEALTHY: no restore is under way."
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("restore", "--yes"),
+        ("restore", "--reason", "x"),
+        ("resolve", "--reason", "x"),
+        ("record-reset", "--tenant", "acme", "--budget", "users", "--reason", " "),
+        ("record-reset", "--tenant", "a", "--budget", "b", "--reason", "x", "--at", "noon"),
+        ("preview", "--nonsense"),
+    ],
+)
+def test_what_is_wrong_with_the_options_is_json_as_well(arguments: tuple[str, ...]) -> None:
+    assert answer(*arguments, code=2)["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["a\0", "a\udcff"])
+def test_names_that_cannot_be_are_refused_like_any_unknown_one(lost: House, name: str) -> None:
+    for command in (
+        ("preview", "--tenant", name),
+        ("record-reset", "--tenant", name, "--budget", "users", "--reason", "x"),
+        ("record-reset", "--tenant", "acme", "--budget", name, "--reason", "x"),
+    ):
+        assert (
+            "acme" in answer(*command, code=2)["error"]["hint"] or "users" in run(*command).stderr
+        )
+    entity = ("record-reset", "--tenant", "acme", "--budget", "users", "--reason", "x")
+    error = answer(*entity, "--entity", name, code=2)["error"]
+    assert "No such reset can be recorded" in error["message"]
+
+
+def test_a_question_that_is_broken_off_is_answered_with_no() -> None:
+    with CliRunner().isolation(input=""):
+        assert not confirmed("Restore this?")
+    with CliRunner().isolation(input="y\n"):
+        assert confirmed("Restore this?")
+
+
+def test_a_terminal_without_a_width_shows_something(lost: House) -> None:
+    for command in (["status"], ["snapshots"], ["preview"]):
+        shown = CliRunner().invoke(main, command, env={"COLUMNS": "0"})
+        assert len(shown.stdout.splitlines()) > 1
+        assert max(map(len, shown.stdout.splitlines())) <= WIDTH
 
 
 def test_names_that_would_steer_a_terminal_are_shown_harmless(house: House) -> None:

@@ -67,7 +67,7 @@ def test_a_preview_shows_what_would_be_done_and_writes_nothing(
     assert (windows["acme"]["limit"], windows["acme"]["blocked"]) == ("not known", "not known")
     assert windows["acme"]["raised"] == "2 of 2"
     notes = {row["tenant"]: row["note"] for row in metadata["notes"]}
-    assert "only the usage comes back" in notes["acme"]
+    assert "the usage comes back, no other field" in notes["acme"]
     (choice,) = metadata["snapshots_to_choose"]
     assert choice["snapshot"].replace("T", " ").startswith(windows["acme"]["from_snapshot"])
     assert (choice["tenants"], choice["counters"]) == (2, 3)
@@ -188,7 +188,7 @@ def test_an_incident_is_resolved_with_a_reason(
     (incident,) = incidents(database)
     assert incident["outcome"] == "accepted by hand"
     assert "emptied on purpose" in incident["outcome_detail"]
-    assert "The snapshots say more than 3 counters: left so." in incident["outcome_detail"]
+    assert "Lower than the snapshots say, and left so: 3 counters." in incident["outcome_detail"]
     assert usages(failed, "acme", "total", LIFETIME) == {}
     assert verdict(check(instance)) in ("unchanged", "advanced")
     again = run_by_hand(instance, job, op, {"reason": "again"})

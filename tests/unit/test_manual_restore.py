@@ -115,7 +115,8 @@ def test_an_incident_ends_once_nothing_is_left_to_be_raised(failed: HandHouse) -
     assert ended is not None
     assert ended.outcome is Outcome.BY_HAND
     assert ended.detail.startswith(
-        "By ann: the other half. Raised 3 counters in 2 windows of 2 tenants. What was counted from"
+        "By ann: the other half. In all of the incident, 3 counters raised in 2 windows of 2 "
+        "tenants. What was counted from"
     )
     assert (ended.restored.tenants, ended.restored.windows, ended.restored.counters) == (2, 2, 3)
 

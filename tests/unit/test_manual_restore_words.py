@@ -100,8 +100,9 @@ def test_one_is_held_to_the_preview_that_one_has_seen(failed: HandHouse) -> None
     order = failed.order("as I have seen it")
     with pytest.raises(PreviewOutdatedError):
         failed.manual_restores.apply(OF_A, order, mine.preview_id)
-    with pytest.raises(ChoiceError, match="there is none of that id for tenant 'b'"):
-        failed.manual_restores.apply(OF_B, order, mine.preview_id)
+    for request, preview_id in ((OF_B, mine.preview_id), (OF_A, "a\0"), (OF_A, "")):
+        with pytest.raises(ChoiceError, match="there is none of that id for tenant"):
+            failed.manual_restores.apply(request, order, preview_id)
 
 
 def test_a_purge_since_the_preview_is_noticed_by_the_marker(failed: HandHouse) -> None:

@@ -100,7 +100,7 @@ def test_counters_that_are_made_anew_are_said_to_lack_other_fields(house: HandHo
     house.spend("a", "3")
     (window,) = house.preview(OF_A).windows
     assert window.made_anew == 1
-    assert window.notes == ("1 counter gone from the store: only the usage comes back",)
+    assert window.notes == ("1 counter gone from the store: the usage comes back, no other field",)
 
 
 def test_who_would_be_blocked_is_told_where_a_limit_is_known(house: HandHouse) -> None:
@@ -283,3 +283,15 @@ def test_why_it_could_not_be_applied_is_warned_about() -> None:
     assert house.preview().warnings == (
         "To apply would wait for the store: the stream has no leader.",
     )
+
+
+def test_a_rise_is_exact_however_many_digits_it_has() -> None:
+    house = HandHouse()
+    house.spend("a", "99999999999999999999.999999999999999999", "alice")
+    house.capture()
+    house.check()
+    house.wipe()
+    house.spend("a", "0.000000000000000001", "alice")
+    preview = house.preview(OF_A)
+    rise = Decimal("99999999999999999999.999999999999999998")
+    assert preview.windows[0].rise == preview.changes[0].rise == rise

@@ -211,7 +211,7 @@ def test_a_hold_names_who_and_how_to_end_it_and_is_warned_of_after_an_hour(
     assert len(doubts) == warnings
     assert step == (
         "Remove the reason of the hold (The disk is being replaced), then `budget-recovery"
-        " release`: nothing is restored until then."
+        " release`: nothing is restored by itself until then."
     )
 
 
