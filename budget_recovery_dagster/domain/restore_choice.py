@@ -94,6 +94,11 @@ def choose_budget(text: str, tenant: str | None, known: Sequence[str]) -> str | 
     )
 
 
+def is_latest(text: str) -> bool:
+    """Whether the latest of everything is meant, and no snapshot."""
+    return text.strip().lower() == LATEST
+
+
 def choose_snapshot(text: str, retained: Sequence[datetime]) -> datetime | None:
     """Return the moment of the snapshot that is meant; None for the latest of everything.
 
@@ -103,9 +108,9 @@ def choose_snapshot(text: str, retained: Sequence[datetime]) -> datetime | None:
     Raises:
         ChoiceError: it is no moment, or no snapshot's, or that of several.
     """
-    written = text.strip()
-    if written.lower() == LATEST:
+    if is_latest(text):
         return None
+    written = text.strip()
     newest_first = sorted(retained, reverse=True)
     match = _MOMENT.fullmatch(written)
     if match is None:

@@ -13,9 +13,9 @@ from budget_recovery_dagster.assets.restored_usage import restored_usage
 from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.domain.restore_choice import EVERY_TENANT, LATEST
 from budget_recovery_dagster.failures import failure, shown_as_failures
-from budget_recovery_dagster.resources import ControlPlaneResource, holder_of
+from budget_recovery_dagster.ops.run_orders import order_by
+from budget_recovery_dagster.resources import ControlPlaneResource
 from budget_recovery_dagster.services.chosen_points import RestoreRequest
-from budget_recovery_dagster.services.orders import Order
 from budget_recovery_dagster.services.preview_words import (
     applied_headline,
     comparison,
@@ -132,14 +132,7 @@ def _preview(
 def _apply(
     context: dg.OpExecutionContext, config: ManualRestoreConfig, plane: OpenedDatabase
 ) -> None:
-    run_id = context.run.run_id
-    order = Order(
-        by=holder_of(run_id),
-        reason=config.reason,
-        run_id=run_id,
-        tell=context.log.info,
-        accept_unconverged=config.accept_unconverged,
-    )
+    order = order_by(context, config.reason, accept_unconverged=config.accept_unconverged)
     try:
         applied = plane.manual_restore_service().apply(
             config.request(), order, config.preview_id.strip() or None

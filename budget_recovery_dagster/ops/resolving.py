@@ -4,8 +4,8 @@ import dagster as dg
 from pydantic import Field
 
 from budget_recovery_dagster.failures import shown_as_failures
-from budget_recovery_dagster.resources import ControlPlaneResource, holder_of
-from budget_recovery_dagster.services.orders import Order
+from budget_recovery_dagster.ops.run_orders import order_by
+from budget_recovery_dagster.resources import ControlPlaneResource
 
 
 class ResolveConfig(dg.Config):
@@ -33,14 +33,7 @@ def resolve_incident(
     Raises:
         dagster.Failure: no incident is open, no reason is given, or the store cannot be seen.
     """
-    run_id = context.run.run_id
-    order = Order(
-        by=holder_of(run_id),
-        reason=config.reason,
-        run_id=run_id,
-        tell=context.log.info,
-        accept_unconverged=config.accept_unconverged,
-    )
+    order = order_by(context, config.reason, accept_unconverged=config.accept_unconverged)
     with shown_as_failures(), control_plane.opened() as plane:
         resolved = plane.resolve_service().resolve(order)
     ended = resolved.incident.ended

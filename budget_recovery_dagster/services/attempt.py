@@ -12,9 +12,6 @@ from budget_recovery_dagster.domain.identity import Baseline
 from budget_recovery_dagster.domain.incident import Incident, Outcome, Restored
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
-    DatabaseUnreachableError,
-    LeaseLostError,
-    put_into_words,
 )
 from budget_recovery_dagster.ports import Clock
 from budget_recovery_dagster.recovery_ports import Closing, Incidents, StoreChecks
@@ -24,6 +21,7 @@ from budget_recovery_dagster.restore_ports import (
 )
 from budget_recovery_dagster.services.count_words import counted
 from budget_recovery_dagster.services.losses import Losses
+from budget_recovery_dagster.services.remainder import look_for_remainder
 from budget_recovery_dagster.services.same_store import SameStore
 from budget_recovery_dagster.services.tenants_restored import (
     TenantRestores,
@@ -99,22 +97,17 @@ class RestoreAttempt:
             AttemptFailedError: something is left.
             StoreError, DatabaseError, LeaseLostError: it could not be seen.
         """
-        left, unseen = 0, ""
-        for tenant in sorted(self.tools.points.tenants()):
-            try:
-                found = self.restores.left_of(tenant)
-                self.restores.keep(found.entries)
-                left += found.counters
-            except (DatabaseUnreachableError, LeaseLostError):
-                raise
-            except Exception as error:  # noqa: BLE001 - reported by name; no tenant hides another
-                self.restores.require_answer(error)
-                unseen = f" Tenant {tenant!r} cannot be seen: {put_into_words(error)[0]}"
+        remainder = look_for_remainder(
+            self.restores,
+            sorted(self.tools.points.tenants()),
+            lambda left: self.restores.keep(left.entries),
+        )
         seen = self._require_same_store()
-        if left or unseen:
+        if not remainder.is_nothing:
+            unseen = "".join(f" {sentence}" for sentence in remainder.unseen[-1:])
             raise AttemptFailedError(
                 "All attempts have ended, and the snapshots still say more than "
-                f"{counted(left, 'counter')}.{unseen}",
+                f"{counted(remainder.counters, 'counter')}.{unseen}",
                 "read the logs of the runs of restore_job to see how they ended.",
             )
         return self._closing(seen)

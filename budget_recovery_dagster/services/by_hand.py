@@ -55,12 +55,10 @@ class HandTools:
         """Hold the lease of restores and the opened store.
 
         Raises:
-            ChoiceError: no reason is given.
             LeaseHeldError: somebody else restores; the message says who and since when.
             SettingsError: the database belongs to another bucket.
             StoreError, DatabaseError: store or database cannot be reached.
         """
-        order.require_reason()
         record = self.registry.claim(self.bucket)
         with (
             self.leases.hold(RESTORE_LEASE, order.by, at_most=LONGEST_RESTORE) as lease,

@@ -11,6 +11,7 @@ from budget_recovery_dagster.domain.restore_choice import (
     choose_budget,
     choose_snapshot,
     choose_tenant,
+    is_latest,
 )
 from budget_recovery_dagster.errors import ChoiceError
 from budget_recovery_dagster.restore_ports import RestorePoints, TenantPoint
@@ -76,8 +77,11 @@ class Choosing:
         tenant = choose_tenant(request.tenant, tenants)
         budgets = self.snapshots.budgets_of(tenant) if tenant is not None else ()
         budget = choose_budget(request.budget, tenant, budgets)
-        # One of which retention has taken records is no snapshot any more.
-        moments = [each.captured_at for each in self.snapshots.all(tenant) if not each.is_pruned]
+        moments = () if is_latest(request.snapshot) else self._moments(tenant)
         snapshot = choose_snapshot(request.snapshot, moments)
         choice = RestoreChoice(tenant, budget, snapshot, request.despite_resets)
         return ChosenPoints(self.points, choice)
+
+    def _moments(self, tenant: str | None) -> Sequence[datetime]:
+        # One of which retention has taken records is no snapshot any more.
+        return [each.captured_at for each in self.snapshots.all(tenant) if not each.is_pruned]

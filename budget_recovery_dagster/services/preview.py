@@ -124,8 +124,8 @@ class PreviewService:
             before = store.look(record.deployment_id).identity
             kept = KeptPreview(str(uuid4()), self.clock.now(), by, chosen.choice, before)
             self.previews.begin(kept)
-            run = _Run(self, store, chosen, kept.preview_id)
             tenants = chosen.tenants()
+            run = _Run(self, store, chosen, kept.preview_id, is_of_one=len(tenants) == 1)
             for number, tenant in enumerate(tenants, 1):
                 tell(f"Tenant {tenant!r}, {number} of {len(tenants)}")
                 run.add(tenant)
@@ -165,6 +165,7 @@ class _Run:
     store: RecoverableStore
     chosen: ChosenPoints
     preview_id: str
+    is_of_one: bool
     tenants: list[TenantPreview] = field(default_factory=list)
     _largest: list[EntryPreview] = field(default_factory=list)
 
@@ -174,7 +175,7 @@ class _Run:
         except DatabaseUnreachableError:
             raise
         except BudgetRecoveryError as error:
-            if len(self.chosen.tenants()) == 1:
+            if self.is_of_one:
                 raise
             self.tenants.append(TenantPreview(tenant, None, failure=put_into_words(error)))
 

@@ -94,7 +94,7 @@ def window_lines(
     )
     if window.limit is not None and not window.is_closed:
         yield limit_words(window)
-    if not window.newest_source == window.oldest_source == point_at or point_at is None:
+    if point_at is None or not window.newest_source == window.oldest_source == point_at:
         yield source_words(window, now)
     yield from window.notes
 

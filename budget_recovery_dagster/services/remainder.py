@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from budget_recovery_dagster.errors import (
-    BudgetRecoveryError,
     DatabaseUnreachableError,
     LeaseLostError,
     put_into_words,
@@ -56,7 +55,7 @@ def look_for_remainder(
             note(left)
         except (DatabaseUnreachableError, LeaseLostError):
             raise
-        except BudgetRecoveryError as error:
+        except Exception as error:  # noqa: BLE001 - reported by name; no tenant hides another
             restores.require_answer(error)
             unseen.append(f"Tenant {tenant!r} cannot be seen: {put_into_words(error)[0]}")
         else:

@@ -7,16 +7,18 @@ from datetime import timedelta
 from budget_recovery_dagster.adapters.memory.budget_definitions import MemoryBudgets
 from budget_recovery_dagster.adapters.memory.previews import MemoryPreviews
 from budget_recovery_dagster.adapters.memory.snapshot_list import MemorySnapshotList
-from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS
+from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, RecoveryState
 from budget_recovery_dagster.services.by_hand import HandTools
 from budget_recovery_dagster.services.chosen_points import Choosing, RestoreRequest
 from budget_recovery_dagster.services.manual_restore import Applied, ManualRestoreService
 from budget_recovery_dagster.services.orders import Order
 from budget_recovery_dagster.services.preview import Preview, PreviewService
 from budget_recovery_dagster.services.resolving import Resolved, ResolveService
-from tests.unit.recovery_house import RecoveryHouse
+from tests.unit.recovery_house import RecoveryHouse, captured
 
 EVERYTHING = RestoreRequest()
+OF_A = RestoreRequest(tenant="a")
+OF_B = RestoreRequest(tenant="b")
 
 
 @dataclass
@@ -78,11 +80,12 @@ class HandHouse(RecoveryHouse):
 
 def captured_hand_house() -> HandHouse:
     """A store of two tenants that was captured and checked, ten minutes ago."""
-    house = HandHouse()
-    house.spend("a", "80")
-    house.spend("a", "30", "alice")
-    house.spend("b", "5")
-    house.capture()
-    house.check()
-    house.clock.advance(timedelta(minutes=10))
+    return captured(HandHouse())
+
+
+def failed_hand_house() -> HandHouse:
+    """The same, lost and given up."""
+    house = captured_hand_house()
+    house.fail()
+    assert house.state is RecoveryState.FAILED
     return house

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeVar
 
 from budget_recovery_dagster.adapters.memory.baselines import MemoryBaselines
 from budget_recovery_dagster.adapters.memory.restore_audits import MemoryRestoreAudits
@@ -14,6 +15,8 @@ from budget_recovery_dagster.domain.incident import Incident, RecoveryState
 from budget_recovery_dagster.services.detection import Checked, DetectionService
 from budget_recovery_dagster.services.recovery import RecoveryResult, RecoveryService
 from tests.unit.capture_house import REBORN, House
+
+AnyHouse = TypeVar("AnyHouse", bound="RecoveryHouse")
 
 LATER = REBORN + timedelta(minutes=30)
 
@@ -103,7 +106,11 @@ class RecoveryHouse(House):
 
 def captured_house() -> RecoveryHouse:
     """A store of two tenants that was captured and checked, ten minutes ago."""
-    house = RecoveryHouse()
+    return captured(RecoveryHouse())
+
+
+def captured(house: AnyHouse) -> AnyHouse:
+    """Let the store of a house have two tenants, captured and checked ten minutes ago."""
     house.spend("a", "80")
     house.spend("a", "30", "alice")
     house.spend("b", "5")

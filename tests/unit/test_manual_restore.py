@@ -22,10 +22,13 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.services.chosen_points import RestoreRequest
 from tests.unit.capture_house import REBORN
-from tests.unit.hand_house import HandHouse, captured_hand_house
-
-OF_A = RestoreRequest(tenant="a")
-OF_B = RestoreRequest(tenant="b")
+from tests.unit.hand_house import (
+    OF_A,
+    OF_B,
+    HandHouse,
+    captured_hand_house,
+    failed_hand_house,
+)
 
 
 @pytest.fixture
@@ -35,11 +38,9 @@ def house() -> HandHouse:
 
 
 @pytest.fixture
-def failed(house: HandHouse) -> HandHouse:
+def failed() -> HandHouse:
     """The same, lost and given up."""
-    house.fail()
-    assert house.state is RecoveryState.FAILED
-    return house
+    return failed_hand_house()
 
 
 def test_without_traffic_what_is_applied_is_what_was_previewed(failed: HandHouse) -> None:

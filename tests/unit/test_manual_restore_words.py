@@ -16,14 +16,16 @@ from budget_recovery_dagster.errors import (
     StoreReadError,
     StoreUnreachableError,
 )
-from budget_recovery_dagster.services.chosen_points import RestoreRequest
 from budget_recovery_dagster.services.preview_words import comparison
 from budget_recovery_dagster.services.remainder import Remainder
 from tests.unit.capture_house import LIFETIME, NOW, REBORN
-from tests.unit.hand_house import HandHouse, captured_hand_house
-
-OF_A = RestoreRequest(tenant="a")
-OF_B = RestoreRequest(tenant="b")
+from tests.unit.hand_house import (
+    OF_A,
+    OF_B,
+    HandHouse,
+    captured_hand_house,
+    failed_hand_house,
+)
 
 
 @pytest.fixture
@@ -33,11 +35,9 @@ def house() -> HandHouse:
 
 
 @pytest.fixture
-def failed(house: HandHouse) -> HandHouse:
+def failed() -> HandHouse:
     """The same, lost and given up."""
-    house.fail()
-    assert house.state is RecoveryState.FAILED
-    return house
+    return failed_hand_house()
 
 
 def test_what_is_unknown_is_told_at_the_end(failed: HandHouse) -> None:

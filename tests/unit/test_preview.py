@@ -28,9 +28,7 @@ from budget_recovery_dagster.services.preview_words import (
     window_lines,
 )
 from tests.unit.capture_house import LIFETIME, NOW, REBORN
-from tests.unit.hand_house import HandHouse, captured_hand_house
-
-OF_A = RestoreRequest(tenant="a")
+from tests.unit.hand_house import OF_A, HandHouse, captured_hand_house
 
 
 @pytest.fixture

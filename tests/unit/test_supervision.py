@@ -1,12 +1,11 @@
 """What is done about an open incident, by scenes and decisions worked out by hand."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
-from budget_recovery_dagster.domain.incident import Held, Incident, Loss, Recovery, RecoveryState
+from budget_recovery_dagster.domain.incident import Held, Incident, Recovery, RecoveryState
 from budget_recovery_dagster.domain.supervision import (
     Decision,
     DeclareDead,
@@ -19,18 +18,10 @@ from budget_recovery_dagster.domain.supervision import (
     Suspicion,
     supervise,
 )
+from tests.unit.supervised_incident import INCIDENT, NOW
 
-NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 HEALTHY, RECOVERING, FAILED = RecoveryState
-INCIDENT = Incident(
-    incident_id="0f8fad5b-d9cb-469f-a165-70867728950e",
-    opened_at=NOW - timedelta(hours=1),
-    losses=(Loss(NOW, "tick", Verdict.RECREATED, "why", StoreIdentity(NOW, 1), after=None),),
-    ground=None,
-    newest_point_at=None,
-    last_good_at=None,
-)
 HELD = replace(INCIDENT, held=Held(NOW - timedelta(minutes=5), "ann", "the disk is changed"))
 EVERY_PHASE = tuple(Phase)
 

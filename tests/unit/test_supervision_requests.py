@@ -1,12 +1,11 @@
 """Runs that are unwanted or never came, by scenes and decisions worked out by hand."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
-from budget_recovery_dagster.domain.incident import Held, Incident, Loss, Recovery, RecoveryState
+from budget_recovery_dagster.domain.incident import Held, Incident, Recovery, RecoveryState
 from budget_recovery_dagster.domain.supervision import (
     Decision,
     Launch,
@@ -19,19 +18,11 @@ from budget_recovery_dagster.domain.supervision import (
     Suspicion,
     supervise,
 )
+from tests.unit.supervised_incident import INCIDENT, NOW
 
-NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 HEALTHY, RECOVERING, FAILED = RecoveryState
-INCIDENT = Incident(
-    incident_id="0f8fad5b-d9cb-469f-a165-70867728950e",
-    opened_at=NOW - timedelta(hours=1),
-    losses=(Loss(NOW, "tick", Verdict.RECREATED, "why", StoreIdentity(NOW, 1), after=None),),
-    ground=None,
-    newest_point_at=None,
-    last_good_at=None,
-)
 RELEASED = replace(INCIDENT, released_at=NOW - 10 * MINUTE)
 # The third launch has been counted, and the fourth is not due.
 COUNTED = replace(INCIDENT, launches=3, next_launch_at=NOW + 2 * MINUTE)
