@@ -20,12 +20,12 @@ from pathlib import Path
 import click
 import psycopg
 
-from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
-from budget_recovery_dagster.services.recovery import Recovered
+from budget_recovery_dagster.services.restore import Recovered
 from budget_recovery_dagster.settings import load_settings
 from tests.nats_servers import Bucket
 

@@ -5,50 +5,63 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from budget_recovery_dagster.adapters.nats_connection import Timeouts
-from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
-from budget_recovery_dagster.adapters.parquet_tables import ParquetTables
-from budget_recovery_dagster.adapters.postgres_baselines import PostgresBaselines
-from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_incidents import PostgresIncidents
-from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
-from budget_recovery_dagster.adapters.postgres_point_windows import PostgresRecoveryPoints
-from budget_recovery_dagster.adapters.postgres_previews import PostgresPreviews
-from budget_recovery_dagster.adapters.postgres_registry import PostgresStoreRegistry
-from budget_recovery_dagster.adapters.postgres_resets import PostgresResets
-from budget_recovery_dagster.adapters.postgres_restore_audits import PostgresRestoreAudits
-from budget_recovery_dagster.adapters.postgres_restore_points import PostgresRestorePoints
-from budget_recovery_dagster.adapters.postgres_retained import PostgresRetainedSnapshots
-from budget_recovery_dagster.adapters.postgres_snapshot_list import PostgresSnapshotList
-from budget_recovery_dagster.adapters.postgres_snapshots import PostgresSnapshots
-from budget_recovery_dagster.adapters.postgres_store_checks import PostgresStoreChecks
-from budget_recovery_dagster.audit_ports import (
+from budget_recovery_dagster.adapters.nats.connection import Timeouts
+from budget_recovery_dagster.adapters.nats.store import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.adapters.parquet import ParquetTables
+from budget_recovery_dagster.adapters.postgres.audits import PostgresRestoreAudits
+from budget_recovery_dagster.adapters.postgres.database import Database
+from budget_recovery_dagster.adapters.postgres.incidents import PostgresIncidents
+from budget_recovery_dagster.adapters.postgres.leases import PostgresLeases
+from budget_recovery_dagster.adapters.postgres.previews import PostgresBudgets, PostgresPreviews
+from budget_recovery_dagster.adapters.postgres.records import PostgresRetainedSnapshots
+from budget_recovery_dagster.adapters.postgres.recovery_point import (
+    PostgresRecoveryPoints,
+    PostgresRestorePoints,
+)
+from budget_recovery_dagster.adapters.postgres.resets import PostgresResets
+from budget_recovery_dagster.adapters.postgres.snapshots import (
+    PostgresSnapshotList,
+    PostgresSnapshots,
+)
+from budget_recovery_dagster.adapters.postgres.store import (
+    PostgresBaselines,
+    PostgresStoreChecks,
+    PostgresStoreRegistry,
+)
+from budget_recovery_dagster.ports import (
+    Baselines,
+    BudgetDefinitions,
+    CaptureReports,
+    Clock,
+    Incidents,
+    Leases,
+    Previews,
+    RecoveryPoints,
+    Resets,
     RestoreAudits,
-)
-from budget_recovery_dagster.ports import CaptureReports, Clock, Leases, Snapshots, StoreRegistry
-from budget_recovery_dagster.preview_ports import BudgetDefinitions, Previews
-from budget_recovery_dagster.recovery_ports import Baselines, Incidents, StoreChecks
-from budget_recovery_dagster.reset_ports import Resets
-from budget_recovery_dagster.restore_ports import (
     RestorePoints,
+    RetainedSnapshots,
+    SnapshotList,
+    Snapshots,
+    StoreChecks,
+    StoreRegistry,
 )
-from budget_recovery_dagster.services.by_hand import HandTools
 from budget_recovery_dagster.services.capture import CaptureService
-from budget_recovery_dagster.services.chosen_points import Choosing
-from budget_recovery_dagster.services.detection import DetectionService
 from budget_recovery_dagster.services.holds import HoldService
-from budget_recovery_dagster.services.manual_restore import ManualRestoreService
 from budget_recovery_dagster.services.preview import PreviewService
-from budget_recovery_dagster.services.recovery import RecoveryService
 from budget_recovery_dagster.services.recovery_points import RecoveryPointsService
 from budget_recovery_dagster.services.resets import ResetService
-from budget_recovery_dagster.services.resolving import ResolveService
+from budget_recovery_dagster.services.restore.automatic import RecoveryService
+from budget_recovery_dagster.services.restore.choice import Choosing
+from budget_recovery_dagster.services.restore.manual import (
+    HandTools,
+    ManualRestoreService,
+    ResolveService,
+)
 from budget_recovery_dagster.services.status import StatusService
-from budget_recovery_dagster.services.usage_tables import UsageTablesService
+from budget_recovery_dagster.services.store_watch import DetectionService
+from budget_recovery_dagster.services.tables import UsageTablesService
 from budget_recovery_dagster.settings import Settings
-from budget_recovery_dagster.snapshot_ports import SnapshotList
-from budget_recovery_dagster.table_ports import RecoveryPoints, RetainedSnapshots
 
 # A tick has ten seconds for everything.
 _IN_A_TICK = Timeouts(connect=2, answer=2)

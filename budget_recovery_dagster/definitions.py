@@ -8,16 +8,15 @@ from budget_recovery_dagster.assets.recovery_points import recovery_point_age, r
 from budget_recovery_dagster.assets.restored_usage import restored_usage
 from budget_recovery_dagster.assets.snapshot_checks import tenant_coverage, usage_never_drops
 from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
-from budget_recovery_dagster.jobs import (
+from budget_recovery_dagster.jobs.incidents import (
     hold_restore_job,
-    hourly_snapshot_job,
-    manual_restore_job,
     record_reset_job,
-    recovery_points_job,
     release_restore_job,
     resolve_incident_job,
-    restore_job,
 )
+from budget_recovery_dagster.jobs.manual_restore import manual_restore_job
+from budget_recovery_dagster.jobs.restore import restore_job
+from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_job, recovery_points_job
 from budget_recovery_dagster.resources import ControlPlaneResource
 from budget_recovery_dagster.schedules import (
     hourly_snapshot_schedule,

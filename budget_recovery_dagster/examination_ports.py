@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from budget_recovery_dagster.domain.bucket_settings import BucketSettings
-from budget_recovery_dagster.domain.convergence import ClusterView
+from budget_recovery_dagster.domain.store import ClusterView
 from budget_recovery_dagster.errors import StoreError
 
 

@@ -1,28 +1,63 @@
 """What the services need from the outside world; each method states its promise.
 
 Every method may raise the errors of its adapter's kind (StoreError, DatabaseError); others are
-named. All moments are aware and in UTC.
+named. All times are aware and in UTC. Whoever moves the recovery state names what it was judged
+against; if that has moved, nothing is changed and the error says so.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
 from enum import StrEnum
 from typing import Protocol
 
-from budget_recovery_dagster.domain.counters import UnreadableKey
-from budget_recovery_dagster.domain.detection import Sighting
-from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
-from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
-from budget_recovery_dagster.domain.retention import RetentionPolicy
+from budget_recovery_dagster.domain.audit import AuditTrail, MergedAudits
+from budget_recovery_dagster.domain.budgets import BudgetDefinition
+from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
+    Entity,
+    RecoveryPoint,
+    UnreadableKey,
+    Usages,
+    ValueShape,
+)
+from budget_recovery_dagster.domain.incident import (
+    Attempt,
+    Closing,
+    FailureReason,
+    Incident,
+    Loss,
+    Recovery,
+    RecoveryState,
+    Restored,
+)
+from budget_recovery_dagster.domain.plan import KeptPreview, PlannedEntry, RestoreChoice
+from budget_recovery_dagster.domain.recovery_point import PointRecord, TenantPoint
+from budget_recovery_dagster.domain.resets import Reset
 from budget_recovery_dagster.domain.snapshots import (
+    CaptureFailure,
     CaptureSource,
+    CaptureSummary,
+    ListedSnapshot,
+    NamedDrop,
+    NamedOmission,
+    PruneReport,
+    RetentionPolicy,
+    StoredRecord,
     TenantReading,
     TenantSnapshot,
 )
+from budget_recovery_dagster.domain.store import (
+    Baseline,
+    Check,
+    ClusterView,
+    Marker,
+    Sighting,
+    StoreIdentity,
+)
+from budget_recovery_dagster.domain.windows import Hour, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,77 +191,6 @@ class StoreRegistry(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureSummary:
-    """A tenant's stored snapshot, without its records; of very many unreadable keys, the first.
-
-    ``truncated_count`` is of the records that are still retained.
-    """
-
-    tenant: str
-    captured_at: datetime
-    source: CaptureSource
-    identity: StoreIdentity
-    run_id: str
-    record_count: int
-    entry_count: int
-    omitted_count: int
-    drop_count: int
-    truncated_count: int
-    unreadable_count: int
-    unreadable: tuple[UnreadableKey, ...]
-    is_partial: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NamedDrop:
-    """A stored drop, as text for people; usages in plain digits."""
-
-    tenant: str
-    budget: str
-    window: str
-    entity: str | None
-    before: str
-    after: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class NamedOmission:
-    """A stored omission: a counter's key, and why its value could not be read."""
-
-    tenant: str
-    key: str
-    reason: str
-
-
-class Uncaptured(StrEnum):
-    """What a run could not capture."""
-
-    TENANT = "tenant"
-    KEY = "key"
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureFailure:
-    """A tenant of which a run stored nothing, or a key that names no tenant, and why."""
-
-    name: str
-    hour: Hour
-    reason: str
-    hint: str
-    kind: Uncaptured = Uncaptured.TENANT
-
-
-@dataclass(frozen=True, slots=True)
-class PruneReport:
-    """What a prune removed."""
-
-    records: int
-    captures: int
-    contents: int
-    failures: int
-
-
 class Snapshots(Protocol):
     """The stored snapshots of all tenants."""
 
@@ -311,4 +275,574 @@ class CaptureReports(Protocol):
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
         """Verify the stored snapshots of an hour; name, in a sentence each, what does not hold."""
+        ...
+
+
+class SnapshotList(Protocol):
+    """Which snapshots there are to restore from."""
+
+    def all(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
+        """Return a tenant's snapshots, or of None all tenants' by their moments; newest first.
+
+        All tenants that a run captures have one moment. Of the rare one that has snapshots of two
+        sources, each source is told by itself.
+        """
+        ...
+
+    def budgets_of(self, tenant: str) -> tuple[str, ...]:
+        """Return the budgets of a tenant that have a retained record, by name."""
+        ...
+
+
+class RetainedSnapshots(Protocol):
+    """The snapshots that are within retention, whole.
+
+    One of which retention has removed records and kept those that a recovery point needs is none.
+    """
+
+    def tenants_in(self, hour: Hour) -> tuple[str, ...]:
+        """Return the tenants that have a retained snapshot of an hour, by name."""
+        ...
+
+    def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
+        """Return the hours of which these tenants have a retained snapshot; none: no key."""
+        ...
+
+    def records_of(
+        self, tenant: str, hour: Hour
+    ) -> AbstractContextManager[Iterator[StoredRecord] | None]:
+        """Give the records of a tenant's retained snapshots of an hour, read as they are used.
+
+        They come by time, budget and window token. All are of one moment of the database. None
+        means that no such snapshot is retained, or not any more.
+        """
+        ...
+
+
+class RecoveryPoints(Protocol):
+    """What a restore would bring back, and from which snapshots it would be."""
+
+    def newest_snapshots(self) -> Mapping[str, datetime]:
+        """Return the time of each tenant's newest snapshot, of all that have one."""
+        ...
+
+    def newest_points(self, now: datetime) -> Mapping[str, datetime]:
+        """Return the time of each tenant's newest record of a window that is current at ``now``.
+
+        A tenant of which no window is current is not in it.
+        """
+        ...
+
+    def failing(self) -> Mapping[str, datetime | None]:
+        """Return the tenants whose last capture failed, with the time of their newest snapshot.
+
+        None: there is no snapshot of the tenant.
+        """
+        ...
+
+    def windows_of(self, tenant: str, now: datetime) -> tuple[PointRecord, ...]:
+        """Return the windows of a tenant that are current at ``now``, by budget and token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A table as it was written; ``path`` for people, ``size`` in bytes."""
+
+    path: str
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedTables:
+    """Which tables were removed, and of which that failed, in a sentence each."""
+
+    removed: int
+    failures: tuple[str, ...]
+
+
+class OpenedTables(Protocol):
+    """The tables of tenants, while nobody else writes them."""
+
+    def write(self, tenant: str, hour: Hour, records: Iterable[StoredRecord]) -> TableFile:
+        """Write a tenant's table of an hour, in the order of ``records``; replace an earlier one.
+
+        Either the whole table stands under its name at the end, or what stood there before. Equal
+        records give an equal file.
+
+        Raises:
+            TablesError: it could not be written.
+        """
+        ...
+
+    def keep_only(self, retained: Iterable[tuple[str, Collection[Hour]]]) -> RemovedTables:
+        """Remove the tables of all but these hours of these tenants, and leftovers of dead runs.
+
+        What was not written by ``write`` is left alone.
+        """
+        ...
+
+
+class UsageTables(Protocol):
+    """The place where the tables of tenants lie."""
+
+    @property
+    def place(self) -> str:
+        """Where that is, for people."""
+        ...
+
+    def opened(self, owner: str) -> AbstractContextManager[OpenedTables]:
+        """Have the tables for this process alone; wait for whoever has them.
+
+        ``owner`` is the id of the installation, whose they are from then on.
+
+        Raises:
+            TablesError: the place cannot be used, or others have it for too long.
+            ForeignTablesError: the tables are another installation's.
+        """
+        ...
+
+
+class StoreChecks(Protocol):
+    """The checks of the store, newest first; those of the last 30 days are kept."""
+
+    def record(self, check: Check) -> None:
+        """Keep a check, and drop what is older than is kept, but not the newest good one."""
+        ...
+
+    def newest(self, count: int) -> tuple[Check, ...]:
+        """Return the newest checks."""
+        ...
+
+    def newest_good(self) -> Check | None:
+        """Return the newest check that found the store whole."""
+        ...
+
+
+class Baselines(Protocol):
+    """The accepted identity of the store. It moves only while the store is HEALTHY."""
+
+    def intend_marker(self, nonce: str, *, judged: Baseline) -> Baseline:
+        """Note that a marker with this nonce may be written from now on; a new version.
+
+        Raises:
+            BaselineMovedError: the baseline is not the ``judged`` one any more.
+            CapturesPausedError: the store is not HEALTHY.
+        """
+        ...
+
+    def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
+        """Replace the baseline; its version is one above that of the judged one.
+
+        Raises:
+            BaselineMovedError, CapturesPausedError: as ``intend_marker``.
+        """
+        ...
+
+
+class Incidents(Protocol):
+    """The incidents of the store; at most one is open, exactly while it is not HEALTHY."""
+
+    def recovery(self) -> Recovery:
+        """Return the state, and the open incident."""
+        ...
+
+    def recent(self, count: int) -> tuple[Incident, ...]:
+        """Return the newest incidents, newest first."""
+        ...
+
+    def open(self, loss: Loss, *, ground: Baseline | None, judged: Baseline | None) -> Incident:
+        """Open an incident for a loss: the store is RECOVERING, and captures are paused.
+
+        Newest point and last good check are noted as they are then.
+
+        Raises:
+            BaselineMovedError: the baseline is not the ``judged`` one any more.
+            IncidentMovedError: an incident is open already.
+        """
+        ...
+
+    def join(self, loss: Loss, *, ground: Baseline | None, judged: Incident) -> Incident:
+        """Add a further loss to the open incident; its attempts begin again, and it waits no more.
+
+        Raises:
+            IncidentMovedError: its ground is not that of ``judged`` any more, or it is closed.
+        """
+        ...
+
+    def stand_on(self, ground: Baseline, *, judged: Incident) -> Incident:
+        """Let the recovery stand on this store from now on.
+
+        Raises:
+            IncidentMovedError: as ``join``.
+        """
+        ...
+
+    def claim_launch(self, *, judged: Incident) -> Incident | None:
+        """Count one more launch of a restore; None if somebody else has, or it is not RECOVERING.
+
+        The time of the next launch is put off by the backoff for as many launches as there were
+        since the last attempt was claimed.
+        """
+        ...
+
+    def wait(self, reason: str, *, judged: Incident, lease: Lease) -> Incident:
+        """Note that a restore waits for the store, and put the next launch off by the backoff.
+
+        Raises:
+            IncidentMovedError: as ``join``.
+            LeaseLostError: the lease is no longer held.
+        """
+        ...
+
+    def claim_attempt(
+        self, *, judged: Incident, run_id: str, holder: str, lease: Lease
+    ) -> Incident:
+        """Count one more attempt, before its work begins; the incident waits no more.
+
+        Raises:
+            IncidentHeldError: it is on hold.
+            AttemptsUsedUpError: the loss has had all its attempts.
+            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+        """
+        ...
+
+    def end_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
+        """Say how the newest attempt ended.
+
+        Raises:
+            LeaseLostError: the lease is no longer held.
+        """
+        ...
+
+    def give_up(
+        self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease
+    ) -> Incident:
+        """Put the store to FAILED: a person has to look.
+
+        Raises:
+            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+        """
+        ...
+
+    def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
+        """Accept a new baseline, close the incident and put the store to HEALTHY, all or nothing.
+
+        The baseline's version becomes one above the present one.
+
+        Raises:
+            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not
+                RECOVERING, unless a person ends it.
+        """
+        ...
+
+    def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
+        """Keep the restore from being launched and from going on; held already: nothing changes.
+
+        Raises:
+            IncidentMovedError: it is closed, or not RECOVERING.
+        """
+        ...
+
+    def release(self, by: str, *, judged: Incident) -> Incident:
+        """Let the restore go on, at once and with all its attempts; not held: nothing changes.
+
+        Raises:
+            IncidentMovedError: as ``hold``.
+        """
+        ...
+
+    def attempts_of(self, incident_id: str) -> tuple[Attempt, ...]:
+        """Return the attempts of an incident, oldest first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseOrder:
+    """A counter to be raised to ``usage``.
+
+    Where the store has no such key, one is made in this ``shape`` and with this expiry: seconds
+    after the window's end or, for a lifetime, after the writing; None means never.
+    """
+
+    of: BudgetWindow
+    entity: Entity
+    usage: Decimal
+    shape: ValueShape
+    expiry_seconds: int | None
+
+
+class Written(StrEnum):
+    """What became of an order."""
+
+    RAISED = "raised"
+    KEPT = "kept, it is as high already"
+    CLOSED = "left: the window has closed"
+    UNREADABLE = "left: the live value is unreadable"
+    EXPIRED = "left: the key would have expired by now"
+    REFUSED = "left: the store refuses the value"
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseResult:
+    """What became of one order.
+
+    ``before`` is the live usage at the writing, None where there was none or none that could be
+    read; ``reason`` says why an unreadable one is, or why the store refuses the value.
+    """
+
+    order: RaiseOrder
+    written: Written
+    before: Decimal | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BoardOrder:
+    """A leaderboard to be brought in line with these usages.
+
+    Where the store has none, one is made that expires like a counter (see RaiseOrder).
+    """
+
+    of: BudgetWindow
+    usages: Usages
+    expiry_seconds: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoardResult:
+    """Whether a leaderboard was written; ``reason`` says why one was left that is not in line."""
+
+    of: BudgetWindow
+    is_written: bool
+    reason: str = ""
+
+
+IsOpen = Callable[[Window], bool]
+"""Tells whether usage still counts into a window, at the moment of the asking.
+
+Asked before each write; what it raises breaks the writing off. It must not wait for anything.
+"""
+
+
+class LiveTenant(Protocol):
+    """A tenant's counters in the store, read once and ready to be raised.
+
+    Every write is conditional on what was read before it, and on the window being open then. Where
+    somebody else has written meanwhile, the key is read again from the leader, and the higher usage
+    stands. So a usage can only go up. An order that is lost on the way is done again.
+    """
+
+    @property
+    def reading(self) -> TenantReading:
+        """The counters as they were read."""
+        ...
+
+    def raise_counters(
+        self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
+    ) -> tuple[RaiseResult, ...]:
+        """Raise counters, and give the results in the order of the orders.
+
+        A key that exists keeps its other fields and the time at which it expires. A value that the
+        store would never take, such as one too large, is left, and fails nothing.
+
+        Raises:
+            StoreWriteError: the first write that the store refuses for anything but its value, such
+                as that it is full. All others were tried before, until 100 were refused in a row;
+                what was written stays.
+            StoreError: the writing could not be brought to its end; what was written stays.
+        """
+        ...
+
+    def rebuild_boards(
+        self, orders: Sequence[BoardOrder], *, is_open: IsOpen
+    ) -> tuple[BoardResult, ...]:
+        """Bring leaderboards in line, and give the results in the order of the orders.
+
+        An entity gets the higher of what the leaderboard and the usages say; the 500 largest stay.
+        A leaderboard that is right already is not written, one that cannot be read is left alone.
+        One that the store refuses, for whatever reason, is left with that reason, and the others
+        are tried as by ``raise_counters``; so no StoreWriteError is raised.
+
+        Raises:
+            StoreError: the writing could not be brought to its end; what was written stays.
+        """
+        ...
+
+
+class RecoverableStore(Protocol):
+    """The gateway's store, as far as detection and restores need it."""
+
+    def look(self, deployment_id: str) -> Sighting:
+        """Read identity and marker from the stream's leader.
+
+        Raises:
+            StoreMissingError: the cluster says that the bucket does not exist.
+            StorePermissionError: the marker may not be read.
+        """
+        ...
+
+    def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
+        """Write our marker over what stands under its key at sequence ``after``; 0: nothing.
+
+        Raises:
+            MarkerConflictError: something else stands there; nothing is overwritten.
+            StorePermissionError: the marker may not be written.
+            StoreWriteError: the store refuses the write.
+        """
+        ...
+
+    def cluster_view(self, seen_at: datetime) -> ClusterView:
+        """Ask the stream's leader for the servers that hold it; ``seen_at`` is the time of now."""
+        ...
+
+    def now(self) -> datetime | None:
+        """Return the time of the stream's leader; None where its server does not tell."""
+        ...
+
+    def open_tenant(self, tenant: str) -> LiveTenant:
+        """Read a tenant's counters to be raised.
+
+        Raises:
+            StoreReadError: the reading could not be brought to its end in time.
+        """
+        ...
+
+
+OpenStore = Callable[[], AbstractContextManager[RecoverableStore]]
+
+
+class RestorePoints(Protocol):
+    """The recovery points of all tenants, verified as they are read.
+
+    What deliberate resets make ineligible is left out of them.
+    """
+
+    def tenants(self) -> frozenset[str]:
+        """Return the tenants that have a retained record of any budget."""
+        ...
+
+    def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
+        """Read a tenant's recovery point; None where nothing of the tenant is retained."""
+        ...
+
+    def snapshot_of(self, tenant: str, captured_at: datetime) -> TenantPoint | None:
+        """Read the records of one snapshot of a tenant, and no others; None: there is none.
+
+        How keys are made anew is of the newest record that tells it, as in a recovery point.
+
+        Raises:
+            DatabaseError: it has a record of what is no window.
+        """
+        ...
+
+    def despite_resets(self) -> "RestorePoints":
+        """Return the same points as if no reset had been recorded."""
+        ...
+
+
+class RestoreAudits(Protocol):
+    """What restores did, for as long as the database lives.
+
+    An entry is known by run, time, tenant, budget and window. How many counters of a window were
+    raised in an incident is told of its entries in the order of time: an entry that is finished
+    says it. One that was begun only, because the restore was cut off, raised what the next one had
+    no longer to be raised; the last one, all that was planned. Counters that were raised, lost once
+    more and raised again count once: there are no more than the newest entry has.
+    """
+
+    def begin(self, trail: AuditTrail) -> None:
+        """Keep what a restore is about to do, before it writes anything.
+
+        It takes the place of what was begun before under the same run, time, tenant, budget and
+        window; what is finished stays.
+        """
+        ...
+
+    def finish(self, trail: AuditTrail) -> None:
+        """Keep what a restore did, in place of what it began; entries not begun are added."""
+        ...
+
+    def restored_in(self, incident_id: str) -> Restored:
+        """Count what was raised in an incident; leaderboards are not audited, so 0 of them."""
+        ...
+
+    def largest(self, incident_id: str, count: int) -> MergedAudits:
+        """Merge what was done to each budget and window in an incident, and return the largest.
+
+        ``before`` is that of a window's first entry; all else, but ``raised``, that of its last
+        one. Those that rose most come first; of equal rises those with notes, then by tenant,
+        budget and window. No more than ``count`` are returned.
+        """
+        ...
+
+
+"""How long a preview is held against what is applied afterwards."""
+
+
+"""How long one is kept of whose choice there is a newer one: as long as a restore may take."""
+
+
+class BudgetDefinitions(Protocol):
+    """What may be spent, where that is known."""
+
+    def of_tenant(self, tenant: str) -> tuple[BudgetDefinition, ...]:
+        """Return the definitions of a tenant's budgets, by budget and period; none: not known."""
+        ...
+
+
+class Previews(Protocol):
+    """The previews of the last day, so that what is applied can be compared with them."""
+
+    def begin(self, preview: KeptPreview) -> None:
+        """Begin to keep a preview, and drop those that are too old."""
+        ...
+
+    def add(self, preview_id: str, tenant: str, entries: Sequence[PlannedEntry]) -> None:
+        """Keep what is planned for a tenant."""
+        ...
+
+    def complete(self, preview_id: str) -> None:
+        """Say that all tenants of a preview are kept; until then it counts for nothing.
+
+        Earlier ones of the same choice are dropped, but not those of the last hour, with which
+        somebody may just be comparing.
+        """
+        ...
+
+    def get(self, preview_id: str) -> KeptPreview | None:
+        """Return a complete preview; None: there is none of this id, or not any more."""
+        ...
+
+    def newest(self, choice: RestoreChoice) -> KeptPreview | None:
+        """Return the newest complete preview of just this choice; None: there is none any more."""
+        ...
+
+    def tenants_of(self, preview_id: str) -> frozenset[str]:
+        """Return the tenants of whom something was planned."""
+        ...
+
+    def entries_of(self, preview_id: str, tenant: str) -> tuple[PlannedEntry, ...]:
+        """Return what was planned for a tenant, by budget, window and entity."""
+        ...
+
+
+class Resets(Protocol):
+    """The resets that were recorded: none is ever changed or removed."""
+
+    def record(self, reset: Reset) -> Reset:
+        """Keep a reset for as long as the database lives, and return it as it is kept.
+
+        Texts for people are kept in a form that the database holds. Once this returns, no reading
+        of a recovery point that begins uses what the reset makes ineligible.
+        """
+        ...
+
+    def of_tenant(self, tenant: str) -> tuple[Reset, ...]:
+        """Return the resets of a tenant, in the order of their recording."""
+        ...
+
+    def recent(self, count: int) -> tuple[Reset, ...]:
+        """Return the resets of any tenant that were recorded last, the newest first."""
         ...

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.jobs import hourly_snapshot_job, recovery_points_job
+from budget_recovery_dagster.domain.windows import Hour
+from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_job, recovery_points_job
 from budget_recovery_dagster.resources import ControlPlaneResource
 
 # What Dagster's scheduler puts on the runs that it launches.

@@ -9,12 +9,12 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from budget_recovery_dagster.domain.retention import (
+from budget_recovery_dagster.domain.snapshots import (
     DEFAULT_RETENTION_DAYS,
     MAX_RETENTION_DAYS,
+    CaptureSource,
     RetentionPolicy,
 )
-from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.errors import SettingsError
 
 PREFIX = "BUDGET_RECOVERY_"

@@ -4,9 +4,8 @@ import json
 from collections.abc import Mapping
 from decimal import Decimal
 
-from budget_recovery_dagster.adapters.nats_codec import BoardKey, encode_board_key
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.adapters.nats import BoardKey, encode_board_key
+from budget_recovery_dagster.domain import BudgetWindow, Entity, Window
 
 LARGEST = 500
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 

@@ -1,6 +1,6 @@
 """The identity of a store, without more."""
 
-from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain import StoreIdentity
 from budget_recovery_dagster.ports import UsageStore
 
 

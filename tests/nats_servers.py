@@ -19,11 +19,8 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, KeyValueConfig, StreamConfig
 from nats.js.errors import NotFoundError
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
-from budget_recovery_dagster.adapters.nats_connection import Timeouts
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
-from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.adapters.nats import CounterKey, Timeouts, encode_key
+from budget_recovery_dagster.domain import BudgetWindow, CaptureSource, Entity, Window
 from budget_recovery_dagster.errors import StoreError
 from budget_recovery_dagster.ports import UsageStore
 from tests.boards import board, board_key

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from budget_recovery_dagster.adapters.table_directory import told_of
+from budget_recovery_dagster.adapters.parquet import told_of
 from budget_recovery_dagster.errors import InstallationError
 from budget_recovery_dagster.examination_ports import DagsterStorage
 

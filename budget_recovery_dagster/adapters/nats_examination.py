@@ -19,19 +19,17 @@ from typing import Any
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from budget_recovery_dagster.adapters.marker_values import GUARD
-from budget_recovery_dagster.adapters.nats_address import (
+from budget_recovery_dagster.adapters.nats.address import (
     Access,
     credentials_expiry,
     open_access,
     read_credentials,
 )
-from budget_recovery_dagster.adapters.nats_cluster import read_cluster
-from budget_recovery_dagster.adapters.nats_codec import BOARDS, COUNTERS
-from budget_recovery_dagster.adapters.nats_connection import NatsConnection, Timeouts
-from budget_recovery_dagster.adapters.nats_link import INBOX_PREFIX
-from budget_recovery_dagster.adapters.nats_reader import INACTIVE_SECONDS, read_keys
-from budget_recovery_dagster.adapters.nats_stream import BucketStream
+from budget_recovery_dagster.adapters.nats.codec import BOARDS, COUNTERS
+from budget_recovery_dagster.adapters.nats.connection import INBOX_PREFIX, NatsConnection, Timeouts
+from budget_recovery_dagster.adapters.nats.reader import INACTIVE_SECONDS, read_keys
+from budget_recovery_dagster.adapters.nats.store import GUARD
+from budget_recovery_dagster.adapters.nats.stream import BucketStream, read_cluster
 from budget_recovery_dagster.domain.bucket_settings import BucketSettings
 from budget_recovery_dagster.errors import StoreError, StorePermissionError
 from budget_recovery_dagster.examination_ports import (

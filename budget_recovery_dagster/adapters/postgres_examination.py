@@ -4,14 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from budget_recovery_dagster.adapters.postgres_connection import (
+from budget_recovery_dagster.adapters.postgres.connection import (
     Connection,
     connect,
     connection_parameters,
     driver_errors,
 )
-from budget_recovery_dagster.adapters.postgres_database import server_clock
-from budget_recovery_dagster.adapters.postgres_schema import require_newest, require_usable_server
+from budget_recovery_dagster.adapters.postgres.database import (
+    require_newest,
+    require_usable_server,
+    server_clock,
+)
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.examination_ports import DatabaseServer
 

@@ -4,23 +4,29 @@ from collections.abc import Callable, Iterator
 
 import dagster as dg
 
-from budget_recovery_dagster.assets.capture_tables import capture_metadata, verified_metadata
 from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_store
-from budget_recovery_dagster.assets.presentation import (
+from budget_recovery_dagster.domain.windows import Hour
+from budget_recovery_dagster.errors import CapturesPausedError
+from budget_recovery_dagster.partitions import capture_hours
+from budget_recovery_dagster.presentation.metadata import (
     ENTRY_SCHEMA,
     HOURLY_FRESHNESS,
     OWNERS,
+    capture_metadata,
+    verified_metadata,
 )
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.errors import CapturesPausedError
-from budget_recovery_dagster.failures import failure, shown_as_failures
-from budget_recovery_dagster.partitions import capture_hours
-from budget_recovery_dagster.resources import ControlPlaneResource, holder_of
-from budget_recovery_dagster.services.capture import Paused, Verified
-from budget_recovery_dagster.services.capture_outcome import (
+from budget_recovery_dagster.resources import (
+    ControlPlaneResource,
+    failure,
+    holder_of,
+    shown_as_failures,
+)
+from budget_recovery_dagster.services.capture import (
     Captured,
+    Paused,
     TenantFailed,
     TenantOutcome,
+    Verified,
 )
 
 

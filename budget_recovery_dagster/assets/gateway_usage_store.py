@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from budget_recovery_dagster.assets.presentation import GATEWAY_OWNERS
+from budget_recovery_dagster.presentation.metadata import GATEWAY_OWNERS
 from budget_recovery_dagster.settings import load_settings
 
 _settings = load_settings()

@@ -3,16 +3,17 @@
 import dagster as dg
 
 from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
-from budget_recovery_dagster.assets.capture_tables import Row, table
-from budget_recovery_dagster.assets.presentation import HOURLY_FRESHNESS, OWNERS
-from budget_recovery_dagster.assets.recovery_point_metadata import (
+from budget_recovery_dagster.domain.recovery_point import MAX_POINT_AGE, age
+from budget_recovery_dagster.presentation.metadata import (
+    HOURLY_FRESHNESS,
+    OWNERS,
     POINT_SCHEMA,
+    Row,
     duration,
     points_metadata,
+    table,
 )
-from budget_recovery_dagster.domain.point_age import MAX_POINT_AGE, age
-from budget_recovery_dagster.failures import shown_as_failures
-from budget_recovery_dagster.resources import ControlPlaneResource
+from budget_recovery_dagster.resources import ControlPlaneResource, shown_as_failures
 from budget_recovery_dagster.services.recovery_points import PointAges
 
 # In the sentence; the table has more of them.

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 import dagster as dg
 
 from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
-from budget_recovery_dagster.assets.capture_tables import Row, table
 from budget_recovery_dagster.bootstrap import OpenedDatabase
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.failures import shown_as_failures
-from budget_recovery_dagster.ports import CaptureSummary, NamedOmission, Uncaptured
-from budget_recovery_dagster.resources import ControlPlaneResource
+from budget_recovery_dagster.domain.snapshots import CaptureSummary, NamedOmission, Uncaptured
+from budget_recovery_dagster.domain.windows import Hour
+from budget_recovery_dagster.presentation.metadata import Row, table
+from budget_recovery_dagster.resources import ControlPlaneResource, shown_as_failures
 
 # One tenant gone wrong must not crowd the others out of the table; PostgreSQL has the rest.
 _NAMED_PER_TENANT = 10

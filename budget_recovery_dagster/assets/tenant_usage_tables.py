@@ -3,14 +3,17 @@
 import dagster as dg
 
 from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
-from budget_recovery_dagster.assets.presentation import HOURLY_FRESHNESS, OWNERS, USAGE_SCHEMA
-from budget_recovery_dagster.assets.usage_table_metadata import tables_metadata
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import TablesError
-from budget_recovery_dagster.failures import failure, shown_as_failures
 from budget_recovery_dagster.partitions import capture_hours
-from budget_recovery_dagster.resources import ControlPlaneResource
-from budget_recovery_dagster.services.usage_tables import TableFailed, TablesBuilt
+from budget_recovery_dagster.presentation.metadata import (
+    HOURLY_FRESHNESS,
+    OWNERS,
+    USAGE_SCHEMA,
+    tables_metadata,
+)
+from budget_recovery_dagster.resources import ControlPlaneResource, failure, shown_as_failures
+from budget_recovery_dagster.services.tables import TableFailed, TablesBuilt
 
 
 @dg.asset(

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from rich.text import Text
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.cli.consoles import answers
+from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.demo_page import Page
 from budget_recovery_dagster.cli.demo_protection import Services
 from budget_recovery_dagster.cli.starting import starting

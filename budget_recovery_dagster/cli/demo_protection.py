@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from budget_recovery_dagster.bootstrap import OpenedDatabase
-from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.store import Verdict
+from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     HourClosedError,
@@ -18,16 +18,15 @@ from budget_recovery_dagster.sandbox.demo.protection import (
     SnapshotTaken,
 )
 from budget_recovery_dagster.sandbox.errors import DemoError
-from budget_recovery_dagster.services.capture import Paused, Verified
-from budget_recovery_dagster.services.capture_outcome import Captured
-from budget_recovery_dagster.services.detection import Checked
-from budget_recovery_dagster.services.recovery import (
+from budget_recovery_dagster.services.capture import Captured, Paused, Verified
+from budget_recovery_dagster.services.restore.automatic import (
     GaveUp,
     NothingToDo,
     Recovered,
     RecoveryResult,
     StillWaiting,
 )
+from budget_recovery_dagster.services.store_watch import Checked
 
 _HOLDER = "budget-recovery demo"
 # In an installation it is the sensors that try again.

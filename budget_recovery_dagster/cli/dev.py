@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from budget_recovery_dagster.cli.consoles import answers
-from budget_recovery_dagster.cli.data_dir import data_dir_option
+from budget_recovery_dagster.cli.console import answers
+from budget_recovery_dagster.cli.options import data_dir_option
 from budget_recovery_dagster.cli.starting import starting
 from budget_recovery_dagster.cli.stop_signals import stop_signals_interrupt
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.sandbox.child_process import Found, poll
 from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
 from budget_recovery_dagster.sandbox.data_directory import held_data_dir

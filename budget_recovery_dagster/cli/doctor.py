@@ -9,11 +9,10 @@ from pathlib import Path
 import click
 from pydantic import SecretStr
 
-from budget_recovery_dagster.cli.consoles import answers
-from budget_recovery_dagster.cli.data_dir import data_dir_option
+from budget_recovery_dagster.cli.console import answers, show_failure
 from budget_recovery_dagster.cli.doctor_json import examination_json, refusal_json
 from budget_recovery_dagster.cli.doctor_page import print_examination
-from budget_recovery_dagster.cli.failure import show_failure
+from budget_recovery_dagster.cli.options import data_dir_option
 from budget_recovery_dagster.doctor_bootstrap import doctor_service
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.sandbox.errors import NoRunningDevError

@@ -1,7 +1,7 @@
 """The examination as JSON: stable keys, moments in UTC."""
 
-from budget_recovery_dagster.cli.json_values import dumped, moment_or_none
 from budget_recovery_dagster.domain.findings import Examination, State
+from budget_recovery_dagster.presentation.documents import dumped, moment_or_none
 
 
 def examination_json(examination: Examination, exit_code: int) -> str:

@@ -6,9 +6,9 @@ from itertools import groupby
 from rich.console import Console
 from rich.text import Text
 
-from budget_recovery_dagster.cli.harmless_text import harmless
 from budget_recovery_dagster.domain.findings import Examination, Finding, State, Topic
-from budget_recovery_dagster.services.count_words import counted
+from budget_recovery_dagster.presentation.text import harmless
+from budget_recovery_dagster.services.words import counted
 
 _WIDEST = 100
 _NARROWEST = 20

@@ -4,16 +4,14 @@ from typing import Any
 
 import click
 
+from budget_recovery_dagster.cli.console import show_failure
 from budget_recovery_dagster.cli.demo import demo
 from budget_recovery_dagster.cli.dev import dev
 from budget_recovery_dagster.cli.doctor import doctor
-from budget_recovery_dagster.cli.failure import show_failure
-from budget_recovery_dagster.cli.hold import hold
-from budget_recovery_dagster.cli.json_values import error_json
+from budget_recovery_dagster.cli.hold import hold, release
 from budget_recovery_dagster.cli.migrate import migrate
 from budget_recovery_dagster.cli.preview import preview
 from budget_recovery_dagster.cli.record_reset import record_reset
-from budget_recovery_dagster.cli.release import release
 from budget_recovery_dagster.cli.resolve import resolve
 from budget_recovery_dagster.cli.restore import restore
 from budget_recovery_dagster.cli.snapshots import snapshots
@@ -26,6 +24,7 @@ from budget_recovery_dagster.errors import (
     PreviewOutdatedError,
     SettingsError,
 )
+from budget_recovery_dagster.presentation.documents import error_json
 from budget_recovery_dagster.sandbox.errors import (
     CannotStartError,
     NoRunningDevError,

@@ -2,14 +2,14 @@
 
 import click
 
-from budget_recovery_dagster.adapters import postgres_schema
+from budget_recovery_dagster.adapters.postgres import database
 from budget_recovery_dagster.settings import load_settings
 
 
 @click.command(short_help="Bring the database's schema up to date.")
 def migrate() -> None:
     """Bring the schema of BUDGET_RECOVERY_POSTGRES_URL up to date; again is harmless."""
-    migration = postgres_schema.migrate(load_settings().require_postgres_url())
+    migration = database.migrate(load_settings().require_postgres_url())
     if not migration.changed:
         click.echo(f"The schema already is at version {migration.to_version}.")
     elif migration.from_version is None:

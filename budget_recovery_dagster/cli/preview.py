@@ -6,15 +6,16 @@ from typing import Any
 import click
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.cli.choice_options import choice_options, request_of
-from budget_recovery_dagster.cli.consoles import answers
-from budget_recovery_dagster.cli.control_plane import settings_with_servers
-from budget_recovery_dagster.cli.data_dir import data_dir_option
-from budget_recovery_dagster.cli.json_values import errors_in_json
-from budget_recovery_dagster.cli.person import this_person
-from budget_recovery_dagster.cli.preview_json import preview_json
-from budget_recovery_dagster.cli.preview_page import print_preview
-from budget_recovery_dagster.cli.progress import progress
+from budget_recovery_dagster.cli.console import answers, progress
+from budget_recovery_dagster.cli.options import (
+    choice_options,
+    data_dir_option,
+    request_of,
+    settings_with_servers,
+    this_person,
+)
+from budget_recovery_dagster.presentation.documents import errors_in_json, preview_json
+from budget_recovery_dagster.presentation.terminal import print_preview
 
 
 @click.command(short_help="Tell what a restore would do.")

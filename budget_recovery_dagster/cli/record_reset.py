@@ -7,16 +7,13 @@ import click
 from rich.text import Text
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.cli.consoles import answers
-from budget_recovery_dagster.cli.control_plane import settings_with_database
-from budget_recovery_dagster.cli.data_dir import data_dir_option
-from budget_recovery_dagster.cli.harmless_text import harmless
-from budget_recovery_dagster.cli.json_values import dumped, errors_in_json, moment_or_none
-from budget_recovery_dagster.cli.person import this_person
+from budget_recovery_dagster.cli.console import answers
+from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database, this_person
 from budget_recovery_dagster.domain.counters import Entity
-from budget_recovery_dagster.domain.moments import parse_moment
 from budget_recovery_dagster.domain.resets import EVERYONE, Everyone
-from budget_recovery_dagster.services.reset_words import told
+from budget_recovery_dagster.domain.windows import parse_moment
+from budget_recovery_dagster.presentation.documents import dumped, errors_in_json, moment_or_none
+from budget_recovery_dagster.presentation.text import harmless, told
 from budget_recovery_dagster.services.resets import RecordedReset, ResetRequest
 
 

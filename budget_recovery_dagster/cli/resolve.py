@@ -7,18 +7,23 @@ from typing import Any
 import click
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.cli.confirming import confirmed
-from budget_recovery_dagster.cli.consoles import answers
-from budget_recovery_dagster.cli.control_plane import settings_with_servers
-from budget_recovery_dagster.cli.data_dir import data_dir_option
-from budget_recovery_dagster.cli.json_values import dumped, errors_in_json, moment_or_none
-from budget_recovery_dagster.cli.order_options import order_of, order_options
-from budget_recovery_dagster.cli.page_rows import print_row
-from budget_recovery_dagster.cli.preview_json import left_of
-from budget_recovery_dagster.cli.progress import progress
+from budget_recovery_dagster.cli.console import answers, confirmed, progress
+from budget_recovery_dagster.cli.options import (
+    data_dir_option,
+    order_of,
+    order_options,
+    settings_with_servers,
+)
+from budget_recovery_dagster.presentation.documents import (
+    dumped,
+    errors_in_json,
+    left_of,
+    moment_or_none,
+)
+from budget_recovery_dagster.presentation.terminal import print_row
 from budget_recovery_dagster.sandbox.errors import NotConfirmedError
-from budget_recovery_dagster.services.orders import require_reason
-from budget_recovery_dagster.services.resolving import Resolved
+from budget_recovery_dagster.services.restore.choice import require_reason
+from budget_recovery_dagster.services.restore.manual import Resolved
 
 _DECLINED = 2
 

@@ -8,23 +8,22 @@ from typing import Any
 import click
 
 from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
-from budget_recovery_dagster.cli.choice_options import choice_options, request_of
-from budget_recovery_dagster.cli.confirming import confirmed
-from budget_recovery_dagster.cli.consoles import answers
-from budget_recovery_dagster.cli.control_plane import settings_with_servers
-from budget_recovery_dagster.cli.data_dir import data_dir_option
-from budget_recovery_dagster.cli.failure import show_failure
-from budget_recovery_dagster.cli.json_values import errors_in_json
-from budget_recovery_dagster.cli.order_options import order_of, order_options
-from budget_recovery_dagster.cli.person import this_person
-from budget_recovery_dagster.cli.preview_json import applied_json
-from budget_recovery_dagster.cli.preview_page import print_applied, print_preview
-from budget_recovery_dagster.cli.progress import progress
+from budget_recovery_dagster.cli.console import answers, confirmed, progress, show_failure
+from budget_recovery_dagster.cli.options import (
+    choice_options,
+    data_dir_option,
+    order_of,
+    order_options,
+    request_of,
+    settings_with_servers,
+    this_person,
+)
 from budget_recovery_dagster.errors import BudgetRecoveryError
+from budget_recovery_dagster.presentation.documents import applied_json, errors_in_json
+from budget_recovery_dagster.presentation.terminal import print_applied, print_preview
 from budget_recovery_dagster.sandbox.errors import NotConfirmedError
-from budget_recovery_dagster.services.chosen_points import RestoreRequest
-from budget_recovery_dagster.services.manual_restore import Applied
-from budget_recovery_dagster.services.orders import require_reason
+from budget_recovery_dagster.services.restore.choice import RestoreRequest, require_reason
+from budget_recovery_dagster.services.restore.manual import Applied
 
 _NOT_ALL_DONE = 1
 _REFUSED = 2

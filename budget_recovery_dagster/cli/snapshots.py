@@ -5,13 +5,12 @@ from pathlib import Path
 import click
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.cli.consoles import answers
-from budget_recovery_dagster.cli.control_plane import settings_with_database
-from budget_recovery_dagster.cli.data_dir import data_dir_option
-from budget_recovery_dagster.cli.json_values import dumped, errors_in_json, moment_or_none
-from budget_recovery_dagster.cli.page_rows import print_columns, print_row
-from budget_recovery_dagster.domain.restore_choice import EVERY_TENANT, choose_tenant, moment
-from budget_recovery_dagster.snapshot_ports import ListedSnapshot
+from budget_recovery_dagster.cli.console import answers
+from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database
+from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant, moment
+from budget_recovery_dagster.domain.snapshots import ListedSnapshot
+from budget_recovery_dagster.presentation.documents import dumped, errors_in_json, moment_or_none
+from budget_recovery_dagster.presentation.terminal import print_columns, print_row
 
 _SHOWN = 24
 

@@ -8,14 +8,12 @@ from typing import Any
 import click
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.cli.consoles import answers
-from budget_recovery_dagster.cli.control_plane import settings_with_database
-from budget_recovery_dagster.cli.data_dir import data_dir_option
-from budget_recovery_dagster.cli.failure import show_failure
-from budget_recovery_dagster.cli.status_json import failure_json, status_json
-from budget_recovery_dagster.cli.status_page import print_status
+from budget_recovery_dagster.cli.console import answers, show_failure
+from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database
 from budget_recovery_dagster.errors import put_into_words
-from budget_recovery_dagster.services.assessment import Condition
+from budget_recovery_dagster.presentation.documents import failure_json, status_json
+from budget_recovery_dagster.presentation.terminal import print_status
+from budget_recovery_dagster.services.status import Condition
 
 CANNOT_TELL = 3
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from budget_recovery_dagster.cli.consoles import answers
-from budget_recovery_dagster.cli.data_dir import data_dir_option
+from budget_recovery_dagster.cli.console import answers
+from budget_recovery_dagster.cli.options import data_dir_option
 from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.sandbox.errors import NotConfirmedError
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place

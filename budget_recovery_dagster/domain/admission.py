@@ -6,10 +6,10 @@ The database and its fake read the facts each in their own way, and decide here.
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.moments import Hour
 from budget_recovery_dagster.domain.snapshots import TenantSnapshot
+from budget_recovery_dagster.domain.store import Baseline, StoreIdentity
+from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import (
     BaselineMovedError,
     CapturesPausedError,

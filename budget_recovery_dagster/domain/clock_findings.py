@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from budget_recovery_dagster.domain.findings import Finding, Topic, advice, ok, wrong
-from budget_recovery_dagster.domain.moments import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW
+from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW
 
 STORE_CLOCK = "of the store"
 HOST_CLOCK = "of this host"

@@ -1,26 +1,23 @@
-"""Counters: what one entity has spent in one window of one budget.
+"""Counters: names, exact usages, and how several readings of one counter merge.
 
-Usage is an exact decimal, never negative. A counter is a value of the gateway's store, read and
-compared here; it is not one of the store's own built-in counter types.
+Within a window a counter only grows, so the maximum of all readings is the best known usage.
 """
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Inexact
 from enum import StrEnum
 
 from budget_recovery_dagster.domain.windows import Window
 
 MAX_INTEGER_DIGITS = 20
 MAX_DECIMALS = 18
-
 Entity = str | None
 """Who spends: a user, model, account, agent or metadata value; None is a budget's aggregate."""
-
 # Long enough for any value in bounds with room for zeros; what is longer is not worth parsing.
 _LONGEST_USAGE_TEXT = 100
 _NUMBER = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?", re.ASCII)
-
 # The default context rounds normalized values to 28 digits; this one never rounds.
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
@@ -150,3 +147,114 @@ class UnreadableKey:
 
     key: str
     reason: str
+
+
+BOARD_SIZE = 500
+"""How many entities a leaderboard lists at most."""
+
+
+def rank(usages: Iterable[tuple[Entity, Decimal]]) -> list[tuple[Entity, Decimal]]:
+    """Return the largest usages: most usage first, equal ones by their names' code points."""
+    by_name = sorted(usages, key=lambda each: each[0] or "")
+    # A stable sort, also in reverse; to sort by the negated usage would round it.
+    return sorted(by_name, key=lambda each: each[1], reverse=True)[:BOARD_SIZE]
+
+
+Usages = Mapping[Entity, Decimal]
+"""Usage by entity, of one budget and window."""
+RecoveryPoint = Mapping[BudgetWindow, Usages]
+"""The best known usages of every still-current window of one tenant."""
+
+
+def max_merge(*records: Usages) -> dict[Entity, Decimal]:
+    """Take, entity by entity, the highest usage: order and repetition change nothing."""
+    merged: dict[Entity, Decimal] = {}
+    for usages in records:
+        for entity, usage in usages.items():
+            known = merged.get(entity)
+            if known is None or usage > known:
+                merged[entity] = usage
+    return merged
+
+
+def covers(later: Usages, earlier: Usages) -> bool:
+    """Whether no entity of ``earlier`` is missing from ``later`` or lower in it."""
+    return all(entity in later and later[entity] >= usage for entity, usage in earlier.items())
+
+
+def count_from_earlier(point: Usages, newest: Usages) -> int:
+    """Count the entities of a point that its newest record does not hold, or holds lower."""
+    return sum(entity not in newest or newest[entity] < usage for entity, usage in point.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A counter of the recovery point that the store no longer holds, or holds lower.
+
+    ``after`` is None where it is missing: from the store or, of a full leaderboard, from among
+    those that have used as much as it had. Purges of single keys change no identity, so this is
+    the only trace that they leave.
+    """
+
+    of: BudgetWindow
+    entity: Entity
+    before: Decimal
+    after: Decimal | None
+
+
+def find_drops(
+    point: RecoveryPoint,
+    observed: RecoveryPoint,
+    unknown: Iterable[tuple[BudgetWindow, Entity]],
+    unlisted: Iterable[UnlistedEntities],
+) -> tuple[Drop, ...]:
+    """List what the point holds and the store does not, except what is not known of.
+
+    An ``unknown`` counter, one that is unreadable, is reported as such; it is not known to be lower
+    or lost. Neither is one that is not observed where ``unlisted`` tells that not all are, unless
+    it had more than any such one has.
+    """
+    unjudged = frozenset(unknown)
+    incomplete = {each.of: each for each in unlisted}
+    return tuple(
+        Drop(of, entity, before, after)
+        for of, usages in point.items()
+        for entity, before in usages.items()
+        if (of, entity) not in unjudged
+        if _is_drop(before, after := observed.get(of, {}).get(entity), incomplete.get(of))
+    )
+
+
+def _is_drop(before: Decimal, after: Decimal | None, unlisted: UnlistedEntities | None) -> bool:
+    if after is not None:
+        return after < before
+    if unlisted is None:
+        return True
+    return unlisted.at_most is not None and unlisted.at_most < before
+
+
+# The default context would round to 28 digits. A usage has at most 38, and each further digit is
+# room for ten times as many of them.
+_EXACT_SUMS = Context(prec=80, traps=[Inexact])
+
+
+def exact_sum(usages: Iterable[Decimal]) -> Decimal:
+    """Add usages up exactly, in plain form: no exponent that a person has to read."""
+    total = Decimal(0)
+    for usage in usages:
+        total = _EXACT_SUMS.add(total, usage)
+    return total
+
+
+def exact_difference(usage: Decimal, less: Decimal) -> Decimal:
+    """Subtract a usage from another exactly."""
+    return _EXACT_SUMS.subtract(usage, less)
+
+
+def budget_usage(usages: Usages) -> Decimal:
+    """Return what a budget has used in a window: its aggregate, or else the sum of its entities.
+
+    Where the gateway counts both, the sum of all would count every request twice.
+    """
+    aggregate = usages.get(None)
+    return exact_sum(usages.values()) if aggregate is None else aggregate

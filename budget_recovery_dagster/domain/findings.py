@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from budget_recovery_dagster.domain.moments import require_aware
+from budget_recovery_dagster.domain.windows import require_aware
 
 
 class Topic(StrEnum):

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity, Verdict
+from budget_recovery_dagster.domain.store import Baseline, StoreIdentity, Verdict
 
 MAX_ATTEMPTS = 3
 """How often a restore is tried for one loss before a person has to look."""
-
 _FIRST_BACKOFF = timedelta(seconds=30)
 _LONGEST_BACKOFF = timedelta(minutes=5)
 
@@ -59,7 +58,6 @@ class IllegalMoveError(ValueError):
 
 
 _HEALTHY, _RECOVERING, _FAILED = RecoveryState
-
 _MOVES: Mapping[tuple[RecoveryState, Event], RecoveryState] = {
     (_HEALTHY, Event.LOSS): _RECOVERING,
     (_RECOVERING, Event.LOSS): _RECOVERING,
@@ -271,3 +269,27 @@ def may_launch(recovery: Recovery, now: datetime) -> str | None:
             f"{incident.next_launch_at:%H:%M:%S} UTC."
         )
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at restoring after one loss; ``outcome`` is None while it runs, or if it died."""
+
+    incident_id: str
+    loss: int
+    number: int
+    run_id: str
+    holder: str
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """How an incident is to be closed, and the store that is accepted with it."""
+
+    outcome: Outcome
+    detail: str
+    restored: Restored
+    baseline: Baseline

@@ -1,22 +1,19 @@
-"""The moves of an incident from its opening to its end, decided on what the locks show.
+"""Moves of the recovery state, each conditional on the state it was judged against.
 
-The database and its fake read the standing each in their own way, decide here, and keep what comes
-back. Those of a person are in ``holds``.
+A move that is not allowed raises and changes nothing.
 """
 
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from budget_recovery_dagster.domain.admission import require_unmoved
-from budget_recovery_dagster.domain.baseline_moves import following
-from budget_recovery_dagster.domain.holds import require_not_held
-from budget_recovery_dagster.domain.identity import Baseline
+from budget_recovery_dagster.domain.admission import admit_baseline, require_unmoved
 from budget_recovery_dagster.domain.incident import (
     MAX_ATTEMPTS,
     Ended,
     Event,
     FailureReason,
     GivenUp,
+    Held,
     Incident,
     Loss,
     Recovery,
@@ -26,8 +23,156 @@ from budget_recovery_dagster.domain.incident import (
     backoff,
     may_launch,
 )
-from budget_recovery_dagster.domain.standing import READ_AGAIN, Move, Standing
-from budget_recovery_dagster.errors import AttemptsUsedUpError, IncidentMovedError
+from budget_recovery_dagster.domain.store import Baseline
+from budget_recovery_dagster.errors import (
+    AttemptsUsedUpError,
+    IncidentHeldError,
+    IncidentMovedError,
+)
+
+READ_AGAIN = "read the incident again, and go on from what it is now."
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a standing becomes; the incident may be closed by it."""
+
+    state: RecoveryState
+    baseline: Baseline | None
+    incident: Incident
+    launches_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The store with its baseline, and the incident that is open in it, if one is.
+
+    ``launches_before`` is how many of its launches came before its newest attempt, its newest loss
+    or its newest release: the backoff counts from there.
+    """
+
+    state: RecoveryState
+    baseline: Baseline | None
+    incident: Incident | None = None
+    launches_before: int = 0
+
+    def with_incident(self, incident: Incident) -> Move:
+        """Move the incident alone."""
+        return Move(self.state, self.baseline, incident, self.launches_before)
+
+    def the_same(self, judged: Incident) -> Incident:
+        """Return the open incident, whatever has become of it since it was judged.
+
+        Raises:
+            IncidentMovedError: it is closed.
+        """
+        if self.incident is None:
+            raise _moved(judged, "it is closed")
+        if self.incident.incident_id != judged.incident_id:
+            raise _moved(judged, f"it is closed, and {self.incident.short_id} is open")
+        return self.incident
+
+    def on_the_same_ground(self, judged: Incident) -> Incident:
+        """Return the open incident, unless it stands on another store than when it was judged.
+
+        Raises:
+            IncidentMovedError: its ground is not that of ``judged``, or it is closed.
+        """
+        incident = self.the_same(judged)
+        if incident.ground != judged.ground:
+            raise _moved(judged, "the store that it stands on is another now")
+        return incident
+
+    def require_recovering(self, judged: Incident) -> None:
+        """Refuse what is only for a store that is being restored.
+
+        Raises:
+            IncidentMovedError: it is not.
+        """
+        if self.state is not RecoveryState.RECOVERING:
+            raise _moved(judged, f"the store is {self.state}")
+
+
+def _moved(judged: Incident, why: str) -> IncidentMovedError:
+    return IncidentMovedError(
+        f"Incident {judged.short_id} is not as it was judged: {why}.", READ_AGAIN
+    )
+
+
+def intend_marker(standing: Standing, nonce: str, *, judged: Baseline) -> Baseline:
+    """Note the nonce of a marker that may be written from now on.
+
+    Raises:
+        CapturesPausedError: the store is not HEALTHY.
+        BaselineMovedError: the baseline is not the ``judged`` one any more.
+    """
+    return accept(standing, replace(judged, intended=nonce), judged=judged)
+
+
+def accept(standing: Standing, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
+    """Return a new baseline, under the version that follows.
+
+    Raises:
+        CapturesPausedError, BaselineMovedError: as ``intend_marker``.
+    """
+    admit_baseline(standing.state)
+    require_unmoved(standing.baseline, judged)
+    return following(standing.baseline, baseline)
+
+
+def following(present: Baseline | None, baseline: Baseline) -> Baseline:
+    """Return a baseline under the version that follows the present one's, from 1."""
+    return replace(baseline, version=present.version + 1 if present else 1)
+
+
+def hold(standing: Standing, held: Held, *, judged: Incident) -> Move:
+    """Put the incident on hold; one that is on hold already stays so as it is.
+
+    Raises:
+        IncidentMovedError: the incident is closed, or the store is not RECOVERING.
+    """
+    incident = _held_recovery(standing, judged)
+    return standing.with_incident(
+        replace(incident, held=incident.held if incident.is_held else held)
+    )
+
+
+def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
+    """Let the restore go on, at once, with all attempts; an incident not on hold stays as it is.
+
+    Raises:
+        IncidentMovedError: as ``hold``.
+    """
+    incident = _held_recovery(standing, judged)
+    if not incident.is_held:
+        return standing.with_incident(incident)
+    released = replace(
+        incident,
+        released_at=now,
+        attempts=0,
+        waiting=None,
+        next_launch_at=None,
+    )
+    return Move(standing.state, standing.baseline, released, launches_before=incident.launches)
+
+
+def require_not_held(incident: Incident) -> None:
+    """Refuse to go on with a restore that a person has put on hold.
+
+    Raises:
+        IncidentHeldError: it is on hold; the message says who, since when and why.
+    """
+    if incident.on_hold is not None:
+        raise IncidentHeldError(
+            incident.on_hold,
+            "let it go on with `budget-recovery release` once that reason is gone.",
+        )
+
+
+def _held_recovery(standing: Standing, judged: Incident) -> Incident:
+    incident = standing.the_same(judged)
+    standing.require_recovering(judged)
+    return incident
 
 
 @dataclass(frozen=True, slots=True)

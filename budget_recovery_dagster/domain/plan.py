@@ -1,19 +1,17 @@
-"""The plan of a restore: what becomes of each entry, decided before anything is written.
+"""Restore plans: which counters rise, how two plans differ, and which restore was chosen."""
 
-Preview and apply build the same plan. A restore can only raise a counter towards the truth: it
-never lowers one, never adds, and never touches a window that has closed.
-"""
-
+import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
-from budget_recovery_dagster.domain.moments import require_aware
-from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, RecoveryPoint
+from budget_recovery_dagster.domain.store import StoreIdentity
+from budget_recovery_dagster.domain.windows import require_aware
+from budget_recovery_dagster.errors import ChoiceError
 
 
 class Action(StrEnum):
@@ -90,3 +88,231 @@ def plan_restore(
                 action = Action.RAISE if known is None or known < usage else Action.KEEP
             entries.append(PlannedEntry(of, entity, usage, known, action))
     return RecoveryPlan(tenant, tuple(entries))
+
+
+class Change(StrEnum):
+    """In what an entry is not as it was previewed."""
+
+    RECORDED = "the snapshots say another usage"
+    CLOSED = "its window has closed"
+    UNREADABLE = "its live counter has become unreadable"
+    READABLE = "its live counter has become readable"
+    NEW = "it was not in the preview"
+    GONE = "it is in no snapshot any more"
+    LIVE = "its live usage has moved"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One entry that is not as it was previewed; ``previewed`` and ``found`` are what changed.
+
+    They are usages: of a live counter (None: there was none), of the snapshots, or, where the
+    change is none of usages, what the counter was to have, and is to have now.
+    """
+
+    tenant: str
+    of: BudgetWindow
+    entity: Entity
+    change: Change
+    previewed: Decimal | None
+    found: Decimal | None
+
+
+def differences(
+    tenant: str, previewed: Iterable[PlannedEntry], planned: Iterable[PlannedEntry]
+) -> tuple[Difference, ...]:
+    """Compare what is planned for a tenant with what was previewed, entry by entry."""
+    before = {(entry.of, entry.entity): entry for entry in previewed}
+    found: list[Difference] = []
+    for entry in planned:
+        earlier = before.pop((entry.of, entry.entity), None)
+        if earlier is None:
+            found.append(Difference(tenant, entry.of, entry.entity, Change.NEW, None, entry.result))
+            continue
+        found.extend(
+            Difference(tenant, entry.of, entry.entity, change, was, now)
+            for change, was, now in _changes(earlier, entry)
+        )
+    found.extend(
+        Difference(tenant, entry.of, entry.entity, Change.GONE, entry.result, None)
+        for entry in before.values()
+    )
+    return tuple(found)
+
+
+def _changes(
+    before: PlannedEntry, now: PlannedEntry
+) -> Iterator[tuple[Change, Decimal | None, Decimal | None]]:
+    if before.recorded != now.recorded:
+        yield Change.RECORDED, before.recorded, now.recorded
+    was_closed, is_closed = (each.action is Action.SKIP_CLOSED for each in (before, now))
+    if is_closed:
+        if not was_closed:
+            yield Change.CLOSED, before.result, now.live
+        # Of a closed window the live counter means nothing.
+        return
+    was_unread, is_unread = (each.action is Action.SKIP_UNREADABLE for each in (before, now))
+    if was_unread != is_unread:
+        change = Change.UNREADABLE if is_unread else Change.READABLE
+        yield change, before.result, now.result
+    elif before.live != now.live:
+        yield Change.LIVE, before.live, now.live
+
+
+EVERY_TENANT = "*"
+"""How a person chooses all tenants."""
+LATEST = "latest"
+"""How a person chooses the recovery point: the highest that any retained snapshot knows."""
+_NAMED = 12
+# A moment as people write it, whole or only its beginning: a day, an hour, a minute, a second. The
+# hour may also stand as in the key of a partition. ASCII digits only.
+_MOMENT = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})"
+    r"(?:[T -]([0-9]{2})(?::([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,6}))?)?)?)?"
+    r" ?(?:Z|UTC)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreChoice:
+    """Which counters are brought back, and from what.
+
+    ``tenant`` None: every tenant's. ``budget`` None: every budget's; one is always a tenant's.
+    ``snapshot`` None: from the recovery point, else exactly from the snapshot of that moment.
+    ``despite_resets``: also what was reset on purpose.
+    """
+
+    tenant: str | None = None
+    budget: str | None = None
+    snapshot: datetime | None = None
+    despite_resets: bool = False
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.tenant is None:
+            raise ValueError("a budget is always a tenant's")
+
+    def __str__(self) -> str:
+        whose = "every tenant" if self.tenant is None else f"tenant {self.tenant!r}"
+        what = whose if self.budget is None else f"budget {self.budget!r} of {whose}"
+        source = (
+            "the latest" if self.snapshot is None else f"the snapshot of {moment(self.snapshot)}"
+        )
+        despite = ", also what was reset" if self.despite_resets else ""
+        return f"{what}, from {source}{despite}"
+
+
+def moment(at: datetime) -> str:
+    """Write the moment of a snapshot so that it can be chosen by it."""
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}Z"
+
+
+def choose_tenant(text: str, known: Sequence[str]) -> str | None:
+    """Return the tenant that is meant; None for all.
+
+    Raises:
+        ChoiceError: there is no such tenant in the snapshots.
+    """
+    if text == EVERY_TENANT:
+        return None
+    if text in known:
+        return text
+    raise ChoiceError(
+        f"The tenant is {text!r}, of which no snapshot is retained.",
+        _one_of("tenant", [EVERY_TENANT, *sorted(known)]),
+    )
+
+
+def choose_budget(text: str, tenant: str | None, known: Sequence[str]) -> str | None:
+    """Return the budget that is meant; None for all, which is chosen by an empty text.
+
+    Raises:
+        ChoiceError: there is no such budget in the tenant's snapshots, or no tenant is named.
+    """
+    if not text:
+        return None
+    if tenant is None:
+        raise ChoiceError(
+            f"The budget is {text!r}, but the tenant is {EVERY_TENANT}.",
+            "name the tenant whose budget it is, or leave the budget out.",
+        )
+    if text in known:
+        return text
+    raise ChoiceError(
+        f"The budget is {text!r}, of which tenant {tenant!r} has no retained snapshot.",
+        _one_of("budget", sorted(known)),
+    )
+
+
+def is_latest(text: str) -> bool:
+    """Whether the latest of everything is meant, and no snapshot."""
+    return text.strip().lower() == LATEST
+
+
+def choose_snapshot(text: str, retained: Sequence[datetime]) -> datetime | None:
+    """Return the moment of the snapshot that is meant; None for the latest of everything.
+
+    ``text`` is ``latest``, or a moment in UTC; its beginning is enough where only one snapshot's
+    begins so.
+
+    Raises:
+        ChoiceError: it is no moment, or no snapshot's, or that of several.
+    """
+    if is_latest(text):
+        return None
+    written = text.strip()
+    newest_first = sorted(retained, reverse=True)
+    match = _MOMENT.fullmatch(written)
+    if match is None:
+        raise ChoiceError(
+            f"The snapshot is {text!r}, which is neither {LATEST} nor a moment in UTC.",
+            _one_of("snapshot", [LATEST, *map(moment, newest_first)]),
+        )
+    found = [at for at in newest_first if moment(at).startswith(_beginning(match))]
+    if not found:
+        raise ChoiceError(
+            f"The snapshot is {text!r}, of which none is retained.",
+            _one_of("snapshot", [LATEST, *map(moment, newest_first)]),
+        )
+    if len(found) > 1:
+        raise ChoiceError(
+            f"The snapshot is {text!r}, and {len(found)} of them begin so.",
+            _one_of("snapshot", [*map(moment, found)]),
+        )
+    return found[0]
+
+
+def _beginning(match: re.Match[str]) -> str:
+    """Write as much of a moment as is given, as ``moment`` writes it."""
+    day, hour, minute, second, fraction = match.groups()
+    written = f"{day}T"
+    if hour is not None:
+        written = f"{written}{hour}:"
+    if minute is not None:
+        written = f"{written}{minute}:"
+    if second is not None:
+        written = f"{written}{second}."
+    return written if fraction is None else f"{written}{fraction}"
+
+
+def _one_of(what: str, choices: Sequence[str]) -> str:
+    if not choices:
+        return f"there is no {what} to choose: nothing is retained."
+    more = f", and {len(choices) - _NAMED} more" if len(choices) > _NAMED else ""
+    return f"choose the {what} from: {', '.join(choices[:_NAMED])}{more}."
+
+
+PREVIEWS_KEPT_FOR = timedelta(days=1)
+
+
+OUTDATED_KEPT_FOR = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPreview:
+    """That a preview was made: when, by whom, of what, and of which store."""
+
+    preview_id: str
+    at: datetime
+    by: str
+    choice: RestoreChoice
+    identity: StoreIdentity

@@ -1,85 +1,98 @@
-"""The recovery point of a tenant: what a restore would use now.
+"""Recovery points: what a restore would bring back now, and how old that is."""
 
-Within a window a counter only grows, so the highest value ever recorded for an entity is the best
-that is known of it: taking the maximum over all retained records is exact, and neither a partial
-nor a low record can do harm.
-"""
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from decimal import Decimal
-
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, UnlistedEntities
-
-Usages = Mapping[Entity, Decimal]
-"""Usage by entity, of one budget and window."""
-
-RecoveryPoint = Mapping[BudgetWindow, Usages]
-"""The best known usages of every still-current window of one tenant."""
-
-
-def max_merge(*records: Usages) -> dict[Entity, Decimal]:
-    """Take, entity by entity, the highest usage: order and repetition change nothing."""
-    merged: dict[Entity, Decimal] = {}
-    for usages in records:
-        for entity, usage in usages.items():
-            known = merged.get(entity)
-            if known is None or usage > known:
-                merged[entity] = usage
-    return merged
-
-
-def covers(later: Usages, earlier: Usages) -> bool:
-    """Whether no entity of ``earlier`` is missing from ``later`` or lower in it."""
-    return all(entity in later and later[entity] >= usage for entity, usage in earlier.items())
-
-
-def count_from_earlier(point: Usages, newest: Usages) -> int:
-    """Count the entities of a point that its newest record does not hold, or holds lower."""
-    return sum(entity not in newest or newest[entity] < usage for entity, usage in point.items())
+from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
+    Entity,
+    OmittedCounter,
+    UnreadableKey,
+    Usages,
+    ValueShape,
+)
+from budget_recovery_dagster.domain.resets import Reset
+from budget_recovery_dagster.domain.snapshots import StoredRecord
+from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, require_aware
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """A counter of the recovery point that the store no longer holds, or holds lower.
+class PointRecord:
+    """A window of a recovery point: the newest record of it, and what a restore would use.
 
-    ``after`` is None where it is missing: from the store or, of a full leaderboard, from among
-    those that have used as much as it had. Purges of single keys change no identity, so this is
-    the only trace that they leave.
+    ``usages`` may be higher than those of the newest record, and of more entities; they are empty
+    where none could be read. What deliberate resets make ineligible is not in them, though the
+    newest record may well hold it.
+    """
+
+    newest: StoredRecord
+    usages: Usages
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPoint:
+    """What a restore would bring back of one budget and window.
+
+    ``newest_at`` is the time of the newest sound record of it. ``shape`` and ``expiry_seconds`` are
+    those of the newest record that knows them; ``shape`` None: none does. ``corrupt`` are the times
+    of records that hold something else than was captured; nothing is taken from them.
+
+    ``sources`` has every entity of the usages, with the newest snapshot that holds it at that
+    height. Whether it ``is_truncated`` or ``is_partial``, and what it has ``omitted``, is told of
+    the newest sound record; where there is none, nothing is. Of very many omitted counters the
+    first are named, and ``omitted_count`` tells how many there are. ``resets`` are those that keep
+    usages of older records out, in the order of their recording.
     """
 
     of: BudgetWindow
-    entity: Entity
-    before: Decimal
-    after: Decimal | None
+    usages: Usages
+    newest_at: datetime
+    shape: ValueShape | None
+    expiry_seconds: int | None
+    corrupt: tuple[datetime, ...] = ()
+    sources: Mapping[Entity, datetime] = field(default_factory=dict)
+    is_truncated: bool = False
+    is_partial: bool = False
+    omitted: tuple[OmittedCounter, ...] = ()
+    omitted_count: int = 0
+    resets: tuple[Reset, ...] = ()
 
 
-def find_drops(
-    point: RecoveryPoint,
-    observed: RecoveryPoint,
-    unknown: Iterable[tuple[BudgetWindow, Entity]],
-    unlisted: Iterable[UnlistedEntities],
-) -> tuple[Drop, ...]:
-    """List what the point holds and the store does not, except what is not known of.
+@dataclass(frozen=True, slots=True)
+class TenantPoint:
+    """The recovery point of a tenant for a restore; windows by budget and token.
 
-    An ``unknown`` counter, one that is unreadable, is reported as such; it is not known to be lower
-    or lost. Neither is one that is not observed where ``unlisted`` tells that not all are, unless
-    it had more than any such one has.
+    Beside the current windows it has those that were current at the tenant's newest snapshot and
+    have closed since, so that a restore can say that it leaves them.
+
+    Where it is of one named snapshot, ``newest_at`` is the time of that one, and the windows are
+    all that it has. ``unreadable`` are the keys that the newest, or the named, snapshot could not
+    read: of very many the first, and ``unreadable_count`` tells how many.
     """
-    unjudged = frozenset(unknown)
-    incomplete = {each.of: each for each in unlisted}
-    return tuple(
-        Drop(of, entity, before, after)
-        for of, usages in point.items()
-        for entity, before in usages.items()
-        if (of, entity) not in unjudged
-        if _is_drop(before, after := observed.get(of, {}).get(entity), incomplete.get(of))
-    )
+
+    tenant: str
+    newest_at: datetime
+    windows: tuple[WindowPoint, ...]
+    unreadable: tuple[UnreadableKey, ...] = ()
+    unreadable_count: int = 0
 
 
-def _is_drop(before: Decimal, after: Decimal | None, unlisted: UnlistedEntities | None) -> bool:
-    if after is not None:
-        return after < before
-    if unlisted is None:
-        return True
-    return unlisted.at_most is not None and unlisted.at_most < before
+MAX_POINT_AGE = timedelta(minutes=90)
+"""A capture each hour, and half an hour for one that is late or long: older than that, a capture
+was missed, and a restore would give back less than it should."""
+
+
+def age(captured_at: datetime, now: datetime) -> timedelta:
+    """Return how long ago a snapshot was taken; never negative, as clocks can be set back."""
+    return max(require_aware(now) - require_aware(captured_at), timedelta(0))
+
+
+def is_of_the_future(captured_at: datetime, now: datetime) -> bool:
+    """Whether a snapshot bears a time that has not come: a clock was wrong, or is wrong now."""
+    return require_aware(captured_at) - require_aware(now) > MAX_CLOCK_SKEW
+
+
+def is_too_old(captured_at: datetime, now: datetime) -> bool:
+    """Whether a capture must have been missed since a tenant's newest snapshot."""
+    return age(captured_at, now) > MAX_POINT_AGE

@@ -13,10 +13,8 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, check_name
-from budget_recovery_dagster.domain.moments import require_aware
-from budget_recovery_dagster.domain.recovery_point import Usages
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, Usages, check_name
+from budget_recovery_dagster.domain.windows import Window, require_aware
 
 
 class Everyone(Enum):

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from budget_recovery_dagster.domain.convergence import ClusterView, objection
 from budget_recovery_dagster.domain.findings import Finding, Topic, advice, ok, wrong
+from budget_recovery_dagster.domain.store import ClusterView, objection
 
 OLDEST_NATS = (2, 9)
 """The first that lets a user be confined to the keys that a consumer reads."""

@@ -1,30 +1,29 @@
-"""Snapshots: a tenant's counters as captured at one moment, one record per budget and window."""
+"""Snapshots of tenants, what a capture reports, and how long snapshots are kept."""
 
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     CounterReading,
+    Drop,
     OmittedCounter,
+    RecoveryPoint,
     UnlistedEntities,
     UnreadableKey,
-    ValueShape,
-    format_usage,
-)
-from budget_recovery_dagster.domain.identity import StoreIdentity
-from budget_recovery_dagster.domain.moments import require_aware
-from budget_recovery_dagster.domain.recovery_point import (
-    Drop,
-    RecoveryPoint,
     Usages,
+    ValueShape,
     covers,
     find_drops,
+    format_usage,
+    max_merge,
 )
+from budget_recovery_dagster.domain.store import StoreIdentity
+from budget_recovery_dagster.domain.windows import Hour, require_aware
 
 
 class CaptureSource(StrEnum):
@@ -207,3 +206,166 @@ def _longest_expiry(counters: list[CounterReading]) -> int | None:
     expiries = [counter.expiry_seconds for counter in counters]
     known = [expiry for expiry in expiries if expiry is not None]
     return max(known) if known and len(known) == len(expiries) else None
+
+
+DEFAULT_RETENTION_DAYS = 7
+MAX_RETENTION_DAYS = 3660
+CHECKS_KEPT_FOR = timedelta(days=30)
+"""How long checks of the store are kept; the newest that found it whole is kept in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPolicy:
+    """Snapshots are kept for ``days`` whole days of 24 hours, from 1 to 3660."""
+
+    days: int = DEFAULT_RETENTION_DAYS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.days <= MAX_RETENTION_DAYS:
+            raise ValueError(f"retention of {self.days} days: from 1 to {MAX_RETENTION_DAYS}")
+
+    def cutoff(self, now: datetime) -> datetime:
+        """Return the moment before which a record is past retention."""
+        return require_aware(now) - timedelta(days=self.days)
+
+
+@dataclass(frozen=True, slots=True)
+class DatedUsages:
+    """The usages that one record of a budget and window holds."""
+
+    captured_at: datetime
+    usages: Usages
+
+
+def needed_past_retention(records: Iterable[DatedUsages], cutoff: datetime) -> frozenset[datetime]:
+    """Say which records older than ``cutoff`` the recovery point of their window cannot do without.
+
+    ``records`` are those of one still-current window, newest first; they are looked at one by one,
+    so they need not fit into memory together. Going back in time, an old record is needed if it
+    still raises some entity; the maximum over what is kept is then the maximum over all, however
+    long the budget's entities have been missing.
+
+    Raises:
+        ValueError: a record is newer than the one before it.
+    """
+    best: Usages = {}
+    needed: set[datetime] = set()
+    last: datetime | None = None
+    for record in records:
+        if last is not None and record.captured_at > last:
+            raise ValueError(f"a record of {record.captured_at} follows an older one, of {last}")
+        last = record.captured_at
+        if covers(best, record.usages):
+            continue
+        if record.captured_at < cutoff:
+            needed.add(record.captured_at)
+        best = max_merge(best, record.usages)
+    return frozenset(needed)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSummary:
+    """A tenant's stored snapshot, without its records; of very many unreadable keys, the first.
+
+    ``truncated_count`` is of the records that are still retained.
+    """
+
+    tenant: str
+    captured_at: datetime
+    source: CaptureSource
+    identity: StoreIdentity
+    run_id: str
+    record_count: int
+    entry_count: int
+    omitted_count: int
+    drop_count: int
+    truncated_count: int
+    unreadable_count: int
+    unreadable: tuple[UnreadableKey, ...]
+    is_partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDrop:
+    """A stored drop, as text for people; usages in plain digits."""
+
+    tenant: str
+    budget: str
+    window: str
+    entity: str | None
+    before: str
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedOmission:
+    """A stored omission: a counter's key, and why its value could not be read."""
+
+    tenant: str
+    key: str
+    reason: str
+
+
+class Uncaptured(StrEnum):
+    """What a run could not capture."""
+
+    TENANT = "tenant"
+    KEY = "key"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureFailure:
+    """A tenant of which a run stored nothing, or a key that names no tenant, and why."""
+
+    name: str
+    hour: Hour
+    reason: str
+    hint: str
+    kind: Uncaptured = Uncaptured.TENANT
+
+
+@dataclass(frozen=True, slots=True)
+class PruneReport:
+    """What a prune removed."""
+
+    records: int
+    captures: int
+    contents: int
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSnapshot:
+    """The snapshots that were captured at one moment, of one tenant or of all, summed up.
+
+    The numbers are of what was captured: ``records`` of budgets and windows, ``entries`` of
+    counters; ``partial`` is how many tenants' snapshots are partial. ``is_pruned``: retention has
+    removed records of it since, so that a restore from it could bring back only a part.
+    """
+
+    captured_at: datetime
+    source: CaptureSource
+    tenants: int
+    records: int
+    entries: int
+    omitted: int
+    unreadable: int
+    drops: int
+    partial: int
+    is_pruned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A stored record, with what is told of its whole snapshot: source and whether it is partial.
+
+    ``omitted_count`` is how many counters of this budget and window could not be read.
+    """
+
+    captured_at: datetime
+    source: CaptureSource
+    of: BudgetWindow
+    usages: Usages
+    is_truncated: bool
+    is_partial: bool
+    omitted_count: int

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.sandbox.dagster_services import LOCATION
 from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
 from budget_recovery_dagster.sandbox.errors import DagsterUiError

@@ -11,9 +11,8 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.adapters.postgres.database import Database, migrate
+from budget_recovery_dagster.adapters.postgres.previews import PostgresBudgets
 from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
 from budget_recovery_dagster.sandbox.dagster_services import DagsterServices

@@ -3,12 +3,17 @@
 import dagster as dg
 
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
-from budget_recovery_dagster.jobs import restore_job
+from budget_recovery_dagster.jobs.restore import restore_job
 from budget_recovery_dagster.resources import ControlPlaneResource
-from budget_recovery_dagster.sensors.deadline import TICK_SECONDS, Deadline, within
-from budget_recovery_dagster.sensors.supervising import Supervised, supervise_restore
-from budget_recovery_dagster.sensors.suspicion_cursor import read_suspicion, write_suspicion
-from budget_recovery_dagster.sensors.unknown_ticks import unknown_tick
+from budget_recovery_dagster.sensors.supervision import Supervised, supervise_restore
+from budget_recovery_dagster.sensors.ticks import (
+    TICK_SECONDS,
+    Deadline,
+    read_suspicion,
+    unknown_tick,
+    within,
+    write_suspicion,
+)
 
 
 @dg.sensor(

@@ -5,14 +5,13 @@ from typing import Any
 import dagster as dg
 
 from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_store
-from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.domain.store import Verdict
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
-from budget_recovery_dagster.jobs import restore_job
+from budget_recovery_dagster.jobs.restore import restore_job
 from budget_recovery_dagster.resources import ControlPlaneResource
-from budget_recovery_dagster.sensors.deadline import TICK_SECONDS, Deadline, within
-from budget_recovery_dagster.sensors.supervising import Supervised, supervise_restore
-from budget_recovery_dagster.sensors.unknown_ticks import unknown_tick
-from budget_recovery_dagster.services.detection import Checked
+from budget_recovery_dagster.sensors.supervision import Supervised, supervise_restore
+from budget_recovery_dagster.sensors.ticks import TICK_SECONDS, Deadline, unknown_tick, within
+from budget_recovery_dagster.services.store_watch import Checked
 from budget_recovery_dagster.settings import load_settings
 
 

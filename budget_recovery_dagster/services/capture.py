@@ -1,39 +1,355 @@
-"""Capture: copy every tenant's counters to the control-plane database, one tenant at a time.
+"""Captures an hour: reads, compares the store's identity, commits, tenant by tenant."""
 
-Per tenant: read, then compare the store's identity with the accepted one, then commit. In that
-order a store that is wiped during the reading cannot pass for a good one.
-"""
-
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from decimal import Decimal
 
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
+from budget_recovery_dagster.domain.counters import RecoveryPoint, UnreadableKey, exact_sum
 from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.moments import MAX_CLOCK_SKEW, Hour
-from budget_recovery_dagster.domain.retention import RetentionPolicy
-from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.domain.snapshots import (
+    CaptureFailure,
+    CaptureSource,
+    CaptureSummary,
+    PruneReport,
+    RetentionPolicy,
+    TenantReading,
+    TenantSnapshot,
+    Uncaptured,
+    take_snapshot,
+)
+from budget_recovery_dagster.domain.store import StoreIdentity
+from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, Hour
 from budget_recovery_dagster.errors import (
+    BaselineMovedError,
     BudgetRecoveryError,
+    CapturesPausedError,
+    ClockSkewError,
+    DatabaseError,
+    DatabaseUnreachableError,
     HourClosedError,
     HourNotCapturedError,
     HourNotReachedError,
+    LeaseLostError,
+    PossibleLossError,
+    StoreError,
+    StoreLostError,
+    put_into_words,
 )
 from budget_recovery_dagster.ports import (
     CaptureReports,
-    CaptureSummary,
     Clock,
+    Incidents,
     Lease,
     Leases,
     Snapshots,
+    StoreChecks,
     StoreRegistry,
+    TenantListing,
+    TenantReader,
     UsageStore,
 )
-from budget_recovery_dagster.recovery_ports import Incidents, StoreChecks
-from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome
-from budget_recovery_dagster.services.capture_run import CaptureRun
-from budget_recovery_dagster.services.identity_watch import IdentityWatch
-from budget_recovery_dagster.services.losses import Losses
+from budget_recovery_dagster.services.store_watch import IdentityWatch, Losses
+
+# A gateway gone wrong could write any number of them; the first ones tell the kind.
+MAX_NOTED_KEYS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStored:
+    """The tenant's snapshot is stored; ``seconds`` is how long the tenant took.
+
+    ``truncated`` is how many of the records hold only the largest spenders.
+    """
+
+    tenant: str
+    records: int
+    truncated: int
+    entries: int
+    usage: Decimal
+    omitted: int
+    unreadable: int
+    drops: int
+    is_partial: bool
+    seconds: float
+
+    @classmethod
+    def of(cls, snapshot: TenantSnapshot, seconds: float) -> "TenantStored":
+        """Count what a stored snapshot holds."""
+        return cls(
+            tenant=snapshot.tenant,
+            records=len(snapshot.records),
+            truncated=snapshot.truncated_count,
+            entries=snapshot.entry_count,
+            usage=exact_sum(
+                usage for record in snapshot.records for usage in record.usages.values()
+            ),
+            omitted=snapshot.omitted_count,
+            unreadable=len(snapshot.unreadable),
+            drops=len(snapshot.drops),
+            is_partial=snapshot.is_partial,
+            seconds=seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TenantAbsent:
+    """The tenant was read, has nothing in the store, and nothing of it is still current."""
+
+    tenant: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TenantFailed:
+    """Nothing of the tenant is stored by this run.
+
+    ``error`` is kept for the log; ``seconds`` is 0 where the tenant was not tried any more.
+    """
+
+    tenant: str
+    reason: str
+    hint: str
+    seconds: float
+    error: Exception
+
+    @classmethod
+    def because(cls, tenant: str, error: Exception, seconds: float) -> "TenantFailed":
+        """Put an error into words."""
+        return cls(tenant, *put_into_words(error), seconds, error)
+
+
+TenantOutcome = TenantStored | TenantAbsent | TenantFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A finished capture of one hour; every tenant known or found is in ``outcomes``.
+
+    ``stopped_by`` is what ended the capture before all tenants were tried, if anything did.
+    ``unreadable`` are keys of the store that name no tenant. ``pruned`` is None where retention
+    was left alone, or failed by ``prune_failure``.
+    """
+
+    hour: Hour
+    captured_at: datetime
+    source: CaptureSource
+    identity: StoreIdentity | None
+    outcomes: tuple[TenantOutcome, ...]
+    unreadable: tuple[UnreadableKey, ...]
+    stopped_by: BudgetRecoveryError | None
+    pruned: PruneReport | None = None
+    prune_failure: BudgetRecoveryError | None = None
+
+    @property
+    def stored(self) -> tuple[TenantStored, ...]:
+        """The tenants whose snapshot is stored."""
+        return tuple(o for o in self.outcomes if isinstance(o, TenantStored))
+
+    @property
+    def truncated(self) -> int:
+        """How many of the stored records hold only the largest spenders of their budget."""
+        return sum(tenant.truncated for tenant in self.stored)
+
+    @property
+    def failed(self) -> tuple[TenantFailed, ...]:
+        """The tenants of which nothing is stored."""
+        return tuple(o for o in self.outcomes if isinstance(o, TenantFailed))
+
+    @property
+    def may_prune(self) -> bool:
+        """Whether this run may remove what is past retention."""
+        return not isinstance(
+            self.stopped_by,
+            PossibleLossError
+            | StoreLostError
+            | CapturesPausedError
+            | ClockSkewError
+            | LeaseLostError,
+        )
+
+    @property
+    def read(self) -> frozenset[str]:
+        """The tenants that were read, whose old snapshots may go."""
+        return frozenset(o.tenant for o in self.outcomes if not isinstance(o, TenantFailed))
+
+    @property
+    def failures(self) -> tuple[CaptureFailure, ...]:
+        """What is noted in the database: the failed tenants, and keys that name no tenant."""
+        tenants = (CaptureFailure(o.tenant, self.hour, o.reason, o.hint) for o in self.failed)
+        keys = (
+            CaptureFailure(
+                bad.key,
+                self.hour,
+                bad.reason,
+                "see which gateway wrote this key; the tenants are not affected.",
+                Uncaptured.KEY,
+            )
+            for bad in self.unreadable[:MAX_NOTED_KEYS]
+        )
+        return (*tenants, *keys)
+
+
+# Each round reads the identity again, so only a baseline that moves all the time uses them up.
+_JUDGING_ROUNDS = 5
+# That the store is not, or may not be, the one that was accepted.
+_LOSSES = (PossibleLossError, StoreLostError, CapturesPausedError)
+# What would meet every tenant that is left just as well.
+_STOPS = (*_LOSSES, HourClosedError, LeaseLostError)
+# One refusal may lie in a tenant's own data. So many in a row lie in the database: each may have
+# waited for a time-out, and with a thousand tenants that would take longer than the hour.
+_DATABASE_REFUSALS = 3
+
+
+@dataclass(slots=True)
+class CaptureRun:
+    """Takes every tenant's snapshot under one lease, with one timestamp."""
+
+    snapshots: Snapshots
+    watch: IdentityWatch
+    source: CaptureSource
+    hour: Hour
+    captured_at: datetime
+    run_id: str
+    lease: Lease
+    on_outcome: Callable[[TenantOutcome], None]
+    _outcomes: list[TenantOutcome] = field(default_factory=list, init=False)
+    _stopped_by: BudgetRecoveryError | None = field(default=None, init=False)
+    _refusals: int = field(default=0, init=False)
+
+    def capture_all(self, open_store: Callable[[], AbstractContextManager[UsageStore]]) -> Captured:
+        """Capture the tenants of the store and of earlier snapshots; no one stops another.
+
+        Raises:
+            StoreError: the store cannot be used, and no tenant is known that this could be told of.
+            ClockSkewError: the same, for clocks that disagree.
+            DatabaseUnreachableError: the database is gone; what is stored stays stored.
+        """
+        known = self.snapshots.tenants()
+        identity: StoreIdentity | None = None
+        listing = TenantListing(frozenset(), ())
+        listing_failure: StoreError | None = None
+        try:
+            with open_store() as store:
+                identity = self.watch.accept(store)
+                self._require_agreeing_clocks(store)
+                reader = store.reader(self.source)
+                try:
+                    listing = reader.list_tenants()
+                except StoreError as error:
+                    # The tenants that are known can still be captured, if the store is there.
+                    self.watch.accept(store)
+                    if not known:
+                        raise
+                    listing_failure = error
+                self._capture_tenants(store, reader, sorted(known | listing.tenants))
+                self._stopped_by = self._stopped_by or listing_failure
+        except (StoreError, *_LOSSES, ClockSkewError) as error:
+            if not known | listing.tenants:
+                raise
+            self._stopped_by = error
+        self._fail_the_rest(known | listing.tenants)
+        return Captured(
+            hour=self.hour,
+            captured_at=self.captured_at,
+            source=self.source,
+            identity=identity,
+            outcomes=tuple(self._outcomes),
+            unreadable=listing.unreadable,
+            stopped_by=self._stopped_by,
+        )
+
+    def _capture_tenants(self, store: UsageStore, reader: TenantReader, tenants: list[str]) -> None:
+        for tenant in tenants:
+            started = time.monotonic()
+            try:
+                snapshot = self._capture_tenant(store, reader, tenant)
+            except DatabaseUnreachableError:
+                raise
+            except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
+                self._done(TenantFailed.because(tenant, error, time.monotonic() - started))
+                self._stopped_by = self._reason_to_stop(store, error)
+                if self._stopped_by:
+                    return
+            else:
+                self._refusals = 0
+                seconds = time.monotonic() - started
+                self._done(
+                    TenantAbsent(tenant, seconds)
+                    if snapshot.is_empty
+                    else TenantStored.of(snapshot, seconds)
+                )
+
+    def _capture_tenant(
+        self, store: UsageStore, reader: TenantReader, tenant: str
+    ) -> TenantSnapshot:
+        self.lease.require_held()
+        reading = reader.read(tenant)
+        point = self.snapshots.recovery_point(tenant, self.captured_at)
+        for _ in range(_JUDGING_ROUNDS):
+            try:
+                return self._commit(store, reading, point)
+            except BaselineMovedError:
+                self.watch.read_baseline()
+        raise BaselineMovedError(
+            f"The accepted identity of the store moved {_JUDGING_ROUNDS} times while the snapshot "
+            f"of tenant {tenant!r} was compared with it.",
+            "capture the hour again; if it keeps happening, look for a second deployment that "
+            "uses the same database.",
+        )
+
+    def _commit(
+        self, store: UsageStore, reading: TenantReading, point: RecoveryPoint
+    ) -> TenantSnapshot:
+        identity = self.watch.accept(store)
+        snapshot = take_snapshot(reading, self.captured_at, identity, point)
+        self.watch.baseline = self.snapshots.commit(
+            snapshot,
+            hour=self.hour,
+            run_id=self.run_id,
+            lease=self.lease,
+            judged=self.watch.baseline,
+        )
+        return snapshot
+
+    def _require_agreeing_clocks(self, store: UsageStore) -> None:
+        # Hours and windows are named by the database's clock. If that is wrong, a capture would
+        # prune what is still needed.
+        told = store.now()
+        if told is not None and abs(told - self.captured_at) > MAX_CLOCK_SKEW:
+            raise ClockSkewError(
+                f"The clocks disagree: the database's says {self.captured_at:%Y-%m-%d %H:%M:%S}, "
+                f"the usage store's {told:%Y-%m-%d %H:%M:%S} UTC. Nothing was captured or pruned.",
+                "set the clocks of both servers by NTP, then capture the hour again.",
+            )
+
+    def _reason_to_stop(self, store: UsageStore, error: Exception) -> BudgetRecoveryError | None:
+        if isinstance(error, _STOPS):
+            return error
+        if isinstance(error, StoreError):
+            # Whether this tenant alone is refused or the store is gone: with a thousand tenants,
+            # waiting for each one's time-out would take longer than the hour.
+            try:
+                self.watch.accept(store)
+            except BudgetRecoveryError as gone:
+                return gone
+        self._refusals = self._refusals + 1 if isinstance(error, DatabaseError) else 0
+        if isinstance(error, DatabaseError) and self._refusals == _DATABASE_REFUSALS:
+            return error
+        return None
+
+    def _fail_the_rest(self, tenants: frozenset[str]) -> None:
+        if self._stopped_by is None:
+            return
+        for tenant in sorted(tenants - {outcome.tenant for outcome in self._outcomes}):
+            self._done(TenantFailed.because(tenant, self._stopped_by, seconds=0))
+
+    def _done(self, outcome: TenantOutcome) -> None:
+        self._outcomes.append(outcome)
+        self.on_outcome(outcome)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from budget_recovery_dagster.domain.incident import Incident, RecoveryState
 from budget_recovery_dagster.errors import IncidentMovedError
-from budget_recovery_dagster.recovery_ports import Incidents
+from budget_recovery_dagster.ports import Incidents
 
 
 @dataclass(frozen=True, slots=True)

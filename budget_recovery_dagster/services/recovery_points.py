@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.point_age import age, is_of_the_future, is_too_old
-from budget_recovery_dagster.domain.recovery_point import count_from_earlier
+from budget_recovery_dagster.domain.counters import BudgetWindow, budget_usage, count_from_earlier
+from budget_recovery_dagster.domain.recovery_point import (
+    PointRecord,
+    age,
+    is_of_the_future,
+    is_too_old,
+)
 from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.domain.usage_sums import budget_usage
-from budget_recovery_dagster.ports import Clock
-from budget_recovery_dagster.table_ports import PointRecord, RecoveryPoints
+from budget_recovery_dagster.ports import Clock, RecoveryPoints
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,7 @@ from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.resets import Everyone, Reset
 from budget_recovery_dagster.errors import ChoiceError
-from budget_recovery_dagster.ports import Clock
-from budget_recovery_dagster.recovery_ports import Incidents
-from budget_recovery_dagster.reset_ports import Resets
-from budget_recovery_dagster.restore_ports import RestorePoints
-from budget_recovery_dagster.snapshot_ports import SnapshotList
+from budget_recovery_dagster.ports import Clock, Incidents, Resets, RestorePoints, SnapshotList
 
 _CHOICES = 20
 

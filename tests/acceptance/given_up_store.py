@@ -14,20 +14,23 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
-from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.adapters.nats import CounterKey, encode_key
+from budget_recovery_dagster.adapters.postgres import Database, PostgresBudgets, migrate
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.windows import Period, Window
+from budget_recovery_dagster.domain import (
+    BudgetDefinition,
+    BudgetWindow,
+    Enforcement,
+    Hour,
+    Period,
+    SplitBy,
+    Window,
+)
 from budget_recovery_dagster.errors import AttemptFailedError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from budget_recovery_dagster.sandbox.stack import create_missing_databases
-from budget_recovery_dagster.services.recovery import GaveUp
+from budget_recovery_dagster.services.restore import GaveUp
 from budget_recovery_dagster.settings import PREFIX, load_settings
 from tests.integration.dev_command import Dev, started, wait_for_an_hour_with
 from tests.integration.live_capture import capture_now

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from playwright.sync_api import Page, expect
 
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from tests.acceptance.browser import opened_page
 from tests.integration.dev_command import Dev, started
 from tests.waiting import wait_until

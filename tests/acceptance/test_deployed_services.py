@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.settings import load_settings
 from tests.acceptance.deployment import Deployment, deployed, patient_gate

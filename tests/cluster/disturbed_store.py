@@ -5,20 +5,24 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
-from budget_recovery_dagster.adapters.nats_store import NatsUsageStore
-from budget_recovery_dagster.domain.convergence import ClusterView
-from budget_recovery_dagster.domain.detection import Sighting
-from budget_recovery_dagster.domain.identity import Marker
-from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
-from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.ports import TenantListing, TenantReader
-from budget_recovery_dagster.restore_ports import (
+from budget_recovery_dagster.adapters.nats import NatsUsageStore
+from budget_recovery_dagster.domain import (
+    CaptureSource,
+    ClusterView,
+    Marker,
+    Sighting,
+    TenantReading,
+    Window,
+)
+from budget_recovery_dagster.ports import (
     BoardOrder,
     BoardResult,
     IsOpen,
     LiveTenant,
     RaiseOrder,
     RaiseResult,
+    TenantListing,
+    TenantReader,
 )
 
 

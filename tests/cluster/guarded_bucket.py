@@ -15,19 +15,26 @@ from anyio.from_thread import start_blocking_portal
 from nats.js.api import Placement, StorageType
 from pydantic import SecretStr
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
-from budget_recovery_dagster.adapters.nats_connection import Timeouts
-from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.adapters.nats import (
+    CounterKey,
+    NatsUsageStore,
+    Timeouts,
+    encode_key,
+    open_usage_store,
+)
 from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
-from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.domain.incident import Incident, RecoveryState
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.domain import (
+    BudgetWindow,
+    Entity,
+    Hour,
+    Incident,
+    RecoveryState,
+    Verdict,
+    Window,
+)
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.services.capture_outcome import Captured
-from budget_recovery_dagster.services.detection import Checked
-from budget_recovery_dagster.services.recovery import RecoveryResult
+from budget_recovery_dagster.services import Captured, Checked
+from budget_recovery_dagster.services.restore import RecoveryResult
 from budget_recovery_dagster.settings import load_settings
 from tests.cluster.disturbed_store import Disturbances, disturbed
 from tests.nats_cluster import Cluster

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from budget_recovery_dagster.domain.incident import Outcome
-from budget_recovery_dagster.services.recovery import StillWaiting
+from budget_recovery_dagster.domain import Outcome
+from budget_recovery_dagster.services.restore import StillWaiting
 from tests.cluster.guarded_bucket import KEYS, GuardedBucket
 from tests.cluster.patient_writers import PatientWriters, jumps_of
 from tests.cluster.work_in_progress import AT_ONCE

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from nats.js.api import StorageType
 
-from budget_recovery_dagster.domain.convergence import SILENT_FOR
-from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.domain import SILENT_FOR, Verdict
 from budget_recovery_dagster.errors import AttemptFailedError
-from budget_recovery_dagster.services.recovery import Recovered
+from budget_recovery_dagster.services.restore import Recovered
 from tests.cluster.both_sides import BothSides, counted_on_both_sides
 from tests.cluster.conftest import OpenBucket
 from tests.cluster.cut_routes import CuttableCluster

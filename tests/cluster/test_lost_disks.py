@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.domain import Verdict
 from budget_recovery_dagster.errors import AttemptFailedError
-from budget_recovery_dagster.services.recovery import Recovered, StillWaiting
+from budget_recovery_dagster.services.restore import Recovered, StillWaiting
 from tests.cluster.conftest import OpenBucket
 from tests.cluster.guarded_bucket import (
     FIRST,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from budget_recovery_dagster.domain.identity import Verdict
+from budget_recovery_dagster.domain import Verdict
 from budget_recovery_dagster.errors import AttemptFailedError
-from budget_recovery_dagster.services.recovery import Recovered
+from budget_recovery_dagster.services.restore import Recovered
 from tests.cluster.conftest import OpenBucket
 from tests.cluster.guarded_bucket import (
     FIRST,

@@ -6,8 +6,8 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
-from budget_recovery_dagster.services.capture_outcome import Captured
-from budget_recovery_dagster.services.recovery import RecoveryResult, StillWaiting
+from budget_recovery_dagster.services import Captured
+from budget_recovery_dagster.services.restore import RecoveryResult, StillWaiting
 from tests.cluster.disturbed_store import Disturbances
 from tests.cluster.guarded_bucket import KEYS, GuardedBucket
 from tests.cluster.halfway import Halfway

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.postgres import Database
 from tests.contract import usage_stores
 from tests.contract.control_planes import ControlPlane, in_memory, on_postgres
 from tests.contract.usage_stores import Subject

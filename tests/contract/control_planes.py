@@ -9,76 +9,79 @@ from typing import Any
 
 import psycopg
 
-from budget_recovery_dagster.adapters.memory import control_plane as memory
-from budget_recovery_dagster.adapters.memory.baselines import MemoryBaselines
-from budget_recovery_dagster.adapters.memory.control_plane import ManualClock
-from budget_recovery_dagster.adapters.memory.incidents import MemoryIncidents
-from budget_recovery_dagster.adapters.memory.leases import MemoryLeases
-from budget_recovery_dagster.adapters.memory.resets import MemoryResets
-from budget_recovery_dagster.adapters.memory.restore_audits import MemoryRestoreAudits
-from budget_recovery_dagster.adapters.memory.restore_points import MemoryRestorePoints
-from budget_recovery_dagster.adapters.memory.retained import (
-    MemoryRecoveryPoints,
-    MemoryRetainedSnapshots,
+from budget_recovery_dagster.adapters.postgres import (
+    Database,
+    PostgresBaselines,
+    PostgresIncidents,
+    PostgresLeases,
+    PostgresRecoveryPoints,
+    PostgresResets,
+    PostgresRestoreAudits,
+    PostgresRestorePoints,
+    PostgresRetainedSnapshots,
+    PostgresSnapshotList,
+    PostgresSnapshots,
+    PostgresStoreChecks,
+    PostgresStoreRegistry,
 )
-from budget_recovery_dagster.adapters.memory.snapshot_list import MemorySnapshotList
-from budget_recovery_dagster.adapters.memory.snapshots import MemorySnapshots
-from budget_recovery_dagster.adapters.memory.store_checks import MemoryStoreChecks
-from budget_recovery_dagster.adapters.memory.store_registry import MemoryStoreRegistry
-from budget_recovery_dagster.adapters.postgres_baselines import PostgresBaselines
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_incidents import PostgresIncidents
-from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
-from budget_recovery_dagster.adapters.postgres_point_windows import PostgresRecoveryPoints
-from budget_recovery_dagster.adapters.postgres_registry import PostgresStoreRegistry
-from budget_recovery_dagster.adapters.postgres_resets import PostgresResets
-from budget_recovery_dagster.adapters.postgres_restore_audits import PostgresRestoreAudits
-from budget_recovery_dagster.adapters.postgres_restore_points import PostgresRestorePoints
-from budget_recovery_dagster.adapters.postgres_retained import PostgresRetainedSnapshots
-from budget_recovery_dagster.adapters.postgres_snapshot_list import PostgresSnapshotList
-from budget_recovery_dagster.adapters.postgres_snapshots import PostgresSnapshots
-from budget_recovery_dagster.adapters.postgres_store_checks import PostgresStoreChecks
-from budget_recovery_dagster.audit_ports import (
-    RestoreAudits,
-)
-from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, RESTORE_LEASE
-from budget_recovery_dagster.domain.counters import (
+from budget_recovery_dagster.domain import (
+    CAPTURE_LEASE,
+    EVERYONE,
+    RESTORE_LEASE,
+    Baseline,
     BudgetWindow,
+    CaptureSource,
     CounterReading,
     Entity,
+    Everyone,
+    Hour,
     OmittedCounter,
-    UnreadableKey,
-    ValueShape,
-)
-from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
-from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
-from budget_recovery_dagster.domain.resets import EVERYONE, Everyone, Reset
-from budget_recovery_dagster.domain.retention import RetentionPolicy
-from budget_recovery_dagster.domain.snapshots import (
-    CaptureSource,
+    PruneReport,
+    RecoveryPoint,
+    RecoveryState,
+    Reset,
+    RetentionPolicy,
+    StoreIdentity,
     TenantReading,
     TenantSnapshot,
+    UnreadableKey,
+    ValueShape,
+    Window,
     take_snapshot,
 )
-from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import LeaseLostError
 from budget_recovery_dagster.ports import (
+    Baselines,
     CaptureReports,
+    Incidents,
     Lease,
     Leases,
-    PruneReport,
+    RecoveryPoints,
+    Resets,
+    RestoreAudits,
+    RestorePoints,
+    RetainedSnapshots,
+    SnapshotList,
     Snapshots,
+    StoreChecks,
     StoreRegistry,
 )
-from budget_recovery_dagster.recovery_ports import Baselines, Incidents, StoreChecks
-from budget_recovery_dagster.reset_ports import Resets
-from budget_recovery_dagster.restore_ports import (
-    RestorePoints,
+from tests.fakes import control_plane as memory
+from tests.fakes.control_plane import ManualClock, MemoryLeases, MemoryRestoreAudits
+from tests.fakes.incidents import (
+    MemoryBaselines,
+    MemoryIncidents,
+    MemoryStoreChecks,
+    MemoryStoreRegistry,
 )
-from budget_recovery_dagster.snapshot_ports import SnapshotList
-from budget_recovery_dagster.table_ports import RecoveryPoints, RetainedSnapshots
+from tests.fakes.snapshots import (
+    MemoryRecoveryPoints,
+    MemoryResets,
+    MemoryRestorePoints,
+    MemoryRetainedSnapshots,
+    MemorySnapshotList,
+    MemorySnapshots,
+)
 from tests.waiting import wait_until
 
 BUCKET = "budget-usage"

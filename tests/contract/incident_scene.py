@@ -3,9 +3,18 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from budget_recovery_dagster.domain.identity import Baseline, Marker, StoreIdentity, Verdict
-from budget_recovery_dagster.domain.incident import FailureReason, Incident, Loss, Outcome, Restored
-from budget_recovery_dagster.recovery_ports import Closing
+from budget_recovery_dagster.domain import (
+    Baseline,
+    Closing,
+    FailureReason,
+    Incident,
+    Loss,
+    Marker,
+    Outcome,
+    Restored,
+    StoreIdentity,
+    Verdict,
+)
 from tests.contract.control_planes import BORN, NOON, ControlPlane
 
 REBORN = BORN + timedelta(days=20)

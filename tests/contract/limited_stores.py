@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from uuid import uuid4
 
-from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
-from budget_recovery_dagster.adapters.nats_store import open_usage_store
+from budget_recovery_dagster.adapters.nats import open_usage_store
 from budget_recovery_dagster.errors import StoreWriteError
 from tests.contract.usage_stores import Store
+from tests.fakes.usage_store import MemoryUsageStore
 from tests.nats_servers import PATIENT, Bucket
 
 MOST_BYTES = 1000

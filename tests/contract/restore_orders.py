@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, ValueShape
-from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.restore_ports import BoardOrder, IsOpen, RaiseOrder, Written
+from budget_recovery_dagster.adapters.nats import CounterKey, encode_key
+from budget_recovery_dagster.domain import BudgetWindow, Entity, ValueShape, Window
+from budget_recovery_dagster.ports import BoardOrder, IsOpen, RaiseOrder, Written
 from tests.contract.usage_stores import Subject
 from tests.nats_servers import Stored
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
-from budget_recovery_dagster.adapters.nats_connection import Timeouts
+from budget_recovery_dagster.adapters.nats import Timeouts
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.nats_servers import Bucket
 

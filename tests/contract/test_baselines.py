@@ -4,8 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.identity import Baseline, Marker, StoreIdentity
-from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain import Baseline, Marker, RecoveryState, StoreIdentity
 from budget_recovery_dagster.errors import BaselineMovedError, CapturesPausedError
 from tests.contract.control_planes import BORN, NOON, ControlPlane, Counters, reading
 

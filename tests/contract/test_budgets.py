@@ -4,10 +4,8 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.adapters.postgres import Database, PostgresBudgets
+from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period, SplitBy
 
 MONTH = BudgetDefinition(
     "team a / 東京",

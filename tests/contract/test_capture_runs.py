@@ -2,9 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.counters import OmittedCounter, UnreadableKey
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.ports import CaptureFailure
+from budget_recovery_dagster.domain import CaptureFailure, Hour, OmittedCounter, UnreadableKey
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, reading
 
 HOUR = Hour(NOON)

@@ -4,10 +4,10 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from budget_recovery_dagster.adapters.memory.control_plane import ManualClock
-from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.postgres import Database
 from budget_recovery_dagster.ports import Clock
 from tests.contract.control_planes import NOON
+from tests.fakes.control_plane import ManualClock
 
 
 @pytest.fixture(params=["memory", "postgres"])

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.incident import Held, Incident, Recovery, RecoveryState
+from budget_recovery_dagster.domain import Held, Incident, Recovery, RecoveryState
 from budget_recovery_dagster.errors import IncidentHeldError
 from tests.contract.control_planes import NOON, ControlPlane
 from tests.contract.incident_scene import (

@@ -4,12 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from budget_recovery_dagster.domain.incident import (
-    FailureReason,
-    Incident,
-    Recovery,
-    RecoveryState,
-)
+from budget_recovery_dagster.domain import FailureReason, Incident, Recovery, RecoveryState
 from budget_recovery_dagster.errors import IncidentMovedError, LeaseLostError
 from budget_recovery_dagster.ports import Lease
 from tests.contract.control_planes import ControlPlane

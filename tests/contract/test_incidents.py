@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
-from budget_recovery_dagster.domain.incident import (
+from budget_recovery_dagster.domain import (
+    Check,
     Ended,
     FailureReason,
     GivenUp,
@@ -15,13 +15,14 @@ from budget_recovery_dagster.domain.incident import (
     Recovery,
     RecoveryState,
     Restored,
+    StoreIdentity,
+    Verdict,
 )
 from budget_recovery_dagster.errors import (
     BaselineMovedError,
     CapturesPausedError,
     IncidentMovedError,
 )
-from budget_recovery_dagster.recovery_ports import Check
 from tests.contract.control_planes import BORN, NOON, ControlPlane, Counters, reading
 from tests.contract.incident_scene import (
     ACCEPTED,

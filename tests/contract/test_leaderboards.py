@@ -4,15 +4,15 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
-from budget_recovery_dagster.domain.counters import (
+from budget_recovery_dagster.adapters.nats import CounterKey, encode_key
+from budget_recovery_dagster.domain import (
     BudgetWindow,
     Entity,
+    TenantReading,
     UnlistedEntities,
     UnreadableKey,
+    Window,
 )
-from budget_recovery_dagster.domain.snapshots import TenantReading
-from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import StoreReadError
 from tests.boards import board, board_key, entries
 from tests.contract.usage_stores import UGLY_NAMES, Subject

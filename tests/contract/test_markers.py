@@ -6,9 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from budget_recovery_dagster.domain.convergence import why_not_converged
-from budget_recovery_dagster.domain.detection import FoundMarker
-from budget_recovery_dagster.domain.identity import Marker
+from budget_recovery_dagster.domain import FoundMarker, Marker, why_not_converged
 from budget_recovery_dagster.errors import MarkerConflictError
 from tests.contract.usage_stores import Subject
 from tests.identities import identity_of

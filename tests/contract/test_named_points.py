@@ -7,16 +7,18 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.counters import (
+from budget_recovery_dagster.domain import (
+    CaptureSource,
     CounterReading,
     OmittedCounter,
+    TenantPoint,
+    TenantReading,
     UnlistedEntities,
     UnreadableKey,
     ValueShape,
+    WindowPoint,
 )
-from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
 from budget_recovery_dagster.errors import DatabaseError
-from budget_recovery_dagster.restore_ports import TenantPoint, WindowPoint
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, reading
 
 HOUR = timedelta(hours=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
 from budget_recovery_dagster.errors import (
     StoreMissingError,
     StorePermissionError,

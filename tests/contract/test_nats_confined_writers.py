@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_connection import Timeouts
-from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.adapters.nats import NatsUsageStore, Timeouts, open_usage_store
 from budget_recovery_dagster.errors import (
     StorePermissionError,
 )
-from budget_recovery_dagster.restore_ports import Written
+from budget_recovery_dagster.ports import Written
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.restore_orders import (
     NOVEMBER,

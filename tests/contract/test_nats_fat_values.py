@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.adapters import nats_reader
-from budget_recovery_dagster.adapters.nats_connection import Timeouts
-from budget_recovery_dagster.adapters.nats_store import open_usage_store
+from budget_recovery_dagster.adapters.nats import Timeouts, open_usage_store, reader
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_scene import Scene, counters, set_scene
 from tests.nats_servers import COUNTERS
@@ -42,7 +40,7 @@ def test_more_bytes_are_read_than_a_server_lets_pile_up(scene: Scene) -> None:
     assert len(reading.counters) == 1000
     assert not reading.is_partial
     # Beyond what a pull may bring the server ends it, and each brings about as much.
-    assert scene.network.requests == 1000 // (nats_reader.MAX_BYTES // 100_000) + 1
+    assert scene.network.requests == 1000 // (reader.MAX_BYTES // 100_000) + 1
 
 
 def test_a_value_larger_than_all_of_a_pull_is_read(scene: Scene) -> None:
@@ -56,10 +54,10 @@ def test_a_value_larger_than_all_of_a_pull_is_read(scene: Scene) -> None:
 
 def test_a_pull_that_is_used_up_exactly_goes_on(scene: Scene) -> None:
     # The server counts a message with its subject and its place for an acknowledgement.
-    consumer = f"{nats_reader.CONSUMER_PREFIX}{'x' * 16}"
+    consumer = f"{reader.CONSUMER_PREFIX}{'x' * 16}"
     place = f"$JS.ACK.{scene.bucket.stream}.{consumer}.1.1.1.{10**18}.1"
     around = len(scene.bucket.subject("usage.t.b.2026-11.0")) + len(place)
-    rest = nats_reader.MAX_BYTES - around - 1 - around
+    rest = reader.MAX_BYTES - around - 1 - around
     for number, value in enumerate([b"1", value_of(rest), b"1"]):
         scene.bucket.put(f"usage.t.b.2026-11.{number}", value)
     timeouts = Timeouts(answer=2.0)

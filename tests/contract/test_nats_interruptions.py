@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_store import open_usage_store
+from budget_recovery_dagster.adapters.nats import open_usage_store
 from budget_recovery_dagster.errors import StoreError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_scene import Scene, counters, set_scene

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from budget_recovery_dagster.domain.identity import StoreIdentity
+from budget_recovery_dagster.domain import StoreIdentity
 from budget_recovery_dagster.errors import StoreUnreachableError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_scene import Scene, set_scene

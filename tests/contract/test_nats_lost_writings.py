@@ -6,12 +6,12 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.domain import Window
 from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
-from budget_recovery_dagster.restore_ports import RaiseResult, Written
+from budget_recovery_dagster.ports import RaiseResult, Written
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.restore_orders import (
     always,

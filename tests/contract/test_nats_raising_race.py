@@ -9,10 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_store import open_usage_store
-from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.restore_ports import RaiseResult, Written
+from budget_recovery_dagster.adapters.nats import open_usage_store
+from budget_recovery_dagster.domain import BudgetWindow, Window
+from budget_recovery_dagster.ports import RaiseResult, Written
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.racing_writers import RacingWriters, history_of
 from tests.contract.restore_orders import NOVEMBER, always, key, order

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from budget_recovery_dagster.adapters import nats_reader
-from budget_recovery_dagster.adapters.nats_connection import Timeouts
-from budget_recovery_dagster.adapters.nats_store import open_usage_store
+from budget_recovery_dagster.adapters.nats import Timeouts, open_usage_store, reader
 from budget_recovery_dagster.errors import StoreReadError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.boards import board, board_key
@@ -24,7 +22,7 @@ from tests.nats_servers import (
 )
 from tests.waiting import wait_until
 
-MANY = 2 * nats_reader.BATCH + 2000
+MANY = 2 * reader.BATCH + 2000
 
 
 @pytest.fixture
@@ -33,13 +31,13 @@ def scene(nats_server: NatsServer) -> Iterator[Scene]:
         yield scene
 
 
-@pytest.mark.parametrize("count", [nats_reader.BATCH - 1, nats_reader.BATCH, MANY])
+@pytest.mark.parametrize("count", [reader.BATCH - 1, reader.BATCH, MANY])
 def test_a_reading_spans_batches(scene: Scene, count: int) -> None:
     scene.bucket.put_many(counters("b", count))
     reading = scene.store.reader(COUNTERS).read("t")
     assert len({counter.entity for counter in reading.counters}) == count
     assert not reading.is_partial
-    assert scene.network.requests == count // nats_reader.BATCH + 1
+    assert scene.network.requests == count // reader.BATCH + 1
 
 
 def test_no_key_is_missed_while_others_write(scene: Scene) -> None:
@@ -109,7 +107,7 @@ def test_purges_of_leaderboards_in_two_readings_make_it_partial(scene: Scene) ->
     reading = scene.store.reader(BOARDS).read("t")
     assert reading.is_partial
     # The group that was kept, and of the last one what had come before its purge.
-    assert len(reading.counters) == nats_reader.BATCH
+    assert len(reading.counters) == reader.BATCH
 
 
 def test_no_key_is_missed_while_others_write_at_full_speed(
@@ -138,7 +136,7 @@ def test_no_key_is_missed_while_others_write_at_full_speed(
 
 def test_a_purge_in_mid_reading_is_noticed_and_the_reading_begins_again(scene: Scene) -> None:
     for budget in ("kept", "purged"):
-        scene.bucket.put_many(counters(budget, nats_reader.BATCH + 1))
+        scene.bucket.put_many(counters(budget, reader.BATCH + 1))
 
     def purge_once(number: int) -> None:
         if number == 2:
@@ -147,7 +145,7 @@ def test_a_purge_in_mid_reading_is_noticed_and_the_reading_begins_again(scene: S
     scene.network.before_request = purge_once
     reading = scene.store.reader(COUNTERS).read("t")
     assert {counter.of.budget for counter in reading.counters} == {"kept"}
-    assert len(reading.counters) == nats_reader.BATCH + 1
+    assert len(reading.counters) == reader.BATCH + 1
     # The second reading held all that was announced to it.
     assert not reading.is_partial
     assert scene.network.requests == 4
@@ -155,7 +153,7 @@ def test_a_purge_in_mid_reading_is_noticed_and_the_reading_begins_again(scene: S
 
 def test_purges_in_two_readings_make_it_partial(scene: Scene) -> None:
     for budget in ("kept", "first", "second"):
-        scene.bucket.put_many(counters(budget, nats_reader.BATCH))
+        scene.bucket.put_many(counters(budget, reader.BATCH))
 
     def purge_twice(number: int) -> None:
         if number == 2:
@@ -166,17 +164,17 @@ def test_purges_in_two_readings_make_it_partial(scene: Scene) -> None:
     scene.network.before_request = purge_twice
     reading = scene.store.reader(COUNTERS).read("t")
     assert reading.is_partial
-    assert len(reading.counters) == nats_reader.BATCH
+    assert len(reading.counters) == reader.BATCH
     assert {counter.of.budget for counter in reading.counters} == {"kept"}
 
 
 def test_removals_in_mid_reading_make_nothing_partial(scene: Scene) -> None:
-    before = counters("b", nats_reader.BATCH + 10)
+    before = counters("b", reader.BATCH + 10)
     scene.bucket.put_many(before)
     last = list(before)[-1]
     scene.network.before_request = lambda number: scene.bucket.remove(last) if number == 2 else None
     reading = scene.store.reader(COUNTERS).read("t")
-    assert len(reading.counters) == nats_reader.BATCH + 9
+    assert len(reading.counters) == reader.BATCH + 9
     assert not reading.is_partial
     assert scene.network.requests == 2
 
@@ -227,7 +225,7 @@ def test_headers_that_cannot_be_read_cost_no_other_key(
 
 
 def test_a_reading_that_the_server_breaks_off_begins_anew(scene: Scene) -> None:
-    scene.bucket.put_many(counters("b", nats_reader.BATCH + 1))
+    scene.bucket.put_many(counters("b", reader.BATCH + 1))
 
     def lose_consumer(number: int) -> None:
         if number in {2, 3}:
@@ -235,7 +233,7 @@ def test_a_reading_that_the_server_breaks_off_begins_anew(scene: Scene) -> None:
 
     scene.network.before_request = lose_consumer
     reading = scene.store.reader(COUNTERS).read("t")
-    assert len(reading.counters) == nats_reader.BATCH + 1
+    assert len(reading.counters) == reader.BATCH + 1
     assert not reading.is_partial
     # One batch and a lost pull, a lost pull, then two batches.
     assert scene.network.requests == 5
@@ -262,7 +260,7 @@ def test_a_consumer_that_nobody_hears_of_for_a_moment_is_read(scene: Scene) -> N
 
 
 def test_a_reading_that_takes_too_long_is_broken_off(scene: Scene) -> None:
-    scene.bucket.put_many(counters("b", nats_reader.BATCH + 1))
+    scene.bucket.put_many(counters("b", reader.BATCH + 1))
     scene.network.before_request = lambda _: False
     timeouts = Timeouts(reading=0.2)
     with open_usage_store(scene.network.url, scene.bucket.name, timeouts=timeouts) as store:

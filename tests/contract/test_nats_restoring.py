@@ -6,15 +6,14 @@ from uuid import uuid4
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_publishing import IN_FLIGHT
-from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
-from budget_recovery_dagster.domain.counters import ValueShape
+from budget_recovery_dagster.adapters.nats import IN_FLIGHT, NatsUsageStore, open_usage_store
+from budget_recovery_dagster.domain import ValueShape
 from budget_recovery_dagster.errors import (
     StoreMissingError,
     StoreNoQuorumError,
     StoreWriteError,
 )
-from budget_recovery_dagster.restore_ports import RaiseResult, Written
+from budget_recovery_dagster.ports import RaiseResult, Written
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_scene import counters
 from tests.contract.restore_orders import (

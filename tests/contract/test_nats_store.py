@@ -7,8 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_connection import Timeouts
-from budget_recovery_dagster.adapters.nats_store import open_usage_store
+from budget_recovery_dagster.adapters.nats import Timeouts, open_usage_store
 from budget_recovery_dagster.errors import (
     SettingsError,
     StoreMissingError,

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.adapters.parquet_tables import ParquetTables
-from budget_recovery_dagster.adapters.table_names import directory_of
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.adapters.parquet import ParquetTables, directory_of
+from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.errors import ForeignTablesError, TablesError
-from budget_recovery_dagster.table_ports import RemovedTables
+from budget_recovery_dagster.ports import RemovedTables
 from tests.contract.test_parquet_tables import HOUR, ME, NAME, record, write
 from tests.waiting import wait_until
 
@@ -33,7 +32,7 @@ import sys
 from decimal import Decimal
 from itertools import repeat
 from pathlib import Path
-from budget_recovery_dagster.adapters.parquet_tables import ParquetTables
+from budget_recovery_dagster.adapters.parquet import ParquetTables
 from tests.contract.test_parquet_tables import HOUR, ME, record
 usages = {f"u{number}": Decimal(number) for number in range(70_000)}
 with ParquetTables(Path(sys.argv[1])).opened(ME) as opened:

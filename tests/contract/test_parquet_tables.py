@@ -12,16 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from budget_recovery_dagster.adapters.parquet_file import ROWS_AT_ONCE
-from budget_recovery_dagster.adapters.parquet_tables import ParquetTables
-from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.recovery_point import Usages
-from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.domain.usage_columns import USAGE_COLUMNS
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.adapters.parquet import ROWS_AT_ONCE, ParquetTables
+from budget_recovery_dagster.domain import (
+    USAGE_COLUMNS,
+    BudgetWindow,
+    CaptureSource,
+    Hour,
+    StoredRecord,
+    Usages,
+    Window,
+)
 from budget_recovery_dagster.errors import DatabaseUnreachableError
-from budget_recovery_dagster.table_ports import StoredRecord, TableFile
+from budget_recovery_dagster.ports import TableFile
 
 NOON = datetime(2026, 11, 25, 12, 0, 0, 123456, tzinfo=UTC)
 HOUR = Hour.containing(NOON)

@@ -6,9 +6,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.identity import StoreIdentity
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.snapshots import TenantSnapshot
+from budget_recovery_dagster.domain import Hour, StoreIdentity, TenantSnapshot
 from budget_recovery_dagster.errors import (
     BaselineMovedError,
     BudgetRecoveryError,

@@ -11,11 +11,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_schema import migrate
-from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
-from budget_recovery_dagster.domain.incident import Recovery, RecoveryState
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.snapshots import BudgetRecord, CaptureSource, TenantSnapshot
+from budget_recovery_dagster.adapters.postgres import migrate
+from budget_recovery_dagster.domain import (
+    Baseline,
+    BudgetRecord,
+    CaptureSource,
+    Hour,
+    Recovery,
+    RecoveryState,
+    StoreIdentity,
+    TenantSnapshot,
+)
 from budget_recovery_dagster.errors import DatabaseUnreachableError
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from tests.contract.control_planes import (

@@ -6,7 +6,7 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.errors import DatabaseError
 from tests.contract.control_planes import NOON, ControlPlane, Counters, point_of
 

@@ -8,9 +8,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_connection import Connection, driver_errors
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.adapters.postgres import Connection, Database, driver_errors, migrate
 from budget_recovery_dagster.errors import DatabaseError, DatabaseUnreachableError
 from tests.waiting import wait_until
 

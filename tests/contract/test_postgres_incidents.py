@@ -8,8 +8,7 @@ from typing import TypeVar
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.incident import Incident, Recovery, RecoveryState
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour, Incident, Recovery, RecoveryState
 from budget_recovery_dagster.errors import (
     AttemptsUsedUpError,
     BaselineMovedError,

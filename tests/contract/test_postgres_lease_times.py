@@ -7,8 +7,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
+from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases
 from budget_recovery_dagster.errors import LeaseLostError
 from budget_recovery_dagster.ports import LeaseStanding
 from tests.contract.control_planes import is_held

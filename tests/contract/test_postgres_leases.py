@@ -14,9 +14,13 @@ from typing import LiteralString
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_database import MAX_CONNECTIONS, Database
-from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases, require_lease
-from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
+from budget_recovery_dagster.adapters.postgres import (
+    MAX_CONNECTIONS,
+    Database,
+    PostgresLeases,
+    require_lease,
+)
+from budget_recovery_dagster.domain import CAPTURE_LEASE
 from budget_recovery_dagster.errors import LeaseHeldError, LeaseLostError
 from tests.contract.control_planes import is_held
 from tests.waiting import wait_until

@@ -8,7 +8,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from budget_recovery_dagster.ports import PruneReport
+from budget_recovery_dagster.domain import PruneReport
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of
 from tests.waiting import wait_until
 

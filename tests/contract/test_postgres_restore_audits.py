@@ -6,9 +6,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from budget_recovery_dagster.audit_ports import (
-    AuditTrail,
-)
+from budget_recovery_dagster.domain import AuditTrail
 from budget_recovery_dagster.errors import DatabaseError
 from tests.contract.control_planes import NOON, ControlPlane
 from tests.contract.incident_scene import open_one

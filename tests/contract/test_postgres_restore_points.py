@@ -6,9 +6,8 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.recovery_point import Usages
+from budget_recovery_dagster.domain import Usages, WindowPoint
 from budget_recovery_dagster.errors import DatabaseError
-from budget_recovery_dagster.restore_ports import WindowPoint
 from tests.contract.control_planes import NOON, ControlPlane, of
 
 NOTHING: Usages = {}

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_schema import (
+from budget_recovery_dagster.adapters.postgres import (
+    Database,
     Migration,
     migrate,
     refuse_unless_newest,

@@ -7,10 +7,16 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.pool import NullPool
 
-from budget_recovery_dagster.adapters.postgres_schema import Migration, migrate
-from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
-from budget_recovery_dagster.domain.incident import Held, Recovery, RecoveryState, Waiting
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.adapters.postgres import Migration, migrate
+from budget_recovery_dagster.domain import (
+    Baseline,
+    Held,
+    Hour,
+    Recovery,
+    RecoveryState,
+    StoreIdentity,
+    Waiting,
+)
 from tests.contract.control_planes import BORN, BUCKET, NOON, on_postgres, point_of
 from tests.contract.incident_scene import GROUND, LOSS, claim_attempt
 
@@ -86,7 +92,8 @@ def migrate_to(url: str, version: str) -> None:
         "postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=NullPool
     )
     config = Config()
-    config.set_main_option("script_location", "budget_recovery_dagster.adapters:migrations")
+    steps = "budget_recovery_dagster.adapters.postgres:migrations"
+    config.set_main_option("script_location", steps)
     with engine.begin() as connection:
         connection.exec_driver_sql("create schema budget_recovery")
         config.attributes["connection"] = connection

@@ -6,19 +6,21 @@ from uuid import uuid4
 
 import pytest
 
-from budget_recovery_dagster.adapters.memory.budget_definitions import MemoryBudgets
-from budget_recovery_dagster.adapters.memory.control_plane import ManualClock
-from budget_recovery_dagster.adapters.memory.previews import MemoryPreviews
-from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_previews import PostgresPreviews
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.identity import StoreIdentity
-from budget_recovery_dagster.domain.plan import Action, PlannedEntry
-from budget_recovery_dagster.domain.restore_choice import RestoreChoice
-from budget_recovery_dagster.domain.windows import Period
-from budget_recovery_dagster.preview_ports import KeptPreview, Previews
+from budget_recovery_dagster.adapters.postgres import Database, PostgresBudgets, PostgresPreviews
+from budget_recovery_dagster.domain import (
+    Action,
+    BudgetDefinition,
+    Enforcement,
+    KeptPreview,
+    Period,
+    PlannedEntry,
+    RestoreChoice,
+    SplitBy,
+    StoreIdentity,
+)
+from budget_recovery_dagster.ports import Previews
 from tests.contract.control_planes import BORN, NOON, of
+from tests.fakes.control_plane import ManualClock, MemoryBudgets, MemoryPreviews
 
 DAY = timedelta(days=1)
 CHOICE = RestoreChoice()

@@ -3,12 +3,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.resets import EVERYONE
-from budget_recovery_dagster.domain.retention import RetentionPolicy
+from budget_recovery_dagster.domain import (
+    EVERYONE,
+    CaptureFailure,
+    Hour,
+    PruneReport,
+    RecoveryState,
+    RetentionPolicy,
+)
 from budget_recovery_dagster.errors import CapturesPausedError
-from budget_recovery_dagster.ports import CaptureFailure, PruneReport
 from tests.contract.control_planes import (
     NOON,
     ControlPlane,

@@ -6,10 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_codec import BoardKey, encode_board_key
-from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.restore_ports import BoardOrder, BoardResult
+from budget_recovery_dagster.adapters.nats import BoardKey, encode_board_key
+from budget_recovery_dagster.domain import BudgetWindow, Window
+from budget_recovery_dagster.ports import BoardOrder, BoardResult
 from budget_recovery_dagster.sandbox.gateway.standings import board_entries, write_board
 from tests.contract.restore_orders import (
     LIFETIME,

@@ -4,10 +4,7 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.counters import OmittedCounter
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.resets import EVERYONE
-from budget_recovery_dagster.domain.windows import Period, Window
+from budget_recovery_dagster.domain import EVERYONE, Hour, OmittedCounter, Period, Window
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, point_of, reading
 
 HOUR = Hour(NOON)

@@ -5,12 +5,10 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_publishing import IN_FLIGHT
-from budget_recovery_dagster.adapters.write_outcomes import REFUSALS_IN_A_ROW
-from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.adapters.nats import IN_FLIGHT, REFUSALS_IN_A_ROW
+from budget_recovery_dagster.domain import BudgetWindow, Window
 from budget_recovery_dagster.errors import StoreWriteError
-from budget_recovery_dagster.restore_ports import BoardOrder, Written
+from budget_recovery_dagster.ports import BoardOrder, Written
 from tests.contract import limited_stores
 from tests.contract.limited_stores import MOST_BYTES, Limit
 from tests.contract.restore_orders import NOVEMBER, always, board_order, key, order

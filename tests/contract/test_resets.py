@@ -7,11 +7,16 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.counters import Entity
-from budget_recovery_dagster.domain.recovery_point import Usages
-from budget_recovery_dagster.domain.resets import EVERYONE, Everyone, Reset
-from budget_recovery_dagster.domain.snapshots import TenantSnapshot
-from budget_recovery_dagster.restore_ports import RestorePoints, WindowPoint
+from budget_recovery_dagster.domain import (
+    EVERYONE,
+    Entity,
+    Everyone,
+    Reset,
+    TenantSnapshot,
+    Usages,
+    WindowPoint,
+)
+from budget_recovery_dagster.ports import RestorePoints
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of
 
 HOUR = timedelta(hours=1)

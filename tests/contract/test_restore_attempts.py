@@ -5,9 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.incident import FailureReason, Incident, Waiting
+from budget_recovery_dagster.domain import Attempt, FailureReason, Incident, Waiting
 from budget_recovery_dagster.errors import AttemptsUsedUpError
-from budget_recovery_dagster.recovery_ports import Attempt
 from tests.contract.control_planes import NOON, ControlPlane
 from tests.contract.incident_scene import (
     GONE,

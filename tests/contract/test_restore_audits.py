@@ -7,12 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.audit_ports import (
-    AuditEntry,
-    AuditTrail,
-    MergedAudits,
-)
-from budget_recovery_dagster.domain.incident import Restored
+from budget_recovery_dagster.domain import AuditEntry, AuditTrail, MergedAudits, Restored
 from tests.contract.control_planes import NOON, ControlPlane, of
 from tests.contract.incident_scene import open_one
 

@@ -5,15 +5,17 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain.counters import (
+from budget_recovery_dagster.domain import (
+    CaptureSource,
     CounterReading,
     OmittedCounter,
+    TenantPoint,
+    TenantReading,
     UnreadableKey,
+    Usages,
     ValueShape,
+    WindowPoint,
 )
-from budget_recovery_dagster.domain.recovery_point import Usages
-from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
-from budget_recovery_dagster.restore_ports import TenantPoint, WindowPoint
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, point_of, reading
 
 HOUR = timedelta(hours=1)

@@ -2,9 +2,8 @@
 
 from datetime import UTC, datetime
 
-from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.restore_ports import Written
+from budget_recovery_dagster.domain import BudgetWindow, Window
+from budget_recovery_dagster.ports import Written
 from tests.contract.restore_orders import (
     LIFETIME,
     key,

@@ -6,10 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain.counters import BudgetWindow, ValueShape
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.domain import BudgetWindow, ValueShape, Window
 from budget_recovery_dagster.errors import StoreReadError, StoreWriteError
-from budget_recovery_dagster.restore_ports import Written
+from budget_recovery_dagster.ports import Written
 from tests.contract.restore_orders import (
     NOVEMBER,
     always,

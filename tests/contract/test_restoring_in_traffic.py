@@ -4,11 +4,10 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.live_keys import TRIES
-from budget_recovery_dagster.domain.counters import ValueShape
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.adapters.nats import TRIES
+from budget_recovery_dagster.domain import ValueShape, Window
 from budget_recovery_dagster.errors import StoreWriteError
-from budget_recovery_dagster.restore_ports import Written
+from budget_recovery_dagster.ports import Written
 from tests.contract.restore_orders import (
     LIFETIME,
     NOVEMBER,

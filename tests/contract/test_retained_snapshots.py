@@ -6,12 +6,16 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain.counters import OmittedCounter
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.recovery_point import Usages
-from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.ports import CaptureFailure, Uncaptured
-from budget_recovery_dagster.table_ports import PointRecord, StoredRecord
+from budget_recovery_dagster.domain import (
+    CaptureFailure,
+    CaptureSource,
+    Hour,
+    OmittedCounter,
+    PointRecord,
+    StoredRecord,
+    Uncaptured,
+    Usages,
+)
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, reading
 
 HOUR = timedelta(hours=1)

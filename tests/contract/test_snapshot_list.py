@@ -3,9 +3,12 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from budget_recovery_dagster.domain.counters import OmittedCounter, UnreadableKey
-from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.snapshot_ports import ListedSnapshot
+from budget_recovery_dagster.domain import (
+    CaptureSource,
+    ListedSnapshot,
+    OmittedCounter,
+    UnreadableKey,
+)
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, reading
 
 HOUR = timedelta(hours=1)

@@ -2,11 +2,17 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.counters import OmittedCounter, UnreadableKey
-from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity
-from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantSnapshot
+from budget_recovery_dagster.domain import (
+    Baseline,
+    CaptureSource,
+    Hour,
+    NamedDrop,
+    OmittedCounter,
+    RecoveryState,
+    StoreIdentity,
+    TenantSnapshot,
+    UnreadableKey,
+)
 from budget_recovery_dagster.errors import (
     BaselineMovedError,
     BudgetRecoveryError,
@@ -15,7 +21,6 @@ from budget_recovery_dagster.errors import (
     LeaseLostError,
     NotNewerError,
 )
-from budget_recovery_dagster.ports import NamedDrop
 from tests.contract.control_planes import (
     BORN,
     NOON,

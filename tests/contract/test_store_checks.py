@@ -3,8 +3,7 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
-from budget_recovery_dagster.recovery_ports import Check
+from budget_recovery_dagster.domain import Check, StoreIdentity, Verdict
 from tests.contract.control_planes import BORN, NOON, ControlPlane
 
 GOOD = Check(

@@ -1,6 +1,6 @@
 import pytest
 
-from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain import RecoveryState
 from budget_recovery_dagster.errors import SettingsError
 from tests.contract.control_planes import BUCKET, NOON, ControlPlane
 

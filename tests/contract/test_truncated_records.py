@@ -7,9 +7,7 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.counters import UnlistedEntities
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
+from budget_recovery_dagster.domain import CaptureSource, Hour, TenantReading, UnlistedEntities
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, point_of, reading
 
 HOUR = Hour(NOON)

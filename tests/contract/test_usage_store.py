@@ -5,15 +5,15 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
-from budget_recovery_dagster.domain.counters import (
+from budget_recovery_dagster.adapters.nats import CounterKey, encode_key
+from budget_recovery_dagster.domain import (
     BudgetWindow,
     CounterReading,
+    TenantReading,
     UnreadableKey,
     ValueShape,
+    Window,
 )
-from budget_recovery_dagster.domain.snapshots import TenantReading
-from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import StoreReadError
 from tests.contract.usage_stores import UGLY_NAMES, Subject
 from tests.identities import identity_of

@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from typing import Protocol
 from uuid import uuid4
 
-from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
-from budget_recovery_dagster.adapters.nats_store import open_usage_store
-from budget_recovery_dagster.ports import TenantReader, UsageStore
-from budget_recovery_dagster.restore_ports import RecoverableStore
+from budget_recovery_dagster.adapters.nats import open_usage_store
+from budget_recovery_dagster.ports import RecoverableStore, TenantReader, UsageStore
+from tests.fakes.usage_store import MemoryUsageStore
 from tests.nats_servers import BOARDS, COUNTERS, Bucket, Stored
 
 UGLY_NAMES = [

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 
 from budget_recovery_dagster.errors import DatabaseUnreachableError, StoreUnreachableError
 from budget_recovery_dagster.ports import Clock
-from budget_recovery_dagster.services.detection import DetectionService
-from budget_recovery_dagster.services.recovery import RecoveryService
+from budget_recovery_dagster.services import DetectionService
+from budget_recovery_dagster.services.restore import RecoveryService
 
 Service = TypeVar("Service", DetectionService, RecoveryService)
 

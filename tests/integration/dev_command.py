@@ -16,8 +16,8 @@ from typing import Any
 
 import psycopg
 
-from budget_recovery_dagster.adapters.nats_codec import encode_key
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.adapters.nats import encode_key
+from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.sandbox.child_process import poll
 from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place

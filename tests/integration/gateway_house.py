@@ -18,11 +18,14 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey, decode_key
-from budget_recovery_dagster.adapters.nats_values import decode_value
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.counters import UnreadableUsageError
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.adapters.nats import CounterKey, decode_key, decode_value
+from budget_recovery_dagster.domain import (
+    BudgetDefinition,
+    Enforcement,
+    Period,
+    SplitBy,
+    UnreadableUsageError,
+)
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place

@@ -8,10 +8,13 @@ import dagster as dg
 
 from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.services.chosen_points import RestoreRequest
-from budget_recovery_dagster.services.manual_restore import Applied, ManualRestoreService
-from budget_recovery_dagster.services.orders import Order
-from budget_recovery_dagster.services.preview import Preview
+from budget_recovery_dagster.services import Preview
+from budget_recovery_dagster.services.restore import (
+    Applied,
+    ManualRestoreService,
+    Order,
+    RestoreRequest,
+)
 from tests.integration.timeless_store import opened_store
 
 

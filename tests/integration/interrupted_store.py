@@ -4,15 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
-from budget_recovery_dagster.ports import TenantListing, TenantReader
-from budget_recovery_dagster.restore_ports import (
+from budget_recovery_dagster.domain import CaptureSource, TenantReading
+from budget_recovery_dagster.ports import (
     BoardOrder,
     BoardResult,
     IsOpen,
     LiveTenant,
     RaiseOrder,
     RaiseResult,
+    TenantListing,
+    TenantReader,
 )
 from tests.integration.timeless_store import TimelessStore, opened_store
 

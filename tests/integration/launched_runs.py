@@ -5,7 +5,7 @@ import psycopg
 from dagster import DagsterRunStatus
 
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from tests.integration.live_capture import capture_now
 from tests.integration.recovery_runs import check, requested
 from tests.nats_servers import Bucket

@@ -1,9 +1,8 @@
 """Captures of the store as it is, without a run around them."""
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.services.capture import Paused, Verified
-from budget_recovery_dagster.services.capture_outcome import Captured
+from budget_recovery_dagster.domain import Hour
+from budget_recovery_dagster.services import Captured, Paused, Verified
 from budget_recovery_dagster.settings import Settings, load_settings
 
 

@@ -5,20 +5,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from budget_recovery_dagster.audit_ports import (
-    AuditEntry,
-)
 from budget_recovery_dagster.bootstrap import OpenedDatabase
-from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.domain.incident import Incident, Outcome, RecoveryState
-from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.restore_ports import (
-    OpenStore,
+from budget_recovery_dagster.domain import (
+    AuditEntry,
+    CaptureSource,
+    Incident,
+    Outcome,
+    RecoveryState,
+    Verdict,
 )
-from budget_recovery_dagster.services.capture_outcome import Captured
-from budget_recovery_dagster.services.detection import Checked
-from budget_recovery_dagster.services.recovery import Recovered, RecoveryResult
-from budget_recovery_dagster.services.tenant_restore import Guards, TenantRestored, restore_tenant
+from budget_recovery_dagster.ports import OpenStore
+from budget_recovery_dagster.services import Captured, Checked
+from budget_recovery_dagster.services.restore import (
+    Guards,
+    Recovered,
+    RecoveryResult,
+    TenantRestored,
+    restore_tenant,
+)
 from tests.integration.timeless_store import SteppedClock, capture, opened_at, opened_store
 from tests.nats_servers import Bucket, Stored
 

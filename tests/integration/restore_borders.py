@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from budget_recovery_dagster.restore_ports import IsOpen, LiveTenant, OpenStore, RecoverableStore
-from budget_recovery_dagster.services.recovery import RecoveryService
+from budget_recovery_dagster.ports import IsOpen, LiveTenant, OpenStore, RecoverableStore
+from budget_recovery_dagster.services.restore import RecoveryService
 from tests.integration.check_borders import Borders, bordered
 from tests.integration.restore_worker import Overriding
 

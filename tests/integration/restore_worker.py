@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Self
 
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
+from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases
 from budget_recovery_dagster.bootstrap import OpenedDatabase
-from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.restore_ports import (
+from budget_recovery_dagster.domain import Window
+from budget_recovery_dagster.ports import (
     IsOpen,
     LiveTenant,
     OpenStore,

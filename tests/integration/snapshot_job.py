@@ -9,7 +9,7 @@ import dagster as dg
 import psycopg
 
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from tests.integration.timeless_store import SteppedClock, capture, opened_at
 
 

@@ -10,10 +10,7 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.domain import BudgetWindow, Hour, RecoveryPoint, Window
 from budget_recovery_dagster.settings import load_settings
 from tests.integration.confined_user import confined_to
 from tests.integration.snapshot_job import (

@@ -10,15 +10,17 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_database import MAX_CONNECTIONS, Database
-from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
-from budget_recovery_dagster.adapters.postgres_schema import migrate
-from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.adapters.postgres import (
+    MAX_CONNECTIONS,
+    Database,
+    PostgresLeases,
+    migrate,
+)
+from budget_recovery_dagster.domain import CAPTURE_LEASE, Hour
 from budget_recovery_dagster.errors import DatabaseUnreachableError, LeaseHeldError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
-from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome
+from budget_recovery_dagster.services import Captured, TenantOutcome
 from tests.integration.confined_user import confined_to
 from tests.integration.snapshot_job import checks, details, failure_text, metadata, run_job
 from tests.integration.timeless_store import SteppedClock, capture, opened_at

@@ -8,7 +8,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from tests.integration.detection_records import assert_whole, store_checks, store_row

@@ -16,7 +16,7 @@ from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_s
 from budget_recovery_dagster.assets.recovery_points import recovery_points
 from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.partitions import capture_hours, hourly_partitions
 
 

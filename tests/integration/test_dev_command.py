@@ -14,8 +14,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.nats_codec import decode_key
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.adapters.nats import decode_key
+from budget_recovery_dagster.domain import Period
 from budget_recovery_dagster.sandbox.accounts import Account
 from budget_recovery_dagster.sandbox.data_directory import DEV_FILE
 from budget_recovery_dagster.sandbox.errors import DagsterUiError, NoRunningDevError

@@ -23,7 +23,7 @@ from budget_recovery_dagster.adapters.postgres_examination import open_examinati
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.sandbox.postgres_binaries import find_binaries
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
-from budget_recovery_dagster.services.chosen_points import RestoreRequest
+from budget_recovery_dagster.services.restore import RestoreRequest
 from tests.documentation import block, blocks
 from tests.integration.commands import run
 from tests.integration.doctor_command import doctor

@@ -13,7 +13,7 @@ from dagster._core.storage.tags import (
 )
 
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.schedules import hourly_snapshot_schedule
 from tests.nats_servers import Bucket
 

@@ -11,8 +11,7 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period, SplitBy
 from budget_recovery_dagster.settings import load_settings
 from tests.documentation import block
 from tests.integration.recovery_house import House

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from budget_recovery_dagster.cli.confirming import confirmed
+from budget_recovery_dagster.cli.console import confirmed
 from budget_recovery_dagster.cli.main import main
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain import RESTORE_LEASE, RecoveryState
 from tests.integration.recovery_house import House, all_stored
 from tests.integration.recovery_runs import usages
 

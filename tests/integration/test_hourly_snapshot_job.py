@@ -8,8 +8,8 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.assets.capture_tables import table
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
+from budget_recovery_dagster.presentation import table
 from tests.integration.snapshot_job import (
     capture_at,
     checks,

@@ -7,7 +7,7 @@ import dagster as dg
 import psycopg
 
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.schedules import hourly_snapshot_schedule
 from tests.integration.snapshot_job import run_job
 from tests.nats_servers import Bucket

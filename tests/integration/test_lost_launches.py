@@ -11,9 +11,9 @@ import pytest
 from dagster import DagsterRunStatus
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.sensors.deadline import Deadline, OutOfTimeError, within
-from budget_recovery_dagster.sensors.supervising import Supervised, supervise_restore
+from budget_recovery_dagster.domain import Hour
+from budget_recovery_dagster.sensors.supervision import Supervised, supervise_restore
+from budget_recovery_dagster.sensors.ticks import Deadline, OutOfTimeError, within
 from budget_recovery_dagster.settings import load_settings
 from tests.integration.launched_runs import due, lost, recorded
 from tests.integration.recovery_runs import (

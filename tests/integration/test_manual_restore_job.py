@@ -6,7 +6,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from tests.integration.hand_runs import run_by_hand, run_manual_restore, shown
 from tests.integration.recovery_runs import (
     check,

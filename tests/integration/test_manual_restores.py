@@ -8,18 +8,21 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
-from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.plan_differences import Change
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.adapters.postgres import Database, PostgresBudgets
+from budget_recovery_dagster.domain import (
+    RESTORE_LEASE,
+    BudgetDefinition,
+    BudgetWindow,
+    Change,
+    Enforcement,
+    Entity,
+    Period,
+    RecoveryState,
+    SplitBy,
+)
 from budget_recovery_dagster.errors import LeaseHeldError, PreviewOutdatedError
-from budget_recovery_dagster.services.chosen_points import RestoreRequest
-from budget_recovery_dagster.services.manual_restore import Applied
-from budget_recovery_dagster.services.preview import Preview
+from budget_recovery_dagster.services import Preview
+from budget_recovery_dagster.services.restore import Applied, RestoreRequest
 from tests.integration.hand_runs import Hand
 from tests.integration.recovery_house import House, all_stored
 from tests.integration.recovery_runs import usages

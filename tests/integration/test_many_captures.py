@@ -7,7 +7,7 @@ import sys
 
 import psycopg
 
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from tests.integration.live_capture import capture_now
 from tests.nats_servers import Bucket
 

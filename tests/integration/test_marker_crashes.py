@@ -9,13 +9,17 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.identity import Baseline, Verdict
-from budget_recovery_dagster.domain.incident import Outcome, Restored
+from budget_recovery_dagster.domain import (
+    RESTORE_LEASE,
+    Baseline,
+    Closing,
+    Outcome,
+    Restored,
+    Verdict,
+)
 from budget_recovery_dagster.errors import BudgetRecoveryError
-from budget_recovery_dagster.recovery_ports import Closing
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.services.detection import Checked, DetectionService
+from budget_recovery_dagster.services import Checked, DetectionService
 from budget_recovery_dagster.settings import load_settings
 from tests.integration.check_borders import (
     Borders,

@@ -9,10 +9,8 @@ import pytest
 
 from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.domain.incident import Loss
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.ops.restore import restore
+from budget_recovery_dagster.domain import Hour, Loss, Verdict
+from budget_recovery_dagster.jobs.restore import restore
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.settings import load_settings
 from tests.contract.nats_credentials import Operator

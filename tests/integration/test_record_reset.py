@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from psycopg.rows import dict_row
 
 from budget_recovery_dagster.cli.main import main
-from budget_recovery_dagster.cli.person import this_person
+from budget_recovery_dagster.cli.options import this_person
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from tests.integration.live_capture import capture_now
 from tests.integration.recovery_runs import (
     check,

@@ -6,8 +6,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.budgets import SplitBy
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour, SplitBy
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.in_process import running_aggregator, running_gate
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.errors import BudgetRecoveryError
-from budget_recovery_dagster.restore_ports import RecoverableStore
-from budget_recovery_dagster.services.recovery import RecoveryService
+from budget_recovery_dagster.ports import RecoverableStore
+from budget_recovery_dagster.services.restore import RecoveryService
 from tests.integration.check_borders import Borders, CrashError, crash, each_border, fail
 from tests.integration.recovery_house import House
 from tests.integration.recovery_runs import incidents, state, usages

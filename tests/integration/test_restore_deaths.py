@@ -11,15 +11,13 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.incident import FailureReason, RecoveryState
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import RESTORE_LEASE, FailureReason, Hour, RecoveryState
 from budget_recovery_dagster.errors import AttemptFailedError, DatabaseError, StoreError
-from budget_recovery_dagster.recovery_ports import Incidents
+from budget_recovery_dagster.ports import Incidents
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
-from budget_recovery_dagster.services.recovery import GaveUp, Recovered, RecoveryResult
+from budget_recovery_dagster.services.restore import GaveUp, Recovered, RecoveryResult
 from budget_recovery_dagster.settings import load_settings
 from tests.integration.live_capture import capture_now
 from tests.integration.recovery_house import all_stored

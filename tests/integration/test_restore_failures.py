@@ -11,11 +11,10 @@ from click.testing import CliRunner
 
 from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
 from budget_recovery_dagster.cli.main import main
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.errors import AttemptFailedError
-from budget_recovery_dagster.jobs import restore_job
-from budget_recovery_dagster.ops.restore import restore
-from budget_recovery_dagster.services.recovery import GaveUp, RecoveryResult
+from budget_recovery_dagster.jobs.restore import restore, restore_job
+from budget_recovery_dagster.services.restore import GaveUp, RecoveryResult
 from budget_recovery_dagster.settings import load_settings
 from tests.integration.recovery_runs import (
     check,

@@ -10,8 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.domain.incident import Outcome, RecoveryState, Restored
+from budget_recovery_dagster.domain import Outcome, RecoveryState, Restored, Verdict
 from budget_recovery_dagster.errors import StoreLostError
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer

@@ -7,7 +7,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from tests.integration.confined_user import confined, documented_permissions
 from tests.integration.recovery_runs import (
     check,

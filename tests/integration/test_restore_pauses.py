@@ -9,15 +9,12 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_snapshots import PostgresSnapshots
+from budget_recovery_dagster.adapters.postgres import Database, PostgresSnapshots
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.domain.identity import Baseline
-from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Baseline, Hour, RecoveryState
 from budget_recovery_dagster.errors import CapturesPausedError
 from budget_recovery_dagster.schedules import hourly_snapshot_schedule
-from budget_recovery_dagster.services.capture_outcome import Captured
+from budget_recovery_dagster.services import Captured
 from tests.integration.interrupted_store import Interruptions, interrupted
 from tests.integration.recovery_house import House
 from tests.integration.recovery_runs import usages

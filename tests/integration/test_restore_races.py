@@ -9,12 +9,15 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
-from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.restore_ports import IsOpen
-from budget_recovery_dagster.services.recovery import NothingToDo, Recovered, RecoveryResult
-from budget_recovery_dagster.services.tenant_restore import TenantRestored
+from budget_recovery_dagster.adapters.nats import CounterKey, encode_key
+from budget_recovery_dagster.domain import BudgetWindow, Entity, Window
+from budget_recovery_dagster.ports import IsOpen
+from budget_recovery_dagster.services.restore import (
+    NothingToDo,
+    Recovered,
+    RecoveryResult,
+    TenantRestored,
+)
 from tests.contract.racing_writers import RacingWriters, history_of
 from tests.integration.interrupted_store import Interruptions, interrupted
 from tests.integration.recovery_house import House, all_stored, opened_house

@@ -9,9 +9,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.counters import Entity
-from budget_recovery_dagster.domain.incident import Outcome
-from budget_recovery_dagster.domain.windows import Period, Window
+from budget_recovery_dagster.domain import Entity, Outcome, Period, Window
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.boards import board, board_key

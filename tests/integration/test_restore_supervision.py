@@ -12,8 +12,7 @@ from dagster import DagsterRunStatus
 from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import RESTORE_LEASE, Hour
 from budget_recovery_dagster.settings import load_settings
 from tests.integration.launched_runs import due, lost, recorded, status_of
 from tests.integration.recovery_runs import (

@@ -7,9 +7,8 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain.incident import Incident, Outcome
-from budget_recovery_dagster.domain.windows import Window
-from budget_recovery_dagster.restore_ports import IsOpen
+from budget_recovery_dagster.domain import Incident, Outcome, Window
+from budget_recovery_dagster.ports import IsOpen
 from tests.boards import board_key
 from tests.integration.interrupted_store import Interruptions, interrupted
 from tests.integration.recovery_house import House, outcome_of

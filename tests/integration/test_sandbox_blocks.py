@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from nats.js import JetStreamContext
 
-from budget_recovery_dagster.adapters.nats_codec import encode_key
-from budget_recovery_dagster.domain.budgets import Enforcement, SplitBy
+from budget_recovery_dagster.adapters.nats import encode_key
+from budget_recovery_dagster.domain import Enforcement, SplitBy
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.in_process import running_aggregator, running_gate
 from budget_recovery_dagster.sandbox.gateway.ledger import Ledger

@@ -14,9 +14,8 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 
-from budget_recovery_dagster.adapters.nats_codec import encode_key
-from budget_recovery_dagster.domain.budgets import SplitBy
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.adapters.nats import encode_key
+from budget_recovery_dagster.domain import Period, SplitBy
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.in_process import running_aggregator, running_gate
 from budget_recovery_dagster.sandbox.gateway.ledger import Ledger

@@ -15,8 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from budget_recovery_dagster.domain.budgets import Enforcement
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.domain import Enforcement, Period
 from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
 from budget_recovery_dagster.sandbox.gateway import aggregate, serve
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets

@@ -6,7 +6,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from tests.integration.recovery_runs import incidents, requested, state, supervise
 from tests.integration.snapshot_job import (
     capture_at,

@@ -15,12 +15,20 @@ from pydantic import SecretStr
 
 from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
 from budget_recovery_dagster.cli.main import main
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.identity import Baseline, StoreIdentity, Verdict
-from budget_recovery_dagster.domain.incident import FailureReason, Loss, Outcome, Restored
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.ports import CaptureFailure
-from budget_recovery_dagster.recovery_ports import Check, Closing
+from budget_recovery_dagster.domain import (
+    RESTORE_LEASE,
+    Baseline,
+    CaptureFailure,
+    Check,
+    Closing,
+    FailureReason,
+    Hour,
+    Loss,
+    Outcome,
+    Restored,
+    StoreIdentity,
+    Verdict,
+)
 from budget_recovery_dagster.sandbox.data_directory import held_data_dir
 from budget_recovery_dagster.sandbox.running_dev import RunningDev, announced
 from budget_recovery_dagster.settings import Settings

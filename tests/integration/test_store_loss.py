@@ -12,8 +12,8 @@ import pytest
 from nats.js.api import StorageType
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.services.capture import Paused
+from budget_recovery_dagster.domain import Hour
+from budget_recovery_dagster.services import Paused
 from budget_recovery_dagster.settings import load_settings
 from tests.integration.detection_records import losses, store_checks, store_row
 from tests.integration.live_capture import (

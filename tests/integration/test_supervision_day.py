@@ -12,11 +12,10 @@ import pytest
 from dagster import DagsterRunStatus
 
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.domain.supervision import Suspicion
-from budget_recovery_dagster.sensors.deadline import TICK_SECONDS, Deadline
-from budget_recovery_dagster.sensors.supervising import supervise_restore
-from budget_recovery_dagster.services.recovery import Recovered
+from budget_recovery_dagster.domain import Suspicion, Verdict
+from budget_recovery_dagster.sensors.supervision import supervise_restore
+from budget_recovery_dagster.sensors.ticks import TICK_SECONDS, Deadline
+from budget_recovery_dagster.services.restore import Recovered
 from tests.free_ports import unused_port
 from tests.integration.detection_records import losses
 from tests.integration.recovery_house import House

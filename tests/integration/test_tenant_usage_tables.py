@@ -12,10 +12,10 @@ import pandas as pd
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.table_names import directory_of
-from budget_recovery_dagster.assets.recovery_point_metadata import duration
+from budget_recovery_dagster.adapters.parquet import directory_of
 from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
+from budget_recovery_dagster.presentation import duration
 from tests.free_ports import unused_port
 from tests.integration.snapshot_job import capture_at, checks, details, failure_text, run_job
 from tests.nats_servers import Bucket

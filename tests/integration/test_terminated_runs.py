@@ -11,7 +11,7 @@ import pytest
 from dagster import MAX_RUNTIME_SECONDS_TAG, DagsterEventType, DagsterRunStatus
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.settings import load_settings
 from tests.integration.launched_runs import due, lost, recorded, status_of
 from tests.integration.recovery_runs import (

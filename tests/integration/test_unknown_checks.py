@@ -8,8 +8,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres_connection import Connection
-from budget_recovery_dagster.adapters.postgres_database import Database, server_clock
+from budget_recovery_dagster.adapters.postgres import Connection, Database, server_clock
 from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.settings import load_settings
 from tests.integration.detection_records import assert_whole, store_checks, store_row

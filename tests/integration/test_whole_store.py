@@ -11,8 +11,7 @@ import pytest
 from nats.js.api import StreamConfig
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour, Verdict
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.settings import load_settings
 from tests.integration.detection_records import assert_whole, store_row

@@ -5,17 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from budget_recovery_dagster.adapters.nats_store import NatsUsageStore, open_usage_store
-from budget_recovery_dagster.adapters.postgres_database import Database
+from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.adapters.postgres import Database
 from budget_recovery_dagster.bootstrap import OpenedDatabase
-from budget_recovery_dagster.domain.convergence import ClusterView
-from budget_recovery_dagster.domain.detection import Sighting
-from budget_recovery_dagster.domain.identity import Marker
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.ports import TenantReader
-from budget_recovery_dagster.restore_ports import LiveTenant
-from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome
+from budget_recovery_dagster.domain import CaptureSource, ClusterView, Hour, Marker, Sighting
+from budget_recovery_dagster.ports import LiveTenant, TenantReader
+from budget_recovery_dagster.services import Captured, TenantOutcome
 from budget_recovery_dagster.settings import load_settings
 
 

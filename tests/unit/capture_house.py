@@ -6,27 +6,32 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from budget_recovery_dagster.adapters.memory.control_plane import ControlPlane, ManualClock
-from budget_recovery_dagster.adapters.memory.incidents import MemoryIncidents
-from budget_recovery_dagster.adapters.memory.leases import MemoryLeases
-from budget_recovery_dagster.adapters.memory.snapshots import MemorySnapshots
-from budget_recovery_dagster.adapters.memory.store_checks import MemoryStoreChecks
-from budget_recovery_dagster.adapters.memory.store_registry import MemoryStoreRegistry
-from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
-from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.identity import Baseline
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.retention import RetentionPolicy
-from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.domain import (
+    Baseline,
+    BudgetWindow,
+    CaptureSource,
+    Hour,
+    PruneReport,
+    RetentionPolicy,
+    Window,
+)
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     StorePermissionError,
 )
-from budget_recovery_dagster.ports import PruneReport
-from budget_recovery_dagster.services.capture import CaptureService, Paused, Verified
-from budget_recovery_dagster.services.capture_outcome import Captured, TenantOutcome, TenantStored
+from budget_recovery_dagster.services import (
+    Captured,
+    CaptureService,
+    Paused,
+    TenantOutcome,
+    TenantStored,
+    Verified,
+)
 from tests.boards import board, board_key
+from tests.fakes.control_plane import ControlPlane, ManualClock, MemoryLeases
+from tests.fakes.incidents import MemoryIncidents, MemoryStoreChecks, MemoryStoreRegistry
+from tests.fakes.snapshots import MemorySnapshots
+from tests.fakes.usage_store import MemoryUsageStore
 
 NOW = datetime(2026, 11, 25, 12, 5, tzinfo=UTC)
 

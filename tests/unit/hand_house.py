@@ -4,16 +4,20 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
-from budget_recovery_dagster.adapters.memory.budget_definitions import MemoryBudgets
-from budget_recovery_dagster.adapters.memory.previews import MemoryPreviews
-from budget_recovery_dagster.adapters.memory.snapshot_list import MemorySnapshotList
-from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, RecoveryState
-from budget_recovery_dagster.services.by_hand import HandTools
-from budget_recovery_dagster.services.chosen_points import Choosing, RestoreRequest
-from budget_recovery_dagster.services.manual_restore import Applied, ManualRestoreService
-from budget_recovery_dagster.services.orders import Order
-from budget_recovery_dagster.services.preview import Preview, PreviewService
-from budget_recovery_dagster.services.resolving import Resolved, ResolveService
+from budget_recovery_dagster.domain import MAX_ATTEMPTS, RecoveryState
+from budget_recovery_dagster.services import Preview, PreviewService
+from budget_recovery_dagster.services.restore import (
+    Applied,
+    Choosing,
+    HandTools,
+    ManualRestoreService,
+    Order,
+    Resolved,
+    ResolveService,
+    RestoreRequest,
+)
+from tests.fakes.control_plane import MemoryBudgets, MemoryPreviews
+from tests.fakes.snapshots import MemorySnapshotList
 from tests.unit.recovery_house import RecoveryHouse, captured
 
 EVERYTHING = RestoreRequest()

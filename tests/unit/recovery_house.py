@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
-from budget_recovery_dagster.adapters.memory.baselines import MemoryBaselines
-from budget_recovery_dagster.adapters.memory.restore_audits import MemoryRestoreAudits
-from budget_recovery_dagster.adapters.memory.restore_points import MemoryRestorePoints
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.counters import format_usage
-from budget_recovery_dagster.domain.incident import Incident, RecoveryState
-from budget_recovery_dagster.services.detection import Checked, DetectionService
-from budget_recovery_dagster.services.recovery import RecoveryResult, RecoveryService
+from budget_recovery_dagster.domain import RESTORE_LEASE, Incident, RecoveryState, format_usage
+from budget_recovery_dagster.services import Checked, DetectionService
+from budget_recovery_dagster.services.restore import RecoveryResult, RecoveryService
+from tests.fakes.control_plane import MemoryRestoreAudits
+from tests.fakes.incidents import MemoryBaselines
+from tests.fakes.snapshots import MemoryRestorePoints
 from tests.unit.capture_house import REBORN, House
 
 AnyHouse = TypeVar("AnyHouse", bound="RecoveryHouse")

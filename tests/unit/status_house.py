@@ -5,20 +5,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
-from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
-from budget_recovery_dagster.domain.incident import (
+from budget_recovery_dagster.domain import (
+    Attempt,
+    Check,
     Ended,
     Incident,
     Loss,
     Outcome,
+    PointRecord,
     Recovery,
     RecoveryState,
     Restored,
+    StoreIdentity,
+    Verdict,
 )
-from budget_recovery_dagster.ports import Leases, LeaseStanding
-from budget_recovery_dagster.recovery_ports import Attempt, Check, Incidents
-from budget_recovery_dagster.services.status import Status, StatusService
-from budget_recovery_dagster.table_ports import PointRecord
+from budget_recovery_dagster.ports import Incidents, Leases, LeaseStanding
+from budget_recovery_dagster.services import Status, StatusService
 
 NOW = datetime(2026, 11, 30, 8, 31, 2, tzinfo=UTC)
 INTERVAL = timedelta(minutes=10)

@@ -2,8 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
-from budget_recovery_dagster.domain.incident import Incident, Loss
+from budget_recovery_dagster.domain import Incident, Loss, StoreIdentity, Verdict
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
 INCIDENT = Incident(

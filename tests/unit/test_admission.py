@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.admission import Holding, holder_at, require_free
+from budget_recovery_dagster.domain import Holding, holder_at, require_free
 from budget_recovery_dagster.errors import LeaseHeldError
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)

@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period, SplitBy
 
 
 def defined(**changes: Any) -> BudgetDefinition:

@@ -7,20 +7,16 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.memory.baselines import MemoryBaselines
-from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
-from budget_recovery_dagster.domain.detection import Sighting
-from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
-from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain import RecoveryState, Sighting, StoreIdentity, Verdict
 from budget_recovery_dagster.errors import (
     ClockSkewError,
     PossibleLossError,
     StoreLostError,
     StoreMissingError,
 )
-from budget_recovery_dagster.services.capture import Paused
-from budget_recovery_dagster.services.capture_outcome import Captured
-from budget_recovery_dagster.services.marking import MarkerWriting
+from budget_recovery_dagster.services import Captured, MarkerWriting, Paused
+from tests.fakes.incidents import MemoryBaselines
+from tests.fakes.usage_store import MemoryUsageStore
 from tests.unit.capture_house import BORN, NOW, REBORN, House, names
 
 

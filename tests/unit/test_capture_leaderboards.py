@@ -5,9 +5,8 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.ports import NamedDrop
-from budget_recovery_dagster.services.capture_outcome import TenantAbsent, TenantStored
+from budget_recovery_dagster.domain import CaptureSource, NamedDrop
+from budget_recovery_dagster.services import TenantAbsent, TenantStored
 from tests.boards import board, board_key
 from tests.unit.capture_house import LIFETIME, House
 

@@ -7,9 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
-from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import CAPTURE_LEASE, Hour, RecoveryState
 from budget_recovery_dagster.errors import (
     CapturesPausedError,
     DatabaseError,
@@ -22,8 +20,7 @@ from budget_recovery_dagster.errors import (
     SettingsError,
     StoreUnreachableError,
 )
-from budget_recovery_dagster.services.capture import Paused, Verified
-from budget_recovery_dagster.services.capture_outcome import Captured
+from budget_recovery_dagster.services import Captured, Paused, Verified
 from tests.unit.capture_house import DENIED, House, RefusingSnapshots, UnprunableSnapshots, names
 
 

@@ -3,13 +3,11 @@
 from datetime import timedelta
 from decimal import Decimal
 
-from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.domain import BudgetWindow, Uncaptured, Window
 from budget_recovery_dagster.errors import (
     StoreReadError,
     StoreUnreachableError,
 )
-from budget_recovery_dagster.ports import Uncaptured
 from tests.unit.capture_house import DENIED, House, names
 
 

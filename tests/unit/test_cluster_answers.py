@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_cluster import read_cluster
-from budget_recovery_dagster.domain.convergence import ClusterView, Replica, objection
+from budget_recovery_dagster.adapters.nats import read_cluster
+from budget_recovery_dagster.domain import ClusterView, Replica, objection
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 

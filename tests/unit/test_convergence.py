@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.convergence import (
+from budget_recovery_dagster.domain import (
     ClusterView,
     Replica,
     hears_majority,

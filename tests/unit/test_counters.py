@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.domain.counters import (
+from budget_recovery_dagster.domain import (
     UnreadableUsageError,
     UnusableNameError,
     check_name,

@@ -6,9 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey
-from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.adapters.nats import CounterKey
+from budget_recovery_dagster.domain import BudgetWindow, Window
 from budget_recovery_dagster.sandbox.demo.figures import Figures, Usages
 from budget_recovery_dagster.sandbox.demo.verdict import Account, Evidence, account, judge
 

@@ -5,13 +5,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.detection import (
+from budget_recovery_dagster.domain import (
+    Baseline,
     FoundMarker,
+    Marker,
     Sighting,
+    StoreIdentity,
+    Verdict,
     accepted_marker,
     judge_sighting,
 )
-from budget_recovery_dagster.domain.identity import Baseline, Marker, StoreIdentity, Verdict
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 BORN = datetime(2026, 11, 1, tzinfo=UTC)

@@ -4,8 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_boards import read_boards
-from budget_recovery_dagster.adapters.nats_codec import (
+from budget_recovery_dagster.adapters.nats import (
     BoardKey,
     CounterKey,
     KeysRead,
@@ -13,14 +12,20 @@ from budget_recovery_dagster.adapters.nats_codec import (
     UnreadableKeyError,
     decode_entity,
     decode_key,
+    decode_value,
     encode_board_key,
     encode_key,
     encode_name,
+    read_boards,
 )
-from budget_recovery_dagster.adapters.nats_values import decode_value
-from budget_recovery_dagster.domain.budgets import Enforcement, SplitBy
-from budget_recovery_dagster.domain.counters import BudgetWindow, UnreadableUsageError
-from budget_recovery_dagster.domain.windows import Period, Window
+from budget_recovery_dagster.domain import (
+    BudgetWindow,
+    Enforcement,
+    Period,
+    SplitBy,
+    UnreadableUsageError,
+    Window,
+)
 from tests.documentation import blocks, code, rows
 
 PAGE = "docs/integration.md"

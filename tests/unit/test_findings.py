@@ -6,27 +6,25 @@ from typing import Any
 
 import pytest
 
-from budget_recovery_dagster.domain.bucket_settings import (
+from budget_recovery_dagster.domain import (
     SETTINGS,
     BucketSettings,
-    judge_settings,
-)
-from budget_recovery_dagster.domain.clock_findings import judge_host_clock, judge_store_clock
-from budget_recovery_dagster.domain.convergence import ClusterView, Replica
-from budget_recovery_dagster.domain.findings import (
+    ClusterView,
     Examination,
     Finding,
+    Replica,
     State,
     Topic,
     advice,
+    judge_cluster,
+    judge_credentials,
+    judge_host_clock,
+    judge_settings,
+    judge_store_clock,
+    judge_versions,
     not_looked_at,
     ok,
     wrong,
-)
-from budget_recovery_dagster.domain.server_findings import (
-    judge_cluster,
-    judge_credentials,
-    judge_versions,
 )
 
 NOW = datetime(2026, 11, 30, 14, tzinfo=UTC)

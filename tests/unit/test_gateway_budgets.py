@@ -6,10 +6,15 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_codec import encode_key
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.counters import UnreadableUsageError, UnusableNameError
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.adapters.nats import encode_key
+from budget_recovery_dagster.domain import (
+    BudgetDefinition,
+    Enforcement,
+    Period,
+    SplitBy,
+    UnreadableUsageError,
+    UnusableNameError,
+)
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.requests import (
     Applied,

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain.counters import UnreadableUsageError
+from budget_recovery_dagster.domain import UnreadableUsageError
 from budget_recovery_dagster.sandbox.gateway.counting import UNUSED, Counter
 from budget_recovery_dagster.sandbox.gateway.recent import Recent
 from budget_recovery_dagster.sandbox.gateway.requests import Watermark

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period, SplitBy
 from budget_recovery_dagster.sandbox.gateway import serve
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.gate import Answer, Gate

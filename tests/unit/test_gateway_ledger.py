@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_codec import encode_key
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.adapters.nats import encode_key
+from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period, SplitBy
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
 from budget_recovery_dagster.sandbox.gateway.requests import Charge, Request

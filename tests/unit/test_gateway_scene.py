@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey
-from budget_recovery_dagster.domain.budgets import Enforcement, SplitBy
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.adapters.nats import CounterKey
+from budget_recovery_dagster.domain import Enforcement, Period, SplitBy
 from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
 from budget_recovery_dagster.sandbox.gateway.scene import BUDGETS, USERS
 from budget_recovery_dagster.sandbox.gateway.serve import REQUESTS_PER_SECOND

@@ -6,8 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period, SplitBy
 from budget_recovery_dagster.sandbox.gateway.keys import board_of
 from budget_recovery_dagster.sandbox.gateway.standings import (
     Group,

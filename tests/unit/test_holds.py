@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
-from budget_recovery_dagster.domain import holds, moves
-from budget_recovery_dagster.domain.incident import (
+from budget_recovery_dagster.domain import (
     FailureReason,
     GivenUp,
     Held,
+    Move,
     Recovery,
+    Standing,
     Waiting,
     may_launch,
+    moves,
 )
-from budget_recovery_dagster.domain.standing import Move, Standing
 from budget_recovery_dagster.errors import IncidentHeldError, IncidentMovedError
 from tests.unit.test_moves import (
     BASELINE,
@@ -46,18 +47,18 @@ def test_a_hold_changes_nothing_else() -> None:
     before = standing(launches_before=2, released_at=NOW, **USED)
     assert before.incident is not None
     held = replace(before.incident, held=HELD)
-    assert holds.hold(before, HELD, judged=OPENED) == Move(RECOVERING, BASELINE, held, 2)
+    assert moves.hold(before, HELD, judged=OPENED) == Move(RECOVERING, BASELINE, held, 2)
 
 
 def test_the_first_hold_stays() -> None:
     before = standing(held=HELD)
-    assert holds.hold(before, LATER, judged=OPENED).incident.held == HELD
+    assert moves.hold(before, LATER, judged=OPENED).incident.held == HELD
 
 
 def test_a_release_begins_everything_again() -> None:
     before = standing(launches_before=2, held=HELD, **USED)
     released = replace(OPENED, launches=5, held=HELD, released_at=NOW)
-    assert holds.release(before, judged=OPENED, now=NOW) == Move(RECOVERING, BASELINE, released, 5)
+    assert moves.release(before, judged=OPENED, now=NOW) == Move(RECOVERING, BASELINE, released, 5)
     # So the backoff begins with half a minute.
     again = Standing(RECOVERING, BASELINE, released, 5)
     launched = moves.claim_launch(again, judged=released, now=NOW)
@@ -68,7 +69,7 @@ def test_a_release_begins_everything_again() -> None:
 def test_a_release_of_what_is_not_on_hold_changes_nothing() -> None:
     before = standing(launches_before=2, **USED)
     assert before.incident is not None
-    move = holds.release(before, judged=OPENED, now=NOW)
+    move = moves.release(before, judged=OPENED, now=NOW)
     assert move == Move(RECOVERING, BASELINE, before.incident, 2)
 
 
@@ -81,9 +82,9 @@ def test_a_release_of_what_is_not_on_hold_changes_nothing() -> None:
     ],
 )
 def test_neither_a_moving_ground_nor_a_further_loss_gets_in_the_way(found: Standing) -> None:
-    held = holds.hold(found, HELD, judged=OPENED)
+    held = moves.hold(found, HELD, judged=OPENED)
     assert held.incident.held == HELD
-    released = holds.release(Standing(RECOVERING, BASELINE, held.incident), judged=OPENED, now=NOW)
+    released = moves.release(Standing(RECOVERING, BASELINE, held.incident), judged=OPENED, now=NOW)
     assert not released.incident.is_held
     # Who held it, and why, stays known.
     assert released.incident.held == HELD
@@ -106,9 +107,9 @@ def test_only_the_restore_of_an_open_incident_is_held_and_released(
     found: Standing, why: str
 ) -> None:
     with pytest.raises(IncidentMovedError, match=why):
-        holds.hold(found, HELD, judged=OPENED)
+        moves.hold(found, HELD, judged=OPENED)
     with pytest.raises(IncidentMovedError, match=why):
-        holds.release(found, judged=OPENED, now=NOW)
+        moves.release(found, judged=OPENED, now=NOW)
 
 
 # What a hold keeps from happening, and what not
@@ -120,7 +121,7 @@ def test_no_attempt_is_claimed_and_the_refusal_says_who_and_why(attempts: int) -
         moves.claim_attempt(standing(held=HELD, attempts=attempts), judged=OPENED)
     assert refused.value.message == ON_HOLD
     assert "`budget-recovery release`" in refused.value.hint
-    holds.require_not_held(OPENED)
+    moves.require_not_held(OPENED)
 
 
 def test_nothing_is_launched() -> None:

@@ -2,7 +2,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict, judge
+from budget_recovery_dagster.domain import StoreIdentity, Verdict, judge
 
 BORN = datetime(2026, 11, 1, 12, tzinfo=UTC)
 BASELINE = StoreIdentity(BORN, 9007199254740993)

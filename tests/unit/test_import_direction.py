@@ -1,4 +1,4 @@
-"""Dagster objects and CLI -> services -> domain; adapters implement the ports."""
+"""Dagster objects and CLI -> presentation -> services -> domain; adapters implement the ports."""
 
 import ast
 import sys
@@ -11,122 +11,46 @@ import budget_recovery_dagster
 PACKAGE = "budget_recovery_dagster"
 ROOT = Path(budget_recovery_dagster.__file__).parent
 
-# Each room may import itself and these; a module at the top is its own room.
+DAGSTER = {"bootstrap", "domain", "errors", "presentation", "resources", "services"}
+
+# Each layer may import itself and these; a module at the top is a layer of its own.
 MAY_IMPORT = {
     "__init__": set(),
-    "domain": {"errors"},
     "errors": set(),
-    "ports": {"domain"},
-    "table_ports": {"domain"},
-    "recovery_ports": {"domain", "ports"},
-    "restore_ports": {"domain"},
-    "audit_ports": {"domain"},
-    "examination_ports": {"domain", "errors"},
-    "preview_ports": {"domain"},
-    "reset_ports": {"domain"},
-    "snapshot_ports": {"domain"},
+    "domain": {"errors"},
     "settings": {"domain", "errors"},
-    "services": {
-        "audit_ports",
-        "domain",
-        "errors",
-        "examination_ports",
-        "ports",
-        "preview_ports",
-        "recovery_ports",
-        "reset_ports",
-        "restore_ports",
-        "snapshot_ports",
-        "table_ports",
-    },
-    "adapters": {
-        "audit_ports",
-        "domain",
-        "errors",
-        "examination_ports",
-        "ports",
-        "preview_ports",
-        "recovery_ports",
-        "reset_ports",
-        "restore_ports",
-        "snapshot_ports",
-        "table_ports",
-    },
-    "bootstrap": {
-        "audit_ports",
-        "adapters",
-        "ports",
-        "preview_ports",
-        "recovery_ports",
-        "reset_ports",
-        "restore_ports",
-        "services",
-        "settings",
-        "snapshot_ports",
-        "table_ports",
-    },
+    "ports": {"domain"},
+    "examination_ports": {"domain", "errors"},
+    "adapters": {"domain", "errors", "examination_ports", "ports"},
+    "services": {"domain", "errors", "examination_ports", "ports"},
+    "presentation": {"domain", "errors", "services"},
+    "bootstrap": {"adapters", "ports", "services", "settings"},
     "doctor_bootstrap": {"adapters", "errors", "services", "settings"},
-    "resources": {"bootstrap", "settings"},
-    "failures": {"errors"},
+    "resources": {"bootstrap", "errors", "services", "settings"},
     "partitions": {"settings"},
-    "assets": {
-        "audit_ports",
-        "bootstrap",
-        "domain",
-        "errors",
-        "failures",
-        "partitions",
-        "ports",
-        "resources",
-        "restore_ports",
-        "services",
-        "settings",
-        "snapshot_ports",
-    },
-    "jobs": {"assets", "ops"},
-    "ops": {
-        "assets",
-        "bootstrap",
-        "domain",
-        "errors",
-        "failures",
-        "recovery_ports",
-        "resources",
-        "services",
-    },
+    "assets": DAGSTER | {"partitions", "settings"},
+    "jobs": DAGSTER | {"assets"},
     "schedules": {"domain", "jobs", "resources"},
-    "sensors": {
-        "assets",
-        "bootstrap",
-        "domain",
-        "errors",
-        "jobs",
-        "resources",
-        "services",
-        "settings",
-    },
+    "sensors": DAGSTER | {"assets", "jobs", "settings"},
     "definitions": {"assets", "jobs", "resources", "schedules", "sensors"},
     "sandbox": {"adapters", "domain", "errors", "settings"},
     "cli": {
-        "audit_ports",
         "adapters",
         "bootstrap",
         "doctor_bootstrap",
         "domain",
         "errors",
-        "recovery_ports",
-        "restore_ports",
+        "presentation",
         "sandbox",
         "services",
         "settings",
-        "snapshot_ports",
     },
 }
 
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
-def room(module: Path) -> str:
+def layer(module: Path) -> str:
     return module.relative_to(ROOT).with_suffix("").parts[0]
 
 
@@ -148,10 +72,12 @@ def ids(module: Path) -> str:
 @pytest.mark.parametrize("module", MODULES, ids=ids)
 def test_imports_go_one_way(module: Path) -> None:
     ours = {name.split(".")[1] for name in imports(module) if name.startswith(PACKAGE + ".")}
-    assert ours <= MAY_IMPORT[room(module)] | {room(module)}
+    assert ours <= MAY_IMPORT[layer(module)] | {layer(module)}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if room(m) in ("domain", "errors")], ids=ids)
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if layer(m) in ("domain", "errors")], ids=ids
+)
 def test_domain_and_errors_use_the_standard_library_and_no_clock_io_or_log(module: Path) -> None:
     outside = {name.split(".")[0] for name in imports(module)} - {PACKAGE}
     assert outside <= sys.stdlib_module_names
@@ -164,8 +90,8 @@ def test_domain_and_errors_use_the_standard_library_and_no_clock_io_or_log(modul
     assert not called & {"now", "utcnow", "today"}
 
 
-@pytest.mark.parametrize("room_name", ["services", "domain", "ports", "table_ports", "errors"])
-def test_the_core_knows_no_driver(room_name: str) -> None:
+@pytest.mark.parametrize("layer_name", ["services", "domain", "ports", "errors"])
+def test_the_core_knows_no_driver(layer_name: str) -> None:
     drivers = {
         "nats",
         "psycopg",
@@ -177,5 +103,5 @@ def test_the_core_knows_no_driver(room_name: str) -> None:
         "pyarrow",
     }
     for module in MODULES:
-        if room(module) == room_name:
+        if layer(module) == layer_name:
             assert not {name.split(".")[0] for name in imports(module)} & drivers

@@ -3,8 +3,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.identity import StoreIdentity, Verdict
-from budget_recovery_dagster.domain.incident import (
+from budget_recovery_dagster.domain import (
     MAX_ATTEMPTS,
     Event,
     IllegalMoveError,
@@ -13,6 +12,8 @@ from budget_recovery_dagster.domain.incident import (
     Outcome,
     Recovery,
     RecoveryState,
+    StoreIdentity,
+    Verdict,
     after,
     backoff,
     may_launch,

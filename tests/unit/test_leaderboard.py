@@ -4,8 +4,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.domain.counters import Entity
-from budget_recovery_dagster.domain.leaderboard import BOARD_SIZE, rank
+from budget_recovery_dagster.domain import BOARD_SIZE, Entity, rank
 
 USAGES = st.dictionaries(
     st.none() | st.text(min_size=1), st.decimals(0, 10**20, places=18), max_size=20

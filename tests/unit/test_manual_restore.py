@@ -6,10 +6,14 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.convergence import ClusterView, Replica
-from budget_recovery_dagster.domain.incident import Outcome, RecoveryState
-from budget_recovery_dagster.domain.plan_differences import Change
+from budget_recovery_dagster.domain import (
+    RESTORE_LEASE,
+    Change,
+    ClusterView,
+    Outcome,
+    RecoveryState,
+    Replica,
+)
 from budget_recovery_dagster.errors import (
     ChoiceError,
     LeaseHeldError,
@@ -20,7 +24,7 @@ from budget_recovery_dagster.errors import (
     StoreReadError,
     StoreWriteError,
 )
-from budget_recovery_dagster.services.chosen_points import RestoreRequest
+from budget_recovery_dagster.services.restore import RestoreRequest
 from tests.unit.capture_house import REBORN
 from tests.unit.hand_house import (
     OF_A,

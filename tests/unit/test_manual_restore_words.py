@@ -5,9 +5,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.convergence import ClusterView
-from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.plan_differences import Change
+from budget_recovery_dagster.domain import Change, ClusterView, RecoveryState
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     ChoiceError,
@@ -16,8 +14,8 @@ from budget_recovery_dagster.errors import (
     StoreReadError,
     StoreUnreachableError,
 )
-from budget_recovery_dagster.services.preview_words import comparison
-from budget_recovery_dagster.services.remainder import Remainder
+from budget_recovery_dagster.presentation import comparison
+from budget_recovery_dagster.services.restore import Remainder
 from tests.unit.capture_house import LIFETIME, NOW, REBORN
 from tests.unit.hand_house import (
     OF_A,

@@ -6,12 +6,14 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore, alone
-from budget_recovery_dagster.adapters.write_outcomes import REFUSALS_IN_A_ROW
-from budget_recovery_dagster.domain.convergence import ClusterView
-from budget_recovery_dagster.domain.counters import BudgetWindow, ValueShape
-from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.adapters.nats import REFUSALS_IN_A_ROW
+from budget_recovery_dagster.domain import (
+    BudgetWindow,
+    CaptureSource,
+    ClusterView,
+    ValueShape,
+    Window,
+)
 from budget_recovery_dagster.errors import (
     StoreError,
     StoreMissingError,
@@ -19,7 +21,8 @@ from budget_recovery_dagster.errors import (
     StorePermissionError,
     StoreWriteError,
 )
-from budget_recovery_dagster.restore_ports import RaiseOrder, RaiseResult, Written
+from budget_recovery_dagster.ports import RaiseOrder, RaiseResult, Written
+from tests.fakes.usage_store import MemoryUsageStore, alone
 from tests.identities import identity_of
 
 NOVEMBER = BudgetWindow("b", Window.parse("2026-11"))

@@ -4,11 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from budget_recovery_dagster.adapters.memory.usage_store import MemoryUsageStore
-from budget_recovery_dagster.domain.identity import StoreIdentity
-from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.domain import CaptureSource, StoreIdentity
 from budget_recovery_dagster.errors import StoreReadError, StoreUnreachableError
 from tests.boards import board, board_key
+from tests.fakes.usage_store import MemoryUsageStore
 from tests.identities import identity_of
 
 COUNTERS = CaptureSource.COUNTERS

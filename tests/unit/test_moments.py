@@ -3,7 +3,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from budget_recovery_dagster.domain.moments import Hour, parse_moment
+from budget_recovery_dagster.domain import Hour, parse_moment
 
 
 def test_an_hour_is_named_by_its_start_in_utc() -> None:

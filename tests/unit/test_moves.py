@@ -6,21 +6,25 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain import moves
-from budget_recovery_dagster.domain.identity import Baseline, Marker, StoreIdentity, Verdict
-from budget_recovery_dagster.domain.incident import (
+from budget_recovery_dagster.domain import (
+    Baseline,
     Ended,
     FailureReason,
     GivenUp,
     Incident,
     Loss,
+    Marker,
+    Move,
+    Opening,
     Outcome,
     RecoveryState,
     Restored,
+    Standing,
+    StoreIdentity,
+    Verdict,
     Waiting,
+    moves,
 )
-from budget_recovery_dagster.domain.moves import Opening
-from budget_recovery_dagster.domain.standing import Move, Standing
 from budget_recovery_dagster.errors import (
     AttemptsUsedUpError,
     IncidentMovedError,

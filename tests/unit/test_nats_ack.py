@@ -1,6 +1,6 @@
 import pytest
 
-from budget_recovery_dagster.adapters.nats_ack import sequence_and_time
+from budget_recovery_dagster.adapters.nats import sequence_and_time
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 import nkeys  # type: ignore[import-untyped]  # it ships none
 import pytest
 
-from budget_recovery_dagster.adapters.nats_address import (
+from budget_recovery_dagster.adapters.nats import (
     ServerAddress,
     open_access,
     parse_server,

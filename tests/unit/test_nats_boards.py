@@ -4,25 +4,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.adapters.nats_boards import FULL_BOARD, read_boards
-from budget_recovery_dagster.adapters.nats_codec import (
+from budget_recovery_dagster.adapters.nats import (
+    FULL_BOARD,
     CounterKey,
     KeysRead,
     StoredValue,
     encode_key,
+    read_boards,
+    read_counters,
 )
-from budget_recovery_dagster.adapters.nats_counters import read_counters
-from budget_recovery_dagster.domain.counters import (
+from budget_recovery_dagster.domain import (
     BudgetWindow,
+    CaptureSource,
     CounterReading,
     Entity,
     OmittedCounter,
+    TenantReading,
     UnlistedEntities,
     UnreadableKey,
+    Window,
     format_usage,
 )
-from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
-from budget_recovery_dagster.domain.windows import Window
 from tests.boards import board, board_key, entries
 
 KEY = "leaderboard.t.b.2026-11"

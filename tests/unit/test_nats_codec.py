@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.adapters.nats_codec import (
+from budget_recovery_dagster.adapters.nats import (
     BOARDS,
     COUNTERS,
     MAX_KEY_BYTES,
@@ -22,20 +22,21 @@ from budget_recovery_dagster.adapters.nats_codec import (
     encode_entity,
     encode_key,
     encode_name,
+    list_tenants,
+    prefix_to_read,
     printable,
+    read_counters,
     tenant_prefix,
 )
-from budget_recovery_dagster.adapters.nats_counters import read_counters
-from budget_recovery_dagster.adapters.nats_sources import list_tenants, prefix_to_read
-from budget_recovery_dagster.domain.counters import (
+from budget_recovery_dagster.domain import (
     BudgetWindow,
     CounterReading,
     OmittedCounter,
     UnreadableKey,
     UnusableNameError,
     ValueShape,
+    Window,
 )
-from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import StoreReadError
 
 NOVEMBER = Window.parse("2026-11")

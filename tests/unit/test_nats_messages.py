@@ -5,9 +5,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from budget_recovery_dagster.adapters.live_keys import LiveKey, nanoseconds
-from budget_recovery_dagster.adapters.nats_codec import StoredValue
-from budget_recovery_dagster.adapters.nats_messages import read_stored_message
+from budget_recovery_dagster.adapters.nats import (
+    LiveKey,
+    StoredValue,
+    nanoseconds,
+    read_stored_message,
+)
 
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
 TIME = "2026-11-29T12:00:00.000001999Z"

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.adapters.nats_ttl import (
+from budget_recovery_dagster.adapters.nats import (
     ExpiredKeyError,
     expiry_after,
     parse_ttl,
     remaining_ttl,
     ttl_of_new_key,
 )
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.domain import Window
 
 NOON = int(datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp()) * 10**9
 UNITS = st.sampled_from(["ns", "us", "ms", "s", "m", "h"])

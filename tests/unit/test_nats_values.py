@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.adapters.nats_values import decode_value, shortened
-from budget_recovery_dagster.domain.counters import UnreadableUsageError, ValueShape
+from budget_recovery_dagster.adapters.nats import decode_value, shortened
+from budget_recovery_dagster.domain import UnreadableUsageError, ValueShape
 
 
 @pytest.mark.parametrize(

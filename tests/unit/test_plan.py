@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
-from budget_recovery_dagster.domain.plan import Action, PlannedEntry, RecoveryPlan, plan_restore
-from budget_recovery_dagster.domain.recovery_point import RecoveryPoint
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.domain import (
+    Action,
+    BudgetWindow,
+    Entity,
+    PlannedEntry,
+    RecoveryPlan,
+    RecoveryPoint,
+    Window,
+    plan_restore,
+)
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
 INSTANT = timedelta(microseconds=1)

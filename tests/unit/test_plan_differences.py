@@ -4,10 +4,15 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain.counters import BudgetWindow
-from budget_recovery_dagster.domain.plan import Action, PlannedEntry
-from budget_recovery_dagster.domain.plan_differences import Change, Difference, differences
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.domain import (
+    Action,
+    BudgetWindow,
+    Change,
+    Difference,
+    PlannedEntry,
+    Window,
+    differences,
+)
 
 MONTH = BudgetWindow("team", Window.parse("2026-11"))
 

@@ -6,27 +6,27 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
-from budget_recovery_dagster.domain.convergence import ClusterView
-from budget_recovery_dagster.domain.counters import format_usage
-from budget_recovery_dagster.domain.identity import StoreIdentity
-from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.plan import Action
-from budget_recovery_dagster.domain.windows import Period
+from budget_recovery_dagster.domain import (
+    Action,
+    BudgetDefinition,
+    ClusterView,
+    Enforcement,
+    Period,
+    RecoveryState,
+    SplitBy,
+    StoreIdentity,
+    format_usage,
+)
 from budget_recovery_dagster.errors import (
     ChoiceError,
     PreviewOutdatedError,
     StoreReadError,
     StoreUnreachableError,
 )
-from budget_recovery_dagster.services.chosen_points import RestoreRequest
-from budget_recovery_dagster.services.preview import Preview
-from budget_recovery_dagster.services.preview_words import figures as figures_in
-from budget_recovery_dagster.services.preview_words import (
-    headline,
-    limit_words,
-    window_lines,
-)
+from budget_recovery_dagster.presentation import figures as figures_in
+from budget_recovery_dagster.presentation import headline, limit_words, window_lines
+from budget_recovery_dagster.services import Preview
+from budget_recovery_dagster.services.restore import RestoreRequest
 from tests.unit.capture_house import LIFETIME, NOW, REBORN
 from tests.unit.hand_house import OF_A, HandHouse, captured_hand_house
 

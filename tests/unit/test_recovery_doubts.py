@@ -5,12 +5,13 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.convergence import ClusterView, Replica
-from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.domain.incident import (
+from budget_recovery_dagster.domain import (
+    ClusterView,
     Outcome,
     Recovery,
     RecoveryState,
+    Replica,
+    Verdict,
     may_launch,
 )
 from budget_recovery_dagster.errors import (
@@ -19,7 +20,7 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
     StoreWriteError,
 )
-from budget_recovery_dagster.services.recovery import Recovered, StillWaiting
+from budget_recovery_dagster.services.restore import Recovered, StillWaiting
 from tests.unit.capture_house import LIFETIME
 from tests.unit.recovery_house import RecoveryHouse, captured_house
 

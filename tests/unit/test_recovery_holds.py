@@ -4,11 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain import RESTORE_LEASE, Attempt, RecoveryState
 from budget_recovery_dagster.errors import AttemptFailedError, LeaseLostError, StoreWriteError
-from budget_recovery_dagster.recovery_ports import Attempt
-from budget_recovery_dagster.services.recovery import NothingToDo, Recovered, RecoveryResult
+from budget_recovery_dagster.services.restore import NothingToDo, Recovered, RecoveryResult
 from tests.unit.recovery_house import RecoveryHouse
 
 FULL = StoreWriteError("The store is full.", "make room.")

@@ -3,15 +3,17 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, UnlistedEntities
-from budget_recovery_dagster.domain.recovery_point import (
+from budget_recovery_dagster.domain import (
+    BudgetWindow,
     Drop,
+    Entity,
     RecoveryPoint,
+    UnlistedEntities,
+    Window,
     covers,
     find_drops,
     max_merge,
 )
-from budget_recovery_dagster.domain.windows import Window
 
 MONTH = BudgetWindow("spend", Window.parse("2026-11"))
 LIFETIME = BudgetWindow("spend", Window.parse("lifetime"))

@@ -6,12 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.assets.recovery_point_metadata import points_metadata
-from budget_recovery_dagster.domain.counters import OmittedCounter
-from budget_recovery_dagster.domain.moments import Hour
-from budget_recovery_dagster.domain.point_age import age, is_too_old
-from budget_recovery_dagster.ports import CaptureFailure
-from budget_recovery_dagster.services.recovery_points import RecoveryPointsService
+from budget_recovery_dagster.domain import CaptureFailure, Hour, OmittedCounter, age, is_too_old
+from budget_recovery_dagster.presentation import points_metadata
+from budget_recovery_dagster.services import RecoveryPointsService
 from tests.contract.control_planes import NOON, ControlPlane, Counters, in_memory, of, reading
 
 TEAM: Counters = {("team", "lifetime"): {"alice": "1.5", "bo": "2"}}

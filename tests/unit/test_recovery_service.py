@@ -5,11 +5,18 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.convergence import ClusterView, Replica
-from budget_recovery_dagster.domain.detection import Sighting
-from budget_recovery_dagster.domain.identity import Marker, StoreIdentity, Verdict
-from budget_recovery_dagster.domain.incident import FailureReason, Outcome, RecoveryState
+from budget_recovery_dagster.domain import (
+    RESTORE_LEASE,
+    ClusterView,
+    FailureReason,
+    Marker,
+    Outcome,
+    RecoveryState,
+    Replica,
+    Sighting,
+    StoreIdentity,
+    Verdict,
+)
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     LeaseLostError,
@@ -17,7 +24,7 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
     StoreWriteError,
 )
-from budget_recovery_dagster.services.recovery import (
+from budget_recovery_dagster.services.restore import (
     GaveUp,
     NothingToDo,
     Recovered,

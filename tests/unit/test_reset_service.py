@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
-from budget_recovery_dagster.adapters.memory.resets import MemoryResets
-from budget_recovery_dagster.adapters.memory.snapshot_list import MemorySnapshotList
-from budget_recovery_dagster.domain.counters import Entity
-from budget_recovery_dagster.domain.incident import Outcome, RecoveryState
-from budget_recovery_dagster.domain.resets import EVERYONE, Everyone
+from budget_recovery_dagster.domain import EVERYONE, Entity, Everyone, Outcome, RecoveryState
 from budget_recovery_dagster.errors import ChoiceError
-from budget_recovery_dagster.services.recovery import Recovered
-from budget_recovery_dagster.services.reset_words import told
-from budget_recovery_dagster.services.resets import RecordedReset, ResetRequest, ResetService
+from budget_recovery_dagster.presentation import told
+from budget_recovery_dagster.services import RecordedReset, ResetRequest, ResetService
+from budget_recovery_dagster.services.restore import Recovered
+from tests.fakes.snapshots import MemoryResets, MemorySnapshotList
 from tests.unit.capture_house import NOW
 from tests.unit.recovery_house import RecoveryHouse, captured_house
 

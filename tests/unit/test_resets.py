@@ -8,18 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
-from budget_recovery_dagster.domain.recovery_point import Usages, covers, max_merge
-from budget_recovery_dagster.domain.resets import (
+from budget_recovery_dagster.domain import (
     EVERYONE,
+    BudgetWindow,
+    Entity,
     Everyone,
     Reset,
+    Usages,
+    Window,
     concerning,
+    covers,
     eligible,
     keeping_out,
+    max_merge,
     newest_at,
 )
-from budget_recovery_dagster.domain.windows import Window
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -4,8 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.admission import RESTORE_LEASE
-from budget_recovery_dagster.domain.incident import Outcome, RecoveryState
+from budget_recovery_dagster.domain import RESTORE_LEASE, Outcome, RecoveryState
 from budget_recovery_dagster.errors import (
     ChoiceError,
     IncidentMovedError,

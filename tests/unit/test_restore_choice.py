@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from budget_recovery_dagster.domain.restore_choice import (
+from budget_recovery_dagster.domain import (
     RestoreChoice,
     choose_budget,
     choose_snapshot,

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.domain.counters import Entity
-from budget_recovery_dagster.domain.recovery_point import max_merge
-from budget_recovery_dagster.domain.retention import (
+from budget_recovery_dagster.domain import (
     DatedUsages,
+    Entity,
     RetentionPolicy,
+    max_merge,
     needed_past_retention,
 )
 

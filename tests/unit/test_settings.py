@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.domain.retention import RetentionPolicy
+from budget_recovery_dagster.domain import RetentionPolicy
 from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.settings import load_settings
 

@@ -1,25 +1,25 @@
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from budget_recovery_dagster.domain.counters import (
+from budget_recovery_dagster.domain import (
     BudgetWindow,
+    CaptureSource,
     CounterReading,
+    Drop,
     Entity,
     OmittedCounter,
-    UnlistedEntities,
-    UnreadableKey,
-    ValueShape,
-)
-from budget_recovery_dagster.domain.identity import StoreIdentity
-from budget_recovery_dagster.domain.recovery_point import Drop, RecoveryPoint, Usages
-from budget_recovery_dagster.domain.snapshots import (
-    CaptureSource,
+    RecoveryPoint,
+    StoreIdentity,
     TenantReading,
     TenantSnapshot,
+    UnlistedEntities,
+    UnreadableKey,
+    Usages,
+    ValueShape,
+    Window,
     hash_usages,
     take_snapshot,
 )
-from budget_recovery_dagster.domain.windows import Window
 
 AT = datetime(2026, 11, 29, 14, 5, tzinfo=UTC)
 IDENTITY = StoreIdentity(AT, 7)

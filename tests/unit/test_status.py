@@ -4,11 +4,17 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.identity import Verdict
-from budget_recovery_dagster.domain.incident import FailureReason, GivenUp, Held, Incident, Waiting
-from budget_recovery_dagster.recovery_ports import Attempt, Check
-from budget_recovery_dagster.services.assessment import Condition
-from budget_recovery_dagster.services.status import MOST_CHECKS
+from budget_recovery_dagster.domain import (
+    Attempt,
+    Check,
+    FailureReason,
+    GivenUp,
+    Held,
+    Incident,
+    Verdict,
+    Waiting,
+)
+from budget_recovery_dagster.services import MOST_CHECKS, Condition
 from tests.unit.status_house import (
     Known,
     ago,

@@ -5,13 +5,16 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain.incident import Held, Incident, Recovery, RecoveryState
-from budget_recovery_dagster.domain.supervision import (
+from budget_recovery_dagster.domain import (
     Decision,
+    Held,
+    Incident,
     Launch,
     LaunchAgain,
     Phase,
     PutOnHold,
+    Recovery,
+    RecoveryState,
     Rest,
     RunSeen,
     Scene,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.adapters.table_names import (
+from budget_recovery_dagster.adapters.parquet import (
     directory_of,
     is_directory_name,
     is_table_name,
@@ -13,7 +13,7 @@ from budget_recovery_dagster.adapters.table_names import (
     table_of,
     unfinished,
 )
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.domain import Hour
 
 HOUR = Hour(datetime(2026, 11, 29, 14, tzinfo=UTC))
 

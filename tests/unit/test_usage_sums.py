@@ -1,7 +1,6 @@
 from decimal import Decimal
 
-from budget_recovery_dagster.domain.counters import format_usage
-from budget_recovery_dagster.domain.usage_sums import budget_usage, exact_sum
+from budget_recovery_dagster.domain import budget_usage, exact_sum, format_usage
 
 
 def test_sums_are_exact_beyond_the_digits_of_one_usage() -> None:

@@ -9,16 +9,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from budget_recovery_dagster.adapters.parquet_tables import ParquetTables
-from budget_recovery_dagster.adapters.table_names import directory_of
-from budget_recovery_dagster.domain.moments import Hour
+from budget_recovery_dagster.adapters.parquet import ParquetTables, directory_of
+from budget_recovery_dagster.domain import Hour, StoredRecord
 from budget_recovery_dagster.errors import HourNotCapturedError
-from budget_recovery_dagster.services.usage_tables import (
-    TableFailed,
-    TablesBuilt,
-    UsageTablesService,
-)
-from budget_recovery_dagster.table_ports import RetainedSnapshots, StoredRecord
+from budget_recovery_dagster.ports import RetainedSnapshots
+from budget_recovery_dagster.services import TableFailed, TablesBuilt, UsageTablesService
 from tests.contract.control_planes import BUCKET, NOON, ControlPlane, Counters, in_memory
 
 TEAM: Counters = {("team", "lifetime"): {"alice": "1.5", None: "7"}}

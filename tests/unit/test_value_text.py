@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.adapters.value_text import replace_all, replace_members
+from budget_recovery_dagster.adapters.nats import replace_all, replace_members
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
 VALUES = st.recursive(

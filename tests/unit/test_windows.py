@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget_recovery_dagster.domain.windows import InvalidWindowError, Period, Window
+from budget_recovery_dagster.domain import InvalidWindowError, Period, Window
 
 
 def utc(year: int, month: int, day: int, hour: int = 0, minute: int = 0) -> datetime:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey
+from budget_recovery_dagster.adapters.nats.codec import CounterKey
 from budget_recovery_dagster.domain.budgets import BudgetDefinition
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.windows import LIFETIME_TOKEN, Window

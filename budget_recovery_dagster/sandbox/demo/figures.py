@@ -9,8 +9,7 @@ from pathlib import Path
 
 import psycopg
 
-from budget_recovery_dagster.adapters.nats_codec import COUNTERS, CounterKey
-from budget_recovery_dagster.adapters.nats_values import decode_value
+from budget_recovery_dagster.adapters.nats.codec import COUNTERS, CounterKey, decode_value
 from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.sandbox.demo.cast import BUDGETS

@@ -8,9 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from budget_recovery_dagster.adapters.postgres_budgets import PostgresBudgets
-from budget_recovery_dagster.adapters.postgres_database import Database
-from budget_recovery_dagster.adapters.postgres_schema import migrate
+from budget_recovery_dagster.adapters.postgres.database import Database, migrate
+from budget_recovery_dagster.adapters.postgres.previews import PostgresBudgets
 from budget_recovery_dagster.sandbox.accounts import ROOT
 from budget_recovery_dagster.sandbox.child_process import OwnedProcess
 from budget_recovery_dagster.sandbox.demo.cast import BUDGETS

@@ -4,9 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey
-from budget_recovery_dagster.domain.counters import format_usage
-from budget_recovery_dagster.domain.usage_sums import exact_sum
+from budget_recovery_dagster.adapters.nats.codec import CounterKey
+from budget_recovery_dagster.domain.counters import exact_sum, format_usage
 from budget_recovery_dagster.sandbox.demo.figures import Figures, Usages
 from budget_recovery_dagster.sandbox.gateway.keys import described, suffix_of
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime, time
 from functools import lru_cache
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey
+from budget_recovery_dagster.adapters.nats.codec import CounterKey
 from budget_recovery_dagster.domain.budgets import BudgetDefinition
 from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.windows import Period, Window

@@ -15,20 +15,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey, encode_key
-from budget_recovery_dagster.adapters.nats_values import (
+from budget_recovery_dagster.adapters.nats.codec import (
+    CounterKey,
     decode_json,
     decode_value,
+    encode_key,
     is_json_text,
     usage_of,
 )
 from budget_recovery_dagster.domain.counters import (
     UnreadableUsageError,
     UnusableNameError,
+    exact_sum,
     format_usage,
     parse_usage,
 )
-from budget_recovery_dagster.domain.usage_sums import exact_sum
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.recent import Recent
 from budget_recovery_dagster.sandbox.gateway.requests import Applied, Charge, Watermark

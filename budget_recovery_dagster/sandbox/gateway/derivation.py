@@ -17,8 +17,12 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
 
-from budget_recovery_dagster.adapters.nats_codec import BOARDS, COUNTERS, UnreadableKeyError
-from budget_recovery_dagster.adapters.nats_values import decode_value
+from budget_recovery_dagster.adapters.nats.codec import (
+    BOARDS,
+    COUNTERS,
+    UnreadableKeyError,
+    decode_value,
+)
 from budget_recovery_dagster.domain.counters import UnreadableUsageError
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.keys import (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey, UnreadableKeyError
+from budget_recovery_dagster.adapters.nats.codec import CounterKey, UnreadableKeyError
 from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.keys import BLOCKED, counter_of, described, suffix_of

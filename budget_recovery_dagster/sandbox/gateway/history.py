@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime
 from typing import Any
 
-from budget_recovery_dagster.adapters.nats_codec import COUNTERS
+from budget_recovery_dagster.adapters.nats.codec import COUNTERS
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.counting import Counting
 from budget_recovery_dagster.sandbox.gateway.ledger import Ledger

@@ -1,6 +1,6 @@
 """Keys of what is derived from counters; each has the same parts as the counters' own."""
 
-from budget_recovery_dagster.adapters.nats_codec import (
+from budget_recovery_dagster.adapters.nats.codec import (
     COUNTERS,
     CounterKey,
     UnreadableKeyError,

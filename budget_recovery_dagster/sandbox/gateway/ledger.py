@@ -24,9 +24,8 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey
-from budget_recovery_dagster.domain.counters import format_usage
-from budget_recovery_dagster.domain.usage_sums import exact_sum
+from budget_recovery_dagster.adapters.nats.codec import CounterKey
+from budget_recovery_dagster.domain.counters import exact_sum, format_usage
 from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
 from budget_recovery_dagster.sandbox.gateway.requests import Charge, Request
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Self
 
-from budget_recovery_dagster.adapters.nats_codec import require_encodable
+from budget_recovery_dagster.adapters.nats.codec import require_encodable
 from budget_recovery_dagster.domain.budgets import BudgetDefinition, SplitBy
 from budget_recovery_dagster.domain.counters import (
     Entity,
@@ -17,7 +17,7 @@ from budget_recovery_dagster.domain.counters import (
     format_usage,
     parse_usage,
 )
-from budget_recovery_dagster.domain.moments import require_aware
+from budget_recovery_dagster.domain.windows import require_aware
 
 # A ledger's id and a number that SQLite can hold; what is longer would swell every counter.
 _WATERMARK = re.compile(r"([A-Za-z0-9_-]{1,64}):([1-9][0-9]{0,17})", re.ASCII)

@@ -11,15 +11,15 @@ from datetime import datetime
 from decimal import Decimal
 from typing import NamedTuple
 
-from budget_recovery_dagster.adapters.nats_codec import CounterKey
+from budget_recovery_dagster.adapters.nats.codec import CounterKey
 from budget_recovery_dagster.domain.budgets import BudgetDefinition
 from budget_recovery_dagster.domain.counters import (
     Entity,
     UnreadableUsageError,
     format_usage,
     parse_usage,
+    rank,
 )
-from budget_recovery_dagster.domain.leaderboard import rank
 from budget_recovery_dagster.sandbox.gateway.counting import written_at
 from budget_recovery_dagster.sandbox.gateway.store import NOTHING, Seen
 

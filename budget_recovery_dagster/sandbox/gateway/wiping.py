@@ -13,7 +13,7 @@ from typing import Any
 import nats.js.errors
 from nats.js.api import StreamInfo
 
-from budget_recovery_dagster.adapters.nats_codec import COUNTERS, UnreadableKeyError
+from budget_recovery_dagster.adapters.nats.codec import COUNTERS, UnreadableKeyError
 from budget_recovery_dagster.sandbox.errors import NotWipedError
 from budget_recovery_dagster.sandbox.gateway.keys import BLOCKED, counter_of
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place, attempt

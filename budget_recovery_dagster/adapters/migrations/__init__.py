@@ -1,1 +1,0 @@
-"""The steps that make and change the control-plane schema, run by ``postgres_schema.migrate``."""

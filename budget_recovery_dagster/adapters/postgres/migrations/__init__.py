@@ -1,0 +1,1 @@
+"""The steps that make and change the control-plane schema, run by ``database.migrate``."""

@@ -1,0 +1,242 @@
+"""Reads stored records and contents, and verifies them against their hashes."""
+
+from collections import defaultdict
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from budget_recovery_dagster.adapters.postgres.connection import Connection
+from budget_recovery_dagster.adapters.postgres.database import Database
+from budget_recovery_dagster.domain.counters import BudgetWindow, Usages
+from budget_recovery_dagster.domain.snapshots import CaptureSource, StoredRecord, hash_usages
+from budget_recovery_dagster.domain.windows import Hour, InvalidWindowError, Window
+from budget_recovery_dagster.errors import DatabaseError
+
+_READ = """
+select c.content_id, c.entities, c.usages
+from unnest(%s::bigint[]) with ordinality as wanted (content_id, position)
+join budget_recovery.budget_content c using (content_id)
+order by wanted.position
+"""
+# The server's limit of time is for one statement, and reading everything may well take longer.
+_AT_ONCE = 500
+
+
+def stream_contents(
+    connection: Connection, content_ids: Sequence[int]
+) -> Iterator[tuple[int, Usages]]:
+    """Give contents with their ids, in the order of the ids; the aggregate's empty name is None.
+
+    They come one by one, as many of them together may not fit into memory. Until the last one has
+    come, the connection is of no other use.
+
+    Raises:
+        DatabaseError: some are not there.
+    """
+    for first in range(0, len(content_ids), _AT_ONCE):
+        with connection.cursor() as cursor:
+            wanted = list(content_ids[first : first + _AT_ONCE])
+            found = 0
+            for content_id, entities, usages in cursor.stream(_READ, (wanted,)):
+                found += 1
+                yield (
+                    content_id,
+                    {entity or None: usage for entity, usage in zip(entities, usages, strict=True)},
+                )
+        if found < len(wanted):
+            raise DatabaseError(
+                f"Of {len(wanted)} stored contents {len(wanted) - found} are missing, though "
+                "records refer to them.",
+                "restore the database from its own backup: rows of budget_content were removed.",
+            )
+
+
+_CAPTURES = """
+select tenant, captured_at, pruned_at is not null, record_count, entry_count, omitted_count
+from budget_recovery.capture
+where captured_at >= %s and captured_at < %s
+order by tenant, captured_at
+"""
+# The edges as text: a damaged one may be a moment that Python does not know, such as infinity.
+_RECORDS = """
+select r.budget_id, r.window_token, r.window_start::text, r.window_end::text, r.omitted_count,
+       c.content_hash, c.entities, c.usages
+from budget_recovery.budget_record r
+left join budget_recovery.budget_content c using (content_id)
+where r.tenant = %s and r.captured_at = %s
+order by r.budget_id, r.window_token
+"""
+_Counts = tuple[int, int, int]
+_COUNTED = ("records", "counters", "omitted counters")
+
+
+def find_damage(connection: Connection, hour: Hour) -> Iterator[str]:
+    """Say in a sentence each what does not hold of the snapshots of an hour."""
+    for tenant, captured_at, is_pruned, *captured in connection.execute(
+        _CAPTURES, (hour.start, hour.end)
+    ).fetchall():
+        name = f"tenant {tenant!r}, {captured_at:%Y-%m-%d %H:%M:%S} UTC"
+        for sentence in _damage(connection, tenant, captured_at, is_pruned, tuple(captured)):
+            yield f"{name}: {sentence}."
+
+
+def _damage(
+    connection: Connection,
+    tenant: str,
+    captured_at: datetime,
+    is_pruned: bool,  # noqa: FBT001 - a column of the row
+    captured: _Counts,
+) -> Iterator[str]:
+    records = entry_count = omitted_count = 0
+    rows = connection.execute(_RECORDS, (tenant, captured_at))
+    for budget, token, start, end, omitted, content_hash, entities, usages in rows:
+        records += 1
+        omitted_count += omitted
+        entry_count += len(entities or ())
+        name = f"budget {budget!r}, window {token}"
+        if (damage := _window_damage(token, start, end)) is not None:
+            yield f"{name}, {damage}"
+        if as_captured(content_hash, entities, usages) is None:
+            yield f"{name}, holds other usages than were captured"
+    stored = (records, entry_count, omitted_count)
+    for what, count, expected in zip(_COUNTED, stored, captured, strict=True):
+        # Retention takes whole records out of an old snapshot, and says so.
+        if count > expected or (count < expected and not is_pruned):
+            yield f"{count} {what} are stored and {expected} were captured"
+
+
+def _window_damage(token: str, start: str | None, end: str | None) -> str | None:
+    try:
+        window = Window.parse(token)
+    except InvalidWindowError:
+        return "is no window that a budget can have"
+    if (_as_text(window.start), _as_text(window.end)) != (start, end):
+        return "is stored with the edges of another window"
+    return None
+
+
+def _as_text(moment: datetime | None) -> str | None:
+    """Write a moment in UTC as the server does in a session of ours."""
+    return None if moment is None else f"{moment.replace(tzinfo=None).isoformat(sep=' ')}+00"
+
+
+def as_captured(
+    content_hash: bytes | None, entities: list[Any] | None, usages: list[Any] | None
+) -> Usages | None:
+    """Return the usages of a stored content; None where they are not what was captured."""
+    # Nothing is taken for granted of what is being verified: lists of another length, shape or
+    # kind are damage like any other.
+    if content_hash is None or entities is None or usages is None:
+        return None
+    if not all(isinstance(entity, str) for entity in entities):
+        return None
+    if not all(isinstance(usage, Decimal) and usage.is_finite() for usage in usages):
+        return None
+    content = {entity or None: usage for entity, usage in zip(entities, usages, strict=False)}
+    is_whole = len(content) == len(entities) == len(usages)
+    return content if is_whole and hash_usages(content) == content_hash else None
+
+
+_TENANTS_IN = """
+select distinct tenant
+from budget_recovery.capture
+where captured_at >= %s and captured_at < %s and pruned_at is null
+order by tenant
+"""
+# Every session's time zone is UTC.
+_HOURS_OF = """
+select distinct tenant, date_trunc('hour', captured_at)
+from budget_recovery.capture
+where tenant = any(%s) and pruned_at is null
+"""
+# A snapshot may well have no records: of a tenant whose keys were all unreadable.
+_IS_RETAINED = """
+select
+from budget_recovery.capture
+where tenant = %(tenant)s and captured_at >= %(start)s and captured_at < %(end)s
+  and pruned_at is null
+limit 1
+"""
+# Narrow rows only; the wide contents follow by id, one by one.
+_STORED_RECORDS = """
+select r.captured_at, c.source, r.budget_id, r.window_token, r.is_truncated, c.is_partial,
+       r.omitted_count, r.content_id
+from budget_recovery.capture c
+join budget_recovery.budget_record r using (tenant, captured_at)
+where c.tenant = %(tenant)s
+  and c.captured_at >= %(start)s and c.captured_at < %(end)s
+  and c.pruned_at is null
+order by r.captured_at, r.budget_id, r.window_token
+"""
+
+
+class RecordRow(NamedTuple):
+    """A record as it is stored, without its usages."""
+
+    captured_at: datetime
+    source: str
+    budget: str
+    window: str
+    is_truncated: bool
+    is_partial: bool
+    omitted_count: int
+    content_id: int
+
+    @property
+    def of(self) -> BudgetWindow:
+        """What the record is about."""
+        return BudgetWindow(self.budget, Window.parse(self.window))
+
+    def holding(self, usages: Usages) -> StoredRecord:
+        """Return the record with usages."""
+        return StoredRecord(
+            captured_at=self.captured_at.astimezone(UTC),
+            source=CaptureSource(self.source),
+            of=self.of,
+            usages=usages,
+            is_truncated=self.is_truncated,
+            is_partial=self.is_partial,
+            omitted_count=self.omitted_count,
+        )
+
+
+class PostgresRetainedSnapshots:
+    """The snapshots that are within retention."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def tenants_in(self, hour: Hour) -> tuple[str, ...]:
+        """Return the tenants that have a retained snapshot of an hour, by name."""
+        with self._database.reading() as connection:
+            rows = connection.execute(_TENANTS_IN, (hour.start, hour.end))
+            return tuple(tenant for (tenant,) in rows)
+
+    def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
+        """Return the hours of which these tenants have a retained snapshot; none: no key."""
+        hours: defaultdict[str, set[Hour]] = defaultdict(set)
+        with self._database.reading() as connection:
+            for tenant, start in connection.execute(_HOURS_OF, (list(tenants),)):
+                hours[tenant].add(Hour(start))
+        return {tenant: frozenset(each) for tenant, each in hours.items()}
+
+    @contextmanager
+    def records_of(self, tenant: str, hour: Hour) -> Iterator[Iterator[StoredRecord] | None]:
+        """Give the records of a tenant's retained snapshots of an hour, read as they are used."""
+        scope = {"tenant": tenant, "start": hour.start, "end": hour.end}
+        with self._database.reading() as connection:
+            if connection.execute(_IS_RETAINED, scope).fetchone() is None:
+                yield None
+                return
+            rows = [RecordRow(*row) for row in connection.execute(_STORED_RECORDS, scope)]
+            # Closed before the transaction, also where a reader gives up in the middle.
+            with closing(_records(connection, rows)) as records:
+                yield records
+
+
+def _records(connection: Connection, rows: list[RecordRow]) -> Generator[StoredRecord]:
+    contents = stream_contents(connection, [row.content_id for row in rows])
+    for row, (_, usages) in zip(rows, contents, strict=True):
+        yield row.holding(usages)

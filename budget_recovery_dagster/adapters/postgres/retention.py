@@ -1,0 +1,194 @@
+"""Pruning in PostgreSQL: removing what is past retention and needed by no recovery point.
+
+In two steps, since the first may have to read very much: it finds, in a transaction of its own and
+without a lock, which records past retention are still needed (``find_needed``). The second removes
+the others under the store's lock (``prune_snapshots``). What is needed cannot become more in
+between: captures only add newer records, which can make an old one needless and never needed, and
+a reset does not make more of an old one eligible.
+"""
+
+from collections.abc import Collection, Iterator
+from datetime import datetime
+from typing import Any
+
+from budget_recovery_dagster.adapters.postgres.connection import Connection
+from budget_recovery_dagster.adapters.postgres.records import stream_contents
+from budget_recovery_dagster.domain.snapshots import DatedUsages, PruneReport, needed_past_retention
+
+# Windows that have not closed and have records past retention, except those whose newest covering
+# record is within it: that one alone makes all the expired ones needless, and it is the usual
+# case. ``since`` is where reading must begin, as nothing before a covering record is needed; null:
+# no record covers. It covers what was eligible: of the records up to ``reset_at``, the newest reset
+# of the window, it need not hold what that reset keeps out. A reset does not make that needless,
+# since it can be overridden. ``whole_since`` is the newest record that covers all of the earlier
+# ones, for it was stored before the first reset was recorded.
+_DOUBTFUL_WINDOWS = """
+with expired as (
+    select tenant, budget_id, window_token, min(captured_at) as oldest
+    from budget_recovery.budget_record
+    where tenant = any(%(tenants)s)
+      and captured_at < %(cutoff)s
+      and (window_end is null or window_end > %(now)s)
+    group by tenant, budget_id, window_token
+)
+select e.tenant, e.budget_id, e.window_token, c.captured_at as since,
+       w.captured_at as whole_since, s.reset_at
+from expired e
+left join lateral (
+    select r.captured_at
+    from budget_recovery.budget_record r
+    where r.tenant = e.tenant
+      and r.budget_id = e.budget_id
+      and r.window_token = e.window_token
+      and r.covers_earlier
+    order by r.captured_at desc
+    limit 1
+) c on true
+left join lateral (
+    select max(s.at) as reset_at, min(s.recorded_at) as first_recorded_at
+    from budget_recovery.budget_reset s
+    where s.tenant = e.tenant
+      and s.budget_id = e.budget_id
+      and (s.window_token is null or s.window_token = e.window_token)
+) s on true
+left join lateral (
+    select r.captured_at
+    from budget_recovery.budget_record r
+    join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
+    where r.tenant = e.tenant
+      and r.budget_id = e.budget_id
+      and r.window_token = e.window_token
+      and r.covers_earlier
+      and p.stored_at < s.first_recorded_at
+    order by r.captured_at desc
+    limit 1
+) w on true
+where c.captured_at is null or c.captured_at < %(cutoff)s or e.oldest <= s.reset_at
+"""
+# Of records with the same content, only the newest can be needed.
+_CONTENTS_OF_WINDOW = """
+select content_id, max(captured_at) as newest
+from budget_recovery.budget_record
+where tenant = %s and budget_id = %s and window_token = %s
+  and (
+      captured_at >= coalesce(%s::timestamptz, '-infinity')
+      or captured_at between coalesce(%s::timestamptz, '-infinity') and %s
+  )
+group by content_id
+order by newest desc
+"""
+_DELETE_RECORDS = """
+with needed (tenant, budget_id, window_token, captured_at) as (
+    select * from unnest(
+        %(kept_tenants)s::text[], %(kept_budgets)s::text[], %(kept_windows)s::text[],
+        %(kept_times)s::timestamptz[]
+    )
+), gone as (
+    delete from budget_recovery.budget_record r
+    where r.tenant = any(%(tenants)s)
+      and r.captured_at < %(cutoff)s
+      and not exists (
+          select from needed n
+          where n.tenant = r.tenant
+            and n.budget_id = r.budget_id
+            and n.window_token = r.window_token
+            and n.captured_at = r.captured_at
+      )
+    returning r.content_id
+)
+select count(*), coalesce(array_agg(distinct content_id), '{}') from gone
+"""
+_DELETE_CAPTURES = """
+delete from budget_recovery.capture c
+where c.tenant = any(%(tenants)s)
+  and c.captured_at < %(cutoff)s
+  and not exists (
+      select from budget_recovery.budget_record r
+      where r.tenant = c.tenant and r.captured_at = c.captured_at
+  )
+"""
+# What is left of an expired snapshot is no longer the whole of it.
+_MARK_CAPTURES = """
+update budget_recovery.capture c
+set pruned_at = %(now)s
+where c.tenant = any(%(tenants)s)
+  and c.captured_at < %(cutoff)s
+  and c.pruned_at is null
+  and c.record_count > (
+      select count(*) from budget_recovery.budget_record r
+      where r.tenant = c.tenant and r.captured_at = c.captured_at
+  )
+"""
+# Only what the deleted records referred to can have become useless. The lock on the store's row
+# keeps a commit from sharing one of these at this moment.
+_DELETE_CONTENTS = """
+delete from budget_recovery.budget_content c
+where c.content_id = any(%s)
+  and not exists (
+      select from budget_recovery.budget_record r where r.content_id = c.content_id
+  )
+"""
+# Of all tenants: some of these names are of keys that name no tenant, or of tenants long gone.
+_DELETE_FAILURES = "delete from budget_recovery.capture_failure where failed_at < %(cutoff)s"
+RecordKey = tuple[str, str, str, datetime]
+"""Tenant, budget, window token and time of a record."""
+
+
+def find_needed(
+    connection: Connection, tenants: Collection[str], *, cutoff: datetime, now: datetime
+) -> list[RecordKey]:
+    """Find the records older than ``cutoff`` that some recovery point cannot do without."""
+    scope = {"tenants": list(tenants), "cutoff": cutoff, "now": now}
+    needed: list[RecordKey] = []
+    for *window, since, whole_since, reset_at in connection.execute(
+        _DOUBTFUL_WINDOWS, scope
+    ).fetchall():
+        records = _newest_first(connection, (*window, since, whole_since, reset_at))
+        needed.extend(
+            (*window, captured_at) for captured_at in needed_past_retention(records, cutoff)
+        )
+    return needed
+
+
+def _newest_first(connection: Connection, window: tuple[object, ...]) -> Iterator[DatedUsages]:
+    newest: dict[int, datetime] = dict(connection.execute(_CONTENTS_OF_WINDOW, window).fetchall())
+    for content_id, usages in stream_contents(connection, list(newest)):
+        yield DatedUsages(newest[content_id], usages)
+
+
+def prune_snapshots(
+    connection: Connection,
+    tenants: Collection[str],
+    *,
+    needed: Collection[RecordKey],
+    cutoff: datetime,
+    now: datetime,
+) -> PruneReport:
+    """Remove, in a transaction that holds the store's row, what is older than ``cutoff``.
+
+    ``needed`` is kept: what ``find_needed`` found under the lease that is still held.
+    """
+    scope = {"tenants": list(tenants), "cutoff": cutoff, "now": now}
+    records, content_ids = _delete_records(connection, scope, needed)
+    captures = connection.execute(_DELETE_CAPTURES, scope).rowcount
+    connection.execute(_MARK_CAPTURES, scope)
+    return PruneReport(
+        records=records,
+        captures=captures,
+        contents=connection.execute(_DELETE_CONTENTS, (content_ids,)).rowcount,
+        failures=connection.execute(_DELETE_FAILURES, scope).rowcount,
+    )
+
+
+def _delete_records(
+    connection: Connection, scope: dict[str, Any], needed: Collection[RecordKey]
+) -> tuple[int, list[int]]:
+    tenants, budgets, windows, times = zip(*needed, strict=True) if needed else ((), (), (), ())
+    kept = {
+        "kept_tenants": list(tenants),
+        "kept_budgets": list(budgets),
+        "kept_windows": list(windows),
+        "kept_times": list(times),
+    }
+    [(count, content_ids)] = connection.execute(_DELETE_RECORDS, scope | kept).fetchall()
+    return count, content_ids

@@ -1,0 +1,264 @@
+"""The ``store`` row and its checks: state, accepted baseline, intended marker."""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+from budget_recovery_dagster.adapters.postgres.connection import Connection
+from budget_recovery_dagster.adapters.postgres.database import Database
+from budget_recovery_dagster.adapters.postgres.storable import storable_check
+from budget_recovery_dagster.domain import moves
+from budget_recovery_dagster.domain.admission import require_bucket
+from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain.moves import Standing
+from budget_recovery_dagster.domain.snapshots import CHECKS_KEPT_FOR
+from budget_recovery_dagster.domain.store import Baseline, Check, Marker, StoreIdentity, Verdict
+from budget_recovery_dagster.errors import DatabaseError
+from budget_recovery_dagster.ports import StoreRecord
+
+BaselineColumns = tuple[
+    datetime | None,
+    Decimal | int | None,
+    int | None,
+    str | None,
+    Decimal | int | None,
+    datetime | None,
+    str | None,
+]
+"""Creation, last sequence, version; the marker's nonce, revision and time; the intended nonce."""
+
+
+def identity_in(
+    created_at: datetime | None, last_sequence: Decimal | int | None
+) -> StoreIdentity | None:
+    """Read an identity; a sequence is exact over the whole unsigned range."""
+    if created_at is None or last_sequence is None:
+        return None
+    return StoreIdentity(created_at, int(last_sequence))
+
+
+def identity_columns(identity: StoreIdentity | None) -> tuple[datetime | None, int | None]:
+    """Return an identity as its columns."""
+    return (identity.created_at, identity.last_sequence) if identity else (None, None)
+
+
+def baseline_in(columns: BaselineColumns) -> Baseline | None:
+    """Read a baseline with its marker, if it has one."""
+    created_at, last_sequence, version, nonce, revision, marked_at, intended = columns
+    identity = identity_in(created_at, last_sequence)
+    if identity is None or version is None:
+        return None
+    marker = None if nonce is None or revision is None else Marker(nonce, int(revision))
+    return Baseline(identity, version, marker, marked_at, intended)
+
+
+def columns_of(baseline: Baseline | None) -> BaselineColumns:
+    """Return a baseline as its columns."""
+    if baseline is None:
+        return (None, None, None, None, None, None, None)
+    marker = baseline.marker
+    return (
+        baseline.identity.created_at,
+        baseline.identity.last_sequence,
+        baseline.version,
+        marker.nonce if marker else None,
+        marker.revision if marker else None,
+        baseline.marked_at,
+        baseline.intended,
+    )
+
+
+# At first use; of two at once, one makes the row and both read it.
+_MAKE_STORE = """
+insert into budget_recovery.store (bucket, deployment_id) values (%s, %s) on conflict do nothing
+"""
+_READ_STORE = """
+select bucket, deployment_id, state,
+       baseline_created_at, baseline_last_sequence, baseline_version,
+       marker_nonce, marker_revision, marked_at, intended_nonce
+from budget_recovery.store
+"""
+# Whoever changes what snapshots depend on takes this lock first, and so one after the other:
+# commits, prunes, and moves of the state or the baseline. It is not FOR SHARE, although a commit
+# mostly reads: two commits that both share the row and then both move the baseline would wait for
+# each other for ever.
+_LOCK_STORE = f"{_READ_STORE} for no key update"
+_MOVE_STATE = "update budget_recovery.store set state = %s"
+_MOVE_BASELINE = """
+update budget_recovery.store
+set baseline_created_at = %s, baseline_last_sequence = %s, baseline_version = %s,
+    marker_nonce = %s, marker_revision = %s, marked_at = %s, intended_nonce = %s
+"""
+
+
+class PostgresStoreRegistry:
+    """The one store that the database's schema belongs to."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def claim(self, bucket: str) -> StoreRecord:
+        """Return the store's record, making it at first use.
+
+        Raises:
+            SettingsError: this database schema already belongs to another bucket.
+        """
+        with self._database.writing() as connection:
+            connection.execute(_MAKE_STORE, (bucket, str(uuid4())))
+            record = read_store(connection)
+        require_bucket(record.bucket, bucket)
+        return record
+
+
+def read_store(connection: Connection) -> StoreRecord:
+    """Return the store's row as the transaction sees it."""
+    return _record(connection.execute(_READ_STORE).fetchone())
+
+
+def lock_store(connection: Connection) -> StoreRecord:
+    """Keep the store's row as it is until the transaction ends, and return it."""
+    return _record(connection.execute(_LOCK_STORE).fetchone())
+
+
+def move_state(connection: Connection, state: RecoveryState) -> None:
+    """Replace the state of the locked row."""
+    connection.execute(_MOVE_STATE, (state.value,))
+
+
+def move_baseline(connection: Connection, baseline: Baseline) -> None:
+    """Replace the baseline of the locked row, with all that belongs to it."""
+    connection.execute(_MOVE_BASELINE, columns_of(baseline))
+
+
+def _record(row: tuple[Any, ...] | None) -> StoreRecord:
+    if row is None:
+        raise DatabaseError(
+            "The database does not know yet to which store it belongs.",
+            "wait for the first check or snapshot, which notes it.",
+        )
+    bucket, deployment_id, state = row[:3]
+    return StoreRecord(bucket, deployment_id, RecoveryState(state), baseline_in(row[3:]))
+
+
+class PostgresBaselines:
+    """The baseline in the row about the store."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def intend_marker(self, nonce: str, *, judged: Baseline) -> Baseline:
+        """Note that a marker with this nonce may be written from now on; a new version.
+
+        Raises:
+            BaselineMovedError: the baseline is not the ``judged`` one any more.
+            CapturesPausedError: the store is not HEALTHY.
+        """
+        with self._database.writing() as connection:
+            store = lock_store(connection)
+            standing = Standing(store.state, store.baseline)
+            intended = moves.intend_marker(standing, nonce, judged=judged)
+            move_baseline(connection, intended)
+            return intended
+
+    def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
+        """Replace the baseline; its version is one above that of the judged one.
+
+        Raises:
+            BaselineMovedError, CapturesPausedError: as ``intend_marker``.
+        """
+        with self._database.writing() as connection:
+            store = lock_store(connection)
+            standing = Standing(store.state, store.baseline)
+            accepted = moves.accept(standing, baseline, judged=judged)
+            move_baseline(connection, accepted)
+            return accepted
+
+
+_GOOD = [verdict.value for verdict in Verdict if verdict.is_good]
+_INSERT_CHECK = """
+insert into budget_recovery.store_check (
+    checked_at, checked_by, verdict, reason, store_created_at, store_last_sequence, incident_id
+) values (%s, %s, %s, %s, %s, %s, %s)
+"""
+# The newest good one tells until when the store was whole, however long ago that was. While an
+# incident is open, no check finds that.
+_PRUNE_CHECKS = """
+delete from budget_recovery.store_check
+where checked_at < %(cutoff)s
+  and check_id is distinct from (
+      select check_id
+      from budget_recovery.store_check
+      where verdict = any(%(good)s) and incident_id is null
+      order by checked_at desc, check_id desc
+      limit 1
+  )
+"""
+_READ_CHECKS = """
+select checked_at, checked_by, verdict, reason, store_created_at, store_last_sequence, incident_id
+from budget_recovery.store_check
+"""
+_READ_NEWEST = f"{_READ_CHECKS} order by checked_at desc, check_id desc limit %s"
+_READ_NEWEST_GOOD = f"""{_READ_CHECKS}
+where verdict = any(%s) and incident_id is null
+order by checked_at desc, check_id desc
+limit 1
+"""
+
+
+class PostgresStoreChecks:
+    """The table of checks."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def record(self, check: Check) -> None:
+        """Keep a check, and drop what is older than is kept, but not the newest good one."""
+        kept = storable_check(check)
+        with self._database.writing() as connection:
+            connection.execute(
+                _INSERT_CHECK,
+                (
+                    kept.checked_at,
+                    kept.checked_by,
+                    kept.verdict.value,
+                    kept.reason,
+                    *identity_columns(kept.identity),
+                    kept.incident_id,
+                ),
+            )
+            cutoff = self._database.moment(connection) - CHECKS_KEPT_FOR
+            connection.execute(_PRUNE_CHECKS, {"cutoff": cutoff, "good": _GOOD})
+
+    def newest(self, count: int) -> tuple[Check, ...]:
+        """Return the newest checks."""
+        with self._database.reading() as connection:
+            return tuple(_check(row) for row in connection.execute(_READ_NEWEST, (count,)))
+
+    def newest_good(self) -> Check | None:
+        """Return the newest check that found the store whole."""
+        with self._database.reading() as connection:
+            return _newest_good(connection)
+
+
+def read_newest_good_time(connection: Connection) -> datetime | None:
+    """Return when the store was found whole by a check for the last time."""
+    newest = _newest_good(connection)
+    return newest.checked_at if newest else None
+
+
+def _newest_good(connection: Connection) -> Check | None:
+    row = connection.execute(_READ_NEWEST_GOOD, (_GOOD,)).fetchone()
+    return None if row is None else _check(row)
+
+
+def _check(row: tuple[Any, ...]) -> Check:
+    checked_at, checked_by, verdict, reason, created_at, last_sequence, incident_id = row
+    return Check(
+        checked_at=checked_at,
+        checked_by=checked_by,
+        verdict=Verdict(verdict),
+        reason=reason,
+        identity=identity_in(created_at, last_sequence),
+        incident_id=incident_id,
+    )

@@ -1,0 +1,1 @@
+"""Dagster jobs and their ops."""

@@ -1,0 +1,132 @@
+"""The job that recovers a lost store."""
+
+import dagster as dg
+
+from budget_recovery_dagster.assets.restored_usage import restored_usage
+from budget_recovery_dagster.bootstrap import OpenedDatabase
+from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
+from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
+from budget_recovery_dagster.jobs.snapshots import IN_ONE_PROCESS
+from budget_recovery_dagster.presentation.metadata import MOST_ROWS, restored_metadata
+from budget_recovery_dagster.resources import ControlPlaneResource, failure, holder_of
+from budget_recovery_dagster.services.restore.automatic import (
+    GaveUp,
+    NothingToDo,
+    Recovered,
+    RecoveryResult,
+    StillWaiting,
+)
+
+OUTCOME_TAG = "budget_recovery/outcome"
+"""On a run: what became of it, beyond success or failure."""
+
+
+@dg.op(
+    # What it wrote is told by the asset.
+    out=dg.Out(dg.Nothing),
+    retry_policy=dg.RetryPolicy(
+        # How often is counted in the database, too, whatever becomes of the run.
+        max_retries=MAX_ATTEMPTS - 1,
+        delay=2,
+        backoff=dg.Backoff.EXPONENTIAL,
+        jitter=dg.Jitter.PLUS_MINUS,
+    ),
+    description=(
+        "Waits until the usage store has converged, which spends no attempt; then raises every "
+        "counter that is lower than the snapshots say, in windows that are still open. Never "
+        "lowers one."
+    ),
+)
+def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneResource) -> None:
+    """Try once to put the open incident right.
+
+    Raises:
+        dagster.Failure: it did not succeed; retried by the policy unless nothing is left to try.
+    """
+    run_id = context.run.run_id
+    try:
+        with control_plane.opened() as plane:
+            result = plane.recovery_service().recover(
+                run_id=run_id, holder=holder_of(run_id), tell=context.log.info
+            )
+            _tell(context, plane, result)
+    except dg.DagsterExecutionInterruptedError as error:
+        # Else the policy would begin another attempt in a run that somebody has terminated.
+        raise dg.Failure("The run was terminated.", allow_retries=False) from error
+    except SettingsError as error:
+        raise failure(error.message, error.hint) from error
+    except BudgetRecoveryError as error:
+        raise dg.Failure(str(error), metadata={"what_to_do": error.hint}) from error
+
+
+def _tell(context: dg.OpExecutionContext, plane: OpenedDatabase, result: RecoveryResult) -> None:
+    """Show in Dagster what became of the incident."""
+    match result:
+        case NothingToDo():
+            context.log.info(result.reason)
+            _tag(context, "nothing to do")
+        case StillWaiting():
+            again = result.incident.next_launch_at
+            context.log.warning(
+                f"Waiting; no attempt was spent. {result.reason} Try: {result.hint}"
+                + (f" The next try is at {again:%H:%M:%S} UTC." if again else "")
+            )
+            _tag(context, "waiting")
+        case Recovered():
+            ended = result.incident.ended
+            detail = ended.detail if ended else ""
+            context.log.info(f"The store is HEALTHY. {detail}")
+            _tag(context, ended.outcome.value if ended else "closed")
+            _log_restored(context, plane, result.incident)
+        case GaveUp():
+            _tag(context, "failed")
+            _log_restored(context, plane, result.incident)
+            raise failure(
+                f"The store is FAILED: {result.reason}. {result.detail}",
+                "see `budget-recovery status` for what to do; captures are paused until then.",
+            )
+
+
+def _tag(context: dg.OpExecutionContext, outcome: str) -> None:
+    context.instance.add_run_tags(context.run.run_id, {OUTCOME_TAG: outcome})
+
+
+def _log_restored(
+    context: dg.OpExecutionContext, plane: OpenedDatabase, incident: Incident
+) -> None:
+    audits = plane.audits.largest(incident.incident_id, MOST_ROWS)
+    if not audits.windows:
+        return
+    restored = plane.audits.restored_in(incident.incident_id)
+    metadata = {
+        "incident": incident.incident_id,
+        "loss": incident.losses[-1].reason,
+        "outcome": incident.ended.detail if incident.ended else "failed",
+        **restored_metadata(restored, audits),
+    }
+    if restored.counters:
+        context.log_event(dg.AssetMaterialization(restored_usage.key, metadata=metadata))
+    else:
+        context.log_event(dg.AssetObservation(restored_usage.key, metadata=metadata))
+
+
+@dg.job(
+    name="restore_job",
+    description=(
+        "Puts the open incident right: waits until the usage store has converged, raises every "
+        "counter of a still-open window to the highest that a snapshot knows, and declares the "
+        "store healthy. The sensors launch it by themselves, at most three attempts for a loss; "
+        "launched by hand it does the same, once. Without an open incident it does nothing."
+    ),
+    executor_def=IN_ONE_PROCESS,
+    tags={
+        # Attempts are counted in the database, and the sensors launch again.
+        "dagster/max_retries": "0",
+        "dagster/max_runtime": "3600",
+        # Ahead of whatever else is queued, such as a backfill.
+        "dagster/priority": "10",
+    },
+)
+def restore_job() -> None:
+    """Recover the store."""
+    restore()

@@ -1,1 +1,0 @@
-"""Ops: the work of jobs that materialize nothing by themselves."""

@@ -1,0 +1,386 @@
+"""JSON documents that the commands print."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import click
+
+from budget_recovery_dagster.domain.audit import AuditEntry
+from budget_recovery_dagster.domain.counters import format_usage
+from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident, Loss
+from budget_recovery_dagster.domain.plan import Difference, RestoreChoice
+from budget_recovery_dagster.domain.store import Check, StoreIdentity
+from budget_recovery_dagster.errors import BudgetRecoveryError
+from budget_recovery_dagster.services.preview import (
+    EntryPreview,
+    Preview,
+    TenantPreview,
+    WindowPreview,
+)
+from budget_recovery_dagster.services.restore.manual import Applied
+from budget_recovery_dagster.services.restore.session import Remainder
+from budget_recovery_dagster.services.restore.tenants import TenantRestored
+from budget_recovery_dagster.services.status import Condition, Status
+
+
+def dumped(**content: Any) -> str:
+    """Write an object with these keys in their order."""
+    return json.dumps(content, indent=2)
+
+
+def moment_or_none(moment: datetime | None) -> str | None:
+    """Write a moment in UTC, to the microsecond."""
+    if moment is None:
+        return None
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def usage_or_none(usage: Decimal | None) -> str | None:
+    """Write a usage in plain digits; a number would lose some in most programs."""
+    return None if usage is None else format_usage(usage)
+
+
+def identity_or_none(identity: StoreIdentity | None) -> Mapping[str, str | None] | None:
+    """Write an identity; its sequence as text, for it may pass 2^53."""
+    if identity is None:
+        return None
+    return {
+        "created_at": moment_or_none(identity.created_at),
+        "last_sequence": str(identity.last_sequence),
+    }
+
+
+def error_json(error: Exception, message: str, hint: str) -> str:
+    """Write that something was not done, and why."""
+    return dumped(error={"kind": type(error).__name__, "message": message, "hint": hint})
+
+
+@contextmanager
+def errors_in_json(*, wanted: bool) -> Iterator[None]:
+    """Write an error of ours as JSON where that is wanted, and let it go on."""
+    try:
+        yield
+    except BudgetRecoveryError as error:
+        if wanted:
+            click.echo(error_json(error, error.message, error.hint))
+        raise
+
+
+def held_json(incident: Incident) -> str:
+    """Write who holds an incident, or held it last, since when and why."""
+    held = incident.held
+    return dumped(
+        incident_id=incident.incident_id,
+        is_held=incident.is_held,
+        held=held and {"at": moment_or_none(held.at), "by": held.by, "reason": held.reason},
+        released_at=moment_or_none(incident.released_at),
+        error=None,
+    )
+
+
+def preview_json(preview: Preview) -> str:
+    """Write a preview; ``entries`` are there where one tenant was chosen."""
+    incident = preview.recovery.incident
+    return dumped(
+        preview_id=preview.preview_id,
+        at=moment_or_none(preview.at),
+        choice=_choice(preview.choice),
+        state=preview.recovery.state,
+        incident_id=incident.incident_id if incident else None,
+        store=identity_or_none(preview.identity),
+        warnings=preview.warnings,
+        raised=preview.raised,
+        tenants=[_tenant(each) for each in preview.tenants],
+        largest_changes=[_entry(each) for each in preview.changes],
+        error=None,
+    )
+
+
+def applied_json(applied: Applied) -> str:
+    """Write what a restore did."""
+    preview, incident, remainder = applied.preview, applied.incident, applied.remainder
+    return dumped(
+        choice=_choice(applied.choice),
+        raised=applied.raised,
+        boards=applied.boards,
+        preview=preview
+        and {
+            "preview_id": preview.preview_id,
+            "at": moment_or_none(preview.at),
+            "by": preview.by,
+        },
+        differences=None if preview is None else [_difference(d) for d in applied.differences],
+        uncompared=applied.uncompared,
+        absent=applied.absent,
+        tenants=[_restored(each) for each in applied.tenants],
+        incident=incident
+        and {
+            "id": incident.incident_id,
+            "is_closed": incident.ended is not None,
+            "outcome": incident.ended.outcome if incident.ended else None,
+            "detail": incident.ended.detail if incident.ended else None,
+        },
+        left=left_of(remainder),
+        error=applied.failure
+        and {"message": applied.failure.message, "hint": applied.failure.hint},
+    )
+
+
+def left_of(remainder: Remainder | None) -> Mapping[str, Any] | None:
+    """Write what keeps an incident open, or was left at its end; None: it was not looked at."""
+    if remainder is None:
+        return None
+    return {
+        "counters": remainder.counters,
+        "unreadable": remainder.unreadable,
+        "windows_unknown": remainder.unsound,
+        "unseen": remainder.unseen,
+    }
+
+
+def _choice(choice: RestoreChoice) -> Mapping[str, Any]:
+    return {
+        "tenant": choice.tenant,
+        "budget": choice.budget,
+        "snapshot": moment_or_none(choice.snapshot),
+        "despite_resets": choice.despite_resets,
+    }
+
+
+def _tenant(tenant: TenantPreview) -> Mapping[str, Any]:
+    failure = tenant.failure
+    return {
+        "tenant": tenant.tenant,
+        "point_at": moment_or_none(tenant.point_at),
+        "is_partial": tenant.is_partial,
+        "unreadable_keys": [{"key": k.key, "reason": k.reason} for k in tenant.unreadable],
+        "unreadable_count": tenant.unreadable_count,
+        "windows": [_window(each) for each in tenant.windows],
+        "entries": [_entry(each) for each in tenant.entries],
+        "error": failure and {"message": failure[0], "hint": failure[1]},
+    }
+
+
+def _window(window: WindowPreview) -> Mapping[str, Any]:
+    return {
+        "budget": window.of.budget,
+        "window": window.of.window.token,
+        "counters": window.counters,
+        "raised": window.raised,
+        "made_anew": window.made_anew,
+        "kept": window.kept,
+        "skipped": window.skipped,
+        "unreadable": window.unreadable,
+        "is_closed": window.is_closed,
+        "live": usage_or_none(window.live),
+        "recorded": usage_or_none(window.recorded),
+        "result": usage_or_none(window.result),
+        "rise": usage_or_none(window.rise),
+        "newest_source": moment_or_none(window.newest_source),
+        "oldest_source": moment_or_none(window.oldest_source),
+        "limit": usage_or_none(window.limit),
+        "is_enforced": window.is_enforced,
+        "blocked_before": window.blocked_before,
+        "blocked_after": window.blocked_after,
+        "is_truncated": window.is_truncated,
+        "is_partial": window.is_partial,
+        "omitted": [{"key": each.key, "reason": each.reason} for each in window.omitted],
+        "omitted_count": window.omitted_count,
+        "damaged_records": [moment_or_none(at) for at in window.corrupt],
+        "notes": window.notes,
+    }
+
+
+def _entry(entry: EntryPreview) -> Mapping[str, Any]:
+    return {
+        "tenant": entry.tenant,
+        "budget": entry.of.budget,
+        "window": entry.of.window.token,
+        "entity": entry.entity,
+        "live": usage_or_none(entry.live),
+        "recorded": usage_or_none(entry.recorded),
+        "result": usage_or_none(entry.result),
+        "rise": usage_or_none(entry.rise),
+        "action": entry.action,
+        "source": moment_or_none(entry.source),
+        "would_be_blocked": entry.blocks,
+    }
+
+
+def _difference(difference: Difference) -> Mapping[str, Any]:
+    return {
+        "tenant": difference.tenant,
+        "budget": difference.of.budget,
+        "window": difference.of.window.token,
+        "entity": difference.entity,
+        "change": difference.change,
+        "previewed": usage_or_none(difference.previewed),
+        "found": usage_or_none(difference.found),
+    }
+
+
+def _restored(tenant: TenantRestored) -> Mapping[str, Any]:
+    failure = tenant.failure
+    return {
+        "tenant": tenant.tenant,
+        "raised": tenant.raised,
+        "boards": tenant.boards,
+        "windows": [_audit(each) for each in tenant.entries],
+        "error": failure and {"message": failure.message, "hint": failure.hint},
+    }
+
+
+def _audit(entry: AuditEntry) -> Mapping[str, Any]:
+    return {
+        "budget": entry.of.budget,
+        "window": entry.of.window.token,
+        "counters": entry.entries,
+        "planned": entry.planned,
+        "raised": entry.raised,
+        "before": usage_or_none(entry.before),
+        "after": usage_or_none(entry.after),
+        "notes": entry.notes,
+    }
+
+
+_CHECKS = 10
+
+
+def status_json(status: Status, exit_code: int) -> str:
+    """Write the status; every key is there in every situation."""
+    facts, assessment = status.facts, status.assessment
+    good = facts.newest_good
+    return dumped(
+        condition=_name(assessment.condition),
+        exit_code=exit_code,
+        at=moment_or_none(facts.at),
+        state=facts.recovery.state,
+        doubts=assessment.doubts,
+        next_step=assessment.next_step,
+        incident=_incident(facts.recovery.incident, facts.attempt),
+        last_closed_incident=_incident(facts.closed, None),
+        checks={
+            "interval_seconds": facts.check_interval.total_seconds(),
+            "unknown_in_a_row": facts.unknown_in_a_row,
+            "newest_good": _check(good) if good else None,
+            "newest": [_check(each) for each in facts.checks[:_CHECKS]],
+        },
+        points={
+            "newest_snapshot_at": moment_or_none(facts.newest_snapshot),
+            "newest_by_tenant": _moments(facts.newest_points),
+            "failing_tenants": _moments(facts.failing),
+        },
+        error=None,
+    )
+
+
+def failure_json(message: str, hint: str, exit_code: int) -> str:
+    """Write that nothing can be told, with the same keys, and why."""
+    return dumped(
+        condition=_name(Condition.UNKNOWN),
+        exit_code=exit_code,
+        at=None,
+        state=None,
+        doubts=[message],
+        next_step=hint,
+        incident=None,
+        last_closed_incident=None,
+        checks=None,
+        points=None,
+        error={"message": message, "hint": hint},
+    )
+
+
+def _name(condition: Condition) -> str:
+    return condition.name.lower()
+
+
+def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str, Any] | None:
+    if incident is None:
+        return None
+    waiting, held = incident.waiting, incident.held
+    given_up, ended = incident.given_up, incident.ended
+    uncovered = incident.uncovered
+    return {
+        "id": incident.incident_id,
+        "opened_at": moment_or_none(incident.opened_at),
+        "losses": [_loss(each) for each in incident.losses],
+        "attempts": incident.attempts,
+        "max_attempts": MAX_ATTEMPTS,
+        "launches": incident.launches,
+        "next_launch_at": moment_or_none(incident.next_launch_at),
+        "newest_attempt": _attempt(attempt),
+        "held": held
+        and {
+            "at": moment_or_none(held.at),
+            "by": held.by,
+            "reason": held.reason,
+            "released_at": moment_or_none(incident.released_at) if not incident.is_held else None,
+        },
+        "waiting": waiting
+        and {
+            "since": moment_or_none(waiting.since),
+            "reason": waiting.reason,
+            "waits": waiting.waits,
+        },
+        "given_up": given_up
+        and {
+            "at": moment_or_none(given_up.at),
+            "reason": given_up.reason,
+            "detail": given_up.detail,
+        },
+        "ended": ended
+        and {
+            "at": moment_or_none(ended.at),
+            "outcome": ended.outcome,
+            "detail": ended.detail,
+            "restored": asdict(ended.restored),
+        },
+        "newest_point_at": moment_or_none(incident.newest_point_at),
+        "last_good_at": moment_or_none(incident.last_good_at),
+        "uncovered_seconds": None if uncovered is None else uncovered.total_seconds(),
+    }
+
+
+def _loss(loss: Loss) -> Mapping[str, Any]:
+    return {
+        "found_at": moment_or_none(loss.found_at),
+        "found_by": loss.found_by,
+        "verdict": loss.verdict,
+        "reason": loss.reason,
+        "before": identity_or_none(loss.before),
+        "after": identity_or_none(loss.after),
+    }
+
+
+def _attempt(attempt: Attempt | None) -> Mapping[str, Any] | None:
+    if attempt is None:
+        return None
+    return {
+        "loss": attempt.loss,
+        "number": attempt.number,
+        "run_id": attempt.run_id,
+        "started_at": moment_or_none(attempt.started_at),
+        "ended_at": moment_or_none(attempt.ended_at),
+        "outcome": attempt.outcome,
+    }
+
+
+def _check(check: Check) -> Mapping[str, Any]:
+    return {
+        "checked_at": moment_or_none(check.checked_at),
+        "checked_by": check.checked_by,
+        "verdict": check.verdict,
+        "reason": check.reason,
+        "identity": identity_or_none(check.identity),
+        "incident_id": check.incident_id,
+    }
+
+
+def _moments(by_tenant: Mapping[str, datetime | None]) -> Mapping[str, str | None]:
+    return {tenant: moment_or_none(by_tenant[tenant]) for tenant in sorted(by_tenant)}

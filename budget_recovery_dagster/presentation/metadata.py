@@ -1,0 +1,663 @@
+"""Dagster metadata of captures, recovery points, tables and restores."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from budget_recovery_dagster.domain.audit import AuditEntry, MergedAudits
+from budget_recovery_dagster.domain.counters import exact_sum, format_usage
+from budget_recovery_dagster.domain.incident import Restored
+from budget_recovery_dagster.domain.plan import Difference, moment
+from budget_recovery_dagster.domain.snapshots import CaptureSummary, ListedSnapshot
+from budget_recovery_dagster.domain.usage_columns import USAGE_COLUMNS
+from budget_recovery_dagster.presentation.text import (
+    applied_headline,
+    change_figures,
+    change_name,
+    comparison,
+    end_of_incident,
+    figures,
+    headline,
+    most_telling,
+    store_line,
+    tenant_notes,
+    usage_or_nothing,
+)
+from budget_recovery_dagster.services.capture import (
+    Captured,
+    TenantAbsent,
+    TenantFailed,
+    TenantOutcome,
+    TenantStored,
+)
+from budget_recovery_dagster.services.preview import EntryPreview, Preview, WindowPreview
+from budget_recovery_dagster.services.recovery_points import PointSurvey, PointWindow
+from budget_recovery_dagster.services.restore.choice import Order
+from budget_recovery_dagster.services.restore.manual import Applied
+from budget_recovery_dagster.services.tables import TablesBuilt
+from budget_recovery_dagster.services.words import shown_entity
+
+MOST_ROWS = 200
+
+
+_AUDIT_COLUMNS = [
+    dg.TableColumn("tenant", "string"),
+    dg.TableColumn("budget", "string"),
+    dg.TableColumn("window", "string"),
+    dg.TableColumn("counters", "int", "In the snapshots"),
+    dg.TableColumn("raised", "int", "Counters that were lower in the store"),
+    dg.TableColumn("before", "string", "Sum of these counters in the store before"),
+    dg.TableColumn("after", "string", "The same after the restore"),
+    dg.TableColumn("from_snapshot", "string", "The newest snapshot that it comes from, UTC"),
+    dg.TableColumn("notes", "string", "What was left, and why"),
+]
+
+
+def restored_metadata(restored: Restored, audits: MergedAudits) -> Mapping[str, Any]:
+    """Show what was restored: of all windows the sums, of the largest that have something each."""
+    shown = [entry for entry in audits.largest if entry.raised or entry.notes]
+    return {
+        "counters_raised": restored.counters,
+        "windows_raised": restored.windows,
+        "tenants_raised": restored.tenants,
+        "usage_before": format_usage(audits.before),
+        "usage_after": format_usage(audits.after),
+        "before_and_after": audit_table(shown),
+        "windows_not_shown": audits.windows - len(shown),
+    }
+
+
+def audit_table(entries: Iterable[AuditEntry]) -> dg.TableMetadataValue:
+    """Show what became of each budget and window."""
+    return dg.MetadataValue.table(
+        records=[_audit_row(entry) for entry in entries],
+        schema=dg.TableSchema(columns=_AUDIT_COLUMNS),
+    )
+
+
+def _audit_row(entry: AuditEntry) -> dg.TableRecord:
+    return dg.TableRecord(
+        {
+            "tenant": entry.tenant,
+            "budget": entry.of.budget,
+            "window": entry.of.window.token,
+            "counters": entry.entries,
+            "raised": entry.raised,
+            "before": format_usage(entry.before),
+            "after": format_usage(entry.after),
+            "from_snapshot": f"{entry.point_at:%Y-%m-%d %H:%M:%S}",
+            "notes": "; ".join(entry.notes),
+        }
+    )
+
+
+OWNERS = ["team:budget-recovery"]
+GATEWAY_OWNERS = ["team:ai-gateway"]
+HOURLY_FRESHNESS = dg.FreshnessPolicy.time_window(
+    # The next capture is due an hour after the last; one that was missed is not made up for.
+    warn_window=timedelta(minutes=75),
+    fail_window=timedelta(hours=2),
+)
+
+
+def required(name: str, kind: str, description: str) -> dg.TableColumn:
+    """Describe a column without nulls."""
+    constraints = dg.TableColumnConstraints(nullable=False)
+    return dg.TableColumn(name, kind, description, constraints=constraints)
+
+
+ENTRY_SCHEMA = dg.TableSchema(
+    columns=[
+        required("tenant", "text", "The customer of the gateway whose counter it is"),
+        required(
+            "captured_at",
+            "timestamptz",
+            "The moment that the snapshot stands for, by the database's clock: what the store had "
+            "been told until then is in it. All tenants of a run share it",
+        ),
+        required("budget_id", "text", "The budget"),
+        required(
+            "window_token",
+            "text",
+            "The window, in UTC: a day 2026-11-29, an ISO week 2026-W48, a month 2026-11, a "
+            "quarter 2026-Q4, or lifetime",
+        ),
+        dg.TableColumn(
+            "entity",
+            "text",
+            "Who spent: a user, model, account, agent or metadata value; null is the aggregate "
+            "of the whole budget",
+        ),
+        required(
+            "usage",
+            "numeric",
+            "What it had spent in the window by then: exact, at most 20 integer digits and 18 "
+            "decimals",
+        ),
+    ]
+)
+"""Of the view ``budget_recovery.budget_entry``."""
+USAGE_SCHEMA = dg.TableSchema(
+    columns=[
+        (dg.TableColumn if column.is_nullable else required)(
+            column.name, column.kind.value, column.description
+        )
+        for column in USAGE_COLUMNS
+    ]
+)
+"""Of every tenant's Parquet table."""
+
+
+# A table stands in one event of Dagster's log; PostgreSQL has the rest.
+MAX_ROWS = 200
+Row = dict[str, str | int | float | bool | None]
+
+
+def table(rows: Sequence[Row]) -> dg.TableMetadataValue:
+    """Show rows of equal columns: the first 200 of them, and how many more there are."""
+    shown = [*rows[:MAX_ROWS]]
+    if len(rows) > MAX_ROWS:
+        rest: Row = dict.fromkeys(rows[0], "")
+        rest[next(iter(rest))] = f"and {len(rows) - MAX_ROWS} more"
+        shown.append(rest)
+    return dg.MetadataValue.table([dg.TableRecord(row) for row in shown])
+
+
+def capture_metadata(captured: Captured) -> dict[str, Any]:
+    """Show a capture: figures that plot over time, and one row a tenant, the worst first."""
+    stored = captured.stored
+    metadata: dict[str, Any] = {
+        "captured_at": dg.MetadataValue.timestamp(captured.captured_at),
+        "tenants_stored": len(stored),
+        "tenants_failed": len(captured.failed),
+        # The rows of budget_entry, whose columns the asset shows.
+        "dagster/row_count": sum(tenant.entries for tenant in stored),
+        "budget_windows": sum(tenant.records for tenant in stored),
+        "counters": sum(tenant.entries for tenant in stored),
+        # A float, so that it plots; the exact usages are in the database.
+        "captured_usage": float(exact_sum(tenant.usage for tenant in stored)),
+        "source": captured.source.value,
+        "truncated_windows": captured.truncated,
+        "omitted": sum(tenant.omitted for tenant in stored),
+        "missing_or_lower": sum(tenant.drops for tenant in stored),
+        "unreadable_keys": len(captured.unreadable) + sum(t.unreadable for t in stored),
+        "duration_seconds": round(sum(outcome.seconds for outcome in captured.outcomes), 3),
+        "recovery_points": dg.MetadataValue.asset(dg.AssetKey("recovery_points")),
+    }
+    if captured.identity:
+        metadata["store_created_at"] = dg.MetadataValue.timestamp(captured.identity.created_at)
+        # As text: the UI's numbers end at 2**53.
+        metadata["store_sequence"] = str(captured.identity.last_sequence)
+    if captured.pruned:
+        metadata["pruned_records"] = captured.pruned.records
+        metadata["pruned_snapshots"] = captured.pruned.captures
+    if captured.prune_failure:
+        metadata["prune_failure"] = str(captured.prune_failure)
+    if captured.outcomes:
+        metadata["tenants"] = table([_row(o) for o in sorted(captured.outcomes, key=_worst_first)])
+    if captured.unreadable:
+        metadata["keys_of_no_tenant"] = table(
+            [{"key": bad.key, "reason": bad.reason} for bad in captured.unreadable]
+        )
+    return metadata
+
+
+def verified_metadata(snapshots: Sequence[CaptureSummary]) -> dict[str, Any]:
+    """Show the stored snapshots of a past hour."""
+    return {
+        "tenants_stored": len({snapshot.tenant for snapshot in snapshots}),
+        "dagster/row_count": sum(snapshot.entry_count for snapshot in snapshots),
+        "budget_windows": sum(snapshot.record_count for snapshot in snapshots),
+        "counters": sum(snapshot.entry_count for snapshot in snapshots),
+        "verified": True,
+        "tenants": table(
+            [
+                {
+                    "tenant": snapshot.tenant,
+                    "captured_at": snapshot.captured_at.isoformat(timespec="seconds"),
+                    "budget_windows": snapshot.record_count,
+                    "counters": snapshot.entry_count,
+                    "source": snapshot.source.value,
+                    "omitted": snapshot.omitted_count,
+                    "missing_or_lower": snapshot.drop_count,
+                    "partial": snapshot.is_partial,
+                }
+                for snapshot in snapshots
+            ]
+        ),
+    }
+
+
+def _worst_first(outcome: TenantOutcome) -> tuple[int, str]:
+    if isinstance(outcome, TenantFailed):
+        return 0, outcome.tenant
+    if isinstance(outcome, TenantStored) and (
+        outcome.is_partial or outcome.drops or outcome.omitted or outcome.unreadable
+    ):
+        return 1, outcome.tenant
+    return 2, outcome.tenant
+
+
+def _row(outcome: TenantOutcome) -> Row:
+    row: Row = {
+        "tenant": outcome.tenant,
+        "outcome": "stored",
+        "detail": "",
+        "budget_windows": 0,
+        "counters": 0,
+        "usage": "0",
+        "omitted": 0,
+        "missing_or_lower": 0,
+        "seconds": round(outcome.seconds, 3),
+    }
+    match outcome:
+        case TenantStored():
+            row["budget_windows"] = outcome.records
+            row["counters"] = outcome.entries
+            row["usage"] = format_usage(outcome.usage)
+            row["omitted"] = outcome.omitted
+            row["missing_or_lower"] = outcome.drops
+            row["detail"] = "; ".join(_remarks(outcome))
+        case TenantAbsent():
+            row["outcome"] = "nothing in the store"
+        case TenantFailed():
+            row["outcome"] = "FAILED"
+            row["detail"] = f"{outcome.reason} Try: {outcome.hint}"
+    return row
+
+
+def _remarks(stored: TenantStored) -> list[str]:
+    remarks = []
+    if stored.drops and not stored.entries and not stored.omitted:
+        remarks.append("nothing of it is left in the store")
+    if stored.is_partial:
+        remarks.append("partial: fewer keys arrived than the store announced")
+    if stored.truncated:
+        remarks.append(f"windows with only the 500 largest: {stored.truncated}")
+    if stored.unreadable:
+        remarks.append(f"{stored.unreadable} keys name no counter")
+    return remarks
+
+
+# The page is narrow: of more columns, or of sentences in them, it shows one word in a line.
+_WINDOW_COLUMNS = [
+    dg.TableColumn("tenant", "string"),
+    dg.TableColumn("budget", "string", "The budget and its window"),
+    dg.TableColumn("usage", "string", "Sum of those in the snapshots, now and afterwards"),
+    dg.TableColumn("rise", "string", "By how much it would rise"),
+    dg.TableColumn("limit", "string", "Of each counter"),
+    dg.TableColumn("blocked", "string", "How many are blocked by the limit, now and afterwards"),
+    dg.TableColumn("raised", "string", "How many counters would be raised"),
+    dg.TableColumn("from_snapshot", "string", "The snapshots that it comes from, UTC"),
+]
+_NOTE_COLUMNS = [
+    dg.TableColumn("tenant", "string"),
+    dg.TableColumn("budget", "string", "The budget and its window"),
+    dg.TableColumn("note", "string", "What is left, unknown, or does not come back"),
+]
+_ENTRY_COLUMNS = [
+    dg.TableColumn("budget", "string", "The budget and its window"),
+    dg.TableColumn("entity", "string"),
+    dg.TableColumn("live", "string", "In the store now"),
+    dg.TableColumn("snapshot", "string", "In the snapshots"),
+    dg.TableColumn("action", "string", "What would be done"),
+    dg.TableColumn("blocked", "string", "Whether a limit blocks it afterwards"),
+    dg.TableColumn("from_snapshot", "string", "The newest snapshot that holds it, UTC"),
+]
+_CHOICE_COLUMNS = [
+    dg.TableColumn("snapshot", "string", "What to write into the config, to take this one"),
+    dg.TableColumn("tenants", "int"),
+    dg.TableColumn("windows", "int"),
+    dg.TableColumn("counters", "int"),
+]
+_BLOCKED = {None: "not known", False: "no", True: "yes"}
+_DIFFERENCE_COLUMNS = [
+    dg.TableColumn("tenant", "string"),
+    dg.TableColumn("budget", "string"),
+    dg.TableColumn("window", "string"),
+    dg.TableColumn("entity", "string"),
+    dg.TableColumn("change", "string"),
+    dg.TableColumn("previewed", "string"),
+    dg.TableColumn("found", "string"),
+]
+# A longer text is hidden behind a click.
+_AT_ONCE = 999
+_TO_APPLY = "open the run of this preview in the Launchpad, set mode to apply and give a reason"
+
+
+def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Mapping[str, Any]:
+    """Show what would be restored, and the snapshots that there are to choose from."""
+    windows = sorted(preview.windows, key=lambda each: each.rise, reverse=True)
+    entries = [entry for tenant in preview.tenants for entry in tenant.entries]
+    remarks = [
+        {"tenant": each.tenant, "budget": "", "note": note}
+        for each in preview.tenants
+        for note in tenant_notes(each)
+    ]
+    remarks += [
+        {"tenant": each.tenant, "budget": str(each.of), "note": note}
+        for each in windows
+        for note in each.notes
+    ]
+    # The page keeps this order: what decides comes first, and what is long comes last.
+    metadata: dict[str, Any] = {
+        "what_would_be_done": headline(preview),
+        "choice": str(preview.choice),
+        "store": store_line(preview),
+    }
+    if preview.warnings:
+        metadata["warnings"] = " ".join(preview.warnings)
+    # With nothing to be raised it ends an incident.
+    if preview.raised or preview.recovery.incident is not None:
+        metadata["to_apply"] = _TO_APPLY
+    if preview.changes:
+        metadata["largest_changes"] = dg.MetadataValue.md(_picture(preview.changes))
+    metadata["windows"] = _table(_WINDOW_COLUMNS, map(_window_row, windows))
+    metadata["windows_not_shown"] = max(len(windows) - MOST_ROWS, 0)
+    if remarks:
+        metadata["notes"] = _table(_NOTE_COLUMNS, remarks)
+        metadata["notes_not_shown"] = max(len(remarks) - MOST_ROWS, 0)
+    if entries:
+        entries.sort(key=lambda each: each.rise, reverse=True)
+        metadata["counters"] = _table(_ENTRY_COLUMNS, (_entry_row(each) for each in entries))
+        metadata["counters_not_shown"] = max(len(entries) - MOST_ROWS, 0)
+    metadata["snapshots_to_choose"] = _table(
+        _CHOICE_COLUMNS, (_choice_row(each) for each in choices if not each.is_pruned)
+    )
+    metadata["counters_to_raise"] = preview.raised
+    metadata["preview_id"] = preview.preview_id
+    return metadata
+
+
+def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
+    """Show what was restored, by whom and why, and what was not as in the preview."""
+    audits = [entry for tenant in applied.tenants for entry in tenant.entries]
+    shown = [entry for entry in audits if entry.raised or entry.notes]
+    metadata: dict[str, Any] = {"what_was_done": applied_headline(applied)}
+    if told := end_of_incident(applied):
+        metadata["incident"] = told
+    metadata |= {
+        "choice": str(applied.choice),
+        "reason": order.reason,
+        "by": order.by,
+        "preview": comparison(applied),
+    }
+    if applied.differences:
+        metadata["differences"] = _table(
+            _DIFFERENCE_COLUMNS, map(_difference_row, most_telling(applied.differences))
+        )
+        metadata["differences_not_shown"] = max(len(applied.differences) - MOST_ROWS, 0)
+    return metadata | {
+        "before_and_after": audit_table(shown[:MOST_ROWS]),
+        "windows_not_shown": len(shown) - len(shown[:MOST_ROWS]),
+        "counters_raised": applied.raised,
+    }
+
+
+def _picture(changes: Sequence[EntryPreview]) -> str:
+    """Draw the largest changes, before and after, in letters that any page can show."""
+    shown: list[str] = []
+    for each in changes:
+        # Names may hold what would end the block.
+        drawn = f"{change_name(each)}\n  {change_figures(each)}\n".replace("`", "'")
+        if shown and _length(_framed([*shown, drawn])) > _AT_ONCE:
+            break
+        shown.append(drawn)
+    return _framed(shown)
+
+
+def _framed(drawn: Sequence[str]) -> str:
+    return f"`#` is there, `+` comes back\n\n```\n{''.join(drawn)}```"
+
+
+def _length(text: str) -> int:
+    """Count as a browser does."""
+    return len(text.encode("utf-16-le")) // 2
+
+
+def _table(
+    columns: Sequence[dg.TableColumn], rows: Iterable[Mapping[str, Any]]
+) -> dg.TableMetadataValue:
+    """Show as many rows as are shown of any table; how many there are is told beside it."""
+    records = [dg.TableRecord(dict(row)) for _, row in zip(range(MOST_ROWS), rows, strict=False)]
+    return dg.MetadataValue.table(records=records, schema=dg.TableSchema(columns=list(columns)))
+
+
+def _window_row(window: WindowPreview) -> Mapping[str, Any]:
+    return {
+        "tenant": window.tenant,
+        "budget": str(window.of),
+        "usage": figures(window),
+        "rise": format_usage(window.rise) if window.rise else "0",
+        "limit": "not known" if window.limit is None else format_usage(window.limit),
+        "blocked": _blocked(window),
+        "raised": f"{window.raised:,} of {window.counters:,}",
+        "from_snapshot": _sources(window),
+    }
+
+
+def _blocked(window: WindowPreview) -> str:
+    if window.limit is None:
+        return "not known"
+    if not window.is_enforced:
+        return "nobody"
+    return f"{window.blocked_before:,} -> {window.blocked_after:,}"
+
+
+def _sources(window: WindowPreview) -> str:
+    newest, oldest = window.newest_source, window.oldest_source
+    if newest is None or oldest is None:
+        return "none"
+    if oldest == newest:
+        return _second(newest)
+    return f"{_second(oldest)} to {_second(newest)}"
+
+
+def _entry_row(entry: EntryPreview) -> Mapping[str, Any]:
+    return {
+        "budget": str(entry.of),
+        "entity": shown_entity(entry.entity),
+        "live": usage_or_nothing(entry.live),
+        "snapshot": format_usage(entry.recorded),
+        "action": entry.action.value,
+        "blocked": _BLOCKED[entry.blocks],
+        "from_snapshot": _second(entry.source),
+    }
+
+
+def _second(at: datetime) -> str:
+    """Write a moment as it may be chosen, and as lines can be broken."""
+    return f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def _choice_row(listed: ListedSnapshot) -> Mapping[str, Any]:
+    return {
+        "snapshot": moment(listed.captured_at),
+        "tenants": listed.tenants,
+        "windows": listed.records,
+        "counters": listed.entries,
+    }
+
+
+def _difference_row(difference: Difference) -> Mapping[str, Any]:
+    return {
+        "tenant": difference.tenant,
+        "budget": difference.of.budget,
+        "window": difference.of.window.token,
+        "entity": shown_entity(difference.entity),
+        "change": difference.change.value,
+        "previewed": usage_or_nothing(difference.previewed),
+        "found": usage_or_nothing(difference.found),
+    }
+
+
+POINT_SCHEMA = dg.TableSchema(
+    columns=[
+        required("tenant", "string", "The customer of the gateway"),
+        required("budget", "string", "The budget; empty where no window of the tenant is current"),
+        required("window", "string", "The window that is still current, by its token, in UTC"),
+        required(
+            "usage",
+            "decimal",
+            "The whole budget's usage, in plain digits: that of its aggregate where it has one, or "
+            "else the sum over its entities; unknown where no counter of it could be read",
+        ),
+        required("age", "string", "How old the newest snapshot with it was at the time of the run"),
+        required(
+            "marks", "string", "truncated, partial, omitted(n), earlier(n): see the description"
+        ),
+        required("entities", "int", "How many counters a restore would bring back"),
+        required(
+            "source",
+            "string",
+            "Of which keys of the store that snapshot was taken: counters (every entity) or "
+            "leaderboards (only the largest)",
+        ),
+        required("captured_at", "timestamp", "When it was taken, in UTC"),
+    ]
+)
+"""Of the table in the metadata."""
+
+
+def points_metadata(survey: PointSurvey) -> dict[str, Any]:
+    """Show what a restore would bring back: figures that plot over time, and the oldest first."""
+    rows = [
+        *(_point_row(survey, window) for window in survey.windows),
+        *(_row_without_window(survey, tenant) for tenant in survey.without_window),
+    ]
+    moments = [window.captured_at for window in survey.windows]
+    return {
+        "as_of": dg.MetadataValue.timestamp(survey.now),
+        # Of nothing there is no age, and no table.
+        **({"newest_point_age_seconds": _seconds(survey, max(moments))} if moments else {}),
+        **({"oldest_point_age_seconds": _seconds(survey, min(moments))} if moments else {}),
+        "tenants": len(survey.newest_snapshots),
+        "tenants_without_window": len(survey.without_window),
+        "budget_windows": len(survey.windows),
+        "dagster/row_count": len(survey.windows),
+        "entities": sum(window.entities for window in survey.windows),
+        "marked_windows": sum(bool(marks_of(window)) for window in survey.windows),
+        "duration_seconds": round(survey.seconds, 3),
+        "made_from": dg.MetadataValue.asset(dg.AssetKey("budget_usage_snapshots")),
+        **({"points": table(rows)} if rows else {}),
+    }
+
+
+def marks_of(window: PointWindow) -> str:
+    """Say what is doubtful about a window."""
+    marks = [
+        *(["truncated"] if window.is_truncated else []),
+        *(["partial"] if window.is_partial else []),
+        *([f"omitted({window.omitted})"] if window.omitted else []),
+        *([f"earlier({window.from_earlier})"] if window.from_earlier else []),
+    ]
+    return ", ".join(marks)
+
+
+def _point_row(survey: PointSurvey, window: PointWindow) -> Row:
+    return {
+        "tenant": window.tenant,
+        "budget": window.of.budget,
+        "window": window.of.window.token,
+        # Nothing is known of a window of which nothing was readable, least of all that it is zero.
+        "usage": format_usage(window.usage) if window.entities else "unknown",
+        "age": duration(survey.age_of(window.captured_at)),
+        "marks": marks_of(window),
+        "entities": window.entities,
+        "source": window.source.value,
+        "captured_at": _moment(window.captured_at),
+    }
+
+
+def _row_without_window(survey: PointSurvey, tenant: str) -> Row:
+    newest = survey.newest_snapshots[tenant]
+    return {
+        "tenant": tenant,
+        "budget": "",
+        "window": "none is current",
+        "usage": "",
+        "age": duration(survey.age_of(newest)),
+        "marks": "nothing to bring back",
+        "entities": 0,
+        "source": "",
+        "captured_at": _moment(newest),
+    }
+
+
+def _moment(moment: datetime) -> str:
+    # Without a blank, at which the page would break it.
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _seconds(survey: PointSurvey, moment: datetime) -> float:
+    return round(survey.age_of(moment).total_seconds(), 3)
+
+
+def duration(time: timedelta) -> str:
+    """Write a time for people, in words that a narrow column does not break: ``1h 30min``."""
+    minutes, seconds = divmod(int(time.total_seconds()), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours}h"
+    if hours:
+        return f"{hours}h {minutes}min"
+    return f"{minutes}min" if minutes else f"{seconds}s"
+
+
+def tables_metadata(built: TablesBuilt) -> dict[str, Any]:
+    """Show the tables of an hour: figures that plot over time, and one row a tenant."""
+    rows: list[Row] = [
+        {
+            "tenant": failed.tenant,
+            "outcome": "FAILED",
+            "rows": 0,
+            "bytes": 0,
+            "file": f"{failed.reason} Try: {failed.hint}",
+        }
+        for failed in built.failed
+    ]
+    rows.extend(
+        {
+            "tenant": written.tenant,
+            "outcome": "written",
+            "rows": written.file.rows,
+            "bytes": written.file.size,
+            "file": str(Path(written.file.path).relative_to(built.place)),
+        }
+        for written in built.written
+    )
+    return {
+        "directory": dg.MetadataValue.path(built.place),
+        "files": len(built.written),
+        "dagster/row_count": built.rows,
+        "bytes": built.size,
+        "tenants_failed": len(built.failed),
+        "removed_files": built.pruned.removed,
+        "duration_seconds": round(built.seconds, 3),
+        "tenants": table(rows),
+        "how_to_read": dg.MetadataValue.md(_how_to_read(built)),
+        "made_from": dg.MetadataValue.asset(dg.AssetKey("budget_usage_snapshots")),
+    }
+
+
+def _how_to_read(built: TablesBuilt) -> str:
+    of_tenant = f"{built.place}/<tenant>-<digest>"
+    if built.written:
+        of_tenant = str(Path(built.written[0].file.path).parent)
+    everything = f"{built.place}/*/*.parquet".replace("'", "''")
+    return f"""All retained hours of a tenant with pandas; usages are exact `Decimal`s:
+
+```python
+pandas.read_parquet({of_tenant!r})
+```
+
+All tenants with DuckDB, in Python `duckdb.sql("…")`:
+
+```sql
+from '{everything}' order by captured_at desc, usage desc
+```
+"""

@@ -1,0 +1,328 @@
+"""Tables and pages that the commands print."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from rich.console import Console
+from rich.text import Text
+
+from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
+from budget_recovery_dagster.domain.recovery_point import age
+from budget_recovery_dagster.domain.store import Verdict
+from budget_recovery_dagster.presentation.text import (
+    applied_headline,
+    change_figures,
+    change_name,
+    comparison,
+    difference_line,
+    end_of_incident,
+    harmless,
+    headline,
+    most_telling,
+    store_line,
+    tenant_line,
+    tenant_notes,
+    window_lines,
+)
+from budget_recovery_dagster.services.preview import Preview, TenantPreview, WindowPreview
+from budget_recovery_dagster.services.restore.manual import Applied
+from budget_recovery_dagster.services.status import MOST_CHECKS, Condition, Facts, Status
+from budget_recovery_dagster.services.words import clock_time, counted, in_words, since
+
+_WIDEST = 100
+_NARROWEST = 20
+_HANGING = "  "
+Parts = str | Sequence[tuple[str, str]]
+"""A text, or its parts, each with a style."""
+
+
+def print_row(console: Console, parts: Parts, *, indent: int = 0) -> None:
+    """Print a line, broken at words where the page ends; what runs over is indented more."""
+    told = [(parts, "")] if isinstance(parts, str) else parts
+    line = Text.assemble(*((harmless(console, text), style) for text, style in told))
+    margin = " " * indent
+    width = max(min(console.width, _WIDEST) - indent - len(_HANGING), _NARROWEST)
+    for number, row in enumerate(line.wrap(console, width)):
+        row.rstrip()
+        hanging = _HANGING if number else ""
+        console.print(Text.assemble(margin, hanging, row), soft_wrap=True)
+
+
+def print_columns(
+    console: Console, rows: Sequence[Sequence[str]], *, right: Sequence[int], indent: int = 0
+) -> None:
+    """Print rows in columns as wide as they need; those in ``right`` are set to the right."""
+    if not rows:
+        return
+    shown = [[harmless(console, cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
+    for row in shown:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        console.print(Text((" " * indent + "  ".join(cells)).rstrip()), soft_wrap=True)
+
+
+_WINDOWS = 40
+_DIFFERENCES = 20
+_NOTES = 20
+
+
+def print_preview(console: Console, preview: Preview) -> None:
+    """Write what would be done, the tenants with the most to be raised first."""
+    at = f"{preview.at:%Y-%m-%d %H:%M:%S} UTC"
+    print_row(console, [("PREVIEW", "bold"), (f" at {at}; nothing is written", "")])
+    print_row(console, [("Choice  ", "bold"), (str(preview.choice), "")])
+    print_row(console, [("Store   ", "bold"), (store_line(preview), "")])
+    for warning in preview.warnings:
+        print_row(console, [("Warning ", "bold yellow"), (warning, "")])
+    print_row(console, [("Result  ", "bold"), (headline(preview), "")])
+    left, more = _WINDOWS, 0
+    for tenant in sorted(preview.tenants, key=_most_first):
+        windows = _worth_telling(tenant, preview)
+        if left > 0:
+            _print_tenant(console, tenant, windows[:left], preview)
+        more += max(len(windows) - max(left, 0), 0)
+        left -= len(windows) or 1
+    if left < 0:
+        console.print()
+        print_row(console, f"{counted(more, 'more window')}; --json has everything.")
+    if preview.changes:
+        console.print()
+        print_row(console, [("Largest changes", "bold"), ("  # is there, + comes back", "")])
+        for change in preview.changes:
+            print_row(console, change_name(change), indent=2)
+            print_row(console, change_figures(change), indent=4)
+    if preview.raised or preview.recovery.incident is not None:
+        console.print()
+        print_row(console, "To do it: budget-recovery restore of the same choice, with --reason.")
+
+
+def _most_first(tenant: TenantPreview) -> tuple[bool, int, str]:
+    raised = sum(window.raised for window in tenant.windows)
+    return tenant.failure is None, -raised, tenant.tenant
+
+
+def _worth_telling(tenant: TenantPreview, preview: Preview) -> list[WindowPreview]:
+    """Return all windows of a chosen tenant; of all tenants, those of which something is to say."""
+    if preview.choice.tenant is not None:
+        return list(tenant.windows)
+    return [window for window in tenant.windows if window.raised or window.notes]
+
+
+def _print_tenant(
+    console: Console, tenant: TenantPreview, windows: Sequence[WindowPreview], preview: Preview
+) -> None:
+    console.print()
+    line = f": {tenant_line(tenant, preview.at)}"
+    print_row(console, [(tenant.tenant, "bold"), (line, "red" if tenant.failure else "")])
+    for note in tenant_notes(tenant):
+        print_row(console, note, indent=2)
+    if quiet := len(tenant.windows) - len(_worth_telling(tenant, preview)):
+        print_row(console, f"{counted(quiet, 'window')} with nothing to be raised", indent=2)
+    for window in windows:
+        style = "bold" if window.raised else ""
+        print_row(console, [(str(window.of), style)], indent=2)
+        for line in window_lines(window, preview.at, tenant.point_at):
+            print_row(console, line, indent=4)
+
+
+def print_applied(console: Console, applied: Applied) -> None:
+    """Write what was done, what was different from the preview, and what that leaves."""
+    is_done = applied.failure is None
+    style = "bold green" if is_done else "bold red"
+    word = "DONE" if is_done else "NOT ALL DONE"
+    print_row(console, [(word, style), (f" {applied_headline(applied)}", "")])
+    print_row(console, [("Choice  ", "bold"), (str(applied.choice), "")])
+    print_row(console, [("Preview ", "bold"), (comparison(applied), "")])
+    for difference in most_telling(applied.differences)[:_DIFFERENCES]:
+        print_row(console, difference_line(difference), indent=2)
+    if len(applied.differences) > _DIFFERENCES:
+        more = len(applied.differences) - _DIFFERENCES
+        print_row(console, f"{more:,} more; --json has all of them.", indent=2)
+    notes = [
+        f"{tenant.tenant}, {entry.of}: {note}"
+        for tenant in applied.tenants
+        for entry in tenant.entries
+        for note in entry.notes
+    ]
+    for note in notes[:_NOTES]:
+        print_row(console, [("Note    ", "bold"), (note, "")])
+    if len(notes) > _NOTES:
+        print_row(console, f"{len(notes) - _NOTES:,} more notes; --json has all of them.")
+    if applied.failure is not None:
+        print_row(console, [("Failed  ", "bold red"), (str(applied.failure), "")])
+    if told := end_of_incident(applied):
+        print_row(console, [("Store   ", "bold"), (told, "")])
+
+
+_CHECKS = 5
+_FAILING = 10
+
+
+_MARGIN = 13
+_STATUS_HANGING = 2
+_VERDICT = 13
+Line = str | Sequence[tuple[str, str]]
+"""A line of text, or its parts, each with a style."""
+_STYLES: Mapping[Condition, str] = {
+    Condition.HEALTHY: "bold green",
+    Condition.RECOVERING: "bold yellow",
+    Condition.FAILED: "bold red",
+    Condition.UNKNOWN: "bold magenta",
+}
+
+
+def print_status(console: Console, status: Status) -> None:
+    """Write the page, without colours where it is not for a terminal."""
+    facts, assessment = status.facts, status.assessment
+    condition = assessment.condition
+    moment = f" at {facts.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    console.print(Text.assemble((condition.upper(), _STYLES[condition]), moment))
+    for name, lines in _sections(status):
+        console.print()
+        _print_section(console, name, lines)
+
+
+def _print_section(console: Console, name: str, lines: Iterable[Line]) -> None:
+    """Set lines below each other beside a name; what runs over is indented a little more."""
+    width = max(min(console.width, _WIDEST) - _MARGIN - _STATUS_HANGING, _NARROWEST)
+    margin = Text(f"{name:<{_MARGIN}}", "bold")
+    for line in lines:
+        hanging = ""
+        for row in _text(console, line).wrap(console, width):
+            row.rstrip()
+            console.print(Text.assemble(margin, hanging, row), soft_wrap=True)
+            margin, hanging = Text(" " * _MARGIN), " " * _STATUS_HANGING
+
+
+def _sections(status: Status) -> Iterator[tuple[str, Iterable[Line]]]:
+    facts = status.facts
+    if status.assessment.doubts:
+        yield "Why", status.assessment.doubts
+    yield "Next", [status.assessment.next_step]
+    if facts.recovery.incident is not None:
+        yield "Incident", _open_incident(facts.recovery.incident, facts)
+    yield "Checks", _checks(facts)
+    yield "Snapshots", _points(facts)
+    if facts.closed is not None:
+        yield "Last closed", _closed_incident(facts.closed, facts.at)
+
+
+def _open_incident(incident: Incident, facts: Facts) -> Iterator[str]:
+    now = facts.at
+    yield f"{incident.short_id}, open for {in_words(age(incident.opened_at, now))}"
+    yield from _losses(incident, now)
+    launched = counted(incident.launches, "time")
+    yield f"Attempts {incident.attempts} of {MAX_ATTEMPTS}, launched {launched}"
+    attempt = facts.attempt
+    if attempt is not None and attempt.outcome is not None:
+        yield f"The newest attempt ended: {attempt.outcome}"
+    waiting = incident.waiting
+    if waiting is not None:
+        looked = "once" if waiting.waits == 1 else f"{waiting.waits} times"
+        yield f"Waiting for {in_words(age(waiting.since, now))}, looked {looked}: {waiting.reason}"
+    yield from _hold(incident, now)
+    if incident.given_up is not None:
+        given_up = incident.given_up
+        yield f"Given up {since(given_up.at, now)}: {given_up.reason}"
+        yield given_up.detail
+    yield _uncovered(incident, now)
+
+
+def _hold(incident: Incident, now: datetime) -> Iterator[str]:
+    held, released_at = incident.held, incident.released_at
+    if held is None:
+        return
+    # With the incident a hold ends as well.
+    ended_at = incident.ended.at if incident.is_held and incident.ended else released_at
+    is_held = incident.is_held and incident.ended is None
+    until = "" if is_held or ended_at is None else f" to {clock_time(ended_at, now)}"
+    what = "On hold since" if is_held else "Was on hold from"
+    yield f"{what} {clock_time(held.at, now)}{until}, by {held.by}: {held.reason}"
+
+
+def _closed_incident(incident: Incident, now: datetime) -> Iterator[str]:
+    yield f"{incident.short_id}, found {since(incident.opened_at, now)}"
+    yield from _losses(incident, now)
+    yield from _hold(incident, now)
+    ended = incident.ended
+    if ended is not None:
+        took = in_words(ended.at - incident.opened_at)
+        yield f"Closed after {took}: {ended.outcome}"
+        # It tells what was raised, and what is in no snapshot.
+        yield ended.detail
+        if ended.restored.boards:
+            yield f"Rebuilt {counted(ended.restored.boards, 'leaderboard')}"
+
+
+def _losses(incident: Incident, now: datetime) -> Iterator[str]:
+    for loss in incident.losses:
+        yield f"{clock_time(loss.found_at, now)}  {loss.reason}"
+
+
+def _uncovered(incident: Incident, now: datetime) -> str:
+    """Say what no restore can bring back."""
+    newest, good, missing = incident.newest_point_at, incident.last_good_at, incident.uncovered
+    if newest is None:
+        return "Not covered: everything, for there was no snapshot"
+    if good is None or missing is None:
+        return f"Not covered: what was spent after the snapshot of {clock_time(newest, now)}"
+    if missing == timedelta(0):
+        return "Not covered: only what was spent after the last good check"
+    return (
+        f"Not covered: {missing.total_seconds() / 60:.1f} min of spend, from the snapshot of"
+        f" {clock_time(newest, now)} to the last good check at {clock_time(good, now)}"
+    )
+
+
+def _checks(facts: Facts) -> Iterator[Line]:
+    if not facts.checks:
+        yield "none yet"
+    shown = facts.checks[:_CHECKS]
+    said = ""
+    for check in shown:
+        verdict = check.verdict
+        # A good one says no more than its verdict does, and the same need not be said again.
+        reason = "" if verdict.is_good or check.reason == said else check.reason
+        said = check.reason
+        yield [
+            (f"{clock_time(check.checked_at, facts.at)}  ", ""),
+            (f"{verdict:<{_VERDICT}}", _style(verdict)),
+            (reason, ""),
+        ]
+    if facts.unknown_in_a_row:
+        many = " or more" if facts.unknown_in_a_row == MOST_CHECKS else ""
+        yield f"The newest {facts.unknown_in_a_row}{many} could not tell"
+    if facts.newest_good is not None and facts.newest_good not in shown:
+        yield f"Last good: {since(facts.newest_good.checked_at, facts.at)}"
+
+
+def _style(verdict: Verdict) -> str:
+    if verdict.is_loss:
+        return "red"
+    return "green" if verdict.is_good else "magenta"
+
+
+def _points(facts: Facts) -> Iterator[str]:
+    newest = facts.newest_points
+    if newest:
+        tenants = counted(len(newest), "tenant")
+        yield f"{tenants}, the newest {since(max(newest.values()), facts.at)}"
+        oldest_of = min(newest, key=lambda tenant: (newest[tenant], tenant))
+        yield f"Oldest of the tenants' newest: {oldest_of}, {since(newest[oldest_of], facts.at)}"
+    elif facts.newest_snapshot is None:
+        yield "none yet"
+    else:
+        yield f"No window is current of the newest one, {since(facts.newest_snapshot, facts.at)}"
+    for tenant, at in sorted(facts.failing.items())[:_FAILING]:
+        last = "without any snapshot" if at is None else f"last captured {since(at, facts.at)}"
+        yield f"Failing: {tenant}, {last}"
+    if len(facts.failing) > _FAILING:
+        yield f"Failing: {len(facts.failing) - _FAILING} more"
+
+
+def _text(console: Console, line: Line) -> Text:
+    parts = [(line, "")] if isinstance(line, str) else line
+    return Text.assemble(*((harmless(console, text), style) for text, style in parts))

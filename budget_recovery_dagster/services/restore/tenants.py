@@ -1,0 +1,568 @@
+"""Restores tenants: plan, raise, read back, rebuild leaderboards, and report."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Protocol
+
+from budget_recovery_dagster.domain.audit import AuditEntry, AuditTrail
+from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
+    Entity,
+    RecoveryPoint,
+    ValueShape,
+    exact_sum,
+)
+from budget_recovery_dagster.domain.plan import Action, PlannedEntry, RecoveryPlan, plan_restore
+from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
+from budget_recovery_dagster.domain.snapshots import TenantReading
+from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.errors import (
+    AttemptFailedError,
+    BudgetRecoveryError,
+    DatabaseUnreachableError,
+    LeaseLostError,
+    StoreError,
+    StoreWriteError,
+    put_into_words,
+)
+from budget_recovery_dagster.ports import (
+    BoardOrder,
+    BoardResult,
+    Clock,
+    IsOpen,
+    Lease,
+    RaiseOrder,
+    RaiseResult,
+    RecoverableStore,
+    RestoreAudits,
+    Written,
+)
+from budget_recovery_dagster.services.words import counted, listed, shown_entity
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What was found and done, to be told by budget and window."""
+
+    point: TenantPoint
+    plan: RecoveryPlan
+    live: TenantReading
+    results: tuple[RaiseResult, ...]
+    after: RecoveryPoint
+
+    def shortfall(self, is_open: IsOpen) -> BudgetRecoveryError | None:
+        """Say what is lower than it was written, though it is there; None if nothing is."""
+        low = [
+            result
+            for result in self.results
+            if result.written in (Written.RAISED, Written.KEPT)
+            and is_open(result.order.of.window)
+            and (usage := self._usage_after(result.order)) is not None
+            and usage < result.order.usage
+        ]
+        if not low:
+            return None
+        order = low[0].order
+        return AttemptFailedError(
+            f"Of tenant {self.point.tenant!r}, {counted(len(low), 'counter')} fell again below "
+            f"what was written, the first {_named(order.of, order.entity)}.",
+            "see what lowers the counters, such as a reset by the gateway.",
+        )
+
+    def entries(self, boards: tuple[BoardResult, ...]) -> tuple[AuditEntry, ...]:
+        """Tell what became of each budget and window in which something was to be done or said."""
+        planned = self.plan.by_window()
+        results: defaultdict[BudgetWindow, list[RaiseResult]] = defaultdict(list)
+        for result in self.results:
+            results[result.order.of].append(result)
+        left = {board.of: board.reason for board in boards if board.reason}
+        entries = (
+            self._entry(window, planned[window.of], results[window.of], left.get(window.of))
+            for window in self.point.windows
+        )
+        return tuple(entry for entry in entries if entry.planned or entry.notes)
+
+    def _entry(
+        self,
+        window: WindowPoint,
+        planned: list[PlannedEntry],
+        results: list[RaiseResult],
+        board: str | None,
+    ) -> AuditEntry:
+        after = self.after.get(window.of, {})
+        written = {result.order.entity: result.written for result in results}
+        raised = sum(
+            _is_raised(entry, written.get(entry.entity), after.get(entry.entity))
+            for entry in planned
+        )
+        kept = sum(
+            entry.action is Action.KEEP or written.get(entry.entity) is Written.KEPT
+            for entry in planned
+        )
+        return AuditEntry(
+            tenant=self.point.tenant,
+            of=window.of,
+            point_at=window.newest_at,
+            entries=len(planned),
+            planned=sum(entry.action is Action.RAISE for entry in planned),
+            raised=raised,
+            kept=kept,
+            skipped=len(planned) - raised - kept,
+            before=_sum_before(planned),
+            after=exact_sum(after[entity] for entity in _entities(planned) & after.keys()),
+            notes=tuple(self._notes(window, planned, results, board)),
+        )
+
+    def _notes(
+        self,
+        window: WindowPoint,
+        planned: list[PlannedEntry],
+        results: list[RaiseResult],
+        board: str | None,
+    ) -> Iterator[str]:
+        if window.corrupt:
+            times = listed(f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in window.corrupt)
+            yield (
+                f"nothing was taken from {counted(len(window.corrupt), 'record')} that is not as "
+                f"it was captured: {times}"
+            )
+        if any(entry.action is Action.SKIP_CLOSED for entry in planned):
+            yield "left, its window has closed"
+        yield from self._unreadable(planned, results)
+        yield from _with_reasons(Written.REFUSED, _left_as(Written.REFUSED, results))
+        for written in (Written.CLOSED, Written.EXPIRED):
+            if count := sum(result.written is written for result in results):
+                yield f"{counted(count, 'counter')} {written}"
+        if gone := [result.order.entity for result in results if self._is_gone(result)]:
+            yield (
+                f"{counted(len(gone), 'counter')} no longer in the store after the writing: "
+                f"{listed(map(shown_entity, gone))}"
+            )
+        if board is not None:
+            yield f"its leaderboard is left: {board}"
+
+    def _unreadable(self, planned: list[PlannedEntry], results: list[RaiseResult]) -> Iterator[str]:
+        reasons = {(omitted.of, omitted.entity): omitted.reason for omitted in self.live.omitted}
+        at_reading = [
+            (entry.entity, reasons[entry.of, entry.entity])
+            for entry in planned
+            if entry.action is Action.SKIP_UNREADABLE
+        ]
+        at_writing = _left_as(Written.UNREADABLE, results)
+        yield from _with_reasons(Written.UNREADABLE, at_reading + at_writing)
+
+    def _is_gone(self, result: RaiseResult) -> bool:
+        was_there = result.written in (Written.RAISED, Written.KEPT)
+        return was_there and self._usage_after(result.order) is None
+
+    def _usage_after(self, order: RaiseOrder) -> Decimal | None:
+        return self.after.get(order.of, {}).get(order.entity)
+
+
+def planned_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ...]:
+    """Tell what is about to be done, of each budget and window in which a counter is raised."""
+    planned = plan.by_window()
+    entries = (_planned_entry(point.tenant, window, planned[window.of]) for window in point.windows)
+    return tuple(entry for entry in entries if entry.planned)
+
+
+def left_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ...]:
+    """Tell what is left to be raised, and will not be, of each budget and window that has such."""
+    return tuple(
+        replace(
+            entry,
+            skipped=entry.entries - entry.kept,
+            after=entry.before,
+            notes=(f"{counted(entry.planned, 'counter')} still lower than the snapshots say",),
+        )
+        for entry in planned_entries(point, plan)
+    )
+
+
+def _planned_entry(tenant: str, window: WindowPoint, planned: list[PlannedEntry]) -> AuditEntry:
+    actions = Counter(entry.action for entry in planned)
+    to_raise, kept = actions[Action.RAISE], actions[Action.KEEP]
+    return AuditEntry(
+        tenant=tenant,
+        of=window.of,
+        point_at=window.newest_at,
+        entries=len(planned),
+        planned=to_raise,
+        raised=0,
+        kept=kept,
+        skipped=len(planned) - to_raise - kept,
+        before=_sum_before(planned),
+        after=exact_sum(entry.result for entry in planned if entry.result is not None),
+        notes=(),
+    )
+
+
+def _sum_before(planned: list[PlannedEntry]) -> Decimal:
+    return exact_sum(entry.live for entry in planned if entry.live is not None)
+
+
+def _is_raised(entry: PlannedEntry, written: Written | None, after: Decimal | None) -> bool:
+    if entry.action is not Action.RAISE or after is None:
+        return False
+    if written is None:
+        # The writing was cut short, and how the counter stands is all that is known.
+        return after > (entry.live or Decimal(0))
+    return written is Written.RAISED
+
+
+def _left_as(written: Written, results: list[RaiseResult]) -> list[tuple[Entity, str]]:
+    return [(each.order.entity, each.reason) for each in results if each.written is written]
+
+
+def _with_reasons(written: Written, left: list[tuple[Entity, str]]) -> Iterator[str]:
+    if left:
+        yield f"{counted(len(left), 'counter')} {written}: " + listed(
+            f"{shown_entity(entity)} ({reason})" for entity, reason in left
+        )
+
+
+def _entities(planned: Collection[PlannedEntry]) -> set[Entity]:
+    return {entry.entity for entry in planned}
+
+
+def _named(of: BudgetWindow, entity: Entity) -> str:
+    return f"{shown_entity(entity)} of {of}"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRestored:
+    """What a restore did to a tenant; ``failure`` is why it is not done, None if it is.
+
+    ``plan`` is what was decided upon the reading; None where there was none.
+    """
+
+    tenant: str
+    entries: tuple[AuditEntry, ...]
+    boards: int
+    failure: BudgetRecoveryError | None = None
+    plan: RecoveryPlan | None = None
+
+    @property
+    def raised(self) -> int:
+        """How many counters were raised."""
+        return sum(entry.raised for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningClock:
+    """The database's clock without asking it: one answer, and the time that has passed since."""
+
+    asked: datetime
+    at: float
+
+    @classmethod
+    def by(cls, clock: Clock) -> "RunningClock":
+        """Ask a clock once. What was on its way counts as passed, so this is never behind."""
+        at = time.monotonic()
+        return cls(clock.now(), at)
+
+    def now(self) -> datetime:
+        """Return the present moment."""
+        return self.asked + timedelta(seconds=time.monotonic() - self.at)
+
+    def is_open(self, window: Window) -> bool:
+        """Whether usage counts into a window now."""
+        return window.is_current(self.now())
+
+
+def live_usages(reading: TenantReading) -> RecoveryPoint:
+    """Return what a reading holds, by budget and window."""
+    usages: defaultdict[BudgetWindow, dict[Entity, Decimal]] = defaultdict(dict)
+    for counter in reading.counters:
+        usages[counter.of][counter.entity] = counter.usage
+    return usages
+
+
+def plan_tenant(point: TenantPoint, live: TenantReading, now: datetime) -> RecoveryPlan:
+    """Plan what a restore at ``now`` does to a tenant whose counters were read as ``live``."""
+    return plan_restore(
+        point.tenant,
+        {window.of: window.usages for window in point.windows},
+        live_usages(live),
+        [(omitted.of, omitted.entity) for omitted in live.omitted],
+        now,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """What is asked and told around the writing of a tenant; what they raise breaks it off.
+
+    ``begin`` is told what is about to be done, before the first write; ``keep_going`` is asked
+    before each.
+    """
+
+    keep_going: Callable[[], None]
+    begin: Callable[[tuple[AuditEntry, ...]], None]
+
+
+def restore_tenant(
+    store: RecoverableStore, point: TenantPoint, clock: Clock, guards: Guards
+) -> TenantRestored:
+    """Raise a tenant's counters to its point, and bring its leaderboards in line with them.
+
+    What was done is in the result, also where the rest failed.
+
+    Raises:
+        StoreError: the tenant could not be read; what was raised before stays raised, and is
+            known from what was begun.
+    """
+    running = RunningClock.by(clock)
+
+    def may_write(window: Window) -> bool:
+        guards.keep_going()
+        return running.is_open(window)
+
+    live = store.open_tenant(point.tenant)
+    plan = plan_tenant(point, live.reading, running.now())
+    if begun := planned_entries(point, plan):
+        guards.begin(begun)
+    results: tuple[RaiseResult, ...] = ()
+    failure: BudgetRecoveryError | None = None
+    try:
+        results = live.raise_counters(_orders(plan, point), is_open=may_write)
+    except StoreError as error:
+        failure = error
+    after = store.open_tenant(point.tenant)
+    report = RestoreReport(point, plan, live.reading, results, live_usages(after.reading))
+    if failure is None:
+        failure = _partial(after.reading) or report.shortfall(running.is_open)
+    boards: tuple[BoardResult, ...] = ()
+    if failure is None:
+        orders = _board_orders(point, report.after, running)
+        try:
+            # Those that are refused are noted and fail nothing: the gateway derives them anyway.
+            boards = after.rebuild_boards(orders, is_open=may_write)
+        except StoreError as error:
+            failure = error
+    return TenantRestored(
+        tenant=point.tenant,
+        entries=report.entries(boards),
+        boards=sum(board.is_written for board in boards),
+        failure=failure,
+        plan=plan,
+    )
+
+
+def _partial(after: TenantReading) -> BudgetRecoveryError | None:
+    """Say that what was written could not be seen whole; None if it could."""
+    if not after.is_partial:
+        return None
+    return AttemptFailedError(
+        f"Fewer counters of tenant {after.tenant!r} could be read back than the store announces.",
+        "see whether keys are purged from the gateway's bucket.",
+    )
+
+
+def failed(tenant: str, error: Exception) -> TenantRestored:
+    """Tell of a tenant that could not even be read."""
+    if not isinstance(error, BudgetRecoveryError):
+        error = AttemptFailedError(*put_into_words(error))
+    return TenantRestored(tenant, (), 0, error)
+
+
+def _orders(plan: RecoveryPlan, point: TenantPoint) -> list[RaiseOrder]:
+    windows = {window.of: window for window in point.windows}
+    return [
+        RaiseOrder(
+            entry.of,
+            entry.entity,
+            entry.recorded,
+            # Leaderboards tell no shape; this is how the contract writes a value.
+            windows[entry.of].shape or ValueShape.TEXT,
+            windows[entry.of].expiry_seconds,
+        )
+        for entry in plan.that(Action.RAISE)
+    ]
+
+
+def _board_orders(
+    point: TenantPoint, live: RecoveryPoint, running: RunningClock
+) -> list[BoardOrder]:
+    return [
+        BoardOrder(window.of, live[window.of], window.expiry_seconds)
+        for window in point.windows
+        if live.get(window.of) and running.is_open(window.of.window)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Who restores, in which run, under which lease, and who hears of it."""
+
+    run_id: str
+    holder: str
+    lease: Lease
+    tell: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The windows with counters below their point, and how many live counters are unreadable."""
+
+    entries: tuple[AuditEntry, ...]
+    unreadable: int
+
+    @property
+    def counters(self) -> int:
+        """How many counters are below their point."""
+        return sum(entry.planned for entry in self.entries)
+
+
+class PointsOfTenants(Protocol):
+    """The points that tenants are restored to."""
+
+    def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
+        """Return a tenant's point; None where nothing of the tenant is to be restored."""
+        ...
+
+
+@dataclass(slots=True)
+class TenantRestores:
+    """Restores tenants to their points, in an opened store.
+
+    ``why`` and ``incident_id`` are what the audit says; the incident is None where none is open.
+    ``tenants`` is what became of each, in the order of their restoring.
+    """
+
+    points: PointsOfTenants
+    audits: RestoreAudits
+    clock: Clock
+    worker: Worker
+    store: RecoverableStore
+    deployment_id: str
+    why: str
+    incident_id: str | None
+    tenants: list[TenantRestored] = field(default_factory=list, init=False)
+    has_current: bool = field(default=False, init=False)
+    unsound: int = field(default=0, init=False)
+    """Of so many current windows nobody knows what was used: every record of them is damaged."""
+
+    @property
+    def undone(self) -> list[TenantRestored]:
+        """Those that are not done."""
+        return [tenant for tenant in self.tenants if tenant.failure is not None]
+
+    @property
+    def noted(self) -> int:
+        """Of how many budgets and windows something was left, or is to be said."""
+        return sum(bool(entry.notes) for tenant in self.tenants for entry in tenant.entries)
+
+    @property
+    def boards(self) -> int:
+        """How many leaderboards were written."""
+        return sum(tenant.boards for tenant in self.tenants)
+
+    def restore(self, tenant: str) -> TenantRestored | None:
+        """Restore a tenant; None where nothing of it is to be restored.
+
+        A failure of its own is in the result, and so is the plan.
+
+        Raises:
+            StoreError: nothing can be asked of the store any more.
+            DatabaseUnreachableError, LeaseLostError: the work was cut short.
+        """
+        self.worker.lease.require_held()
+        at = self.clock.now()
+        guards = Guards(
+            keep_going=self.worker.lease.require_held,
+            begin=lambda entries: self.audits.begin(self._trail(at, entries)),
+        )
+        try:
+            point = self.points.point_of(tenant, at)
+            if point is None:
+                return None
+            self._note_current(point, at)
+            restored = restore_tenant(self.store, point, self.clock, guards)
+        except (DatabaseUnreachableError, LeaseLostError):
+            raise
+        except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
+            restored = failed(tenant, error)
+        # Plans are large, and only whoever asked for this tenant may want it.
+        self.tenants.append(replace(restored, plan=None))
+        self._tell(restored)
+        if restored.entries:
+            self.audits.finish(self._trail(at, restored.entries))
+        if restored.failure is not None:
+            self.require_answer(restored.failure)
+        return restored
+
+    def left_of(self, tenant: str) -> Left:
+        """Tell what of a tenant is not at its point, writing nothing.
+
+        Raises:
+            BudgetRecoveryError: they could not be seen.
+        """
+        self.worker.lease.require_held()
+        now = self.clock.now()
+        point = self.points.point_of(tenant, now)
+        if point is None:
+            return Left((), 0)
+        self._note_current(point, now)
+        plan = plan_tenant(point, self.store.open_tenant(tenant).reading, now)
+        unreadable = sum(1 for _ in plan.that(Action.SKIP_UNREADABLE))
+        return Left(left_entries(point, plan), unreadable)
+
+    def keep(self, entries: tuple[AuditEntry, ...]) -> None:
+        """Keep in the audits what is left.
+
+        Else a restore that was cut off would count as having raised all that it had begun to.
+        """
+        if entries:
+            self.audits.finish(self._trail(self.clock.now(), entries))
+
+    def require_answer(self, failure: Exception) -> None:
+        """See, after a tenant's failure, whether that tenant alone is refused or the store is gone.
+
+        Else each of a thousand tenants would wait for its time-out.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        if isinstance(failure, StoreError) and not isinstance(failure, StoreWriteError):
+            self.store.look(self.deployment_id)
+
+    def _note_current(self, point: TenantPoint, now: datetime) -> None:
+        current = [each for each in point.windows if each.of.window.is_current(now)]
+        self.has_current |= bool(current)
+        self.unsound += sum(bool(each.corrupt) and not each.usages for each in current)
+
+    def _trail(self, at: datetime, entries: tuple[AuditEntry, ...]) -> AuditTrail:
+        return AuditTrail(
+            at=at,
+            run_id=self.worker.run_id,
+            who=self.worker.holder,
+            why=self.why,
+            incident_id=self.incident_id,
+            entries=entries,
+        )
+
+    def _tell(self, restored: TenantRestored) -> None:
+        name = f"Tenant {restored.tenant!r}"
+        if restored.failure is not None:
+            self.worker.tell(f"{name} is not done: {restored.failure}")
+        elif restored.raised or restored.boards:
+            self.worker.tell(
+                f"{name}: {counted(restored.raised, 'counter')} raised, "
+                f"{counted(restored.boards, 'leaderboard')} written"
+            )
+        for entry in restored.entries:
+            for note in entry.notes:
+                self.worker.tell(f"{name}, {entry.of}: {note}")
+
+
+def undone_error(undone: list[TenantRestored]) -> AttemptFailedError:
+    """Name the first of the tenants that are not done, and count the others."""
+    first = undone[0]
+    message, hint = put_into_words(first.failure) if first.failure else ("", "")
+    others = f" {counted(len(undone) - 1, 'other')} likewise." if len(undone) > 1 else ""
+    return AttemptFailedError(f"Tenant {first.tenant!r} is not restored: {message}{others}", hint)

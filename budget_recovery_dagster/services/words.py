@@ -1,0 +1,51 @@
+"""Numbers, names and times as words."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+
+from budget_recovery_dagster.domain.counters import Entity
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun, which takes an s where there is not just one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+# So many are named; how many there are is told beside it.
+_NAMED = 5
+
+
+def listed(names: Iterable[str]) -> str:
+    """Name the first few of many."""
+    first = list(islice(names, _NAMED + 1))
+    return ", ".join(first) if len(first) <= _NAMED else f"{', '.join(first[:_NAMED])}, ..."
+
+
+def shown_entity(entity: Entity) -> str:
+    """Name who spends; what cannot be printed is escaped."""
+    return "the aggregate" if entity is None else repr(entity)
+
+
+def clock_time(moment: datetime, now: datetime) -> str:
+    """Write a moment in UTC for people, without the date where it is today's."""
+    utc = moment.astimezone(UTC)
+    day = "" if utc.date() == now.astimezone(UTC).date() else f"{utc:%Y-%m-%d} "
+    return f"{day}{utc:%H:%M:%S} UTC"
+
+
+def since(moment: datetime, now: datetime) -> str:
+    """Write how long ago a moment was, and when."""
+    return f"{in_words(now - moment)} ago, at {clock_time(moment, now)}"
+
+
+def in_words(span: timedelta) -> str:
+    """Write how long something takes, to the largest units that say enough."""
+    seconds = max(round(span.total_seconds()), 0)
+    if seconds < 2 * 60:
+        return f"{seconds} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 2 * 86400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"

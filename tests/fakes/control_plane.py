@@ -1,0 +1,372 @@
+"""The control plane in memory: its data, previews, definitions and audits."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from budget_recovery_dagster.adapters.postgres import storable, storable_trail
+from budget_recovery_dagster.domain import (
+    OUTDATED_KEPT_FOR,
+    PREVIEWS_KEPT_FOR,
+    Attempt,
+    AuditEntry,
+    AuditTrail,
+    BudgetDefinition,
+    BudgetRecord,
+    BudgetWindow,
+    CaptureFailure,
+    CaptureSummary,
+    Check,
+    Holding,
+    Incident,
+    KeptPreview,
+    MergedAudits,
+    NamedDrop,
+    Period,
+    PlannedEntry,
+    Reset,
+    RestoreChoice,
+    Restored,
+    Uncaptured,
+    exact_sum,
+    holder_at,
+    lease_lost,
+    require_aware,
+    require_free,
+    require_lease_of,
+    require_ours,
+)
+from budget_recovery_dagster.ports import Lease, LeaseStanding, StoreRecord
+
+
+class ManualClock:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self, moment: datetime) -> None:
+        self._moment = require_aware(moment)
+
+    def now(self) -> datetime:
+        """Return the present moment."""
+        return self._moment
+
+    def wait_until(self, moment: datetime) -> None:
+        """Go on to ``moment`` at once, unless it has passed."""
+        self._moment = max(self._moment, require_aware(moment))
+
+    def set(self, moment: datetime) -> None:
+        """Make it another moment, also an earlier one."""
+        self._moment = require_aware(moment)
+
+    def advance(self, duration: timedelta) -> None:
+        """Let time pass."""
+        self._moment += duration
+
+
+@dataclass(slots=True)
+class StoredSnapshot:
+    """A snapshot as it is kept; pruning takes records out of it."""
+
+    summary: CaptureSummary
+    stored_at: datetime
+    drops: tuple[NamedDrop, ...]
+    records: dict[BudgetWindow, BudgetRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class NotedFailure:
+    """A failure as it is kept, under its run, kind and name."""
+
+    failure: CaptureFailure
+    failed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAudit:
+    """An entry of a restore's trail as it is kept; not finished: the restore may have been cut off.
+
+    ``trail`` has this one entry.
+    """
+
+    trail: AuditTrail
+    entry: AuditEntry
+    finished_at: datetime | None
+
+
+@dataclass(slots=True)
+class ControlPlane:
+    """What the database would hold. ``lock`` stands in for its transactions."""
+
+    clock: ManualClock
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    store: StoreRecord | None = None
+    tokens: dict[str, int] = field(default_factory=dict)
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    snapshots: dict[tuple[str, datetime], StoredSnapshot] = field(default_factory=dict)
+    failures: dict[tuple[str, Uncaptured, str], NotedFailure] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    incidents: dict[str, Incident] = field(default_factory=dict)
+    launches_before: dict[str, int] = field(default_factory=dict)
+    attempts: dict[str, list[Attempt]] = field(default_factory=dict)
+    audits: dict[tuple[str, datetime, str, BudgetWindow], KeptAudit] = field(default_factory=dict)
+    resets: list[Reset] = field(default_factory=list)
+
+    def claimed_store(self) -> StoreRecord:
+        """Return the store's record.
+
+        Raises:
+            RuntimeError: no store has been claimed.
+        """
+        if self.store is None:
+            raise RuntimeError("no store has been claimed")
+        return self.store
+
+
+_DURATION = timedelta(seconds=30)
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+class MemoryLeases:
+    """Leases whose holders are always alive.
+
+    Setting the clock forward ends only those that are held for a time ``at_most``; ``lose`` ends
+    one as if its holder could not renew it any more.
+    """
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._plane = control_plane
+
+    def look(self, name: str) -> LeaseStanding:
+        """Return how a lease stands, without touching it."""
+        with self._plane.lock:
+            holder = holder_at(current_holding(self._plane, name), self._plane.clock.now())
+            return LeaseStanding(self._plane.tokens.get(name, 0), holder)
+
+    @contextmanager
+    def hold(self, name: str, holder: str, *, at_most: timedelta | None = None) -> Iterator[Lease]:
+        """Hold a lease until the context ends, or until ``at_most`` has passed.
+
+        Raises:
+            LeaseHeldError: another holder has it.
+        """
+        lease = self._take(name, holder, at_most)
+        try:
+            yield lease
+        finally:
+            self._release(lease)
+
+    def lose(self, name: str) -> None:
+        """Let a held lease expire, so that its holder finds it lost and others may take it."""
+        with self._plane.lock:
+            del self._plane.holdings[name]
+
+    def _take(self, name: str, holder: str, at_most: timedelta | None) -> "_MemoryLease":
+        with self._plane.lock:
+            now = self._plane.clock.now()
+            require_free(name, current_holding(self._plane, name), now)
+            token = self._plane.tokens.get(name, 0) + 1
+            self._plane.tokens[name] = token
+            renewed_until = _NEVER if at_most is None else now + at_most
+            self._plane.holdings[name] = Holding(storable(holder), token, now, renewed_until)
+            return _MemoryLease(self._plane, name, token)
+
+    def _release(self, lease: "_MemoryLease") -> None:
+        with self._plane.lock:
+            holding = self._plane.holdings.get(lease.name)
+            if holding is not None and holding.token == lease.token:
+                del self._plane.holdings[lease.name]
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryLease:
+    plane: ControlPlane
+    name: str
+    token: int
+
+    def require_held(self) -> None:
+        holding = current_holding(self.plane, self.name)
+        if (
+            holding is None
+            or holding.token != self.token
+            or self.plane.clock.now() >= holding.expires_at
+        ):
+            raise lease_lost(self.name, "it could not be renewed in time")
+
+
+def current_holding(plane: ControlPlane, name: str) -> Holding | None:
+    """Return who holds a lease; a living holder has just renewed it, if it still may."""
+    holding = plane.holdings.get(name)
+    if holding is None:
+        return None
+    return replace(holding, expires_at=min(holding.expires_at, plane.clock.now() + _DURATION))
+
+
+def require_lease(plane: ControlPlane, lease: Lease, *, name: str) -> None:
+    """Refuse to work under a lease that is not in force.
+
+    Raises:
+        LeaseLostError: it is not held any more.
+        ValueError: it is of another name.
+    """
+    require_lease_of(lease.name, name)
+    lease.require_held()
+    require_ours(lease.name, lease.token, current_holding(plane, lease.name), plane.clock.now())
+
+
+class MemoryBudgets:
+    """The definitions, by tenant, budget and period."""
+
+    def __init__(self) -> None:
+        self._defined: dict[tuple[str, str, Period], BudgetDefinition] = {}
+
+    def define(self, definitions: Collection[BudgetDefinition]) -> None:
+        """Add definitions, or replace those of the same tenant, budget and period."""
+        for each in definitions:
+            self._defined[each.tenant, each.budget, each.period] = each
+
+    def of_tenant(self, tenant: str) -> tuple[BudgetDefinition, ...]:
+        """Return the definitions of a tenant's budgets, by budget and period."""
+        found = [each for each in self._defined.values() if each.tenant == tenant]
+        return tuple(sorted(found, key=lambda each: (each.budget, each.period)))
+
+
+@dataclass(slots=True)
+class _Kept:
+    preview: KeptPreview
+    entries: dict[str, tuple[PlannedEntry, ...]] = field(default_factory=dict)
+    is_complete: bool = False
+
+
+class MemoryPreviews:
+    """The previews, by their ids."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._kept: dict[str, _Kept] = {}
+
+    def begin(self, preview: KeptPreview) -> None:
+        """Begin to keep a preview, and drop those that are too old."""
+        self._kept = {each.preview.preview_id: each for each in self._not_too_old()}
+        self._kept[preview.preview_id] = _Kept(preview)
+
+    def add(self, preview_id: str, tenant: str, entries: Sequence[PlannedEntry]) -> None:
+        """Keep what is planned for a tenant."""
+        if entries:
+            self._kept[preview_id].entries[tenant] = tuple(entries)
+
+    def complete(self, preview_id: str) -> None:
+        """Say that all tenants of a preview are kept; until then it counts for nothing."""
+        completed = self._kept[preview_id]
+        completed.is_complete = True
+        oldest = self._clock.now() - OUTDATED_KEPT_FOR
+        self._kept = {
+            each.preview.preview_id: each
+            for each in self._kept.values()
+            if each is completed
+            or each.preview.at >= oldest
+            or each.preview.choice != completed.preview.choice
+        }
+
+    def get(self, preview_id: str) -> KeptPreview | None:
+        """Return a complete preview; None: there is none of this id, or not any more."""
+        found = [each.preview for each in self._not_too_old() if each.is_complete]
+        return next((each for each in found if each.preview_id == preview_id), None)
+
+    def newest(self, choice: RestoreChoice) -> KeptPreview | None:
+        """Return the newest complete preview of just this choice; None: there is none any more."""
+        found = [
+            each.preview
+            # Of those of one moment the last one.
+            for each in reversed(self._not_too_old())
+            if each.is_complete and each.preview.choice == choice
+        ]
+        return max(found, key=lambda preview: preview.at, default=None)
+
+    def tenants_of(self, preview_id: str) -> frozenset[str]:
+        """Return the tenants of whom something was planned."""
+        kept = self._kept.get(preview_id)
+        return frozenset() if kept is None else frozenset(kept.entries)
+
+    def entries_of(self, preview_id: str, tenant: str) -> tuple[PlannedEntry, ...]:
+        """Return what was planned for a tenant, by budget, window and entity."""
+        kept = self._kept.get(preview_id)
+        return () if kept is None else kept.entries.get(tenant, ())
+
+    def _not_too_old(self) -> list[_Kept]:
+        oldest = self._clock.now() - PREVIEWS_KEPT_FOR
+        return [each for each in self._kept.values() if each.preview.at >= oldest]
+
+
+class MemoryRestoreAudits:
+    """Audit trails that are forgotten with their control plane."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._plane = control_plane
+
+    def begin(self, trail: AuditTrail) -> None:
+        """Keep what a restore is about to do; what is finished stays."""
+        self._keep(trail, finished_at=None)
+
+    def finish(self, trail: AuditTrail) -> None:
+        """Keep what a restore did, in place of what it began; entries not begun are added."""
+        self._keep(trail, finished_at=self._plane.clock.now())
+
+    def restored_in(self, incident_id: str) -> Restored:
+        """Count what was raised in an incident; leaderboards are not audited, so 0 of them."""
+        raised = [entry for entry in self._merged(incident_id) if entry.raised]
+        return Restored(
+            tenants=len({entry.tenant for entry in raised}),
+            windows=len(raised),
+            counters=sum(entry.raised for entry in raised),
+        )
+
+    def largest(self, incident_id: str, count: int) -> MergedAudits:
+        """Merge what was done to each budget and window in an incident, and return the largest."""
+        merged = self._merged(incident_id)
+        return MergedAudits(
+            windows=len(merged),
+            before=exact_sum(entry.before for entry in merged),
+            after=exact_sum(entry.after for entry in merged),
+            largest=tuple(sorted(merged, key=_rank)[:count]),
+        )
+
+    def _keep(self, trail: AuditTrail, *, finished_at: datetime | None) -> None:
+        kept = storable_trail(trail)
+        with self._plane.lock:
+            for entry in kept.entries:
+                key = kept.run_id, kept.at, entry.tenant, entry.of
+                known = self._plane.audits.get(key)
+                if finished_at is None and known is not None and known.finished_at is not None:
+                    continue
+                self._plane.audits[key] = KeptAudit(
+                    replace(kept, entries=(entry,)), entry, finished_at
+                )
+
+    def _merged(self, incident_id: str) -> list[AuditEntry]:
+        windows: defaultdict[tuple[str, BudgetWindow], list[KeptAudit]] = defaultdict(list)
+        with self._plane.lock:
+            for audit in self._plane.audits.values():
+                if audit.trail.incident_id == incident_id:
+                    windows[audit.entry.tenant, audit.entry.of].append(audit)
+        return [
+            _merge(sorted(audits, key=lambda audit: audit.trail.at)) for audits in windows.values()
+        ]
+
+
+def _merge(audits: list[KeptAudit]) -> AuditEntry:
+    """Make one entry of those of a budget and window, which come in the order of time."""
+    last = audits[-1].entry
+    planned_next = [*(audit.entry.planned for audit in audits[1:]), 0]
+    raised = sum(
+        max(audit.entry.planned - planned, 0) if audit.finished_at is None else audit.entry.raised
+        for audit, planned in zip(audits, planned_next, strict=True)
+    )
+    return replace(last, before=audits[0].entry.before, raised=min(raised, last.entries))
+
+
+def _rank(entry: AuditEntry) -> tuple[Decimal, bool, str, str, str]:
+    fall = exact_sum((entry.before, entry.after.copy_negate()))
+    return fall, not entry.notes, entry.tenant, entry.of.budget, entry.of.window.token

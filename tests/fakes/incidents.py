@@ -1,0 +1,327 @@
+"""Leases, the store row, checks and incidents in memory."""
+
+import logging
+from dataclasses import replace
+from datetime import datetime
+from uuid import uuid4
+
+from budget_recovery_dagster.adapters.postgres import (
+    attempt_after,
+    ended_by,
+    held_by,
+    storable,
+    storable_check,
+    storable_loss,
+)
+from budget_recovery_dagster.domain import (
+    CHECKS_KEPT_FOR,
+    RESTORE_LEASE,
+    Attempt,
+    Baseline,
+    Check,
+    Closing,
+    FailureReason,
+    Incident,
+    Loss,
+    Move,
+    Opening,
+    Recovery,
+    RecoveryState,
+    Standing,
+    moves,
+    require_bucket,
+)
+from budget_recovery_dagster.ports import Lease, StoreRecord
+from tests.fakes.control_plane import ControlPlane, require_lease
+from tests.fakes.snapshots import newest_point_at
+
+
+class MemoryStoreRegistry:
+    """A StoreRegistry that is forgotten with its control plane."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._plane = control_plane
+
+    def claim(self, bucket: str) -> StoreRecord:
+        """Return the store's record, making it at first use.
+
+        Raises:
+            SettingsError: this control plane already belongs to another bucket.
+        """
+        with self._plane.lock:
+            if self._plane.store is None:
+                self._plane.store = StoreRecord(
+                    bucket, str(uuid4()), RecoveryState.HEALTHY, baseline=None
+                )
+            require_bucket(self._plane.store.bucket, bucket)
+            return self._plane.store
+
+    def set_state(self, state: RecoveryState) -> None:
+        """Put the claimed store into a state, without any of the rules for moving there."""
+        with self._plane.lock:
+            self._plane.store = replace(self._plane.claimed_store(), state=state)
+
+
+class MemoryBaselines:
+    """The baseline in the record of the store."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._plane = control_plane
+
+    def intend_marker(self, nonce: str, *, judged: Baseline) -> Baseline:
+        """Note that a marker with this nonce may be written from now on; a new version.
+
+        Raises:
+            BaselineMovedError: the baseline is not the ``judged`` one any more.
+            CapturesPausedError: the store is not HEALTHY.
+        """
+        with self._plane.lock:
+            return self._keep(moves.intend_marker(self._standing(), nonce, judged=judged))
+
+    def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
+        """Replace the baseline; its version is one above that of the judged one.
+
+        Raises:
+            BaselineMovedError, CapturesPausedError: as ``intend_marker``.
+        """
+        with self._plane.lock:
+            return self._keep(moves.accept(self._standing(), baseline, judged=judged))
+
+    def _standing(self) -> Standing:
+        store = self._plane.claimed_store()
+        return Standing(store.state, store.baseline)
+
+    def _keep(self, baseline: Baseline) -> Baseline:
+        self._plane.store = replace(self._plane.claimed_store(), baseline=baseline)
+        return baseline
+
+
+class MemoryStoreChecks:
+    """Checks that are forgotten with their control plane."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._plane = control_plane
+
+    def record(self, check: Check) -> None:
+        """Keep a check, and drop what is older than is kept, but not the newest good one."""
+        with self._plane.lock:
+            self._plane.checks.append(storable_check(check))
+            cutoff = self._plane.clock.now() - CHECKS_KEPT_FOR
+            newest_good = self.newest_good()
+            self._plane.checks = [
+                each
+                for each in self._plane.checks
+                if each.checked_at >= cutoff or each is newest_good
+            ]
+
+    def newest(self, count: int) -> tuple[Check, ...]:
+        """Return the newest checks."""
+        return tuple(self._newest_first()[:count])
+
+    def newest_good(self) -> Check | None:
+        """Return the newest check that found the store whole."""
+        return next((each for each in self._newest_first() if each.is_good), None)
+
+    def _newest_first(self) -> list[Check]:
+        # Of those of one moment, the one that was written last comes first.
+        return sorted(self._plane.checks, key=lambda each: each.checked_at)[::-1]
+
+
+_log = logging.getLogger(__name__)
+
+
+class MemoryIncidents:
+    """Incidents that are forgotten with their control plane, and the state of the store."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._plane = control_plane
+        self._checks = MemoryStoreChecks(control_plane)
+
+    def recovery(self) -> Recovery:
+        """Return the state, and the open incident."""
+        with self._plane.lock:
+            standing = self._standing()
+            return Recovery(standing.state, standing.incident)
+
+    def recent(self, count: int) -> tuple[Incident, ...]:
+        """Return the newest incidents, newest first."""
+        with self._plane.lock:
+            oldest_first = sorted(
+                self._plane.incidents.values(), key=lambda incident: incident.opened_at
+            )
+            return tuple(oldest_first[::-1][:count])
+
+    def open(self, loss: Loss, *, ground: Baseline | None, judged: Baseline | None) -> Incident:
+        """Open an incident for a loss: the store is RECOVERING, and captures are paused.
+
+        Raises:
+            BaselineMovedError: the baseline is not the ``judged`` one any more.
+            IncidentMovedError: an incident is open already.
+        """
+        with self._plane.lock:
+            good = self._checks.newest_good()
+            opening = Opening(
+                incident_id=str(uuid4()),
+                at=self._now(),
+                newest_point_at=newest_point_at(self._plane),
+                newest_good_check_at=good.checked_at if good else None,
+            )
+            kept = storable_loss(loss)
+            return self._keep(
+                moves.open_incident(
+                    self._standing(), kept, ground=ground, judged=judged, opening=opening
+                )
+            )
+
+    def join(self, loss: Loss, *, ground: Baseline | None, judged: Incident) -> Incident:
+        """Add a further loss to the open incident; its attempts begin again, and it waits no more.
+
+        Raises:
+            IncidentMovedError: its ground is not that of ``judged`` any more, or it is closed.
+        """
+        with self._plane.lock:
+            kept = storable_loss(loss)
+            return self._keep(moves.join(self._standing(), kept, ground=ground, judged=judged))
+
+    def stand_on(self, ground: Baseline, *, judged: Incident) -> Incident:
+        """Let the recovery stand on this store from now on.
+
+        Raises:
+            IncidentMovedError: as ``join``.
+        """
+        with self._plane.lock:
+            return self._keep(moves.stand_on(self._standing(), ground, judged=judged))
+
+    def claim_launch(self, *, judged: Incident) -> Incident | None:
+        """Count one more launch of a restore; None if somebody else has, or it is not time."""
+        with self._plane.lock:
+            move = moves.claim_launch(self._standing(), judged=judged, now=self._now())
+            return None if move is None else self._keep(move)
+
+    def wait(self, reason: str, *, judged: Incident, lease: Lease) -> Incident:
+        """Note that a restore waits for the store, and put the next launch off by the backoff.
+
+        Raises:
+            IncidentMovedError: as ``join``.
+            LeaseLostError: the lease is no longer held.
+        """
+        with self._plane.lock:
+            standing = self._leased(lease)
+            return self._keep(
+                moves.wait(standing, storable(reason), judged=judged, now=self._now())
+            )
+
+    def claim_attempt(
+        self, *, judged: Incident, run_id: str, holder: str, lease: Lease
+    ) -> Incident:
+        """Count one more attempt, before its work begins; the incident waits no more.
+
+        Raises:
+            IncidentHeldError: it is on hold.
+            AttemptsUsedUpError: the loss has had all its attempts.
+            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+        """
+        with self._plane.lock:
+            incident = self._keep(moves.claim_attempt(self._leased(lease), judged=judged))
+            attempts = self._plane.attempts.setdefault(incident.incident_id, [])
+            earlier = [each.number for each in attempts if each.loss == len(incident.losses)]
+            attempts.append(
+                attempt_after(
+                    incident,
+                    number=max(earlier, default=0) + 1,
+                    run_id=run_id,
+                    holder=holder,
+                    started_at=self._now(),
+                )
+            )
+            return incident
+
+    def end_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
+        """Say how the newest attempt ended.
+
+        Raises:
+            LeaseLostError: the lease is no longer held.
+        """
+        with self._plane.lock:
+            require_lease(self._plane, lease, name=RESTORE_LEASE)
+            attempts = self._plane.attempts.get(judged.incident_id, [])
+            if attempts and attempts[-1].ended_at is None:
+                attempts[-1] = replace(
+                    attempts[-1], ended_at=self._now(), outcome=storable(outcome)
+                )
+
+    def give_up(
+        self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease
+    ) -> Incident:
+        """Put the store to FAILED: a person has to look.
+
+        Raises:
+            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+        """
+        with self._plane.lock:
+            standing, kept = self._leased(lease), storable(detail)
+            return self._keep(moves.give_up(standing, reason, kept, judged=judged, now=self._now()))
+
+    def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
+        """Accept a new baseline, close the incident and put the store to HEALTHY, all or nothing.
+
+        Raises:
+            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not
+                RECOVERING, unless a person ends it.
+        """
+        with self._plane.lock:
+            standing, ended = self._leased(lease), ended_by(closing, self._now())
+            return self._keep(
+                moves.close(standing, ended, baseline=closing.baseline, judged=judged)
+            )
+
+    def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
+        """Keep the restore from being launched and from going on; held already: nothing changes.
+
+        Raises:
+            IncidentMovedError: it is closed, or not RECOVERING.
+        """
+        with self._plane.lock:
+            held = held_by(by, reason, self._now())
+            return self._keep(moves.hold(self._standing(), held, judged=judged))
+
+    def release(self, by: str, *, judged: Incident) -> Incident:
+        """Let the restore go on, at once and with all its attempts; not held: nothing changes.
+
+        Raises:
+            IncidentMovedError: as ``hold``.
+        """
+        with self._plane.lock:
+            standing = self._standing()
+            released = self._keep(moves.release(standing, judged=judged, now=self._now()))
+            if released != standing.incident:
+                _log.info("Incident %s is released by %s.", released.short_id, by)
+            return released
+
+    def attempts_of(self, incident_id: str) -> tuple[Attempt, ...]:
+        """Return the attempts of an incident, oldest first."""
+        return tuple(self._plane.attempts.get(incident_id, ()))
+
+    def _now(self) -> datetime:
+        return self._plane.clock.now()
+
+    def _leased(self, lease: Lease) -> Standing:
+        require_lease(self._plane, lease, name=RESTORE_LEASE)
+        return self._standing()
+
+    def _standing(self) -> Standing:
+        store = self._plane.claimed_store()
+        for incident in self._plane.incidents.values():
+            if incident.ended is None:
+                before = self._plane.launches_before[incident.incident_id]
+                return Standing(store.state, store.baseline, incident, before)
+        return Standing(store.state, store.baseline)
+
+    def _keep(self, move: Move) -> Incident:
+        incident = move.incident
+        self._plane.incidents[incident.incident_id] = incident
+        self._plane.launches_before[incident.incident_id] = move.launches_before
+        self._plane.store = replace(
+            self._plane.claimed_store(), state=move.state, baseline=move.baseline
+        )
+        return incident

@@ -1,0 +1,570 @@
+"""Snapshots, retained records and recovery points in memory."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+
+from budget_recovery_dagster.adapters.postgres import (
+    MAX_NAMED,
+    RecordMarks,
+    WindowInMaking,
+    kept_omissions,
+    named_drops_of,
+    storable,
+    storable_failure,
+    storable_id,
+    storable_reset,
+    summary_of,
+    tokens_at,
+)
+from budget_recovery_dagster.domain import (
+    CAPTURE_LEASE,
+    Baseline,
+    BudgetRecord,
+    BudgetWindow,
+    CaptureFailure,
+    CaptureSource,
+    CaptureSummary,
+    DatedUsages,
+    Facts,
+    Hour,
+    ListedSnapshot,
+    NamedDrop,
+    NamedOmission,
+    PointRecord,
+    PruneReport,
+    RecoveryPoint,
+    Reset,
+    RetentionPolicy,
+    StoredRecord,
+    StoreIdentity,
+    TenantPoint,
+    TenantSnapshot,
+    Uncaptured,
+    Usages,
+    WindowPoint,
+    admit,
+    admit_prune,
+    eligible,
+    hash_usages,
+    max_merge,
+    needed_past_retention,
+)
+from budget_recovery_dagster.ports import Lease
+from tests.fakes.control_plane import ControlPlane, NotedFailure, StoredSnapshot, require_lease
+
+
+class MemoryResets:
+    """The resets of a control plane."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._plane = control_plane
+
+    def record(self, reset: Reset) -> Reset:
+        """Keep a reset, and return it as it is kept."""
+        kept = storable_reset(reset)
+        with self._plane.lock:
+            self._plane.resets.append(kept)
+        return kept
+
+    def of_tenant(self, tenant: str) -> tuple[Reset, ...]:
+        """Return the resets of a tenant, in the order of their recording."""
+        return resets_of(self._plane, tenant)
+
+    def recent(self, count: int) -> tuple[Reset, ...]:
+        """Return the resets of any tenant that were recorded last, the newest first."""
+        return tuple(reversed(self._plane.resets))[:count]
+
+
+def resets_of(plane: ControlPlane, tenant: str) -> tuple[Reset, ...]:
+    """Return the resets of a tenant, in the order of their recording."""
+    return tuple(reset for reset in plane.resets if reset.tenant == tenant)
+
+
+class MemorySnapshots:
+    """Snapshots, and the reports on them, that are forgotten with their control plane."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._plane = control_plane
+
+    def tenants(self) -> frozenset[str]:
+        """Return the tenants that have a retained snapshot."""
+        return frozenset(tenant for tenant, _ in self._plane.snapshots)
+
+    def newest_identity(self) -> StoreIdentity | None:
+        """Return the identity stored with the newest snapshot of any tenant."""
+        newest = max(
+            (stored.summary for stored in self._plane.snapshots.values()),
+            key=lambda summary: (summary.captured_at, summary.identity.last_sequence),
+            default=None,
+        )
+        return None if newest is None else newest.identity
+
+    def recovery_point(self, tenant: str, now: datetime) -> RecoveryPoint:
+        """Return the best known usages of the windows that are current at ``now``."""
+        resets = resets_of(self._plane, tenant)
+        usages: defaultdict[BudgetWindow, list[Usages]] = defaultdict(list)
+        for stored in self._of([tenant]):
+            for of, record in stored.records.items():
+                used = eligible(record.usages, stored.summary.captured_at, of, resets)
+                if of.window.is_current(now) and used:
+                    usages[of].append(used)
+        return {of: max_merge(*each) for of, each in usages.items()}
+
+    def commit(
+        self,
+        snapshot: TenantSnapshot,
+        *,
+        hour: Hour,
+        run_id: str,
+        lease: Lease,
+        judged: Baseline | None,
+    ) -> Baseline:
+        """Store a snapshot and accept its identity as the baseline, all or nothing."""
+        with self._plane.lock:
+            require_lease(self._plane, lease, name=CAPTURE_LEASE)
+            store = self._plane.claimed_store()
+            facts = Facts(
+                now=self._plane.clock.now(),
+                state=store.state,
+                baseline=store.baseline,
+                newest=max(
+                    (stored.summary.captured_at for stored in self._of([snapshot.tenant])),
+                    default=None,
+                ),
+            )
+            baseline = admit(snapshot, hour=hour, judged=judged, facts=facts)
+            if not snapshot.is_empty:
+                self._plane.snapshots[snapshot.tenant, snapshot.captured_at] = StoredSnapshot(
+                    summary=summary_of(snapshot, run_id),
+                    stored_at=facts.now,
+                    drops=named_drops_of(snapshot),
+                    records={record.of: record for record in snapshot.records},
+                )
+            self._plane.store = replace(store, baseline=baseline)
+            return baseline
+
+    def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
+        """Note what a run could not capture."""
+        for failure in map(storable_failure, failures):
+            noted = NotedFailure(failure, self._plane.clock.now())
+            self._plane.failures[storable_id(run_id), failure.kind, failure.name] = noted
+
+    def prune(
+        self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
+    ) -> PruneReport:
+        """Remove what is past retention, of these tenants only, and no current recovery point."""
+        cutoff = policy.cutoff(now)
+        with self._plane.lock:
+            require_lease(self._plane, lease, name=CAPTURE_LEASE)
+            admit_prune(self._plane.claimed_store().state)
+            hashes = self._hashes()
+            records = sum(self._prune_records(tenant, cutoff, now) for tenant in tenants)
+            captures = [
+                key
+                for key, stored in self._plane.snapshots.items()
+                if key[0] in tenants and key[1] < cutoff and not stored.records
+            ]
+            for key in captures:
+                del self._plane.snapshots[key]
+            failed = [
+                key for key, noted in self._plane.failures.items() if noted.failed_at < cutoff
+            ]
+            for noted_key in failed:
+                del self._plane.failures[noted_key]
+            contents = len(hashes - self._hashes())
+            return PruneReport(records, len(captures), contents, len(failed))
+
+    def _prune_records(self, tenant: str, cutoff: datetime, now: datetime) -> int:
+        windows: defaultdict[BudgetWindow, list[StoredSnapshot]] = defaultdict(list)
+        for stored in self._of([tenant]):
+            for of in stored.records:
+                windows[of].append(stored)
+        removed = 0
+        for of, snapshots in windows.items():
+            expired = [each for each in snapshots if each.summary.captured_at < cutoff]
+            needed: frozenset[datetime] = frozenset()
+            if of.window.end is None or now < of.window.end:
+                # A tenant's snapshots are in the order of their times: each is newer than the last.
+                newest_first = (
+                    DatedUsages(each.summary.captured_at, each.records[of].usages)
+                    for each in reversed(snapshots)
+                )
+                needed = needed_past_retention(newest_first, cutoff)
+            for stored in expired:
+                if stored.summary.captured_at not in needed:
+                    del stored.records[of]
+                    removed += 1
+        return removed
+
+    def captured_in(self, hour: Hour) -> tuple[CaptureSummary, ...]:
+        """Return the snapshots captured in an hour, by tenant and time."""
+        return self._summaries(
+            stored
+            for stored in self._plane.snapshots.values()
+            if hour.start <= stored.summary.captured_at < hour.end
+        )
+
+    def captured_by(self, run_id: str) -> tuple[CaptureSummary, ...]:
+        """Return the snapshots that a run stored, by tenant."""
+        return self._summaries(self._by(run_id))
+
+    def failures_of(self, run_id: str) -> tuple[CaptureFailure, ...]:
+        """Return what a run could not capture: tenants, then keys, each by name."""
+        noted = (
+            each.failure
+            for (of_run, *_), each in self._plane.failures.items()
+            if of_run == storable_id(run_id)
+        )
+        return tuple(sorted(noted, key=lambda each: (each.kind is Uncaptured.KEY, each.name)))
+
+    def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
+        """Return the drops named by the snapshots of a run; long lists are cut when stored."""
+        return tuple(
+            drop
+            for stored in sorted(self._by(run_id), key=lambda stored: _order(stored.summary))
+            for drop in stored.drops
+        )
+
+    def omissions_of(self, run_id: str) -> tuple[NamedOmission, ...]:
+        """Return the omissions named by a run's snapshots; long lists are cut when stored."""
+        return tuple(
+            NamedOmission(stored.summary.tenant, storable(omission.key), storable(omission.reason))
+            for stored in sorted(self._by(run_id), key=lambda stored: _order(stored.summary))
+            for of in sorted(stored.records, key=lambda of: (of.budget, of.window.token))
+            for omission in stored.records[of].omitted[:MAX_NAMED]
+        )
+
+    def newest_run(self, hour: Hour) -> str | None:
+        """Return the run that stored a snapshot of an hour, or noted a failure in it, last."""
+        stored = (
+            (each.stored_at, each.summary.run_id)
+            for each in self._plane.snapshots.values()
+            if Hour.containing(each.summary.captured_at) == hour
+        )
+        noted = (
+            (each.failed_at, run_id)
+            for (run_id, *_), each in self._plane.failures.items()
+            if each.failure.hour == hour
+        )
+        newest = max([*stored, *noted], default=None)
+        return None if newest is None else newest[1]
+
+    def damaged_in(self, hour: Hour) -> tuple[str, ...]:
+        """Verify the stored snapshots of an hour; name, in a sentence each, what does not hold."""
+        return tuple(
+            f"tenant {summary.tenant!r}, {summary.captured_at:%Y-%m-%d %H:%M:%S} UTC: {of} holds"
+            " other usages than were captured."
+            for summary in self.captured_in(hour)
+            for of, record in self._plane.snapshots[
+                summary.tenant, summary.captured_at
+            ].records.items()
+            if hash_usages(record.usages) != record.content_hash
+        )
+
+    def _of(self, tenants: Collection[str]) -> Iterator[StoredSnapshot]:
+        for (tenant, _), stored in self._plane.snapshots.items():
+            if tenant in tenants:
+                yield stored
+
+    def _by(self, run_id: str) -> Iterator[StoredSnapshot]:
+        for stored in self._plane.snapshots.values():
+            if stored.summary.run_id == storable_id(run_id):
+                yield stored
+
+    def _summaries(self, snapshots: Iterable[StoredSnapshot]) -> tuple[CaptureSummary, ...]:
+        return tuple(sorted((stored.summary for stored in snapshots), key=_order))
+
+    def _hashes(self) -> set[bytes]:
+        return {
+            record.content_hash
+            for stored in self._plane.snapshots.values()
+            for record in stored.records.values()
+        }
+
+
+def _order(summary: CaptureSummary) -> tuple[str, datetime]:
+    return summary.tenant, summary.captured_at
+
+
+class MemorySnapshotList:
+    """The snapshots of a control plane, summed up."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._plane = control_plane
+
+    def all(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
+        """Return a tenant's snapshots, or of None all tenants' by their moments; newest first."""
+        together: defaultdict[tuple[datetime, CaptureSource], list[StoredSnapshot]]
+        together = defaultdict(list)
+        for (name, captured_at), stored in self._plane.snapshots.items():
+            if tenant in (None, name):
+                together[captured_at, stored.summary.source].append(stored)
+        # Of one moment, the sources by name.
+        by_source = sorted(together, key=lambda key: key[1].value)
+        return tuple(
+            _listed(*key, together[key])
+            for key in sorted(by_source, key=lambda key: key[0], reverse=True)
+        )
+
+    def budgets_of(self, tenant: str) -> tuple[str, ...]:
+        """Return the budgets of a tenant that have a retained record, by name."""
+        return tuple(
+            sorted(
+                {
+                    of.budget
+                    for (name, _), stored in self._plane.snapshots.items()
+                    if name == tenant
+                    for of in stored.records
+                }
+            )
+        )
+
+
+def _listed(
+    captured_at: datetime, source: CaptureSource, snapshots: list[StoredSnapshot]
+) -> ListedSnapshot:
+    summaries = [stored.summary for stored in snapshots]
+    return ListedSnapshot(
+        captured_at=captured_at,
+        source=source,
+        tenants=len(summaries),
+        records=sum(each.record_count for each in summaries),
+        entries=sum(each.entry_count for each in summaries),
+        omitted=sum(each.omitted_count for each in summaries),
+        unreadable=sum(each.unreadable_count for each in summaries),
+        drops=sum(each.drop_count for each in summaries),
+        partial=sum(each.is_partial for each in summaries),
+        is_pruned=any(len(each.records) < each.summary.record_count for each in snapshots),
+    )
+
+
+class MemoryRetainedSnapshots:
+    """The snapshots of a control plane that are within retention."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._plane = control_plane
+
+    def tenants_in(self, hour: Hour) -> tuple[str, ...]:
+        """Return the tenants that have a retained snapshot of an hour, by name."""
+        return tuple(sorted({stored.summary.tenant for stored in self._of_hour(hour)}))
+
+    def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
+        """Return the hours of which these tenants have a retained snapshot; none: no key."""
+        hours: defaultdict[str, set[Hour]] = defaultdict(set)
+        for stored in self._whole():
+            if stored.summary.tenant in tenants:
+                hours[stored.summary.tenant].add(Hour.containing(stored.summary.captured_at))
+        return {tenant: frozenset(each) for tenant, each in hours.items()}
+
+    @contextmanager
+    def records_of(self, tenant: str, hour: Hour) -> Iterator[Iterator[StoredRecord] | None]:
+        """Give the records of a tenant's retained snapshots of an hour."""
+        snapshots = [each for each in self._of_hour(hour) if each.summary.tenant == tenant]
+        records = [
+            _stored_record(stored, stored.records[of])
+            for stored in sorted(snapshots, key=lambda each: each.summary.captured_at)
+            for of in sorted(stored.records, key=_entry_order)
+        ]
+        yield iter(records) if snapshots else None
+
+    def _of_hour(self, hour: Hour) -> Iterator[StoredSnapshot]:
+        for stored in self._whole():
+            if Hour.containing(stored.summary.captured_at) == hour:
+                yield stored
+
+    def _whole(self) -> Iterator[StoredSnapshot]:
+        for stored in self._plane.snapshots.values():
+            if len(stored.records) == stored.summary.record_count:
+                yield stored
+
+
+class MemoryRecoveryPoints:
+    """What a restore would bring back, from a control plane in memory."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._plane = control_plane
+        self._snapshots = MemorySnapshots(control_plane)
+
+    def newest_snapshots(self) -> Mapping[str, datetime]:
+        """Return the time of each tenant's newest snapshot, of all that have one."""
+        # A tenant's snapshots are in the order of their times.
+        return dict(sorted(self._plane.snapshots))
+
+    def newest_points(self, now: datetime) -> Mapping[str, datetime]:
+        """Return the time of each tenant's newest record of a window that is current at ``now``."""
+        newest = {}
+        for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key):
+            if any(of.window.is_current(now) for of in stored.records):
+                newest[tenant] = captured_at
+        return newest
+
+    def failing(self) -> Mapping[str, datetime | None]:
+        """Return the tenants whose last capture failed, with the time of their newest snapshot."""
+        failed_at: dict[str, datetime] = {}
+        for (_, kind, name), noted in self._plane.failures.items():
+            if kind is Uncaptured.TENANT:
+                failed_at[name] = max(noted.failed_at, failed_at.get(name, noted.failed_at))
+        newest = {
+            tenant: (captured_at, stored.stored_at)
+            for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key)
+        }
+        return {
+            tenant: newest[tenant][0] if tenant in newest else None
+            for tenant in sorted(failed_at)
+            if tenant not in newest or newest[tenant][1] < failed_at[tenant]
+        }
+
+    def windows_of(self, tenant: str, now: datetime) -> tuple[PointRecord, ...]:
+        """Return the windows of a tenant that are current at ``now``, by budget and token."""
+        point = self._snapshots.recovery_point(tenant, now)
+        newest: dict[BudgetWindow, StoredRecord] = {}
+        for (name, _), stored in sorted(self._plane.snapshots.items(), key=_by_key):
+            for of, record in stored.records.items():
+                if name == tenant and of.window.is_current(now):
+                    newest[of] = _stored_record(stored, record)
+        return tuple(
+            PointRecord(newest[of], point.get(of, {})) for of in sorted(newest, key=_entry_order)
+        )
+
+
+def _stored_record(stored: StoredSnapshot, record: BudgetRecord) -> StoredRecord:
+    return StoredRecord(
+        captured_at=stored.summary.captured_at,
+        source=stored.summary.source,
+        of=record.of,
+        usages=record.usages,
+        is_truncated=record.is_truncated,
+        is_partial=stored.summary.is_partial,
+        omitted_count=len(record.omitted),
+    )
+
+
+def _by_key(item: tuple[tuple[str, datetime], StoredSnapshot]) -> tuple[str, datetime]:
+    return item[0]
+
+
+def _entry_order(of: BudgetWindow) -> tuple[str, str]:
+    return of.budget, of.window.token
+
+
+Records = list[tuple[datetime, BudgetRecord]]
+"""The records of one budget and window with their times, newest first."""
+
+
+class MemoryRestorePoints:
+    """What a restore would bring back, verified; ``corrupt`` damages a stored record."""
+
+    def __init__(self, control_plane: ControlPlane, *, heeds_resets: bool = True) -> None:
+        self._plane = control_plane
+        self._heeds_resets = heeds_resets
+
+    def corrupt(self, tenant: str, captured_at: datetime, of: BudgetWindow) -> None:
+        """Let a record hold other usages than were captured, and far too high ones."""
+        records = self._plane.snapshots[tenant, captured_at].records
+        damaged = replace(
+            records[of],
+            usages={entity: 10**9 + usage for entity, usage in records[of].usages.items()},
+        )
+        # What was captured is what the hash still says.
+        object.__setattr__(damaged, "content_hash", records[of].content_hash)
+        records[of] = damaged
+
+    def tenants(self) -> frozenset[str]:
+        """Return the tenants that have a retained record of any budget."""
+        return frozenset(
+            tenant for (tenant, _), stored in self._plane.snapshots.items() if stored.records
+        )
+
+    def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
+        """Read a tenant's recovery point; None where nothing of the tenant is retained."""
+        with self._plane.lock:
+            times = [at for name, at in self._plane.snapshots if name == tenant]
+            if not times:
+                return None
+            newest_at = max(times)
+            current, closed_since = tokens_at(now), tokens_at(newest_at)
+            windows = [
+                self._window_point(tenant, of, records, records)
+                for of, records in self._records_of(tenant).items()
+                if of.window.token in current
+                or (of.window.token in closed_since and records[0][0] == newest_at)
+            ]
+            return self._point(tenant, newest_at, windows)
+
+    def snapshot_of(self, tenant: str, captured_at: datetime) -> TenantPoint | None:
+        """Read the records of one snapshot of a tenant, and no others; None: there is none."""
+        with self._plane.lock:
+            if (tenant, captured_at) not in self._plane.snapshots:
+                return None
+            windows = [
+                self._window_point(tenant, of, records, [each])
+                for of, records in self._records_of(tenant).items()
+                for each in records
+                if each[0] == captured_at
+            ]
+            return self._point(tenant, captured_at, windows)
+
+    def despite_resets(self) -> "MemoryRestorePoints":
+        """Return the same points as if no reset had been recorded."""
+        return MemoryRestorePoints(self._plane, heeds_resets=False)
+
+    def _records_of(self, tenant: str) -> dict[BudgetWindow, Records]:
+        found: dict[BudgetWindow, Records] = {}
+        for name, captured_at in sorted(self._plane.snapshots, reverse=True):
+            if name == tenant:
+                for of, record in self._plane.snapshots[name, captured_at].records.items():
+                    found.setdefault(of, []).append((captured_at, record))
+        return found
+
+    def _point(self, tenant: str, captured_at: datetime, windows: list[WindowPoint]) -> TenantPoint:
+        summary = self._plane.snapshots[tenant, captured_at].summary
+        return TenantPoint(
+            tenant=tenant,
+            newest_at=summary.captured_at,
+            windows=tuple(sorted(windows, key=lambda each: (each.of.budget, each.of.window.token))),
+            unreadable=summary.unreadable,
+            unreadable_count=summary.unreadable_count,
+        )
+
+    def _window_point(
+        self, tenant: str, of: BudgetWindow, known: Records, wanted: Records
+    ) -> WindowPoint:
+        """Make a window of the ``wanted`` ones of all its ``known`` records."""
+        described = [record for _, record in known if record.shape is not None]
+        window = WindowInMaking(
+            of,
+            newest_at=wanted[0][0],
+            shape=described[0].shape if described else None,
+            expiry_seconds=described[0].expiry_seconds if described else None,
+            resets=resets_of(self._plane, tenant) if self._heeds_resets else (),
+        )
+        resets_are_known = any(reset.is_about(of) for reset in resets_of(self._plane, tenant))
+        covering = [index for index, (_, record) in enumerate(wanted) if record.covers_earlier]
+        _add(window, wanted[: covering[0] + 1] if covering and not resets_are_known else wanted)
+        if window.needs_all_records:
+            _add(window, wanted)
+        newest = next((record for at, record in wanted if at == window.newest_sound), None)
+        if newest is None or window.newest_sound is None:
+            return window.finished()
+        return window.finished(
+            RecordMarks(
+                is_truncated=newest.is_truncated,
+                is_partial=self._plane.snapshots[tenant, window.newest_sound].summary.is_partial,
+                omitted=kept_omissions(newest.omitted),
+                omitted_count=len(newest.omitted),
+            )
+        )
+
+
+def newest_point_at(plane: ControlPlane) -> datetime | None:
+    """Return the time of the newest snapshot of any tenant."""
+    return max((captured_at for _, captured_at in plane.snapshots), default=None)
+
+
+def _add(window: WindowInMaking, records: Records) -> None:
+    for captured_at, record in records:
+        is_sound = hash_usages(record.usages) == record.content_hash
+        window.add(captured_at, record.usages if is_sound else None)

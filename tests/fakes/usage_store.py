@@ -1,0 +1,320 @@
+"""A usage store in memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from budget_recovery_dagster.adapters.nats import (
+    BOARDS,
+    COUNTERS,
+    NEVER,
+    NEVER_WRITTEN,
+    SOURCES,
+    TRIES,
+    BoardChange,
+    Change,
+    CounterKey,
+    KeysRead,
+    LiveKey,
+    LiveKeysRead,
+    Outcome,
+    Outcomes,
+    SourceReader,
+    StoredValue,
+    Write,
+    WritingTerms,
+    changes_too_fast,
+    counter_changes,
+    decode_name,
+    encode_key,
+    found_marker,
+    marker_conflict,
+    marker_key,
+    marker_value,
+    nanoseconds,
+    prefix_to_read,
+    read_counters,
+    rebuild,
+)
+from budget_recovery_dagster.domain import (
+    BudgetWindow,
+    CaptureSource,
+    ClusterView,
+    Entity,
+    Marker,
+    Sighting,
+    StoreIdentity,
+    TenantReading,
+    Window,
+)
+from budget_recovery_dagster.errors import StoreError, StoreMissingError, StoreWriteError
+from budget_recovery_dagster.ports import BoardOrder, BoardResult, IsOpen, RaiseOrder, RaiseResult
+
+
+class Keys(Protocol):
+    """The store, as far as a live tenant needs it."""
+
+    def read_live_keys(self, prefix: str) -> LiveKeysRead:
+        """Read all keys under a prefix, deleted ones too."""
+        ...
+
+    def live_key(self, key: str) -> LiveKey:
+        """Read one key."""
+        ...
+
+    def refusal_of(self, write: Write) -> str | None:
+        """Say why the store would never take this value; None where it would."""
+        ...
+
+    def write_over(self, key: str, revision: int, write: Write) -> bool:
+        """Write a key over a revision; False where it has another."""
+        ...
+
+    def terms(self, is_open: IsOpen) -> WritingTerms:
+        """Return under what terms is written."""
+        ...
+
+
+class MemoryLiveTenant:
+    """A tenant's counters and leaderboards in memory."""
+
+    def __init__(self, keys: Keys, tenant: str) -> None:
+        self._keys = keys
+        self._tenant = tenant
+        self._counters = keys.read_live_keys(prefix_to_read(COUNTERS, tenant))
+        self._reading = read_counters(tenant, self._counters.without_deleted())
+
+    @property
+    def reading(self) -> TenantReading:
+        """The counters as they were read."""
+        return self._reading
+
+    def raise_counters(
+        self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
+    ) -> tuple[RaiseResult, ...]:
+        """Raise counters, and give the results in the order of the orders."""
+        changes = counter_changes(self._tenant, orders, self._keys.terms(is_open))
+        return tuple(self._write(changes, self._counters).all())
+
+    def rebuild_boards(
+        self, orders: Sequence[BoardOrder], *, is_open: IsOpen
+    ) -> tuple[BoardResult, ...]:
+        """Bring leaderboards in line, and give the results in the order of the orders."""
+        terms = self._keys.terms(is_open)
+        boards = self._keys.read_live_keys(prefix_to_read(BOARDS, self._tenant))
+
+        def write(changes: Sequence[BoardChange]) -> list[BoardResult | str]:
+            return self._write(changes, boards).all_or_why()
+
+        return rebuild(self._tenant, orders, terms, write)
+
+    def _write(self, changes: Sequence[Change[Outcome]], known: LiveKeysRead) -> Outcomes[Outcome]:
+        outcomes = Outcomes(changes)
+        for number, change in enumerate(changes):
+            if outcomes.is_given_up:
+                break
+            try:
+                self._settle(outcomes, number, change, known)
+            except StoreWriteError as error:
+                outcomes.refuse(number, error)
+        return outcomes
+
+    def _settle(
+        self,
+        outcomes: Outcomes[Outcome],
+        number: int,
+        change: Change[Outcome],
+        known: LiveKeysRead,
+    ) -> None:
+        live = known.keys.get(change.key, NEVER_WRITTEN)
+        for _ in range(TRIES + 1):
+            outcome, write = change.decide(live)
+            if write is None:
+                return outcomes.leave(number, outcome)
+            if reason := self._keys.refusal_of(write):
+                return outcomes.refuse_value(number, outcome, reason)
+            if self._keys.write_over(change.key, live.revision, write):
+                return outcomes.store(number, outcome)
+            live = self._keys.live_key(change.key)
+        raise changes_too_fast("in memory", change.key)
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def alone(seen_at: datetime) -> ClusterView:
+    """Return the view of a single server."""
+    return ClusterView(seen_at, None, "memory", None, 1, ())
+
+
+class MemoryUsageStore:
+    """Counters and leaderboards by key, as the gateway would have written them.
+
+    Every writing gives out the next sequence. What is set here happens at the next calls:
+
+    - ``stream`` is the identity that is shown, ``clock`` the time, ``keeps_for`` the age at which
+      keys would be dropped, and ``cluster`` tells the servers;
+    - ``is_gone``: the cluster says that the bucket does not exist; not ``is_led``: whoever shows
+      the store may not be its leader any more;
+    - ``identity_failure`` is raised by all that asks for identity or time, ``look_failure`` by
+      looks, ``listing_failure`` by listings, ``cluster_failure`` by views of the cluster,
+      ``marker_failure`` by writings of markers, and ``failures`` for the tenants that they name;
+    - ``in_mid_reading`` is called with the tenant when half of its keys have been read, each time
+      that they are read;
+    - ``before_write`` is called with the key between the decision to write it and the writing;
+    - ``max_value`` is how many bytes a counter or leaderboard may have to be written;
+    - ``write_failures`` are raised in place of the counters' and leaderboards' writings that have
+      these numbers, from 1 on; ``writes`` counts those that were tried. A StoreWriteError is a
+      refusal for anything but the value.
+    """
+
+    def __init__(self, created_at: datetime = EPOCH) -> None:
+        self.stream = StoreIdentity(created_at, 0)
+        self.clock: datetime | None = None
+        self.keeps_for: timedelta | None = None
+        self.cluster: Callable[[datetime], ClusterView] = alone
+        self.is_gone = False
+        self.is_led = True
+        self.identity_failure: StoreError | None = None
+        self.look_failure: StoreError | None = None
+        self.listing_failure: StoreError | None = None
+        self.cluster_failure: StoreError | None = None
+        self.marker_failure: StoreError | None = None
+        self.failures: dict[str, StoreError] = {}
+        self.in_mid_reading: Callable[[str], None] | None = None
+        self.before_write: Callable[[str], None] | None = None
+        self.max_value: int | None = None
+        self.write_failures: dict[int, StoreError] = {}
+        self.writes = 0
+        self._keys: dict[str, LiveKey] = {}
+
+    def put(
+        self, key: str, value: bytes, *, ttl: str | None = None, written_at: datetime = EPOCH
+    ) -> None:
+        """Write any key with any value, sound or not, as the gateway could."""
+        self._store(key, StoredValue(value, ttl, nanoseconds(written_at)))
+
+    def put_usage(self, tenant: str, budget: str, window: str, entity: Entity, usage: str) -> None:
+        """Write a counter as the gateway usually does."""
+        of = BudgetWindow(budget, Window.parse(window))
+        self.put(encode_key(CounterKey(tenant, of, entity)), b'{"usage":"%s"}' % usage.encode())
+
+    def remove(self, key: str) -> None:
+        """Delete a key, as the gateway does: the deletion has a sequence of its own."""
+        self._store(key, None)
+
+    def purge(self, prefix: str = "") -> None:
+        """Remove the keys that begin with ``prefix`` so that the identity shows nothing of it."""
+        self._keys = {key: live for key, live in self._keys.items() if not key.startswith(prefix)}
+
+    def recreate(self, created_at: datetime) -> None:
+        """Replace the store by an empty one, created at another moment."""
+        self._keys.clear()
+        self.stream = StoreIdentity(created_at, 0)
+
+    def now(self) -> datetime | None:
+        """Return the time that was set; the leader that tells it is the one of the identity."""
+        self._answer(self.identity_failure)
+        return self.clock
+
+    def look(self, deployment_id: str) -> Sighting:
+        """Read identity and marker."""
+        self._answer(self.identity_failure, self.look_failure)
+        found = found_marker(self.live_key(marker_key(deployment_id)))
+        return Sighting(self.stream, found, self.keeps_for, self.is_led)
+
+    def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
+        """Write our marker over what stands under its key at sequence ``after``; 0: nothing."""
+        self._answer(self.marker_failure)
+        key = marker_key(deployment_id)
+        if self.live_key(key).revision != after:
+            raise marker_conflict("in memory", key, after)
+        self.put(key, marker_value(nonce), ttl=NEVER)
+        return Marker(nonce, self.stream.last_sequence)
+
+    def cluster_view(self, seen_at: datetime) -> ClusterView:
+        """Return what is known of the servers."""
+        self._answer(self.cluster_failure)
+        return self.cluster(seen_at)
+
+    def open_tenant(self, tenant: str) -> MemoryLiveTenant:
+        """Read a tenant's counters to be raised."""
+        return MemoryLiveTenant(self, tenant)
+
+    def reader(self, source: CaptureSource) -> SourceReader:
+        """Return a reader of one source."""
+        return SourceReader(
+            SOURCES[source], list_keys=self._list_keys, read_values=self._read_values
+        )
+
+    def read_live_keys(self, prefix: str) -> LiveKeysRead:
+        """Read all keys under a prefix that ends in a dot, deleted ones too."""
+        _, token, _ = prefix.split(".")
+        tenant = decode_name(token)
+        self._answer(self.failures.get(tenant))
+        keys, is_complete = self._read_once(tenant, prefix)
+        if not is_complete:
+            keys, is_complete = self._read_once(tenant, prefix)
+        return LiveKeysRead(keys, is_partial=not is_complete)
+
+    def live_key(self, key: str) -> LiveKey:
+        """Read one key as it stands."""
+        self._answer()
+        return self._keys.get(key, NEVER_WRITTEN)
+
+    def refusal_of(self, write: Write) -> str | None:
+        """Say why the store would never take this value; None where it would."""
+        if self.max_value is None or len(write.data) <= self.max_value:
+            return None
+        return f"its {len(write.data)} bytes are more than {self.max_value}"
+
+    def write_over(self, key: str, revision: int, write: Write) -> bool:
+        """Write a key over a revision; False where it has another."""
+        if self.before_write is not None:
+            self.before_write(key)
+        self.writes += 1
+        self._answer(self.write_failures.get(self.writes))
+        if self.live_key(key).revision != revision:
+            return False
+        self.put(key, write.data, ttl=write.ttl, written_at=self._time())
+        return True
+
+    def terms(self, is_open: IsOpen) -> WritingTerms:
+        """Return under what terms counters and leaderboards are written."""
+        self._answer()
+        return WritingTerms(is_open=is_open, now=self._time, keeps_ttl=True)
+
+    def _time(self) -> datetime:
+        return self.clock or datetime.now(UTC)
+
+    def _list_keys(self, prefix: str) -> list[str]:
+        self._answer(self.listing_failure)
+        return [key for key in self._under(prefix) if self._keys[key].value is not None]
+
+    def _read_values(self, prefix: str) -> KeysRead:
+        return self.read_live_keys(prefix).without_deleted()
+
+    def _read_once(self, tenant: str, prefix: str) -> tuple[dict[str, LiveKey], bool]:
+        announced = self._under(prefix)
+        middle = len(announced) // 2
+        found = {key: self._keys[key] for key in announced[:middle]}
+        if self.in_mid_reading is not None:
+            self.in_mid_reading(tenant)
+        found |= {key: self._keys[key] for key in self._under(prefix) if key not in found}
+        return found, len(found) >= len(announced)
+
+    def _under(self, prefix: str) -> list[str]:
+        return [key for key in self._keys if key.startswith(prefix) and key != prefix]
+
+    def _store(self, key: str, value: StoredValue | None) -> None:
+        self.stream = replace(self.stream, last_sequence=self.stream.last_sequence + 1)
+        self._keys[key] = LiveKey(self.stream.last_sequence, value)
+
+    def _answer(self, *failures: StoreError | None) -> None:
+        """Raise what stands in the way of an answer."""
+        if self.is_gone:
+            raise StoreMissingError("The bucket in memory does not exist.", "let it be there.")
+        for failure in failures:
+            if failure is not None:
+                raise failure
