@@ -17,7 +17,7 @@ class BudgetRecoveryError(Exception):
         return f"{self.message} Try: {self.hint}" if self.hint else self.message
 
 
-def put_into_words(error: Exception) -> tuple[str, str]:
+def describe_error(error: Exception) -> tuple[str, str]:
     """Say what happened and what to try; an error that nobody foresaw is named by its type."""
     if isinstance(error, BudgetRecoveryError):
         return error.message, error.hint

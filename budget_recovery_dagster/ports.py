@@ -54,7 +54,7 @@ from budget_recovery_dagster.domain.store import (
     Check,
     ClusterView,
     Marker,
-    Sighting,
+    Observation,
     StoreIdentity,
 )
 from budget_recovery_dagster.domain.windows import Hour, Window
@@ -89,7 +89,7 @@ class TenantReader(Protocol):
 class UsageStore(Protocol):
     """The gateway's store of counters."""
 
-    def look(self, deployment_id: str) -> Sighting:
+    def observe(self, deployment_id: str) -> Observation:
         """Read identity and marker from the stream's leader.
 
         Raises:
@@ -142,7 +142,7 @@ class Lease(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseStanding:
+class LeaseState:
     """How a lease stands: the token of its last taking, and who holds it, None if nobody does."""
 
     token: int
@@ -152,7 +152,7 @@ class LeaseStanding:
 class Leases(Protocol):
     """Gives out leases that expire by the database's clock if their holder dies."""
 
-    def look(self, name: str) -> LeaseStanding:
+    def state_of(self, name: str) -> LeaseState:
         """Return how a lease stands, without touching it."""
         ...
 
@@ -452,7 +452,7 @@ class Incidents(Protocol):
         """Return the newest incidents, newest first."""
         ...
 
-    def open(self, loss: Loss, *, ground: Baseline | None, judged: Baseline | None) -> Incident:
+    def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
         """Open an incident for a loss: the store is RECOVERING, and captures are paused.
 
         Newest point and last good check are noted as they are then.
@@ -463,15 +463,15 @@ class Incidents(Protocol):
         """
         ...
 
-    def join(self, loss: Loss, *, ground: Baseline | None, judged: Incident) -> Incident:
+    def join(self, loss: Loss, *, target: Baseline | None, judged: Incident) -> Incident:
         """Add a further loss to the open incident; its attempts begin again, and it waits no more.
 
         Raises:
-            IncidentMovedError: its ground is not that of ``judged`` any more, or it is closed.
+            IncidentMovedError: its restore target is not that of ``judged``, or it is closed.
         """
         ...
 
-    def stand_on(self, ground: Baseline, *, judged: Incident) -> Incident:
+    def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
         """Let the recovery stand on this store from now on.
 
         Raises:
@@ -674,7 +674,7 @@ class LiveTenant(Protocol):
 class RecoverableStore(Protocol):
     """The gateway's store, as far as detection and restores need it."""
 
-    def look(self, deployment_id: str) -> Sighting:
+    def observe(self, deployment_id: str) -> Observation:
         """Read identity and marker from the stream's leader.
 
         Raises:

@@ -6,4 +6,4 @@ from budget_recovery_dagster.ports import UsageStore
 
 def identity_of(store: UsageStore) -> StoreIdentity:
     """Look at a store that nobody need have marked."""
-    return store.look("no deployment").identity
+    return store.observe("no deployment").identity

@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from budget_recovery_dagster.presentation.text import harmless
+from budget_recovery_dagster.presentation.text import escape_unprintable
 
 _NARROWEST = 20
 _USUAL = 80
@@ -31,9 +31,9 @@ def _width() -> int | None:
 def show_failure(message: str, hint: str) -> None:
     """Write what happened and what to try, a line each, where errors go."""
     console = errors(soft_wrap=True)
-    console.print(Text.assemble(("Error:", "bold red"), " ", harmless(console, message)))
+    console.print(Text.assemble(("Error:", "bold red"), " ", escape_unprintable(console, message)))
     if hint:
-        console.print(Text.assemble(("Try:", "bold"), " ", harmless(console, hint)))
+        console.print(Text.assemble(("Try:", "bold"), " ", escape_unprintable(console, hint)))
 
 
 @contextmanager
@@ -44,10 +44,12 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
     """
     console = errors()
     if not console.is_terminal:
-        yield lambda told: console.print(Text(harmless(console, told)), soft_wrap=True)
+        yield lambda told: console.print(Text(escape_unprintable(console, told)), soft_wrap=True)
         return
     with console.status(Text(what)) as status:
-        yield lambda told: status.update(Text(harmless(console, told), overflow="ellipsis"))
+        yield lambda text: status.update(
+            Text(escape_unprintable(console, text), overflow="ellipsis")
+        )
 
 
 def confirmed(question: str) -> bool:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from budget_recovery_dagster.domain.findings import Examination, Finding, State, Topic
-from budget_recovery_dagster.presentation.text import harmless
+from budget_recovery_dagster.presentation.text import escape_unprintable
 from budget_recovery_dagster.services.words import counted
 
 _WIDEST = 100
@@ -70,7 +70,7 @@ def _print_rows(
     console: Console, parts: Iterable[tuple[str, str]], hanging: str, *, first: str = _MARGIN
 ) -> None:
     """Set one line, broken where the page ends; what runs over is indented."""
-    line = Text.assemble(*((harmless(console, text), style) for text, style in parts))
+    line = Text.assemble(*((escape_unprintable(console, text), style) for text, style in parts))
     for number, row in enumerate(_rows(console, line, hanging, first)):
         row.rstrip()
         console.print(Text.assemble(hanging if number else first, row), soft_wrap=True)

@@ -5,7 +5,11 @@ from pathlib import Path
 import click
 
 from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database, this_person
+from budget_recovery_dagster.cli.options import (
+    current_user,
+    data_dir_option,
+    settings_with_database,
+)
 from budget_recovery_dagster.presentation.documents import errors_in_json, held_json
 
 
@@ -25,12 +29,12 @@ def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
         errors_in_json(wanted=as_json),
         opened_database(settings_with_database(data_dir)) as database,
     ):
-        incident = database.hold_service().hold(reason, by=this_person())
+        incident = database.hold_service().hold(reason, by=current_user())
     if as_json:
         click.echo(held_json(incident))
         return
     held = incident.held
-    if held is not None and (held.reason, held.by) != (reason, this_person()):
+    if held is not None and (held.reason, held.by) != (reason, current_user()):
         click.echo(f"It was on hold already: {incident.on_hold}")
     click.echo(f"Incident {incident.short_id} is on hold. To let it go on: budget-recovery release")
 
@@ -48,7 +52,7 @@ def release(data_dir: Path | None, *, as_json: bool) -> None:
         errors_in_json(wanted=as_json),
         opened_database(settings_with_database(data_dir)) as database,
     ):
-        incident = database.hold_service().release(by=this_person())
+        incident = database.hold_service().release(by=current_user())
     if as_json:
         click.echo(held_json(incident))
         return

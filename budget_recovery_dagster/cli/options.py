@@ -18,7 +18,7 @@ from budget_recovery_dagster.services.restore.choice import Order, RestoreReques
 from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 
 
-def this_person() -> str:
+def current_user() -> str:
     """Return the name of the account and of the host."""
     try:
         account = getpass.getuser()
@@ -87,7 +87,7 @@ def order_options(command: _Command) -> _Command:
 def order_of(options: Mapping[str, Any], tell: Callable[[str], None]) -> Order:
     """Return what the options of a command order, in a run of its own."""
     return Order(
-        by=this_person(),
+        by=current_user(),
         reason=options["reason"],
         run_id=f"command {uuid4()}",
         tell=tell,

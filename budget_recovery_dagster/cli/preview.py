@@ -9,10 +9,10 @@ from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.console import answers, progress
 from budget_recovery_dagster.cli.options import (
     choice_options,
+    current_user,
     data_dir_option,
     request_of,
     settings_with_servers,
-    this_person,
 )
 from budget_recovery_dagster.presentation.documents import errors_in_json, preview_json
 from budget_recovery_dagster.presentation.terminal import print_preview
@@ -32,7 +32,7 @@ def preview(data_dir: Path | None, *, as_json: bool, **choice: Any) -> None:
         settings = settings_with_servers(data_dir)
         with opened_database(settings) as database, progress("Reading") as tell:
             previewed = database.preview_service().preview(
-                request_of(choice), by=this_person(), tell=tell
+                request_of(choice), by=current_user(), tell=tell
             )
     if as_json:
         click.echo(preview_json(previewed))

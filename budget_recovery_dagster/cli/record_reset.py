@@ -8,12 +8,16 @@ from rich.text import Text
 
 from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.console import answers
-from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database, this_person
+from budget_recovery_dagster.cli.options import (
+    current_user,
+    data_dir_option,
+    settings_with_database,
+)
 from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.resets import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_moment
 from budget_recovery_dagster.presentation.documents import dumped, errors_in_json, moment_or_none
-from budget_recovery_dagster.presentation.text import harmless, told
+from budget_recovery_dagster.presentation.text import escape_unprintable, told
 from budget_recovery_dagster.services.resets import RecordedReset, ResetRequest
 
 
@@ -68,7 +72,7 @@ def record_reset(  # noqa: PLR0913 - click passes every option by name
     if aggregate and entity is not None:
         raise click.UsageError("--entity and --aggregate exclude each other.")
     who: Entity | Everyone = entity if entity is not None or aggregate else EVERYONE
-    request = ResetRequest(tenant, budget, window, who, at, this_person(), reason)
+    request = ResetRequest(tenant, budget, window, who, at, current_user(), reason)
     with (
         errors_in_json(wanted=as_json),
         opened_database(settings_with_database(data_dir)) as database,
@@ -79,7 +83,7 @@ def record_reset(  # noqa: PLR0913 - click passes every option by name
         return
     console = answers()
     for paragraph in told(recorded):
-        console.print(Text(harmless(console, paragraph)))
+        console.print(Text(escape_unprintable(console, paragraph)))
 
 
 def _json(recorded: RecordedReset) -> str:

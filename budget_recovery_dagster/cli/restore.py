@@ -11,12 +11,12 @@ from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
 from budget_recovery_dagster.cli.console import answers, confirmed, progress, show_failure
 from budget_recovery_dagster.cli.options import (
     choice_options,
+    current_user,
     data_dir_option,
     order_of,
     order_options,
     request_of,
     settings_with_servers,
-    this_person,
 )
 from budget_recovery_dagster.errors import BudgetRecoveryError
 from budget_recovery_dagster.presentation.documents import applied_json, errors_in_json
@@ -90,7 +90,7 @@ def _wanted(database: OpenedDatabase, request: RestoreRequest) -> str | None:
             "look at `budget-recovery preview` of the same, then pass --yes.",
         )
     with progress("Reading") as tell:
-        previewed = database.preview_service().preview(request, by=this_person(), tell=tell)
+        previewed = database.preview_service().preview(request, by=current_user(), tell=tell)
     print_preview(answers(), previewed)
     click.echo()
     return previewed.preview_id if confirmed("Restore this?") else None

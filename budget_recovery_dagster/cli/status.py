@@ -10,7 +10,7 @@ import click
 from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.console import answers, show_failure
 from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database
-from budget_recovery_dagster.errors import put_into_words
+from budget_recovery_dagster.errors import describe_error
 from budget_recovery_dagster.presentation.documents import failure_json, status_json
 from budget_recovery_dagster.presentation.terminal import print_status
 from budget_recovery_dagster.services.status import Condition
@@ -48,9 +48,9 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
     """
     try:
         with opened_database(settings_with_database(data_dir)) as database:
-            found = database.status_service().look()
+            found = database.status_service().observe()
     except Exception as error:  # noqa: BLE001 - see _Status
-        message, hint = put_into_words(error)
+        message, hint = describe_error(error)
         show_failure(message, hint)
         if as_json:
             click.echo(failure_json(message, hint, CANNOT_TELL))

@@ -128,14 +128,14 @@ from budget_recovery_dagster.domain.store import Check as Check
 from budget_recovery_dagster.domain.store import ClusterView as ClusterView
 from budget_recovery_dagster.domain.store import FoundMarker as FoundMarker
 from budget_recovery_dagster.domain.store import Marker as Marker
+from budget_recovery_dagster.domain.store import Observation as Observation
 from budget_recovery_dagster.domain.store import Replica as Replica
-from budget_recovery_dagster.domain.store import Sighting as Sighting
 from budget_recovery_dagster.domain.store import StoreIdentity as StoreIdentity
 from budget_recovery_dagster.domain.store import Verdict as Verdict
 from budget_recovery_dagster.domain.store import accepted_marker as accepted_marker
 from budget_recovery_dagster.domain.store import hears_majority as hears_majority
 from budget_recovery_dagster.domain.store import judge as judge
-from budget_recovery_dagster.domain.store import judge_sighting as judge_sighting
+from budget_recovery_dagster.domain.store import judge_observation as judge_observation
 from budget_recovery_dagster.domain.store import objection as objection
 from budget_recovery_dagster.domain.store import why_not_converged as why_not_converged
 from budget_recovery_dagster.domain.supervision import Decision as Decision

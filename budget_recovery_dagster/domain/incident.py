@@ -184,7 +184,7 @@ class Incident:
     """A loss of the store, with all that happened until it was put right.
 
     ``attempts`` counts those for the newest loss; a further loss and a release begin again.
-    ``ground`` is the store that the recovery stands on, in which a further loss would show; None
+    ``target`` is the store that the recovery stands on, in which a further loss would show; None
     while it is gone.
     ``newest_point_at`` is the newest snapshot of all at the time of the loss, ``last_good_at`` when
     the store was last known to be whole: what was counted in between is in no snapshot.
@@ -195,7 +195,7 @@ class Incident:
     incident_id: str
     opened_at: datetime
     losses: tuple[Loss, ...]
-    ground: Baseline | None
+    target: Baseline | None
     newest_point_at: datetime | None
     last_good_at: datetime | None
     attempts: int = 0

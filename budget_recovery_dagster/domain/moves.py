@@ -72,14 +72,14 @@ class Standing:
             raise _moved(judged, f"it is closed, and {self.incident.short_id} is open")
         return self.incident
 
-    def on_the_same_ground(self, judged: Incident) -> Incident:
+    def on_the_same_target(self, judged: Incident) -> Incident:
         """Return the open incident, unless it stands on another store than when it was judged.
 
         Raises:
-            IncidentMovedError: its ground is not that of ``judged``, or it is closed.
+            IncidentMovedError: its restore target is not that of ``judged``, or it is closed.
         """
         incident = self.the_same(judged)
-        if incident.ground != judged.ground:
+        if incident.target != judged.target:
             raise _moved(judged, "the store that it stands on is another now")
         return incident
 
@@ -201,7 +201,7 @@ def open_incident(
     standing: Standing,
     loss: Loss,
     *,
-    ground: Baseline | None,
+    target: Baseline | None,
     judged: Baseline | None,
     opening: Opening,
 ) -> Move:
@@ -227,7 +227,7 @@ def open_incident(
         incident_id=opening.incident_id,
         opened_at=opening.at,
         losses=(loss,),
-        ground=ground,
+        target=target,
         newest_point_at=opening.newest_point_at,
         last_good_at=opening.last_good_at,
     )
@@ -235,19 +235,19 @@ def open_incident(
     return Move(state, standing.baseline, incident, launches_before=0)
 
 
-def join(standing: Standing, loss: Loss, *, ground: Baseline | None, judged: Incident) -> Move:
+def join(standing: Standing, loss: Loss, *, target: Baseline | None, judged: Incident) -> Move:
     """Add a further loss; its attempts begin again, at once, unless it has FAILED or is on hold.
 
     Raises:
-        IncidentMovedError: the incident is closed, or its ground is not that of ``judged``.
+        IncidentMovedError: the incident is closed, or its restore target is not that of ``judged``.
         ValueError: the loss is of a verdict that is none.
     """
     _require_loss(loss)
-    incident = standing.on_the_same_ground(judged)
+    incident = standing.on_the_same_target(judged)
     joined = replace(
         incident,
         losses=(*incident.losses, loss),
-        ground=ground,
+        target=target,
         attempts=0,
         waiting=None,
         next_launch_at=None,
@@ -256,13 +256,13 @@ def join(standing: Standing, loss: Loss, *, ground: Baseline | None, judged: Inc
     return Move(state, standing.baseline, joined, launches_before=incident.launches)
 
 
-def stand_on(standing: Standing, ground: Baseline, *, judged: Incident) -> Move:
+def adopt_target(standing: Standing, target: Baseline, *, judged: Incident) -> Move:
     """Let the recovery stand on this store from now on.
 
     Raises:
         IncidentMovedError: as ``join``.
     """
-    return standing.with_incident(replace(standing.on_the_same_ground(judged), ground=ground))
+    return standing.with_incident(replace(standing.on_the_same_target(judged), target=target))
 
 
 # Launches and attempts
@@ -288,7 +288,7 @@ def wait(standing: Standing, reason: str, *, judged: Incident, now: datetime) ->
     Raises:
         IncidentMovedError: as ``join``.
     """
-    incident = standing.on_the_same_ground(judged)
+    incident = standing.on_the_same_target(judged)
     before = incident.waiting
     waiting = Waiting(
         since=before.since if before else now,
@@ -347,7 +347,7 @@ def close(standing: Standing, ended: Ended, *, baseline: Baseline, judged: Incid
     Raises:
         IncidentMovedError: as ``join``, or the store is not RECOVERING, unless a person ends it.
     """
-    incident = standing.on_the_same_ground(judged)
+    incident = standing.on_the_same_target(judged)
     if not ended.outcome.is_by_hand:
         standing.require_recovering(judged)
     return Move(
@@ -364,6 +364,6 @@ def _require_loss(loss: Loss) -> None:
 
 
 def _recovering(standing: Standing, judged: Incident) -> Incident:
-    incident = standing.on_the_same_ground(judged)
+    incident = standing.on_the_same_target(judged)
     standing.require_recovering(judged)
     return incident

@@ -219,7 +219,7 @@ class FoundMarker:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class Observation:
     """A look at the store, as its leader shows it.
 
     ``is_led``: it hears of so many replicas that nobody else can be the leader. ``marker`` is None
@@ -241,7 +241,9 @@ class Judgement:
     reason: str
 
 
-def judge_sighting(accepted: Baseline | None, seen: Sighting | None, now: datetime) -> Judgement:
+def judge_observation(
+    accepted: Baseline | None, seen: Observation | None, now: datetime
+) -> Judgement:
     """Compare a look at the store with what was accepted last; ``seen`` None: the store is gone.
 
     Gone means that the cluster said so with authority; anything less is no sighting at all. What a
@@ -257,7 +259,7 @@ def judge_sighting(accepted: Baseline | None, seen: Sighting | None, now: dateti
     return judgement
 
 
-def _judge(accepted: Baseline | None, seen: Sighting | None, now: datetime) -> Judgement:
+def _judge(accepted: Baseline | None, seen: Observation | None, now: datetime) -> Judgement:
     if seen is None:
         if accepted is None:
             return Judgement(Verdict.UNKNOWN, "There is no store, and none is known of before.")
@@ -275,7 +277,7 @@ def _judge(accepted: Baseline | None, seen: Sighting | None, now: datetime) -> J
     return Judgement(verdict, f"The store is the one that was accepted: {seen.identity}.")
 
 
-def accepted_marker(accepted: Baseline | None, seen: Sighting) -> Marker | None:
+def accepted_marker(accepted: Baseline | None, seen: Observation) -> Marker | None:
     """Return the marker that stands in the store and is ours: the accepted one or its successor."""
     found = seen.marker
     if accepted is None or found is None or found.nonce is None:
@@ -287,7 +289,7 @@ def accepted_marker(accepted: Baseline | None, seen: Sighting) -> Marker | None:
     return standing if found.nonce == accepted.intended and is_later else None
 
 
-def _objection_to_marker(accepted: Baseline, seen: Sighting, now: datetime) -> str | None:
+def _objection_to_marker(accepted: Baseline, seen: Observation, now: datetime) -> str | None:
     """Say why the marker does not stand where it should; None if it does, or if none is known."""
     marker, found = accepted.marker, seen.marker
     if marker is None or accepted_marker(accepted, seen) is not None:
@@ -308,7 +310,7 @@ def _objection_to_marker(accepted: Baseline, seen: Sighting, now: datetime) -> s
     )
 
 
-def _has_expired(accepted: Baseline, seen: Sighting, now: datetime) -> bool:
+def _has_expired(accepted: Baseline, seen: Observation, now: datetime) -> bool:
     """Whether the store has dropped the marker for its age: nobody has renewed it in that time."""
     if accepted.marked_at is None or seen.keeps_for is None:
         return False

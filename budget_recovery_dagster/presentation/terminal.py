@@ -16,7 +16,7 @@ from budget_recovery_dagster.presentation.text import (
     comparison,
     difference_line,
     end_of_incident,
-    harmless,
+    escape_unprintable,
     headline,
     most_telling,
     store_line,
@@ -39,7 +39,7 @@ Parts = str | Sequence[tuple[str, str]]
 def print_row(console: Console, parts: Parts, *, indent: int = 0) -> None:
     """Print a line, broken at words where the page ends; what runs over is indented more."""
     told = [(parts, "")] if isinstance(parts, str) else parts
-    line = Text.assemble(*((harmless(console, text), style) for text, style in told))
+    line = Text.assemble(*((escape_unprintable(console, text), style) for text, style in told))
     margin = " " * indent
     width = max(min(console.width, _WIDEST) - indent - len(_HANGING), _NARROWEST)
     for number, row in enumerate(line.wrap(console, width)):
@@ -54,7 +54,7 @@ def print_columns(
     """Print rows in columns as wide as they need; those in ``right`` are set to the right."""
     if not rows:
         return
-    shown = [[harmless(console, cell) for cell in row] for row in rows]
+    shown = [[escape_unprintable(console, cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
     for row in shown:
         cells = [
@@ -325,4 +325,4 @@ def _points(facts: Facts) -> Iterator[str]:
 
 def _text(console: Console, line: Line) -> Text:
     parts = [(line, "")] if isinstance(line, str) else line
-    return Text.assemble(*((harmless(console, text), style) for text, style in parts))
+    return Text.assemble(*((escape_unprintable(console, text), style) for text, style in parts))

@@ -27,7 +27,7 @@ from budget_recovery_dagster.services.words import (
 )
 
 
-def harmless(console: Console, text: str) -> str:
+def escape_unprintable(console: Console, text: str) -> str:
     """Write what others may have named so that any terminal can show it, and obeys none of it."""
     shown = "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text

@@ -34,13 +34,13 @@ def restore_supervisor_sensor(
 ) -> dg.SensorResult:
     """Do once what is to be done; skip with the reason, or request a run."""
 
-    def look(deadline: Deadline) -> Supervised:
+    def observe(deadline: Deadline) -> Supervised:
         with control_plane.opened() as plane:
             known = read_suspicion(context.cursor)
             return supervise_restore(context.instance, plane, deadline, known)
 
     try:
-        supervised = within(TICK_SECONDS, look)
+        supervised = within(TICK_SECONDS, observe)
     except SettingsError:
         raise
     except BudgetRecoveryError as error:

@@ -63,7 +63,7 @@ def supervise_restore(
     No launch is counted after the ``deadline``, when nobody would ask for its run any more.
     """
     recovery = plane.incidents.recovery()
-    lease = plane.leases.look(RESTORE_LEASE)
+    lease = plane.leases.state_of(RESTORE_LEASE)
     scene = Scene(
         recovery=recovery,
         runs=_runs_of(instance, recovery.incident) if recovery.incident else (),

@@ -37,7 +37,7 @@ from budget_recovery_dagster.errors import (
     PossibleLossError,
     StoreError,
     StoreLostError,
-    put_into_words,
+    describe_error,
 )
 from budget_recovery_dagster.ports import (
     CaptureReports,
@@ -119,7 +119,7 @@ class TenantFailed:
     @classmethod
     def because(cls, tenant: str, error: Exception, seconds: float) -> "TenantFailed":
         """Put an error into words."""
-        return cls(tenant, *put_into_words(error), seconds, error)
+        return cls(tenant, *describe_error(error), seconds, error)
 
 
 TenantOutcome = TenantStored | TenantAbsent | TenantFailed

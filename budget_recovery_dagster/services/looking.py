@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from budget_recovery_dagster.domain.findings import Finding, Topic, ok, wrong
-from budget_recovery_dagster.errors import put_into_words
+from budget_recovery_dagster.errors import describe_error
 
 
 def look(topic: Topic, name: str, check: Callable[[], Finding | str]) -> Finding:
@@ -17,5 +17,5 @@ def look(topic: Topic, name: str, check: Callable[[], Finding | str]) -> Finding
 
 def failed(topic: Topic, name: str, error: Exception) -> Finding:
     """Return the finding that a check failed, in the words of the failure."""
-    message, hint = put_into_words(error)
+    message, hint = describe_error(error)
     return wrong(topic, name, message, hint)

@@ -26,7 +26,7 @@ from budget_recovery_dagster.domain.windows import Period
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     DatabaseUnreachableError,
-    put_into_words,
+    describe_error,
 )
 from budget_recovery_dagster.ports import (
     BudgetDefinitions,
@@ -323,7 +323,7 @@ class PreviewService:
         record = self.registry.claim(self.bucket)
         chosen = self.choosing.choose(request)
         with self.open_store() as store:
-            before = store.look(record.deployment_id).identity
+            before = store.observe(record.deployment_id).identity
             kept = KeptPreview(str(uuid4()), self.clock.now(), by, chosen.choice, before)
             self.previews.begin(kept)
             tenants = chosen.tenants()
@@ -331,7 +331,7 @@ class PreviewService:
             for number, tenant in enumerate(tenants, 1):
                 tell(f"Tenant {tenant!r}, {number} of {len(tenants)}")
                 run.add(tenant)
-            after = store.look(record.deployment_id).identity
+            after = store.observe(record.deployment_id).identity
             warnings = tuple(self._warnings(store))
         require_same(kept, after)
         self.previews.complete(kept.preview_id)
@@ -379,7 +379,7 @@ class _Run:
         except BudgetRecoveryError as error:
             if self.is_of_one:
                 raise
-            self.tenants.append(TenantPreview(tenant, None, failure=put_into_words(error)))
+            self.tenants.append(TenantPreview(tenant, None, failure=describe_error(error)))
 
     def changes(self) -> tuple[EntryPreview, ...]:
         return tuple(self._largest)

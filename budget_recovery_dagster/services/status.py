@@ -266,7 +266,7 @@ class StatusService:
     clock: Clock
     check_interval: timedelta
 
-    def look(self) -> Status:
+    def observe(self) -> Status:
         """Tell how the store stands.
 
         Raises:
@@ -294,7 +294,7 @@ class StatusService:
             check_interval=self.check_interval,
             recovery=recovery,
             attempt=attempts[-1] if attempts else None,
-            worker=self.leases.look(RESTORE_LEASE).holder,
+            worker=self.leases.state_of(RESTORE_LEASE).holder,
             closed=closed,
             checks=checks,
             unknown_in_a_row=sum(1 for _ in unknown),

@@ -14,12 +14,12 @@ from budget_recovery_dagster.domain.store import (
     Check,
     Judgement,
     Marker,
-    Sighting,
+    Observation,
     StoreIdentity,
     Verdict,
     accepted_marker,
     judge,
-    judge_sighting,
+    judge_observation,
 )
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
@@ -50,11 +50,11 @@ from budget_recovery_dagster.ports import (
     UsageStore,
 )
 
-Look = Callable[[], Sighting]
+Look = Callable[[], Observation]
 """Looks at the store; raises StoreMissingError where the cluster says that there is none."""
 
 
-def look_or_gone(look: Look) -> Sighting | None:
+def observe_or_gone(look: Look) -> Observation | None:
     """Look at the store; None where the cluster says that it does not exist."""
     try:
         return look()
@@ -68,7 +68,7 @@ def stand_in(snapshots: Snapshots) -> Baseline | None:
     return None if newest is None else Baseline(newest, version=0)
 
 
-def ground_of(seen: Sighting | None) -> Baseline | None:
+def target_of(seen: Observation | None) -> Baseline | None:
     """Return what a recovery stands on that begins with this look: no marker is known in it."""
     return None if seen is None else Baseline(seen.identity, version=1)
 
@@ -101,28 +101,28 @@ class Losses:
         """
         seen, found_at = self._look_again(judgement, look, accepted)
         loss = _loss(judgement, accepted, seen, found_by, found_at)
-        return self.incidents.open(loss, ground=ground_of(seen), judged=judged)
+        return self.incidents.open(loss, target=target_of(seen), judged=judged)
 
     def join(
         self, judgement: Judgement, look: Look, *, judged: Incident, found_by: str
     ) -> Incident:
-        """Confirm a further loss against an incident's ground, and add it to the incident.
+        """Confirm a further loss against an incident's restore target, and add it to the incident.
 
         Raises:
             PossibleLossError, StoreError: as ``open``.
             IncidentMovedError: the incident has moved; judge again.
         """
-        seen, found_at = self._look_again(judgement, look, judged.ground)
-        loss = _loss(judgement, judged.ground, seen, found_by, found_at)
-        return self.incidents.join(loss, ground=ground_of(seen), judged=judged)
+        seen, found_at = self._look_again(judgement, look, judged.target)
+        loss = _loss(judgement, judged.target, seen, found_by, found_at)
+        return self.incidents.join(loss, target=target_of(seen), judged=judged)
 
     def _look_again(
         self, judgement: Judgement, look: Look, accepted: Baseline | None
-    ) -> tuple[Sighting | None, datetime]:
+    ) -> tuple[Observation | None, datetime]:
         self.clock.wait_until(self.clock.now() + AGREEING_AFTER)
-        seen = look_or_gone(look)
+        seen = observe_or_gone(look)
         now = self.clock.now()
-        again = judge_sighting(accepted, seen, now)
+        again = judge_observation(accepted, seen, now)
         if again.verdict is not judgement.verdict:
             raise PossibleLossError(
                 f"Two looks at the store disagree: {judgement.reason} Then: {again.reason}",
@@ -147,7 +147,7 @@ def check_of(incident: Incident) -> Check:
 def _loss(
     judgement: Judgement,
     accepted: Baseline | None,
-    seen: Sighting | None,
+    seen: Observation | None,
     found_by: str,
     found_at: datetime,
 ) -> Loss:
@@ -178,7 +178,7 @@ class MarkerWriting:
     store: RecoverableStore
     deployment_id: str
 
-    def renew(self, accepted: Baseline, seen: Sighting, now: datetime) -> Baseline:
+    def renew(self, accepted: Baseline, seen: Observation, now: datetime) -> Baseline:
         """Write the intended marker and return the baseline that holds with it, to be accepted.
 
         ``seen`` is a look at the store that was found to be the ``accepted`` one at ``now``.
@@ -206,7 +206,7 @@ class MarkerWriting:
         try:
             return self.store.write_marker(self.deployment_id, nonce, after=after)
         except MarkerConflictError:
-            found = self.store.look(self.deployment_id).marker
+            found = self.store.observe(self.deployment_id).marker
             if found is None or found.nonce != nonce or found.revision <= after:
                 raise
             # The same nonce, from another try or from one whose answer was lost.
@@ -215,7 +215,7 @@ class MarkerWriting:
 
 @dataclass(frozen=True, slots=True)
 class SameStore:
-    """Compares an opened store with the ground that the recovery of an incident stands on.
+    """Compares an opened store with the restore target that the recovery of an incident stands on.
 
     ``next_step`` is what to do where it is another one.
     """
@@ -227,7 +227,7 @@ class SameStore:
     clock: Clock
     next_step: str
 
-    def require(self, incident: Incident, *, found_by: str) -> Sighting:
+    def require(self, incident: Incident, *, found_by: str) -> Observation:
         """See that the store is the one that was marked before the first reading.
 
         Raises:
@@ -235,9 +235,9 @@ class SameStore:
             AttemptFailedError: that cannot be seen.
             PossibleLossError, StoreError: likewise.
         """
-        ground = incident.ground
-        seen = look_or_gone(self._look)
-        judgement = judge_sighting(ground, seen, self.clock.now())
+        target = incident.target
+        seen = observe_or_gone(self._look)
+        judgement = judge_observation(target, seen, self.clock.now())
         if judgement.verdict.is_loss:
             lost = StoreLostError(
                 f"The store was lost once more meanwhile. {judgement.reason}", self.next_step
@@ -254,15 +254,15 @@ class SameStore:
                 f"The store could not be seen to be the same. {judgement.reason}",
                 f"wait for the cluster to settle. {self.next_step}",
             )
-        if ground is None or seen is None or accepted_marker(ground, seen) != ground.marker:
+        if target is None or seen is None or accepted_marker(target, seen) != target.marker:
             raise AttemptFailedError(
                 "Our marker is no longer in the store, so it may not be the one that was restored.",
                 "see who deletes keys of the gateway's bucket that begin with __guard.",
             )
         return seen
 
-    def _look(self) -> Sighting:
-        return self.store.look(self.deployment_id)
+    def _look(self) -> Observation:
+        return self.store.observe(self.deployment_id)
 
 
 # A check renews the marker in between: then what was accepted is read again.
@@ -280,7 +280,7 @@ class AcceptedStore:
     clock: Clock
     bucket: str
 
-    def require(self) -> Sighting:
+    def require(self) -> Observation:
         """See that the store is the accepted one.
 
         Raises:
@@ -308,7 +308,7 @@ class AcceptedStore:
             )
         return seen
 
-    def judge(self) -> tuple[Judgement, Sighting | None]:
+    def judge(self) -> tuple[Judgement, Observation | None]:
         """Compare a look at the store with what is accepted; the look is None where it is gone.
 
         Raises:
@@ -317,8 +317,8 @@ class AcceptedStore:
         for _ in range(_DECISIONS):
             record = self.registry.claim(self.bucket)
             accepted = record.baseline or stand_in(self.snapshots)
-            seen = look_or_gone(partial(self.store.look, record.deployment_id))
-            judgement = judge_sighting(accepted, seen, self.clock.now())
+            seen = observe_or_gone(partial(self.store.observe, record.deployment_id))
+            judgement = judge_observation(accepted, seen, self.clock.now())
             is_moved = self.registry.claim(self.bucket).baseline != record.baseline
             if judgement.verdict.is_good or not is_moved:
                 break
@@ -376,12 +376,12 @@ class IdentityWatch:
             self.read_baseline()
         accepted = self.baseline or stand_in(self.snapshots)
         try:
-            seen: Sighting | None = store.look(self._deployment_id)
+            seen: Observation | None = store.observe(self._deployment_id)
         except StoreMissingError:
             if accepted is None and self._last_seen is None:
                 raise
             seen = None
-        judgement = judge_sighting(accepted, seen, self.clock.now())
+        judgement = judge_observation(accepted, seen, self.clock.now())
         if judgement.verdict.is_loss:
             if self.registry.claim(self.bucket).baseline != self.baseline:
                 # A check has just renewed the marker, say: nothing to wait for and look again.
@@ -399,7 +399,7 @@ class IdentityWatch:
         try:
             incident = self.losses.open(
                 judgement,
-                lambda: store.look(self._deployment_id),
+                lambda: store.observe(self._deployment_id),
                 accepted=accepted,
                 judged=self.baseline,
                 found_by=self.found_by,
@@ -415,7 +415,7 @@ class IdentityWatch:
             "wait: the restore begins by itself, and captures resume after it.",
         )
 
-    def _compare_with_last(self, seen: Sighting | None) -> StoreIdentity:
+    def _compare_with_last(self, seen: Observation | None) -> StoreIdentity:
         # The last look of this capture counts too: in a first one nothing is accepted yet.
         last = self._last_seen
         verdict = "gone" if seen is None else judge(last, seen.identity)
@@ -450,7 +450,7 @@ class _Sound:
     """A store that is the accepted one: as it is known, as it was seen at ``now``, the verdict."""
 
     record: StoreRecord
-    seen: Sighting
+    seen: Observation
     judgement: Judgement
     now: datetime
 
@@ -458,7 +458,7 @@ class _Sound:
 @dataclass(frozen=True, slots=True)
 class _Finding:
     judgement: Judgement
-    seen: Sighting | None = None
+    seen: Observation | None = None
     hint: str = ""
 
 
@@ -530,13 +530,13 @@ class DetectionService:
     def _compare(self, store: RecoverableStore, checked_by: str) -> _Finding:
         record = self.registry.claim(self.bucket)
         accepted = record.baseline or stand_in(self.snapshots)
-        seen = look_or_gone(lambda: store.look(record.deployment_id))
+        seen = observe_or_gone(lambda: store.observe(record.deployment_id))
         now = self.clock.now()
-        judgement = judge_sighting(accepted, seen, now)
+        judgement = judge_observation(accepted, seen, now)
         if judgement.verdict.is_loss:
             self._losses.open(
                 judgement,
-                lambda: store.look(record.deployment_id),
+                lambda: store.observe(record.deployment_id),
                 accepted=accepted,
                 judged=record.baseline,
                 found_by=checked_by,
@@ -571,9 +571,9 @@ class DetectionService:
     def _watch(self, store: RecoverableStore, incident: Incident, checked_by: str) -> _Finding:
         """Look whether the store was lost once more; nothing is written into it."""
         deployment_id = self.registry.claim(self.bucket).deployment_id
-        seen = look_or_gone(lambda: store.look(deployment_id))
-        ground = incident.ground
-        if ground is None:
+        seen = observe_or_gone(lambda: store.observe(deployment_id))
+        target = incident.target
+        if target is None:
             if seen is None:
                 return _Finding(Judgement(Verdict.RECREATED, "The store is still gone."))
             if not seen.is_led:
@@ -585,14 +585,17 @@ class DetectionService:
                         f"still be gone; seen was: {seen.identity}.",
                     )
                 )
-            self.incidents.stand_on(Baseline(seen.identity, version=1), judged=incident)
-        judgement = judge_sighting(ground, seen, self.clock.now())
+            self.incidents.adopt_target(Baseline(seen.identity, version=1), judged=incident)
+        judgement = judge_observation(target, seen, self.clock.now())
         if judgement.verdict.is_loss:
             self._losses.join(
-                judgement, lambda: store.look(deployment_id), judged=incident, found_by=checked_by
+                judgement,
+                lambda: store.observe(deployment_id),
+                judged=incident,
+                found_by=checked_by,
             )
             return _Finding(judgement, seen)
         # Nothing is said of the store that was lost: this is about what stands in its place.
-        what = "The store is there again" if ground is None else "No further loss"
+        what = "The store is there again" if target is None else "No further loss"
         now = seen.identity if seen else "gone"
         return _Finding(Judgement(judgement.verdict, f"{what}: {now}."), seen)

@@ -8,7 +8,7 @@ from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import (
     DatabaseUnreachableError,
     HourNotCapturedError,
-    put_into_words,
+    describe_error,
 )
 from budget_recovery_dagster.ports import (
     Clock,
@@ -46,7 +46,7 @@ class TableFailed:
     @classmethod
     def because(cls, tenant: str, error: Exception) -> "TableFailed":
         """Put an error into words."""
-        return cls(tenant, *put_into_words(error), error)
+        return cls(tenant, *describe_error(error), error)
 
 
 @dataclass(frozen=True, slots=True)

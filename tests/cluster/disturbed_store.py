@@ -10,7 +10,7 @@ from budget_recovery_dagster.domain import (
     CaptureSource,
     ClusterView,
     Marker,
-    Sighting,
+    Observation,
     TenantReading,
     Window,
 )
@@ -98,8 +98,8 @@ class DisturbedStore:
     def now(self) -> datetime | None:
         return self.store.now()
 
-    def look(self, deployment_id: str) -> Sighting:
-        return self.store.look(deployment_id)
+    def observe(self, deployment_id: str) -> Observation:
+        return self.store.observe(deployment_id)
 
     def reader(self, source: CaptureSource) -> TenantReader:
         return DisturbedReader(self.store.reader(source), self.disturbances)

@@ -1,7 +1,7 @@
 """A server and the others lose sight of each other while clients, writers too, reach them all.
 
 One that led goes on answering as the leader for some ten seconds after the others have a new one:
-it shows an older state, which is no loss, and no ground to restore on.
+it shows an older state, which is no loss, and no restore target to restore on.
 """
 
 from collections.abc import Iterator
@@ -171,7 +171,7 @@ def test_a_bucket_that_is_gone_is_not_there_again_because_an_old_leader_still_sh
             together([side.others for side in sides], find_gone)
             for checked in together([side.cut_off for side in sides], GuardedBucket.check):
                 assert checked.check.verdict is Verdict.UNKNOWN
-            assert all(bucket.incident.ground is None for bucket in whole)
+            assert all(bucket.incident.target is None for bucket in whole)
         together(whole, GuardedBucket.create)
         with counted(whole) as writers:
             for result in together(whole, partial(GuardedBucket.recover, patience=PATIENCE)):

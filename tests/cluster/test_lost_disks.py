@@ -71,7 +71,7 @@ def test_all_disks_and_once_more_a_single_one_are_lost_and_every_counter_comes_b
     start(cluster, names)
     for bucket in every:
         wait_until(bucket.is_found_lost, seconds=60)
-        assert bucket.incident.ground is None
+        assert bucket.incident.target is None
     for result in together(every, lambda bucket: bucket.recover(patience=AT_ONCE)):
         assert isinstance(result, StillWaiting)
         assert "does not exist" in result.reason

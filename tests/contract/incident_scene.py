@@ -27,8 +27,8 @@ LOSS = Loss(
     before=ACCEPTED.identity,
     after=StoreIdentity(REBORN, 3),
 )
-GROUND = Baseline(StoreIdentity(REBORN, 3), version=1)
-MARKED_GROUND = Baseline(
+TARGET = Baseline(StoreIdentity(REBORN, 3), version=1)
+MARKED_TARGET = Baseline(
     StoreIdentity(REBORN, 9007199254740993),
     version=1,
     marker=Marker("n2", 9007199254740993),
@@ -40,14 +40,14 @@ CLOSING = Closing(
     outcome=Outcome.RESTORED,
     detail="12 counters were raised.",
     restored=Restored(tenants=1, windows=2, counters=12, boards=3),
-    baseline=replace(MARKED_GROUND, intended=None, version=77),
+    baseline=replace(MARKED_TARGET, intended=None, version=77),
 )
 
 
 def open_one(plane: ControlPlane) -> Incident:
     """Accept a store, and open an incident for its loss."""
     accepted = plane.baselines.accept(ACCEPTED, judged=plane.baseline)
-    return plane.incidents.open(LOSS, ground=GROUND, judged=accepted)
+    return plane.incidents.open(LOSS, target=TARGET, judged=accepted)
 
 
 def close(plane: ControlPlane, incident: Incident) -> Incident:

@@ -11,7 +11,7 @@ from budget_recovery_dagster.errors import IncidentHeldError
 from tests.contract.control_planes import NOON, ControlPlane
 from tests.contract.incident_scene import (
     GONE,
-    MARKED_GROUND,
+    MARKED_TARGET,
     claim_attempt,
     close,
     give_up,
@@ -89,7 +89,7 @@ def test_attempts_after_a_release_are_numbered_on(plane: ControlPlane) -> None:
     for counted in (1, 2, 3):
         incident = claim_attempt(plane, incident, run_id="later")
         assert incident.attempts == counted
-    incident = plane.incidents.join(GONE, ground=None, judged=incident)
+    incident = plane.incidents.join(GONE, target=None, judged=incident)
     incident = claim_attempt(plane, incident)
     with plane.restore_lease() as lease:
         plane.incidents.end_attempt("done", judged=incident, lease=lease)
@@ -143,9 +143,9 @@ def test_a_hold_after_a_release_still_knows_when_that_was(plane: ControlPlane) -
 
 def test_neither_a_moving_ground_nor_a_further_loss_gets_in_the_way(plane: ControlPlane) -> None:
     first = open_one(plane)
-    plane.incidents.stand_on(MARKED_GROUND, judged=first)
+    plane.incidents.adopt_target(MARKED_TARGET, judged=first)
     held = hold(plane, first)
-    joined = plane.incidents.join(GONE, ground=None, judged=held)
+    joined = plane.incidents.join(GONE, target=None, judged=held)
     assert joined.held == HELD
     released = plane.incidents.release("ann", judged=first)
     assert released == replace(joined, released_at=NOON)

@@ -8,12 +8,12 @@ from budget_recovery_dagster.domain import FailureReason, Incident, Recovery, Re
 from budget_recovery_dagster.errors import IncidentMovedError, LeaseLostError
 from budget_recovery_dagster.ports import Lease
 from tests.contract.control_planes import ControlPlane
-from tests.contract.incident_scene import CLOSING, GONE, MARKED_GROUND, close, give_up, open_one
+from tests.contract.incident_scene import CLOSING, GONE, MARKED_TARGET, close, give_up, open_one
 
 Move = Callable[[ControlPlane, Incident, Lease], object]
 MOVES: dict[str, Move] = {
-    "join": lambda plane, judged, _: plane.incidents.join(GONE, ground=None, judged=judged),
-    "stand on": lambda plane, judged, _: plane.incidents.stand_on(MARKED_GROUND, judged=judged),
+    "join": lambda plane, judged, _: plane.incidents.join(GONE, target=None, judged=judged),
+    "stand on": lambda plane, judged, _: plane.incidents.adopt_target(MARKED_TARGET, judged=judged),
     "wait": lambda plane, judged, lease: plane.incidents.wait("why", judged=judged, lease=lease),
     "claim an attempt": lambda plane, judged, lease: plane.incidents.claim_attempt(
         judged=judged, run_id="r", holder="h", lease=lease
@@ -27,7 +27,7 @@ MOVES: dict[str, Move] = {
 }
 LEASED_AND_RECOVERING = ("claim an attempt", "give up", "close")
 LEASED = ("wait", *LEASED_AND_RECOVERING)
-# What a person wants is not in the way of a ground that moves.
+# What a person wants is not in the way of a restore target that moves.
 OF_A_PERSON: dict[str, Move] = {
     "hold": lambda plane, judged, _: plane.incidents.hold("why", "ann", judged=judged),
     "release": lambda plane, judged, _: plane.incidents.release("ann", judged=judged),
@@ -70,7 +70,7 @@ def test_a_move_of_one_incident_does_not_move_the_next(plane: ControlPlane, name
 @pytest.mark.parametrize("name", MOVES)
 def test_a_judgement_on_another_ground_is_void(plane: ControlPlane, name: str) -> None:
     incident = open_one(plane)
-    plane.incidents.stand_on(MARKED_GROUND, judged=incident)
+    plane.incidents.adopt_target(MARKED_TARGET, judged=incident)
     refused(plane, MOVES[name], incident, "the store that it stands on is another now")
 
 

@@ -28,9 +28,9 @@ from tests.contract.incident_scene import (
     ACCEPTED,
     CLOSING,
     GONE,
-    GROUND,
+    TARGET,
     LOSS,
-    MARKED_GROUND,
+    MARKED_TARGET,
     claim_attempt,
     close,
     give_up,
@@ -61,7 +61,7 @@ def test_an_opened_incident_pauses_captures_and_is_shown(plane: ControlPlane) ->
         incident_id=incident.incident_id,
         opened_at=NOON,
         losses=(LOSS,),
-        ground=GROUND,
+        target=TARGET,
         newest_point_at=None,
         last_good_at=None,
     )
@@ -72,12 +72,12 @@ def test_an_opened_incident_pauses_captures_and_is_shown(plane: ControlPlane) ->
         plane.commit(plane.take(reading("acme", TEAM)))
 
 
-@pytest.mark.parametrize("ground", [None, GROUND, MARKED_GROUND])
-def test_ground_and_losses_come_back_exactly(plane: ControlPlane, ground: None) -> None:
+@pytest.mark.parametrize("target", [None, TARGET, MARKED_TARGET])
+def test_ground_and_losses_come_back_exactly(plane: ControlPlane, target: None) -> None:
     accepted = plane.baselines.accept(ACCEPTED, judged=None)
     loss = replace(GONE, before=StoreIdentity(BORN, 9007199254740993))
-    incident = plane.incidents.open(loss, ground=ground, judged=accepted)
-    assert incident.ground == ground
+    incident = plane.incidents.open(loss, target=target, judged=accepted)
+    assert incident.target == target
     assert incident.losses == (loss,)
     assert plane.incidents.recovery().incident == incident
 
@@ -98,7 +98,7 @@ def test_the_incident_notes_what_was_counted_in_no_snapshot(plane: ControlPlane)
     ):
         plane.checks.record(Check(NOON + minutes * MINUTE, "tick", verdict, "why", identity=None))
     plane.clock.set(NOON + 50 * MINUTE)
-    incident = plane.incidents.open(LOSS, ground=GROUND, judged=plane.baseline)
+    incident = plane.incidents.open(LOSS, target=TARGET, judged=plane.baseline)
     assert incident.newest_point_at == NOON
     assert incident.last_good_at == NOON + 40 * MINUTE
     assert incident.uncovered == 40 * MINUTE
@@ -111,7 +111,7 @@ def test_a_snapshot_that_is_newer_than_the_last_good_check_knew_the_store_whole(
 ) -> None:
     plane.checks.record(Check(NOON - MINUTE, "tick", Verdict.ADVANCED, "why", identity=None))
     plane.capture("acme", TEAM, at=NOON)
-    incident = plane.incidents.open(LOSS, ground=GROUND, judged=plane.baseline)
+    incident = plane.incidents.open(LOSS, target=TARGET, judged=plane.baseline)
     assert incident.last_good_at == incident.newest_point_at == NOON
     assert incident.uncovered == timedelta(0)
 
@@ -119,7 +119,7 @@ def test_a_snapshot_that_is_newer_than_the_last_good_check_knew_the_store_whole(
 def test_a_second_incident_is_not_opened_beside_the_first(plane: ControlPlane) -> None:
     incident = open_one(plane)
     with pytest.raises(IncidentMovedError, match=f"{incident.short_id} is open already"):
-        plane.incidents.open(LOSS, ground=GROUND, judged=ACCEPTED)
+        plane.incidents.open(LOSS, target=TARGET, judged=ACCEPTED)
     assert plane.incidents.recent(10) == (incident,)
 
 
@@ -131,7 +131,7 @@ def test_a_loss_that_was_judged_against_another_baseline_opens_nothing(
 ) -> None:
     plane.baselines.accept(ACCEPTED, judged=None)
     with pytest.raises(BaselineMovedError):
-        plane.incidents.open(LOSS, ground=GROUND, judged=judged)
+        plane.incidents.open(LOSS, target=TARGET, judged=judged)
     assert plane.incidents.recovery() == Recovery(HEALTHY, None)
 
 
@@ -141,20 +141,20 @@ def test_nothing_is_opened_where_the_state_was_moved_by_hand(
 ) -> None:
     plane.set_state(broken)
     with pytest.raises(IncidentMovedError, match=f"{broken} though no incident"):
-        plane.incidents.open(LOSS, ground=GROUND, judged=None)
+        plane.incidents.open(LOSS, target=TARGET, judged=None)
     assert plane.incidents.recovery() == Recovery(broken, None)
 
 
 def test_what_is_no_loss_opens_and_joins_nothing(plane: ControlPlane) -> None:
     with pytest.raises(ValueError, match="unknown is no loss"):
-        plane.incidents.open(replace(LOSS, verdict=Verdict.UNKNOWN), ground=None, judged=None)
+        plane.incidents.open(replace(LOSS, verdict=Verdict.UNKNOWN), target=None, judged=None)
     incident = open_one(plane)
     with pytest.raises(ValueError, match="advanced is no loss"):
-        plane.incidents.join(replace(LOSS, verdict=Verdict.ADVANCED), ground=None, judged=incident)
+        plane.incidents.join(replace(LOSS, verdict=Verdict.ADVANCED), target=None, judged=incident)
     assert plane.incidents.recovery() == Recovery(RECOVERING, incident)
 
 
-# Further losses, and the ground
+# Further losses, and the restore target
 
 
 def test_a_further_loss_joins_and_its_attempts_begin_again_at_once(plane: ControlPlane) -> None:
@@ -162,9 +162,9 @@ def test_a_further_loss_joins_and_its_attempts_begin_again_at_once(plane: Contro
     for _ in range(3):
         incident = claim_attempt(plane, incident)
     incident = wait(plane, incident)
-    joined = plane.incidents.join(GONE, ground=None, judged=incident)
+    joined = plane.incidents.join(GONE, target=None, judged=incident)
     assert joined == replace(
-        incident, losses=(LOSS, GONE), ground=None, attempts=0, waiting=None, next_launch_at=None
+        incident, losses=(LOSS, GONE), target=None, attempts=0, waiting=None, next_launch_at=None
     )
     assert plane.incidents.recovery() == Recovery(RECOVERING, joined)
     claim_attempt(plane, joined, run_id="run 9")
@@ -174,7 +174,7 @@ def test_a_further_loss_joins_and_its_attempts_begin_again_at_once(plane: Contro
 
 def test_a_further_loss_leaves_a_failed_incident_failed(plane: ControlPlane) -> None:
     failed = give_up(plane, open_one(plane))
-    joined = plane.incidents.join(GONE, ground=None, judged=failed)
+    joined = plane.incidents.join(GONE, target=None, judged=failed)
     assert plane.incidents.recovery() == Recovery(FAILED, joined)
     assert joined.given_up == failed.given_up
     assert joined.losses == (LOSS, GONE)
@@ -182,8 +182,8 @@ def test_a_further_loss_leaves_a_failed_incident_failed(plane: ControlPlane) -> 
 
 def test_a_recovery_stands_on_the_store_that_it_was_given(plane: ControlPlane) -> None:
     incident = open_one(plane)
-    moved = plane.incidents.stand_on(MARKED_GROUND, judged=incident)
-    assert moved == replace(incident, ground=MARKED_GROUND)
+    moved = plane.incidents.adopt_target(MARKED_TARGET, judged=incident)
+    assert moved == replace(incident, target=MARKED_TARGET)
     assert plane.incidents.recovery() == Recovery(RECOVERING, moved)
     assert plane.baseline == ACCEPTED
 
@@ -222,7 +222,7 @@ def test_every_outcome_is_kept(plane: ControlPlane, outcome: Outcome) -> None:
 def test_a_store_without_a_baseline_gets_a_first_one_when_its_incident_is_closed(
     plane: ControlPlane,
 ) -> None:
-    close(plane, plane.incidents.open(LOSS, ground=GROUND, judged=None))
+    close(plane, plane.incidents.open(LOSS, target=TARGET, judged=None))
     assert plane.baseline == replace(CLOSING.baseline, version=1)
 
 
@@ -256,7 +256,7 @@ def test_the_newest_incidents_come_first(plane: ControlPlane) -> None:
 def test_any_text_can_be_kept(plane: ControlPlane) -> None:
     ugly, told = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
     loss = replace(LOSS, found_by=ugly, reason=ugly)
-    incident = plane.incidents.open(loss, ground=GROUND, judged=None)
+    incident = plane.incidents.open(loss, target=TARGET, judged=None)
     assert (incident.losses[0].found_by, incident.losses[0].reason) == (told, told)
     incident = wait(plane, incident, reason=ugly)
     assert incident.waiting is not None

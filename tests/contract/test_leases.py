@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 
 from budget_recovery_dagster.errors import LeaseHeldError, LeaseLostError
-from budget_recovery_dagster.ports import LeaseStanding
+from budget_recovery_dagster.ports import LeaseState
 from tests.contract.control_planes import NOON, ControlPlane, in_memory
 
 
@@ -87,7 +87,7 @@ def test_any_holder_can_be_named(plane: ControlPlane, holder: str) -> None:
 
 
 def test_a_lease_that_was_never_taken_is_held_by_nobody(plane: ControlPlane) -> None:
-    assert plane.leases.look("capture") == LeaseStanding(0, None)
+    assert plane.leases.state_of("capture") == LeaseState(0, None)
     # Nor is it by having been looked at.
     with plane.leases.hold("capture", "a") as lease:
         assert lease.token == 1
@@ -95,18 +95,18 @@ def test_a_lease_that_was_never_taken_is_held_by_nobody(plane: ControlPlane) -> 
 
 def test_a_lease_says_who_holds_it_and_later_that_nobody_does(plane: ControlPlane) -> None:
     with plane.leases.hold("capture", "run 1 on db-host") as lease:
-        assert plane.leases.look("capture") == LeaseStanding(lease.token, "run 1 on db-host")
-        assert plane.leases.look("restore") == LeaseStanding(0, None)
-    assert plane.leases.look("capture") == LeaseStanding(lease.token, None)
+        assert plane.leases.state_of("capture") == LeaseState(lease.token, "run 1 on db-host")
+        assert plane.leases.state_of("restore") == LeaseState(0, None)
+    assert plane.leases.state_of("capture") == LeaseState(lease.token, None)
     with plane.leases.hold("capture", "b") as following:
-        assert plane.leases.look("capture") == LeaseStanding(following.token, "b")
+        assert plane.leases.state_of("capture") == LeaseState(following.token, "b")
         assert following.token > lease.token
 
 
 def test_a_lease_that_is_lost_is_held_by_nobody(plane: ControlPlane) -> None:
     with plane.leases.hold("capture", "a") as lease:
         plane.lose_lease(lease)
-        assert plane.leases.look("capture") == LeaseStanding(lease.token, None)
+        assert plane.leases.state_of("capture") == LeaseState(lease.token, None)
 
 
 # A time after which it is not renewed any more
@@ -127,13 +127,13 @@ def test_in_memory_a_lease_is_lost_once_its_time_has_passed() -> None:
     with plane.leases.hold("restore", "hung", at_most=hour) as lease:
         plane.clock.set(NOON + hour - timedelta(microseconds=1))
         lease.require_held()
-        assert plane.leases.look("restore") == LeaseStanding(1, "hung")
+        assert plane.leases.state_of("restore") == LeaseState(1, "hung")
         plane.clock.set(NOON + hour)
-        assert plane.leases.look("restore") == LeaseStanding(1, None)
+        assert plane.leases.state_of("restore") == LeaseState(1, None)
         with pytest.raises(LeaseLostError):
             lease.require_held()
         with plane.leases.hold("restore", "next") as taken:
             taken.require_held()
             with pytest.raises(LeaseLostError):
                 lease.require_held()
-    assert plane.leases.look("restore") == LeaseStanding(2, None)
+    assert plane.leases.state_of("restore") == LeaseState(2, None)

@@ -16,12 +16,12 @@ KEY = f"__guard.{DEPLOYMENT}"
 
 
 def found(subject: Subject) -> FoundMarker | None:
-    return subject.store.look(DEPLOYMENT).marker
+    return subject.store.observe(DEPLOYMENT).marker
 
 
 def test_a_look_tells_the_identity_and_that_there_is_no_marker(subject: Subject) -> None:
     subject.put("usage.t.b.2026-11.e", b"1")
-    seen = subject.store.look(DEPLOYMENT)
+    seen = subject.store.observe(DEPLOYMENT)
     assert seen.identity == identity_of(subject.store)
     assert seen.marker is None
     assert seen.keeps_for is None

@@ -97,7 +97,7 @@ def test_without_a_quorum_nothing_is_known_and_nothing_missing(
         wait_until(is_without_quorum, seconds=60)
         seen.append(failure_of(lambda: store.reader(COUNTERS).read("t")))
         assert isinstance(failure_of(store.reader(COUNTERS).list_tenants), StoreNoQuorumError)
-        seen.append(failure_of(lambda: store.look("d")))
+        seen.append(failure_of(lambda: store.observe("d")))
         seen.append(failure_of(lambda: store.write_marker("d", "n", after=0)))
         assert all(isinstance(e, StoreNoQuorumError | StoreUnreachableError) for e in seen)
         # Without a leader nothing fails here: that there is none is what is told.
@@ -128,7 +128,7 @@ def test_the_servers_of_a_cluster_are_told_and_a_dead_one_is_objected_to(
         assert view.leader_since is not None
         assert {replica.name for replica in view.replicas} == {follower, other}
         marker = store.write_marker("d", "n", after=0)
-        assert store.look("d").marker == FoundMarker("n", marker.revision)
+        assert store.observe("d").marker == FoundMarker("n", marker.revision)
         cluster.kill(follower)
         wait_until(lambda: follower in (objection(store.cluster_view(NOW)) or ""), seconds=60)
 

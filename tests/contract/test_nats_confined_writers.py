@@ -85,7 +85,7 @@ def test_a_user_may_raise_one_tenant_and_not_another(guarded: NatsServer) -> Non
 
 def test_a_user_who_may_not_write_the_marker_is_told_its_subject(guarded: NatsServer) -> None:
     with opened_as(guarded, "reader") as store:
-        assert store.look("d").marker is None
+        assert store.observe("d").marker is None
         failure = prompt_failure_of(lambda: store.write_marker("d", "n", after=0))
         assert isinstance(failure, StorePermissionError)
         assert f"publish to $KV.{CONFINED}.__guard.d" in failure.message
@@ -93,6 +93,6 @@ def test_a_user_who_may_not_write_the_marker_is_told_its_subject(guarded: NatsSe
 
 def test_a_user_who_may_not_read_the_marker_is_told_the_subject(guarded: NatsServer) -> None:
     with opened_as(guarded, "no_look") as store:
-        failure = prompt_failure_of(lambda: store.look("d"))
+        failure = prompt_failure_of(lambda: store.observe("d"))
         assert isinstance(failure, StorePermissionError)
         assert f"STREAM.MSG.GET.KV_{CONFINED}" in failure.message

@@ -34,9 +34,9 @@ def test_a_marker_outlives_the_age_at_which_the_bucket_drops_keys(
     marker = store.write_marker("d", "n", after=0)
     bucket.put("usage.t.b.2026-11.e", b"1")
     # So its absence is never a matter of age there.
-    assert store.look("d").keeps_for is None
+    assert store.observe("d").keeps_for is None
     wait_until(lambda: bucket.stored("usage.t.b.2026-11.e") is None)
-    assert store.look("d").marker == FoundMarker("n", marker.revision)
+    assert store.observe("d").marker == FoundMarker("n", marker.revision)
 
 
 def test_a_marker_that_the_bucket_drops_for_its_age_is_gone_without_a_trace(
@@ -44,7 +44,7 @@ def test_a_marker_that_the_bucket_drops_for_its_age_is_gone_without_a_trace(
 ) -> None:
     bucket.create_with(max_age=MAX_AGE, allow_msg_ttl=False)
     marker = store.write_marker("d", "n", after=0)
-    wait_until(lambda: store.look("d").marker is None)
+    wait_until(lambda: store.observe("d").marker is None)
     assert store.write_marker("d", "m", after=0).revision == marker.revision + 1
 
 
@@ -54,6 +54,6 @@ def test_a_marker_whose_expiry_the_server_remembers_counts_as_deleted(
     bucket.create()
     # As another installation might have written it.
     bucket.put("__guard.d", b'{"nonce":"n","written_by":"budget-recovery"}', {"Nats-TTL": "2s"})
-    assert store.look("d").marker == FoundMarker("n", 1)
-    wait_until(lambda: store.look("d").marker == FoundMarker(None, 2, is_deleted=True))
+    assert store.observe("d").marker == FoundMarker("n", 1)
+    wait_until(lambda: store.observe("d").marker == FoundMarker(None, 2, is_deleted=True))
     assert store.write_marker("d", "m", after=2).revision == 3

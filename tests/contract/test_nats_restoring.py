@@ -183,7 +183,7 @@ def test_a_bucket_without_times_to_live_gets_none(nats_server: NatsServer) -> No
                 stored = bucket.stored(name)
                 assert stored is not None
                 assert stored.ttl is None
-            found = store.look("d").marker
+            found = store.observe("d").marker
             assert found is not None
             assert found.revision == marker.revision
 
@@ -200,7 +200,7 @@ def test_a_bucket_that_vanishes_before_the_writing_is_told(nats_server: NatsServ
             assert isinstance(failure, StoreNoQuorumError)
             assert isinstance(prompt_failure_of(lambda: raise_one(store)), StoreMissingError)
             for call in (
-                lambda: store.look("d"),
+                lambda: store.observe("d"),
                 lambda: store.write_marker("d", "n", after=0),
                 lambda: store.open_tenant("t"),
             ):

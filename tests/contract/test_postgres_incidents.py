@@ -22,9 +22,9 @@ from tests.contract.incident_scene import (
     ACCEPTED,
     CLOSING,
     GONE,
-    GROUND,
+    TARGET,
     LOSS,
-    MARKED_GROUND,
+    MARKED_TARGET,
     claim_attempt,
     close,
     open_one,
@@ -75,7 +75,7 @@ def test_of_openings_at_once_one_opens_an_incident(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     plane.baselines.accept(ACCEPTED, judged=None)
-    outcomes = at_once(admin, lambda _: plane.incidents.open(LOSS, ground=GROUND, judged=ACCEPTED))
+    outcomes = at_once(admin, lambda _: plane.incidents.open(LOSS, target=TARGET, judged=ACCEPTED))
     assert outcomes.count(IncidentMovedError) == 3
     (incident,) = plane.incidents.recent(10)
     assert incident in outcomes
@@ -113,7 +113,7 @@ def test_of_joins_at_once_on_one_judgement_one_is_added(
 ) -> None:
     incident = open_one(plane)
     outcomes = at_once(
-        admin, lambda _: plane.incidents.join(GONE, ground=MARKED_GROUND, judged=incident)
+        admin, lambda _: plane.incidents.join(GONE, target=MARKED_TARGET, judged=incident)
     )
     assert outcomes.count(IncidentMovedError) == 3
     assert plane.incidents.recent(1)[0].losses == (LOSS, GONE)
@@ -142,7 +142,7 @@ def test_of_an_opening_and_a_capture_at_once_none_lands_after_the_loss(
 
         def work(number: int) -> Incident | None:
             if number % 2:
-                return plane.incidents.open(LOSS, ground=GROUND, judged=accepted)
+                return plane.incidents.open(LOSS, target=TARGET, judged=accepted)
             plane.snapshots.commit(
                 snapshots[number], hour=Hour(NOON), run_id="r", lease=lease, judged=accepted
             )
@@ -167,7 +167,7 @@ def test_a_capture_that_waits_for_an_opening_stores_nothing(
     snapshot = plane.take(reading("acme", TEAM))
     hold_back(admin, "insert on budget_recovery.store_loss")
     with plane.lease() as lease, ThreadPoolExecutor(2) as pool:
-        opening = pool.submit(plane.incidents.open, LOSS, ground=GROUND, judged=accepted)
+        opening = pool.submit(plane.incidents.open, LOSS, target=TARGET, judged=accepted)
         wait_until(lambda: waiters(admin) == 1)
         late = pool.submit(
             plane.snapshots.commit,
@@ -201,13 +201,13 @@ def test_an_opening_that_waits_for_a_capture_is_judged_anew(
             judged=accepted,
         )
         wait_until(lambda: waiters(admin) == 1)
-        late = pool.submit(plane.incidents.open, LOSS, ground=GROUND, judged=accepted)
+        late = pool.submit(plane.incidents.open, LOSS, target=TARGET, judged=accepted)
         wait_until(lambda: waiters(admin) == 2)
         let_go(admin)
         with pytest.raises(BaselineMovedError):
             late.result()
         moved = commit.result()
-    incident = plane.incidents.open(LOSS, ground=GROUND, judged=moved)
+    incident = plane.incidents.open(LOSS, target=TARGET, judged=moved)
     assert incident.newest_point_at == NOON
 
 
@@ -257,8 +257,8 @@ def test_a_second_open_incident_is_refused_by_the_table_itself(
             " baseline_last_sequence = null, baseline_version = null"
         ),
         "update budget_recovery.incident set incident_id = '1'",
-        "update budget_recovery.incident set ground_version = null",
-        "update budget_recovery.incident set ground_marked_at = now()",
+        "update budget_recovery.incident set target_version = null",
+        "update budget_recovery.incident set target_marked_at = now()",
         "update budget_recovery.incident set attempts = -1",
         "update budget_recovery.incident set launches_before = 1",
         "update budget_recovery.incident set waiting_since = now()",

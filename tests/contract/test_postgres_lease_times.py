@@ -9,7 +9,7 @@ import pytest
 
 from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases
 from budget_recovery_dagster.errors import LeaseLostError
-from budget_recovery_dagster.ports import LeaseStanding
+from budget_recovery_dagster.ports import LeaseState
 from tests.contract.control_planes import is_held
 from tests.waiting import wait_until
 
@@ -19,7 +19,7 @@ NEVER = timedelta(hours=1)
 
 
 def test_looking_makes_no_row(database: Database, admin: psycopg.Connection) -> None:
-    assert PostgresLeases(database).look("capture") == LeaseStanding(0, None)
+    assert PostgresLeases(database).state_of("capture") == LeaseState(0, None)
     assert admin.execute("select from budget_recovery.lease").fetchall() == []
 
 
@@ -30,7 +30,7 @@ def test_looking_waits_for_nobody_who_is_about_to_take_it(
     with leases.hold("capture", "a") as lease, admin.transaction():
         admin.execute("select from budget_recovery.lease for update")
         # It would be broken off, not answer.
-        assert leases.look("capture") == LeaseStanding(lease.token, "a")
+        assert leases.state_of("capture") == LeaseState(lease.token, "a")
 
 
 def test_a_lease_that_has_expired_is_held_by_nobody(
@@ -39,7 +39,7 @@ def test_a_lease_that_has_expired_is_held_by_nobody(
     leases = PostgresLeases(database, renew_every=NEVER)
     with leases.hold("capture", "stalled") as lease:
         admin.execute("update budget_recovery.lease set expires_at = clock_timestamp()")
-        assert leases.look("capture") == LeaseStanding(lease.token, None)
+        assert leases.state_of("capture") == LeaseState(lease.token, None)
 
 
 def test_a_lease_for_a_time_is_renewed_until_then_and_runs_out(
@@ -59,7 +59,7 @@ def test_a_lease_for_a_time_is_renewed_until_then_and_runs_out(
         assert lasted - began >= at_most.total_seconds()
         assert lasted - taken <= (at_most + SHORT).total_seconds() + 1
         assert "The lease of restore has been held for too long." in caplog.text
-        wait_until(lambda: leases.look("restore") == LeaseStanding(lease.token, None))
+        wait_until(lambda: leases.state_of("restore") == LeaseState(lease.token, None))
         with leases.hold("restore", "next") as taken_over:
             assert taken_over.token > lease.token
             with pytest.raises(LeaseLostError):

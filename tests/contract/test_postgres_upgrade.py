@@ -18,7 +18,7 @@ from budget_recovery_dagster.domain import (
     Waiting,
 )
 from tests.contract.control_planes import BORN, BUCKET, NOON, on_postgres, point_of
-from tests.contract.incident_scene import GROUND, LOSS, claim_attempt
+from tests.contract.incident_scene import TARGET, LOSS, claim_attempt
 
 DEPLOYMENT = "01234567-89ab-cdef-0123-456789abcdef"
 # As the first two versions write it: a baseline, a held lease, a snapshot, a failure, a budget.
@@ -147,7 +147,7 @@ def test_an_upgraded_database_goes_on_from_what_it_knew(empty_database_url: str)
         )
         intended = plane.baselines.intend_marker("n", judged=accepted)
         assert intended.version == 42
-        incident = plane.incidents.open(LOSS, ground=GROUND, judged=intended)
+        incident = plane.incidents.open(LOSS, target=TARGET, judged=intended)
         assert incident.newest_point_at == NOON
 
 

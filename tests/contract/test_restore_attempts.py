@@ -10,7 +10,7 @@ from budget_recovery_dagster.errors import AttemptsUsedUpError
 from tests.contract.control_planes import NOON, ControlPlane
 from tests.contract.incident_scene import (
     GONE,
-    MARKED_GROUND,
+    MARKED_TARGET,
     claim_attempt,
     close,
     open_one,
@@ -73,10 +73,10 @@ def test_a_launch_that_somebody_else_has_counted_is_not_counted_again(plane: Con
 
 def test_a_launch_goes_by_the_incident_and_not_by_its_ground(plane: ControlPlane) -> None:
     incident = open_one(plane)
-    plane.incidents.stand_on(MARKED_GROUND, judged=incident)
+    plane.incidents.adopt_target(MARKED_TARGET, judged=incident)
     launched = plane.incidents.claim_launch(judged=incident)
     assert launched == replace(
-        incident, ground=MARKED_GROUND, launches=1, next_launch_at=NOON + 30 * SECOND
+        incident, target=MARKED_TARGET, launches=1, next_launch_at=NOON + 30 * SECOND
     )
 
 
@@ -101,7 +101,7 @@ def test_an_attempt_and_a_further_loss_let_the_backoff_begin_again(plane: Contro
     assert (incident.launches, pause(plane, incident)) == (4, 30)
     incident = launch(plane, incident)
     assert (incident.launches, pause(plane, incident)) == (5, 60)
-    incident = plane.incidents.join(GONE, ground=None, judged=incident)
+    incident = plane.incidents.join(GONE, target=None, judged=incident)
     assert incident.next_launch_at is None
     incident = launch(plane, incident)
     assert (incident.launches, pause(plane, incident)) == (6, 30)
@@ -174,7 +174,7 @@ def test_the_newest_attempt_is_ended_and_one_that_died_stays_open(plane: Control
 
 def test_the_last_attempt_of_an_earlier_loss_can_still_be_ended(plane: ControlPlane) -> None:
     incident = claim_attempt(plane, open_one(plane))
-    joined = plane.incidents.join(GONE, ground=None, judged=incident)
+    joined = plane.incidents.join(GONE, target=None, judged=incident)
     with plane.restore_lease() as lease:
         plane.incidents.end_attempt("lost once more", judged=joined, lease=lease)
     (attempt,) = plane.incidents.attempts_of(incident.incident_id)

@@ -40,7 +40,7 @@ from budget_recovery_dagster.domain import (
     require_lease_of,
     require_ours,
 )
-from budget_recovery_dagster.ports import Lease, LeaseStanding, StoreRecord
+from budget_recovery_dagster.ports import Lease, LeaseState, StoreRecord
 
 
 class ManualClock:
@@ -139,11 +139,11 @@ class MemoryLeases:
     def __init__(self, control_plane: ControlPlane) -> None:
         self._plane = control_plane
 
-    def look(self, name: str) -> LeaseStanding:
+    def state_of(self, name: str) -> LeaseState:
         """Return how a lease stands, without touching it."""
         with self._plane.lock:
             holder = holder_at(current_holding(self._plane, name), self._plane.clock.now())
-            return LeaseStanding(self._plane.tokens.get(name, 0), holder)
+            return LeaseState(self._plane.tokens.get(name, 0), holder)
 
     @contextmanager
     def hold(self, name: str, holder: str, *, at_most: timedelta | None = None) -> Iterator[Lease]:

@@ -151,7 +151,7 @@ class MemoryIncidents:
             )
             return tuple(oldest_first[::-1][:count])
 
-    def open(self, loss: Loss, *, ground: Baseline | None, judged: Baseline | None) -> Incident:
+    def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
         """Open an incident for a loss: the store is RECOVERING, and captures are paused.
 
         Raises:
@@ -169,28 +169,28 @@ class MemoryIncidents:
             kept = storable_loss(loss)
             return self._keep(
                 moves.open_incident(
-                    self._standing(), kept, ground=ground, judged=judged, opening=opening
+                    self._standing(), kept, target=target, judged=judged, opening=opening
                 )
             )
 
-    def join(self, loss: Loss, *, ground: Baseline | None, judged: Incident) -> Incident:
+    def join(self, loss: Loss, *, target: Baseline | None, judged: Incident) -> Incident:
         """Add a further loss to the open incident; its attempts begin again, and it waits no more.
 
         Raises:
-            IncidentMovedError: its ground is not that of ``judged`` any more, or it is closed.
+            IncidentMovedError: its restore target is not that of ``judged``, or it is closed.
         """
         with self._plane.lock:
             kept = storable_loss(loss)
-            return self._keep(moves.join(self._standing(), kept, ground=ground, judged=judged))
+            return self._keep(moves.join(self._standing(), kept, target=target, judged=judged))
 
-    def stand_on(self, ground: Baseline, *, judged: Incident) -> Incident:
+    def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
         """Let the recovery stand on this store from now on.
 
         Raises:
             IncidentMovedError: as ``join``.
         """
         with self._plane.lock:
-            return self._keep(moves.stand_on(self._standing(), ground, judged=judged))
+            return self._keep(moves.adopt_target(self._standing(), target, judged=judged))
 
     def claim_launch(self, *, judged: Incident) -> Incident | None:
         """Count one more launch of a restore; None if somebody else has, or it is not time."""

@@ -43,7 +43,7 @@ from budget_recovery_dagster.domain import (
     ClusterView,
     Entity,
     Marker,
-    Sighting,
+    Observation,
     StoreIdentity,
     TenantReading,
     Window,
@@ -218,11 +218,11 @@ class MemoryUsageStore:
         self._answer(self.identity_failure)
         return self.clock
 
-    def look(self, deployment_id: str) -> Sighting:
+    def observe(self, deployment_id: str) -> Observation:
         """Read identity and marker."""
         self._answer(self.identity_failure, self.look_failure)
         found = found_marker(self.live_key(marker_key(deployment_id)))
-        return Sighting(self.stream, found, self.keeps_for, self.is_led)
+        return Observation(self.stream, found, self.keeps_for, self.is_led)
 
     def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
         """Write our marker over what stands under its key at sequence ``after``; 0: nothing."""

@@ -90,7 +90,7 @@ class Scene:
         incident = self.plane.incidents.recovery().incident
         assert incident is not None
         with self.service.open_store() as store, self.plane.leases.hold(RESTORE_LEASE, "r") as held:
-            identity = store.look("nobody").identity
+            identity = store.observe("nobody").identity
             closing = Closing(Outcome.NOTHING_LOST, "", Restored(), Baseline(identity, version=1))
             self.plane.incidents.close(closing, judged=incident, lease=held)
         assert self.check().check.verdict.is_good

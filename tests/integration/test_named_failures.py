@@ -73,7 +73,7 @@ def lost(store: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> Non
         loss = Loss(
             plane.clock.now(), "a test", Verdict.RECREATED, "It was.", baseline.identity, None
         )
-        plane.incidents.open(loss, ground=None, judged=baseline)
+        plane.incidents.open(loss, target=None, judged=baseline)
 
 
 @pytest.fixture(scope="module")

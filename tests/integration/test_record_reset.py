@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from psycopg.rows import dict_row
 
 from budget_recovery_dagster.cli.main import main
-from budget_recovery_dagster.cli.options import this_person
+from budget_recovery_dagster.cli.options import current_user
 from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import Hour
 from tests.integration.live_capture import capture_now
@@ -144,7 +144,7 @@ def test_the_command_tells_what_it_did_in_lines_that_a_terminal_holds(
         "of_everyone": False,
         "entity": "alice",
         "at": at,
-        "reset_by": this_person(),
+        "reset_by": current_user(),
         "reason": "pardoned",
     }
 
@@ -159,7 +159,7 @@ def test_the_command_tells_programs_the_same(captured: Bucket) -> None:
         "window": None,
         "everyone": False,
         "entity": None,
-        "by": this_person(),
+        "by": current_user(),
         "reason": "pardoned",
         "left_out_of": [LIFETIME],
         "restore_is_under_way": False,

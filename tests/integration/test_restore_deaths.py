@@ -56,7 +56,7 @@ def lose(bucket: Bucket) -> None:
 def run(run_id: str) -> RecoveryResult:
     """Try to recover in this process, once nobody else is at it."""
     with opened_database(load_settings()) as plane:
-        wait_until(lambda: plane.leases.look(RESTORE_LEASE).holder is None)
+        wait_until(lambda: plane.leases.state_of(RESTORE_LEASE).holder is None)
         service = plane.recovery_service()
         return service.recover(run_id=run_id, holder=run_id, tell=lambda _: None)
 

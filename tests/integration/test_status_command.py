@@ -68,7 +68,7 @@ def check(
 def lose(database: OpenedDatabase) -> None:
     now = database.clock.now()
     loss = Loss(now, "sensor", Verdict.RECREATED, "It was recreated.", identity(database), None)
-    database.incidents.open(loss, ground=Baseline(identity(database), 1), judged=None)
+    database.incidents.open(loss, target=Baseline(identity(database), 1), judged=None)
 
 
 def fail(database: OpenedDatabase) -> None:

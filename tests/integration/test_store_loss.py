@@ -70,7 +70,7 @@ class Scene:
         assert reason in loss["reason"]
         assert loss["before_created_at"] == accepted["baseline_created_at"]
         assert (loss["before_last_sequence"], loss["after_last_sequence"]) == (before, after)
-        assert incident["ground_last_sequence"] == after
+        assert incident["target_last_sequence"] == after
         checked = store_checks(self.database)[-1]
         assert (checked["verdict"], checked["incident_id"]) == (found, incident["incident_id"])
         assert reason in checked["reason"]
@@ -125,13 +125,13 @@ def test_a_bucket_that_is_gone_is_lost_and_its_return_is_no_further_loss(
     scene.expect_loss("recreated", before=2, after=None, reason="The store is gone; it was")
     assert "still gone" in skipped(check(scene.instance))
     (incident,) = incidents(scene.database)
-    assert incident["ground_created_at"] is None
+    assert incident["target_created_at"] is None
     accepted.create()
     accepted.spend("acme", "total", LIFETIME, {None: "1"})
     for expected in ("first seen", "unchanged"):
         assert verdict(check(scene.instance)) == expected
     (incident,) = incidents(scene.database)
-    assert incident["ground_last_sequence"] == 1
+    assert incident["target_last_sequence"] == 1
     assert len(losses(scene.database)) == 1
     # What it has become is watched in turn.
     rebuild(accepted)
@@ -241,13 +241,13 @@ def test_one_loss_is_one_incident_whoever_sees_it_and_how_often(
     assert stored_tenants(capture_now(current_hour)) == ["acme"]
     rebuild(accepted)
 
-    def look(_: int) -> None:
+    def observe(_: int) -> None:
         with opened_database(load_settings()) as plane:
             plane.detection_service().check(checked_by="another tick")
 
     with ThreadPoolExecutor(4) as pool:
         captured = pool.submit(capture_unless_paused, current_hour)
-        assert list(pool.map(look, range(3))) == [None] * 3
+        assert list(pool.map(observe, range(3))) == [None] * 3
     outcome_of_capture = captured.result()
     assert isinstance(outcome_of_capture, Paused) or not outcome_of_capture.read
     (request,) = requested(check(scene.instance))

@@ -196,7 +196,7 @@ def test_a_user_who_may_not_write_the_marker_checks_without_it_and_says_so(
     guarded.do(lambda bucket: bucket.purge("__guard."))
     requested(check(instance))
     (incident,) = incidents(database)
-    assert incident["ground_last_sequence"] == 3
+    assert incident["target_last_sequence"] == 3
 
 
 @pytest.mark.parametrize("minutes", [1, -1])

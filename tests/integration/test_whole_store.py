@@ -186,7 +186,7 @@ def test_checks_at_the_same_time_see_no_loss_also_the_very_first_ones(
     checks = 4
     barrier = Barrier(checks)
 
-    def look(_: int) -> set[Verdict]:
+    def observe(_: int) -> set[Verdict]:
         # A pool and a client of its own, as another process has.
         with opened_database(load_settings()) as plane:
             service = plane.detection_service()
@@ -194,7 +194,7 @@ def test_checks_at_the_same_time_see_no_loss_also_the_very_first_ones(
             return {service.check(checked_by="a tick").check.verdict for _ in range(3)}
 
     with ThreadPoolExecutor(checks) as pool:
-        found = set().union(*pool.map(look, range(checks)))
+        found = set().union(*pool.map(observe, range(checks)))
     # The others find one at work already, which is no finding of theirs.
     assert Verdict.FIRST_SEEN in found
     assert not any(each.is_loss for each in found)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
 from budget_recovery_dagster.adapters.postgres import Database
 from budget_recovery_dagster.bootstrap import OpenedDatabase
-from budget_recovery_dagster.domain import CaptureSource, ClusterView, Hour, Marker, Sighting
+from budget_recovery_dagster.domain import CaptureSource, ClusterView, Hour, Marker, Observation
 from budget_recovery_dagster.ports import LiveTenant, TenantReader
 from budget_recovery_dagster.services import Captured, TenantOutcome
 from budget_recovery_dagster.settings import load_settings
@@ -48,8 +48,8 @@ class TimelessStore:
     def now(self) -> None:
         return None
 
-    def look(self, deployment_id: str) -> Sighting:
-        return self.store.look(deployment_id)
+    def observe(self, deployment_id: str) -> Observation:
+        return self.store.observe(deployment_id)
 
     def reader(self, source: CaptureSource) -> TenantReader:
         return self.store.reader(source)

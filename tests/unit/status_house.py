@@ -19,7 +19,7 @@ from budget_recovery_dagster.domain import (
     StoreIdentity,
     Verdict,
 )
-from budget_recovery_dagster.ports import Incidents, Leases, LeaseStanding
+from budget_recovery_dagster.ports import Incidents, Leases, LeaseState
 from budget_recovery_dagster.services import Status, StatusService
 
 NOW = datetime(2026, 11, 30, 8, 31, 2, tzinfo=UTC)
@@ -51,7 +51,7 @@ def incident(minutes: float = 9, **fields: object) -> Incident:
         "incident_id": f"{minutes:08.0f}-2222-4333-8444-555555555555",
         "opened_at": ago(minutes),
         "losses": (loss(minutes),),
-        "ground": None,
+        "target": None,
         "newest_point_at": ago(minutes + 22),
         "last_good_at": ago(minutes + 7),
         **fields,
@@ -95,7 +95,7 @@ class Known:
             leases=cast(Leases, _Leases(self)),
             clock=_Clock(),
             check_interval=INTERVAL,
-        ).look()
+        ).observe()
 
 
 class _Clock:
@@ -110,9 +110,9 @@ class _Clock:
 class _Leases:
     known: Known
 
-    def look(self, name: str) -> LeaseStanding:
+    def state_of(self, name: str) -> LeaseState:
         assert name == "restore"
-        return LeaseStanding(1, self.known.worker)
+        return LeaseState(1, self.known.worker)
 
 
 @dataclass

@@ -6,12 +6,12 @@ import pytest
 
 from budget_recovery_dagster.domain import Baseline, Marker, RecoveryState, Standing, moves
 from budget_recovery_dagster.errors import BaselineMovedError, CapturesPausedError
-from tests.unit.test_moves import BASELINE, FAILED, GROUND, HEALTHY, IDENTITY, LOST, RECOVERING
+from tests.unit.test_moves import BASELINE, FAILED, TARGET, HEALTHY, IDENTITY, LOST, RECOVERING
 
 
 def test_a_healthy_stores_baseline_gets_the_version_that_follows() -> None:
     healthy = Standing(HEALTHY, BASELINE)
-    assert moves.accept(healthy, GROUND, judged=BASELINE) == Baseline(LOST, version=8)
+    assert moves.accept(healthy, TARGET, judged=BASELINE) == Baseline(LOST, version=8)
     assert moves.accept(Standing(HEALTHY, None), BASELINE, judged=None).version == 1
     assert moves.intend_marker(healthy, "n2", judged=BASELINE) == Baseline(
         IDENTITY, 8, Marker("n1", 39), BASELINE.marked_at, intended="n2"
@@ -21,7 +21,7 @@ def test_a_healthy_stores_baseline_gets_the_version_that_follows() -> None:
 def test_a_baseline_does_not_move_on_another_judgement() -> None:
     judged = replace(BASELINE, intended="n2")
     with pytest.raises(BaselineMovedError):
-        moves.accept(Standing(HEALTHY, BASELINE), GROUND, judged=judged)
+        moves.accept(Standing(HEALTHY, BASELINE), TARGET, judged=judged)
     with pytest.raises(BaselineMovedError):
         moves.intend_marker(Standing(HEALTHY, None), "n", judged=BASELINE)
 
@@ -29,6 +29,6 @@ def test_a_baseline_does_not_move_on_another_judgement() -> None:
 @pytest.mark.parametrize("state", [RECOVERING, FAILED])
 def test_a_baseline_does_not_move_while_the_store_is_not_healthy(state: RecoveryState) -> None:
     with pytest.raises(CapturesPausedError):
-        moves.accept(Standing(state, BASELINE), GROUND, judged=BASELINE)
+        moves.accept(Standing(state, BASELINE), TARGET, judged=BASELINE)
     with pytest.raises(CapturesPausedError):
         moves.intend_marker(Standing(state, BASELINE), "n", judged=BASELINE)

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain import RecoveryState, Sighting, StoreIdentity, Verdict
+from budget_recovery_dagster.domain import Observation, RecoveryState, StoreIdentity, Verdict
 from budget_recovery_dagster.errors import (
     ClockSkewError,
     PossibleLossError,
@@ -77,9 +77,9 @@ def test_a_bucket_that_goes_before_the_listing_is_a_loss(house: House) -> None:
     in_order = iter([None, house.store.listing_failure])
 
     class VanishingStore(MemoryUsageStore):
-        def look(self, deployment_id: str) -> Sighting:
+        def observe(self, deployment_id: str) -> Observation:
             self.identity_failure = next(in_order, house.store.listing_failure)
-            return super().look(deployment_id)
+            return super().observe(deployment_id)
 
     vanishing = VanishingStore(BORN)
     vanishing.stream = house.store.stream
@@ -169,9 +169,9 @@ def test_two_looks_that_disagree_open_no_incident(house: House) -> None:
     sequences = iter([2, 400])
 
     class FlappingStore(MemoryUsageStore):
-        def look(self, deployment_id: str) -> Sighting:
+        def observe(self, deployment_id: str) -> Observation:
             self.stream = StoreIdentity(BORN, next(sequences))
-            return super().look(deployment_id)
+            return super().observe(deployment_id)
 
     flapping = FlappingStore(BORN)
     service = replace(house.service, open_store=lambda: nullcontext(flapping))
@@ -192,7 +192,7 @@ def test_a_marker_that_is_renewed_during_a_capture_is_no_loss(house: House) -> N
 
     def check_in_between() -> None:
         intended = baselines.intend_marker("nonce", judged=house.baseline)
-        seen = house.store.look(record.deployment_id)
+        seen = house.store.observe(record.deployment_id)
         writing = MarkerWriting(house.store, record.deployment_id)
         baselines.accept(writing.renew(intended, seen, house.clock.now()), judged=intended)
 
@@ -207,8 +207,8 @@ def test_a_leader_that_may_be_none_any_more_is_captured_from_no_further(house: H
     house.clock.advance(timedelta(minutes=1))
 
     class CutOffStore(MemoryUsageStore):
-        def look(self, deployment_id: str) -> Sighting:
-            return replace(super().look(deployment_id), is_led=False)
+        def observe(self, deployment_id: str) -> Observation:
+            return replace(super().observe(deployment_id), is_led=False)
 
     behind = CutOffStore(BORN)
     behind.stream = StoreIdentity(BORN, 1)

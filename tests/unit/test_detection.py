@@ -9,11 +9,11 @@ from budget_recovery_dagster.domain import (
     Baseline,
     FoundMarker,
     Marker,
-    Sighting,
+    Observation,
     StoreIdentity,
     Verdict,
     accepted_marker,
-    judge_sighting,
+    judge_observation,
 )
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
@@ -29,8 +29,8 @@ UNMARKED = Baseline(StoreIdentity(BORN, 120), version=7)
 OURS = FoundMarker("ours", 100)
 
 
-def seen(sequence: int, marker: FoundMarker | None = OURS, **also: object) -> Sighting:
-    return Sighting(StoreIdentity(BORN, sequence), marker, **also)  # type: ignore[arg-type]
+def seen(sequence: int, marker: FoundMarker | None = OURS, **also: object) -> Observation:
+    return Observation(StoreIdentity(BORN, sequence), marker, **also)  # type: ignore[arg-type]
 
 
 # The store itself
@@ -41,7 +41,7 @@ def seen(sequence: int, marker: FoundMarker | None = OURS, **also: object) -> Si
     [(120, Verdict.UNCHANGED), (121, Verdict.ADVANCED), (119, Verdict.REGRESSED)],
 )
 def test_a_store_with_our_marker_is_judged_by_its_sequence(sequence: int, verdict: Verdict) -> None:
-    assert judge_sighting(ACCEPTED, seen(sequence), NOON).verdict is verdict
+    assert judge_observation(ACCEPTED, seen(sequence), NOON).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -50,74 +50,74 @@ def test_a_store_with_our_marker_is_judged_by_its_sequence(sequence: int, verdic
 )
 def test_large_sequences_are_told_apart(sequence: int, verdict: Verdict) -> None:
     accepted = replace(ACCEPTED, identity=StoreIdentity(BORN, LARGE))
-    assert judge_sighting(accepted, seen(sequence), NOON).verdict is verdict
+    assert judge_observation(accepted, seen(sequence), NOON).verdict is verdict
 
 
 def test_a_store_that_was_made_anew_is_recreated_whatever_it_holds() -> None:
-    anew = Sighting(StoreIdentity(BORN + timedelta(microseconds=1), 500), OURS)
-    judged = judge_sighting(ACCEPTED, anew, NOON)
+    anew = Observation(StoreIdentity(BORN + timedelta(microseconds=1), 500), OURS)
+    judged = judge_observation(ACCEPTED, anew, NOON)
     assert judged.verdict is Verdict.RECREATED
     assert str(ACCEPTED.identity) in judged.reason
     assert str(anew.identity) in judged.reason
 
 
 def test_a_store_that_is_gone_is_recreated_and_says_what_it_was() -> None:
-    judged = judge_sighting(ACCEPTED, None, NOON)
+    judged = judge_observation(ACCEPTED, None, NOON)
     assert judged.verdict is Verdict.RECREATED
     assert judged.reason == f"The store is gone; it was: {ACCEPTED.identity}."
 
 
 def test_where_nothing_is_known_no_store_is_no_loss() -> None:
-    assert judge_sighting(None, None, NOON).verdict is Verdict.UNKNOWN
+    assert judge_observation(None, None, NOON).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize("marker", [None, OURS])
 def test_a_first_store_is_judged_by_nothing(marker: FoundMarker | None) -> None:
-    assert judge_sighting(None, seen(3, marker), NOON).verdict is Verdict.FIRST_SEEN
+    assert judge_observation(None, seen(3, marker), NOON).verdict is Verdict.FIRST_SEEN
 
 
 # The marker
 
 
 def test_a_rollback_that_traffic_has_overtaken_is_seen_by_the_older_marker() -> None:
-    judged = judge_sighting(ACCEPTED, seen(500, FoundMarker("ours before", 60)), NOON)
+    judged = judge_observation(ACCEPTED, seen(500, FoundMarker("ours before", 60)), NOON)
     assert judged.verdict is Verdict.MARKER_LOST
     assert "gone back to older data" in judged.reason
     assert "at sequence 100, and at 60 is another" in judged.reason
 
 
 def test_our_own_nonce_at_an_older_sequence_is_a_rollback_too() -> None:
-    judged = judge_sighting(ACCEPTED, seen(500, FoundMarker("ours", 99)), NOON)
+    judged = judge_observation(ACCEPTED, seen(500, FoundMarker("ours", 99)), NOON)
     assert judged.verdict is Verdict.MARKER_LOST
 
 
 def test_another_marker_at_our_sequence_is_another_past() -> None:
-    judged = judge_sighting(ACCEPTED, seen(500, FoundMarker("theirs", 100)), NOON)
+    judged = judge_observation(ACCEPTED, seen(500, FoundMarker("theirs", 100)), NOON)
     assert judged.verdict is Verdict.MARKER_LOST
     assert "gone back to older data" in judged.reason
 
 
 @pytest.mark.parametrize("nonce", ["theirs", "ours", None])
 def test_a_foreign_marker_at_a_later_sequence_is_a_loss(nonce: str | None) -> None:
-    judged = judge_sighting(INTENDED, seen(500, FoundMarker(nonce, 101)), NOON)
+    judged = judge_observation(INTENDED, seen(500, FoundMarker(nonce, 101)), NOON)
     assert judged.verdict is Verdict.MARKER_LOST
     assert "another installation uses a copy" in judged.reason
 
 
 def test_a_purge_of_the_whole_store_leaves_no_marker() -> None:
-    judged = judge_sighting(ACCEPTED, seen(121, None), NOON)
+    judged = judge_observation(ACCEPTED, seen(121, None), NOON)
     assert judged.verdict is Verdict.MARKER_LOST
     assert "Part of the store is gone" in judged.reason
 
 
 def test_a_marker_that_somebody_deleted_by_its_key_is_no_loss() -> None:
     deleted = FoundMarker(None, 121, is_deleted=True)
-    assert judge_sighting(ACCEPTED, seen(121, deleted), NOON).verdict is Verdict.ADVANCED
+    assert judge_observation(ACCEPTED, seen(121, deleted), NOON).verdict is Verdict.ADVANCED
 
 
 def test_an_older_deletion_than_our_marker_is_a_rollback() -> None:
     deleted = FoundMarker(None, 60, is_deleted=True)
-    assert judge_sighting(ACCEPTED, seen(121, deleted), NOON).verdict is Verdict.MARKER_LOST
+    assert judge_observation(ACCEPTED, seen(121, deleted), NOON).verdict is Verdict.MARKER_LOST
 
 
 # The store drops it when a clock a minute ahead of ours would say that it is a day old.
@@ -134,18 +134,18 @@ def test_a_marker_that_the_store_dropped_for_its_age_is_no_loss(
     age: timedelta, verdict: Verdict
 ) -> None:
     accepted = replace(ACCEPTED, marked_at=NOON - age)
-    assert judge_sighting(accepted, seen(121, None, keeps_for=DAY), NOON).verdict is verdict
+    assert judge_observation(accepted, seen(121, None, keeps_for=DAY), NOON).verdict is verdict
 
 
 def test_a_store_that_drops_nothing_for_its_age_has_lost_even_an_old_marker() -> None:
     accepted = replace(ACCEPTED, marked_at=NOON - 400 * DAY)
-    assert judge_sighting(accepted, seen(121, None), NOON).verdict is Verdict.MARKER_LOST
+    assert judge_observation(accepted, seen(121, None), NOON).verdict is Verdict.MARKER_LOST
 
 
 def test_an_old_marker_does_not_excuse_an_older_one_in_its_place() -> None:
     accepted = replace(ACCEPTED, marked_at=NOON - 400 * DAY)
     older = seen(121, FoundMarker("before", 60), keeps_for=DAY)
-    assert judge_sighting(accepted, older, NOON).verdict is Verdict.MARKER_LOST
+    assert judge_observation(accepted, older, NOON).verdict is Verdict.MARKER_LOST
 
 
 @pytest.mark.parametrize(
@@ -160,24 +160,24 @@ def test_an_old_marker_does_not_excuse_an_older_one_in_its_place() -> None:
 def test_the_intended_marker_counts_at_a_later_sequence_only(
     marker: FoundMarker, verdict: Verdict
 ) -> None:
-    assert judge_sighting(INTENDED, seen(121, marker), NOON).verdict is verdict
+    assert judge_observation(INTENDED, seen(121, marker), NOON).verdict is verdict
 
 
 @pytest.mark.parametrize("marker", [None, FoundMarker("theirs", 5), FoundMarker(None, 5)])
 def test_where_no_marker_was_accepted_none_is_missed(marker: FoundMarker | None) -> None:
     for accepted in (UNMARKED, replace(UNMARKED, intended="next")):
-        assert judge_sighting(accepted, seen(121, marker), NOON).verdict is Verdict.ADVANCED
+        assert judge_observation(accepted, seen(121, marker), NOON).verdict is Verdict.ADVANCED
 
 
 def test_a_regressed_or_recreated_store_is_that_and_not_a_lost_marker() -> None:
-    assert judge_sighting(ACCEPTED, seen(119, None), NOON).verdict is Verdict.REGRESSED
-    anew = Sighting(StoreIdentity(NOON, 500), None)
-    assert judge_sighting(ACCEPTED, anew, NOON).verdict is Verdict.RECREATED
+    assert judge_observation(ACCEPTED, seen(119, None), NOON).verdict is Verdict.REGRESSED
+    anew = Observation(StoreIdentity(NOON, 500), None)
+    assert judge_observation(ACCEPTED, anew, NOON).verdict is Verdict.RECREATED
 
 
 def test_a_judgement_wants_a_moment() -> None:
     with pytest.raises(ValueError, match="no time zone"):
-        judge_sighting(ACCEPTED, seen(121), datetime(2026, 11, 25))  # noqa: DTZ001
+        judge_observation(ACCEPTED, seen(121), datetime(2026, 11, 25))  # noqa: DTZ001
 
 
 # Which marker stands
@@ -213,11 +213,11 @@ def test_a_marker_is_ours_if_it_is_the_accepted_one_or_its_successor(
 def test_a_loss_is_not_believed_of_a_leader_that_may_be_none_any_more(
     sequence: int, marker: FoundMarker | None
 ) -> None:
-    assert judge_sighting(ACCEPTED, seen(sequence, marker), NOON).verdict.is_loss
-    doubted = judge_sighting(ACCEPTED, seen(sequence, marker, is_led=False), NOON)
+    assert judge_observation(ACCEPTED, seen(sequence, marker), NOON).verdict.is_loss
+    doubted = judge_observation(ACCEPTED, seen(sequence, marker, is_led=False), NOON)
     assert doubted.verdict is Verdict.UNKNOWN
     assert doubted.reason.startswith("Whoever answered may not be the leader any more. ")
 
 
 def test_what_such_a_leader_shows_that_is_no_loss_is_taken_as_it_is() -> None:
-    assert judge_sighting(ACCEPTED, seen(121, is_led=False), NOON).verdict is Verdict.ADVANCED
+    assert judge_observation(ACCEPTED, seen(121, is_led=False), NOON).verdict is Verdict.ADVANCED

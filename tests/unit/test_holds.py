@@ -22,7 +22,7 @@ from tests.unit.test_moves import (
     ENDED,
     FAILED,
     GONE,
-    GROUND,
+    TARGET,
     HEALTHY,
     LOSS,
     NOW,
@@ -76,8 +76,8 @@ def test_a_release_of_what_is_not_on_hold_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        standing(ground=None),
-        standing(ground=replace(GROUND, intended="n")),
+        standing(target=None),
+        standing(target=replace(TARGET, intended="n")),
         standing(losses=(LOSS, GONE)),
     ],
 )
@@ -88,8 +88,8 @@ def test_neither_a_moving_ground_nor_a_further_loss_gets_in_the_way(found: Stand
     assert not released.incident.is_held
     # Who held it, and why, stays known.
     assert released.incident.held == HELD
-    assert (released.incident.ground, released.incident.losses) == (
-        held.incident.ground,
+    assert (released.incident.target, released.incident.losses) == (
+        held.incident.target,
         held.incident.losses,
     )
 
@@ -131,13 +131,13 @@ def test_nothing_is_launched() -> None:
 
 
 def test_a_further_loss_keeps_the_hold() -> None:
-    joined = moves.join(standing(held=HELD, released_at=NOW), GONE, ground=None, judged=OPENED)
+    joined = moves.join(standing(held=HELD, released_at=NOW), GONE, target=None, judged=OPENED)
     assert (joined.incident.held, joined.incident.released_at) == (HELD, NOW)
 
 
 def test_a_worker_that_was_past_the_check_may_end_it() -> None:
     found = standing(held=HELD)
-    assert moves.close(found, ENDED, baseline=GROUND, judged=OPENED).incident == replace(
+    assert moves.close(found, ENDED, baseline=TARGET, judged=OPENED).incident == replace(
         OPENED, held=HELD, ended=ENDED
     )
     given_up = moves.give_up(found, FailureReason.NOT_WRITTEN, "no", judged=OPENED, now=NOW)

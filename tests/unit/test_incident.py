@@ -25,7 +25,7 @@ INCIDENT = Incident(
     incident_id="0f8fad5b-d9cb-469f-a165-70867728950e",
     opened_at=NOON,
     losses=(Loss(NOON, "tick", Verdict.RECREATED, "why", StoreIdentity(NOON, 1), after=None),),
-    ground=None,
+    target=None,
     newest_point_at=None,
     last_good_at=None,
 )

@@ -130,10 +130,10 @@ def test_markers_and_the_cluster_fail_apart(store: MemoryUsageStore) -> None:
     store.marker_failure = StorePermissionError("denied.", "grant it.")
     with pytest.raises(StorePermissionError):
         store.write_marker("d", "n", after=0)
-    assert store.look("d").marker is None
+    assert store.observe("d").marker is None
     store.look_failure, store.marker_failure = store.marker_failure, None
     with pytest.raises(StorePermissionError):
-        store.look("d")
+        store.observe("d")
     store.look_failure = None
     assert store.write_marker("d", "n", after=0).revision == 4
     store.cluster_failure = StoreNoQuorumError("no quorum.", "wait.")
@@ -147,7 +147,7 @@ def test_the_cluster_and_the_age_of_keys_are_what_was_set(store: MemoryUsageStor
     store.cluster = lambda seen_at: ClusterView(seen_at, "C", None, None, 3, ())
     assert store.cluster_view(MONDAY).leader is None
     store.keeps_for = timedelta(days=30)
-    assert store.look("d").keeps_for == timedelta(days=30)
+    assert store.observe("d").keeps_for == timedelta(days=30)
 
 
 def test_a_bucket_that_is_gone_is_missing_to_every_call(store: MemoryUsageStore) -> None:
@@ -155,7 +155,7 @@ def test_a_bucket_that_is_gone_is_missing_to_every_call(store: MemoryUsageStore)
     store.is_gone = True
     calls: list[Callable[[], object]] = [
         store.now,
-        lambda: store.look("d"),
+        lambda: store.observe("d"),
         lambda: store.write_marker("d", "n", after=0),
         lambda: store.cluster_view(MONDAY),
         lambda: store.open_tenant("t"),

@@ -36,10 +36,10 @@ HEALTHY, RECOVERING, FAILED = RecoveryState
 IDENTITY = StoreIdentity(NOW - timedelta(days=20), 40)
 BASELINE = Baseline(IDENTITY, 7, Marker("n1", 39), NOW - timedelta(minutes=10))
 LOST = StoreIdentity(NOW, 2)
-GROUND = Baseline(LOST, version=1)
+TARGET = Baseline(LOST, version=1)
 LOSS = Loss(NOW, "tick 1", Verdict.RECREATED, "recreated", before=IDENTITY, after=LOST)
 GONE = replace(LOSS, found_by="tick 2", after=None)
-OPENED = Incident("11111111-aaaa", NOW, (LOSS,), GROUND, None, None)
+OPENED = Incident("11111111-aaaa", NOW, (LOSS,), TARGET, None, None)
 OPENING = Opening("11111111-aaaa", NOW, newest_point_at=None, newest_good_check_at=None)
 ENDED = Ended(NOW, Outcome.RESTORED, "all is back", Restored(1, 2, 3, 4))
 
@@ -55,7 +55,7 @@ def standing(state: RecoveryState = RECOVERING, launches_before: int = 0, **of: 
 
 def test_a_first_loss_opens_an_incident_and_leaves_the_baseline() -> None:
     opened = moves.open_incident(
-        Standing(HEALTHY, BASELINE), LOSS, ground=GROUND, judged=BASELINE, opening=OPENING
+        Standing(HEALTHY, BASELINE), LOSS, target=TARGET, judged=BASELINE, opening=OPENING
     )
     assert opened == Move(RECOVERING, BASELINE, OPENED, launches_before=0)
 
@@ -77,7 +77,7 @@ def test_nothing_is_opened_beside_an_open_incident() -> None:
     for state in (RECOVERING, FAILED):
         with pytest.raises(IncidentMovedError, match="11111111 is open already"):
             moves.open_incident(
-                standing(state), LOSS, ground=None, judged=BASELINE, opening=OPENING
+                standing(state), LOSS, target=None, judged=BASELINE, opening=OPENING
             )
 
 
@@ -89,18 +89,18 @@ def test_a_further_loss_begins_the_attempts_and_the_backoff_again() -> None:
         waiting=Waiting(NOW, "why", 4),
         next_launch_at=NOW + 240 * SECOND,
     )
-    joined = moves.join(before, GONE, ground=None, judged=OPENED)
+    joined = moves.join(before, GONE, target=None, judged=OPENED)
     assert joined == Move(
         RECOVERING,
         BASELINE,
-        replace(OPENED, losses=(LOSS, GONE), ground=None, launches=5),
+        replace(OPENED, losses=(LOSS, GONE), target=None, launches=5),
         launches_before=5,
     )
 
 
 def test_a_further_loss_of_a_failed_store_leaves_it_failed() -> None:
     given_up = GivenUp(NOW, FailureReason.NOT_WRITTEN, "it refuses")
-    joined = moves.join(standing(FAILED, given_up=given_up), GONE, ground=None, judged=OPENED)
+    joined = moves.join(standing(FAILED, given_up=given_up), GONE, target=None, judged=OPENED)
     assert (joined.state, joined.incident.given_up) == (FAILED, given_up)
 
 
@@ -178,7 +178,7 @@ def test_giving_up_leaves_the_baseline_and_waits_no_more() -> None:
 
 def test_closing_accepts_the_store_under_the_version_that_follows() -> None:
     before = standing(attempts=2, launches=4)
-    move = moves.close(before, ENDED, baseline=GROUND, judged=OPENED)
+    move = moves.close(before, ENDED, baseline=TARGET, judged=OPENED)
     closed = replace(OPENED, attempts=2, launches=4, ended=ENDED)
     assert move == Move(HEALTHY, Baseline(LOST, version=8), closed, launches_before=0)
 
@@ -186,14 +186,14 @@ def test_closing_accepts_the_store_under_the_version_that_follows() -> None:
 # What is refused
 
 MOVES: dict[str, Callable[[Standing], Move]] = {
-    "join": lambda found: moves.join(found, GONE, ground=None, judged=OPENED),
-    "stand on": lambda found: moves.stand_on(found, BASELINE, judged=OPENED),
+    "join": lambda found: moves.join(found, GONE, target=None, judged=OPENED),
+    "stand on": lambda found: moves.adopt_target(found, BASELINE, judged=OPENED),
     "wait": lambda found: moves.wait(found, "why", judged=OPENED, now=NOW),
     "claim": lambda found: moves.claim_attempt(found, judged=OPENED),
     "give up": lambda found: moves.give_up(
         found, FailureReason.NOT_WRITTEN, "why", judged=OPENED, now=NOW
     ),
-    "close": lambda found: moves.close(found, ENDED, baseline=GROUND, judged=OPENED),
+    "close": lambda found: moves.close(found, ENDED, baseline=TARGET, judged=OPENED),
 }
 
 
@@ -203,8 +203,8 @@ MOVES: dict[str, Callable[[Standing], Move]] = {
     [
         (Standing(HEALTHY, BASELINE), "11111111 is not as it was judged: it is closed"),
         (standing(incident_id="22222222-b"), "it is closed, and 22222222 is open"),
-        (standing(ground=None), "the store that it stands on is another"),
-        (standing(ground=replace(GROUND, intended="n")), "the store that it stands on is another"),
+        (standing(target=None), "the store that it stands on is another"),
+        (standing(target=replace(TARGET, intended="n")), "the store that it stands on is another"),
     ],
 )
 def test_an_incident_that_is_not_as_it_was_judged_does_not_move(

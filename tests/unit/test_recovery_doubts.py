@@ -102,10 +102,10 @@ def test_a_store_that_is_back_is_told_as_such() -> None:
     found = house.check().check
     assert found.verdict is Verdict.UNKNOWN
     assert "may not be the leader any more" in found.reason
-    assert house.incident.ground is None
+    assert house.incident.target is None
     house.store.is_led = True
     assert house.check().check.reason.startswith("The store is there again: created ")
-    assert house.incident.ground is not None
+    assert house.incident.target is not None
 
 
 def test_a_partial_reading_back_is_no_success(house: RecoveryHouse) -> None:

@@ -10,10 +10,10 @@ from budget_recovery_dagster.domain import (
     ClusterView,
     FailureReason,
     Marker,
+    Observation,
     Outcome,
     RecoveryState,
     Replica,
-    Sighting,
     StoreIdentity,
     Verdict,
 )
@@ -259,14 +259,14 @@ def test_a_crash_between_marker_and_note_is_no_further_loss(house: RecoveryHouse
 def test_a_loss_that_comes_and_goes_while_it_waits_is_one_more_loss(house: RecoveryHouse) -> None:
     house.store.is_gone = True
     house.check()
-    assert house.incident.ground is None
+    assert house.incident.target is None
     # Still gone is nothing new, and coming back is none.
     house.check()
     house.store.recreate(REBORN)
     house.store.is_gone = False
     house.check()
     back = house.incident
-    assert (len(back.losses), back.ground is None) == (1, False)
+    assert (len(back.losses), back.target is None) == (1, False)
     house.store.is_gone = True
     house.check()
     assert len(house.incident.losses) == 2
@@ -299,12 +299,12 @@ def test_a_check_during_a_restore_writes_nothing_and_disturbs_nothing(
     house: RecoveryHouse,
 ) -> None:
     house.wipe()
-    seen: list[tuple[Verdict, Sighting]] = []
+    seen: list[tuple[Verdict, Observation]] = []
 
     def check_meanwhile() -> None:
         deployment = house.registry.claim("budget-usage").deployment_id
         before = house.store.stream
-        seen.append((house.check().check.verdict, house.store.look(deployment)))
+        seen.append((house.check().check.verdict, house.store.observe(deployment)))
         assert house.store.stream == before
 
     house.before_write(2, check_meanwhile)

@@ -30,7 +30,7 @@ from budget_recovery_dagster.adapters.nats.writer import (
     error_of,
 )
 from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.domain.store import ClusterView, FoundMarker, Marker, Sighting
+from budget_recovery_dagster.domain.store import ClusterView, FoundMarker, Marker, Observation
 from budget_recovery_dagster.errors import MarkerConflictError, StoreReadError
 
 GUARD = "__guard"
@@ -76,13 +76,13 @@ def marker_conflict(bucket: str, key: str, after: int) -> MarkerConflictError:
     )
 
 
-async def look(stream: BucketStream, deployment_id: str) -> Sighting:
+async def observe(stream: BucketStream, deployment_id: str) -> Observation:
     """Read identity and marker from the stream's leader; raises as ``BucketStream.ask``."""
     info = await stream.info()
     live = await stream.read_key(marker_key(deployment_id))
     # Where keys may have times of their own, the marker is written to stay, whatever the age.
     keeps_for = None if info.keeps_ttl else info.keeps_for
-    return Sighting(info.identity, found_marker(live), keeps_for, info.is_led)
+    return Observation(info.identity, found_marker(live), keeps_for, info.is_led)
 
 
 async def write_marker(stream: BucketStream, deployment_id: str, nonce: str, after: int) -> Marker:
@@ -157,9 +157,9 @@ class NatsUsageStore:
         """Return the time of the stream's leader; None where its server does not tell."""
         return self._call(self._stream.info).told_at
 
-    def look(self, deployment_id: str) -> Sighting:
+    def observe(self, deployment_id: str) -> Observation:
         """Read identity and marker from the stream's leader."""
-        return self._call(look, self._stream, deployment_id)
+        return self._call(observe, self._stream, deployment_id)
 
     def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
         """Write our marker over what stands under its key at sequence ``after``; 0: nothing."""

@@ -124,8 +124,8 @@ def read_attempts(connection: Connection, incident_id: str) -> tuple[Attempt, ..
 
 _READ_INCIDENTS = """
 select incident_id, opened_at,
-       ground_created_at, ground_last_sequence, ground_version, ground_marker_nonce,
-       ground_marker_revision, ground_marked_at, ground_intended_nonce,
+       target_created_at, target_last_sequence, target_version, target_marker_nonce,
+       target_marker_revision, target_marked_at, target_intended_nonce,
        newest_point_at, last_good_at, attempts, launches, launches_before, next_launch_at,
        waiting_since, waiting_reason, waits, held_at, held_by, held_reason, released_at,
        failed_at, failure, failure_detail, closed_at, outcome, outcome_detail,
@@ -159,9 +159,9 @@ insert into budget_recovery.store_loss (
 """
 _UPDATE_INCIDENT = """
 update budget_recovery.incident
-set ground_created_at = %s, ground_last_sequence = %s, ground_version = %s,
-    ground_marker_nonce = %s, ground_marker_revision = %s, ground_marked_at = %s,
-    ground_intended_nonce = %s,
+set target_created_at = %s, target_last_sequence = %s, target_version = %s,
+    target_marker_nonce = %s, target_marker_revision = %s, target_marked_at = %s,
+    target_intended_nonce = %s,
     attempts = %s, launches = %s, launches_before = %s, next_launch_at = %s,
     waiting_since = %s, waiting_reason = %s, waits = %s,
     held_at = %s, held_by = %s, held_reason = %s, released_at = %s,
@@ -229,7 +229,7 @@ def update_incident(connection: Connection, incident: Incident, *, launches_befo
     connection.execute(
         _UPDATE_INCIDENT,
         (
-            *columns_of(incident.ground),
+            *columns_of(incident.target),
             incident.attempts,
             incident.launches,
             launches_before,
@@ -289,15 +289,15 @@ def _incident(row: Row, losses: tuple[Loss, ...]) -> Incident:
         incident_id=row["incident_id"],
         opened_at=row["opened_at"],
         losses=losses,
-        ground=baseline_in(
+        target=baseline_in(
             (
-                row["ground_created_at"],
-                row["ground_last_sequence"],
-                row["ground_version"],
-                row["ground_marker_nonce"],
-                row["ground_marker_revision"],
-                row["ground_marked_at"],
-                row["ground_intended_nonce"],
+                row["target_created_at"],
+                row["target_last_sequence"],
+                row["target_version"],
+                row["target_marker_nonce"],
+                row["target_marker_revision"],
+                row["target_marked_at"],
+                row["target_intended_nonce"],
             )
         ),
         newest_point_at=row["newest_point_at"],
@@ -367,7 +367,7 @@ class PostgresIncidents:
         with self._database.reading() as connection:
             return read_recent(connection, count)
 
-    def open(self, loss: Loss, *, ground: Baseline | None, judged: Baseline | None) -> Incident:
+    def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
         """Open an incident for a loss: the store is RECOVERING, and captures are paused.
 
         Raises:
@@ -383,31 +383,31 @@ class PostgresIncidents:
                 newest_good_check_at=read_newest_good_time(connection),
             )
             move = moves.open_incident(
-                standing, storable_loss(loss), ground=ground, judged=judged, opening=opening
+                standing, storable_loss(loss), target=target, judged=judged, opening=opening
             )
             insert_incident(connection, move.incident)
             move_state(connection, move.state)
             return move.incident
 
-    def join(self, loss: Loss, *, ground: Baseline | None, judged: Incident) -> Incident:
+    def join(self, loss: Loss, *, target: Baseline | None, judged: Incident) -> Incident:
         """Add a further loss to the open incident; its attempts begin again, and it waits no more.
 
         Raises:
-            IncidentMovedError: its ground is not that of ``judged`` any more, or it is closed.
+            IncidentMovedError: its restore target is not that of ``judged``, or it is closed.
         """
         with self._locked() as (connection, standing):
-            move = moves.join(standing, storable_loss(loss), ground=ground, judged=judged)
+            move = moves.join(standing, storable_loss(loss), target=target, judged=judged)
             insert_newest_loss(connection, move.incident)
             return _keep(connection, standing, move)
 
-    def stand_on(self, ground: Baseline, *, judged: Incident) -> Incident:
+    def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
         """Let the recovery stand on this store from now on.
 
         Raises:
             IncidentMovedError: as ``join``.
         """
         with self._locked() as (connection, standing):
-            return _keep(connection, standing, moves.stand_on(standing, ground, judged=judged))
+            return _keep(connection, standing, moves.adopt_target(standing, target, judged=judged))
 
     def claim_launch(self, *, judged: Incident) -> Incident | None:
         """Count one more launch of a restore; None if somebody else has, or it is not time."""

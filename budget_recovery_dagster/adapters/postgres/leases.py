@@ -30,7 +30,7 @@ from budget_recovery_dagster.domain.admission import (
     require_ours,
 )
 from budget_recovery_dagster.errors import DatabaseError
-from budget_recovery_dagster.ports import Lease, LeaseStanding
+from budget_recovery_dagster.ports import Lease, LeaseState
 
 _log = logging.getLogger(__name__)
 # A lease's row is made once, held by nobody.
@@ -96,12 +96,12 @@ class PostgresLeases:
         self._duration = duration
         self._renew_every = renew_every
 
-    def look(self, name: str) -> LeaseStanding:
+    def state_of(self, name: str) -> LeaseState:
         """Return how a lease stands, without touching it."""
         with self._database.reading() as connection:
             row = connection.execute(_LOOK, (name,)).fetchone()
             now = self._database.moment(connection)
-        return LeaseStanding(row[1] if row else 0, holder_at(_holding(row), now))
+        return LeaseState(row[1] if row else 0, holder_at(_holding(row), now))
 
     @contextmanager
     def hold(self, name: str, holder: str, *, at_most: timedelta | None = None) -> Iterator[Lease]:

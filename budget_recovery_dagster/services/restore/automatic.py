@@ -31,7 +31,7 @@ from budget_recovery_dagster.errors import (
     StoreError,
     StoreLostError,
     StoreWriteError,
-    put_into_words,
+    describe_error,
 )
 from budget_recovery_dagster.ports import (
     Clock,
@@ -45,10 +45,10 @@ from budget_recovery_dagster.ports import (
     StoreRegistry,
 )
 from budget_recovery_dagster.services.restore.session import (
-    GroundTaking,
     Readiness,
     RestoreAttempt,
     RestoreTools,
+    TargetAdoption,
 )
 from budget_recovery_dagster.services.restore.tenants import TenantRestored, Worker
 from budget_recovery_dagster.services.store_watch import Losses
@@ -164,7 +164,7 @@ class _Run:
             )
         with self.service.open_store() as store:
             try:
-                refusal = self._take_ground(store)
+                refusal = self._adopt_target(store)
             except (StoreError, PossibleLossError) as error:
                 return self._wait(error)
             attempt = RestoreAttempt(
@@ -184,7 +184,7 @@ class _Run:
             attempt.incident = self.incident
             return self._attempt(attempt, refusal)
 
-    def _take_ground(self, store: RecoverableStore) -> StoreWriteError | None:
+    def _adopt_target(self, store: RecoverableStore) -> StoreWriteError | None:
         service = self.service
         readiness = Readiness(
             service.clock,
@@ -193,10 +193,10 @@ class _Run:
             self.worker.tell,
         )
         readiness.await_ready(store)
-        taking = GroundTaking(self._tools, self.worker, self.deployment_id)
-        ground = taking.take(store, self.incident)
-        self.incident = ground.incident
-        return ground.refusal
+        taking = TargetAdoption(self._tools, self.worker, self.deployment_id)
+        target = taking.take(store, self.incident)
+        self.incident = target.incident
+        return target.refusal
 
     def _attempt(self, attempt: RestoreAttempt, refusal: StoreWriteError | None) -> RecoveryResult:
         number = self.incident.attempts
@@ -215,7 +215,7 @@ class _Run:
             return NothingToDo(error.message)
         except Exception as error:
             self._tenants = tuple(attempt.restores.tenants)
-            message, hint = put_into_words(error)
+            message, hint = describe_error(error)
             self.service.incidents.end_attempt(
                 message, judged=self.incident, lease=self.worker.lease
             )

@@ -8,7 +8,7 @@ from datetime import timedelta
 from budget_recovery_dagster.domain.admission import LONGEST_RESTORE, RESTORE_LEASE
 from budget_recovery_dagster.domain.incident import Closing, Incident, Outcome
 from budget_recovery_dagster.domain.plan import Difference, KeptPreview, RecoveryPlan, RestoreChoice
-from budget_recovery_dagster.domain.store import Check, Sighting, Verdict
+from budget_recovery_dagster.domain.store import Check, Observation, Verdict
 from budget_recovery_dagster.errors import BudgetRecoveryError, IncidentMovedError, StoreWriteError
 from budget_recovery_dagster.ports import (
     Clock,
@@ -33,14 +33,14 @@ from budget_recovery_dagster.services.restore.choice import (
     require_same,
 )
 from budget_recovery_dagster.services.restore.session import (
-    GroundTaking,
     Readiness,
     Ready,
     Remainder,
     RestoreTools,
+    TargetAdoption,
     Unconverged,
     base_of,
-    look_for_remainder,
+    find_remainder,
     require_led,
     uncovered,
 )
@@ -113,7 +113,7 @@ class HandWork:
     deployment_id: str
     incident: Incident | None = None
 
-    def await_ready(self) -> Sighting:
+    def await_ready(self) -> Observation:
         """Wait until the store can be written to, and look at it.
 
         Raises:
@@ -121,12 +121,12 @@ class HandWork:
             StoreError: it cannot be seen, or is not there.
         """
         self._ready().await_ready(self.store)
-        seen = self.store.look(self.deployment_id)
+        seen = self.store.observe(self.deployment_id)
         # A person may take what has not converged, but not what may be another store by now.
         require_led(seen)
         return seen
 
-    def take_ground(self) -> StoreWriteError | None:
+    def adopt_target(self) -> StoreWriteError | None:
         """Stand on the store, which is ready; return why it did not take our marker, if so.
 
         Raises:
@@ -138,12 +138,12 @@ class HandWork:
         if incident is None:
             self.accepted().require()
             return None
-        taking = GroundTaking(self.tools.restore_tools(), self.worker, self.deployment_id)
-        ground = taking.take(self.store, incident)
-        self.incident = ground.incident
-        return ground.refusal
+        taking = TargetAdoption(self.tools.restore_tools(), self.worker, self.deployment_id)
+        target = taking.take(self.store, incident)
+        self.incident = target.incident
+        return target.refusal
 
-    def require_same(self) -> Sighting:
+    def require_same(self) -> Observation:
         """See that the store is still the one on which the work began.
 
         Raises:
@@ -188,9 +188,11 @@ class HandWork:
         return self._look_at_all(restores, lambda left: restores.keep(left.entries))
 
     def _look_at_all(self, restores: TenantRestores, note: Callable[[Left], None]) -> Remainder:
-        return look_for_remainder(restores, sorted(self.tools.points.tenants()), note)
+        return find_remainder(restores, sorted(self.tools.points.tenants()), note)
 
-    def close(self, outcome: Outcome, detail: str, seen: Sighting, *, boards: int = 0) -> Incident:
+    def close(
+        self, outcome: Outcome, detail: str, seen: Observation, *, boards: int = 0
+    ) -> Incident:
         """End the open incident, and accept the store as it was seen.
 
         Who ended it, why, and how much was raised in it, is told ahead of ``detail``.
@@ -319,7 +321,7 @@ class ManualRestoreService:
                 order.tell("There is no preview of just this from the last day to compare with")
             else:
                 require_same(comparison.preview, seen.identity)
-            if refusal := work.take_ground():
+            if refusal := work.adopt_target():
                 raise refusal
             if comparison.preview is not None:
                 require_no_loss_since(comparison.preview, work.incident)
@@ -328,7 +330,7 @@ class ManualRestoreService:
 
 @dataclass(slots=True)
 class _Run:
-    """One manual restore, on its ground."""
+    """One manual restore, on its restore target."""
 
     chosen: ChosenPoints
     work: HandWork
@@ -417,7 +419,7 @@ class ResolveService:
         self._require_open()
         with self.tools.at_work(order) as work:
             work.await_ready()
-            if refusal := work.take_ground():
+            if refusal := work.adopt_target():
                 order.tell(f"A further loss may go unnoticed: {refusal}")
             if work.incident is None:
                 self._require_open()

@@ -11,8 +11,8 @@ from budget_recovery_dagster.domain.store import (
     SETTLED_FOR,
     Baseline,
     ClusterView,
-    Sighting,
-    judge_sighting,
+    Observation,
+    judge_observation,
     objection,
     why_not_converged,
 )
@@ -25,7 +25,7 @@ from budget_recovery_dagster.errors import (
     StoreNotReadyError,
     StorePermissionError,
     StoreWriteError,
-    put_into_words,
+    describe_error,
 )
 from budget_recovery_dagster.ports import (
     Clock,
@@ -185,7 +185,7 @@ class Remainder:
             yield f"Left as unreadable: {counted(self.unreadable, 'live counter')}."
 
 
-def look_for_remainder(
+def find_remainder(
     restores: TenantRestores, tenants: list[str], note: Callable[[Left], None]
 ) -> Remainder:
     """Look at tenants one by one; ``note`` is told of each what is left.
@@ -203,7 +203,7 @@ def look_for_remainder(
             raise
         except Exception as error:  # noqa: BLE001 - reported by name; no tenant hides another
             restores.require_answer(error)
-            unseen.append(f"Tenant {tenant!r} cannot be seen: {put_into_words(error)[0]}")
+            unseen.append(f"Tenant {tenant!r} cannot be seen: {describe_error(error)[0]}")
         else:
             counters += left.counters
             unreadable += left.unreadable
@@ -223,13 +223,13 @@ class RestoreTools:
     next_step: str
 
     def same_store(self, store: RecoverableStore, deployment_id: str) -> SameStore:
-        """Return what compares an opened store with the ground of an incident."""
+        """Return what compares an opened store with the restore target of an incident."""
         return SameStore(store, deployment_id, self.losses, self.checks, self.clock, self.next_step)
 
 
 @dataclass(slots=True)
 class RestoreAttempt:
-    """Works on the ground of one incident, in an opened store."""
+    """Works on the restore target of one incident, in an opened store."""
 
     tools: RestoreTools
     worker: Worker
@@ -276,7 +276,7 @@ class RestoreAttempt:
             AttemptFailedError: something is left.
             StoreError, DatabaseError, LeaseLostError: it could not be seen.
         """
-        remainder = look_for_remainder(
+        remainder = find_remainder(
             self.restores,
             sorted(self.tools.points.tenants()),
             lambda left: self.restores.keep(left.entries),
@@ -297,11 +297,11 @@ class RestoreAttempt:
         if incident is not None and incident.incident_id == self.incident.incident_id:
             require_not_held(incident)
 
-    def _require_same_store(self) -> Sighting:
+    def _require_same_store(self) -> Observation:
         same_store = self.tools.same_store(self.store, self.deployment_id)
         return same_store.require(self.incident, found_by=self.worker.holder)
 
-    def _closing(self, seen: Sighting) -> Closing:
+    def _closing(self, seen: Observation) -> Closing:
         restored = self._restored()
         raised = (
             f"Raised {counted(restored.counters, 'counter')} in "
@@ -336,12 +336,12 @@ class RestoreAttempt:
         return replace(restored, boards=self.restores.boards)
 
 
-def base_of(incident: Incident, seen: Sighting) -> Baseline:
+def base_of(incident: Incident, seen: Observation) -> Baseline:
     """Return the baseline that is accepted with the end of an incident."""
-    ground = incident.ground
-    if ground is None:
-        raise ValueError("an incident without a ground cannot be closed")
-    return replace(ground, identity=seen.identity, intended=None)
+    target = incident.target
+    if target is None:
+        raise ValueError("an incident without a restore target cannot be closed")
+    return replace(target, identity=seen.identity, intended=None)
 
 
 def uncovered(incident: Incident) -> str:
@@ -357,7 +357,7 @@ def uncovered(incident: Incident) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class RestoreTarget:
     """The incident, standing on a store that is ready and marked.
 
     ``refusal`` is why the store did not take the marker: it takes no writes at all.
@@ -367,7 +367,7 @@ class Ground:
     refusal: StoreWriteError | None = None
 
 
-def require_led(seen: Sighting) -> None:
+def require_led(seen: Observation) -> None:
     """Refuse to stand on what may be shown by a leader that was cut off.
 
     Raises:
@@ -381,14 +381,14 @@ def require_led(seen: Sighting) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class GroundTaking:
+class TargetAdoption:
     """Lets a recovery stand on the store as it is now, which must be ready."""
 
     tools: RestoreTools
     worker: Worker
     deployment_id: str
 
-    def take(self, store: RecoverableStore, incident: Incident) -> Ground:
+    def take(self, store: RecoverableStore, incident: Incident) -> RestoreTarget:
         """Mark the store as the one to be restored.
 
         A store that was lost once more is joined to the incident. A marker that may not be written
@@ -400,31 +400,31 @@ class GroundTaking:
             IncidentMovedError: somebody else has moved the incident.
         """
         incident, seen = self._see(store, incident)
-        ground = incident.ground or Baseline(seen.identity, version=1)
-        ground = replace(ground, identity=seen.identity, intended=ground.intended or new_nonce())
-        incident = self.tools.incidents.stand_on(ground, judged=incident)
+        target = incident.target or Baseline(seen.identity, version=1)
+        target = replace(target, identity=seen.identity, intended=target.intended or new_nonce())
+        incident = self.tools.incidents.adopt_target(target, judged=incident)
         marking = MarkerWriting(store, self.deployment_id)
         try:
-            ground = marking.renew(ground, seen, self.tools.clock.now())
+            target = marking.renew(target, seen, self.tools.clock.now())
         except StorePermissionError as error:
             self.worker.tell(f"A further loss may go unnoticed: {error}")
-            return Ground(incident)
+            return RestoreTarget(incident)
         except StoreWriteError as error:
-            return Ground(incident, refusal=error)
-        return Ground(self.tools.incidents.stand_on(ground, judged=incident))
+            return RestoreTarget(incident, refusal=error)
+        return RestoreTarget(self.tools.incidents.adopt_target(target, judged=incident))
 
-    def _see(self, store: RecoverableStore, incident: Incident) -> tuple[Incident, Sighting]:
-        def look() -> Sighting:
-            return store.look(self.deployment_id)
+    def _see(self, store: RecoverableStore, incident: Incident) -> tuple[Incident, Observation]:
+        def observe() -> Observation:
+            return store.observe(self.deployment_id)
 
-        seen = look()
+        seen = observe()
         require_led(seen)
-        judgement = judge_sighting(incident.ground, seen, self.tools.clock.now())
+        judgement = judge_observation(incident.target, seen, self.tools.clock.now())
         if not judgement.verdict.is_loss:
             return incident, seen
         joined = self.tools.losses.join(
-            judgement, look, judged=incident, found_by=self.worker.holder
+            judgement, observe, judged=incident, found_by=self.worker.holder
         )
         self.tools.checks.record(check_of(joined))
         self.worker.tell(f"The store was lost once more. {judgement.reason}")
-        return joined, look()
+        return joined, observe()

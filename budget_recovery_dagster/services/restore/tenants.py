@@ -27,7 +27,7 @@ from budget_recovery_dagster.errors import (
     LeaseLostError,
     StoreError,
     StoreWriteError,
-    put_into_words,
+    describe_error,
 )
 from budget_recovery_dagster.ports import (
     BoardOrder,
@@ -366,7 +366,7 @@ def _partial(after: TenantReading) -> BudgetRecoveryError | None:
 def failed(tenant: str, error: Exception) -> TenantRestored:
     """Tell of a tenant that could not even be read."""
     if not isinstance(error, BudgetRecoveryError):
-        error = AttemptFailedError(*put_into_words(error))
+        error = AttemptFailedError(*describe_error(error))
     return TenantRestored(tenant, (), 0, error)
 
 
@@ -529,7 +529,7 @@ class TenantRestores:
             StoreError: the store does not answer.
         """
         if isinstance(failure, StoreError) and not isinstance(failure, StoreWriteError):
-            self.store.look(self.deployment_id)
+            self.store.observe(self.deployment_id)
 
     def _note_current(self, point: TenantPoint, now: datetime) -> None:
         current = [each for each in point.windows if each.of.window.is_current(now)]
@@ -563,6 +563,6 @@ class TenantRestores:
 def undone_error(undone: list[TenantRestored]) -> AttemptFailedError:
     """Name the first of the tenants that are not done, and count the others."""
     first = undone[0]
-    message, hint = put_into_words(first.failure) if first.failure else ("", "")
+    message, hint = describe_error(first.failure) if first.failure else ("", "")
     others = f" {counted(len(undone) - 1, 'other')} likewise." if len(undone) > 1 else ""
     return AttemptFailedError(f"Tenant {first.tenant!r} is not restored: {message}{others}", hint)

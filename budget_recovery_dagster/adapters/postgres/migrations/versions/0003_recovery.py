@@ -47,13 +47,13 @@ INCIDENT = """
 create table budget_recovery.incident (
     incident_id text collate "C" primary key,
     opened_at timestamptz not null,
-    ground_created_at timestamptz,
-    ground_last_sequence numeric(20),
-    ground_version bigint,
-    ground_marker_nonce text collate "C",
-    ground_marker_revision numeric(20),
-    ground_marked_at timestamptz,
-    ground_intended_nonce text collate "C",
+    target_created_at timestamptz,
+    target_last_sequence numeric(20),
+    target_version bigint,
+    target_marker_nonce text collate "C",
+    target_marker_revision numeric(20),
+    target_marked_at timestamptz,
+    target_intended_nonce text collate "C",
     newest_point_at timestamptz,
     last_good_at timestamptz,
     attempts integer not null,
@@ -76,21 +76,21 @@ create table budget_recovery.incident (
     constraint incident_id_is_a_uuid check (
         incident_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
     ),
-    constraint incident_ground_is_whole check (
-        num_nulls(ground_created_at, ground_last_sequence, ground_version) in (0, 3)
+    constraint incident_target_is_whole check (
+        num_nulls(target_created_at, target_last_sequence, target_version) in (0, 3)
     ),
-    constraint incident_ground_sequence_is_uint64 check (
-        ground_last_sequence between 0 and 18446744073709551615
+    constraint incident_target_sequence_is_uint64 check (
+        target_last_sequence between 0 and 18446744073709551615
     ),
-    constraint incident_ground_marker_is_whole check (
-        num_nulls(ground_marker_nonce, ground_marker_revision, ground_marked_at) in (0, 3)
+    constraint incident_target_marker_is_whole check (
+        num_nulls(target_marker_nonce, target_marker_revision, target_marked_at) in (0, 3)
     ),
-    constraint incident_ground_marker_revision_is_uint64 check (
-        ground_marker_revision between 0 and 18446744073709551615
+    constraint incident_target_marker_revision_is_uint64 check (
+        target_marker_revision between 0 and 18446744073709551615
     ),
-    constraint incident_ground_marker_is_of_a_ground check (
-        ground_version is not null
-        or num_nonnulls(ground_marker_nonce, ground_intended_nonce) = 0
+    constraint incident_target_marker_is_of_a_target check (
+        target_version is not null
+        or num_nonnulls(target_marker_nonce, target_intended_nonce) = 0
     ),
     constraint incident_counts_are_in_order check (
         attempts >= 0 and launches_before between 0 and launches
@@ -131,19 +131,19 @@ comment on table budget_recovery.incident is
 comment on column budget_recovery.incident.incident_id is
     'A random id, part of the keys of the runs that restore.';
 comment on column budget_recovery.incident.opened_at is 'When the first loss was written here.';
-comment on column budget_recovery.incident.ground_created_at is
+comment on column budget_recovery.incident.target_created_at is
     'The store that the recovery stands on: when its stream was created; null: it is gone.';
-comment on column budget_recovery.incident.ground_last_sequence is
+comment on column budget_recovery.incident.target_last_sequence is
     'The store that the recovery stands on: the highest sequence that it had given out.';
-comment on column budget_recovery.incident.ground_version is
+comment on column budget_recovery.incident.target_version is
     'The store that the recovery stands on: the version that its description has.';
-comment on column budget_recovery.incident.ground_marker_nonce is
+comment on column budget_recovery.incident.target_marker_nonce is
     'The store that the recovery stands on: what our marker in it says; null: there is none.';
-comment on column budget_recovery.incident.ground_marker_revision is
+comment on column budget_recovery.incident.target_marker_revision is
     'The store that the recovery stands on: the sequence that it gave to our marker.';
-comment on column budget_recovery.incident.ground_marked_at is
+comment on column budget_recovery.incident.target_marked_at is
     'The store that the recovery stands on: about when our marker was written.';
-comment on column budget_recovery.incident.ground_intended_nonce is
+comment on column budget_recovery.incident.target_intended_nonce is
     'The store that the recovery stands on: what a marker says that may have been written since.';
 comment on column budget_recovery.incident.newest_point_at is
     'The newest snapshot of any tenant at the time of the loss; null: there was none.';
