@@ -21,12 +21,14 @@ import click
 import psycopg
 
 from budget_recovery_dagster.adapters.postgres import migrate
-from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
 from budget_recovery_dagster.domain import Hour
+from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
-from budget_recovery_dagster.services.restore import Recovered
-from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.services import capture_hour, check_store
+from budget_recovery_dagster.services.restore import Recovered, recover_store
+from budget_recovery_dagster.settings import Settings, load_settings
+from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 from tests.nats_servers import Bucket
 
 _MIB = 2**20
@@ -112,8 +114,9 @@ def _work(what: str) -> None:
 
 def _only(what: str) -> None:
     began, used = time.monotonic(), time.process_time()
-    with opened_database(load_settings()) as plane:
-        _WORK[what](plane)
+    settings = load_settings()
+    with opened_control_plane(settings) as plane:
+        _WORK[what](plane, settings)
     took = {
         "seconds": time.monotonic() - began,
         "processor": time.process_time() - used,
@@ -130,13 +133,17 @@ def _peak() -> int:
     return int(kilobytes) * 1024
 
 
-def _check(plane: OpenedDatabase) -> None:
-    plane.detection_service().check(checked_by="a benchmark")
+def _check(plane: ControlPlane, settings: Settings) -> None:
+    check_store(plane, store_opener(settings), checked_by="a benchmark")
 
 
-def _capture(plane: OpenedDatabase) -> None:
-    captured = plane.capture_service().capture(
+def _capture(plane: ControlPlane, settings: Settings) -> None:
+    captured = capture_hour(
+        plane,
+        store_opener(settings),
         Hour.containing(datetime.now(UTC)),
+        source=settings.capture_source,
+        retention=settings.retention,
         run_id=f"benchmark {time.time_ns()}",
         holder="a benchmark",
         on_outcome=lambda _: None,
@@ -145,15 +152,20 @@ def _capture(plane: OpenedDatabase) -> None:
         raise click.ClickException("The capture failed; is a full hour about to begin?")
 
 
-def _restore(plane: OpenedDatabase) -> None:
-    result = plane.recovery_service().recover(
-        run_id="benchmark", holder="a benchmark", tell=lambda _: None
+def _restore(plane: ControlPlane, settings: Settings) -> None:
+    result = recover_store(
+        plane,
+        store_opener(settings),
+        run_id="benchmark",
+        holder="a benchmark",
+        convergence_timeout=settings.convergence_timeout,
+        on_progress=lambda _: None,
     )
     if not isinstance(result, Recovered):
         raise click.ClickException(f"It was not restored: {result}")
 
 
-_WORK: Mapping[str, Callable[[OpenedDatabase], None]] = {
+_WORK: Mapping[str, Callable[[ControlPlane, Settings], None]] = {
     "check": _check,
     "capture": _capture,
     "restore": _restore,

@@ -1,4 +1,6 @@
-"""Everything that Dagster loads, assembled in one place."""
+"""Everything that Dagster loads: one function of the settings builds all definitions."""
+
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
@@ -17,34 +19,56 @@ from budget_recovery_dagster.jobs.incidents import (
 from budget_recovery_dagster.jobs.manual_restore import manual_restore_job
 from budget_recovery_dagster.jobs.restore import restore_job
 from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_job, recovery_points_job
-from budget_recovery_dagster.resources import ControlPlaneResource
+from budget_recovery_dagster.resources import control_plane_resource
 from budget_recovery_dagster.schedules import (
     hourly_snapshot_schedule,
     recovery_points_schedule,
 )
 from budget_recovery_dagster.sensors.restore_supervisor_sensor import restore_supervisor_sensor
 from budget_recovery_dagster.sensors.store_loss_sensor import store_loss_sensor
+from budget_recovery_dagster.settings import Settings, load_settings
 
-defs = dg.Definitions(
-    assets=[
-        gateway_usage_store,
-        budget_usage_snapshots,
-        tenant_usage_tables,
-        recovery_points,
-        restored_usage,
-    ],
-    asset_checks=[tenant_coverage, usage_never_drops, recovery_point_age],
-    jobs=[
-        hourly_snapshot_job,
-        recovery_points_job,
-        restore_job,
-        manual_restore_job,
-        resolve_incident_job,
-        hold_restore_job,
-        release_restore_job,
-        record_reset_job,
-    ],
-    schedules=[hourly_snapshot_schedule, recovery_points_schedule],
-    sensors=[store_loss_sensor, restore_supervisor_sensor],
-    resources={"control_plane": ControlPlaneResource()},
-)
+
+def build_definitions(settings: Settings) -> dg.Definitions:
+    """Build all definitions of one store; no server is needed."""
+    hours = capture_hours(settings, datetime.now(UTC))
+    return dg.Definitions(
+        assets=[
+            gateway_usage_store(settings),
+            budget_usage_snapshots(hours),
+            tenant_usage_tables(hours),
+            recovery_points,
+            restored_usage,
+        ],
+        asset_checks=[tenant_coverage, usage_never_drops, recovery_point_age],
+        jobs=[
+            hourly_snapshot_job,
+            recovery_points_job,
+            restore_job,
+            manual_restore_job,
+            resolve_incident_job,
+            hold_restore_job,
+            release_restore_job,
+            record_reset_job,
+        ],
+        schedules=[hourly_snapshot_schedule, recovery_points_schedule],
+        sensors=[store_loss_sensor(settings), restore_supervisor_sensor],
+        resources={"control_plane": control_plane_resource(settings)},
+    )
+
+
+def capture_hours(settings: Settings, now: datetime) -> dg.HourlyPartitionsDefinition:
+    """Return the hours from one day before retention, at midnight UTC, to the current one.
+
+    A partition is the UTC hour in which a capture happens. The start is fixed until Dagster reloads
+    the definitions, so it may lag; older hours stay listed until then, though their snapshots are
+    gone.
+    """
+    start = (now.astimezone(UTC) - timedelta(days=settings.retention_days + 1)).replace(
+        hour=0, minute=0, second=0, microsecond=0
+    )
+    # end_offset=1: the current hour has begun and is the one to capture into.
+    return dg.HourlyPartitionsDefinition(start_date=start, timezone="UTC", end_offset=1)
+
+
+defs = build_definitions(load_settings())

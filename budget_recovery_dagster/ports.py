@@ -86,27 +86,6 @@ class TenantReader(Protocol):
         ...
 
 
-class UsageStore(Protocol):
-    """The gateway's store of counters."""
-
-    def observe(self, deployment_id: str) -> Observation:
-        """Read identity and marker from the stream's leader.
-
-        Raises:
-            StoreMissingError: the cluster says that the bucket does not exist.
-            StorePermissionError: the marker may not be read.
-        """
-        ...
-
-    def now(self) -> datetime | None:
-        """Return the time of the stream's leader; None where its server does not tell."""
-        ...
-
-    def reader(self, source: CaptureSource) -> TenantReader:
-        """Return a reader of one source, good for as long as the store is open."""
-        ...
-
-
 class Clock(Protocol):
     """Tells the time by which windows and hours are judged."""
 
@@ -180,14 +159,46 @@ class StoreRecord:
 
 
 class StoreRegistry(Protocol):
-    """The row about the store: state and baseline."""
+    """The row about the one store of this database: state, accepted baseline, and its checks.
 
-    def claim(self, bucket: str) -> StoreRecord:
+    The baseline moves only while the store is HEALTHY. Checks of the last 30 days are kept.
+    """
+
+    def claim(self) -> StoreRecord:
         """Return the store's record, making it at first use.
 
         Raises:
             SettingsError: this database schema already belongs to another bucket.
         """
+        ...
+
+    def intend_marker(self, nonce: str, *, judged: Baseline) -> Baseline:
+        """Record that a marker with this nonce may be written from now on; a new version.
+
+        Raises:
+            BaselineMovedError: the baseline is not the ``judged`` one any more.
+            CapturesPausedError: the store is not HEALTHY.
+        """
+        ...
+
+    def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
+        """Replace the baseline; its version is one above that of the judged one.
+
+        Raises:
+            BaselineMovedError, CapturesPausedError: as ``intend_marker``.
+        """
+        ...
+
+    def record_check(self, check: Check) -> None:
+        """Record a check, and remove old ones, but not the newest good one."""
+        ...
+
+    def newest_checks(self, count: int) -> tuple[Check, ...]:
+        """Return the newest checks, newest first."""
+        ...
+
+    def newest_good_check(self) -> Check | None:
+        """Return the newest check that identified the store as the accepted one."""
         ...
 
 
@@ -400,43 +411,6 @@ class UsageTables(Protocol):
         Raises:
             TablesError: the place cannot be used, or others have it for too long.
             ForeignTablesError: the tables are another installation's.
-        """
-        ...
-
-
-class StoreChecks(Protocol):
-    """The checks of the store, newest first; those of the last 30 days are kept."""
-
-    def record(self, check: Check) -> None:
-        """Keep a check, and drop what is older than is kept, but not the newest good one."""
-        ...
-
-    def newest(self, count: int) -> tuple[Check, ...]:
-        """Return the newest checks."""
-        ...
-
-    def newest_good(self) -> Check | None:
-        """Return the newest check that found the store whole."""
-        ...
-
-
-class Baselines(Protocol):
-    """The accepted identity of the store. It moves only while the store is HEALTHY."""
-
-    def intend_marker(self, nonce: str, *, judged: Baseline) -> Baseline:
-        """Note that a marker with this nonce may be written from now on; a new version.
-
-        Raises:
-            BaselineMovedError: the baseline is not the ``judged`` one any more.
-            CapturesPausedError: the store is not HEALTHY.
-        """
-        ...
-
-    def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
-        """Replace the baseline; its version is one above that of the judged one.
-
-        Raises:
-            BaselineMovedError, CapturesPausedError: as ``intend_marker``.
         """
         ...
 
@@ -671,8 +645,8 @@ class LiveTenant(Protocol):
         ...
 
 
-class RecoverableStore(Protocol):
-    """The gateway's store, as far as detection and restores need it."""
+class UsageStore(Protocol):
+    """The gateway's store of counters, opened."""
 
     def observe(self, deployment_id: str) -> Observation:
         """Read identity and marker from the stream's leader.
@@ -684,10 +658,10 @@ class RecoverableStore(Protocol):
         ...
 
     def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
-        """Write our marker over what stands under its key at sequence ``after``; 0: nothing.
+        """Write our marker over what its key holds at sequence ``after``; 0: nothing.
 
         Raises:
-            MarkerConflictError: something else stands there; nothing is overwritten.
+            MarkerConflictError: the key holds something else; nothing is overwritten.
             StorePermissionError: the marker may not be written.
             StoreWriteError: the store refuses the write.
         """
@@ -698,19 +672,24 @@ class RecoverableStore(Protocol):
         ...
 
     def now(self) -> datetime | None:
-        """Return the time of the stream's leader; None where its server does not tell."""
+        """Return the time of the stream's leader; None if its server does not report it."""
+        ...
+
+    def reader(self, source: CaptureSource) -> TenantReader:
+        """Return a reader of one source, valid while the store is open."""
         ...
 
     def open_tenant(self, tenant: str) -> LiveTenant:
-        """Read a tenant's counters to be raised.
+        """Read a tenant's counters so that they can be raised.
 
         Raises:
-            StoreReadError: the reading could not be brought to its end in time.
+            StoreReadError: the reading could not be completed in time.
         """
         ...
 
 
-OpenStore = Callable[[], AbstractContextManager[RecoverableStore]]
+OpenStore = Callable[[], AbstractContextManager[UsageStore]]
+"""Connects to the store; raises StoreError."""
 
 
 class RestorePoints(Protocol):
@@ -778,12 +757,6 @@ class RestoreAudits(Protocol):
         ...
 
 
-"""How long a preview is held against what is applied afterwards."""
-
-
-"""How long one is kept of whose choice there is a newer one: as long as a restore may take."""
-
-
 class BudgetDefinitions(Protocol):
     """What may be spent, where that is known."""
 
@@ -846,3 +819,23 @@ class Resets(Protocol):
     def recent(self, count: int) -> tuple[Reset, ...]:
         """Return the resets of any tenant that were recorded last, the newest first."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """The control-plane database of one store, opened, in parts that see each other's commits."""
+
+    clock: Clock
+    registry: StoreRegistry
+    leases: Leases
+    snapshots: Snapshots
+    reports: CaptureReports
+    snapshot_list: SnapshotList
+    retained: RetainedSnapshots
+    points: RecoveryPoints
+    restore_points: RestorePoints
+    incidents: Incidents
+    audits: RestoreAudits
+    resets: Resets
+    budgets: BudgetDefinitions
+    previews: Previews

@@ -3,15 +3,17 @@
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
-from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
 from budget_recovery_dagster.errors import BudgetRecoveryError
+from budget_recovery_dagster.ports import ControlPlane, OpenStore
 from budget_recovery_dagster.services.restore.choice import Order
-from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.settings import Settings
+from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
 
 def failure(message: str, hint: str, metadata: Mapping[str, Any] | None = None) -> dg.Failure:
@@ -32,37 +34,57 @@ def shown_as_failures() -> Iterator[None]:
         raise failure(error.message, error.hint) from error
 
 
-class ControlPlaneResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # no config of its own
-    """The control-plane database, as the BUDGET_RECOVERY_ settings name it.
+@dataclass(frozen=True, slots=True)
+class ControlPlaneResource:
+    """The control-plane database that the settings name, and the usage store that belongs to it.
 
-    The settings are read when it is opened, not when Dagster loads: the definitions load without
-    any server, and a run without settings fails by name.
+    Definitions load without any server; a run or tick without a URL fails by the setting's name.
     """
 
-    @contextmanager
-    def opened(self) -> Iterator[OpenedDatabase]:
+    settings: Settings
+
+    def opened(self) -> AbstractContextManager[ControlPlane]:
         """Open the database for one run, check or tick.
 
         Raises:
-            SettingsError: a setting is missing or wrong.
+            SettingsError: BUDGET_RECOVERY_POSTGRES_URL is not set.
             DatabaseError: the database cannot be reached, or its schema is not current.
         """
-        with opened_database(load_settings()) as database:
-            yield database
+        return opened_control_plane(self.settings)
+
+    def store_opener(self) -> OpenStore:
+        """Return what opens the usage store.
+
+        Raises:
+            SettingsError: BUDGET_RECOVERY_NATS_URL is not set.
+        """
+        return store_opener(self.settings)
+
+
+ControlPlaneParam = dg.ResourceParam[ControlPlaneResource]
+"""How ops, assets, checks, schedules and sensors ask for the resource ``control_plane``."""
+
+
+def control_plane_resource(settings: Settings) -> dg.ResourceDefinition:
+    """Return the definition of the resource ``control_plane``."""
+    return dg.ResourceDefinition(
+        lambda _: ControlPlaneResource(settings),
+        description="The control-plane database and the usage store, as the settings name them.",
+    )
 
 
 def holder_of(run_id: str) -> str:
-    """Name this process and its run, for whoever finds a lease taken."""
+    """Name this process and its run; shown to others that find a lease taken."""
     return f"run {run_id[:8]} on {socket.gethostname()} (pid {os.getpid()})"
 
 
 def order_by(context: dg.OpExecutionContext, reason: str, *, accept_unconverged: bool) -> Order:
-    """Return the order of a run; whoever waits for it reads the run's log."""
+    """Return the order of a run; its progress goes to the run's log."""
     run_id = context.run.run_id
     return Order(
         by=holder_of(run_id),
         reason=reason,
         run_id=run_id,
-        tell=context.log.info,
+        on_progress=context.log.info,
         accept_unconverged=accept_unconverged,
     )

@@ -6,7 +6,7 @@ import dagster as dg
 
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_job, recovery_points_job
-from budget_recovery_dagster.resources import ControlPlaneResource
+from budget_recovery_dagster.resources import ControlPlaneParam
 
 # What Dagster's scheduler puts on the runs that it launches.
 _SCHEDULE = "dagster/schedule_name"
@@ -25,13 +25,13 @@ _SCHEDULED_AT = ".dagster/scheduled_execution_time"
     ),
 )
 def hourly_snapshot_schedule(
-    context: dg.ScheduleEvaluationContext, control_plane: ControlPlaneResource
+    context: dg.ScheduleEvaluationContext, control_plane: ControlPlaneParam
 ) -> dg.RunRequest | dg.SkipReason:
     """Request the run of the tick's hour, once however often the tick is evaluated."""
     moment = context.scheduled_execution_time.astimezone(UTC)
     hour = Hour.containing(moment)
     with control_plane.opened() as plane:
-        state = plane.registry.claim(plane.settings.bucket).state
+        state = plane.registry.claim().state
         if state.captures_paused:
             incident = plane.incidents.recovery().incident
             why = f" {incident.losses[-1].reason}" if incident else ""

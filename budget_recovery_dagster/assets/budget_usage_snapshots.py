@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterator
 
 import dagster as dg
 
-from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_store
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import CapturesPausedError
-from budget_recovery_dagster.partitions import capture_hours
 from budget_recovery_dagster.presentation.metadata import (
     ENTRY_SCHEMA,
     HOURLY_FRESHNESS,
@@ -16,7 +14,7 @@ from budget_recovery_dagster.presentation.metadata import (
     verified_metadata,
 )
 from budget_recovery_dagster.resources import (
-    ControlPlaneResource,
+    ControlPlaneParam,
     failure,
     holder_of,
     shown_as_failures,
@@ -27,51 +25,63 @@ from budget_recovery_dagster.services.capture import (
     TenantFailed,
     TenantOutcome,
     Verified,
+    capture_hour,
+)
+
+_DESCRIPTION = (
+    "Every tenant's budget counters, copied from the gateway's usage store to PostgreSQL once "
+    "an hour. A restore brings them back after a loss.\n\n"
+    "**Partition**: the UTC hour in which the snapshot was taken. Materialize the current hour "
+    "for one more snapshot, or run hourly_snapshot_job to include its tables and recovery "
+    "points. A past hour that is stored is verified. One that is not stored fails: the store "
+    "holds only the present, which must not be stored as the past.\n\n"
+    "**Retention** removes snapshots older than the setting, except what a current recovery "
+    "point needs, and nothing of a tenant that failed in the run. An old green partition may be "
+    "empty: PostgreSQL shows what can be restored.\n\n"
+    "**A tenant that cannot be read** is named in the run's table, and the check "
+    "tenant_coverage warns; the other tenants are stored.\n\n"
+    "**captured_usage** is the sum of all counters. It should rise, and fall only when a window "
+    "ends or the source changes. It is not a bill: one request counts in every budget and "
+    "window that it belongs to."
 )
 
 
-@dg.asset(
-    partitions_def=capture_hours,
-    deps=[gateway_usage_store],
-    group_name="snapshots",
-    kinds={"postgres"},
-    owners=OWNERS,
-    tags={"data": "tenant-usage", "for": "recovery"},
-    freshness_policy=HOURLY_FRESHNESS,
-    metadata={
-        "dagster/column_schema": ENTRY_SCHEMA,
-        "dagster/storage_kind": "postgres",
-        "dagster/table_name": "budget_recovery.budget_entry",
-    },
-    # Orders captures; that only one writes at a time is kept by a lease in the database.
-    pool="usage_store",
-    # A paused capture ends without output, so that its hour does not look captured.
-    output_required=False,
-    description=(
-        "Every tenant's budget counters, copied from the gateway's usage store to PostgreSQL once "
-        "an hour; a restore brings them back after a loss.\n\n"
-        "**Partition**: the UTC hour in which the snapshot was taken. Materialize the current "
-        "hour for one more snapshot, or run hourly_snapshot_job for its tables and recovery "
-        "points, too. A past hour is verified if it is stored; if not, its run fails: the store "
-        "holds only the present, which must not stand under a past name.\n\n"
-        "**Retention** removes snapshots older than the setting, except what a current recovery "
-        "point needs, and nothing of a tenant that failed in the run. An old green partition may "
-        "thus be empty: PostgreSQL tells what can be restored.\n\n"
-        "**A tenant that cannot be read** is named in the run's table, and the check "
-        "tenant_coverage warns; the other tenants are stored.\n\n"
-        "**captured_usage** is the sum of all counters, a figure to watch: it should rise, and "
-        "fall only when a window ends or the source is changed. It is no bill: one request counts "
-        "in every budget and window that it falls into."
-    ),
-)
-def budget_usage_snapshots(
-    context: dg.AssetExecutionContext, control_plane: ControlPlaneResource
+def budget_usage_snapshots(hours: dg.HourlyPartitionsDefinition) -> dg.AssetsDefinition:
+    """Return the asset, partitioned by these hours of capture."""
+    return dg.asset(
+        name="budget_usage_snapshots",
+        partitions_def=hours,
+        deps=["gateway_usage_store"],
+        group_name="snapshots",
+        kinds={"postgres"},
+        owners=OWNERS,
+        tags={"data": "tenant-usage", "for": "recovery"},
+        freshness_policy=HOURLY_FRESHNESS,
+        metadata={
+            "dagster/column_schema": ENTRY_SCHEMA,
+            "dagster/storage_kind": "postgres",
+            "dagster/table_name": "budget_recovery.budget_entry",
+        },
+        # Orders captures; that only one writes at a time is kept by a lease in the database.
+        pool="usage_store",
+        # A paused capture ends without output, so that its hour does not look captured.
+        output_required=False,
+        description=_DESCRIPTION,
+    )(_budget_usage_snapshots)
+
+
+def _budget_usage_snapshots(
+    context: dg.AssetExecutionContext, control_plane: ControlPlaneParam
 ) -> Iterator[dg.MaterializeResult[None]]:
     """Capture the hour, or verify a past one; yield nothing while captures are paused."""
     hour = Hour.parse(context.partition_key)
     with shown_as_failures(), control_plane.opened() as plane:
-        result = plane.capture_service().capture(
+        result = capture_hour(
+            plane,
+            control_plane.store_opener(),
             hour,
+            source=control_plane.settings.capture_source,
+            retention=control_plane.settings.retention,
             run_id=context.run.run_id,
             holder=holder_of(context.run.run_id),
             on_outcome=_failures_logged(context.log),

@@ -3,31 +3,35 @@
 import dagster as dg
 
 from budget_recovery_dagster.presentation.metadata import GATEWAY_OWNERS
-from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.settings import Settings
 
-_settings = load_settings()
-
-gateway_usage_store = dg.AssetSpec(
-    "gateway_usage_store",
-    group_name="gateway",
-    kinds={"nats"},
-    owners=GATEWAY_OWNERS,
-    tags={"data": "tenant-usage", "for": "enforcement"},
-    metadata={
-        "bucket": _settings.bucket,
-        "counters": "usage.<tenant>.<budget>.<window>.<entity>",
-        "leaderboards": "leaderboard.<tenant>.<budget>.<window>",
-        "marker": "__guard.<deployment id>",
-        "read_from": _settings.capture_source.value,
-        "copied_to": dg.MetadataValue.asset(dg.AssetKey("budget_usage_snapshots")),
-        "what_a_restore_brings_back": dg.MetadataValue.asset(dg.AssetKey("recovery_points")),
-        "what_was_restored": dg.MetadataValue.asset(dg.AssetKey("restored_usage")),
-    },
-    description=(
-        "The key-value store in NATS JetStream in which the AI gateway adds up what every budget "
-        "has used. The gateway owns it: this project never creates or reconfigures it, keeps one "
-        "key of its own in it, and raises counters after a loss. If it is wiped nothing errors, "
-        "usage just reads as zero; the snapshots below are what brings it back.\n\n"
-        "**Observations** are the checks of store_loss_sensor: what it found, and the state."
-    ),
+_DESCRIPTION = (
+    "The key-value store in NATS JetStream in which the AI gateway adds up the usage of every "
+    "budget. The gateway owns it: this project never creates or reconfigures it, keeps one key "
+    "of its own in it, and raises counters after a loss. If it is wiped, nothing errors and "
+    "usage reads as zero; the snapshots below bring it back.\n\n"
+    "**Observations** are the checks of store_loss_sensor: what it found, and the recovery "
+    "state."
 )
+
+
+def gateway_usage_store(settings: Settings) -> dg.AssetSpec:
+    """Return the external asset of the bucket that the settings name."""
+    return dg.AssetSpec(
+        "gateway_usage_store",
+        group_name="gateway",
+        kinds={"nats"},
+        owners=GATEWAY_OWNERS,
+        tags={"data": "tenant-usage", "for": "enforcement"},
+        metadata={
+            "bucket": settings.bucket,
+            "counters": "usage.<tenant>.<budget>.<window>.<entity>",
+            "leaderboards": "leaderboard.<tenant>.<budget>.<window>",
+            "marker": "__guard.<deployment id>",
+            "read_from": settings.capture_source.value,
+            "copied_to": dg.MetadataValue.asset(dg.AssetKey("budget_usage_snapshots")),
+            "what_a_restore_brings_back": dg.MetadataValue.asset(dg.AssetKey("recovery_points")),
+            "what_was_restored": dg.MetadataValue.asset(dg.AssetKey("restored_usage")),
+        },
+        description=_DESCRIPTION,
+    )

@@ -2,7 +2,6 @@
 
 import dagster as dg
 
-from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
 from budget_recovery_dagster.domain.recovery_point import MAX_POINT_AGE, age
 from budget_recovery_dagster.presentation.metadata import (
     HOURLY_FRESHNESS,
@@ -13,15 +12,19 @@ from budget_recovery_dagster.presentation.metadata import (
     points_metadata,
     table,
 )
-from budget_recovery_dagster.resources import ControlPlaneResource, shown_as_failures
-from budget_recovery_dagster.services.recovery_points import PointAges
+from budget_recovery_dagster.resources import ControlPlaneParam, shown_as_failures
+from budget_recovery_dagster.services.recovery_points import (
+    PointAges,
+    judge_point_ages,
+    survey_points,
+)
 
 # In the sentence; the table has more of them.
 _NAMED = 10
 
 
 @dg.asset(
-    deps=[budget_usage_snapshots],
+    deps=["budget_usage_snapshots"],
     group_name="recovery",
     kinds={"postgres"},
     owners=OWNERS,
@@ -47,11 +50,11 @@ _NAMED = 10
     ),
 )
 def recovery_points(
-    context: dg.AssetExecutionContext, control_plane: ControlPlaneResource
+    context: dg.AssetExecutionContext, control_plane: ControlPlaneParam
 ) -> dg.MaterializeResult[None]:
     """Sum up what is stored."""
     with shown_as_failures(), control_plane.opened() as plane:
-        survey = plane.recovery_points_service().survey()
+        survey = survey_points(plane)
     if not survey.newest_snapshots:
         context.log.warning("No snapshot of any tenant is stored: a restore would find nothing.")
     return dg.MaterializeResult(metadata=points_metadata(survey))
@@ -67,10 +70,10 @@ def recovery_points(
         "snapshot at all, or when the newest bears a time that has not come."
     ),
 )
-def recovery_point_age(control_plane: ControlPlaneResource) -> dg.AssetCheckResult:
+def recovery_point_age(control_plane: ControlPlaneParam) -> dg.AssetCheckResult:
     """Judge what is stored now, whenever the points were last materialized."""
     with shown_as_failures(), control_plane.opened() as plane:
-        ages = plane.recovery_points_service().ages()
+        ages = judge_point_ages(plane)
     rows = sorted((_row(ages, tenant) for tenant in ages.too_old), key=_oldest_first)
     return dg.AssetCheckResult(
         passed=ages.is_sound,

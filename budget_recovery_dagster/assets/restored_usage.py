@@ -2,16 +2,11 @@
 
 import dagster as dg
 
-from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_store
-from budget_recovery_dagster.assets.recovery_points import recovery_points
 from budget_recovery_dagster.presentation.metadata import OWNERS
-
-"""So many windows are shown: Dagster keeps a table whole in its event log; PostgreSQL has all."""
-
 
 restored_usage = dg.AssetSpec(
     "restored_usage",
-    deps=[recovery_points, gateway_usage_store],
+    deps=["recovery_points", "gateway_usage_store"],
     group_name="recovery",
     kinds={"nats"},
     owners=OWNERS,

@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator
 
 import dagster as dg
 
-from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
-from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.domain.snapshots import CaptureSummary, NamedOmission, Uncaptured
 from budget_recovery_dagster.domain.windows import Hour
+from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import Row, table
-from budget_recovery_dagster.resources import ControlPlaneResource, shown_as_failures
+from budget_recovery_dagster.resources import ControlPlaneParam, shown_as_failures
 
 # One tenant gone wrong must not crowd the others out of the table; PostgreSQL has the rest.
 _NAMED_PER_TENANT = 10
@@ -25,7 +24,7 @@ _NOT_CAPTURED = dg.AssetCheckResult(
 
 
 @dg.asset_check(
-    asset=budget_usage_snapshots,
+    asset="budget_usage_snapshots",
     description=(
         "Every tenant is in the snapshot, with all that the source told: none failed or lost all "
         "its counters, no key or value was unreadable, no reading stayed partial. What is not "
@@ -34,7 +33,7 @@ _NOT_CAPTURED = dg.AssetCheckResult(
     ),
 )
 def tenant_coverage(
-    context: dg.AssetCheckExecutionContext, control_plane: ControlPlaneResource
+    context: dg.AssetCheckExecutionContext, control_plane: ControlPlaneParam
 ) -> dg.AssetCheckResult:
     """Judge the newest capture of the run's hour, run alone of the current one."""
     with shown_as_failures(), control_plane.opened() as plane:
@@ -76,7 +75,7 @@ def tenant_coverage(
 
 
 @dg.asset_check(
-    asset=budget_usage_snapshots,
+    asset="budget_usage_snapshots",
     description=(
         "Within a window usage only grows. Warns when a counter of the recovery point is missing "
         "from the store, or lower in it: single keys can be purged without the store's identity "
@@ -85,7 +84,7 @@ def tenant_coverage(
     ),
 )
 def usage_never_drops(
-    context: dg.AssetCheckExecutionContext, control_plane: ControlPlaneResource
+    context: dg.AssetCheckExecutionContext, control_plane: ControlPlaneParam
 ) -> dg.AssetCheckResult:
     """Judge the newest capture of the run's hour, run alone of the current one."""
     with shown_as_failures(), control_plane.opened() as plane:
@@ -113,7 +112,7 @@ def usage_never_drops(
     )
 
 
-def _judged_hour(context: dg.AssetCheckExecutionContext, plane: OpenedDatabase) -> Hour:
+def _judged_hour(context: dg.AssetCheckExecutionContext, plane: ControlPlane) -> Hour:
     # Checks have no partition of their own; the run has. (Partitioned checks are a preview.)
     partition = context.run.tags.get(PARTITION_TAG)
     return Hour.parse(partition) if partition else Hour.containing(plane.clock.now())

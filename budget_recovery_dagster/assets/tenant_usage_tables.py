@@ -2,54 +2,62 @@
 
 import dagster as dg
 
-from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import TablesError
-from budget_recovery_dagster.partitions import capture_hours
 from budget_recovery_dagster.presentation.metadata import (
     HOURLY_FRESHNESS,
     OWNERS,
     USAGE_SCHEMA,
     tables_metadata,
 )
-from budget_recovery_dagster.resources import ControlPlaneResource, failure, shown_as_failures
-from budget_recovery_dagster.services.tables import TableFailed, TablesBuilt
+from budget_recovery_dagster.resources import ControlPlaneParam, failure, shown_as_failures
+from budget_recovery_dagster.services.tables import TableFailed, TablesBuilt, build_tables
+from budget_recovery_dagster.wiring import usage_tables
 
-
-@dg.asset(
-    partitions_def=capture_hours,
-    deps=[budget_usage_snapshots],
-    group_name="snapshots",
-    kinds={"parquet"},
-    owners=OWNERS,
-    tags={"data": "tenant-usage", "for": "analysis"},
-    freshness_policy=HOURLY_FRESHNESS,
-    metadata={"dagster/column_schema": USAGE_SCHEMA, "dagster/storage_kind": "parquet"},
-    description=(
-        "What every tenant had spent, as one Parquet file for each tenant and hour, to be read "
-        "with pandas, DuckDB or anything else. Nothing depends on these files: they are made from "
-        "the snapshots in PostgreSQL, and a restore does not use them.\n\n"
-        "**Where**: below the directory of the setting BUDGET_RECOVERY_TABLES_DIR, as "
-        "`<tenant>-<digest>/<2026-11-29T14Z>.parquet`. Names of directories are made safe for "
-        "files; the tenant's real name is in the column `tenant`.\n\n"
-        "**Lost or damaged?** Materialize the hour again, or backfill a range: within retention "
-        "every table can be made anew, with the same rows. A file stands whole under its name, or "
-        "not at all.\n\n"
-        "**Retention**: a table is removed with its snapshot. An hour that is past retention, or "
-        "was never captured, fails and says so.\n\n"
-        "**A failed run** costs no snapshot and no restore: either the directory cannot be used, "
-        "or the run names the tenants whose tables are missing, and the others are written."
-    ),
+_DESCRIPTION = (
+    "Every tenant's usage, one Parquet file per tenant and hour, for pandas, DuckDB or other "
+    "tools. Nothing depends on these files: they are built from the snapshots in PostgreSQL, "
+    "and restores do not use them.\n\n"
+    "**Location**: in the directory of the setting BUDGET_RECOVERY_TABLES_DIR, as "
+    "`<tenant>-<digest>/<2026-11-29T14Z>.parquet`. Directory names are made safe for file "
+    "systems; the column `tenant` has the real name.\n\n"
+    "**Lost or damaged files**: materialize the hour again, or backfill a range. Within "
+    "retention every table can be rebuilt with the same rows. Files are written atomically.\n\n"
+    "**Retention**: a table is removed with its snapshot. An hour that is past retention or was "
+    "never captured fails with the reason.\n\n"
+    "**A failed run** affects no snapshot and no restore. Either the directory cannot be used, "
+    "or the run names the tenants whose tables are missing; the others are written."
 )
-def tenant_usage_tables(
-    context: dg.AssetExecutionContext, control_plane: ControlPlaneResource
+
+
+def tenant_usage_tables(hours: dg.HourlyPartitionsDefinition) -> dg.AssetsDefinition:
+    """Return the asset, partitioned by these hours of capture."""
+    return dg.asset(
+        name="tenant_usage_tables",
+        partitions_def=hours,
+        deps=["budget_usage_snapshots"],
+        group_name="snapshots",
+        kinds={"parquet"},
+        owners=OWNERS,
+        tags={"data": "tenant-usage", "for": "analysis"},
+        freshness_policy=HOURLY_FRESHNESS,
+        metadata={"dagster/column_schema": USAGE_SCHEMA, "dagster/storage_kind": "parquet"},
+        description=_DESCRIPTION,
+    )(_tenant_usage_tables)
+
+
+def _tenant_usage_tables(
+    context: dg.AssetExecutionContext, control_plane: ControlPlaneParam
 ) -> dg.MaterializeResult[None]:
     """Write the tables of the hour anew; fail at the end if one could not be written."""
     hour = Hour.parse(context.partition_key)
     with shown_as_failures(), control_plane.opened() as plane:
         try:
-            built = plane.usage_tables_service().build(
-                hour, on_failure=lambda failed: _log(context.log, failed)
+            built = build_tables(
+                plane,
+                usage_tables(control_plane.settings),
+                hour,
+                on_failure=lambda failed: _log(context.log, failed),
             )
         except TablesError as error:
             message = f"{error.message} No table was written; the snapshots are not affected."

@@ -10,7 +10,6 @@ import click
 from pydantic import SecretStr
 from rich.text import Text
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.demo_page import Page
 from budget_recovery_dagster.cli.demo_protection import Services
@@ -26,6 +25,7 @@ from budget_recovery_dagster.sandbox.demo.stage import Stage, data_dir, running_
 from budget_recovery_dagster.sandbox.demo.story import Story
 from budget_recovery_dagster.sandbox.demo.verdict import Evidence, account, judge
 from budget_recovery_dagster.settings import Settings
+from budget_recovery_dagster.wiring import opened_control_plane
 
 NOT_ALL = 1
 
@@ -98,8 +98,8 @@ def _evidence(stage: Stage, page: Page) -> Evidence:
         postgres_url=SecretStr(stage.database_url),
         bucket=stage.gateway.place.bucket,
     )
-    with opened_database(settings) as plane:
-        return Story(stage.gateway, Services(plane), stage.database_url, page).tell()
+    with opened_control_plane(settings) as plane:
+        return Story(stage.gateway, Services(plane, settings), stage.database_url, page).tell()
 
 
 def _say(text: str) -> None:

@@ -4,7 +4,6 @@ import time
 from dataclasses import dataclass
 from uuid import uuid4
 
-from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.domain.store import Verdict
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import (
@@ -12,21 +11,25 @@ from budget_recovery_dagster.errors import (
     HourClosedError,
     HourNotCapturedError,
 )
+from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.sandbox.demo.protection import (
     LossFound,
     RecoveryEnded,
     SnapshotTaken,
 )
 from budget_recovery_dagster.sandbox.errors import DemoError
-from budget_recovery_dagster.services.capture import Captured, Paused, Verified
+from budget_recovery_dagster.services.capture import Captured, Paused, Verified, capture_hour
 from budget_recovery_dagster.services.restore.automatic import (
     GaveUp,
     NothingToDo,
     Recovered,
     RecoveryResult,
     StillWaiting,
+    recover_store,
 )
-from budget_recovery_dagster.services.store_watch import Checked
+from budget_recovery_dagster.services.store_watch import Checked, check_store
+from budget_recovery_dagster.settings import Settings
+from budget_recovery_dagster.wiring import store_opener
 
 _HOLDER = "budget-recovery demo"
 # In an installation it is the sensors that try again.
@@ -38,7 +41,8 @@ _PAUSE_SECONDS = 2.0
 class Services:
     """Captures, checks and recoveries on an opened database, without Dagster."""
 
-    plane: OpenedDatabase
+    plane: ControlPlane
+    settings: Settings
 
     def take_snapshot(self) -> SnapshotTaken:
         """Capture every tenant into the present hour, or the next one if that closes meanwhile."""
@@ -56,8 +60,15 @@ class Services:
         self, hour: Hour
     ) -> Captured | Verified | Paused | HourClosedError | HourNotCapturedError:
         try:
-            return self.plane.capture_service().capture(
-                hour, run_id=str(uuid4()), holder=_HOLDER, on_outcome=lambda _: None
+            return capture_hour(
+                self.plane,
+                store_opener(self.settings),
+                hour,
+                source=self.settings.capture_source,
+                retention=self.settings.retention,
+                run_id=str(uuid4()),
+                holder=_HOLDER,
+                on_outcome=lambda _: None,
             )
         except (HourClosedError, HourNotCapturedError) as error:
             return error
@@ -79,7 +90,7 @@ class Services:
         return LossFound(incident.losses[0].reason, incident.short_id)
 
     def _check(self) -> Checked:
-        return self.plane.detection_service().check(checked_by=_HOLDER)
+        return check_store(self.plane, store_opener(self.settings), checked_by=_HOLDER)
 
     def recover(self) -> RecoveryEnded:
         """Recover, once more where that has to wait or an attempt fails."""
@@ -104,9 +115,15 @@ class Services:
                 return RecoveryEnded(is_recovered=False, detail=message)
 
     def _recover(self) -> RecoveryResult | AttemptFailedError:
-        service = self.plane.recovery_service()
         try:
-            return service.recover(run_id=str(uuid4()), holder=_HOLDER, tell=lambda _: None)
+            return recover_store(
+                self.plane,
+                store_opener(self.settings),
+                run_id=str(uuid4()),
+                holder=_HOLDER,
+                convergence_timeout=self.settings.convergence_timeout,
+                on_progress=lambda _: None,
+            )
         except AttemptFailedError as error:
             return error
 

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import click
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.options import (
     current_user,
     data_dir_option,
     settings_with_database,
 )
 from budget_recovery_dagster.presentation.documents import errors_in_json, held_json
+from budget_recovery_dagster.services.restore.manual import hold_restore, release_restore
+from budget_recovery_dagster.wiring import opened_control_plane
 
 
 @click.command(short_help="Stop the restore of the open incident.")
@@ -27,9 +28,9 @@ def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
         raise click.BadParameter("it is empty.", param_hint="--reason")
     with (
         errors_in_json(wanted=as_json),
-        opened_database(settings_with_database(data_dir)) as database,
+        opened_control_plane(settings_with_database(data_dir)) as plane,
     ):
-        incident = database.hold_service().hold(reason, by=current_user())
+        incident = hold_restore(plane, reason, by=current_user())
     if as_json:
         click.echo(held_json(incident))
         return
@@ -50,9 +51,9 @@ def release(data_dir: Path | None, *, as_json: bool) -> None:
     """
     with (
         errors_in_json(wanted=as_json),
-        opened_database(settings_with_database(data_dir)) as database,
+        opened_control_plane(settings_with_database(data_dir)) as plane,
     ):
-        incident = database.hold_service().release(by=current_user())
+        incident = release_restore(plane, by=current_user())
     if as_json:
         click.echo(held_json(incident))
         return

@@ -11,7 +11,7 @@ from budget_recovery_dagster.cli.doctor import doctor
 from budget_recovery_dagster.cli.hold import hold, release
 from budget_recovery_dagster.cli.migrate import migrate
 from budget_recovery_dagster.cli.preview import preview
-from budget_recovery_dagster.cli.record_reset import record_reset
+from budget_recovery_dagster.cli.record_reset import record_reset_command
 from budget_recovery_dagster.cli.resolve import resolve
 from budget_recovery_dagster.cli.restore import restore
 from budget_recovery_dagster.cli.snapshots import snapshots
@@ -73,7 +73,7 @@ main.add_command(doctor)
 main.add_command(hold)
 main.add_command(migrate)
 main.add_command(preview)
-main.add_command(record_reset)
+main.add_command(record_reset_command)
 main.add_command(release)
 main.add_command(resolve)
 main.add_command(restore)

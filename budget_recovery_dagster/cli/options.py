@@ -84,13 +84,13 @@ def order_options(command: _Command) -> _Command:
     return command
 
 
-def order_of(options: Mapping[str, Any], tell: Callable[[str], None]) -> Order:
+def order_of(options: Mapping[str, Any], on_progress: Callable[[str], None]) -> Order:
     """Return what the options of a command order, in a run of its own."""
     return Order(
         by=current_user(),
         reason=options["reason"],
         run_id=f"command {uuid4()}",
-        tell=tell,
+        on_progress=on_progress,
         accept_unconverged=options["accept_unconverged"],
     )
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.console import answers, progress
 from budget_recovery_dagster.cli.options import (
     choice_options,
@@ -16,6 +15,8 @@ from budget_recovery_dagster.cli.options import (
 )
 from budget_recovery_dagster.presentation.documents import errors_in_json, preview_json
 from budget_recovery_dagster.presentation.terminal import print_preview
+from budget_recovery_dagster.services.preview import preview_restore
+from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
 
 @click.command(short_help="Tell what a restore would do.")
@@ -30,9 +31,13 @@ def preview(data_dir: Path | None, *, as_json: bool, **choice: Any) -> None:
     """
     with errors_in_json(wanted=as_json):
         settings = settings_with_servers(data_dir)
-        with opened_database(settings) as database, progress("Reading") as tell:
-            previewed = database.preview_service().preview(
-                request_of(choice), by=current_user(), tell=tell
+        with opened_control_plane(settings) as plane, progress("Reading") as report:
+            previewed = preview_restore(
+                plane,
+                store_opener(settings),
+                request_of(choice),
+                by=current_user(),
+                on_progress=report,
             )
     if as_json:
         click.echo(preview_json(previewed))

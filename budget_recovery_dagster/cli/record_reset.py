@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.options import (
     current_user,
@@ -18,7 +17,8 @@ from budget_recovery_dagster.domain.resets import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_moment
 from budget_recovery_dagster.presentation.documents import dumped, errors_in_json, moment_or_none
 from budget_recovery_dagster.presentation.text import escape_unprintable, told
-from budget_recovery_dagster.services.resets import RecordedReset, ResetRequest
+from budget_recovery_dagster.services.resets import RecordedReset, ResetRequest, record_reset
+from budget_recovery_dagster.wiring import opened_control_plane
 
 
 def _moment(_context: click.Context, _option: click.Parameter, text: str | None) -> datetime | None:
@@ -43,7 +43,7 @@ def _moment(_context: click.Context, _option: click.Parameter, text: str | None)
 @click.option("--reason", required=True, help="Why; kept with it.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 @data_dir_option
-def record_reset(  # noqa: PLR0913 - click passes every option by name
+def record_reset_command(  # noqa: PLR0913 - click passes every option by name
     *,
     tenant: str,
     budget: str,
@@ -75,9 +75,9 @@ def record_reset(  # noqa: PLR0913 - click passes every option by name
     request = ResetRequest(tenant, budget, window, who, at, current_user(), reason)
     with (
         errors_in_json(wanted=as_json),
-        opened_database(settings_with_database(data_dir)) as database,
+        opened_control_plane(settings_with_database(data_dir)) as plane,
     ):
-        recorded = database.reset_service().record(request)
+        recorded = record_reset(plane, request)
     if as_json:
         click.echo(_json(recorded))
         return

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.console import answers, confirmed, progress
 from budget_recovery_dagster.cli.options import (
     data_dir_option,
@@ -23,7 +22,8 @@ from budget_recovery_dagster.presentation.documents import (
 from budget_recovery_dagster.presentation.terminal import print_row
 from budget_recovery_dagster.sandbox.errors import NotConfirmedError
 from budget_recovery_dagster.services.restore.choice import require_reason
-from budget_recovery_dagster.services.restore.manual import Resolved
+from budget_recovery_dagster.services.restore.manual import Resolved, resolve_incident
+from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
 _DECLINED = 2
 
@@ -47,8 +47,13 @@ def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
             click.echo("Nothing is resolved.")
             raise click.exceptions.Exit(_DECLINED)
         settings = settings_with_servers(data_dir)
-        with opened_database(settings) as database, progress("Looking") as tell:
-            resolved = database.resolve_service().resolve(order_of(options, tell))
+        with opened_control_plane(settings) as plane, progress("Reading") as report:
+            resolved = resolve_incident(
+                plane,
+                store_opener(settings),
+                order_of(options, report),
+                convergence_timeout=settings.convergence_timeout,
+            )
     if as_json:
         click.echo(_json(resolved))
         return

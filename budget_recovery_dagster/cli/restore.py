@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
 from budget_recovery_dagster.cli.console import answers, confirmed, progress, show_failure
 from budget_recovery_dagster.cli.options import (
     choice_options,
@@ -19,11 +18,14 @@ from budget_recovery_dagster.cli.options import (
     settings_with_servers,
 )
 from budget_recovery_dagster.errors import BudgetRecoveryError
+from budget_recovery_dagster.ports import ControlPlane, OpenStore
 from budget_recovery_dagster.presentation.documents import applied_json, errors_in_json
 from budget_recovery_dagster.presentation.terminal import print_applied, print_preview
 from budget_recovery_dagster.sandbox.errors import NotConfirmedError
+from budget_recovery_dagster.services.preview import preview_restore
 from budget_recovery_dagster.services.restore.choice import RestoreRequest, require_reason
-from budget_recovery_dagster.services.restore.manual import Applied
+from budget_recovery_dagster.services.restore.manual import Applied, restore_manually
+from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
 _NOT_ALL_DONE = 1
 _REFUSED = 2
@@ -71,26 +73,36 @@ def _restore(data_dir: Path | None, options: Mapping[str, Any], *, yes: bool) ->
     """Preview, ask and restore; None: it is not wanted."""
     request = request_of(options)
     require_reason(options["reason"])
-    with opened_database(settings_with_servers(data_dir)) as database:
+    settings = settings_with_servers(data_dir)
+    open_store = store_opener(settings)
+    with opened_control_plane(settings) as plane:
         preview_id = None
         if not yes:
-            preview_id = _wanted(database, request)
+            preview_id = _wanted(plane, open_store, request)
             if preview_id is None:
                 return None
-        with progress("Restoring") as tell:
-            service = database.manual_restore_service()
-            return service.apply(request, order_of(options, tell), preview_id)
+        with progress("Restoring") as report:
+            return restore_manually(
+                plane,
+                open_store,
+                request,
+                order_of(options, report),
+                convergence_timeout=settings.convergence_timeout,
+                preview_id=preview_id,
+            )
 
 
-def _wanted(database: OpenedDatabase, request: RestoreRequest) -> str | None:
+def _wanted(plane: ControlPlane, open_store: OpenStore, request: RestoreRequest) -> str | None:
     """Show the preview and ask; return its id, None if it is not wanted."""
     if not sys.stdin.isatty():
         raise NotConfirmedError(
             "Nothing is restored: it was not confirmed, and there is no terminal to ask at.",
             "look at `budget-recovery preview` of the same, then pass --yes.",
         )
-    with progress("Reading") as tell:
-        previewed = database.preview_service().preview(request, by=current_user(), tell=tell)
+    with progress("Reading") as report:
+        previewed = preview_restore(
+            plane, open_store, request, by=current_user(), on_progress=report
+        )
     print_preview(answers(), previewed)
     click.echo()
     return previewed.preview_id if confirmed("Restore this?") else None

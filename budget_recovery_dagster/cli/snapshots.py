@@ -4,13 +4,13 @@ from pathlib import Path
 
 import click
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database
 from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant, moment
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.presentation.documents import dumped, errors_in_json, moment_or_none
 from budget_recovery_dagster.presentation.terminal import print_columns, print_row
+from budget_recovery_dagster.wiring import opened_control_plane
 
 _SHOWN = 24
 
@@ -29,11 +29,11 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
     """
     with (
         errors_in_json(wanted=as_json),
-        opened_database(settings_with_database(data_dir)) as database,
+        opened_control_plane(settings_with_database(data_dir)) as plane,
     ):
-        chosen = choose_tenant(tenant, sorted(database.restore_points.tenants()))
-        found = database.snapshot_list.all(chosen)
-        budgets = database.snapshot_list.budgets_of(chosen) if chosen is not None else ()
+        chosen = choose_tenant(tenant, sorted(plane.restore_points.tenants()))
+        found = plane.snapshot_list.all(chosen)
+        budgets = plane.snapshot_list.budgets_of(chosen) if chosen is not None else ()
     if as_json:
         click.echo(dumped(snapshots=[_json(each) for each in found], budgets=budgets, error=None))
         return

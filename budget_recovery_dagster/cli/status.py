@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.console import answers, show_failure
 from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database
 from budget_recovery_dagster.errors import describe_error
 from budget_recovery_dagster.presentation.documents import failure_json, status_json
 from budget_recovery_dagster.presentation.terminal import print_status
-from budget_recovery_dagster.services.status import Condition
+from budget_recovery_dagster.services.status import Condition, read_status
+from budget_recovery_dagster.wiring import opened_control_plane
 
 CANNOT_TELL = 3
 
@@ -47,8 +47,9 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
     database is that of BUDGET_RECOVERY_POSTGRES_URL or else of the running `budget-recovery dev`.
     """
     try:
-        with opened_database(settings_with_database(data_dir)) as database:
-            found = database.status_service().observe()
+        settings = settings_with_database(data_dir)
+        with opened_control_plane(settings) as plane:
+            found = read_status(plane, check_interval=settings.check_interval)
     except Exception as error:  # noqa: BLE001 - see _Status
         message, hint = describe_error(error)
         show_failure(message, hint)

@@ -302,9 +302,10 @@ def _one_of(what: str, choices: Sequence[str]) -> str:
 
 
 PREVIEWS_KEPT_FOR = timedelta(days=1)
-
+"""How long a preview is kept to be compared with what is applied."""
 
 OUTDATED_KEPT_FOR = timedelta(hours=1)
+"""How long a preview is kept that has a newer one with the same options: as long as a restore."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ def judge_observation(
     if judgement.verdict.is_loss and seen is not None and not seen.is_led:
         return Judgement(
             Verdict.UNKNOWN,
-            f"Whoever answered may not be the leader any more. {judgement.reason}",
+            f"The server that answered may not be the leader any more. {judgement.reason}",
         )
     return judgement
 

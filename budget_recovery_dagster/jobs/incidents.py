@@ -9,12 +9,17 @@ from budget_recovery_dagster.domain.windows import parse_moment
 from budget_recovery_dagster.jobs.snapshots import IN_ONE_PROCESS
 from budget_recovery_dagster.presentation.text import told
 from budget_recovery_dagster.resources import (
-    ControlPlaneResource,
+    ControlPlaneParam,
     failure,
     order_by,
     shown_as_failures,
 )
-from budget_recovery_dagster.services.resets import ResetRequest
+from budget_recovery_dagster.services.resets import ResetRequest, record_reset
+from budget_recovery_dagster.services.restore.manual import (
+    hold_restore,
+    release_restore,
+    resolve_incident,
+)
 
 
 class HoldConfig(dg.Config):
@@ -31,7 +36,7 @@ class HoldConfig(dg.Config):
     ),
 )
 def hold_incident(
-    context: dg.OpExecutionContext, config: HoldConfig, control_plane: ControlPlaneResource
+    context: dg.OpExecutionContext, config: HoldConfig, control_plane: ControlPlaneParam
 ) -> None:
     """Put the open incident on hold.
 
@@ -41,7 +46,7 @@ def hold_incident(
     if not config.reason.strip():
         raise failure("The reason is empty.", "say why the restore is to stop.")
     with shown_as_failures(), control_plane.opened() as plane:
-        incident = plane.hold_service().hold(config.reason, by=f"run {context.run.run_id[:8]}")
+        incident = hold_restore(plane, config.reason, by=f"run {context.run.run_id[:8]}")
     context.log.warning(
         f"Incident {incident.short_id} is on hold until release_restore_job or "
         "`budget-recovery release`."
@@ -52,14 +57,14 @@ def hold_incident(
     out=dg.Out(dg.Nothing),
     description="Lets the restore of the open incident go on, at once and with all its attempts.",
 )
-def release_incident(context: dg.OpExecutionContext, control_plane: ControlPlaneResource) -> None:
+def release_incident(context: dg.OpExecutionContext, control_plane: ControlPlaneParam) -> None:
     """Release the open incident.
 
     Raises:
         dagster.Failure: no restore is under way.
     """
     with shown_as_failures(), control_plane.opened() as plane:
-        incident = plane.hold_service().release(by=f"run {context.run.run_id[:8]}")
+        incident = release_restore(plane, by=f"run {context.run.run_id[:8]}")
     context.log.info(f"Incident {incident.short_id} is not on hold; its restore is launched soon.")
 
 
@@ -74,14 +79,15 @@ class ResolveConfig(dg.Config):
 
 
 @dg.op(
+    name="resolve_incident",
     out=dg.Out(dg.Nothing),
     description=(
         "Ends the open incident without restoring anything more: the store is accepted as it is, "
         "and snapshots are taken again. Not while the store cannot be seen."
     ),
 )
-def resolve_incident(
-    context: dg.OpExecutionContext, config: ResolveConfig, control_plane: ControlPlaneResource
+def resolve_open_incident(
+    context: dg.OpExecutionContext, config: ResolveConfig, control_plane: ControlPlaneParam
 ) -> None:
     """Accept the store as it is.
 
@@ -90,7 +96,12 @@ def resolve_incident(
     """
     order = order_by(context, config.reason, accept_unconverged=config.accept_unconverged)
     with shown_as_failures(), control_plane.opened() as plane:
-        resolved = plane.resolve_service().resolve(order)
+        resolved = resolve_incident(
+            plane,
+            control_plane.store_opener(),
+            order,
+            convergence_timeout=control_plane.settings.convergence_timeout,
+        )
     ended = resolved.incident.ended
     context.log.info(
         f"Incident {resolved.incident.short_id} is closed; the store is HEALTHY. "
@@ -118,6 +129,7 @@ class ResetConfig(dg.Config):
 
 
 @dg.op(
+    name="record_reset",
     out=dg.Out(dg.Nothing),
     description=(
         "Notes that counters of a budget were lowered or cleared in the gateway, so that no "
@@ -125,8 +137,8 @@ class ResetConfig(dg.Config):
         "then record it."
     ),
 )
-def record_reset(
-    context: dg.OpExecutionContext, config: ResetConfig, control_plane: ControlPlaneResource
+def record_deliberate_reset(
+    context: dg.OpExecutionContext, config: ResetConfig, control_plane: ControlPlaneParam
 ) -> None:
     """Record a reset.
 
@@ -135,7 +147,7 @@ def record_reset(
     """
     request = _request(config, by=f"run {context.run.run_id[:8]}")
     with shown_as_failures(), control_plane.opened() as plane:
-        recorded = plane.reset_service().record(request)
+        recorded = record_reset(plane, request)
     for paragraph in told(recorded):
         context.log.info(paragraph)
 
@@ -193,7 +205,7 @@ def release_restore_job() -> None:
 )
 def record_reset_job() -> None:
     """Record a reset."""
-    record_reset()
+    record_deliberate_reset()
 
 
 @dg.job(
@@ -212,4 +224,4 @@ def record_reset_job() -> None:
 )
 def resolve_incident_job() -> None:
     """Accept the store as it is."""
-    resolve_incident()
+    resolve_open_incident()

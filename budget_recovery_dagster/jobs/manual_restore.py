@@ -6,9 +6,9 @@ import dagster as dg
 from pydantic import Field
 
 from budget_recovery_dagster.assets.restored_usage import restored_usage
-from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.domain.plan import EVERY_TENANT, LATEST
 from budget_recovery_dagster.jobs.snapshots import IN_ONE_PROCESS
+from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import applied_metadata, preview_metadata
 from budget_recovery_dagster.presentation.text import (
     applied_headline,
@@ -19,12 +19,15 @@ from budget_recovery_dagster.presentation.text import (
     most_telling,
 )
 from budget_recovery_dagster.resources import (
+    ControlPlaneParam,
     ControlPlaneResource,
     failure,
     order_by,
     shown_as_failures,
 )
+from budget_recovery_dagster.services.preview import preview_restore
 from budget_recovery_dagster.services.restore.choice import RestoreRequest
+from budget_recovery_dagster.services.restore.manual import restore_manually
 
 _LOGGED = 50
 
@@ -100,7 +103,7 @@ class ManualRestoreConfig(dg.Config):
     ),
 )
 def restore_by_hand(
-    context: dg.OpExecutionContext, config: ManualRestoreConfig, control_plane: ControlPlaneResource
+    context: dg.OpExecutionContext, config: ManualRestoreConfig, control_plane: ControlPlaneParam
 ) -> None:
     """Preview or apply.
 
@@ -111,17 +114,24 @@ def restore_by_hand(
     with shown_as_failures(), control_plane.opened() as plane:
         match config.mode:
             case Mode.preview:
-                _preview(context, config, plane)
+                _preview(context, config, control_plane, plane)
             case Mode.apply:
-                _apply(context, config, plane)
+                _apply(context, config, control_plane, plane)
 
 
 def _preview(
-    context: dg.OpExecutionContext, config: ManualRestoreConfig, plane: OpenedDatabase
+    context: dg.OpExecutionContext,
+    config: ManualRestoreConfig,
+    control_plane: ControlPlaneResource,
+    plane: ControlPlane,
 ) -> None:
     run_id = context.run.run_id
-    preview = plane.preview_service().preview(
-        config.request(), by=f"run {run_id[:8]}", tell=context.log.info
+    preview = preview_restore(
+        plane,
+        control_plane.store_opener(),
+        config.request(),
+        by=f"run {run_id[:8]}",
+        on_progress=context.log.info,
     )
     context.log.info(headline(preview))
     choices = plane.snapshot_list.all(preview.choice.tenant)
@@ -131,12 +141,20 @@ def _preview(
 
 
 def _apply(
-    context: dg.OpExecutionContext, config: ManualRestoreConfig, plane: OpenedDatabase
+    context: dg.OpExecutionContext,
+    config: ManualRestoreConfig,
+    control_plane: ControlPlaneResource,
+    plane: ControlPlane,
 ) -> None:
     order = order_by(context, config.reason, accept_unconverged=config.accept_unconverged)
     try:
-        applied = plane.manual_restore_service().apply(
-            config.request(), order, config.preview_id.strip() or None
+        applied = restore_manually(
+            plane,
+            control_plane.store_opener(),
+            config.request(),
+            order,
+            convergence_timeout=control_plane.settings.convergence_timeout,
+            preview_id=config.preview_id.strip() or None,
         )
     except dg.DagsterExecutionInterruptedError as error:
         raise dg.Failure(

@@ -3,18 +3,19 @@
 import dagster as dg
 
 from budget_recovery_dagster.assets.restored_usage import restored_usage
-from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.jobs.snapshots import IN_ONE_PROCESS
+from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import MOST_ROWS, restored_metadata
-from budget_recovery_dagster.resources import ControlPlaneResource, failure, holder_of
+from budget_recovery_dagster.resources import ControlPlaneParam, failure, holder_of
 from budget_recovery_dagster.services.restore.automatic import (
     GaveUp,
     NothingToDo,
     Recovered,
     RecoveryResult,
     StillWaiting,
+    recover_store,
 )
 
 OUTCOME_TAG = "budget_recovery/outcome"
@@ -37,7 +38,7 @@ OUTCOME_TAG = "budget_recovery/outcome"
         "lowers one."
     ),
 )
-def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneResource) -> None:
+def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneParam) -> None:
     """Try once to put the open incident right.
 
     Raises:
@@ -46,8 +47,13 @@ def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneResource)
     run_id = context.run.run_id
     try:
         with control_plane.opened() as plane:
-            result = plane.recovery_service().recover(
-                run_id=run_id, holder=holder_of(run_id), tell=context.log.info
+            result = recover_store(
+                plane,
+                control_plane.store_opener(),
+                run_id=run_id,
+                holder=holder_of(run_id),
+                convergence_timeout=control_plane.settings.convergence_timeout,
+                on_progress=context.log.info,
             )
             _tell(context, plane, result)
     except dg.DagsterExecutionInterruptedError as error:
@@ -59,7 +65,7 @@ def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneResource)
         raise dg.Failure(str(error), metadata={"what_to_do": error.hint}) from error
 
 
-def _tell(context: dg.OpExecutionContext, plane: OpenedDatabase, result: RecoveryResult) -> None:
+def _tell(context: dg.OpExecutionContext, plane: ControlPlane, result: RecoveryResult) -> None:
     """Show in Dagster what became of the incident."""
     match result:
         case NothingToDo():
@@ -91,9 +97,7 @@ def _tag(context: dg.OpExecutionContext, outcome: str) -> None:
     context.instance.add_run_tags(context.run.run_id, {OUTCOME_TAG: outcome})
 
 
-def _log_restored(
-    context: dg.OpExecutionContext, plane: OpenedDatabase, incident: Incident
-) -> None:
+def _log_restored(context: dg.OpExecutionContext, plane: ControlPlane, incident: Incident) -> None:
     audits = plane.audits.largest(incident.incident_id, MOST_ROWS)
     if not audits.windows:
         return

@@ -2,16 +2,15 @@
 
 import dagster as dg
 
-from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
-from budget_recovery_dagster.assets.recovery_points import recovery_points
-from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
-
 IN_ONE_PROCESS = dg.in_process_executor
 """One process per run is enough, and starts in half the time."""
-_ASSETS = (budget_usage_snapshots, tenant_usage_tables, recovery_points)
+
+_ASSETS = ("budget_usage_snapshots", "tenant_usage_tables", "recovery_points")
+
 hourly_snapshot_job = dg.define_asset_job(
     "hourly_snapshot_job",
-    selection=dg.AssetSelection.assets(*_ASSETS) | dg.AssetSelection.checks_for_assets(*_ASSETS),
+    selection=dg.AssetSelection.assets(*_ASSETS)
+    | dg.AssetSelection.checks_for_assets(*map(dg.AssetKey, _ASSETS)),
     description=(
         "Copies every tenant's budget counters from the gateway's usage store to PostgreSQL and "
         "checks what it copied; then writes the tenants' tables of the hour, and sums up what a "
@@ -26,10 +25,11 @@ hourly_snapshot_job = dg.define_asset_job(
         "dagster/max_runtime": "3600",
     },
 )
+
 recovery_points_job = dg.define_asset_job(
     "recovery_points_job",
-    selection=dg.AssetSelection.assets(recovery_points)
-    | dg.AssetSelection.checks_for_assets(recovery_points),
+    selection=dg.AssetSelection.assets("recovery_points")
+    | dg.AssetSelection.checks_for_assets(dg.AssetKey("recovery_points")),
     description=(
         "Sums up what a restore would bring back, and judges how old that is. Needs PostgreSQL "
         "only, so it tells the truth while the usage store is down, and while captures fail or "

@@ -138,7 +138,7 @@ def left_of(remainder: Remainder | None) -> Mapping[str, Any] | None:
     return {
         "counters": remainder.counters,
         "unreadable": remainder.unreadable,
-        "windows_unknown": remainder.unsound,
+        "windows_unknown": remainder.corrupt,
         "unseen": remainder.unseen,
     }
 

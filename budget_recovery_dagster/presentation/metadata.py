@@ -41,6 +41,7 @@ from budget_recovery_dagster.services.tables import TablesBuilt
 from budget_recovery_dagster.services.words import shown_entity
 
 MOST_ROWS = 200
+"""How many windows are shown: Dagster keeps a whole table in its event log; PostgreSQL has all."""
 
 
 _AUDIT_COLUMNS = [

@@ -4,7 +4,7 @@ import dagster as dg
 
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.jobs.restore import restore_job
-from budget_recovery_dagster.resources import ControlPlaneResource
+from budget_recovery_dagster.resources import ControlPlaneParam
 from budget_recovery_dagster.sensors.supervision import Supervised, supervise_restore
 from budget_recovery_dagster.sensors.ticks import (
     TICK_SECONDS,
@@ -30,7 +30,7 @@ from budget_recovery_dagster.sensors.ticks import (
     ),
 )
 def restore_supervisor_sensor(
-    context: dg.SensorEvaluationContext, control_plane: ControlPlaneResource
+    context: dg.SensorEvaluationContext, control_plane: ControlPlaneParam
 ) -> dg.SensorResult:
     """Do once what is to be done; skip with the reason, or request a run."""
 

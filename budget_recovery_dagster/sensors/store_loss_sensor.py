@@ -4,36 +4,44 @@ from typing import Any
 
 import dagster as dg
 
-from budget_recovery_dagster.assets.gateway_usage_store import gateway_usage_store
 from budget_recovery_dagster.domain.store import Verdict
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.jobs.restore import restore_job
-from budget_recovery_dagster.resources import ControlPlaneResource
+from budget_recovery_dagster.resources import ControlPlaneParam
 from budget_recovery_dagster.sensors.supervision import Supervised, supervise_restore
 from budget_recovery_dagster.sensors.ticks import TICK_SECONDS, Deadline, unknown_tick, within
-from budget_recovery_dagster.services.store_watch import Checked
-from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.services.store_watch import Checked, check_store
+from budget_recovery_dagster.settings import Settings
+from budget_recovery_dagster.wiring import store_opener_in_a_tick
 
-
-@dg.sensor(
-    job_name=restore_job.name,
-    minimum_interval_seconds=load_settings().check_interval_seconds,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description=(
-        "Compares the gateway's usage store with what was accepted last: when it was created, the "
-        "sequence it has reached, and the marker that we keep in it. On a loss it opens an "
-        "incident, which pauses the snapshots, and launches restore_job. What cannot be read is "
-        "unknown, never a loss; several unknowns in a row turn the tick red."
-    ),
+_DESCRIPTION = (
+    "Compares the gateway's usage store with the accepted baseline: its creation time, its last "
+    "sequence, and our marker in it. On a loss it opens an incident, which pauses snapshots, "
+    "and launches restore_job. What cannot be read is unknown, never a loss; several unknown "
+    "results in a row fail the tick."
 )
-def store_loss_sensor(
-    context: dg.SensorEvaluationContext, control_plane: ControlPlaneResource
+
+
+def store_loss_sensor(settings: Settings) -> dg.SensorDefinition:
+    """Return the sensor that checks the store as often as the settings say."""
+    return dg.sensor(
+        name="store_loss_sensor",
+        job_name=restore_job.name,
+        minimum_interval_seconds=settings.check_interval_seconds,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=_DESCRIPTION,
+    )(_check)
+
+
+def _check(
+    context: dg.SensorEvaluationContext, control_plane: ControlPlaneParam
 ) -> dg.SensorResult:
     """Check the store once; skip with the reason, or request the run of a restore."""
 
     def check_and_launch(deadline: Deadline) -> tuple[Checked, Supervised]:
+        open_store = store_opener_in_a_tick(control_plane.settings)
         with control_plane.opened() as plane:
-            checked = plane.detection_service().check(checked_by="store_loss_sensor")
+            checked = check_store(plane, open_store, checked_by="store_loss_sensor")
             return checked, supervise_restore(context.instance, plane, deadline)
 
     try:
@@ -42,7 +50,7 @@ def store_loss_sensor(
         raise
     except BudgetRecoveryError as error:
         return unknown_tick(context, error.message, error.hint)
-    observed = [dg.AssetObservation(gateway_usage_store.key, metadata=_metadata(checked))]
+    observed = [dg.AssetObservation("gateway_usage_store", metadata=_metadata(checked))]
     check = checked.check
     if supervised.request is not None:
         return dg.SensorResult(run_requests=[supervised.request], cursor="0", asset_events=observed)

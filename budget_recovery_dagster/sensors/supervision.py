@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 from dagster import MAX_RUNTIME_SECONDS_TAG, DagsterEventType, DagsterRunStatus
 
-from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.incident import Incident
 from budget_recovery_dagster.domain.supervision import (
@@ -23,6 +22,7 @@ from budget_recovery_dagster.domain.supervision import (
     supervise,
 )
 from budget_recovery_dagster.jobs.restore import restore_job
+from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.sensors.ticks import Deadline
 
 INCIDENT_TAG = "budget_recovery/incident"
@@ -54,7 +54,7 @@ class Supervised:
 
 def supervise_restore(
     instance: dg.DagsterInstance,
-    plane: OpenedDatabase,
+    plane: ControlPlane,
     deadline: Deadline,
     suspicion: Suspicion | None = None,
 ) -> Supervised:
@@ -162,7 +162,7 @@ def _declare_dead(instance: dg.DagsterInstance, run: RunSeen) -> None:
         )
 
 
-def _launch(plane: OpenedDatabase, incident: Incident) -> Supervised:
+def _launch(plane: ControlPlane, incident: Incident) -> Supervised:
     claimed = plane.incidents.claim_launch(judged=incident)
     if claimed is None:
         return Supervised(f"A restore for incident {incident.short_id} has just been launched.")

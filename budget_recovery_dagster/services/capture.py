@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
@@ -40,19 +39,14 @@ from budget_recovery_dagster.errors import (
     describe_error,
 )
 from budget_recovery_dagster.ports import (
-    CaptureReports,
-    Clock,
-    Incidents,
+    ControlPlane,
     Lease,
-    Leases,
-    Snapshots,
-    StoreChecks,
-    StoreRegistry,
+    OpenStore,
     TenantListing,
     TenantReader,
     UsageStore,
 )
-from budget_recovery_dagster.services.store_watch import IdentityWatch, Losses
+from budget_recovery_dagster.services.store_watch import ROUNDS, CaptureWatch
 
 # A gateway gone wrong could write any number of them; the first ones tell the kind.
 MAX_NOTED_KEYS = 100
@@ -193,8 +187,6 @@ class Captured:
         return (*tenants, *keys)
 
 
-# Each round reads the identity again, so only a baseline that moves all the time uses them up.
-_JUDGING_ROUNDS = 5
 # That the store is not, or may not be, the one that was accepted.
 _LOSSES = (PossibleLossError, StoreLostError, CapturesPausedError)
 # What would meet every tenant that is left just as well.
@@ -208,8 +200,8 @@ _DATABASE_REFUSALS = 3
 class CaptureRun:
     """Takes every tenant's snapshot under one lease, with one timestamp."""
 
-    snapshots: Snapshots
-    watch: IdentityWatch
+    plane: ControlPlane
+    watch: CaptureWatch
     source: CaptureSource
     hour: Hour
     captured_at: datetime
@@ -220,7 +212,7 @@ class CaptureRun:
     _stopped_by: BudgetRecoveryError | None = field(default=None, init=False)
     _refusals: int = field(default=0, init=False)
 
-    def capture_all(self, open_store: Callable[[], AbstractContextManager[UsageStore]]) -> Captured:
+    def capture_all(self, open_store: OpenStore) -> Captured:
         """Capture the tenants of the store and of earlier snapshots; no one stops another.
 
         Raises:
@@ -228,20 +220,20 @@ class CaptureRun:
             ClockSkewError: the same, for clocks that disagree.
             DatabaseUnreachableError: the database is gone; what is stored stays stored.
         """
-        known = self.snapshots.tenants()
+        known = self.plane.snapshots.tenants()
         identity: StoreIdentity | None = None
         listing = TenantListing(frozenset(), ())
         listing_failure: StoreError | None = None
         try:
             with open_store() as store:
-                identity = self.watch.accept(store)
+                identity = self.watch.require_accepted(store)
                 self._require_agreeing_clocks(store)
                 reader = store.reader(self.source)
                 try:
                     listing = reader.list_tenants()
                 except StoreError as error:
                     # The tenants that are known can still be captured, if the store is there.
-                    self.watch.accept(store)
+                    self.watch.require_accepted(store)
                     if not known:
                         raise
                     listing_failure = error
@@ -288,14 +280,14 @@ class CaptureRun:
     ) -> TenantSnapshot:
         self.lease.require_held()
         reading = reader.read(tenant)
-        point = self.snapshots.recovery_point(tenant, self.captured_at)
-        for _ in range(_JUDGING_ROUNDS):
+        point = self.plane.snapshots.recovery_point(tenant, self.captured_at)
+        for _ in range(ROUNDS):
             try:
                 return self._commit(store, reading, point)
             except BaselineMovedError:
                 self.watch.read_baseline()
         raise BaselineMovedError(
-            f"The accepted identity of the store moved {_JUDGING_ROUNDS} times while the snapshot "
+            f"The accepted identity of the store moved {ROUNDS} times while the snapshot "
             f"of tenant {tenant!r} was compared with it.",
             "capture the hour again; if it keeps happening, look for a second deployment that "
             "uses the same database.",
@@ -304,9 +296,9 @@ class CaptureRun:
     def _commit(
         self, store: UsageStore, reading: TenantReading, point: RecoveryPoint
     ) -> TenantSnapshot:
-        identity = self.watch.accept(store)
+        identity = self.watch.require_accepted(store)
         snapshot = take_snapshot(reading, self.captured_at, identity, point)
-        self.watch.baseline = self.snapshots.commit(
+        self.watch.baseline = self.plane.snapshots.commit(
             snapshot,
             hour=self.hour,
             run_id=self.run_id,
@@ -333,7 +325,7 @@ class CaptureRun:
             # Whether this tenant alone is refused or the store is gone: with a thousand tenants,
             # waiting for each one's time-out would take longer than the hour.
             try:
-                self.watch.accept(store)
+                self.watch.require_accepted(store)
             except BudgetRecoveryError as gone:
                 return gone
         self._refusals = self._refusals + 1 if isinstance(error, DatabaseError) else 0
@@ -368,107 +360,90 @@ class Verified:
     damage: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureService:
-    """Takes the snapshots of one hour from one source."""
+def capture_hour(  # noqa: PLR0913 - by keyword, each the caller's own
+    plane: ControlPlane,
+    open_store: OpenStore,
+    hour: Hour,
+    *,
+    source: CaptureSource,
+    retention: RetentionPolicy,
+    run_id: str,
+    holder: str,
+    on_outcome: Callable[[TenantOutcome], None],
+) -> Captured | Verified | Paused:
+    """Capture every tenant into the current hour, or verify a past one.
 
-    open_store: Callable[[], AbstractContextManager[UsageStore]]
-    snapshots: Snapshots
-    reports: CaptureReports
-    incidents: Incidents
-    checks: StoreChecks
-    registry: StoreRegistry
-    leases: Leases
-    clock: Clock
-    bucket: str
-    source: CaptureSource
-    retention: RetentionPolicy
+    ``holder`` identifies this capture to others; ``on_outcome`` receives each tenant's outcome as
+    soon as it is known.
 
-    def capture(
-        self,
-        hour: Hour,
-        *,
-        run_id: str,
-        holder: str,
-        on_outcome: Callable[[TenantOutcome], None],
-    ) -> Captured | Verified | Paused:
-        """Capture every tenant into the current hour, or verify a past one.
-
-        ``holder`` tells other captures who this is; ``on_outcome`` hears of each tenant as soon
-        as it is done.
-
-        Raises:
-            HourNotReachedError: the hour begins in more than a minute.
-            HourNotCapturedError: the hour is past and has no stored snapshot.
-            HourClosedError: the hour closed before anything was read.
-            LeaseHeldError: another capture is under way.
-            SettingsError: the database belongs to another bucket.
-            DatabaseError: the database did not do what was asked; what is stored stays stored.
-        """
-        now = self.clock.now()
-        record = self.registry.claim(self.bucket)
-        if hour.is_future(now + MAX_CLOCK_SKEW):
-            raise HourNotReachedError(
-                f"The hour {hour} has not begun; a snapshot holds what the store has now.",
-                f"capture the current hour, {Hour.containing(now).key}.",
+    Raises:
+        HourNotReachedError: the hour begins in more than a minute.
+        HourNotCapturedError: the hour is past and has no stored snapshot.
+        HourClosedError: the hour closed before anything was read.
+        LeaseHeldError: another capture is running.
+        SettingsError: the database belongs to another bucket.
+        DatabaseError: the database failed; what is stored stays stored.
+    """
+    now = plane.clock.now()
+    record = plane.registry.claim()
+    if hour.is_future(now + MAX_CLOCK_SKEW):
+        raise HourNotReachedError(
+            f"The hour {hour} has not begun; a snapshot holds what the store has now.",
+            f"capture the current hour, {Hour.containing(now).key}.",
+        )
+    if hour.is_past(now):
+        return _verify(plane, hour, Hour.containing(now))
+    # The scheduler's clock may be a little ahead of the database's.
+    plane.clock.wait_until(hour.start)
+    if record.state.captures_paused:
+        return Paused(record.state)
+    with plane.leases.hold(CAPTURE_LEASE, holder) as lease:
+        # Before anything is read: whatever was counted until then is in the snapshot. Under the
+        # lease: so the snapshots of two captures are in the order of their times.
+        captured_at = plane.clock.now()
+        if hour.is_past(captured_at):
+            raise HourClosedError(
+                f"The hour {hour} closed while this capture was starting.",
+                f"capture the current hour, {Hour.containing(captured_at).key}.",
             )
-        if hour.is_past(now):
-            return self._verify(hour, Hour.containing(now))
-        # The scheduler's clock may be a little ahead of the database's.
-        self.clock.wait_until(hour.start)
-        if record.state.captures_paused:
-            return Paused(record.state)
-        with self.leases.hold(CAPTURE_LEASE, holder) as lease:
-            # Before anything is read: whatever was counted until then is in the snapshot. Under
-            # the lease: so the snapshots of two captures are in the order of their times.
-            captured_at = self.clock.now()
-            if hour.is_past(captured_at):
-                raise HourClosedError(
-                    f"The hour {hour} closed while this capture was starting.",
-                    f"capture the current hour, {Hour.containing(captured_at).key}.",
-                )
-            run = CaptureRun(
-                snapshots=self.snapshots,
-                watch=IdentityWatch(
-                    registry=self.registry,
-                    snapshots=self.snapshots,
-                    checks=self.checks,
-                    losses=Losses(self.incidents, self.clock),
-                    clock=self.clock,
-                    bucket=self.bucket,
-                    found_by=holder,
-                ),
-                source=self.source,
-                hour=hour,
-                captured_at=captured_at,
-                run_id=run_id,
-                lease=lease,
-                on_outcome=on_outcome,
-            )
-            captured = run.capture_all(self.open_store)
-            self.snapshots.record_failures(captured.failures, run_id=run_id)
-            return self._prune(captured, lease)
+        run = CaptureRun(
+            plane=plane,
+            watch=CaptureWatch(plane, holder),
+            source=source,
+            hour=hour,
+            captured_at=captured_at,
+            run_id=run_id,
+            lease=lease,
+            on_outcome=on_outcome,
+        )
+        captured = run.capture_all(open_store)
+        plane.snapshots.record_failures(captured.failures, run_id=run_id)
+        return _prune(plane, captured, retention, lease)
 
-    def _prune(self, captured: Captured, lease: Lease) -> Captured:
-        if not captured.may_prune:
-            return captured
-        try:
-            pruned = self.snapshots.prune(
-                captured.read, policy=self.retention, now=self.clock.now(), lease=lease
-            )
-        except BudgetRecoveryError as error:
-            # The snapshots are stored whatever becomes of the old ones; the next run prunes.
-            return replace(captured, prune_failure=error)
-        return replace(captured, pruned=pruned)
 
-    def _verify(self, hour: Hour, current: Hour) -> Verified:
-        stored = self.reports.captured_in(hour)
-        if not stored:
-            raise HourNotCapturedError(
-                f"No snapshot is stored for the hour {hour}: none was taken, or it is past "
-                "retention. None can be taken any more: the store holds only the present, which "
-                "must not stand under a past name.",
-                f"capture the current hour, {current.key}; a recovery point uses all retained "
-                "snapshots, so a gap costs nothing that a later one holds.",
-            )
-        return Verified(hour, stored, self.reports.damaged_in(hour))
+def _prune(
+    plane: ControlPlane, captured: Captured, retention: RetentionPolicy, lease: Lease
+) -> Captured:
+    if not captured.may_prune:
+        return captured
+    try:
+        pruned = plane.snapshots.prune(
+            captured.read, policy=retention, now=plane.clock.now(), lease=lease
+        )
+    except BudgetRecoveryError as error:
+        # The snapshots are stored whatever becomes of the old ones; the next run prunes.
+        return replace(captured, prune_failure=error)
+    return replace(captured, pruned=pruned)
+
+
+def _verify(plane: ControlPlane, hour: Hour, current: Hour) -> Verified:
+    stored = plane.reports.captured_in(hour)
+    if not stored:
+        raise HourNotCapturedError(
+            f"No snapshot is stored for the hour {hour}: none was taken, or it is past retention. "
+            "It cannot be captured any more: the store holds only the present, which must not be "
+            "stored as the past.",
+            f"capture the current hour, {current.key}; a recovery point uses all retained "
+            "snapshots, so a gap loses nothing that a later snapshot holds.",
+        )
+    return Verified(hour, stored, plane.reports.damaged_in(hour))

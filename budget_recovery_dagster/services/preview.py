@@ -28,24 +28,15 @@ from budget_recovery_dagster.errors import (
     DatabaseUnreachableError,
     describe_error,
 )
-from budget_recovery_dagster.ports import (
-    BudgetDefinitions,
-    Clock,
-    Incidents,
-    OpenStore,
-    Previews,
-    RecoverableStore,
-    Snapshots,
-    StoreRegistry,
-)
+from budget_recovery_dagster.ports import ControlPlane, OpenStore, UsageStore
 from budget_recovery_dagster.services.restore.choice import (
-    Choosing,
     ChosenPoints,
     RestoreRequest,
+    choose_points,
     require_same,
 )
 from budget_recovery_dagster.services.restore.tenants import RunningClock, plan_tenant
-from budget_recovery_dagster.services.store_watch import AcceptedStore
+from budget_recovery_dagster.services.store_watch import StoreWatch, watch_store
 from budget_recovery_dagster.services.words import counted, listed, shown_entity
 
 
@@ -297,74 +288,66 @@ class Preview:
         return [tenant for tenant in self.tenants if tenant.failure is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class PreviewService:
-    """Previews restores of the one store that the control-plane database belongs to."""
+def preview_restore(
+    plane: ControlPlane,
+    open_store: OpenStore,
+    request: RestoreRequest,
+    *,
+    by: str,
+    on_progress: Callable[[str], None],
+) -> Preview:
+    """Plan what a restore would do now, keep the plan, and write nothing into the store.
 
-    open_store: OpenStore
-    registry: StoreRegistry
-    snapshots: Snapshots
-    incidents: Incidents
-    choosing: Choosing
-    definitions: BudgetDefinitions
-    previews: Previews
-    clock: Clock
-    bucket: str
+    Raises:
+        ChoiceError: what is asked for does not exist.
+        SettingsError: the database belongs to another bucket.
+        PreviewOutdatedError: the store was replaced during the preview.
+        StoreError, DatabaseError: it could not be read.
+    """
+    plane.registry.claim()
+    chosen = choose_points(plane, request)
+    with open_store() as store:
+        watch = watch_store(plane, store, by)
+        before = store.observe(watch.deployment_id).identity
+        kept = KeptPreview(str(uuid4()), plane.clock.now(), by, chosen.choice, before)
+        plane.previews.begin(kept)
+        tenants = chosen.tenants()
+        run = _Run(plane, store, chosen, kept.preview_id, is_of_one=len(tenants) == 1)
+        for number, tenant in enumerate(tenants, 1):
+            on_progress(f"Tenant {tenant!r}, {number} of {len(tenants)}")
+            run.add(tenant)
+        after = store.observe(watch.deployment_id).identity
+        warnings = tuple(_warnings(watch))
+    require_same(kept, after)
+    plane.previews.complete(kept.preview_id)
+    return Preview(
+        preview_id=kept.preview_id,
+        at=kept.at,
+        choice=chosen.choice,
+        recovery=plane.incidents.recovery(),
+        identity=after,
+        tenants=tuple(run.tenants),
+        changes=run.changes(),
+        warnings=warnings,
+    )
 
-    def preview(self, request: RestoreRequest, *, by: str, tell: Callable[[str], None]) -> Preview:
-        """Tell what a restore of what is asked for would do now; ``tell`` hears how it goes on.
 
-        Raises:
-            ChoiceError: what is asked for does not exist.
-            SettingsError: the database belongs to another bucket.
-            PreviewOutdatedError: the store became another one meanwhile.
-            StoreError, DatabaseError: it could not be seen.
-        """
-        record = self.registry.claim(self.bucket)
-        chosen = self.choosing.choose(request)
-        with self.open_store() as store:
-            before = store.observe(record.deployment_id).identity
-            kept = KeptPreview(str(uuid4()), self.clock.now(), by, chosen.choice, before)
-            self.previews.begin(kept)
-            tenants = chosen.tenants()
-            run = _Run(self, store, chosen, kept.preview_id, is_of_one=len(tenants) == 1)
-            for number, tenant in enumerate(tenants, 1):
-                tell(f"Tenant {tenant!r}, {number} of {len(tenants)}")
-                run.add(tenant)
-            after = store.observe(record.deployment_id).identity
-            warnings = tuple(self._warnings(store))
-        require_same(kept, after)
-        self.previews.complete(kept.preview_id)
-        return Preview(
-            preview_id=kept.preview_id,
-            at=kept.at,
-            choice=chosen.choice,
-            recovery=self.incidents.recovery(),
-            identity=after,
-            tenants=tuple(run.tenants),
-            changes=run.changes(),
-            warnings=warnings,
-        )
-
-    def _warnings(self, store: RecoverableStore) -> Iterator[str]:
-        if self.incidents.recovery().incident is None:
-            accepted = AcceptedStore(
-                store, self.registry, self.snapshots, self.incidents, self.clock, self.bucket
-            )
-            judgement, _ = accepted.judge()
-            if not judgement.verdict.is_good:
-                yield f"Nothing can be applied now. {judgement.reason}"
-        problem = objection(store.cluster_view(self.clock.now()))
-        if problem is not None:
-            yield f"To apply would wait for the store: {problem}."
+def _warnings(watch: StoreWatch) -> Iterator[str]:
+    if watch.plane.incidents.recovery().incident is None:
+        judgement = watch.compare_with_baseline().judgement
+        if not judgement.verdict.is_good:
+            yield f"Nothing can be applied now. {judgement.reason}"
+    problem = objection(watch.store.cluster_view(watch.plane.clock.now()))
+    if problem is not None:
+        yield f"A restore would wait for the store: {problem}."
 
 
 @dataclass(slots=True)
 class _Run:
     """One preview under way."""
 
-    service: PreviewService
-    store: RecoverableStore
+    plane: ControlPlane
+    store: UsageStore
     chosen: ChosenPoints
     preview_id: str
     is_of_one: bool
@@ -385,13 +368,13 @@ class _Run:
         return tuple(self._largest)
 
     def _preview(self, tenant: str) -> TenantPreview:
-        running = RunningClock.by(self.service.clock)
+        running = RunningClock.by(self.plane.clock)
         point = self.chosen.point_of(tenant, running.now())
         if point is None:
             return TenantPreview(tenant, None)
         live = self.store.open_tenant(tenant).reading
         plan = plan_tenant(point, live, running.now())
-        self.service.previews.add(self.preview_id, tenant, plan.entries)
+        self.plane.previews.add(self.preview_id, tenant, plan.entries)
         reasons = {(each.of, each.entity): each.reason for each in live.omitted}
         windows, told = self._windows(point, plan.by_window(), reasons)
         self._largest = heapq.nlargest(
@@ -415,7 +398,7 @@ class _Run:
         planned: defaultdict[BudgetWindow, list[PlannedEntry]],
         unreadable: dict[tuple[BudgetWindow, Entity], str],
     ) -> tuple[tuple[WindowPreview, ...], list[EntryPreview]]:
-        definitions = _by_budget(self.service.definitions.of_tenant(point.tenant))
+        definitions = _by_budget(self.plane.budgets.of_tenant(point.tenant))
         windows, told = [], []
         for window in point.windows:
             sums, entries = preview_window(

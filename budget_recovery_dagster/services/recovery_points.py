@@ -14,7 +14,7 @@ from budget_recovery_dagster.domain.recovery_point import (
     is_too_old,
 )
 from budget_recovery_dagster.domain.snapshots import CaptureSource
-from budget_recovery_dagster.ports import Clock, RecoveryPoints
+from budget_recovery_dagster.ports import ControlPlane
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,50 +119,44 @@ class PointAges:
         return self.newest_snapshot is not None and is_of_the_future(self.newest_snapshot, self.now)
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryPointsService:
-    """Looks at what a restore would use. It needs the database alone, and changes nothing."""
+def survey_points(plane: ControlPlane) -> PointSurvey:
+    """Sum up the recovery point of every tenant.
 
-    points: RecoveryPoints
-    clock: Clock
+    Raises:
+        DatabaseError: the database failed.
+    """
+    started = time.monotonic()
+    now = plane.clock.now()
+    newest = plane.points.newest_snapshots()
+    windows = [
+        PointWindow.of_record(tenant, record)
+        for tenant in newest
+        for record in plane.points.windows_of(tenant, now)
+    ]
+    windows.sort(key=_oldest_first)
+    return PointSurvey(now, newest, tuple(windows), time.monotonic() - started)
 
-    def survey(self) -> PointSurvey:
-        """Sum up the recovery point of every tenant.
 
-        Raises:
-            DatabaseError: the database did not do what was asked.
-        """
-        begun = time.monotonic()
-        now = self.clock.now()
-        newest = self.points.newest_snapshots()
-        windows = [
-            PointWindow.of_record(tenant, record)
-            for tenant in newest
-            for record in self.points.windows_of(tenant, now)
-        ]
-        windows.sort(key=_oldest_first)
-        return PointSurvey(now, newest, tuple(windows), time.monotonic() - begun)
+def judge_point_ages(plane: ControlPlane) -> PointAges:
+    """Judge the age of every tenant's newest snapshot of a still-current window.
 
-    def ages(self) -> PointAges:
-        """Judge the age of every tenant's newest snapshot of a still-current window.
-
-        Raises:
-            DatabaseError: the database did not do what was asked.
-        """
-        now = self.clock.now()
-        newest = self.points.newest_points(now)
-        # Of a tenant whose captures fail, its last windows may have closed, and new ones be unseen.
-        watched: dict[str, datetime | None] = {**self.points.failing(), **newest}
-        return PointAges(
-            now=now,
-            newest_snapshot=max(self.points.newest_snapshots().values(), default=None),
-            tenants=len(watched),
-            too_old={
-                tenant: captured_at
-                for tenant, captured_at in watched.items()
-                if captured_at is None or is_too_old(captured_at, now)
-            },
-        )
+    Raises:
+        DatabaseError: the database failed.
+    """
+    now = plane.clock.now()
+    newest = plane.points.newest_points(now)
+    # If captures of a tenant fail, its last windows may have closed, and new ones be unseen.
+    watched: dict[str, datetime | None] = {**plane.points.failing(), **newest}
+    return PointAges(
+        now=now,
+        newest_snapshot=max(plane.points.newest_snapshots().values(), default=None),
+        tenants=len(watched),
+        too_old={
+            tenant: captured_at
+            for tenant, captured_at in watched.items()
+            if captured_at is None or is_too_old(captured_at, now)
+        },
+    )
 
 
 def _oldest_first(window: PointWindow) -> tuple[datetime, str, str, str]:

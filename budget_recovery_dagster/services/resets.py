@@ -8,7 +8,7 @@ from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.resets import Everyone, Reset
 from budget_recovery_dagster.errors import ChoiceError
-from budget_recovery_dagster.ports import Clock, Incidents, Resets, RestorePoints, SnapshotList
+from budget_recovery_dagster.ports import ControlPlane
 
 _CHOICES = 20
 
@@ -40,58 +40,50 @@ class RecordedReset:
     is_restoring: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ResetService:
-    """Records resets. It needs the database alone, and lowers nothing in the gateway's store."""
+def record_reset(plane: ControlPlane, request: ResetRequest) -> RecordedReset:
+    """Record that counters were lowered or cleared; the gateway's store is not touched.
 
-    resets: Resets
-    points: RestorePoints
-    snapshot_list: SnapshotList
-    incidents: Incidents
-    clock: Clock
+    The gateway's counters must be low by the time of the reset: what a snapshot reads later is not
+    excluded.
 
-    def record(self, request: ResetRequest) -> RecordedReset:
-        """Note that counters were lowered or cleared.
+    Raises:
+        ChoiceError: nothing of the tenant or the budget is retained, the window is not in the
+            calendar, the time is in the future, or no reason is given; nothing was recorded.
+    """
+    if not request.reason.strip():
+        raise ChoiceError("The reason is empty.", "say why the counters were lowered.")
+    _require_retained(plane, request.tenant, request.budget)
+    now = plane.clock.now()
+    kept = plane.resets.record(_reset(request, now))
+    return RecordedReset(
+        reset=kept,
+        windows=_windows_of(plane, kept, now),
+        is_restoring=plane.incidents.recovery().state is RecoveryState.RECOVERING,
+    )
 
-        The gateway's counters must be low by the time of the reset: of what a snapshot reads later,
-        nothing is left out.
 
-        Raises:
-            ChoiceError: nothing of the tenant or the budget is retained, the window is none of the
-                calendar, the time has not come, or no reason is given; nothing was recorded.
-        """
-        if not request.reason.strip():
-            raise ChoiceError("The reason is empty.", "say why the counters were lowered.")
-        self._require_retained(request.tenant, request.budget)
-        now = self.clock.now()
-        kept = self.resets.record(_reset(request, now))
-        return RecordedReset(
-            reset=kept,
-            windows=self._windows(kept, now),
-            is_restoring=self.incidents.recovery().state is RecoveryState.RECOVERING,
+def _require_retained(plane: ControlPlane, tenant: str, budget: str) -> None:
+    tenants = plane.restore_points.tenants()
+    if tenant not in tenants:
+        raise ChoiceError(
+            f"No snapshot of tenant {tenant!r} is retained.", _choose("the tenants", tenants)
+        )
+    budgets = plane.snapshot_list.budgets_of(tenant)
+    if budget not in budgets:
+        raise ChoiceError(
+            f"No snapshot of budget {budget!r} of tenant {tenant!r} is retained.",
+            _choose("its budgets", budgets),
         )
 
-    def _require_retained(self, tenant: str, budget: str) -> None:
-        tenants = self.points.tenants()
-        if tenant not in tenants:
-            raise ChoiceError(
-                f"No snapshot of tenant {tenant!r} is retained.", _choose("the tenants", tenants)
-            )
-        budgets = self.snapshot_list.budgets_of(tenant)
-        if budget not in budgets:
-            raise ChoiceError(
-                f"No snapshot of budget {budget!r} of tenant {tenant!r} is retained.",
-                _choose("its budgets", budgets),
-            )
 
-    def _windows(self, reset: Reset, now: datetime) -> tuple[BudgetWindow, ...]:
-        point = self.points.point_of(reset.tenant, now)
-        windows = () if point is None else point.windows
-        return tuple(
-            window.of
-            for window in windows
-            if window.of.window.is_current(now) and reset in window.resets
-        )
+def _windows_of(plane: ControlPlane, reset: Reset, now: datetime) -> tuple[BudgetWindow, ...]:
+    point = plane.restore_points.point_of(reset.tenant, now)
+    windows = () if point is None else point.windows
+    return tuple(
+        window.of
+        for window in windows
+        if window.of.window.is_current(now) and reset in window.resets
+    )
 
 
 def _reset(request: ResetRequest, now: datetime) -> Reset:

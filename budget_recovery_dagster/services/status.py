@@ -17,7 +17,7 @@ from budget_recovery_dagster.domain.incident import (
 )
 from budget_recovery_dagster.domain.recovery_point import is_of_the_future, is_too_old
 from budget_recovery_dagster.domain.store import Check, Verdict
-from budget_recovery_dagster.ports import Clock, Incidents, Leases, RecoveryPoints, StoreChecks
+from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.services.words import clock_time, in_words, since
 
 MISSED_CHECKS = 3
@@ -252,55 +252,41 @@ class Status:
     assessment: Assessment
 
 
-@dataclass(frozen=True, slots=True)
-class StatusService:
-    """Looks at the control-plane database alone, and changes nothing.
+def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
+    """Read from the control plane alone what was found last; the store is not observed.
 
-    So it tells what was found last, not how the store is at this moment.
+    Raises:
+        DatabaseError: the database failed, so nothing is known.
     """
-
-    incidents: Incidents
-    checks: StoreChecks
-    points: RecoveryPoints
-    leases: Leases
-    clock: Clock
-    check_interval: timedelta
-
-    def observe(self) -> Status:
-        """Tell how the store stands.
-
-        Raises:
-            DatabaseError: the database did not do what was asked, so nothing can be told.
-        """
-        now = self.clock.now()
-        recovery = self.incidents.recovery()
-        open_one = recovery.incident
-        attempts = self.incidents.attempts_of(open_one.incident_id) if open_one else ()
-        # At most one is open, and it is the newest.
-        recent = self.incidents.recent(2)
-        checks = self.checks.newest(MOST_CHECKS)
-        closed = next((each for each in recent if each.ended is not None), None)
-        # What could not be told before the store was accepted anew says nothing of it.
-        accepted_at = closed.ended.at if closed and closed.ended else None
-        unknown = takewhile(
-            lambda check: (
-                check.verdict is Verdict.UNKNOWN
-                and (accepted_at is None or check.checked_at > accepted_at)
-            ),
-            checks,
-        )
-        facts = Facts(
-            at=now,
-            check_interval=self.check_interval,
-            recovery=recovery,
-            attempt=attempts[-1] if attempts else None,
-            worker=self.leases.state_of(RESTORE_LEASE).holder,
-            closed=closed,
-            checks=checks,
-            unknown_in_a_row=sum(1 for _ in unknown),
-            newest_good=self.checks.newest_good(),
-            newest_points=self.points.newest_points(now),
-            newest_snapshot=max(self.points.newest_snapshots().values(), default=None),
-            failing=self.points.failing(),
-        )
-        return Status(facts, assess(facts))
+    now = plane.clock.now()
+    recovery = plane.incidents.recovery()
+    open_one = recovery.incident
+    attempts = plane.incidents.attempts_of(open_one.incident_id) if open_one else ()
+    # At most one is open, and it is the newest.
+    recent = plane.incidents.recent(2)
+    checks = plane.registry.newest_checks(MOST_CHECKS)
+    closed = next((each for each in recent if each.ended is not None), None)
+    # What could not be told before the store was accepted anew says nothing of it.
+    accepted_at = closed.ended.at if closed and closed.ended else None
+    unknown = takewhile(
+        lambda check: (
+            check.verdict is Verdict.UNKNOWN
+            and (accepted_at is None or check.checked_at > accepted_at)
+        ),
+        checks,
+    )
+    facts = Facts(
+        at=now,
+        check_interval=check_interval,
+        recovery=recovery,
+        attempt=attempts[-1] if attempts else None,
+        worker=plane.leases.state_of(RESTORE_LEASE).holder,
+        closed=closed,
+        checks=checks,
+        unknown_in_a_row=sum(1 for _ in unknown),
+        newest_good=plane.registry.newest_good_check(),
+        newest_points=plane.points.newest_points(now),
+        newest_snapshot=max(plane.points.newest_snapshots().values(), default=None),
+        failing=plane.points.failing(),
+    )
+    return Status(facts, assess(facts))

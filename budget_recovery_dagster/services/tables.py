@@ -11,12 +11,9 @@ from budget_recovery_dagster.errors import (
     describe_error,
 )
 from budget_recovery_dagster.ports import (
-    Clock,
+    ControlPlane,
     OpenedTables,
     RemovedTables,
-    RetainedSnapshots,
-    Snapshots,
-    StoreRegistry,
     TableFile,
     UsageTables,
 )
@@ -70,76 +67,71 @@ class TablesBuilt:
         return sum(each.file.size for each in self.written)
 
 
-@dataclass(frozen=True, slots=True)
-class UsageTablesService:
-    """Builds the tables of an hour from the database, and removes those of pruned snapshots."""
+def build_tables(
+    plane: ControlPlane,
+    tables: UsageTables,
+    hour: Hour,
+    *,
+    on_failure: Callable[[TableFailed], None],
+) -> TablesBuilt:
+    """Write each tenant's table of an hour anew; no tenant's failure stops another.
 
-    snapshots: Snapshots
-    retained: RetainedSnapshots
-    registry: StoreRegistry
-    tables: UsageTables
-    clock: Clock
-    bucket: str
+    Tables of pruned snapshots are removed. ``on_failure`` receives each failure as it happens.
 
-    def build(self, hour: Hour, *, on_failure: Callable[[TableFailed], None]) -> TablesBuilt:
-        """Write each tenant's table of an hour anew; no tenant's failure stops another.
-
-        ``on_failure`` hears of each as soon as it has failed.
-
-        Raises:
-            HourNotCapturedError: no snapshot of the hour is retained; what is past retention has
-                been removed all the same.
-            TablesError: the place of the tables cannot be used.
-            SettingsError: the database belongs to another bucket.
-            DatabaseError: the database did not do what was asked.
-        """
-        begun = time.monotonic()
-        owner = self.registry.claim(self.bucket).deployment_id
-        with self.tables.opened(owner) as opened:
-            written: list[TableWritten] = []
-            failed: list[TableFailed] = []
-            # Asked only now, when nobody else writes: so the last to write knows the most.
-            tenants = self.retained.tenants_in(hour)
-            for tenant in tenants:
-                try:
-                    table = self._write(opened, tenant, hour)
-                except DatabaseUnreachableError:
-                    raise
-                except Exception as error:  # noqa: BLE001 - reported by name; no one stops another
-                    failed.append(TableFailed.because(tenant, error))
-                    on_failure(failed[-1])
-                else:
-                    written.extend([table] if table else [])
-            pruned = opened.keep_only(self._hours())
-        if not written and not failed:
-            raise self._not_captured(hour)
-        return TablesBuilt(
-            place=self.tables.place,
-            written=tuple(written),
-            failed=tuple(failed),
-            pruned=pruned,
-            seconds=time.monotonic() - begun,
-        )
-
-    def _write(self, opened: OpenedTables, tenant: str, hour: Hour) -> TableWritten | None:
-        """Write a tenant's table; None if its snapshots were pruned since they were listed."""
-        with self.retained.records_of(tenant, hour) as records:
-            if records is None:
-                return None
-            return TableWritten(tenant, opened.write(tenant, hour, records))
-
-    def _hours(self) -> Iterator[tuple[str, frozenset[Hour]]]:
-        tenants = sorted(self.snapshots.tenants())
-        for first in range(0, len(tenants), _TENANTS_AT_ONCE):
-            some = tenants[first : first + _TENANTS_AT_ONCE]
-            hours = self.retained.hours_of(some)
-            for tenant in some:
-                yield tenant, hours.get(tenant, frozenset())
-
-    def _not_captured(self, hour: Hour) -> HourNotCapturedError:
-        return HourNotCapturedError(
+    Raises:
+        HourNotCapturedError: no snapshot of the hour is retained; what is past retention has been
+            removed all the same.
+        TablesError: the directory of the tables cannot be used.
+        SettingsError: the database belongs to another bucket.
+        DatabaseError: the database failed.
+    """
+    started = time.monotonic()
+    owner = plane.registry.claim().deployment_id
+    with tables.opened(owner) as opened:
+        written: list[TableWritten] = []
+        failed: list[TableFailed] = []
+        # Read only now, when no one else writes: so the last to write knows the most.
+        for tenant in plane.retained.tenants_in(hour):
+            try:
+                table = _write(plane, opened, tenant, hour)
+            except DatabaseUnreachableError:
+                raise
+            except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
+                failed.append(TableFailed.because(tenant, error))
+                on_failure(failed[-1])
+            else:
+                written.extend([table] if table else [])
+        pruned = opened.keep_only(_retained_hours(plane))
+    if not written and not failed:
+        raise HourNotCapturedError(
             f"No table of the hour {hour} can be made: no snapshot of it is retained. None was "
             "taken, or it is past retention.",
             "choose an hour that is green in budget_usage_snapshots and within retention, or "
-            f"capture the current one, {Hour.containing(self.clock.now()).key}.",
+            f"capture the current one, {Hour.containing(plane.clock.now()).key}.",
         )
+    return TablesBuilt(
+        place=tables.place,
+        written=tuple(written),
+        failed=tuple(failed),
+        pruned=pruned,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _write(
+    plane: ControlPlane, opened: OpenedTables, tenant: str, hour: Hour
+) -> TableWritten | None:
+    """Write a tenant's table; None if its snapshots were pruned since they were listed."""
+    with plane.retained.records_of(tenant, hour) as records:
+        if records is None:
+            return None
+        return TableWritten(tenant, opened.write(tenant, hour, records))
+
+
+def _retained_hours(plane: ControlPlane) -> Iterator[tuple[str, frozenset[Hour]]]:
+    tenants = sorted(plane.snapshots.tenants())
+    for first in range(0, len(tenants), _TENANTS_AT_ONCE):
+        some = tenants[first : first + _TENANTS_AT_ONCE]
+        hours = plane.retained.hours_of(some)
+        for tenant in some:
+            yield tenant, hours.get(tenant, frozenset())

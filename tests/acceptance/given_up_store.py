@@ -16,7 +16,6 @@ import pytest
 
 from budget_recovery_dagster.adapters.nats import CounterKey, encode_key
 from budget_recovery_dagster.adapters.postgres import Database, PostgresBudgets, migrate
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.domain import (
     BudgetDefinition,
     BudgetWindow,
@@ -32,6 +31,8 @@ from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from budget_recovery_dagster.sandbox.stack import create_missing_databases
 from budget_recovery_dagster.services.restore import GaveUp
 from budget_recovery_dagster.settings import PREFIX, load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.integration.dev_command import Dev, started, wait_for_an_hour_with
 from tests.integration.live_capture import capture_now
 from tests.integration.recovery_runs import check, state
@@ -127,10 +128,9 @@ def _give_up(bucket: Bucket, environment: Mapping[str, str]) -> None:
 
 
 def _use_up_all_attempts() -> None:
-    with opened_database(load_settings()) as plane:
-        recovery = plane.recovery_service()
+    with opened_control_plane(load_settings()) as plane:
         for _ in range(2):
             with pytest.raises(AttemptFailedError):
-                recovery.recover(run_id="a run", holder="a test", tell=lambda _: None)
-        last = recovery.recover(run_id="a run", holder="a test", tell=lambda _: None)
+                services.recover(plane, holder="a test")
+        last = services.recover(plane, holder="a test")
         assert isinstance(last, GaveUp)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.services.restore import release_restore
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.acceptance.deployment import Deployment, deployed, patient_gate
 from tests.integration.hung_servers import hung
 from tests.integration.live_capture import capture_now
@@ -42,9 +44,9 @@ def bucket(
         bucket.spend("acme", "total", LIFETIME, {None: "80"})
         bucket.spend("globex", "total", LIFETIME, {None: "5"})
         bucket.spend("initech", "total", LIFETIME, {None: "7"})
-        with opened_database(load_settings()) as plane:
+        with opened_control_plane(load_settings()) as plane:
             capture_now(Hour.containing(plane.clock.now()))
-            plane.detection_service().check(checked_by="a check")
+            services.check(plane)
         bucket.destroy()
         bucket.create()
         yield bucket
@@ -207,5 +209,5 @@ def test_a_run_that_is_marked_as_canceled_is_on_hold_and_its_worker_stops_before
 
 def release() -> None:
     """Let the restore go on, as the command does."""
-    with opened_database(load_settings()) as plane:
-        plane.hold_service().release(by="ann")
+    with opened_control_plane(load_settings()) as plane:
+        release_restore(plane, by="ann")

@@ -22,7 +22,6 @@ from budget_recovery_dagster.adapters.nats import (
     encode_key,
     open_usage_store,
 )
-from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
 from budget_recovery_dagster.domain import (
     BudgetWindow,
     Entity,
@@ -32,10 +31,13 @@ from budget_recovery_dagster.domain import (
     Verdict,
     Window,
 )
+from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.services import Captured, Checked
-from budget_recovery_dagster.services.restore import RecoveryResult
-from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.services.restore import RecoveryResult, recover_store
+from budget_recovery_dagster.settings import Settings, load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.cluster.disturbed_store import Disturbances, disturbed
 from tests.nats_cluster import Cluster
 from tests.nats_servers import Bucket
@@ -84,7 +86,8 @@ class GuardedBucket:
 
     kind: Kind
     bucket: Bucket
-    plane: OpenedDatabase
+    plane: ControlPlane
+    settings: Settings
     told: list[str] = field(default_factory=list)
 
     @classmethod
@@ -96,7 +99,7 @@ class GuardedBucket:
             update={"bucket": name, "nats_url": SecretStr(",".join(cluster.urls))}
             | {"postgres_url": SecretStr(postgres_url)}
         )
-        with start_blocking_portal() as portal, opened_database(settings) as plane:
+        with start_blocking_portal() as portal, opened_control_plane(settings) as plane:
             client = portal.call(
                 lambda: nats.connect(
                     cluster.urls,
@@ -110,7 +113,7 @@ class GuardedBucket:
             bucket = Bucket(portal, client, name)
             bucket._js = client.jetstream(timeout=_ANSWER_SECONDS)
             try:
-                yield cls(kind, bucket, plane)
+                yield cls(kind, bucket, plane, settings)
             finally:
                 succeeds(bucket.destroy)
                 # It raises what has become of the connection.
@@ -119,10 +122,10 @@ class GuardedBucket:
     @contextmanager
     def seen_from(self, server: NatsServer) -> Iterator[Self]:
         """Return the same bucket as a gateway and guardians see it that know only one server."""
-        settings = self.plane.settings.model_copy(update={"nats_url": SecretStr(server.url)})
+        settings = self.settings.model_copy(update={"nats_url": SecretStr(server.url)})
         with Bucket.connected(server.url, self.bucket.name) as bucket:
             bucket._js = bucket._client.jetstream(timeout=_ANSWER_SECONDS)
-            yield replace(self, bucket=bucket, plane=replace(self.plane, settings=settings))
+            yield replace(self, bucket=bucket, settings=settings)
 
     def prepare(self) -> None:
         """Create and fill the bucket, and let it be known to be whole."""
@@ -188,11 +191,12 @@ class GuardedBucket:
     def capture(self, disturbances: Disturbances = _UNDISTURBED) -> Captured:
         """Take a snapshot of the hour of now."""
         opening = disturbed(self._open_store, disturbances)
-        captured = replace(self.plane.capture_service(), open_store=opening).capture(
+        captured = services.capture(
+            self.plane,
             Hour.containing(self.plane.clock.now()),
+            open_store=opening,
+            settings=self.settings,
             run_id="a capture",
-            holder="a capture",
-            on_outcome=lambda _: None,
         )
         assert isinstance(captured, Captured)
         # What is stored is all that was there, whatever happened meanwhile.
@@ -201,23 +205,25 @@ class GuardedBucket:
 
     def check(self, disturbances: Disturbances = _UNDISTURBED) -> Checked:
         opening = disturbed(self._open_store, disturbances)
-        service = replace(self.plane.detection_service(), open_store=opening)
-        return service.check(checked_by="a check")
+        return services.check(self.plane, open_store=opening)
 
     def recover(
         self, disturbances: Disturbances = _UNDISTURBED, *, patience: timedelta
     ) -> RecoveryResult:
         """Try once to recover; wait for so long for the store to converge."""
         opening = disturbed(self._open_store, disturbances)
-        service = replace(
-            self.plane.recovery_service(), open_store=opening, convergence_timeout=patience
+        return recover_store(
+            self.plane,
+            opening,
+            run_id="a run",
+            holder="a run",
+            convergence_timeout=patience,
+            on_progress=self.told.append,
         )
-        return service.recover(run_id="a run", holder="a run", tell=self.told.append)
 
     def _open_store(self) -> AbstractContextManager[NatsUsageStore]:
-        settings = self.plane.settings
         return open_usage_store(
-            settings.require_nats_url(), settings.bucket, timeouts=_SHORT_TIMEOUTS
+            self.settings.require_nats_url(), self.settings.bucket, timeouts=_SHORT_TIMEOUTS
         )
 
     def is_captured(self) -> bool:
@@ -244,7 +250,7 @@ class GuardedBucket:
     @property
     def verdicts(self) -> list[Verdict]:
         """The verdicts of all checks, the newest first."""
-        return [check.verdict for check in self.plane.checks.newest(10_000)]
+        return [check.verdict for check in self.plane.registry.newest_checks(10_000)]
 
     @property
     def incident(self) -> Incident:

@@ -2,28 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import count
 from typing import Any
 
 import psycopg
 
-from budget_recovery_dagster.adapters.postgres import (
-    Database,
-    PostgresBaselines,
-    PostgresIncidents,
-    PostgresLeases,
-    PostgresRecoveryPoints,
-    PostgresResets,
-    PostgresRestoreAudits,
-    PostgresRestorePoints,
-    PostgresRetainedSnapshots,
-    PostgresSnapshotList,
-    PostgresSnapshots,
-    PostgresStoreChecks,
-    PostgresStoreRegistry,
-)
+from budget_recovery_dagster import ports
+from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases, control_plane_on
 from budget_recovery_dagster.domain import (
     CAPTURE_LEASE,
     EVERYONE,
@@ -50,38 +38,9 @@ from budget_recovery_dagster.domain import (
     take_snapshot,
 )
 from budget_recovery_dagster.errors import LeaseLostError
-from budget_recovery_dagster.ports import (
-    Baselines,
-    CaptureReports,
-    Incidents,
-    Lease,
-    Leases,
-    RecoveryPoints,
-    Resets,
-    RestoreAudits,
-    RestorePoints,
-    RetainedSnapshots,
-    SnapshotList,
-    Snapshots,
-    StoreChecks,
-    StoreRegistry,
-)
-from tests.fakes import control_plane as memory
-from tests.fakes.control_plane import ManualClock, MemoryLeases, MemoryRestoreAudits
-from tests.fakes.incidents import (
-    MemoryBaselines,
-    MemoryIncidents,
-    MemoryStoreChecks,
-    MemoryStoreRegistry,
-)
-from tests.fakes.snapshots import (
-    MemoryRecoveryPoints,
-    MemoryResets,
-    MemoryRestorePoints,
-    MemoryRetainedSnapshots,
-    MemorySnapshotList,
-    MemorySnapshots,
-)
+from budget_recovery_dagster.ports import Lease
+from tests.fakes.control_plane import ManualClock
+from tests.fakes.plane import MemoryControlPlane
 from tests.waiting import wait_until
 
 BUCKET = "budget-usage"
@@ -139,35 +98,22 @@ where r.content_id = c.content_id
 """
 
 
-@dataclass
-class ControlPlane:
-    """The ports over one state, and what only a test may do to it."""
+@dataclass(frozen=True)
+class ControlPlane(ports.ControlPlane):
+    """The control plane over one state, and what only a test may do to it."""
 
     clock: ManualClock
-    registry: StoreRegistry
-    snapshots: Snapshots
-    reports: CaptureReports
-    leases: Leases
-    retained: RetainedSnapshots
-    points: RecoveryPoints
-    baselines: Baselines
-    checks: StoreChecks
-    incidents: Incidents
-    restore_points: RestorePoints
-    audits: RestoreAudits
-    resets: Resets
-    snapshot_list: SnapshotList
     corrupt: Callable[[str, datetime, BudgetWindow], None]
     set_state: Callable[[RecoveryState], None]
     lose_lease: Callable[[Lease], None]
-    sequence: int = field(default=0)
+    sequences: Iterator[int] = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
-        self.registry.claim(BUCKET)
+        self.registry.claim()
 
     @property
     def baseline(self) -> Baseline | None:
-        return self.registry.claim(BUCKET).baseline
+        return self.registry.claim().baseline
 
     @contextmanager
     def lease(self) -> Iterator[Lease]:
@@ -182,11 +128,10 @@ class ControlPlane:
     def take(self, read: TenantReading, *, at: datetime | None = None) -> TenantSnapshot:
         """Turn a reading into a snapshot as a capture does; the store has gone on by then."""
         moment = at or self.clock.now()
-        self.sequence += 1
         return take_snapshot(
             read,
             moment,
-            StoreIdentity(BORN, self.sequence),
+            StoreIdentity(BORN, next(self.sequences)),
             self.snapshots.recovery_point(read.tenant, moment),
         )
 
@@ -230,31 +175,17 @@ class ControlPlane:
 
 
 def in_memory() -> ControlPlane:
-    clock = ManualClock(NOON)
-    state = memory.ControlPlane(clock)
-    registry = MemoryStoreRegistry(state)
-    leases = MemoryLeases(state)
-    snapshots = MemorySnapshots(state)
-    restore_points = MemoryRestorePoints(state)
+    memory = MemoryControlPlane.at(NOON, BUCKET)
     return ControlPlane(
-        clock=clock,
-        registry=registry,
-        snapshots=snapshots,
-        reports=snapshots,
-        leases=leases,
-        retained=MemoryRetainedSnapshots(state),
-        points=MemoryRecoveryPoints(state),
-        baselines=MemoryBaselines(state),
-        checks=MemoryStoreChecks(state),
-        incidents=MemoryIncidents(state),
-        restore_points=restore_points,
-        audits=MemoryRestoreAudits(state),
-        resets=MemoryResets(state),
-        snapshot_list=MemorySnapshotList(state),
-        corrupt=restore_points.corrupt,
-        set_state=registry.set_state,
-        lose_lease=lambda lease: leases.lose(lease.name),
+        **_parts(memory),
+        corrupt=memory.restore_points.corrupt,
+        set_state=memory.registry.set_state,
+        lose_lease=lambda lease: memory.leases.lose(lease.name),
     )
+
+
+def _parts(plane: ports.ControlPlane) -> dict[str, Any]:
+    return {part.name: getattr(plane, part.name) for part in fields(ports.ControlPlane)}
 
 
 @contextmanager
@@ -282,27 +213,12 @@ def on_postgres(
         wait_until(lambda: not is_held(lease))
 
     with Database(url, clock=lambda _: clock.now()) as database:
-        snapshots = PostgresSnapshots(database)
+        leases = PostgresLeases(
+            database, duration=lease_duration, renew_every=timedelta(seconds=0.05)
+        )
+        parts = _parts(replace(control_plane_on(database, BUCKET), leases=leases))
         yield ControlPlane(
-            clock=clock,
-            registry=PostgresStoreRegistry(database),
-            snapshots=snapshots,
-            reports=snapshots,
-            leases=PostgresLeases(
-                database, duration=lease_duration, renew_every=timedelta(seconds=0.05)
-            ),
-            retained=PostgresRetainedSnapshots(database),
-            points=PostgresRecoveryPoints(database),
-            baselines=PostgresBaselines(database),
-            checks=PostgresStoreChecks(database),
-            incidents=PostgresIncidents(database),
-            restore_points=PostgresRestorePoints(database),
-            audits=PostgresRestoreAudits(database),
-            resets=PostgresResets(database),
-            snapshot_list=PostgresSnapshotList(database),
-            corrupt=corrupt,
-            set_state=set_state,
-            lose_lease=lose_lease,
+            **{**parts, "clock": clock}, corrupt=corrupt, set_state=set_state, lose_lease=lose_lease
         )
 
 

@@ -46,7 +46,7 @@ CLOSING = Closing(
 
 def open_one(plane: ControlPlane) -> Incident:
     """Accept a store, and open an incident for its loss."""
-    accepted = plane.baselines.accept(ACCEPTED, judged=plane.baseline)
+    accepted = plane.registry.accept(ACCEPTED, judged=plane.baseline)
     return plane.incidents.open(LOSS, target=TARGET, judged=accepted)
 
 

@@ -20,15 +20,15 @@ MARKED = Baseline(
 
 
 def test_a_first_baseline_gets_version_one_whatever_it_carries(plane: ControlPlane) -> None:
-    accepted = plane.baselines.accept(replace(FIRST, version=77), judged=None)
+    accepted = plane.registry.accept(replace(FIRST, version=77), judged=None)
     assert accepted == FIRST == plane.baseline
 
 
 def test_a_baseline_comes_back_exactly_and_one_version_higher(plane: ControlPlane) -> None:
-    first = plane.baselines.accept(FIRST, judged=None)
-    accepted = plane.baselines.accept(MARKED, judged=first)
+    first = plane.registry.accept(FIRST, judged=None)
+    accepted = plane.registry.accept(MARKED, judged=first)
     assert accepted == replace(MARKED, version=2) == plane.baseline
-    assert plane.baselines.accept(FIRST, judged=accepted) == replace(FIRST, version=3)
+    assert plane.registry.accept(FIRST, judged=accepted) == replace(FIRST, version=3)
     assert plane.baseline == replace(FIRST, version=3)
 
 
@@ -37,13 +37,13 @@ def test_sequences_and_revisions_are_exact_over_the_whole_range(
     plane: ControlPlane, sequence: int
 ) -> None:
     exact = Baseline(StoreIdentity(BORN, sequence), 1, Marker("n", sequence), NOON)
-    assert plane.baselines.accept(exact, judged=None) == exact == plane.baseline
+    assert plane.registry.accept(exact, judged=None) == exact == plane.baseline
 
 
 def test_an_intended_marker_is_noted_beside_the_accepted_one(plane: ControlPlane) -> None:
-    plane.baselines.accept(FIRST, judged=None)
-    marked = plane.baselines.accept(replace(MARKED, intended=None), judged=FIRST)
-    intended = plane.baselines.intend_marker("n2", judged=marked)
+    plane.registry.accept(FIRST, judged=None)
+    marked = plane.registry.accept(replace(MARKED, intended=None), judged=FIRST)
+    intended = plane.registry.intend_marker("n2", judged=marked)
     assert intended == replace(MARKED, version=3) == plane.baseline
 
 
@@ -61,21 +61,21 @@ def test_an_intended_marker_is_noted_beside_the_accepted_one(plane: ControlPlane
 def test_a_judgement_on_a_baseline_that_differs_in_anything_is_void(
     plane: ControlPlane, judged: Baseline
 ) -> None:
-    present = plane.baselines.accept(MARKED, judged=None)
+    present = plane.registry.accept(MARKED, judged=None)
     with pytest.raises(BaselineMovedError):
-        plane.baselines.intend_marker("n3", judged=judged)
+        plane.registry.intend_marker("n3", judged=judged)
     with pytest.raises(BaselineMovedError):
-        plane.baselines.accept(FIRST, judged=judged)
+        plane.registry.accept(FIRST, judged=judged)
     with pytest.raises(BaselineMovedError):
-        plane.baselines.accept(FIRST, judged=None)
+        plane.registry.accept(FIRST, judged=None)
     assert plane.baseline == present
 
 
 def test_what_was_judged_where_there_is_no_baseline_is_void(plane: ControlPlane) -> None:
     with pytest.raises(BaselineMovedError):
-        plane.baselines.intend_marker("n", judged=FIRST)
+        plane.registry.intend_marker("n", judged=FIRST)
     with pytest.raises(BaselineMovedError):
-        plane.baselines.accept(FIRST, judged=FIRST)
+        plane.registry.accept(FIRST, judged=FIRST)
     assert plane.baseline is None
 
 
@@ -83,17 +83,17 @@ def test_what_was_judged_where_there_is_no_baseline_is_void(plane: ControlPlane)
 def test_the_baseline_moves_only_while_the_store_is_healthy(
     plane: ControlPlane, state: RecoveryState
 ) -> None:
-    present = plane.baselines.accept(FIRST, judged=None)
+    present = plane.registry.accept(FIRST, judged=None)
     plane.set_state(state)
     with pytest.raises(CapturesPausedError, match=state):
-        plane.baselines.intend_marker("n", judged=present)
+        plane.registry.intend_marker("n", judged=present)
     with pytest.raises(CapturesPausedError, match=state):
-        plane.baselines.accept(MARKED, judged=present)
+        plane.registry.accept(MARKED, judged=present)
     assert plane.baseline == present
 
 
 def test_a_capture_keeps_the_marker_and_the_intended_one(plane: ControlPlane) -> None:
-    present = plane.baselines.accept(MARKED, judged=None)
+    present = plane.registry.accept(MARKED, judged=None)
     snapshot = plane.take(reading("acme", TEAM))
     expected = replace(present, identity=snapshot.identity, version=2)
     assert plane.commit(snapshot) == expected == plane.baseline
@@ -101,17 +101,17 @@ def test_a_capture_keeps_the_marker_and_the_intended_one(plane: ControlPlane) ->
 
 def test_of_two_moves_on_one_judgement_one_stands(postgres_plane: ControlPlane) -> None:
     plane = postgres_plane
-    present = plane.baselines.accept(FIRST, judged=None)
+    present = plane.registry.accept(FIRST, judged=None)
 
     def accept(_: int) -> Baseline | None:
         try:
-            return plane.baselines.accept(MARKED, judged=present)
+            return plane.registry.accept(MARKED, judged=present)
         except BaselineMovedError:
             return None
 
     def intend(number: int) -> Baseline | None:
         try:
-            return plane.baselines.intend_marker(f"n{number}", judged=present)
+            return plane.registry.intend_marker(f"n{number}", judged=present)
         except BaselineMovedError:
             return None
 

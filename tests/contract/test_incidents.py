@@ -28,9 +28,9 @@ from tests.contract.incident_scene import (
     ACCEPTED,
     CLOSING,
     GONE,
-    TARGET,
     LOSS,
     MARKED_TARGET,
+    TARGET,
     claim_attempt,
     close,
     give_up,
@@ -74,7 +74,7 @@ def test_an_opened_incident_pauses_captures_and_is_shown(plane: ControlPlane) ->
 
 @pytest.mark.parametrize("target", [None, TARGET, MARKED_TARGET])
 def test_ground_and_losses_come_back_exactly(plane: ControlPlane, target: None) -> None:
-    accepted = plane.baselines.accept(ACCEPTED, judged=None)
+    accepted = plane.registry.accept(ACCEPTED, judged=None)
     loss = replace(GONE, before=StoreIdentity(BORN, 9007199254740993))
     incident = plane.incidents.open(loss, target=target, judged=accepted)
     assert incident.target == target
@@ -96,20 +96,26 @@ def test_the_incident_notes_what_was_counted_in_no_snapshot(plane: ControlPlane)
         (40, Verdict.UNCHANGED),
         (50, Verdict.UNKNOWN),
     ):
-        plane.checks.record(Check(NOON + minutes * MINUTE, "tick", verdict, "why", identity=None))
+        plane.registry.record_check(
+            Check(NOON + minutes * MINUTE, "tick", verdict, "why", identity=None)
+        )
     plane.clock.set(NOON + 50 * MINUTE)
     incident = plane.incidents.open(LOSS, target=TARGET, judged=plane.baseline)
     assert incident.newest_point_at == NOON
     assert incident.last_good_at == NOON + 40 * MINUTE
     assert incident.uncovered == 40 * MINUTE
-    plane.checks.record(Check(NOON + 55 * MINUTE, "t", Verdict.ADVANCED, "why", identity=None))
+    plane.registry.record_check(
+        Check(NOON + 55 * MINUTE, "t", Verdict.ADVANCED, "why", identity=None)
+    )
     assert plane.incidents.recovery().incident == incident
 
 
 def test_a_snapshot_that_is_newer_than_the_last_good_check_knew_the_store_whole(
     plane: ControlPlane,
 ) -> None:
-    plane.checks.record(Check(NOON - MINUTE, "tick", Verdict.ADVANCED, "why", identity=None))
+    plane.registry.record_check(
+        Check(NOON - MINUTE, "tick", Verdict.ADVANCED, "why", identity=None)
+    )
     plane.capture("acme", TEAM, at=NOON)
     incident = plane.incidents.open(LOSS, target=TARGET, judged=plane.baseline)
     assert incident.last_good_at == incident.newest_point_at == NOON
@@ -129,7 +135,7 @@ def test_a_second_incident_is_not_opened_beside_the_first(plane: ControlPlane) -
 def test_a_loss_that_was_judged_against_another_baseline_opens_nothing(
     plane: ControlPlane, judged: None
 ) -> None:
-    plane.baselines.accept(ACCEPTED, judged=None)
+    plane.registry.accept(ACCEPTED, judged=None)
     with pytest.raises(BaselineMovedError):
         plane.incidents.open(LOSS, target=TARGET, judged=judged)
     assert plane.incidents.recovery() == Recovery(HEALTHY, None)

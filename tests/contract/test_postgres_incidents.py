@@ -17,14 +17,14 @@ from budget_recovery_dagster.errors import (
     IncidentMovedError,
 )
 from budget_recovery_dagster.ports import Lease
-from tests.contract.control_planes import BUCKET, NOON, ControlPlane, Counters, reading
+from tests.contract.control_planes import NOON, ControlPlane, Counters, reading
 from tests.contract.incident_scene import (
     ACCEPTED,
     CLOSING,
     GONE,
-    TARGET,
     LOSS,
     MARKED_TARGET,
+    TARGET,
     claim_attempt,
     close,
     open_one,
@@ -74,7 +74,7 @@ def waiters(admin: psycopg.Connection) -> int:
 def test_of_openings_at_once_one_opens_an_incident(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
-    plane.baselines.accept(ACCEPTED, judged=None)
+    plane.registry.accept(ACCEPTED, judged=None)
     outcomes = at_once(admin, lambda _: plane.incidents.open(LOSS, target=TARGET, judged=ACCEPTED))
     assert outcomes.count(IncidentMovedError) == 3
     (incident,) = plane.incidents.recent(10)
@@ -135,7 +135,7 @@ def test_of_an_opening_and_a_capture_at_once_none_lands_after_the_loss(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     """Whichever comes first, the other is refused: no snapshot can be newer than the incident."""
-    accepted = plane.baselines.accept(ACCEPTED, judged=None)
+    accepted = plane.registry.accept(ACCEPTED, judged=None)
     snapshots = [plane.take(reading(f"tenant {number}", TEAM)) for number in range(4)]
 
     with plane.lease() as lease:
@@ -163,7 +163,7 @@ def test_of_an_opening_and_a_capture_at_once_none_lands_after_the_loss(
 def test_a_capture_that_waits_for_an_opening_stores_nothing(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
-    accepted = plane.baselines.accept(ACCEPTED, judged=None)
+    accepted = plane.registry.accept(ACCEPTED, judged=None)
     snapshot = plane.take(reading("acme", TEAM))
     hold_back(admin, "insert on budget_recovery.store_loss")
     with plane.lease() as lease, ThreadPoolExecutor(2) as pool:
@@ -188,7 +188,7 @@ def test_a_capture_that_waits_for_an_opening_stores_nothing(
 def test_an_opening_that_waits_for_a_capture_is_judged_anew(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
-    accepted = plane.baselines.accept(ACCEPTED, judged=None)
+    accepted = plane.registry.accept(ACCEPTED, judged=None)
     snapshot = plane.take(reading("acme", TEAM))
     hold_back(admin, "insert on budget_recovery.capture")
     with plane.lease() as lease, ThreadPoolExecutor(2) as pool:
@@ -292,5 +292,5 @@ def test_the_incidents_of_a_store_whose_row_was_lost_are_still_there(
 ) -> None:
     incident = open_one(plane)
     admin.execute("delete from budget_recovery.store")
-    plane.registry.claim(BUCKET)
+    plane.registry.claim()
     assert plane.incidents.recent(10) == (incident,)

@@ -10,7 +10,7 @@ import time
 import psycopg
 import pytest
 
-from tests.contract.control_planes import BUCKET, ControlPlane
+from tests.contract.control_planes import ControlPlane
 from tests.waiting import wait_until
 
 # Interrupted as Dagster interrupts a run: by an exception that is no Exception. The process lives
@@ -48,7 +48,7 @@ def test_a_run_that_is_terminated_gives_the_stores_row_free_within_seconds(
     database_url: str,
     end: signal.Signals,
 ) -> None:
-    assert postgres_plane.registry.claim(BUCKET)
+    assert postgres_plane.registry.claim()
     with subprocess.Popen(
         [sys.executable, "-c", _WORK, database_url], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -18,7 +18,7 @@ from budget_recovery_dagster.domain import (
     Waiting,
 )
 from tests.contract.control_planes import BORN, BUCKET, NOON, on_postgres, point_of
-from tests.contract.incident_scene import TARGET, LOSS, claim_attempt
+from tests.contract.incident_scene import LOSS, TARGET, claim_attempt
 
 DEPLOYMENT = "01234567-89ab-cdef-0123-456789abcdef"
 # As the first two versions write it: a baseline, a held lease, a snapshot, a failure, a budget.
@@ -136,7 +136,7 @@ def test_an_upgraded_database_goes_on_from_what_it_knew(empty_database_url: str)
     migrate(url)
     accepted = Baseline(StoreIdentity(BORN, 9007199254740993), version=41)
     with on_postgres(url) as plane:
-        assert plane.registry.claim(BUCKET).deployment_id == DEPLOYMENT
+        assert plane.registry.claim().deployment_id == DEPLOYMENT
         assert plane.baseline == accepted
         assert plane.incidents.recovery() == Recovery(RecoveryState.HEALTHY, None)
         assert plane.reports.damaged_in(Hour(NOON)) == ()
@@ -145,7 +145,7 @@ def test_an_upgraded_database_goes_on_from_what_it_knew(empty_database_url: str)
         assert {each.of: each.usages for each in point.windows} == point_of(
             {("team", "lifetime"): {"alice": "1.5"}}
         )
-        intended = plane.baselines.intend_marker("n", judged=accepted)
+        intended = plane.registry.intend_marker("n", judged=accepted)
         assert intended.version == 42
         incident = plane.incidents.open(LOSS, target=TARGET, judged=intended)
         assert incident.newest_point_at == NOON

@@ -21,29 +21,29 @@ def record(plane: ControlPlane, *checks: Check) -> None:
     """Record checks, each at the time at which it is made."""
     for check in checks:
         plane.clock.set(check.checked_at)
-        plane.checks.record(check)
+        plane.registry.record_check(check)
 
 
 def test_without_checks_nothing_is_known(plane: ControlPlane) -> None:
-    assert plane.checks.newest(10) == ()
-    assert plane.checks.newest_good() is None
+    assert plane.registry.newest_checks(10) == ()
+    assert plane.registry.newest_good_check() is None
 
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_check_of_any_verdict_comes_back_as_it_was(plane: ControlPlane, verdict: Verdict) -> None:
     for check in (replace(GOOD, verdict=verdict), replace(BLIND, verdict=verdict)):
-        plane.checks.record(check)
-        assert plane.checks.newest(1) == (check,)
+        plane.registry.record_check(check)
+        assert plane.registry.newest_checks(1) == (check,)
 
 
 def test_the_newest_come_first_and_of_one_moment_the_last_written(plane: ControlPlane) -> None:
     later = replace(GOOD, checked_at=NOON + timedelta(minutes=10))
     second = replace(GOOD, checked_by="tick 2")
     for check in (later, GOOD, second):
-        plane.checks.record(check)
-    assert plane.checks.newest(10) == (later, second, GOOD)
-    assert plane.checks.newest(2) == (later, second)
-    assert plane.checks.newest(0) == ()
+        plane.registry.record_check(check)
+    assert plane.registry.newest_checks(10) == (later, second, GOOD)
+    assert plane.registry.newest_checks(2) == (later, second)
+    assert plane.registry.newest_checks(0) == ()
 
 
 @pytest.mark.parametrize("verdict", [v for v in Verdict if not v.is_good])
@@ -51,7 +51,7 @@ def test_the_newest_good_check_is_not_one_that_found_a_loss_or_could_not_tell(
     plane: ControlPlane, verdict: Verdict
 ) -> None:
     record(plane, GOOD, replace(BLIND, verdict=verdict, checked_at=NOON + DAY))
-    assert plane.checks.newest_good() == GOOD
+    assert plane.registry.newest_good_check() == GOOD
 
 
 @pytest.mark.parametrize("verdict", [Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED])
@@ -60,7 +60,7 @@ def test_a_store_that_is_first_seen_unchanged_or_advanced_is_good(
 ) -> None:
     newer = replace(GOOD, verdict=verdict, checked_at=NOON + DAY)
     record(plane, GOOD, newer)
-    assert plane.checks.newest_good() == newer
+    assert plane.registry.newest_good_check() == newer
 
 
 def test_checks_of_the_last_thirty_days_are_kept(plane: ControlPlane) -> None:
@@ -68,10 +68,10 @@ def test_checks_of_the_last_thirty_days_are_kept(plane: ControlPlane) -> None:
     second = replace(GOOD, checked_at=NOON + timedelta(microseconds=1))
     newest = replace(GOOD, checked_at=NOON + 30 * DAY)
     record(plane, first, second, newest)
-    assert plane.checks.newest(10) == (newest, second, first)
+    assert plane.registry.newest_checks(10) == (newest, second, first)
     newest_still = replace(GOOD, checked_at=NOON + 30 * DAY + timedelta(microseconds=1))
     record(plane, newest_still)
-    assert plane.checks.newest(10) == (newest_still, newest, second)
+    assert plane.registry.newest_checks(10) == (newest_still, newest, second)
 
 
 def test_the_newest_good_check_is_kept_however_old_it_is(plane: ControlPlane) -> None:
@@ -79,16 +79,18 @@ def test_the_newest_good_check_is_kept_however_old_it_is(plane: ControlPlane) ->
     blind = replace(BLIND, checked_at=NOON + timedelta(minutes=10))
     much_later = replace(BLIND, checked_at=NOON + 400 * DAY)
     record(plane, older_good, GOOD, blind, much_later)
-    assert plane.checks.newest(10) == (much_later, GOOD)
-    assert plane.checks.newest_good() == GOOD
+    assert plane.registry.newest_checks(10) == (much_later, GOOD)
+    assert plane.registry.newest_good_check() == GOOD
     good_again = replace(GOOD, checked_at=NOON + 401 * DAY)
     record(plane, good_again)
-    assert plane.checks.newest(10) == (good_again, much_later)
+    assert plane.registry.newest_checks(10) == (good_again, much_later)
 
 
 def test_any_text_can_be_kept(plane: ControlPlane) -> None:
-    plane.checks.record(replace(GOOD, checked_by="half a pair \ud83d", reason="NUL \0 " * 10_000))
-    (kept,) = plane.checks.newest(1)
+    plane.registry.record_check(
+        replace(GOOD, checked_by="half a pair \ud83d", reason="NUL \0 " * 10_000)
+    )
+    (kept,) = plane.registry.newest_checks(1)
     assert kept.checked_by == "half a pair \\ud83d"
     assert kept.reason.startswith("NUL \\x00 NUL")
     assert len(kept.reason) == 2000

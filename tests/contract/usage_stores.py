@@ -8,7 +8,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from budget_recovery_dagster.adapters.nats import open_usage_store
-from budget_recovery_dagster.ports import RecoverableStore, TenantReader, UsageStore
+from budget_recovery_dagster.ports import TenantReader, UsageStore
 from tests.fakes.usage_store import MemoryUsageStore
 from tests.nats_servers import BOARDS, COUNTERS, Bucket, Stored
 
@@ -35,7 +35,7 @@ class Put(Protocol):
     def __call__(self, key: str, value: bytes, *, ttl: str | None = None) -> None: ...
 
 
-class Store(UsageStore, RecoverableStore, Protocol):
+class Store(UsageStore, Protocol):
     """All that is asked of a store."""
 
 

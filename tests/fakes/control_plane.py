@@ -97,7 +97,7 @@ class KeptAudit:
 
 
 @dataclass(slots=True)
-class ControlPlane:
+class MemoryState:
     """What the database would hold. ``lock`` stands in for its transactions."""
 
     clock: ManualClock
@@ -136,7 +136,7 @@ class MemoryLeases:
     one as if its holder could not renew it any more.
     """
 
-    def __init__(self, control_plane: ControlPlane) -> None:
+    def __init__(self, control_plane: MemoryState) -> None:
         self._plane = control_plane
 
     def state_of(self, name: str) -> LeaseState:
@@ -182,7 +182,7 @@ class MemoryLeases:
 
 @dataclass(frozen=True, slots=True)
 class _MemoryLease:
-    plane: ControlPlane
+    plane: MemoryState
     name: str
     token: int
 
@@ -196,7 +196,7 @@ class _MemoryLease:
             raise lease_lost(self.name, "it could not be renewed in time")
 
 
-def current_holding(plane: ControlPlane, name: str) -> Holding | None:
+def current_holding(plane: MemoryState, name: str) -> Holding | None:
     """Return who holds a lease; a living holder has just renewed it, if it still may."""
     holding = plane.holdings.get(name)
     if holding is None:
@@ -204,7 +204,7 @@ def current_holding(plane: ControlPlane, name: str) -> Holding | None:
     return replace(holding, expires_at=min(holding.expires_at, plane.clock.now() + _DURATION))
 
 
-def require_lease(plane: ControlPlane, lease: Lease, *, name: str) -> None:
+def require_lease(plane: MemoryState, lease: Lease, *, name: str) -> None:
     """Refuse to work under a lease that is not in force.
 
     Raises:
@@ -303,7 +303,7 @@ class MemoryPreviews:
 class MemoryRestoreAudits:
     """Audit trails that are forgotten with their control plane."""
 
-    def __init__(self, control_plane: ControlPlane) -> None:
+    def __init__(self, control_plane: MemoryState) -> None:
         self._plane = control_plane
 
     def begin(self, trail: AuditTrail) -> None:

@@ -32,17 +32,18 @@ from budget_recovery_dagster.domain import (
     require_bucket,
 )
 from budget_recovery_dagster.ports import Lease, StoreRecord
-from tests.fakes.control_plane import ControlPlane, require_lease
+from tests.fakes.control_plane import MemoryState, require_lease
 from tests.fakes.snapshots import newest_point_at
 
 
 class MemoryStoreRegistry:
-    """A StoreRegistry that is forgotten with its control plane."""
+    """The store's row and checks, forgotten with their control plane."""
 
-    def __init__(self, control_plane: ControlPlane) -> None:
-        self._plane = control_plane
+    def __init__(self, state: MemoryState, bucket: str) -> None:
+        self._plane = state
+        self._bucket = bucket
 
-    def claim(self, bucket: str) -> StoreRecord:
+    def claim(self) -> StoreRecord:
         """Return the store's record, making it at first use.
 
         Raises:
@@ -51,9 +52,9 @@ class MemoryStoreRegistry:
         with self._plane.lock:
             if self._plane.store is None:
                 self._plane.store = StoreRecord(
-                    bucket, str(uuid4()), RecoveryState.HEALTHY, baseline=None
+                    self._bucket, str(uuid4()), RecoveryState.HEALTHY, baseline=None
                 )
-            require_bucket(self._plane.store.bucket, bucket)
+            require_bucket(self._plane.store.bucket, self._bucket)
             return self._plane.store
 
     def set_state(self, state: RecoveryState) -> None:
@@ -61,15 +62,8 @@ class MemoryStoreRegistry:
         with self._plane.lock:
             self._plane.store = replace(self._plane.claimed_store(), state=state)
 
-
-class MemoryBaselines:
-    """The baseline in the record of the store."""
-
-    def __init__(self, control_plane: ControlPlane) -> None:
-        self._plane = control_plane
-
     def intend_marker(self, nonce: str, *, judged: Baseline) -> Baseline:
-        """Note that a marker with this nonce may be written from now on; a new version.
+        """Record that a marker with this nonce may be written from now on; a new version.
 
         Raises:
             BaselineMovedError: the baseline is not the ``judged`` one any more.
@@ -87,6 +81,26 @@ class MemoryBaselines:
         with self._plane.lock:
             return self._keep(moves.accept(self._standing(), baseline, judged=judged))
 
+    def record_check(self, check: Check) -> None:
+        """Record a check, and remove old ones, but not the newest good one."""
+        with self._plane.lock:
+            self._plane.checks.append(storable_check(check))
+            cutoff = self._plane.clock.now() - CHECKS_KEPT_FOR
+            newest_good = self.newest_good_check()
+            self._plane.checks = [
+                each
+                for each in self._plane.checks
+                if each.checked_at >= cutoff or each is newest_good
+            ]
+
+    def newest_checks(self, count: int) -> tuple[Check, ...]:
+        """Return the newest checks, newest first."""
+        return tuple(_newest_first(self._plane)[:count])
+
+    def newest_good_check(self) -> Check | None:
+        """Return the newest check that identified the store as the accepted one."""
+        return newest_good_check(self._plane)
+
     def _standing(self) -> Standing:
         store = self._plane.claimed_store()
         return Standing(store.state, store.baseline)
@@ -96,35 +110,14 @@ class MemoryBaselines:
         return baseline
 
 
-class MemoryStoreChecks:
-    """Checks that are forgotten with their control plane."""
+def newest_good_check(state: MemoryState) -> Check | None:
+    """Return the newest check that identified the store as the accepted one."""
+    return next((each for each in _newest_first(state) if each.is_good), None)
 
-    def __init__(self, control_plane: ControlPlane) -> None:
-        self._plane = control_plane
 
-    def record(self, check: Check) -> None:
-        """Keep a check, and drop what is older than is kept, but not the newest good one."""
-        with self._plane.lock:
-            self._plane.checks.append(storable_check(check))
-            cutoff = self._plane.clock.now() - CHECKS_KEPT_FOR
-            newest_good = self.newest_good()
-            self._plane.checks = [
-                each
-                for each in self._plane.checks
-                if each.checked_at >= cutoff or each is newest_good
-            ]
-
-    def newest(self, count: int) -> tuple[Check, ...]:
-        """Return the newest checks."""
-        return tuple(self._newest_first()[:count])
-
-    def newest_good(self) -> Check | None:
-        """Return the newest check that found the store whole."""
-        return next((each for each in self._newest_first() if each.is_good), None)
-
-    def _newest_first(self) -> list[Check]:
-        # Of those of one moment, the one that was written last comes first.
-        return sorted(self._plane.checks, key=lambda each: each.checked_at)[::-1]
+def _newest_first(state: MemoryState) -> list[Check]:
+    # Of several at one time, the one that was written last comes first.
+    return sorted(state.checks, key=lambda each: each.checked_at)[::-1]
 
 
 _log = logging.getLogger(__name__)
@@ -133,9 +126,8 @@ _log = logging.getLogger(__name__)
 class MemoryIncidents:
     """Incidents that are forgotten with their control plane, and the state of the store."""
 
-    def __init__(self, control_plane: ControlPlane) -> None:
+    def __init__(self, control_plane: MemoryState) -> None:
         self._plane = control_plane
-        self._checks = MemoryStoreChecks(control_plane)
 
     def recovery(self) -> Recovery:
         """Return the state, and the open incident."""
@@ -159,7 +151,7 @@ class MemoryIncidents:
             IncidentMovedError: an incident is open already.
         """
         with self._plane.lock:
-            good = self._checks.newest_good()
+            good = newest_good_check(self._plane)
             opening = Opening(
                 incident_id=str(uuid4()),
                 at=self._now(),

@@ -53,13 +53,13 @@ from budget_recovery_dagster.domain import (
     needed_past_retention,
 )
 from budget_recovery_dagster.ports import Lease
-from tests.fakes.control_plane import ControlPlane, NotedFailure, StoredSnapshot, require_lease
+from tests.fakes.control_plane import MemoryState, NotedFailure, StoredSnapshot, require_lease
 
 
 class MemoryResets:
     """The resets of a control plane."""
 
-    def __init__(self, control_plane: ControlPlane) -> None:
+    def __init__(self, control_plane: MemoryState) -> None:
         self._plane = control_plane
 
     def record(self, reset: Reset) -> Reset:
@@ -78,7 +78,7 @@ class MemoryResets:
         return tuple(reversed(self._plane.resets))[:count]
 
 
-def resets_of(plane: ControlPlane, tenant: str) -> tuple[Reset, ...]:
+def resets_of(plane: MemoryState, tenant: str) -> tuple[Reset, ...]:
     """Return the resets of a tenant, in the order of their recording."""
     return tuple(reset for reset in plane.resets if reset.tenant == tenant)
 
@@ -86,7 +86,7 @@ def resets_of(plane: ControlPlane, tenant: str) -> tuple[Reset, ...]:
 class MemorySnapshots:
     """Snapshots, and the reports on them, that are forgotten with their control plane."""
 
-    def __init__(self, control_plane: ControlPlane) -> None:
+    def __init__(self, control_plane: MemoryState) -> None:
         self._plane = control_plane
 
     def tenants(self) -> frozenset[str]:
@@ -292,7 +292,7 @@ def _order(summary: CaptureSummary) -> tuple[str, datetime]:
 class MemorySnapshotList:
     """The snapshots of a control plane, summed up."""
 
-    def __init__(self, control_plane: ControlPlane) -> None:
+    def __init__(self, control_plane: MemoryState) -> None:
         self._plane = control_plane
 
     def all(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
@@ -344,7 +344,7 @@ def _listed(
 class MemoryRetainedSnapshots:
     """The snapshots of a control plane that are within retention."""
 
-    def __init__(self, control_plane: ControlPlane) -> None:
+    def __init__(self, control_plane: MemoryState) -> None:
         self._plane = control_plane
 
     def tenants_in(self, hour: Hour) -> tuple[str, ...]:
@@ -384,7 +384,7 @@ class MemoryRetainedSnapshots:
 class MemoryRecoveryPoints:
     """What a restore would bring back, from a control plane in memory."""
 
-    def __init__(self, control_plane: ControlPlane) -> None:
+    def __init__(self, control_plane: MemoryState) -> None:
         self._plane = control_plane
         self._snapshots = MemorySnapshots(control_plane)
 
@@ -457,7 +457,7 @@ Records = list[tuple[datetime, BudgetRecord]]
 class MemoryRestorePoints:
     """What a restore would bring back, verified; ``corrupt`` damages a stored record."""
 
-    def __init__(self, control_plane: ControlPlane, *, heeds_resets: bool = True) -> None:
+    def __init__(self, control_plane: MemoryState, *, heeds_resets: bool = True) -> None:
         self._plane = control_plane
         self._heeds_resets = heeds_resets
 
@@ -559,7 +559,7 @@ class MemoryRestorePoints:
         )
 
 
-def newest_point_at(plane: ControlPlane) -> datetime | None:
+def newest_point_at(plane: MemoryState) -> datetime | None:
     """Return the time of the newest snapshot of any tenant."""
     return max((captured_at for _, captured_at in plane.snapshots), default=None)
 

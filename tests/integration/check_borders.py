@@ -5,16 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from budget_recovery_dagster.errors import DatabaseUnreachableError, StoreUnreachableError
-from budget_recovery_dagster.ports import Clock
-from budget_recovery_dagster.services import DetectionService
-from budget_recovery_dagster.services.restore import RecoveryService
-
-Service = TypeVar("Service", DetectionService, RecoveryService)
-
-_NO_PORTS = ("bucket", "convergence_timeout")
+from budget_recovery_dagster.ports import Clock, ControlPlane, OpenStore
 
 
 class CrashError(BaseException):
@@ -90,19 +84,18 @@ class _Bordered:
         self._borders.cross(f"{name} of {self._name}", of_store=self._of_store)
 
 
-def bordered(service: Service, borders: Borders) -> Service:
-    """Return the service with a border around each call to whatever it calls."""
-    ports = {
-        each.name: _Bordered(
-            getattr(service, each.name),
-            each.name,
-            borders,
-            of_store=each.name == "open_store",
-        )
-        for each in fields(service)
-        if each.init and each.name not in _NO_PORTS
+def bordered(plane: ControlPlane, borders: Borders) -> ControlPlane:
+    """Return the control plane with a border around each call to any of its parts."""
+    parts = {
+        part.name: _Bordered(getattr(plane, part.name), part.name, borders, of_store=False)
+        for part in fields(plane)
     }
-    return replace(service, **cast(dict[str, Any], ports))
+    return replace(plane, **cast(dict[str, Any], parts))
+
+
+def bordered_store(open_store: OpenStore, borders: Borders) -> OpenStore:
+    """Return what opens the store with a border around each call to it."""
+    return cast(OpenStore, _Bordered(open_store, "open_store", borders, of_store=True))
 
 
 def each_border(happen: Callable[[bool], None], *, at_least: int) -> Iterator[Borders]:

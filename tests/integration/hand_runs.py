@@ -1,20 +1,21 @@
 """Restores by hand on real servers: through the services, by a test's clock, and through jobs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
-from budget_recovery_dagster.bootstrap import OpenedDatabase
-from budget_recovery_dagster.definitions import defs
-from budget_recovery_dagster.services import Preview
+from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.services import Preview, preview_restore
 from budget_recovery_dagster.services.restore import (
     Applied,
-    ManualRestoreService,
     Order,
     RestoreRequest,
+    restore_manually,
 )
+from budget_recovery_dagster.settings import load_settings
+from tests import services
 from tests.integration.timeless_store import opened_store
 
 
@@ -22,31 +23,36 @@ from tests.integration.timeless_store import opened_store
 class Hand:
     """A person at the services, on a store whose server does not tell the time."""
 
-    plane: OpenedDatabase
+    plane: ControlPlane
     told: list[str] = field(default_factory=list)
 
     def preview(self, request: RestoreRequest) -> Preview:
-        service = replace(self.plane.preview_service(), open_store=opened_store)
-        return service.preview(request, by="ann", tell=self.told.append)
-
-    @property
-    def restores(self) -> ManualRestoreService:
-        service = self.plane.manual_restore_service()
-        return replace(service, tools=replace(service.tools, open_store=opened_store))
+        return preview_restore(
+            self.plane, opened_store, request, by="ann", on_progress=self.told.append
+        )
 
     def apply(self, request: RestoreRequest, by: str = "ann") -> Applied:
-        order = Order(by, "a test", f"run of {by}", self.told.append)
-        return self.restores.apply(request, order)
+        return restore_manually(
+            self.plane,
+            opened_store,
+            request,
+            Order(by, "a test", f"run of {by}", self.told.append),
+            convergence_timeout=load_settings().convergence_timeout,
+        )
 
 
 def run_by_hand(
     instance: dg.DagsterInstance, job: str, op: str, config: Mapping[str, Any]
 ) -> dg.ExecuteInProcessResult:
     """Run a job of a person with what the Launchpad would send."""
-    return defs.resolve_job_def(job).execute_in_process(
-        run_config={"ops": {op: {"config": dict(config)}}},
-        instance=instance,
-        raise_on_error=False,
+    return (
+        services.definitions()
+        .resolve_job_def(job)
+        .execute_in_process(
+            run_config={"ops": {op: {"config": dict(config)}}},
+            instance=instance,
+            raise_on_error=False,
+        )
     )
 
 

@@ -4,8 +4,8 @@ import dagster as dg
 import psycopg
 from dagster import DagsterRunStatus
 
-from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import Hour
+from tests import services
 from tests.integration.live_capture import capture_now
 from tests.integration.recovery_runs import check, requested
 from tests.nats_servers import Bucket
@@ -28,7 +28,9 @@ def recorded(
 ) -> dg.DagsterRun:
     """Record a run as launched for a request, in which nobody works."""
     return instance.create_run_for_job(
-        defs.resolve_job_def("restore_job"), status=status, tags=dict(request.tags)
+        services.definitions().resolve_job_def("restore_job"),
+        status=status,
+        tags=dict(request.tags),
     )
 
 

@@ -1,17 +1,16 @@
 """Captures of the store as it is, without a run around them."""
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.services import Captured, Paused, Verified
 from budget_recovery_dagster.settings import Settings, load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 
 
 def capture_unless_paused(hour: Hour, settings: Settings | None = None) -> Captured | Paused:
     """Capture the current hour, with a database pool and a client of its own."""
-    with opened_database(settings or load_settings()) as plane:
-        captured = plane.capture_service().capture(
-            hour, run_id="a run", holder="a capture", on_outcome=lambda _: None
-        )
+    with opened_control_plane(settings or load_settings()) as plane:
+        captured = services.capture(plane, hour, settings=settings)
     assert not isinstance(captured, Verified)
     return captured
 

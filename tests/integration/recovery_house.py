@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from budget_recovery_dagster.bootstrap import OpenedDatabase
 from budget_recovery_dagster.domain import (
     AuditEntry,
     CaptureSource,
@@ -14,7 +13,7 @@ from budget_recovery_dagster.domain import (
     RecoveryState,
     Verdict,
 )
-from budget_recovery_dagster.ports import OpenStore
+from budget_recovery_dagster.ports import ControlPlane, OpenStore
 from budget_recovery_dagster.services import Captured, Checked
 from budget_recovery_dagster.services.restore import (
     Guards,
@@ -23,6 +22,8 @@ from budget_recovery_dagster.services.restore import (
     TenantRestored,
     restore_tenant,
 )
+from budget_recovery_dagster.settings import load_settings
+from tests import services
 from tests.integration.timeless_store import SteppedClock, capture, opened_at, opened_store
 from tests.nats_servers import Bucket, Stored
 
@@ -32,7 +33,7 @@ class House:
     """A bucket, what guards it, and what restores have told."""
 
     bucket: Bucket
-    plane: OpenedDatabase
+    plane: ControlPlane
     clock: SteppedClock
     told: list[str] = field(default_factory=list)
 
@@ -46,17 +47,14 @@ class House:
 
     def capture_boards(self) -> None:
         """Take a snapshot of the leaderboards instead of the counters."""
-        settings = self.plane.settings.model_copy(
-            update={"capture_source": CaptureSource.LEADERBOARDS}
-        )
-        captured = capture(replace(self.plane, settings=settings), self.clock)
+        settings = load_settings().model_copy(update={"capture_source": CaptureSource.LEADERBOARDS})
+        captured = capture(self.plane, self.clock, settings=settings)
         assert captured.source is CaptureSource.LEADERBOARDS
         assert not captured.failed
 
     def check(self, at: datetime | None = None) -> Checked:
         self._set(at)
-        service = replace(self.plane.detection_service(), open_store=opened_store)
-        return service.check(checked_by="a check")
+        return services.check(self.plane, open_store=opened_store)
 
     def lose(self) -> None:
         """Wipe the store and leave an empty one."""
@@ -71,8 +69,9 @@ class House:
 
     def run(self, open_store: OpenStore = opened_store, run_id: str = "a run") -> RecoveryResult:
         """Try once to recover."""
-        service = replace(self.plane.recovery_service(), open_store=open_store)
-        return service.recover(run_id=run_id, holder=run_id, tell=self.told.append)
+        return services.recover(
+            self.plane, open_store=open_store, run_id=run_id, on_progress=self.told.append
+        )
 
     def recover(self, open_store: OpenStore = opened_store, run_id: str = "a run") -> Incident:
         """Recover, which succeeds."""

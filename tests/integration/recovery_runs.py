@@ -7,19 +7,19 @@ import dagster as dg
 import psycopg
 from psycopg.rows import dict_row
 
-from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import BudgetWindow, Entity, Window, format_usage
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
 from budget_recovery_dagster.sensors.restore_supervisor_sensor import restore_supervisor_sensor
 from budget_recovery_dagster.sensors.store_loss_sensor import store_loss_sensor
 from budget_recovery_dagster.settings import load_settings
+from tests import services
 from tests.integration.gateway_house import contents
 from tests.nats_servers import Bucket
 
 
 def check(instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
     """Let store_loss_sensor tick."""
-    return _tick(store_loss_sensor, instance, cursor)
+    return _tick(store_loss_sensor(load_settings()), instance, cursor)
 
 
 def supervise(instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
@@ -31,7 +31,10 @@ def _tick(
     sensor: dg.SensorDefinition, instance: dg.DagsterInstance, cursor: str | None
 ) -> dg.SensorResult:
     context = dg.build_sensor_context(
-        instance=instance, cursor=cursor, resources=defs.resources, sensor_name=sensor.name
+        instance=instance,
+        cursor=cursor,
+        resources=services.definitions().resources,
+        sensor_name=sensor.name,
     )
     result = sensor(context)
     assert isinstance(result, dg.SensorResult)
@@ -64,8 +67,10 @@ def verdict(result: dg.SensorResult) -> str:
 def run_restore(
     instance: dg.DagsterInstance, tags: Mapping[str, str] | None = None
 ) -> dg.ExecuteInProcessResult:
-    return defs.resolve_job_def("restore_job").execute_in_process(
-        instance=instance, tags=dict(tags or {}), raise_on_error=False
+    return (
+        services.definitions()
+        .resolve_job_def("restore_job")
+        .execute_in_process(instance=instance, tags=dict(tags or {}), raise_on_error=False)
     )
 
 

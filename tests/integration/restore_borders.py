@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
-from budget_recovery_dagster.ports import IsOpen, LiveTenant, OpenStore, RecoverableStore
-from budget_recovery_dagster.services.restore import RecoveryService
-from tests.integration.check_borders import Borders, bordered
+from budget_recovery_dagster.ports import IsOpen, LiveTenant, OpenStore, UsageStore
+from tests.integration.check_borders import Borders, bordered_store
 from tests.integration.restore_worker import Overriding
 
 
@@ -38,7 +36,7 @@ class _BorderedTenant(Overriding):
 
 
 class _BorderedStore(Overriding):
-    def __init__(self, part: RecoverableStore, borders: Borders) -> None:
+    def __init__(self, part: UsageStore, borders: Borders) -> None:
         super().__init__(part)
         self._borders = borders
 
@@ -48,14 +46,13 @@ class _BorderedStore(Overriding):
         return tenant_
 
 
-def bordered_restore(service: RecoveryService, borders: Borders) -> RecoveryService:
-    """Return the service with a border around each call, those that write too."""
-    opening: OpenStore = service.open_store
+def bordered_restoring(open_store: OpenStore, borders: Borders) -> OpenStore:
+    """Return what opens the store with a border around each call, those that write too."""
 
     @contextmanager
-    def opened() -> Iterator[RecoverableStore]:
-        with opening() as store:
+    def opened() -> Iterator[UsageStore]:
+        with open_store() as store:
             found: Any = _BorderedStore(store, borders)
             yield found
 
-    return bordered(replace(service, open_store=opened), borders)
+    return bordered_store(opened, borders)

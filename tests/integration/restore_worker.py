@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Self
 
-from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases
-from budget_recovery_dagster.bootstrap import OpenedDatabase
+from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases, control_plane_on
 from budget_recovery_dagster.domain import Window
 from budget_recovery_dagster.ports import (
     IsOpen,
@@ -23,9 +22,11 @@ from budget_recovery_dagster.ports import (
     OpenStore,
     RaiseOrder,
     RaiseResult,
-    RecoverableStore,
+    UsageStore,
 )
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import store_opener
+from tests import services
 
 LEASE_SECONDS = 3.0
 _END_SECONDS = 60
@@ -91,7 +92,7 @@ def fated(opening: OpenStore, fate: Fate) -> OpenStore:
     """Return a way to open the store that ``opening`` opens, whose user meets this fate."""
 
     @contextmanager
-    def opened() -> Iterator[RecoverableStore]:
+    def opened() -> Iterator[UsageStore]:
         with opening() as store:
             yield FatedStore(store, fate)
 
@@ -159,12 +160,15 @@ def main(run_id: str, before_write: str, number: str) -> None:
             duration=timedelta(seconds=LEASE_SECONDS),
             renew_every=timedelta(seconds=LEASE_SECONDS / 6),
         )
-        plane = replace(OpenedDatabase.of(database, load_settings()), leases=leases)
-        service = plane.recovery_service()
+        settings = load_settings()
+        plane = replace(control_plane_on(database, settings.bucket), leases=leases)
         incidents: Any = FatedIncidents(plane.incidents, fate)
-        service = replace(service, open_store=fated(service.open_store, fate), incidents=incidents)
         try:
-            ended: object = service.recover(run_id=run_id, holder=run_id, tell=lambda _: None)
+            ended: object = services.recover(
+                replace(plane, incidents=incidents),
+                open_store=fated(store_opener(settings), fate),
+                run_id=run_id,
+            )
             said = {"ended": type(ended).__name__}
         except Exception as error:  # noqa: BLE001 - told to the test, whatever it is
             said = {"ended": type(error).__name__, "why": str(error)}

@@ -8,14 +8,16 @@ from typing import Any
 import dagster as dg
 import psycopg
 
-from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import Hour
+from tests import services
 from tests.integration.timeless_store import SteppedClock, capture, opened_at
 
 
 def run_job(instance: dg.DagsterInstance, hour: Hour) -> dg.ExecuteInProcessResult:
-    return defs.resolve_job_def("hourly_snapshot_job").execute_in_process(
-        partition_key=hour.key, instance=instance, raise_on_error=False
+    return (
+        services.definitions()
+        .resolve_job_def("hourly_snapshot_job")
+        .execute_in_process(partition_key=hour.key, instance=instance, raise_on_error=False)
     )
 
 

@@ -9,9 +9,9 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.domain import BudgetWindow, Hour, RecoveryPoint, Window
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
 from tests.integration.confined_user import confined_to
 from tests.integration.snapshot_job import (
     checks,
@@ -35,7 +35,7 @@ def by_boards(configured: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 def recovery_point(tenant: str) -> RecoveryPoint:
-    with opened_database(load_settings()) as plane:
+    with opened_control_plane(load_settings()) as plane:
         return plane.snapshots.recovery_point(tenant, datetime.now(UTC))
 
 

@@ -12,12 +12,9 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.assets.budget_usage_snapshots import budget_usage_snapshots
-from budget_recovery_dagster.assets.recovery_points import recovery_points
-from budget_recovery_dagster.assets.tenant_usage_tables import tenant_usage_tables
-from budget_recovery_dagster.definitions import defs
+from budget_recovery_dagster.definitions import capture_hours, defs
 from budget_recovery_dagster.domain import Hour
-from budget_recovery_dagster.partitions import capture_hours, hourly_partitions
+from budget_recovery_dagster.settings import Settings
 
 
 def test_everything_loads_and_is_described() -> None:
@@ -46,6 +43,10 @@ HOURLY = ["budget_usage_snapshots", "tenant_usage_tables", "recovery_points"]
 def spec(name: str) -> dg.AssetSpec:
     (found,) = [each for each in defs.resolve_all_asset_specs() if each.key == dg.AssetKey(name)]
     return found
+
+
+def asset(name: str) -> dg.AssetsDefinition:
+    return defs.resolve_asset_graph().assets_def_for_key(dg.AssetKey(name))
 
 
 def test_every_asset_has_group_kinds_owner_and_tags() -> None:
@@ -107,8 +108,8 @@ def test_every_check_is_described_and_in_the_job() -> None:
 
 
 def test_only_the_capture_takes_the_pool_of_the_usage_store() -> None:
-    assert tenant_usage_tables.op.pool is None
-    assert recovery_points.op.pool is None
+    assert asset("tenant_usage_tables").op.pool is None
+    assert asset("recovery_points").op.pool is None
 
 
 def test_dagsters_daemon_judges_freshness(tmp_path: Path) -> None:
@@ -125,13 +126,15 @@ def test_the_job_runs_in_one_process_in_order_and_is_not_repeated() -> None:
     assert job.executor_def is dg.in_process_executor
     assert job.tags["dagster/max_retries"] == "0"
     assert job.tags["dagster/max_runtime"] == "3600"
-    assert budget_usage_snapshots.op.pool == "usage_store"
-    assert job.partitions_def == capture_hours
+    assert asset("budget_usage_snapshots").op.pool == "usage_store"
+    assert job.partitions_def == asset("budget_usage_snapshots").partitions_def
 
 
 def test_the_partitions_that_dagster_loads_end_with_the_current_hour() -> None:
     now = datetime.now(UTC)
-    keys = capture_hours.get_partition_keys(current_time=now)
+    partitions = asset("budget_usage_snapshots").partitions_def
+    assert partitions is not None
+    keys = partitions.get_partition_keys(current_time=now)
     assert keys[-1] == Hour.containing(now).key
     assert keys[0].endswith("-00:00")
     assert 8 * 24 < len(keys) <= 9 * 24
@@ -151,7 +154,7 @@ def test_a_wrong_setting_is_named_where_dagster_loads() -> None:
 
 def test_partitions_run_from_a_day_before_retention_to_the_current_hour() -> None:
     now = datetime(2026, 11, 30, 14, 25, tzinfo=UTC)
-    keys = hourly_partitions(now).get_partition_keys(current_time=now)
+    keys = capture_hours(Settings(), now).get_partition_keys(current_time=now)
     assert (keys[0], keys[-1]) == ("2026-11-22-00:00", "2026-11-30-14:00")
     assert len(keys) == 8 * 24 + 15
 
@@ -160,6 +163,6 @@ def test_partitions_run_from_a_day_before_retention_to_the_current_hour() -> Non
 def test_partitions_are_utc_hours_in_every_zone(zone: str) -> None:
     now = datetime(2026, 11, 1, 12, 25, tzinfo=UTC)
     local = now.astimezone(ZoneInfo(zone))
-    expected = hourly_partitions(now).get_partition_keys(current_time=now)
-    assert hourly_partitions(local).get_partition_keys(current_time=local) == expected
+    expected = capture_hours(Settings(), now).get_partition_keys(current_time=now)
+    assert capture_hours(Settings(), local).get_partition_keys(current_time=local) == expected
     assert len(set(expected)) == len(expected)

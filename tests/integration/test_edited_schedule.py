@@ -12,9 +12,9 @@ from dagster._core.storage.tags import (
     SCHEDULED_EXECUTION_TIME_TAG,
 )
 
-from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.schedules import hourly_snapshot_schedule
+from tests import services
 from tests.nats_servers import Bucket
 
 
@@ -22,7 +22,7 @@ def tick(instance: dg.DagsterInstance, hour: Hour, minute: int) -> dg.RunRequest
     context = dg.build_schedule_context(
         instance=instance,
         scheduled_execution_time=hour.start + timedelta(minutes=minute),
-        resources=defs.resources,
+        resources=services.definitions().resources,
     )
     answer = hourly_snapshot_schedule(context)
     assert isinstance(answer, dg.RunRequest | dg.SkipReason)
@@ -41,7 +41,7 @@ def test_a_schedule_that_is_edited_within_the_hour_asks_for_no_second_snapshot(
         first = tick(instance, current_hour, 0)
         assert isinstance(first, dg.RunRequest)
         instance.create_run_for_job(
-            defs.resolve_job_def("hourly_snapshot_job"),
+            services.definitions().resolve_job_def("hourly_snapshot_job"),
             status=status,
             tags={
                 "dagster/partition": current_hour.key,

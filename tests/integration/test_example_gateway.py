@@ -10,9 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period, SplitBy
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
 from tests.documentation import block
 from tests.integration.recovery_house import House
 from tests.nats_servers import Bucket
@@ -83,10 +83,8 @@ def test_the_limits_that_are_shown_can_be_written_again(
     define = block("docs/integration.md", "sql", "insert into budget_recovery.budget")
     for _ in range(2):
         database.execute(define.encode())
-    with opened_database(load_settings()) as plane:
-        per_user, per_centre = sorted(
-            plane.definitions.of_tenant("acme"), key=lambda each: each.limit
-        )
+    with opened_control_plane(load_settings()) as plane:
+        per_user, per_centre = sorted(plane.budgets.of_tenant("acme"), key=lambda each: each.limit)
     assert per_user == BudgetDefinition(
         "acme", "team", Period.MONTH, Decimal(500), SplitBy.USER, Enforcement.ENFORCE
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 import dagster as dg
 import psycopg
 
-from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.schedules import hourly_snapshot_schedule
+from tests import services
 from tests.integration.snapshot_job import run_job
 from tests.nats_servers import Bucket
 
@@ -17,7 +17,7 @@ LIFETIME = "lifetime"
 
 def tick(instance: dg.DagsterInstance, at: datetime) -> dg.RunRequest | dg.SkipReason:
     context = dg.build_schedule_context(
-        instance=instance, scheduled_execution_time=at, resources=defs.resources
+        instance=instance, scheduled_execution_time=at, resources=services.definitions().resources
     )
     answer = hourly_snapshot_schedule(context)
     assert isinstance(answer, dg.RunRequest | dg.SkipReason)

@@ -129,7 +129,7 @@ def spend(bucket: Bucket) -> None:
 def test_the_documented_user_captures_checks_previews_and_restores(guarded_house: Guarded) -> None:
     house = guarded_house.house
     assert house.check().check.verdict is Verdict.FIRST_SEEN
-    marker = f"__guard.{house.plane.registry.claim(BUCKET).deployment_id}"
+    marker = f"__guard.{house.plane.registry.claim().deployment_id}"
     first = house.bucket.stored(marker)
     house.capture()
     house.capture_boards()

@@ -10,11 +10,11 @@ import psycopg
 import pytest
 from dagster import DagsterRunStatus
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.sensors.supervision import Supervised, supervise_restore
 from budget_recovery_dagster.sensors.ticks import Deadline, OutOfTimeError, within
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
 from tests.integration.launched_runs import due, lost, recorded
 from tests.integration.recovery_runs import (
     check,
@@ -104,7 +104,7 @@ def test_a_tick_that_is_broken_off_while_it_counts_a_launch_costs_a_minute_at_mo
     recorded(instance, request_, DagsterRunStatus.FAILURE)
     due(database)
     with (
-        opened_database(load_settings()) as plane,
+        opened_control_plane(load_settings()) as plane,
         ThreadPoolExecutor(1) as threads,
         launches_kept_waiting(database_url),
     ):
@@ -126,7 +126,7 @@ def test_a_tick_whose_time_is_over_counts_no_launch(
     due(database)
 
     def tick(seconds: float) -> Supervised:
-        with opened_database(load_settings()) as plane:
+        with opened_control_plane(load_settings()) as plane:
             return supervise_restore(instance, plane, Deadline(seconds))
 
     late = tick(0)

@@ -188,7 +188,7 @@ def test_an_incident_is_resolved_with_a_reason(
     (incident,) = incidents(database)
     assert incident["outcome"] == "accepted by hand"
     assert "emptied on purpose" in incident["outcome_detail"]
-    assert "Lower than the snapshots say, and left so: 3 counters." in incident["outcome_detail"]
+    assert "Left lower than in the snapshots: 3 counters." in incident["outcome_detail"]
     assert usages(failed, "acme", "total", LIFETIME) == {}
     assert verdict(check(instance)) in ("unchanged", "advanced")
     again = run_by_hand(instance, job, op, {"reason": "again"})

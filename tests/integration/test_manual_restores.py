@@ -108,7 +108,7 @@ def test_a_restore_of_one_budget_touches_no_key_of_any_other(house: House, hand:
 
     assert applied.raised == 4
     after = all_stored(house.bucket)
-    marker = f"__guard.{house.plane.registry.claim(house.bucket.name).deployment_id}"
+    marker = f"__guard.{house.plane.registry.claim().deployment_id}"
     changed = {key for key in after if after[key] != before.get(key)} - {marker}
     assert changed == {
         "usage.acme.users.lifetime.=",

@@ -25,9 +25,9 @@ from budget_recovery.capture,
 """
 _LOAD = """
 import json
-from budget_recovery_dagster.definitions import defs
+from tests import services
 
-repository = defs.get_repository_def()
+repository = services.definitions().get_repository_def()
 graph = repository.asset_graph
 print(json.dumps({
     key.to_user_string(): len(graph.get(key).partitions_def.get_partition_keys())

@@ -8,7 +8,6 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
 from budget_recovery_dagster.domain import (
     RESTORE_LEASE,
     Baseline,
@@ -18,14 +17,18 @@ from budget_recovery_dagster.domain import (
     Verdict,
 )
 from budget_recovery_dagster.errors import BudgetRecoveryError
+from budget_recovery_dagster.ports import ControlPlane, OpenStore
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.services import Checked, DetectionService
+from budget_recovery_dagster.services import Checked
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import opened_control_plane, store_opener
+from tests import services
 from tests.integration.check_borders import (
     Borders,
     CrashError,
     HurriedClock,
     bordered,
+    bordered_store,
     crash,
     each_border,
     fail,
@@ -47,16 +50,20 @@ class Scene:
 
     bucket: Bucket
     database: psycopg.Connection
-    plane: OpenedDatabase
-    service: DetectionService
+    plane: ControlPlane
+    open_store: OpenStore
 
     def check(self) -> Checked:
-        return self.service.check(checked_by="a check")
+        return services.check(self.plane, open_store=self.open_store)
 
     def check_across(self, borders: Borders) -> None:
         """Run a check in which something happens, and which may fail for it."""
         with suppress(CrashError, BudgetRecoveryError):
-            bordered(self.service, borders).check(checked_by="a disturbed check")
+            services.check(
+                bordered(self.plane, borders),
+                open_store=bordered_store(self.open_store, borders),
+                by="a disturbed check",
+            )
 
     def forget(self) -> None:
         """Let the next check be the first one."""
@@ -89,7 +96,7 @@ class Scene:
         """Close the open incident, as a restore does, and have a check accept the store."""
         incident = self.plane.incidents.recovery().incident
         assert incident is not None
-        with self.service.open_store() as store, self.plane.leases.hold(RESTORE_LEASE, "r") as held:
+        with self.open_store() as store, self.plane.leases.hold(RESTORE_LEASE, "r") as held:
             identity = store.observe("nobody").identity
             closing = Closing(Outcome.NOTHING_LOST, "", Restored(), Baseline(identity, version=1))
             self.plane.incidents.close(closing, judged=incident, lease=held)
@@ -99,17 +106,11 @@ class Scene:
 @pytest.fixture
 def scene(configured: Bucket, database: psycopg.Connection) -> Iterator[Scene]:
     configured.spend("acme", "total", "lifetime", {None: "80"})
-    with (
-        opened_database(load_settings()) as plane,
-        plane.detection_service().open_store() as store,
-    ):
+    settings = load_settings()
+    with opened_control_plane(settings) as plane, store_opener(settings)() as store:
+        hurried = replace(plane, clock=HurriedClock(plane.clock))
         # One client for all of the many checks.
-        service = replace(
-            plane.detection_service(),
-            open_store=lambda: nullcontext(store),
-            clock=HurriedClock(plane.clock),
-        )
-        yield Scene(configured, database, plane, service)
+        yield Scene(configured, database, hurried, lambda: nullcontext(store))
 
 
 def test_no_crash_of_a_first_check_looks_like_a_loss(scene: Scene) -> None:

@@ -7,12 +7,12 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.bootstrap import opened_database
-from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import Hour, Loss, Verdict
 from budget_recovery_dagster.jobs.restore import restore
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.contract.nats_credentials import Operator
 from tests.integration.confined_user import documented_permissions
 from tests.integration.locked_postgres import locked_database
@@ -67,8 +67,8 @@ def store(
 def lost(store: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> None:
     """There is a snapshot, and an incident is open as if the bucket had been made anew."""
     assert run_job(instance, current_hour).success
-    with opened_database(load_settings()) as plane:
-        baseline = plane.registry.claim(BUCKET).baseline
+    with opened_control_plane(load_settings()) as plane:
+        baseline = plane.registry.claim().baseline
         assert baseline is not None
         loss = Loss(
             plane.clock.now(), "a test", Verdict.RECREATED, "It was.", baseline.identity, None
@@ -96,7 +96,7 @@ def expired_credentials(
         yield file
 
 
-@dg.job(resource_defs=defs.resources)
+@dg.job(resource_defs=services.definitions().resources)
 def restore_without_retries() -> None:
     """The op of restore_job without the pauses that its retries take."""
     restore.with_retry_policy(dg.RetryPolicy(max_retries=0))()

@@ -12,8 +12,8 @@ from psycopg.rows import dict_row
 
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.cli.options import current_user
-from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import Hour
+from tests import services
 from tests.integration.live_capture import capture_now
 from tests.integration.recovery_runs import (
     check,
@@ -48,10 +48,14 @@ def command(*arguments: str, budget: str = "total") -> Result:
 
 def reset_job(instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
     named = {"tenant": "acme", "budget": "total", "reason": "pardoned", **config}
-    return defs.resolve_job_def("record_reset_job").execute_in_process(
-        instance=instance,
-        run_config={"ops": {"record_reset": {"config": named}}},
-        raise_on_error=False,
+    return (
+        services.definitions()
+        .resolve_job_def("record_reset_job")
+        .execute_in_process(
+            instance=instance,
+            run_config={"ops": {"record_reset": {"config": named}}},
+            raise_on_error=False,
+        )
     )
 
 

@@ -2,19 +2,26 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pytest
 
 from budget_recovery_dagster.errors import BudgetRecoveryError
-from budget_recovery_dagster.ports import RecoverableStore
-from budget_recovery_dagster.services.restore import RecoveryService
-from tests.integration.check_borders import Borders, CrashError, crash, each_border, fail
+from budget_recovery_dagster.ports import OpenStore, UsageStore
+from tests import services
+from tests.integration.check_borders import (
+    Borders,
+    CrashError,
+    bordered,
+    crash,
+    each_border,
+    fail,
+)
 from tests.integration.recovery_house import House
 from tests.integration.recovery_runs import incidents, state, usages
-from tests.integration.restore_borders import bordered_restore
+from tests.integration.restore_borders import bordered_restoring
 from tests.integration.timeless_store import opened_store
 
 LIFETIME = "lifetime"
@@ -28,18 +35,21 @@ class Scene:
 
     house: House
     database: psycopg.Connection
-    service: RecoveryService
+    open_store: OpenStore
 
     def lose(self) -> None:
         self.house.lose()
         self.house.bucket.spend("acme", "total", LIFETIME, {None: "1"})
         self.house.find_loss()
 
-    def restore(self, service: RecoveryService | None = None) -> None:
+    def restore(self, borders: Borders | None = None) -> None:
+        """Restore, with something that happens at a border if one is given."""
+        plane, open_store = self.house.plane, self.open_store
+        if borders is not None:
+            plane = bordered(plane, borders)
+            open_store = bordered_restoring(open_store, borders)
         with suppress(CrashError, BudgetRecoveryError):
-            (service or self.service).recover(
-                run_id="a run", holder="a worker", tell=lambda _: None
-            )
+            services.recover(plane, open_store=open_store, holder="a worker")
 
     def assert_restored(self, borders: Borders) -> None:
         """All is as after a restore in which nothing happened."""
@@ -63,9 +73,8 @@ def scene(house: House, database: psycopg.Connection) -> Iterator[Scene]:
     house.bucket.spend("globex", "total", LIFETIME, {None: "5"})
     house.capture()
     with opened_store() as store:
-        found: RecoverableStore = store
-        service = replace(house.plane.recovery_service(), open_store=lambda: nullcontext(found))
-        yield Scene(house, database, service)
+        found: UsageStore = store
+        yield Scene(house, database, lambda: nullcontext(found))
 
 
 @pytest.mark.parametrize("happen", [crash, fail])
@@ -74,7 +83,7 @@ def test_a_restore_that_dies_or_fails_at_any_border_is_ended_by_the_next(
 ) -> None:
     for borders in each_border(happen, at_least=RESTORE):
         scene.lose()
-        scene.restore(bordered_restore(scene.service, borders))
+        scene.restore(borders)
         for _ in range(2):
             scene.restore()
         scene.assert_restored(borders)

@@ -12,13 +12,14 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.adapters.postgres import migrate
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.domain import RESTORE_LEASE, FailureReason, Hour, RecoveryState
 from budget_recovery_dagster.errors import AttemptFailedError, DatabaseError, StoreError
 from budget_recovery_dagster.ports import Incidents
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from budget_recovery_dagster.services.restore import GaveUp, Recovered, RecoveryResult
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.integration.live_capture import capture_now
 from tests.integration.recovery_house import all_stored
 from tests.integration.recovery_runs import incidents, state, usages
@@ -44,21 +45,20 @@ def lose(bucket: Bucket) -> None:
     value = b'{"usage":"1.5","updated_at":"2026-11-29T14:00:00Z"}'
     bucket.put_many({f"usage.acme.users.lifetime.user{n}": value for n in range(MANY)})
     bucket.spend("globex", "total", LIFETIME, {None: "80", "bob": "5"})
-    with opened_database(load_settings()) as plane:
+    with opened_control_plane(load_settings()) as plane:
         capture_now(Hour.containing(plane.clock.now()))
-        plane.detection_service().check(checked_by="a check")
+        services.check(plane)
         bucket.destroy()
         bucket.create()
-        plane.detection_service().check(checked_by="a check")
+        services.check(plane)
         assert plane.incidents.recovery().state is RecoveryState.RECOVERING
 
 
 def run(run_id: str) -> RecoveryResult:
     """Try to recover in this process, once nobody else is at it."""
-    with opened_database(load_settings()) as plane:
+    with opened_control_plane(load_settings()) as plane:
         wait_until(lambda: plane.leases.state_of(RESTORE_LEASE).holder is None)
-        service = plane.recovery_service()
-        return service.recover(run_id=run_id, holder=run_id, tell=lambda _: None)
+        return services.recover(plane, run_id=run_id)
 
 
 def raised(bucket: Bucket, tenant: str, budget: str) -> int:
@@ -118,7 +118,7 @@ def test_three_attempts_killed_while_writing_end_failed_with_what_they_raised_co
     assert state(database) == "FAILED"
     assert attempts(database) == [(n, f"run {n}") for n in (1, 2, 3)]
     incident_id = ended.incident.incident_id
-    with opened_database(load_settings()) as plane:
+    with opened_control_plane(load_settings()) as plane:
         restored = plane.audits.restored_in(incident_id)
         assert (restored.tenants, restored.windows, restored.counters) == (1, 1, found[3])
         told = {entry.tenant: entry for entry in plane.audits.largest(incident_id, 10).largest}
@@ -155,16 +155,16 @@ def test_a_database_killed_while_the_last_attempt_closes_delays_the_end_only(
 ) -> None:
     monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", doomed_server.url())
     lose(configured)
-    with opened_database(load_settings()) as plane:
+    with opened_control_plane(load_settings()) as plane:
         for number, happen, error in (
             (1, refuse, AttemptFailedError),
             (2, refuse, AttemptFailedError),
             (3, lambda: kill_server(doomed_server), DatabaseError),
         ):
             incidents_: Any = ClosedAfter(plane.incidents, happen)
-            service = replace(plane.recovery_service(), incidents=incidents_)
+            doomed = replace(plane, incidents=incidents_)
             with pytest.raises(error):
-                service.recover(run_id=f"run {number}", holder="a test", tell=lambda _: None)
+                services.recover(doomed, run_id=f"run {number}", holder="a test")
     doomed_server.start()
     monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", doomed_server.url())
     with psycopg.connect(doomed_server.url(), autocommit=True) as database:

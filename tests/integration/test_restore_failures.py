@@ -9,13 +9,15 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.errors import AttemptFailedError
 from budget_recovery_dagster.jobs.restore import restore, restore_job
+from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.services.restore import GaveUp, RecoveryResult
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.integration.recovery_runs import (
     check,
     incidents,
@@ -54,15 +56,15 @@ def fail(bucket: Bucket, instance: dg.DagsterInstance) -> None:
     bucket.destroy()
     bucket.create_with(max_bytes=64)
     check(instance)
-    with opened_database(load_settings()) as plane:
+    with opened_control_plane(load_settings()) as plane:
         for _ in range(2):
             with pytest.raises(AttemptFailedError):
                 recover(plane)
         assert isinstance(recover(plane), GaveUp)
 
 
-def recover(plane: OpenedDatabase) -> RecoveryResult:
-    return plane.recovery_service().recover(run_id="a run", holder="a test", tell=lambda _: None)
+def recover(plane: ControlPlane) -> RecoveryResult:
+    return services.recover(plane, holder="a test")
 
 
 def run_as_told(command: str, *more: str) -> None:

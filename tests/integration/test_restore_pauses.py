@@ -10,11 +10,12 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.adapters.postgres import Database, PostgresSnapshots
-from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import Baseline, Hour, RecoveryState
 from budget_recovery_dagster.errors import CapturesPausedError
+from budget_recovery_dagster.ports import OpenStore
 from budget_recovery_dagster.schedules import hourly_snapshot_schedule
 from budget_recovery_dagster.services import Captured
+from tests import services
 from tests.integration.interrupted_store import Interruptions, interrupted
 from tests.integration.recovery_house import House
 from tests.integration.recovery_runs import usages
@@ -36,14 +37,14 @@ class InterruptedSnapshots(PostgresSnapshots):
         return super().commit(*arguments, **named)
 
 
-def capture(house: House, **parts: Any) -> Captured:
+def capture(house: House, *, open_store: OpenStore = opened_store, **parts: Any) -> Captured:
     """Capture the current hour with other parts than usual, whatever comes of it."""
-    service = replace(house.plane.capture_service(), **{"open_store": opened_store, **parts})
-    captured = service.capture(
+    captured = services.capture(
+        replace(house.plane, **parts),
         Hour.containing(house.clock.moment),
+        open_store=open_store,
         run_id="under way",
         holder="under way",
-        on_outcome=lambda _: None,
     )
     assert isinstance(captured, Captured)
     return captured
@@ -99,7 +100,7 @@ def test_the_schedule_skips_with_the_reason_until_the_store_is_healthy(
             context = dg.build_schedule_context(
                 instance=instance,
                 scheduled_execution_time=current_hour.start,
-                resources=defs.resources,
+                resources=services.definitions().resources,
             )
             answer = hourly_snapshot_schedule(context)
         assert isinstance(answer, dg.RunRequest | dg.SkipReason)

@@ -12,6 +12,7 @@ import pytest
 from budget_recovery_dagster.domain import Entity, Outcome, Period, Window
 from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.settings import load_settings
 from tests.boards import board, board_key
 from tests.integration.gateway_house import contents
 from tests.integration.interrupted_store import Interruptions, interrupted
@@ -80,7 +81,7 @@ def test_only_what_may_be_written_is_written(house: House, other_bucket: Bucket)
     assert outcome_of(incident) is Outcome.RESTORED
     after = all_stored(bucket)
     changed = {key for key in after if after[key] != before.get(key)}
-    deployment_id = house.plane.registry.claim(bucket.name).deployment_id
+    deployment_id = house.plane.registry.claim().deployment_id
     assert changed == {
         "usage.acme.users.lifetime.=",
         "usage.acme.users.lifetime.alice",
@@ -126,7 +127,7 @@ def test_leaderboards_agree_with_the_counters_afterwards(house: House) -> None:
 
 
 def place_of(house: House) -> Place:
-    return Place(house.plane.settings.require_nats_url(), house.bucket.name)
+    return Place(load_settings().require_nats_url(), house.bucket.name)
 
 
 def expires_at(found: Stored, written_at: datetime) -> datetime:

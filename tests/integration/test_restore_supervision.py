@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 from dagster import DagsterRunStatus
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.cli.main import main
-from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import RESTORE_LEASE, Hour
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.integration.launched_runs import due, lost, recorded, status_of
 from tests.integration.recovery_runs import (
     check,
@@ -52,8 +52,10 @@ def command(*arguments: str) -> Result:
 def run_job(
     instance: dg.DagsterInstance, name: str, config: dict[str, Any] | None = None
 ) -> dg.ExecuteInProcessResult:
-    return defs.resolve_job_def(name).execute_in_process(
-        instance=instance, run_config=config, raise_on_error=False
+    return (
+        services.definitions()
+        .resolve_job_def(name)
+        .execute_in_process(instance=instance, run_config=config, raise_on_error=False)
     )
 
 
@@ -74,7 +76,7 @@ def test_beside_a_living_worker_nothing_is_launched_nor_its_run_declared_dead(
     suspecting = supervise(instance)
     assert "nobody works in it yet" in skipped(suspecting)
     with (
-        opened_database(load_settings()) as plane,
+        opened_control_plane(load_settings()) as plane,
         plane.leases.hold(RESTORE_LEASE, "run 1 on gw-7"),
     ):
         cursor: str | None = earlier(suspecting.cursor, timedelta(days=1))
@@ -95,7 +97,7 @@ def test_a_worker_seen_between_two_looks_begins_the_minute_anew(
 ) -> None:
     run = recorded(instance, request_, DagsterRunStatus.STARTED)
     cursor = earlier(supervise(instance).cursor, MINUTE)
-    with opened_database(load_settings()) as plane, plane.leases.hold(RESTORE_LEASE, "run 1"):
+    with opened_control_plane(load_settings()) as plane, plane.leases.hold(RESTORE_LEASE, "run 1"):
         pass
     assert "nobody works in it yet" in skipped(supervise(instance, cursor))
     assert status_of(instance, run) is DagsterRunStatus.STARTED

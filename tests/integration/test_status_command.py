@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner, Result
 from pydantic import SecretStr
 
-from budget_recovery_dagster.bootstrap import OpenedDatabase, opened_database
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import (
     RESTORE_LEASE,
@@ -29,9 +28,11 @@ from budget_recovery_dagster.domain import (
     StoreIdentity,
     Verdict,
 )
+from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.sandbox.data_directory import held_data_dir
 from budget_recovery_dagster.sandbox.running_dev import RunningDev, announced
 from budget_recovery_dagster.settings import Settings
+from budget_recovery_dagster.wiring import opened_control_plane
 from tests.free_ports import unused_port
 
 POSTGRES_URL = "BUDGET_RECOVERY_POSTGRES_URL"
@@ -42,36 +43,36 @@ NEXT = "Next         "
 
 
 @pytest.fixture
-def opened(database_url: str) -> Iterator[OpenedDatabase]:
+def opened(database_url: str) -> Iterator[ControlPlane]:
     """A database that knows its store, and has checked it five minutes ago."""
-    with opened_database(Settings(postgres_url=SecretStr(database_url))) as database:
-        database.registry.claim(BUCKET)
+    with opened_control_plane(Settings(postgres_url=SecretStr(database_url))) as database:
+        database.registry.claim()
         check(database, minutes=5)
         yield database
 
 
-def identity(database: OpenedDatabase) -> StoreIdentity:
+def identity(database: ControlPlane) -> StoreIdentity:
     return StoreIdentity(database.clock.now() - timedelta(days=1), LARGE)
 
 
 def check(
-    database: OpenedDatabase,
+    database: ControlPlane,
     *,
     minutes: float,
     verdict: Verdict = Verdict.ADVANCED,
     reason: str = "As it was.",
 ) -> None:
     at = database.clock.now() - timedelta(minutes=minutes)
-    database.checks.record(Check(at, "sensor", verdict, reason, identity(database)))
+    database.registry.record_check(Check(at, "sensor", verdict, reason, identity(database)))
 
 
-def lose(database: OpenedDatabase) -> None:
+def lose(database: ControlPlane) -> None:
     now = database.clock.now()
     loss = Loss(now, "sensor", Verdict.RECREATED, "It was recreated.", identity(database), None)
     database.incidents.open(loss, target=Baseline(identity(database), 1), judged=None)
 
 
-def fail(database: OpenedDatabase) -> None:
+def fail(database: ControlPlane) -> None:
     open_one = database.incidents.recovery().incident
     assert open_one is not None
     with database.leases.hold(RESTORE_LEASE, "test") as lease:
@@ -84,7 +85,7 @@ def fail(database: OpenedDatabase) -> None:
         )
 
 
-def close(database: OpenedDatabase) -> None:
+def close(database: ControlPlane) -> None:
     open_one = database.incidents.recovery().incident
     assert open_one is not None
     closing = Closing(
@@ -111,7 +112,7 @@ def require_tidy(page: str) -> None:
     assert all(len(line) <= 80 and line == line.rstrip() for line in page.splitlines()), page
 
 
-def test_each_state_has_its_page_and_exit_code(opened: OpenedDatabase, database_url: str) -> None:
+def test_each_state_has_its_page_and_exit_code(opened: ControlPlane, database_url: str) -> None:
     healthy = status(database_url)
     assert healthy.exit_code == 0
     assert healthy.stdout.startswith("HEALTHY at ")
@@ -137,7 +138,7 @@ def test_each_state_has_its_page_and_exit_code(opened: OpenedDatabase, database_
 
 
 def test_the_last_closed_incident_says_what_came_back(
-    opened: OpenedDatabase, database_url: str
+    opened: ControlPlane, database_url: str
 ) -> None:
     lose(opened)
     close(opened)
@@ -149,7 +150,7 @@ def test_the_last_closed_incident_says_what_came_back(
     require_tidy(ended.stdout)
 
 
-def test_a_hold_ends_with_its_incident(opened: OpenedDatabase, database_url: str) -> None:
+def test_a_hold_ends_with_its_incident(opened: ControlPlane, database_url: str) -> None:
     lose(opened)
     open_one = opened.incidents.recovery().incident
     assert open_one is not None
@@ -162,7 +163,7 @@ def test_a_hold_ends_with_its_incident(opened: OpenedDatabase, database_url: str
 
 
 def test_too_many_checks_that_cannot_tell_end_with_3(
-    opened: OpenedDatabase, database_url: str
+    opened: ControlPlane, database_url: str
 ) -> None:
     for minutes in (3, 2, 1):
         check(opened, minutes=minutes, verdict=Verdict.UNKNOWN, reason="No answer came.")
@@ -174,15 +175,13 @@ def test_too_many_checks_that_cannot_tell_end_with_3(
 
 
 def test_the_check_interval_is_that_of_the_settings(
-    opened: OpenedDatabase, database_url: str
+    opened: ControlPlane, database_url: str
 ) -> None:
     assert status(database_url, BUDGET_RECOVERY_CHECK_INTERVAL_SECONDS="90").exit_code == 3
     assert status(database_url, BUDGET_RECOVERY_CHECK_INTERVAL_SECONDS="110").exit_code == 0
 
 
-def test_json_has_the_same_keys_in_every_situation(
-    opened: OpenedDatabase, database_url: str
-) -> None:
+def test_json_has_the_same_keys_in_every_situation(opened: ControlPlane, database_url: str) -> None:
     down = f"postgresql://me:s3cret@127.0.0.1:{unused_port()}/database"
     contents = [as_json(database_url), as_json(down)]
     lose(opened)
@@ -219,7 +218,7 @@ def test_looking_changes_nothing(database_url: str, database: psycopg.Connection
 
 
 def test_names_of_tenants_cannot_write_on_the_terminal(
-    opened: OpenedDatabase, database_url: str
+    opened: ControlPlane, database_url: str
 ) -> None:
     name = "\x1b[2J\n東京"
     hour = Hour.containing(opened.clock.now())
@@ -261,7 +260,7 @@ def test_a_mistyped_option_is_no_answer_either() -> None:
 
 
 def test_without_a_setting_it_asks_the_database_of_the_running_dev(
-    opened: OpenedDatabase, database_url: str, tmp_path: Path
+    opened: ControlPlane, database_url: str, tmp_path: Path
 ) -> None:
     own = RunningDev("http://127.0.0.1:1", BUCKET, 600, nats_url=None, postgres_url=database_url)
     given = RunningDev("http://127.0.0.1:1", BUCKET, 600, nats_url=None, postgres_url=None)

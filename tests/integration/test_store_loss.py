@@ -11,10 +11,11 @@ import psycopg
 import pytest
 from nats.js.api import StorageType
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.services import Paused
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.integration.detection_records import losses, store_checks, store_row
 from tests.integration.live_capture import (
     capture_now,
@@ -242,8 +243,8 @@ def test_one_loss_is_one_incident_whoever_sees_it_and_how_often(
     rebuild(accepted)
 
     def observe(_: int) -> None:
-        with opened_database(load_settings()) as plane:
-            plane.detection_service().check(checked_by="another tick")
+        with opened_control_plane(load_settings()) as plane:
+            services.check(plane, by="another tick")
 
     with ThreadPoolExecutor(4) as pool:
         captured = pool.submit(capture_unless_paused, current_hour)

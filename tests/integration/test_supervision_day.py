@@ -11,11 +11,11 @@ import psycopg
 import pytest
 from dagster import DagsterRunStatus
 
-from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import Suspicion, Verdict
 from budget_recovery_dagster.sensors.supervision import supervise_restore
 from budget_recovery_dagster.sensors.ticks import TICK_SECONDS, Deadline
 from budget_recovery_dagster.services.restore import Recovered
+from tests import services
 from tests.free_ports import unused_port
 from tests.integration.detection_records import losses
 from tests.integration.recovery_house import House
@@ -60,7 +60,7 @@ class Day:
             # Every other one is called started for ever: its host is gone.
             is_silent = len(self.keys) % 2
             self.instance.create_run_for_job(
-                defs.resolve_job_def("restore_job"),
+                services.definitions().resolve_job_def("restore_job"),
                 status=DagsterRunStatus.STARTED if is_silent else DagsterRunStatus.FAILURE,
                 tags=dict(supervised.request.tags),
             )

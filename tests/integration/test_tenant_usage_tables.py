@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.adapters.parquet import directory_of
-from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.presentation import duration
+from tests import services
 from tests.free_ports import unused_port
 from tests.integration.snapshot_job import capture_at, checks, details, failure_text, run_job
 from tests.nats_servers import Bucket
@@ -29,7 +29,7 @@ def materialize(
     instance: dg.DagsterInstance, asset: str, hour: Hour | None = None
 ) -> dg.ExecuteInProcessResult:
     """Materialize one asset alone, as from its page."""
-    job = defs.resolve_implicit_global_asset_job_def()
+    job = services.definitions().resolve_implicit_global_asset_job_def()
     return job.execute_in_process(
         asset_selection=[dg.AssetKey(asset)],
         partition_key=hour.key if hour else None,
@@ -267,7 +267,11 @@ def test_the_age_of_points_is_judged_though_no_capture_succeeds(
     assert not captured.asset_materializations_for_node("budget_usage_snapshots")
     assert "recovery_point_age" not in checks(captured)
 
-    result = defs.resolve_job_def("recovery_points_job").execute_in_process(instance=instance)
+    result = (
+        services.definitions()
+        .resolve_job_def("recovery_points_job")
+        .execute_in_process(instance=instance)
+    )
 
     check = checks(result)["recovery_point_age"]
     assert not check.passed

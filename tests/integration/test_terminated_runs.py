@@ -10,9 +10,10 @@ import psycopg
 import pytest
 from dagster import MAX_RUNTIME_SECONDS_TAG, DagsterEventType, DagsterRunStatus
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.domain import Hour
+from budget_recovery_dagster.services.restore import hold_restore, release_restore
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
 from tests.integration.launched_runs import due, lost, recorded, status_of
 from tests.integration.recovery_runs import (
     incidents,
@@ -108,14 +109,14 @@ def test_a_run_from_before_a_release_that_is_terminated_after_it_holds_again(
     request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     run = recorded(instance, request_, DagsterRunStatus.STARTED)
-    with opened_database(load_settings()) as plane:
-        plane.hold_service().hold("the disk is changed", by="ann")
-        plane.hold_service().release(by="ann")
+    with opened_control_plane(load_settings()) as plane:
+        hold_restore(plane, "the disk is changed", by="ann")
+        release_restore(plane, by="ann")
     assert "nobody works in it yet" in skipped(supervise(instance))
     instance.report_run_canceling(run)
     assert "is on hold until `budget-recovery release`." in skipped(supervise(instance))
-    with opened_database(load_settings()) as plane:
-        plane.hold_service().release(by="ann")
+    with opened_control_plane(load_settings()) as plane:
+        release_restore(plane, by="ann")
     # It was slow to end; nobody has terminated it once more.
     instance.report_run_canceled(run)
     (again,) = requested(supervise(instance))

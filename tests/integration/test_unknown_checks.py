@@ -8,9 +8,14 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.postgres import Connection, Database, server_clock
-from budget_recovery_dagster.bootstrap import OpenedDatabase
+from budget_recovery_dagster.adapters.postgres import (
+    Connection,
+    Database,
+    control_plane_on,
+    server_clock,
+)
 from budget_recovery_dagster.settings import load_settings
+from tests import services
 from tests.integration.detection_records import assert_whole, store_checks, store_row
 from tests.integration.hung_servers import hung, hung_at_request
 from tests.integration.own_store import BUCKET, OwnStore, opened_store
@@ -185,9 +190,9 @@ def test_a_user_who_may_not_write_the_marker_checks_without_it_and_says_so(
     guarded.spend("20")
     result = check(instance, "2")
     assert (verdict(result), result.cursor) == ("advanced", "0")
-    assert "The marker is not renewed: The NATS user may not publish to $KV." in skipped(result)
+    assert "The marker was not renewed: The NATS user may not publish to $KV." in skipped(result)
     assert "Try: grant it" in skipped(result)
-    assert "The marker is not renewed" in store_checks(database)[-1]["reason"]
+    assert "The marker was not renewed" in store_checks(database)[-1]["reason"]
     row = store_row(database)
     assert (row["baseline_last_sequence"], row["marker_revision"]) == (3, 2)
     assert row["marker_nonce"] == accepted["marker_nonce"]
@@ -215,9 +220,9 @@ def test_clocks_that_disagree_by_a_minute_make_no_loss(
         return server_clock(connection) + timedelta(minutes=minutes)
 
     with Database(database_url, clock=clock) as shifted:
-        service = OpenedDatabase.of(shifted, load_settings()).detection_service()
+        plane = control_plane_on(shifted, load_settings().bucket)
         for revision in (3, 4):
-            checked = service.check(checked_by="a check")
+            checked = services.check(plane)
             assert checked.check.verdict.is_good
             assert store_row(database)["marker_revision"] == revision
     assert_whole(instance, database)

@@ -10,10 +10,11 @@ import psycopg
 import pytest
 from nats.js.api import StreamConfig
 
-from budget_recovery_dagster.bootstrap import opened_database
 from budget_recovery_dagster.domain import Hour, Verdict
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.integration.detection_records import assert_whole, store_row
 from tests.integration.live_capture import capture_now, stored_tenants
 from tests.integration.own_store import OwnStore, opened_store
@@ -188,10 +189,9 @@ def test_checks_at_the_same_time_see_no_loss_also_the_very_first_ones(
 
     def observe(_: int) -> set[Verdict]:
         # A pool and a client of its own, as another process has.
-        with opened_database(load_settings()) as plane:
-            service = plane.detection_service()
+        with opened_control_plane(load_settings()) as plane:
             barrier.wait()
-            return {service.check(checked_by="a tick").check.verdict for _ in range(3)}
+            return {services.check(plane, by="a tick").check.verdict for _ in range(3)}
 
     with ThreadPoolExecutor(checks) as pool:
         found = set().union(*pool.map(observe, range(checks)))

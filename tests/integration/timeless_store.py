@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
-from budget_recovery_dagster.adapters.postgres import Database
-from budget_recovery_dagster.bootstrap import OpenedDatabase
+from budget_recovery_dagster.adapters.postgres import Database, control_plane_on
 from budget_recovery_dagster.domain import CaptureSource, ClusterView, Hour, Marker, Observation
-from budget_recovery_dagster.ports import LiveTenant, TenantReader
+from budget_recovery_dagster.ports import ControlPlane, LiveTenant, TenantReader
 from budget_recovery_dagster.services import Captured, TenantOutcome
-from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.settings import Settings, load_settings
+from tests import services
 
 
 class SteppedClock:
@@ -73,23 +73,29 @@ def opened_store() -> Iterator[TimelessStore]:
 
 
 @contextmanager
-def opened_at(url: str, clock: SteppedClock) -> Iterator[OpenedDatabase]:
+def opened_at(url: str, clock: SteppedClock) -> Iterator[ControlPlane]:
     """Open a database that takes its time from a test."""
     with Database(url, clock=clock) as database:
-        plane = OpenedDatabase.of(database, load_settings())
+        plane = control_plane_on(database, load_settings().bucket)
         yield replace(plane, clock=LeapingClock(database, clock))
 
 
 def capture(
-    database: OpenedDatabase,
+    database: ControlPlane,
     clock: SteppedClock,
     run_id: str = "a run",
     on_outcome: Callable[[TenantOutcome], None] = lambda _: None,
+    settings: Settings | None = None,
 ) -> Captured:
     """Capture the hour that the clock shows."""
-    service = replace(database.capture_service(), open_store=opened_store)
-    captured = service.capture(
-        Hour.containing(clock.moment), run_id=run_id, holder=run_id, on_outcome=on_outcome
+    captured = services.capture(
+        database,
+        Hour.containing(clock.moment),
+        open_store=opened_store,
+        settings=settings,
+        run_id=run_id,
+        holder=run_id,
+        on_outcome=on_outcome,
     )
     assert isinstance(captured, Captured)
     return captured

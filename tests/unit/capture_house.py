@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -12,6 +12,7 @@ from budget_recovery_dagster.domain import (
     CaptureSource,
     Hour,
     PruneReport,
+    RecoveryState,
     RetentionPolicy,
     Window,
 )
@@ -19,17 +20,18 @@ from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     StorePermissionError,
 )
+from budget_recovery_dagster.ports import UsageStore
 from budget_recovery_dagster.services import (
     Captured,
-    CaptureService,
     Paused,
     TenantOutcome,
     TenantStored,
     Verified,
+    capture_hour,
 )
 from tests.boards import board, board_key
-from tests.fakes.control_plane import ControlPlane, ManualClock, MemoryLeases
-from tests.fakes.incidents import MemoryIncidents, MemoryStoreChecks, MemoryStoreRegistry
+from tests.fakes.control_plane import ManualClock, MemoryState
+from tests.fakes.plane import MemoryControlPlane
 from tests.fakes.snapshots import MemorySnapshots
 from tests.fakes.usage_store import MemoryUsageStore
 
@@ -50,33 +52,21 @@ class House:
     """A capture service with everything around it in memory."""
 
     store: MemoryUsageStore = field(default_factory=lambda: MemoryUsageStore(BORN))
-    clock: ManualClock = field(default_factory=lambda: ManualClock(NOW))
+    plane: MemoryControlPlane = field(default_factory=lambda: MemoryControlPlane.at(NOW))
+    source: CaptureSource = CaptureSource.COUNTERS
     outcomes: list[TenantOutcome] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.plane = ControlPlane(self.clock)
-        self.snapshots = MemorySnapshots(self.plane)
-        self.registry = MemoryStoreRegistry(self.plane)
-        self.leases = MemoryLeases(self.plane)
-        self.incidents = MemoryIncidents(self.plane)
-        self.checks = MemoryStoreChecks(self.plane)
-        self.service = CaptureService(
-            open_store=lambda: nullcontext(self.store),
-            snapshots=self.snapshots,
-            reports=self.snapshots,
-            incidents=self.incidents,
-            checks=self.checks,
-            registry=self.registry,
-            leases=self.leases,
-            clock=self.clock,
-            bucket="budget-usage",
-            source=CaptureSource.COUNTERS,
-            retention=RetentionPolicy(7),
-        )
+    @property
+    def clock(self) -> ManualClock:
+        return self.plane.clock
+
+    @property
+    def state(self) -> RecoveryState:
+        return self.plane.incidents.recovery().state
 
     @property
     def baseline(self) -> Baseline:
-        baseline = self.registry.claim("budget-usage").baseline
+        baseline = self.plane.registry.claim().baseline
         assert baseline is not None
         return baseline
 
@@ -90,22 +80,27 @@ class House:
     def rank(self, tenant: str, usages: Mapping[str | None, str]) -> None:
         self.store.put(board_key(tenant, "spend", "lifetime"), board(usages))
 
-    def use(self, source: CaptureSource) -> None:
-        """Capture from this source from now on."""
-        self.service = replace(self.service, source=source)
-
-    def run(self, run_id: str = "a run", hour: Hour | None = None) -> Captured | Verified | Paused:
-        return self.service.capture(
-            hour or self.hour, run_id=run_id, holder=run_id, on_outcome=self.outcomes.append
+    def run(
+        self, run_id: str = "a run", hour: Hour | None = None, store: UsageStore | None = None
+    ) -> Captured | Verified | Paused:
+        return capture_hour(
+            self.plane,
+            lambda: nullcontext(store or self.store),
+            hour or self.hour,
+            source=self.source,
+            retention=RetentionPolicy(7),
+            run_id=run_id,
+            holder=run_id,
+            on_outcome=self.outcomes.append,
         )
 
-    def capture(self, run_id: str = "a run") -> Captured:
-        captured = self.run(run_id)
+    def capture(self, run_id: str = "a run", store: UsageStore | None = None) -> Captured:
+        captured = self.run(run_id, store=store)
         assert isinstance(captured, Captured)
         return captured
 
     def known(self, tenant: str, entity: str | None = None) -> Decimal:
-        return self.snapshots.recovery_point(tenant, self.clock.now())[LIFETIME][entity]
+        return self.plane.snapshots.recovery_point(tenant, self.clock.now())[LIFETIME][entity]
 
     def while_reading(self, tenant: str, happen: Callable[[], object]) -> None:
         """Let something happen when half of the tenant's keys have been read, once."""
@@ -121,8 +116,8 @@ class House:
 class RefusingSnapshots(MemorySnapshots):
     """A database in which every commit is refused."""
 
-    def __init__(self, plane: ControlPlane, error: BudgetRecoveryError) -> None:
-        super().__init__(plane)
+    def __init__(self, state: MemoryState, error: BudgetRecoveryError) -> None:
+        super().__init__(state)
         self._error = error
 
     def commit(self, *_: object, **__: object) -> Baseline:
@@ -132,8 +127,8 @@ class RefusingSnapshots(MemorySnapshots):
 class UnprunableSnapshots(MemorySnapshots):
     """A database in which pruning is refused."""
 
-    def __init__(self, plane: ControlPlane, error: BudgetRecoveryError) -> None:
-        super().__init__(plane)
+    def __init__(self, state: MemoryState, error: BudgetRecoveryError) -> None:
+        super().__init__(state)
         self._error = error
 
     def prune(self, *_: object, **__: object) -> PruneReport:

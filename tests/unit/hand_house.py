@@ -2,22 +2,18 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 
 from budget_recovery_dagster.domain import MAX_ATTEMPTS, RecoveryState
-from budget_recovery_dagster.services import Preview, PreviewService
+from budget_recovery_dagster.services import Preview, preview_restore
 from budget_recovery_dagster.services.restore import (
     Applied,
-    Choosing,
-    HandTools,
-    ManualRestoreService,
     Order,
     Resolved,
-    ResolveService,
     RestoreRequest,
+    resolve_incident,
+    restore_manually,
 )
-from tests.fakes.control_plane import MemoryBudgets, MemoryPreviews
-from tests.fakes.snapshots import MemorySnapshotList
+from tests.fakes.usage_store import MemoryUsageStore
 from tests.unit.recovery_house import RecoveryHouse, captured
 
 EVERYTHING = RestoreRequest()
@@ -29,47 +25,42 @@ OF_B = RestoreRequest(tenant="b")
 class HandHouse(RecoveryHouse):
     """A house in which people preview, restore and resolve."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.budgets = MemoryBudgets()
-        self.previews = MemoryPreviews(self.clock)
-        self.choosing = Choosing(self.points, MemorySnapshotList(self.plane))
-        self.previewing = PreviewService(
-            open_store=lambda: nullcontext(self.store),
-            registry=self.registry,
-            snapshots=self.snapshots,
-            incidents=self.incidents,
-            choosing=self.choosing,
-            definitions=self.budgets,
-            previews=self.previews,
-            clock=self.clock,
-            bucket="budget-usage",
-        )
-        self.tools = HandTools(
-            open_store=lambda: nullcontext(self.store),
-            registry=self.registry,
-            incidents=self.incidents,
-            snapshots=self.snapshots,
-            points=self.points,
-            audits=self.audits,
-            checks=self.checks,
-            leases=self.leases,
-            clock=self.clock,
-            bucket="budget-usage",
-            convergence_timeout=timedelta(seconds=30),
-        )
-        self.manual_restores = ManualRestoreService(self.tools, self.choosing, self.previews)
-
     def preview(self, request: RestoreRequest = EVERYTHING) -> Preview:
-        return self.previewing.preview(request, by="ann", tell=self.said.append)
+        return preview_restore(
+            self.plane, self.opened, request, by="ann", on_progress=self.said.append
+        )
 
     def apply(
-        self, request: RestoreRequest = EVERYTHING, reason: str = "looked right", by: str = "ann"
+        self,
+        request: RestoreRequest = EVERYTHING,
+        reason: str = "looked right",
+        by: str = "ann",
+        preview_id: str | None = None,
     ) -> Applied:
-        return self.manual_restores.apply(request, self.order(reason, by))
+        return self.carry_out(request, self.order(reason, by), preview_id)
+
+    def carry_out(
+        self, request: RestoreRequest, order: Order, preview_id: str | None = None
+    ) -> Applied:
+        return restore_manually(
+            self.plane,
+            self.opened,
+            request,
+            order,
+            convergence_timeout=self.convergence_timeout,
+            preview_id=preview_id,
+        )
 
     def resolve(self, reason: str = "all is well") -> Resolved:
-        return ResolveService(self.tools).resolve(self.order(reason))
+        return self.end(self.order(reason))
+
+    def end(self, order: Order) -> Resolved:
+        return resolve_incident(
+            self.plane, self.opened, order, convergence_timeout=self.convergence_timeout
+        )
+
+    def opened(self) -> nullcontext[MemoryUsageStore]:
+        return nullcontext(self.store)
 
     def order(self, reason: str, by: str = "ann", *, unconverged: bool = False) -> Order:
         return Order(by, reason, "a run", self.said.append, accept_unconverged=unconverged)

@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
-from budget_recovery_dagster.domain import RESTORE_LEASE, Incident, RecoveryState, format_usage
-from budget_recovery_dagster.services import Checked, DetectionService
-from budget_recovery_dagster.services.restore import RecoveryResult, RecoveryService
-from tests.fakes.control_plane import MemoryRestoreAudits
-from tests.fakes.incidents import MemoryBaselines
-from tests.fakes.snapshots import MemoryRestorePoints
+from budget_recovery_dagster.domain import RESTORE_LEASE, Incident, format_usage
+from budget_recovery_dagster.services import Checked, check_store
+from budget_recovery_dagster.services.restore import RecoveryResult, recover_store
 from tests.unit.capture_house import REBORN, House
 
 AnyHouse = TypeVar("AnyHouse", bound="RecoveryHouse")
@@ -25,51 +22,27 @@ class RecoveryHouse(House):
 
     said: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.baselines = MemoryBaselines(self.plane)
-        self.audits = MemoryRestoreAudits(self.plane)
-        self.points = MemoryRestorePoints(self.plane)
-        self.detection = DetectionService(
-            open_store=lambda: nullcontext(self.store),
-            registry=self.registry,
-            baselines=self.baselines,
-            snapshots=self.snapshots,
-            checks=self.checks,
-            incidents=self.incidents,
-            leases=self.leases,
-            clock=self.clock,
-            bucket="budget-usage",
-        )
-        self.recovery = RecoveryService(
-            open_store=lambda: nullcontext(self.store),
-            registry=self.registry,
-            incidents=self.incidents,
-            points=self.points,
-            audits=self.audits,
-            checks=self.checks,
-            leases=self.leases,
-            clock=self.clock,
-            bucket="budget-usage",
-            convergence_timeout=timedelta(seconds=30),
-        )
-
-    @property
-    def state(self) -> RecoveryState:
-        return self.incidents.recovery().state
+    convergence_timeout: timedelta = timedelta(seconds=30)
 
     @property
     def incident(self) -> Incident:
         """The open incident."""
-        incident = self.incidents.recovery().incident
+        incident = self.plane.incidents.recovery().incident
         assert incident is not None
         return incident
 
     def check(self) -> Checked:
-        return self.detection.check(checked_by="a check")
+        return check_store(self.plane, lambda: nullcontext(self.store), checked_by="a check")
 
     def recover(self) -> RecoveryResult:
-        return self.recovery.recover(run_id="a run", holder="a restore", tell=self.said.append)
+        return recover_store(
+            self.plane,
+            lambda: nullcontext(self.store),
+            run_id="a run",
+            holder="a restore",
+            convergence_timeout=self.convergence_timeout,
+            on_progress=self.said.append,
+        )
 
     def wipe(self) -> None:
         """Lose the store, which its owner makes anew, and notice it."""
@@ -96,8 +69,8 @@ class RecoveryHouse(House):
 
     def die_in_an_attempt(self) -> None:
         """Claim an attempt as a worker does that then dies without a word."""
-        with self.leases.hold(RESTORE_LEASE, "a worker") as lease:
-            self.incidents.claim_attempt(
+        with self.plane.leases.hold(RESTORE_LEASE, "a worker") as lease:
+            self.plane.incidents.claim_attempt(
                 judged=self.incident, run_id="dead", holder="a worker", lease=lease
             )
 

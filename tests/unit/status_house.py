@@ -1,7 +1,7 @@
 """What a database may know of a store, put together by hand; no adapter is behind it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
@@ -12,15 +12,18 @@ from budget_recovery_dagster.domain import (
     Incident,
     Loss,
     Outcome,
-    PointRecord,
     Recovery,
     RecoveryState,
     Restored,
     StoreIdentity,
     Verdict,
 )
-from budget_recovery_dagster.ports import Incidents, Leases, LeaseState
-from budget_recovery_dagster.services import Status, StatusService
+from budget_recovery_dagster.ports import LeaseState
+from budget_recovery_dagster.services import Status, read_status
+from tests.fakes.control_plane import MemoryLeases
+from tests.fakes.incidents import MemoryIncidents, MemoryStoreRegistry
+from tests.fakes.plane import MemoryControlPlane
+from tests.fakes.snapshots import MemoryRecoveryPoints
 
 NOW = datetime(2026, 11, 30, 8, 31, 2, tzinfo=UTC)
 INTERVAL = timedelta(minutes=10)
@@ -88,22 +91,14 @@ class Known:
     failing_tenants: Mapping[str, datetime | None] = field(default_factory=dict)
 
     def status(self) -> Status:
-        return StatusService(
-            incidents=cast(Incidents, _Incidents(self)),
-            checks=_Checks(self),
-            points=_Points(self),
-            leases=cast(Leases, _Leases(self)),
-            clock=_Clock(),
-            check_interval=INTERVAL,
-        ).observe()
-
-
-class _Clock:
-    def now(self) -> datetime:
-        return NOW
-
-    def wait_until(self, moment: datetime) -> None:
-        raise NotImplementedError
+        plane = replace(
+            MemoryControlPlane.at(NOW),
+            incidents=cast(MemoryIncidents, _Incidents(self)),
+            registry=cast(MemoryStoreRegistry, _Checks(self)),
+            points=cast(MemoryRecoveryPoints, _Points(self)),
+            leases=cast(MemoryLeases, _Leases(self)),
+        )
+        return read_status(plane, check_interval=INTERVAL)
 
 
 @dataclass
@@ -136,15 +131,12 @@ class _Incidents:
 class _Checks:
     known: Known
 
-    def newest(self, count: int) -> tuple[Check, ...]:
+    def newest_checks(self, count: int) -> tuple[Check, ...]:
         return self.known.checks[:count]
 
-    def newest_good(self) -> Check | None:
+    def newest_good_check(self) -> Check | None:
         good = (each for each in self.known.checks if each.verdict.is_good)
         return next(good, self.known.older_good)
-
-    def record(self, check: Check) -> None:
-        raise NotImplementedError
 
 
 @dataclass
@@ -160,6 +152,3 @@ class _Points:
 
     def failing(self) -> Mapping[str, datetime | None]:
         return self.known.failing_tenants
-
-    def windows_of(self, tenant: str, now: datetime) -> tuple[PointRecord, ...]:
-        raise NotImplementedError

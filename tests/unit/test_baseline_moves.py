@@ -6,7 +6,7 @@ import pytest
 
 from budget_recovery_dagster.domain import Baseline, Marker, RecoveryState, Standing, moves
 from budget_recovery_dagster.errors import BaselineMovedError, CapturesPausedError
-from tests.unit.test_moves import BASELINE, FAILED, TARGET, HEALTHY, IDENTITY, LOST, RECOVERING
+from tests.unit.test_moves import BASELINE, FAILED, HEALTHY, IDENTITY, LOST, RECOVERING, TARGET
 
 
 def test_a_healthy_stores_baseline_gets_the_version_that_follows() -> None:

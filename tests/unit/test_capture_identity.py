@@ -1,6 +1,5 @@
 """Captures of a store that may not be the one we knew."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -14,8 +13,7 @@ from budget_recovery_dagster.errors import (
     StoreLostError,
     StoreMissingError,
 )
-from budget_recovery_dagster.services import Captured, MarkerWriting, Paused
-from tests.fakes.incidents import MemoryBaselines
+from budget_recovery_dagster.services import Paused, StoreWatch
 from tests.fakes.usage_store import MemoryUsageStore
 from tests.unit.capture_house import BORN, NOW, REBORN, House, names
 
@@ -35,7 +33,7 @@ def test_a_store_recreated_during_the_reading_is_not_stored(house: House) -> Non
     assert isinstance(captured.stopped_by, StoreLostError)
     assert [f.tenant for f in captured.failed] == ["b", "c"]
     assert all("recreated" in f.reason for f in captured.failed)
-    recovery = house.incidents.recovery()
+    recovery = house.plane.incidents.recovery()
     assert recovery.state is RecoveryState.RECOVERING
     assert recovery.incident is not None
     (loss,) = recovery.incident.losses
@@ -44,7 +42,7 @@ def test_a_store_recreated_during_the_reading_is_not_stored(house: House) -> Non
         BORN,
         StoreIdentity(REBORN, 1),
     )
-    assert house.checks.newest(1)[0].verdict is Verdict.RECREATED
+    assert house.plane.registry.newest_checks(1)[0].verdict is Verdict.RECREATED
     # Nothing more is captured from here on.
     assert house.run("paused") == Paused(RecoveryState.RECOVERING)
     assert captured.pruned is None
@@ -67,7 +65,7 @@ def test_a_wipe_during_the_very_first_capture_is_noticed(what: str, house: House
     assert captured.stored == ()
     assert isinstance(captured.stopped_by, PossibleLossError)
     assert what in captured.stopped_by.message
-    assert house.registry.claim("budget-usage").baseline is None
+    assert house.plane.registry.claim().baseline is None
 
 
 def test_a_bucket_that_goes_before_the_listing_is_a_loss(house: House) -> None:
@@ -84,9 +82,7 @@ def test_a_bucket_that_goes_before_the_listing_is_a_loss(house: House) -> None:
     vanishing = VanishingStore(BORN)
     vanishing.stream = house.store.stream
     vanishing.listing_failure = house.store.listing_failure
-    service = replace(house.service, open_store=lambda: nullcontext(vanishing))
-    captured = service.capture(house.hour, run_id="r", holder="r", on_outcome=lambda _: None)
-    assert isinstance(captured, Captured)
+    captured = house.capture(store=vanishing)
     assert isinstance(captured.stopped_by, StoreLostError)
 
 
@@ -109,13 +105,13 @@ def test_a_store_of_another_identity_stores_nothing_and_prunes_nothing(
     assert isinstance(captured.stopped_by, StoreLostError)
     assert what in captured.stopped_by.message
     assert captured.pruned is None
-    assert len(house.snapshots.captured_by("old")) == 3
-    assert [f.name for f in house.snapshots.failures_of("new")] == ["a", "b", "c"]
+    assert len(house.plane.snapshots.captured_by("old")) == 3
+    assert [f.name for f in house.plane.snapshots.failures_of("new")] == ["a", "b", "c"]
 
 
 def test_a_baseline_lost_from_the_database_is_no_first_install(house: House) -> None:
     house.capture()
-    house.plane.store = None
+    house.plane.state.store = None
     house.clock.advance(timedelta(minutes=1))
     house.store.recreate(REBORN)
     house.spend("a", "1")
@@ -135,14 +131,14 @@ def test_a_baseline_that_another_moved_is_judged_again(house: House) -> None:
     house.clock.advance(timedelta(minutes=1))
 
     def another_accepts_the_present() -> None:
-        assert house.plane.store is not None
-        assert house.plane.store.baseline is not None
-        old = house.plane.store.baseline
+        assert house.plane.state.store is not None
+        assert house.plane.state.store.baseline is not None
+        old = house.plane.state.store.baseline
         moved = old.__class__(house.store.stream, old.version + 1)
-        house.plane.store = house.plane.store.__class__(
-            house.plane.store.bucket,
-            house.plane.store.deployment_id,
-            house.plane.store.state,
+        house.plane.state.store = house.plane.state.store.__class__(
+            house.plane.state.store.bucket,
+            house.plane.state.store.deployment_id,
+            house.plane.state.store.state,
             moved,
         )
 
@@ -174,31 +170,29 @@ def test_two_looks_that_disagree_open_no_incident(house: House) -> None:
             return super().observe(deployment_id)
 
     flapping = FlappingStore(BORN)
-    service = replace(house.service, open_store=lambda: nullcontext(flapping))
-    captured = service.capture(house.hour, run_id="r", holder="r", on_outcome=lambda _: None)
-    assert isinstance(captured, Captured)
+    captured = house.capture(store=flapping)
     assert isinstance(captured.stopped_by, PossibleLossError)
     assert "disagree" in captured.stopped_by.message
     assert captured.stored == ()
-    assert house.incidents.recovery().state is RecoveryState.HEALTHY
+    assert house.plane.incidents.recovery().state is RecoveryState.HEALTHY
 
 
 def test_a_marker_that_is_renewed_during_a_capture_is_no_loss(house: House) -> None:
     house.capture()
     house.clock.advance(timedelta(minutes=1))
-    baselines = MemoryBaselines(house.plane)
-    record = house.registry.claim("budget-usage")
+    registry = house.plane.registry
+    record = registry.claim()
     assert record.baseline is not None
 
     def check_in_between() -> None:
-        intended = baselines.intend_marker("nonce", judged=house.baseline)
+        intended = registry.intend_marker("nonce", judged=house.baseline)
         seen = house.store.observe(record.deployment_id)
-        writing = MarkerWriting(house.store, record.deployment_id)
-        baselines.accept(writing.renew(intended, seen, house.clock.now()), judged=intended)
+        watch = StoreWatch(house.plane, house.store, record.deployment_id, "a check")
+        registry.accept(watch.renew_marker(intended, seen, house.clock.now()), judged=intended)
 
     house.while_reading("b", check_in_between)
     assert names(house.capture().stored) == ["a", "b", "c"]
-    assert house.incidents.recovery().state is RecoveryState.HEALTHY
+    assert house.plane.incidents.recovery().state is RecoveryState.HEALTHY
     assert house.baseline.marker is not None
 
 
@@ -212,9 +206,7 @@ def test_a_leader_that_may_be_none_any_more_is_captured_from_no_further(house: H
 
     behind = CutOffStore(BORN)
     behind.stream = StoreIdentity(BORN, 1)
-    service = replace(house.service, open_store=lambda: nullcontext(behind))
-    captured = service.capture(house.hour, run_id="r", holder="r", on_outcome=lambda _: None)
-    assert isinstance(captured, Captured)
+    captured = house.capture(store=behind)
     assert isinstance(captured.stopped_by, PossibleLossError)
     assert "may not be the leader" in captured.stopped_by.message
-    assert house.incidents.recovery().state is RecoveryState.HEALTHY
+    assert house.plane.incidents.recovery().state is RecoveryState.HEALTHY

@@ -18,7 +18,7 @@ SIX_HUNDRED: dict[str | None, str] = {f"e{number}": str(number) for number in ra
 @pytest.fixture
 def house() -> House:
     house = House()
-    house.use(BOARDS)
+    house.source = BOARDS
     return house
 
 
@@ -31,7 +31,7 @@ def spend(house: House, usages: dict[str | None, str]) -> None:
 
 def stored(house: House, source: CaptureSource) -> TenantStored:
     """Capture the one tenant, a minute later than the last time."""
-    house.use(source)
+    house.source = source
     house.clock.advance(timedelta(minutes=1))
     captured = house.capture(f"run at {house.clock.now()}")
     assert captured.source is source
@@ -41,12 +41,12 @@ def stored(house: House, source: CaptureSource) -> TenantStored:
 
 
 def drops(house: House) -> dict[str | None, tuple[str, str | None]]:
-    named = house.snapshots.drops_of(f"run at {house.clock.now()}")
+    named = house.plane.snapshots.drops_of(f"run at {house.clock.now()}")
     return {drop.entity: (drop.before, drop.after) for drop in named}
 
 
 def point(house: House) -> dict[str | None, Decimal]:
-    return dict(house.snapshots.recovery_point("a", house.clock.now())[LIFETIME])
+    return dict(house.plane.snapshots.recovery_point("a", house.clock.now())[LIFETIME])
 
 
 def test_the_tenants_are_those_of_the_source(house: House) -> None:
@@ -57,7 +57,7 @@ def test_the_tenants_are_those_of_the_source(house: House) -> None:
     captured = house.capture()
     assert [outcome.tenant for outcome in captured.stored] == ["both", "ranked"]
     assert house.known("both", "bob") == Decimal(3)
-    (summary,) = [s for s in house.snapshots.captured_by("a run") if s.tenant == "both"]
+    (summary,) = [s for s in house.plane.snapshots.captured_by("a run") if s.tenant == "both"]
     assert (summary.source, summary.entry_count) == (BOARDS, 1)
 
 
@@ -133,7 +133,7 @@ def test_a_board_that_cannot_be_read_costs_no_other_and_calls_nothing_missing(
     outcome = stored(house, BOARDS)
     assert (outcome.records, outcome.entries, outcome.omitted, outcome.drops) == (2, 1, 1, 0)
     assert outcome.truncated == 0
-    (omission,) = house.snapshots.omissions_of(f"run at {house.clock.now()}")
+    (omission,) = house.plane.snapshots.omissions_of(f"run at {house.clock.now()}")
     assert omission.key == "leaderboard.a.spend.lifetime"
     assert omission.reason == "the value is not JSON"
     assert point(house) == {"bob": Decimal(2), None: Decimal(5)}
@@ -145,6 +145,6 @@ def test_a_board_that_is_gone_is_told(house: House) -> None:
     stored(house, BOARDS)
     house.store.purge("leaderboard.a.spend.")
     assert stored(house, BOARDS).drops == 1
-    assert house.snapshots.drops_of(f"run at {house.clock.now()}") == (
+    assert house.plane.snapshots.drops_of(f"run at {house.clock.now()}") == (
         NamedDrop("a", "spend", "lifetime", "bob", "2", None),
     )

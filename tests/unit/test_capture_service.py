@@ -43,7 +43,7 @@ def test_an_unreachable_store_is_told_of_every_known_tenant(house: House) -> Non
     house.capture()
     house.store.identity_failure = StoreUnreachableError("No answer.", "see whether NATS runs.")
     captured = house.capture("later")
-    assert [f.name for f in house.snapshots.failures_of("later")] == ["a", "b", "c"]
+    assert [f.name for f in house.plane.snapshots.failures_of("later")] == ["a", "b", "c"]
     assert captured.read == frozenset()
 
 
@@ -59,33 +59,31 @@ def test_a_database_that_refuses_one_after_another_is_not_asked_for_each(house: 
     for tenant in "defgh":
         house.spend(tenant, "10")
     refused = DatabaseError("The database refused: disk full.", "free disk space.")
-    service = replace(house.service, snapshots=RefusingSnapshots(house.plane, refused))
-    captured = service.capture(house.hour, run_id="r", holder="r", on_outcome=lambda _: None)
-    assert isinstance(captured, Captured)
+    house.plane = replace(house.plane, snapshots=RefusingSnapshots(house.plane.state, refused))
+    captured = house.capture()
     assert captured.stopped_by is refused
     assert [f.seconds > 0 for f in captured.failed] == [True] * 3 + [False] * 5
 
 
 def test_a_prune_that_fails_does_not_hide_the_snapshots(house: House) -> None:
     failure = DatabaseError("The database refused: too slow.", "look in pg_stat_activity.")
-    service = replace(house.service, snapshots=UnprunableSnapshots(house.plane, failure))
-    captured = service.capture(house.hour, run_id="r", holder="r", on_outcome=lambda _: None)
-    assert isinstance(captured, Captured)
+    house.plane = replace(house.plane, snapshots=UnprunableSnapshots(house.plane.state, failure))
+    captured = house.capture()
     assert names(captured.stored) == ["a", "b", "c"]
     assert captured.prune_failure is failure
 
 
 def test_a_database_that_is_gone_ends_the_capture(house: House) -> None:
     gone = DatabaseUnreachableError("No connection.", "see whether PostgreSQL runs.")
-    service = replace(house.service, snapshots=RefusingSnapshots(house.plane, gone))
+    house.plane = replace(house.plane, snapshots=RefusingSnapshots(house.plane.state, gone))
     with pytest.raises(DatabaseUnreachableError):
-        service.capture(house.hour, run_id="r", holder="r", on_outcome=house.outcomes.append)
+        house.run()
     assert house.outcomes == []
 
 
 def test_a_second_capture_is_told_who_is_at_it(house: House) -> None:
     with (
-        house.leases.hold(CAPTURE_LEASE, "run 1234 on host-a (pid 7)"),
+        house.plane.leases.hold(CAPTURE_LEASE, "run 1234 on host-a (pid 7)"),
         pytest.raises(LeaseHeldError, match=r"run 1234 on host-a \(pid 7\)"),
     ):
         house.run()
@@ -93,7 +91,7 @@ def test_a_second_capture_is_told_who_is_at_it(house: House) -> None:
 
 
 def test_a_lost_lease_stores_nothing_more(house: House) -> None:
-    house.while_reading("b", lambda: house.leases.lose(CAPTURE_LEASE))
+    house.while_reading("b", lambda: house.plane.leases.lose(CAPTURE_LEASE))
     captured = house.capture()
     assert names(captured.stored) == ["a"]
     assert isinstance(captured.stopped_by, LeaseLostError)
@@ -108,7 +106,7 @@ def test_an_hour_that_closes_in_the_middle_stores_nothing_more(house: House) -> 
 
 
 def test_a_pause_in_the_middle_stores_nothing_more(house: House) -> None:
-    house.while_reading("b", lambda: house.registry.set_state(RecoveryState.RECOVERING))
+    house.while_reading("b", lambda: house.plane.registry.set_state(RecoveryState.RECOVERING))
     captured = house.capture()
     assert names(captured.stored) == ["a"]
     assert isinstance(captured.stopped_by, CapturesPausedError)
@@ -116,8 +114,8 @@ def test_a_pause_in_the_middle_stores_nothing_more(house: House) -> None:
 
 @pytest.mark.parametrize("state", [RecoveryState.RECOVERING, RecoveryState.FAILED])
 def test_while_captures_are_paused_nothing_is_read(state: RecoveryState, house: House) -> None:
-    house.registry.claim("budget-usage")
-    house.registry.set_state(state)
+    house.plane.registry.claim()
+    house.plane.registry.set_state(state)
     assert house.run() == Paused(state)
     assert house.outcomes == []
 
@@ -147,14 +145,14 @@ def test_a_current_hour_can_be_captured_again(house: House) -> None:
     house.clock.advance(timedelta(minutes=10))
     house.spend("a", "11")
     house.capture("second")
-    assert [s.run_id for s in house.snapshots.captured_in(house.hour) if s.tenant == "a"] == [
+    assert [s.run_id for s in house.plane.snapshots.captured_in(house.hour) if s.tenant == "a"] == [
         "first",
         "second",
     ]
 
 
 def test_the_database_of_another_bucket_is_refused(house: House) -> None:
-    house.registry.claim("other-bucket")
+    house.plane.registry.claim()
     with pytest.raises(SettingsError, match="BUDGET_RECOVERY_BUCKET"):
         house.run()
 
@@ -168,4 +166,4 @@ def test_the_night_of_the_autumn_clock_change_has_25_snapshots(house: House) -> 
         house.capture(f"run {len(hours)}")
         house.clock.advance(timedelta(hours=1))
     assert len(hours) == 25
-    assert all(len(house.snapshots.captured_in(hour)) == 3 for hour in hours)
+    assert all(len(house.plane.snapshots.captured_in(hour)) == 3 for hour in hours)

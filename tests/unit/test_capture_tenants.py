@@ -22,8 +22,10 @@ def test_one_tenant_that_cannot_be_read_stops_no_other(house: House) -> None:
     ]
     assert captured.stopped_by is None
     assert house.outcomes == list(captured.outcomes)
-    assert [s.tenant for s in house.snapshots.captured_by("one")] == ["a", "c"]
-    assert [(f.name, f.hint) for f in house.snapshots.failures_of("one")] == [("b", "grant it.")]
+    assert [s.tenant for s in house.plane.snapshots.captured_by("one")] == ["a", "c"]
+    assert [(f.name, f.hint) for f in house.plane.snapshots.failures_of("one")] == [
+        ("b", "grant it.")
+    ]
 
 
 def test_cleanup_spares_the_tenant_that_failed_in_this_run(house: House) -> None:
@@ -36,7 +38,7 @@ def test_cleanup_spares_the_tenant_that_failed_in_this_run(house: House) -> None
     house.capture()
 
     kept = dict.fromkeys("abc", 0)
-    for tenant, _ in house.plane.snapshots:
+    for tenant, _ in house.plane.state.snapshots:
         kept[tenant] += 1
     assert kept == {"a": 1, "b": 2, "c": 1}
 
@@ -82,10 +84,10 @@ def test_a_budget_missing_for_eight_days_keeps_its_own_point(house: House) -> No
         captured = house.capture()
         assert captured.stored[0].drops == 1
     other = BudgetWindow("other", Window.parse("lifetime"))
-    point = house.snapshots.recovery_point("a", house.clock.now())
+    point = house.plane.snapshots.recovery_point("a", house.clock.now())
     assert point[other] == {"bob": Decimal(5)}
     # One record of it, beside a week of the budget that was there all the time.
-    records = [s.records for (tenant, _), s in house.plane.snapshots.items() if tenant == "a"]
+    records = [s.records for (tenant, _), s in house.plane.state.snapshots.items() if tenant == "a"]
     assert sum(other in record for record in records) == 1
     assert len(records) <= 7 * 24 + 2
 
@@ -108,7 +110,7 @@ def test_a_tenant_whose_windows_have_closed_fades_away(house: House) -> None:
     for _ in range(9):
         house.clock.advance(timedelta(days=1))
         house.capture()
-    assert house.snapshots.tenants() == {"a"}
+    assert house.plane.snapshots.tenants() == {"a"}
 
 
 def test_a_partial_reading_is_stored_marked_and_the_point_still_has_the_rest(house: House) -> None:
@@ -165,6 +167,6 @@ def test_keys_that_name_no_tenant_are_reported(house: House) -> None:
     house.store.put("usage.=zz.spend.lifetime.=", b"1")
     captured = house.capture("a run")
     assert names(captured.stored) == ["a", "b", "c"]
-    (noted,) = house.snapshots.failures_of("a run")
+    (noted,) = house.plane.snapshots.failures_of("a run")
     assert (noted.kind, noted.name) == (Uncaptured.KEY, "usage.=zz.spend.lifetime.=")
     assert [bad.key for bad in captured.unreadable] == ["usage.=zz.spend.lifetime.="]

@@ -216,7 +216,7 @@ def test_a_loss_is_not_believed_of_a_leader_that_may_be_none_any_more(
     assert judge_observation(ACCEPTED, seen(sequence, marker), NOON).verdict.is_loss
     doubted = judge_observation(ACCEPTED, seen(sequence, marker, is_led=False), NOON)
     assert doubted.verdict is Verdict.UNKNOWN
-    assert doubted.reason.startswith("Whoever answered may not be the leader any more. ")
+    assert doubted.reason.startswith("The server that answered may not be the leader any more. ")
 
 
 def test_what_such_a_leader_shows_that_is_no_loss_is_taken_as_it_is() -> None:

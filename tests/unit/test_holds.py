@@ -22,13 +22,13 @@ from tests.unit.test_moves import (
     ENDED,
     FAILED,
     GONE,
-    TARGET,
     HEALTHY,
     LOSS,
     NOW,
     OPENED,
     RECOVERING,
     SECOND,
+    TARGET,
     standing,
 )
 

@@ -11,7 +11,16 @@ import budget_recovery_dagster
 PACKAGE = "budget_recovery_dagster"
 ROOT = Path(budget_recovery_dagster.__file__).parent
 
-DAGSTER = {"bootstrap", "domain", "errors", "presentation", "resources", "services"}
+DAGSTER = {
+    "domain",
+    "errors",
+    "ports",
+    "presentation",
+    "resources",
+    "services",
+    "settings",
+    "wiring",
+}
 
 # Each layer may import itself and these; a module at the top is a layer of its own.
 MAY_IMPORT = {
@@ -24,26 +33,26 @@ MAY_IMPORT = {
     "adapters": {"domain", "errors", "examination_ports", "ports"},
     "services": {"domain", "errors", "examination_ports", "ports"},
     "presentation": {"domain", "errors", "services"},
-    "bootstrap": {"adapters", "ports", "services", "settings"},
+    "wiring": {"adapters", "ports", "settings"},
     "doctor_bootstrap": {"adapters", "errors", "services", "settings"},
-    "resources": {"bootstrap", "errors", "services", "settings"},
-    "partitions": {"settings"},
-    "assets": DAGSTER | {"partitions", "settings"},
+    "resources": {"errors", "ports", "services", "settings", "wiring"},
+    "assets": DAGSTER,
     "jobs": DAGSTER | {"assets"},
     "schedules": {"domain", "jobs", "resources"},
-    "sensors": DAGSTER | {"assets", "jobs", "settings"},
-    "definitions": {"assets", "jobs", "resources", "schedules", "sensors"},
+    "sensors": DAGSTER | {"assets", "jobs"},
+    "definitions": {"assets", "jobs", "resources", "schedules", "sensors", "settings"},
     "sandbox": {"adapters", "domain", "errors", "settings"},
     "cli": {
         "adapters",
-        "bootstrap",
         "doctor_bootstrap",
         "domain",
         "errors",
+        "ports",
         "presentation",
         "sandbox",
         "services",
         "settings",
+        "wiring",
     },
 }
 

@@ -93,7 +93,7 @@ def test_a_preview_of_another_choice_or_of_the_day_before_is_not_compared(
     failed.preview(OF_B)
     failed.clock.advance(timedelta(days=1, seconds=1))
     assert failed.apply(OF_B).preview is None
-    assert "There is no preview of just this from the last day to compare with" in failed.said
+    assert "No preview with these options in the last 24 hours" in failed.said
 
 
 def test_a_store_that_is_made_anew_since_the_preview_is_refused(failed: HandHouse) -> None:
@@ -120,8 +120,8 @@ def test_an_incident_ends_once_nothing_is_left_to_be_raised(failed: HandHouse) -
     assert ended is not None
     assert ended.outcome is Outcome.BY_HAND
     assert ended.detail.startswith(
-        "By ann: the other half. In all of the incident, 3 counters raised in 2 windows of 2 "
-        "tenants. What was counted from"
+        "By ann: the other half. In the whole incident, 3 counters raised in 2 windows of 2 "
+        "tenants. Usage counted from"
     )
     assert (ended.restored.tenants, ended.restored.windows, ended.restored.counters) == (2, 2, 3)
 
@@ -175,7 +175,7 @@ def test_a_failed_store_that_is_lost_once_more_joins_the_incident(failed: HandHo
 
 
 def test_while_somebody_else_restores_one_is_told_who_and_since_when(failed: HandHouse) -> None:
-    with failed.leases.hold(RESTORE_LEASE, "bob@night"):
+    with failed.plane.leases.hold(RESTORE_LEASE, "bob@night"):
         before = failed.store.stream
         with pytest.raises(LeaseHeldError, match=r"bob@night, since 2026-11-25 12:1[0-9]:"):
             failed.apply()
@@ -232,9 +232,8 @@ def test_an_unconverged_store_is_waited_for_unless_a_person_accepts_it(failed: H
         failed.apply()
     assert failed.usage("a") is None
     order = failed.order("n2 is dead for good", unconverged=True)
-    service = failed.manual_restores
-    assert service.apply(RestoreRequest(), order).has_ended_incident
-    assert any("Going on although the store has not converged" in said for said in failed.said)
+    assert failed.carry_out(RestoreRequest(), order).has_ended_incident
+    assert any("Continuing although the store has not converged" in said for said in failed.said)
 
 
 def test_what_may_be_another_store_by_now_is_not_accepted_either(failed: HandHouse) -> None:
@@ -243,7 +242,7 @@ def test_what_may_be_another_store_by_now_is_not_accepted_either(failed: HandHou
     before = failed.store.stream
     order = failed.order("n2 is dead for good", unconverged=True)
     with pytest.raises(StoreNotReadyError, match="may not be its leader any more"):
-        failed.manual_restores.apply(RestoreRequest(), order)
+        failed.carry_out(RestoreRequest(), order)
     assert failed.store.stream == before
 
 
@@ -251,14 +250,14 @@ def test_the_clock_of_an_accepted_store_must_still_be_right(failed: HandHouse) -
     failed.store.clock = failed.clock.now() + timedelta(seconds=6)
     order = failed.order("in a hurry", unconverged=True)
     with pytest.raises(StoreNotReadyError, match="The clocks disagree"):
-        failed.manual_restores.apply(RestoreRequest(), order)
+        failed.carry_out(RestoreRequest(), order)
     assert failed.usage("a") is None
 
 
 def test_what_is_done_is_audited_with_who_and_why(failed: HandHouse) -> None:
     incident = failed.incident.incident_id
     failed.apply(OF_B, reason="b is missing")
-    (kept,) = [each for each in failed.plane.audits.values() if each.entry.tenant == "b"]
+    (kept,) = [each for each in failed.plane.state.audits.values() if each.entry.tenant == "b"]
     assert (kept.trail.who, kept.trail.why, kept.trail.incident_id) == (
         "ann",
         "b is missing",
@@ -266,9 +265,10 @@ def test_what_is_done_is_audited_with_who_and_why(failed: HandHouse) -> None:
     )
     assert (kept.entry.raised, kept.entry.before, kept.entry.after) == (1, Decimal(0), Decimal(5))
     # What of others is left is no work of this restore.
-    assert {each.entry.tenant for each in failed.plane.audits.values()} <= {"a", "b"}
+    assert {each.entry.tenant for each in failed.plane.state.audits.values()} <= {"a", "b"}
     assert all(
-        each.trail.who != "ann" or each.entry.tenant == "b" for each in failed.plane.audits.values()
+        each.trail.who != "ann" or each.entry.tenant == "b"
+        for each in failed.plane.state.audits.values()
     )
 
 

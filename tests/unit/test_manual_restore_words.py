@@ -15,6 +15,7 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
 from budget_recovery_dagster.presentation import comparison
+from budget_recovery_dagster.services import preview_restore
 from budget_recovery_dagster.services.restore import Remainder
 from tests.unit.capture_house import LIFETIME, NOW, REBORN
 from tests.unit.hand_house import (
@@ -40,16 +41,15 @@ def failed() -> HandHouse:
 
 def test_what_is_unknown_is_told_at_the_end(failed: HandHouse) -> None:
     failed.store.put("usage.b.spend.lifetime.=", b"rubbish")
-    for tenant, at in list(failed.plane.snapshots):
+    for tenant, at in list(failed.plane.state.snapshots):
         if tenant == "a":
-            failed.points.corrupt(tenant, at, LIFETIME)
+            failed.plane.restore_points.corrupt(tenant, at, LIFETIME)
     applied = failed.apply()
-    assert applied.remainder == Remainder(0, unreadable=1, unsound=1, unseen=())
+    assert applied.remainder == Remainder(0, unreadable=1, corrupt=1, unseen=())
     assert applied.incident is not None
     assert applied.incident.ended is not None
     assert (
-        "Nothing is known of 1 window: no record is as captured. Left as unreadable: "
-        "1 live counter."
+        "1 window without an intact record: usage unknown. Left as unreadable: 1 live counter."
     ) in applied.incident.ended.detail
 
 
@@ -65,8 +65,8 @@ def test_of_a_tenant_that_could_not_be_read_nothing_is_said_to_be_as_previewed(
 
 def test_a_tenant_that_is_in_no_snapshot_any_more_is_told(failed: HandHouse) -> None:
     failed.preview()
-    for key in [key for key in failed.plane.snapshots if key[0] == "b"]:
-        del failed.plane.snapshots[key]
+    for key in [key for key in failed.plane.state.snapshots if key[0] == "b"]:
+        del failed.plane.state.snapshots[key]
     applied = failed.apply()
     assert [(each.tenant, each.change) for each in applied.differences] == [("b", Change.GONE)]
     assert applied.absent == ("b",)
@@ -81,7 +81,7 @@ def test_a_snapshot_that_is_pruned_while_the_store_is_waited_for_is_refused(
     converged = house.store.cluster
 
     def prune(seen_at: datetime) -> ClusterView:
-        house.plane.snapshots.pop(("a", NOW), None)
+        house.plane.state.snapshots.pop(("a", NOW), None)
         return converged(seen_at)
 
     house.store.cluster = prune
@@ -94,13 +94,13 @@ def test_a_snapshot_that_is_pruned_while_the_store_is_waited_for_is_refused(
 def test_one_is_held_to_the_preview_that_one_has_seen(failed: HandHouse) -> None:
     mine = failed.preview(OF_A)
     failed.store.recreate(REBORN + timedelta(minutes=1))
-    failed.previewing.preview(OF_A, by="bob", tell=failed.said.append)
+    preview_restore(failed.plane, failed.opened, OF_A, by="bob", on_progress=failed.said.append)
     order = failed.order("as I have seen it")
     with pytest.raises(PreviewOutdatedError):
-        failed.manual_restores.apply(OF_A, order, mine.preview_id)
+        failed.carry_out(OF_A, order, mine.preview_id)
     for request, preview_id in ((OF_B, mine.preview_id), (OF_A, "a\0"), (OF_A, "")):
         with pytest.raises(ChoiceError, match="there is none of that id for tenant"):
-            failed.manual_restores.apply(request, order, preview_id)
+            failed.carry_out(request, order, preview_id)
 
 
 def test_a_purge_since_the_preview_is_noticed_by_the_marker(failed: HandHouse) -> None:
@@ -137,7 +137,7 @@ def test_a_loss_that_a_check_finds_meanwhile_is_told_as_one(failed: HandHouse) -
     failed.before_write(3, lose)
     applied = failed.apply()
     assert isinstance(applied.failure, StoreLostError)
-    assert applied.failure.message.startswith("The store was lost once more meanwhile.")
+    assert applied.failure.message.startswith("The store was lost once more during the restore.")
 
 
 def test_an_incident_that_is_opened_meanwhile_is_told(house: HandHouse) -> None:

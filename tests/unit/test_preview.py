@@ -13,6 +13,7 @@ from budget_recovery_dagster.domain import (
     Enforcement,
     Period,
     RecoveryState,
+    RestoreChoice,
     SplitBy,
     StoreIdentity,
     format_usage,
@@ -105,7 +106,7 @@ def test_who_would_be_blocked_is_told_where_a_limit_is_known(house: HandHouse) -
     limit = BudgetDefinition(
         "a", "spend", Period.LIFETIME, Decimal(30), SplitBy.USER, Enforcement.ENFORCE
     )
-    house.budgets.define([limit])
+    house.plane.budgets.define([limit])
     house.spend("a", "40")
     preview = house.preview()
     of_a, of_b = preview.windows
@@ -121,7 +122,7 @@ def test_who_would_be_blocked_is_told_where_a_limit_is_known(house: HandHouse) -
         ("a", "alice"): True,
         ("b", None): None,
     }
-    house.budgets.define([replace(limit, enforcement=Enforcement.AUDIT)])
+    house.plane.budgets.define([replace(limit, enforcement=Enforcement.AUDIT)])
     (window,) = house.preview(OF_A).windows
     assert (window.is_enforced, window.blocked_after) == (False, 0)
 
@@ -167,7 +168,7 @@ def test_damaged_records_are_named(house: HandHouse) -> None:
     house.capture()
     newest = house.clock.now()
     window_of = house.preview(OF_A).windows[0].of
-    house.points.corrupt("a", newest, window_of)
+    house.plane.restore_points.corrupt("a", newest, window_of)
     (window,) = house.preview(OF_A).windows
     assert window.recorded == 110
     assert window.notes == (
@@ -198,7 +199,7 @@ def test_a_preview_of_a_store_that_is_made_anew_meanwhile_is_refused(house: Hand
     house.store.in_mid_reading = made_anew
     with pytest.raises(PreviewOutdatedError, match="preview once more"):
         house.preview()
-    assert house.previews.newest(house.choosing.choose(RestoreRequest()).choice) is None
+    assert house.plane.previews.newest(RestoreChoice(None, None, None)) is None
 
 
 def test_a_store_that_does_not_answer_is_no_empty_store(house: HandHouse) -> None:
@@ -230,8 +231,8 @@ def test_a_chosen_budget_is_the_only_one_told(house: HandHouse) -> None:
 
 
 def test_what_nobody_knows_is_not_said_to_be_there(house: HandHouse) -> None:
-    for tenant, at in list(house.plane.snapshots):
-        house.points.corrupt(tenant, at, LIFETIME)
+    for tenant, at in list(house.plane.state.snapshots):
+        house.plane.restore_points.corrupt(tenant, at, LIFETIME)
     preview = house.preview()
     assert headline(preview) == (
         "Nothing would be raised. Nothing is known of 2 windows: no record is as captured."
@@ -246,7 +247,7 @@ def test_an_unreadable_live_counter_is_no_zero(house: HandHouse) -> None:
     limit = BudgetDefinition(
         "b", "spend", Period.LIFETIME, Decimal(3), SplitBy.USER, Enforcement.ENFORCE
     )
-    house.budgets.define([limit])
+    house.plane.budgets.define([limit])
     house.store.put("usage.b.spend.lifetime.=", b"rubbish")
     preview = house.preview(RestoreRequest(tenant="b"))
     assert headline(preview) == "Nothing would be raised. Left as unreadable: 1 live counter."
@@ -258,7 +259,7 @@ def test_an_unreadable_live_counter_is_no_zero(house: HandHouse) -> None:
 
 def test_a_closed_window_frees_nobody() -> None:
     house = captured_hand_house()
-    house.budgets.define(
+    house.plane.budgets.define(
         [BudgetDefinition("a", "spend", Period.DAY, Decimal(5), SplitBy.USER, Enforcement.ENFORCE)]
     )
     house.store.put_usage("a", "spend", "2026-11-25", None, "7")
@@ -279,7 +280,7 @@ def test_why_it_could_not_be_applied_is_warned_about() -> None:
     assert house.preview().warnings == ()
     house.store.cluster = lambda seen_at: ClusterView(seen_at, "c", None, None, 3, ())
     assert house.preview().warnings == (
-        "To apply would wait for the store: the stream has no leader.",
+        "A restore would wait for the store: the stream has no leader.",
     )
 
 

@@ -54,7 +54,7 @@ def test_a_cluster_that_is_well_is_given_the_time_to_prove_it(
 ) -> None:
     house.store.cluster = well
     timeout = timedelta(seconds=seconds)
-    house.recovery = replace(house.recovery, convergence_timeout=timeout)
+    house.convergence_timeout = timeout
     assert outcome(house) is Outcome.RESTORED
 
 
@@ -77,14 +77,14 @@ def test_a_leader_that_changes_all_the_time_is_not_waited_for_without_end(
 def test_a_check_of_what_stands_in_the_place_of_a_lost_store_is_no_good_check(
     house: RecoveryHouse,
 ) -> None:
-    last_good = house.checks.newest_good()
+    last_good = house.plane.registry.newest_good_check()
     house.clock.advance(timedelta(minutes=10))
     found = house.check().check
     assert (found.verdict, found.is_good) == (Verdict.UNCHANGED, False)
     assert found.reason.startswith("No further loss: created ")
-    assert house.checks.newest_good() == last_good
+    assert house.plane.registry.newest_good_check() == last_good
     assert outcome(house) is Outcome.RESTORED
-    accepted = house.checks.newest_good()
+    accepted = house.plane.registry.newest_good_check()
     assert accepted is not None
     assert accepted.checked_at == house.clock.now()
 
@@ -104,7 +104,7 @@ def test_a_store_that_is_back_is_told_as_such() -> None:
     assert "may not be the leader any more" in found.reason
     assert house.incident.target is None
     house.store.is_led = True
-    assert house.check().check.reason.startswith("The store is there again: created ")
+    assert house.check().check.reason.startswith("The store exists again: created ")
     assert house.incident.target is not None
 
 
@@ -132,7 +132,7 @@ def test_a_leaderboard_that_is_refused_is_named_and_fails_nothing(house: Recover
     assert outcome(house) is Outcome.RESTORED
     notes = {
         entry.tenant: entry.notes
-        for entry in house.audits.largest(incident.incident_id, 10).largest
+        for entry in house.plane.audits.largest(incident.incident_id, 10).largest
     }
     assert notes["a"] == ("its leaderboard is left: The store is full.",)
 
@@ -148,7 +148,7 @@ def test_one_refused_leaderboard_of_a_tenant_is_the_only_one_that_is_noted() -> 
     # Three counters, then three leaderboards.
     house.store.write_failures = {5: FULL}
     assert outcome(house) is Outcome.RESTORED
-    told = house.audits.largest(incident.incident_id, 10).largest
+    told = house.plane.audits.largest(incident.incident_id, 10).largest
     assert sorted(entry.notes for entry in told) == [
         (),
         (),
@@ -169,7 +169,7 @@ def test_a_value_that_the_store_never_takes_is_named_and_fails_nothing() -> None
     assert outcome(house) is Outcome.RESTORED
     assert (house.usage("a"), house.usage("a", "alice"), house.usage("b")) == ("80", None, "5")
     a, b = sorted(
-        house.audits.largest(incident.incident_id, 10).largest, key=lambda each: each.tenant
+        house.plane.audits.largest(incident.incident_id, 10).largest, key=lambda each: each.tenant
     )
     assert (a.planned, a.raised, a.kept, a.skipped) == (2, 1, 0, 1)
     assert a.notes[0] == (
@@ -216,7 +216,7 @@ def test_what_a_run_raised_before_it_died_is_counted_by_the_next(
     ended = result.incident.ended
     assert ended is not None
     assert (ended.outcome, ended.restored.counters) == (Outcome.RESTORED, 3)
-    told = house.audits.largest(incident.incident_id, 10)
+    told = house.plane.audits.largest(incident.incident_id, 10)
     assert {(each.tenant, str(each.before), each.raised) for each in told.largest} == {
         ("a", "0", 2),
         ("b", "0", 1),
@@ -243,7 +243,7 @@ def test_a_store_that_goes_away_amid_the_writing_is_counted_right_later(
     assert isinstance(result, Recovered)
     assert result.incident.ended is not None
     assert result.incident.ended.restored.counters == 3
-    told = house.audits.largest(incident.incident_id, 10)
+    told = house.plane.audits.largest(incident.incident_id, 10)
     assert str(told.before) == "0"
 
 
@@ -252,11 +252,11 @@ def test_a_marker_that_may_not_be_written_keeps_nobody_from_restoring(
 ) -> None:
     house.store.marker_failure = StorePermissionError("The user may not.", "grant it.")
     assert outcome(house) is Outcome.RESTORED
-    assert any(said.startswith("A further loss may go unnoticed") for said in house.said)
+    assert any(said.startswith("A further loss may go undetected") for said in house.said)
     assert house.baseline.marker is None
     found = house.check().check
     assert found.is_good
-    assert "The marker is not renewed" in found.reason
+    assert "The marker was not renewed" in found.reason
 
 
 def test_a_clock_that_was_ahead_puts_nothing_off_once_it_is_right(house: RecoveryHouse) -> None:
@@ -267,7 +267,7 @@ def test_a_clock_that_was_ahead_puts_nothing_off_once_it_is_right(house: Recover
     house.clock.set(right)
     house.store.cluster_failure = None
     # What was put off to three hours from now cannot be meant.
-    assert may_launch(house.incidents.recovery(), right) is None
+    assert may_launch(house.plane.incidents.recovery(), right) is None
     near = replace(house.incident, next_launch_at=right + timedelta(minutes=5))
     assert "is tried again at" in str(may_launch(Recovery(RecoveryState.RECOVERING, near), right))
 
@@ -277,7 +277,7 @@ def test_windows_of_which_every_record_is_damaged_are_not_called_whole() -> None
     house.spend("a", "80")
     house.capture()
     house.check()
-    house.points.corrupt("a", house.clock.now(), LIFETIME)
+    house.plane.restore_points.corrupt("a", house.clock.now(), LIFETIME)
     house.clock.advance(timedelta(minutes=10))
     house.wipe()
     result = house.recover()
@@ -285,4 +285,4 @@ def test_windows_of_which_every_record_is_damaged_are_not_called_whole() -> None
     ended = result.incident.ended
     assert ended is not None
     assert ended.outcome is Outcome.IN_PART
-    assert "Nothing is known of 1 window: no record is as captured." in ended.detail
+    assert "1 window without an intact record: usage unknown." in ended.detail

@@ -26,15 +26,15 @@ def house() -> RecoveryHouse:
 
 
 def hold(house: RecoveryHouse) -> None:
-    house.incidents.hold("the disk is changed", "ann", judged=house.incident)
+    house.plane.incidents.hold("the disk is changed", "ann", judged=house.incident)
 
 
 def release(house: RecoveryHouse) -> None:
-    house.incidents.release("ann", judged=house.incident)
+    house.plane.incidents.release("ann", judged=house.incident)
 
 
 def attempts(house: RecoveryHouse) -> tuple[Attempt, ...]:
-    return house.incidents.attempts_of(house.incidents.recent(1)[0].incident_id)
+    return house.plane.incidents.attempts_of(house.plane.incidents.recent(1)[0].incident_id)
 
 
 def is_told(result: RecoveryResult) -> bool:
@@ -80,8 +80,8 @@ def test_used_up_attempts_are_not_decided_upon_while_it_is_held(
     house: RecoveryHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
-        with house.leases.hold(RESTORE_LEASE, "a worker that dies") as lease:
-            house.incidents.claim_attempt(
+        with house.plane.leases.hold(RESTORE_LEASE, "a worker that dies") as lease:
+            house.plane.incidents.claim_attempt(
                 judged=house.incident, run_id=f"run {number}", holder="h", lease=lease
             )
     written = house.store.write_marker

@@ -8,7 +8,7 @@ import pytest
 
 from budget_recovery_dagster.domain import CaptureFailure, Hour, OmittedCounter, age, is_too_old
 from budget_recovery_dagster.presentation import points_metadata
-from budget_recovery_dagster.services import RecoveryPointsService
+from budget_recovery_dagster.services import PointAges, PointSurvey, judge_point_ages, survey_points
 from tests.contract.control_planes import NOON, ControlPlane, Counters, in_memory, of, reading
 
 TEAM: Counters = {("team", "lifetime"): {"alice": "1.5", "bo": "2"}}
@@ -22,9 +22,14 @@ def plane() -> ControlPlane:
     return in_memory()
 
 
-def service(plane: ControlPlane, now: datetime) -> RecoveryPointsService:
+def survey_at(plane: ControlPlane, now: datetime) -> PointSurvey:
     plane.clock.set(now)
-    return RecoveryPointsService(points=plane.points, clock=plane.clock)
+    return survey_points(plane)
+
+
+def ages_at(plane: ControlPlane, now: datetime) -> PointAges:
+    plane.clock.set(now)
+    return judge_point_ages(plane)
 
 
 def test_a_snapshot_is_too_old_after_ninety_minutes() -> None:
@@ -36,7 +41,7 @@ def test_a_snapshot_is_too_old_after_ninety_minutes() -> None:
 def test_the_survey_has_every_window_the_oldest_first(plane: ControlPlane) -> None:
     plane.capture("early", TEAM, at=NOON)
     plane.capture("acme", {**TEAM, **TODAY}, at=NOON + LIMIT)
-    survey = service(plane, NOON + 2 * LIMIT).survey()
+    survey = survey_at(plane, NOON + 2 * LIMIT)
     assert [(each.tenant, each.of, each.entities, each.usage) for each in survey.windows] == [
         ("early", of("team", "lifetime"), 2, Decimal("3.5")),
         ("acme", of("team", "2026-11-25"), 2, Decimal(7)),
@@ -49,7 +54,7 @@ def test_the_survey_has_every_window_the_oldest_first(plane: ControlPlane) -> No
 
 def test_a_tenant_without_a_current_window_is_named(plane: ControlPlane) -> None:
     plane.capture("daily", TODAY, at=NOON)
-    survey = service(plane, NOON + timedelta(days=1)).survey()
+    survey = survey_at(plane, NOON + timedelta(days=1))
     assert survey.windows == ()
     assert survey.without_window == ("daily",)
 
@@ -59,15 +64,15 @@ def test_the_age_is_that_of_each_tenants_newest_current_window(plane: ControlPla
     plane.capture("acme", {**TEAM, **TODAY}, at=NOON)
     # One window of acme's comes no more: usage_never_drops tells of that, the age does not.
     plane.capture("acme", TEAM, at=NOON + LIMIT)
-    assert service(plane, NOON + LIMIT).ages().is_sound
-    ages = service(plane, NOON + LIMIT + INSTANT).ages()
+    assert ages_at(plane, NOON + LIMIT).is_sound
+    ages = ages_at(plane, NOON + LIMIT + INSTANT)
     assert not ages.is_sound
     assert ages.too_old == {"late": NOON}
     assert (ages.tenants, ages.newest_snapshot) == (2, NOON + LIMIT)
 
 
 def test_without_any_snapshot_the_age_is_not_sound(plane: ControlPlane) -> None:
-    ages = service(plane, NOON).ages()
+    ages = ages_at(plane, NOON)
     assert not ages.is_sound
     assert ages.newest_snapshot is None
 
@@ -76,8 +81,8 @@ def test_captures_that_have_ended_are_not_sound_though_nothing_is_current(
     plane: ControlPlane,
 ) -> None:
     plane.capture("daily", TODAY, at=NOON)
-    assert service(plane, NOON + LIMIT).ages().is_sound
-    ages = service(plane, NOON + timedelta(days=1)).ages()
+    assert ages_at(plane, NOON + LIMIT).is_sound
+    ages = ages_at(plane, NOON + timedelta(days=1))
     assert not ages.is_sound
     assert ages.too_old == {}
 
@@ -87,7 +92,7 @@ def test_a_tenant_that_has_left_does_not_warn_once_its_windows_are_over(
 ) -> None:
     plane.capture("left", TODAY, at=NOON)
     plane.capture("acme", TEAM, at=NOON + timedelta(days=1))
-    assert service(plane, NOON + timedelta(days=1)).ages().is_sound
+    assert ages_at(plane, NOON + timedelta(days=1)).is_sound
 
 
 def test_what_is_shown_of_a_point_is_exact_and_unknown_is_not_zero(plane: ControlPlane) -> None:
@@ -105,7 +110,7 @@ def test_what_is_shown_of_a_point_is_exact_and_unknown_is_not_zero(plane: Contro
     plane.commit(replace(taken, records=boards))
     plane.clock.set(NOON + LIMIT)
     plane.capture("daily", TODAY)
-    shown = points_metadata(service(plane, NOON + timedelta(days=1)).survey())
+    shown = points_metadata(survey_at(plane, NOON + timedelta(days=1)))
     assert [dict(row.data) for row in shown["points"].records] == [
         {
             "tenant": "acme",
@@ -150,7 +155,7 @@ def test_what_comes_from_older_snapshots_than_the_age_says_is_marked(plane: Cont
     window = ("team", "lifetime")
     plane.capture("acme", {window: {"alice": "5", "bo": "2", "cy": "3", None: "1"}}, at=NOON)
     plane.capture("acme", {window: {"alice": "4", "cy": "3", "di": "1"}}, at=NOON + LIMIT)
-    (row,) = points_metadata(service(plane, NOON + LIMIT).survey())["points"].records
+    (row,) = points_metadata(survey_at(plane, NOON + LIMIT))["points"].records
     # alice is lower in the newest snapshot; bo and the aggregate are missing from it.
     assert (row.data["marks"], row.data["entities"]) == ("earlier(3)", 5)
     assert row.data["captured_at"] == "2026-11-25T13:30:00Z"
@@ -171,18 +176,18 @@ def test_a_tenant_whose_captures_fail_is_watched_though_its_windows_are_over(
     fail(plane, "never seen", midnight + timedelta(minutes=30))
     plane.capture("acme", TEAM, at=midnight + timedelta(minutes=30))
     plane.capture("acme", TEAM, at=midnight + LIMIT)
-    assert service(plane, midnight + timedelta(hours=1)).ages().too_old == {"never seen": None}
-    ages = service(plane, midnight + LIMIT).ages()
+    assert ages_at(plane, midnight + timedelta(hours=1)).too_old == {"never seen": None}
+    ages = ages_at(plane, midnight + LIMIT)
     assert ages.too_old == {"daily": midnight - timedelta(minutes=30), "never seen": None}
     assert not ages.is_sound
     plane.capture("daily", TODAY, at=midnight + LIMIT)
     plane.capture("never seen", TODAY, at=midnight + LIMIT + INSTANT)
-    assert service(plane, midnight + LIMIT + INSTANT).ages().is_sound
+    assert ages_at(plane, midnight + LIMIT + INSTANT).is_sound
 
 
 def test_a_snapshot_of_the_future_tells_no_age(plane: ControlPlane) -> None:
     plane.capture("acme", TEAM, at=NOON)
-    assert service(plane, NOON - timedelta(minutes=1)).ages().is_sound
-    ages = service(plane, NOON - timedelta(minutes=1) - INSTANT).ages()
+    assert ages_at(plane, NOON - timedelta(minutes=1)).is_sound
+    ages = ages_at(plane, NOON - timedelta(minutes=1) - INSTANT)
     assert ages.is_of_the_future
     assert not ages.is_sound

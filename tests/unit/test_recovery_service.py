@@ -31,6 +31,7 @@ from budget_recovery_dagster.services.restore import (
     RecoveryResult,
     StillWaiting,
 )
+from tests.fakes.incidents import MemoryStoreRegistry
 from tests.unit.capture_house import REBORN
 from tests.unit.recovery_house import LATER, RecoveryHouse, captured_house
 
@@ -78,11 +79,11 @@ def test_what_every_budget_was_before_and_after_is_audited(house: RecoveryHouse)
     house.recover()
     told = {
         entry.tenant: (entry.entries, entry.raised, str(entry.before), str(entry.after))
-        for entry in house.audits.largest(incident.incident_id, 10).largest
+        for entry in house.plane.audits.largest(incident.incident_id, 10).largest
     }
     # 2 is what "a" had before; 80 and 30 is what the snapshot knows.
     assert told == {"a": (2, 2, "2", "110"), "b": (1, 1, "0", "5")}
-    trails = [audit.trail for audit in house.plane.audits.values()]
+    trails = [audit.trail for audit in house.plane.state.audits.values()]
     assert {(trail.who, trail.run_id) for trail in trails} == {("a restore", "a run")}
 
 
@@ -285,7 +286,7 @@ def test_a_restore_under_way_leaves_nothing_to_another(house: RecoveryHouse) -> 
 def test_a_restore_whose_lease_is_lost_writes_nothing_more(house: RecoveryHouse) -> None:
     house.wipe()
     # As if it had been paused, and another had taken over meanwhile.
-    house.before_write(2, lambda: house.leases.lose(RESTORE_LEASE))
+    house.before_write(2, lambda: house.plane.leases.lose(RESTORE_LEASE))
     with pytest.raises(LeaseLostError):
         house.recover()
     # The second write was on its way already; the third, that of "b", never was.
@@ -302,7 +303,7 @@ def test_a_check_during_a_restore_writes_nothing_and_disturbs_nothing(
     seen: list[tuple[Verdict, Observation]] = []
 
     def check_meanwhile() -> None:
-        deployment = house.registry.claim("budget-usage").deployment_id
+        deployment = house.plane.registry.claim().deployment_id
         before = house.store.stream
         seen.append((house.check().check.verdict, house.store.observe(deployment)))
         assert house.store.stream == before
@@ -338,7 +339,7 @@ def test_forty_minutes_after_the_last_snapshot_are_told_as_not_covered(
     assert isinstance(result, Recovered)
     assert result.incident.ended is not None
     assert result.incident.ended.detail.endswith(
-        "What was counted from 2026-11-25 12:05:00 UTC until the loss, at least until "
+        "Usage counted from 2026-11-25 12:05:00 UTC until the loss, at least until "
         "2026-11-25 12:45:00 UTC (40 min), is in no snapshot and did not come back."
     )
 
@@ -354,7 +355,7 @@ def test_a_key_that_is_removed_after_its_writing_is_named_and_the_rest_restored(
     assert (house.usage("a"), house.usage("a", "alice"), house.usage("b")) == (None, "30", "5")
     (notes,) = [
         entry.notes
-        for entry in house.audits.largest(incident.incident_id, 10).largest
+        for entry in house.plane.audits.largest(incident.incident_id, 10).largest
         if entry.tenant == "a"
     ]
     assert notes == ("1 counter no longer in the store after the writing: the aggregate",)
@@ -364,7 +365,7 @@ def test_a_marker_that_somebody_deletes_during_the_restore_is_no_success(
     house: RecoveryHouse,
 ) -> None:
     house.wipe()
-    deployment = house.registry.claim("budget-usage").deployment_id
+    deployment = house.plane.registry.claim().deployment_id
     house.before_write(1, lambda: house.store.remove(f"__guard.{deployment}"))
     with pytest.raises(AttemptFailedError, match="marker is no longer in the store"):
         house.recover()
@@ -385,11 +386,12 @@ def test_attempts_count_for_each_loss_alone(house: RecoveryHouse) -> None:
     assert house.incident.attempts == 0
     house.store.write_failures = {}
     assert outcome(house.recover()) is Outcome.RESTORED
-    attempts = house.incidents.attempts_of(house.incidents.recent(1)[0].incident_id)
+    attempts = house.plane.incidents.attempts_of(house.plane.incidents.recent(1)[0].incident_id)
     assert [(each.loss, each.number) for each in attempts] == [(1, 1), (1, 2), (2, 1)]
 
 
 def test_a_service_on_another_bucket_is_refused(house: RecoveryHouse) -> None:
-    house.recovery = replace(house.recovery, bucket="another")
+    another = MemoryStoreRegistry(house.plane.state, "another")
+    house.plane = replace(house.plane, registry=another)
     with pytest.raises(Exception, match="BUDGET_RECOVERY_BUCKET"):
         house.recover()

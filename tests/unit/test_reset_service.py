@@ -9,9 +9,8 @@ import pytest
 from budget_recovery_dagster.domain import EVERYONE, Entity, Everyone, Outcome, RecoveryState
 from budget_recovery_dagster.errors import ChoiceError
 from budget_recovery_dagster.presentation import told
-from budget_recovery_dagster.services import RecordedReset, ResetRequest, ResetService
+from budget_recovery_dagster.services import RecordedReset, ResetRequest, record_reset
 from budget_recovery_dagster.services.restore import Recovered
-from tests.fakes.snapshots import MemoryResets, MemorySnapshotList
 from tests.unit.capture_house import NOW
 from tests.unit.recovery_house import RecoveryHouse, captured_house
 
@@ -25,18 +24,8 @@ def house() -> RecoveryHouse:
     return captured_house()
 
 
-def service(house: RecoveryHouse) -> ResetService:
-    return ResetService(
-        resets=MemoryResets(house.plane),
-        points=house.points,
-        snapshot_list=MemorySnapshotList(house.plane),
-        incidents=house.incidents,
-        clock=house.clock,
-    )
-
-
 def record(house: RecoveryHouse, request: ResetRequest = REQUEST) -> RecordedReset:
-    return service(house).record(request)
+    return record_reset(house.plane, request)
 
 
 # What is recorded
@@ -48,7 +37,7 @@ def test_a_reset_is_of_now_unless_another_time_is_named(house: RecoveryHouse) ->
     assert (reset.at, reset.recorded_at) == (now, now)
     earlier = record(house, replace(REQUEST, at=NOW - SECOND)).reset
     assert (earlier.at, earlier.recorded_at) == (NOW - SECOND, now)
-    assert service(house).resets.of_tenant("a") == (reset, earlier)
+    assert house.plane.resets.of_tenant("a") == (reset, earlier)
 
 
 def test_a_reset_tells_which_windows_it_leaves_something_out_of(house: RecoveryHouse) -> None:
@@ -82,7 +71,7 @@ def test_what_no_snapshot_has_is_refused_with_the_choices(
         record(house, replace(REQUEST, **change))
     assert said in refused.value.message
     assert hint in refused.value.hint
-    assert service(house).resets.recent(1) == ()
+    assert house.plane.resets.recent(1) == ()
 
 
 def test_a_time_to_come_is_refused(house: RecoveryHouse) -> None:
@@ -92,7 +81,7 @@ def test_a_time_to_come_is_refused(house: RecoveryHouse) -> None:
         "The time of the reset, 2026-11-25 12:15:01 UTC, has not come: it is"
         " 2026-11-25 12:15:00 UTC."
     )
-    assert service(house).resets.recent(1) == ()
+    assert house.plane.resets.recent(1) == ()
 
 
 def test_of_very_many_names_the_first_are_told() -> None:

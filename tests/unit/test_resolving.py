@@ -33,8 +33,8 @@ def test_the_store_is_accepted_as_it_is(house: HandHouse) -> None:
     assert ended is not None
     assert ended.outcome is Outcome.ACCEPTED
     assert ended.detail.startswith(
-        "By ann: it was emptied on purpose. Nothing was raised. Lower than the snapshots say, and "
-        "left so: 3 counters. What was counted from 2026-11-25 12:05:00 UTC"
+        "By ann: it was emptied on purpose. Nothing was raised. Left lower than in the "
+        "snapshots: 3 counters. Usage counted from 2026-11-25 12:05:00 UTC"
     )
     assert resolved.remainder.counters == 3
     assert (house.usage("a"), house.usage("b")) == (None, None)
@@ -91,7 +91,7 @@ def test_a_store_that_cannot_be_seen_is_never_accepted(
 
 def test_while_somebody_restores_nothing_is_resolved(house: HandHouse) -> None:
     with (
-        house.leases.hold(RESTORE_LEASE, "bob@night"),
+        house.plane.leases.hold(RESTORE_LEASE, "bob@night"),
         pytest.raises(LeaseHeldError, match="bob@night"),
     ):
         house.resolve()
@@ -105,7 +105,7 @@ def test_a_store_that_takes_no_marker_can_be_accepted(
     house.store.marker_failure = kind("No marker here.", "see why.")
     house.resolve()
     assert house.state is RecoveryState.HEALTHY
-    assert any("A further loss may go unnoticed: No marker here." in said for said in house.said)
+    assert any("A further loss may go undetected: No marker here." in said for said in house.said)
 
 
 def test_what_a_dead_worker_only_began_is_not_said_to_be_raised() -> None:

@@ -13,8 +13,8 @@ from budget_recovery_dagster.adapters.parquet import ParquetTables, directory_of
 from budget_recovery_dagster.domain import Hour, StoredRecord
 from budget_recovery_dagster.errors import HourNotCapturedError
 from budget_recovery_dagster.ports import RetainedSnapshots
-from budget_recovery_dagster.services import TableFailed, TablesBuilt, UsageTablesService
-from tests.contract.control_planes import BUCKET, NOON, ControlPlane, Counters, in_memory
+from budget_recovery_dagster.services import TableFailed, TablesBuilt, build_tables
+from tests.contract.control_planes import NOON, ControlPlane, Counters, in_memory
 
 TEAM: Counters = {("team", "lifetime"): {"alice": "1.5", None: "7"}}
 HOUR = timedelta(hours=1)
@@ -28,17 +28,14 @@ class Scene:
         self.plane: ControlPlane = in_memory()
         self.place = place
         self.failures: list[TableFailed] = []
-        self.service = UsageTablesService(
-            snapshots=self.plane.snapshots,
-            retained=self.plane.retained,
-            registry=self.plane.registry,
-            tables=ParquetTables(place),
-            clock=self.plane.clock,
-            bucket=BUCKET,
-        )
 
     def build(self, at: datetime) -> TablesBuilt:
-        return self.service.build(Hour.containing(at), on_failure=self.failures.append)
+        return build_tables(
+            self.plane,
+            ParquetTables(self.place),
+            Hour.containing(at),
+            on_failure=self.failures.append,
+        )
 
     def files(self, tenant: str) -> list[str]:
         return sorted(path.name for path in (self.place / directory_of(tenant)).glob("*"))
@@ -156,9 +153,9 @@ class LateListing:
 
 def test_what_is_pruned_after_it_was_listed_gets_no_table(scene: Scene) -> None:
     scene.plane.capture("other", TEAM, at=NOON)
-    late = replace(scene.service, retained=LateListing(scene.plane.retained))
-    built = late.build(Hour(NOON), on_failure=scene.failures.append)
+    scene.plane = replace(scene.plane, retained=LateListing(scene.plane.retained))
+    built = scene.build(NOON)
     assert [each.tenant for each in built.written] == ["other"]
     assert scene.failures == []
     with pytest.raises(HourNotCapturedError):
-        late.build(Hour(NOON - HOUR), on_failure=scene.failures.append)
+        scene.build(NOON - HOUR)

@@ -5,6 +5,9 @@ from budget_recovery_dagster.adapters.postgres.audits import (
 )
 from budget_recovery_dagster.adapters.postgres.connection import Connection as Connection
 from budget_recovery_dagster.adapters.postgres.connection import driver_errors as driver_errors
+from budget_recovery_dagster.adapters.postgres.control_plane import (
+    control_plane_on as control_plane_on,
+)
 from budget_recovery_dagster.adapters.postgres.database import MAX_CONNECTIONS as MAX_CONNECTIONS
 from budget_recovery_dagster.adapters.postgres.database import Database as Database
 from budget_recovery_dagster.adapters.postgres.database import Migration as Migration
@@ -55,10 +58,6 @@ from budget_recovery_dagster.adapters.postgres.storable import storable_loss as 
 from budget_recovery_dagster.adapters.postgres.storable import storable_reset as storable_reset
 from budget_recovery_dagster.adapters.postgres.storable import storable_trail as storable_trail
 from budget_recovery_dagster.adapters.postgres.storable import summary_of as summary_of
-from budget_recovery_dagster.adapters.postgres.store import PostgresBaselines as PostgresBaselines
-from budget_recovery_dagster.adapters.postgres.store import (
-    PostgresStoreChecks as PostgresStoreChecks,
-)
 from budget_recovery_dagster.adapters.postgres.store import (
     PostgresStoreRegistry as PostgresStoreRegistry,
 )

@@ -92,25 +92,6 @@ set baseline_created_at = %s, baseline_last_sequence = %s, baseline_version = %s
 """
 
 
-class PostgresStoreRegistry:
-    """The one store that the database's schema belongs to."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def claim(self, bucket: str) -> StoreRecord:
-        """Return the store's record, making it at first use.
-
-        Raises:
-            SettingsError: this database schema already belongs to another bucket.
-        """
-        with self._database.writing() as connection:
-            connection.execute(_MAKE_STORE, (bucket, str(uuid4())))
-            record = read_store(connection)
-        require_bucket(record.bucket, bucket)
-        return record
-
-
 def read_store(connection: Connection) -> StoreRecord:
     """Return the store's row as the transaction sees it."""
     return _record(connection.execute(_READ_STORE).fetchone())
@@ -139,40 +120,6 @@ def _record(row: tuple[Any, ...] | None) -> StoreRecord:
         )
     bucket, deployment_id, state = row[:3]
     return StoreRecord(bucket, deployment_id, RecoveryState(state), baseline_in(row[3:]))
-
-
-class PostgresBaselines:
-    """The baseline in the row about the store."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def intend_marker(self, nonce: str, *, judged: Baseline) -> Baseline:
-        """Note that a marker with this nonce may be written from now on; a new version.
-
-        Raises:
-            BaselineMovedError: the baseline is not the ``judged`` one any more.
-            CapturesPausedError: the store is not HEALTHY.
-        """
-        with self._database.writing() as connection:
-            store = lock_store(connection)
-            standing = Standing(store.state, store.baseline)
-            intended = moves.intend_marker(standing, nonce, judged=judged)
-            move_baseline(connection, intended)
-            return intended
-
-    def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
-        """Replace the baseline; its version is one above that of the judged one.
-
-        Raises:
-            BaselineMovedError, CapturesPausedError: as ``intend_marker``.
-        """
-        with self._database.writing() as connection:
-            store = lock_store(connection)
-            standing = Standing(store.state, store.baseline)
-            accepted = moves.accept(standing, baseline, judged=judged)
-            move_baseline(connection, accepted)
-            return accepted
 
 
 _GOOD = [verdict.value for verdict in Verdict if verdict.is_good]
@@ -206,14 +153,54 @@ limit 1
 """
 
 
-class PostgresStoreChecks:
-    """The table of checks."""
+class PostgresStoreRegistry:
+    """The row about the one store of this database, and the table of its checks."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, bucket: str) -> None:
         self._database = database
+        self._bucket = bucket
 
-    def record(self, check: Check) -> None:
-        """Keep a check, and drop what is older than is kept, but not the newest good one."""
+    def claim(self) -> StoreRecord:
+        """Return the store's record, making it at first use.
+
+        Raises:
+            SettingsError: this database schema already belongs to another bucket.
+        """
+        with self._database.writing() as connection:
+            connection.execute(_MAKE_STORE, (self._bucket, str(uuid4())))
+            record = read_store(connection)
+        require_bucket(record.bucket, self._bucket)
+        return record
+
+    def intend_marker(self, nonce: str, *, judged: Baseline) -> Baseline:
+        """Record that a marker with this nonce may be written from now on; a new version.
+
+        Raises:
+            BaselineMovedError: the baseline is not the ``judged`` one any more.
+            CapturesPausedError: the store is not HEALTHY.
+        """
+        with self._database.writing() as connection:
+            store = lock_store(connection)
+            standing = Standing(store.state, store.baseline)
+            intended = moves.intend_marker(standing, nonce, judged=judged)
+            move_baseline(connection, intended)
+            return intended
+
+    def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
+        """Replace the baseline; its version is one above that of the judged one.
+
+        Raises:
+            BaselineMovedError, CapturesPausedError: as ``intend_marker``.
+        """
+        with self._database.writing() as connection:
+            store = lock_store(connection)
+            standing = Standing(store.state, store.baseline)
+            accepted = moves.accept(standing, baseline, judged=judged)
+            move_baseline(connection, accepted)
+            return accepted
+
+    def record_check(self, check: Check) -> None:
+        """Record a check, and remove old ones, but not the newest good one."""
         kept = storable_check(check)
         with self._database.writing() as connection:
             connection.execute(
@@ -230,13 +217,13 @@ class PostgresStoreChecks:
             cutoff = self._database.moment(connection) - CHECKS_KEPT_FOR
             connection.execute(_PRUNE_CHECKS, {"cutoff": cutoff, "good": _GOOD})
 
-    def newest(self, count: int) -> tuple[Check, ...]:
-        """Return the newest checks."""
+    def newest_checks(self, count: int) -> tuple[Check, ...]:
+        """Return the newest checks, newest first."""
         with self._database.reading() as connection:
             return tuple(_check(row) for row in connection.execute(_READ_NEWEST, (count,)))
 
-    def newest_good(self) -> Check | None:
-        """Return the newest check that found the store whole."""
+    def newest_good_check(self) -> Check | None:
+        """Return the newest check that identified the store as the accepted one."""
         with self._database.reading() as connection:
             return _newest_good(connection)
 

@@ -4,19 +4,19 @@ from budget_recovery_dagster.services.restore.automatic import GaveUp as GaveUp
 from budget_recovery_dagster.services.restore.automatic import NothingToDo as NothingToDo
 from budget_recovery_dagster.services.restore.automatic import Recovered as Recovered
 from budget_recovery_dagster.services.restore.automatic import RecoveryResult as RecoveryResult
-from budget_recovery_dagster.services.restore.automatic import RecoveryService as RecoveryService
 from budget_recovery_dagster.services.restore.automatic import StillWaiting as StillWaiting
-from budget_recovery_dagster.services.restore.choice import Choosing as Choosing
+from budget_recovery_dagster.services.restore.automatic import recover_store as recover_store
 from budget_recovery_dagster.services.restore.choice import Order as Order
 from budget_recovery_dagster.services.restore.choice import RestoreRequest as RestoreRequest
 from budget_recovery_dagster.services.restore.manual import Applied as Applied
-from budget_recovery_dagster.services.restore.manual import HandTools as HandTools
-from budget_recovery_dagster.services.restore.manual import (
-    ManualRestoreService as ManualRestoreService,
-)
 from budget_recovery_dagster.services.restore.manual import Resolved as Resolved
-from budget_recovery_dagster.services.restore.manual import ResolveService as ResolveService
+from budget_recovery_dagster.services.restore.manual import hold_restore as hold_restore
+from budget_recovery_dagster.services.restore.manual import resolve_incident as resolve_incident
+from budget_recovery_dagster.services.restore.manual import (
+    restore_manually as restore_manually,
+)
 from budget_recovery_dagster.services.restore.session import Remainder as Remainder
 from budget_recovery_dagster.services.restore.tenants import Guards as Guards
 from budget_recovery_dagster.services.restore.tenants import TenantRestored as TenantRestored
 from budget_recovery_dagster.services.restore.tenants import restore_tenant as restore_tenant
+from budget_recovery_dagster.services.restore.manual import release_restore as release_restore

@@ -28,24 +28,25 @@ from budget_recovery_dagster.errors import (
     DatabaseUnreachableError,
     PreviewOutdatedError,
 )
-from budget_recovery_dagster.ports import Previews, RestorePoints, SnapshotList
+from budget_recovery_dagster.ports import ControlPlane, Previews, RestorePoints
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Who orders something by hand, why, in which run, and who hears how it goes on.
+    """Who wants a manual restore or resolve, why, and in which run.
 
-    ``accept_unconverged``: a store is taken as it is, though its servers have not converged.
+    ``on_progress`` receives sentences. ``accept_unconverged``: the store is taken as it is,
+    although its servers have not converged.
     """
 
     by: str
     reason: str
     run_id: str
-    tell: Callable[[str], None]
+    on_progress: Callable[[str], None]
     accept_unconverged: bool = False
 
     def require_reason(self) -> None:
-        """Refuse an order that nobody would understand afterwards.
+        """Refuse an order without a reason.
 
         Raises:
             ChoiceError: no reason is given.
@@ -101,37 +102,31 @@ class ChosenPoints:
         return replace(point, windows=windows)
 
 
-@dataclass(frozen=True, slots=True)
-class Choosing:
-    """Checks what is asked for."""
+def choose_points(plane: ControlPlane, request: RestoreRequest) -> ChosenPoints:
+    """Return the points that are asked for.
 
-    points: RestorePoints
-    snapshots: SnapshotList
+    Raises:
+        ChoiceError: something of it does not exist; the hint lists the choices.
+    """
+    tenants = sorted(plane.restore_points.tenants())
+    if not tenants:
+        raise ChoiceError(
+            "There is nothing to restore from: no snapshot is retained.",
+            "see with `budget-recovery status` why; an open incident can be ended with "
+            "`budget-recovery resolve`, so that snapshots are taken again.",
+        )
+    tenant = choose_tenant(request.tenant, tenants)
+    budgets = plane.snapshot_list.budgets_of(tenant) if tenant is not None else ()
+    budget = choose_budget(request.budget, tenant, budgets)
+    times = () if is_latest(request.snapshot) else _snapshot_times(plane, tenant)
+    snapshot = choose_snapshot(request.snapshot, times)
+    choice = RestoreChoice(tenant, budget, snapshot, request.despite_resets)
+    return ChosenPoints(plane.restore_points, choice)
 
-    def choose(self, request: RestoreRequest) -> ChosenPoints:
-        """Return the points that are asked for.
 
-        Raises:
-            ChoiceError: something of it does not exist; the hint has the choices.
-        """
-        tenants = sorted(self.points.tenants())
-        if not tenants:
-            raise ChoiceError(
-                "There is nothing to restore from: no snapshot is retained.",
-                "see with `budget-recovery status` why; an open incident can be ended with "
-                "`budget-recovery resolve`, so that snapshots are taken again.",
-            )
-        tenant = choose_tenant(request.tenant, tenants)
-        budgets = self.snapshots.budgets_of(tenant) if tenant is not None else ()
-        budget = choose_budget(request.budget, tenant, budgets)
-        moments = () if is_latest(request.snapshot) else self._moments(tenant)
-        snapshot = choose_snapshot(request.snapshot, moments)
-        choice = RestoreChoice(tenant, budget, snapshot, request.despite_resets)
-        return ChosenPoints(self.points, choice)
-
-    def _moments(self, tenant: str | None) -> Sequence[datetime]:
-        # One of which retention has taken records is no snapshot any more.
-        return [each.captured_at for each in self.snapshots.all(tenant) if not each.is_pruned]
+def _snapshot_times(plane: ControlPlane, tenant: str | None) -> Sequence[datetime]:
+    # One of which retention has removed records is no snapshot any more.
+    return [each.captured_at for each in plane.snapshot_list.all(tenant) if not each.is_pruned]
 
 
 def require_same(kept: KeptPreview, found: StoreIdentity) -> None:

@@ -1,24 +1,27 @@
-"""What every restore does around the tenants: wait for the store, mark it, verify the end."""
+"""One restore session: what automatic, manual and resolving restores do around the tenants.
+
+A session holds the restore lease and the opened store. It waits until the store can be restored,
+marks it as the restore target of the open incident, restores tenants, and verifies at the end that
+the store is still the same.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Protocol
 
-from budget_recovery_dagster.domain.incident import Closing, Incident, Outcome, Restored
-from budget_recovery_dagster.domain.moves import require_not_held
+from budget_recovery_dagster.domain.incident import Closing, Incident
 from budget_recovery_dagster.domain.store import (
     SETTLED_FOR,
     Baseline,
+    Check,
     ClusterView,
     Observation,
-    judge_observation,
+    Verdict,
     objection,
     why_not_converged,
 )
 from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW
 from budget_recovery_dagster.errors import (
-    AttemptFailedError,
     DatabaseUnreachableError,
     LeaseLostError,
     StoreError,
@@ -27,88 +30,196 @@ from budget_recovery_dagster.errors import (
     StoreWriteError,
     describe_error,
 )
-from budget_recovery_dagster.ports import (
-    Clock,
-    Incidents,
-    RecoverableStore,
-    RestoreAudits,
-    RestorePoints,
-    StoreChecks,
-)
+from budget_recovery_dagster.ports import ControlPlane, UsageStore
 from budget_recovery_dagster.services.restore.tenants import (
     Left,
+    PointsOfTenants,
     TenantRestores,
     Worker,
-    undone_error,
 )
 from budget_recovery_dagster.services.store_watch import (
-    Losses,
-    MarkerWriting,
-    SameStore,
+    StoreWatch,
     check_of,
     new_nonce,
+    watch_store,
 )
 from budget_recovery_dagster.services.words import counted, in_words
 
-# Three looks must span the twelve seconds for which a cluster is known to be blind.
+# Three polls must span the twelve seconds in which a cut-off leader may still answer.
 _POLL_EVERY = timedelta(seconds=3)
 _TO_SETTLE = SETTLED_FOR + _POLL_EVERY
 
 
-class Ready(Protocol):
-    """What is asked of a store before anything is written into it."""
+@dataclass(slots=True)
+class RestoreSession:
+    """A restore or resolve under way; ``incident`` is the open one as this session knows it.
 
-    def await_ready(self, store: RecoverableStore) -> None:
-        """Return once the store can be restored; see ``Readiness``."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """Waits for at most ``timeout`` for a store that has something to be objected to.
-
-    One that is well is given the time that it takes to prove it, too, however short the timeout.
-    ``keep_going`` raises once waiting is of no use.
+    ``next_step`` is what to do if the store is lost once more. ``incident`` None: the store is
+    HEALTHY, and the accepted store is restored.
     """
 
-    clock: Clock
-    timeout: timedelta
-    keep_going: Callable[[], None]
-    tell: Callable[[str], None]
+    plane: ControlPlane
+    store: UsageStore
+    worker: Worker
+    next_step: str
+    incident: Incident | None = None
+    watch: StoreWatch = field(init=False)
 
-    def await_ready(self, store: RecoverableStore) -> None:
-        """Return once the store can be restored.
+    def __post_init__(self) -> None:
+        self.watch = watch_store(self.plane, self.store, self.worker.holder)
+
+    def await_convergence(self, timeout: timedelta) -> None:
+        """Return once the cluster has converged and its clock agrees with the database's.
+
+        A store without objections gets the time that it takes to prove it, however short the
+        timeout.
 
         Raises:
-            StoreNotReadyError: it has not converged in time, or its clock is not the database's.
-            StoreError: it could not be reached, or is not there, at the end of that time.
+            StoreNotReadyError: it has not converged in time, or its clock is off.
+            StoreError: it could not be reached, or does not exist, at the end of that time.
+            LeaseLostError: the lease is no longer held.
         """
-        self._await_convergence(store)
-        require_one_time(store, self.clock)
-
-    def _await_convergence(self, store: RecoverableStore) -> None:
-        give_up_at = self.clock.now() + self.timeout
+        clock = self.plane.clock
+        give_up_at = clock.now() + timeout
         views: list[ClusterView] = []
-        said = ""
-        while True:
-            problem = self._problem(store, views)
-            if problem is None:
-                return
+        reported = ""
+        while (problem := self._not_converged(views)) is not None:
             is_well = bool(views) and objection(views[-1]) is None
-            if self.clock.now() >= give_up_at + (_TO_SETTLE if is_well else timedelta(0)):
+            if clock.now() >= give_up_at + (_TO_SETTLE if is_well else timedelta(0)):
                 raise problem
-            if problem.message != said:
-                said = problem.message
-                self.tell(f"Waiting for the store: {said}")
-            self.keep_going()
-            self.clock.wait_until(self.clock.now() + _POLL_EVERY)
+            if problem.message != reported:
+                reported = problem.message
+                self.worker.on_progress(f"Waiting for the store: {reported}")
+            self.worker.lease.require_held()
+            clock.wait_until(clock.now() + _POLL_EVERY)
+        self._require_agreeing_clocks()
 
-    def _problem(self, store: RecoverableStore, views: list[ClusterView]) -> StoreError | None:
-        """Look once more, and say why the store has not converged; None if it has."""
+    def accept_unconverged(self) -> None:
+        """Take the store as it is, because a person decided so; only its clock must agree.
+
+        Raises:
+            StoreNotReadyError: its clock is off.
+            StoreError: it could not be reached, or does not exist.
+        """
+        problem = objection(self.store.cluster_view(self.plane.clock.now()))
+        if problem is not None:
+            self.worker.on_progress(f"Continuing although the store has not converged: {problem}")
+        self._require_agreeing_clocks()
+
+    def require_led(self) -> Observation:
+        """Observe the store, answered by a leader that hears a majority.
+
+        Raises:
+            StoreNotReadyError: the server that answered may not be the leader any more.
+            StoreError: the store could not be observed.
+        """
+        seen = self.store.observe(self.watch.deployment_id)
+        if not seen.is_led:
+            raise StoreNotReadyError(
+                "The server that answered for the store may not be its leader any more.",
+                "restore a quorum of the cluster's servers.",
+            )
+        return seen
+
+    def adopt_target(self, incident: Incident) -> StoreWriteError | None:
+        """Mark the store as the restore target of an incident, from now on this session's.
+
+        A store that was lost once more is joined to the incident. A marker that is denied does not
+        stop a restore: fewer losses can be detected without it. Returned is why the store takes no
+        writes at all, if so.
+
+        Raises:
+            StoreError: the store cannot be restored now.
+            PossibleLossError: two observations disagree.
+            IncidentMovedError: the incident has been moved by someone else.
+        """
+        plane = self.plane
+        self.incident, seen = self._join_further_loss(incident)
+        target = self.incident.target or Baseline(seen.identity, version=1)
+        target = replace(target, identity=seen.identity, intended=target.intended or new_nonce())
+        self.incident = plane.incidents.adopt_target(target, judged=self.incident)
         try:
-            views.append(store.cluster_view(self.clock.now()))
+            target = self.watch.renew_marker(target, seen, plane.clock.now())
+        except StorePermissionError as error:
+            self.worker.on_progress(f"A further loss may go undetected: {error}")
+            return None
+        except StoreWriteError as error:
+            return error
+        self.incident = plane.incidents.adopt_target(target, judged=self.incident)
+        return None
+
+    def require_same_store(self) -> Observation:
+        """Require that the store is still the one that this session started with.
+
+        Raises:
+            StoreLostError, PossibleLossError: it is not.
+            AttemptFailedError, StoreError: that could not be verified.
+        """
+        if self.incident is None:
+            return self.watch.require_accepted()
+        return self.watch.require_target(self.incident, next_step=self.next_step)
+
+    def restores(self, points: PointsOfTenants, reason: str) -> TenantRestores:
+        """Return the restoring of tenants to these points; ``reason`` is for the audit."""
+        return TenantRestores(
+            plane=self.plane,
+            points=points,
+            worker=self.worker,
+            store=self.store,
+            deployment_id=self.watch.deployment_id,
+            reason=reason,
+            incident_id=self.incident.incident_id if self.incident else None,
+        )
+
+    def close(self, closing: Closing, *, reason: str) -> Incident:
+        """Close the incident and accept the store; ``reason`` is recorded with the check.
+
+        Raises:
+            IncidentMovedError: the incident has been moved by someone else.
+            LeaseLostError: the lease is no longer held.
+        """
+        plane, incident = self.plane, self._open_incident()
+        closed = plane.incidents.close(closing, judged=incident, lease=self.worker.lease)
+        identity = closing.baseline.identity
+        plane.registry.record_check(
+            Check(
+                checked_at=plane.clock.now(),
+                checked_by=self.worker.holder,
+                verdict=Verdict.ADVANCED,
+                reason=f"{reason}: {identity}.",
+                identity=identity,
+            )
+        )
+        return closed
+
+    def accepted_with(self, seen: Observation) -> Baseline:
+        """Return the baseline that is accepted when the incident closes."""
+        target = self._open_incident().target
+        if target is None:
+            raise ValueError("an incident without a restore target cannot be closed")
+        return replace(target, identity=seen.identity, intended=None)
+
+    def _open_incident(self) -> Incident:
+        if self.incident is None:
+            raise ValueError("there is no incident to close")
+        return self.incident
+
+    def _join_further_loss(self, incident: Incident) -> tuple[Incident, Observation]:
+        seen = self.require_led()
+        found = self.watch.judge(incident.target, seen)
+        if not found.judgement.verdict.is_loss:
+            return incident, seen
+        joined = self.watch.join_loss(found, incident)
+        self.plane.registry.record_check(check_of(joined))
+        self.worker.on_progress(f"The store was lost once more. {found.judgement.reason}")
+        return joined, self.store.observe(self.watch.deployment_id)
+
+    def _not_converged(self, views: list[ClusterView]) -> StoreError | None:
+        """Poll once more and return why the store has not converged; None if it has."""
+        try:
+            views.append(self.store.cluster_view(self.plane.clock.now()))
         except StoreError as error:
-            # What was seen before says nothing about a store that has been away since.
+            # Earlier polls say nothing about a store that has been away since.
             views.clear()
             return error
         reason = why_not_converged(views)
@@ -116,315 +227,80 @@ class Readiness:
             return None
         return StoreNotReadyError(
             f"The usage store has not converged: {reason}.",
-            "bring back the servers that are missing: an automatic restore is tried again by "
-            "itself, and one by hand can accept an unconverged store.",
+            "bring back the missing servers; an automatic restore is retried by itself, and a "
+            "manual one can accept an unconverged store.",
         )
 
-
-@dataclass(frozen=True, slots=True)
-class Unconverged:
-    """Takes a store as it is, because a person has said so; only its clock must be trusted."""
-
-    clock: Clock
-    tell: Callable[[str], None]
-
-    def await_ready(self, store: RecoverableStore) -> None:
-        """Return at once.
-
-        Raises:
-            StoreNotReadyError: its clock is not the database's.
-            StoreError: it could not be reached, or is not there.
-        """
-        problem = objection(store.cluster_view(self.clock.now()))
-        if problem is not None:
-            self.tell(f"Going on although the store has not converged: {problem}")
-        require_one_time(store, self.clock)
-
-
-def require_one_time(store: RecoverableStore, clock: Clock) -> None:
-    """Refuse a store whose clock is not the database's.
-
-    Raises:
-        StoreNotReadyError: it is not.
-        StoreError: it could not be asked.
-    """
-    told, now = store.now(), clock.now()
-    if told is not None and abs(told - now) > RESTORE_CLOCK_SKEW:
-        raise StoreNotReadyError(
-            f"The clocks disagree: the database's says {now:%Y-%m-%d %H:%M:%S}, the usage "
-            f"store's {told:%Y-%m-%d %H:%M:%S} UTC. By which one a window is still open "
-            "cannot be told.",
-            "set the clocks of both servers by NTP.",
-        )
+    def _require_agreeing_clocks(self) -> None:
+        told, now = self.store.now(), self.plane.clock.now()
+        if told is not None and abs(told - now) > RESTORE_CLOCK_SKEW:
+            raise StoreNotReadyError(
+                f"The clocks disagree: the database's says {now:%Y-%m-%d %H:%M:%S}, the usage "
+                f"store's {told:%Y-%m-%d %H:%M:%S} UTC. Which windows are still open is unknown.",
+                "synchronize the clocks of both servers with NTP.",
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """How many counters are lower than the recovery point.
+    """How many counters are still lower than the recovery point.
 
-    ``unreadable`` live counters are left as they are, and of ``unsound`` windows nobody knows what
-    was used: every record of them is damaged. ``unseen`` tells of tenants that may have more.
+    ``unreadable`` live counters are left as they are; ``corrupt`` windows have no intact record.
+    ``unseen`` describes tenants that may have more.
     """
 
     counters: int
     unreadable: int
-    unsound: int
+    corrupt: int
     unseen: tuple[str, ...]
 
     @property
     def is_nothing(self) -> bool:
-        """Whether everything was seen, and nothing of it can be raised."""
+        """Whether everything was read and nothing of it can be raised."""
         return not self.counters and not self.unseen
 
     def unknown(self) -> Iterator[str]:
-        """Say of what it is not known whether it is all there, in sentences."""
-        if self.unsound:
-            unknown = counted(self.unsound, "window")
-            yield f"Nothing is known of {unknown}: no record is as captured."
+        """Describe what may be missing, in sentences."""
+        if self.corrupt:
+            yield f"{counted(self.corrupt, 'window')} without an intact record: usage unknown."
         if self.unreadable:
             yield f"Left as unreadable: {counted(self.unreadable, 'live counter')}."
 
 
 def find_remainder(
-    restores: TenantRestores, tenants: list[str], note: Callable[[Left], None]
+    session: RestoreSession, restores: TenantRestores, on_left: Callable[[Left], None]
 ) -> Remainder:
-    """Look at tenants one by one; ``note`` is told of each what is left.
+    """Count, tenant by tenant, what a restore to the points would still raise, writing nothing.
+
+    ``on_left`` receives what is left of each tenant.
 
     Raises:
         DatabaseUnreachableError, LeaseLostError: the work was cut short.
-        StoreError: nothing can be asked of the store any more.
+        StoreError: the store does not answer any more.
     """
     counters, unreadable, unseen = 0, 0, []
-    for tenant in tenants:
+    for tenant in sorted(session.plane.restore_points.tenants()):
         try:
             left = restores.left_of(tenant)
-            note(left)
+            on_left(left)
         except (DatabaseUnreachableError, LeaseLostError):
             raise
         except Exception as error:  # noqa: BLE001 - reported by name; no tenant hides another
             restores.require_answer(error)
-            unseen.append(f"Tenant {tenant!r} cannot be seen: {describe_error(error)[0]}")
+            unseen.append(f"Tenant {tenant!r} cannot be read: {describe_error(error)[0]}")
         else:
             counters += left.counters
             unreadable += left.unreadable
-    return Remainder(counters, unreadable, restores.unsound, tuple(unseen))
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreTools:
-    """What attempts work with; ``next_step`` is what to do where the store became another one."""
-
-    points: RestorePoints
-    audits: RestoreAudits
-    checks: StoreChecks
-    incidents: Incidents
-    losses: Losses
-    clock: Clock
-    next_step: str
-
-    def same_store(self, store: RecoverableStore, deployment_id: str) -> SameStore:
-        """Return what compares an opened store with the restore target of an incident."""
-        return SameStore(store, deployment_id, self.losses, self.checks, self.clock, self.next_step)
-
-
-@dataclass(slots=True)
-class RestoreAttempt:
-    """Works on the restore target of one incident, in an opened store."""
-
-    tools: RestoreTools
-    worker: Worker
-    store: RecoverableStore
-    deployment_id: str
-    incident: Incident
-    restores: TenantRestores = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.restores = TenantRestores(
-            points=self.tools.points,
-            audits=self.tools.audits,
-            clock=self.tools.clock,
-            worker=self.worker,
-            store=self.store,
-            deployment_id=self.deployment_id,
-            why=self.incident.losses[-1].reason,
-            incident_id=self.incident.incident_id,
-        )
-
-    def restore(self) -> Closing:
-        """Raise every tenant's counters, and say how the incident can be closed.
-
-        Raises:
-            StoreLostError: the store was lost once more; the incident says so.
-            IncidentHeldError: a person has put it on hold; what was raised stays raised.
-            AttemptFailedError: some tenants are not done; what was raised stays raised.
-            StoreError, DatabaseError, LeaseLostError: the work was cut short; likewise.
-        """
-        for tenant in sorted(self.tools.points.tenants()):
-            self.worker.lease.require_held()
-            self._require_not_held()
-            self.restores.restore(tenant)
-        seen = self._require_same_store()
-        if undone := self.restores.undone:
-            raise undone_error(undone)
-        return self._closing(seen)
-
-    def verify(self) -> Closing:
-        """Look whether nothing is left to be raised, writing nothing, and say how it can be closed.
-
-        Raises:
-            StoreLostError: as ``restore``.
-            AttemptFailedError: something is left.
-            StoreError, DatabaseError, LeaseLostError: it could not be seen.
-        """
-        remainder = find_remainder(
-            self.restores,
-            sorted(self.tools.points.tenants()),
-            lambda left: self.restores.keep(left.entries),
-        )
-        seen = self._require_same_store()
-        if not remainder.is_nothing:
-            unseen = "".join(f" {sentence}" for sentence in remainder.unseen[-1:])
-            raise AttemptFailedError(
-                "All attempts have ended, and the snapshots still say more than "
-                f"{counted(remainder.counters, 'counter')}.{unseen}",
-                "read the logs of the runs of restore_job to see how they ended.",
-            )
-        return self._closing(seen)
-
-    def _require_not_held(self) -> None:
-        incident = self.tools.incidents.recovery().incident
-        # Of another incident it is not told here: the end of this one will not be accepted.
-        if incident is not None and incident.incident_id == self.incident.incident_id:
-            require_not_held(incident)
-
-    def _require_same_store(self) -> Observation:
-        same_store = self.tools.same_store(self.store, self.deployment_id)
-        return same_store.require(self.incident, found_by=self.worker.holder)
-
-    def _closing(self, seen: Observation) -> Closing:
-        restored = self._restored()
-        raised = (
-            f"Raised {counted(restored.counters, 'counter')} in "
-            f"{counted(restored.windows, 'window')} of {counted(restored.tenants, 'tenant')}."
-        )
-        if self.restores.unsound:
-            outcome = Outcome.IN_PART
-            unknown = counted(self.restores.unsound, "window")
-            told = [
-                raised,
-                f"Nothing is known of {unknown}: no record is as captured.",
-                uncovered(self.incident),
-            ]
-        elif restored.counters:
-            outcome, told = Outcome.RESTORED, [raised, uncovered(self.incident)]
-        elif self.restores.has_current:
-            outcome = Outcome.NOTHING_LOST
-            told = ["No counter that can be raised is lower than the snapshots say."]
-        else:
-            outcome = Outcome.NOTHING_CURRENT
-            told = [
-                "Every window in the snapshots has closed, so there was nothing to bring back.",
-                uncovered(self.incident),
-            ]
-        if noted := self.restores.noted:
-            told.append(f"Of {counted(noted, 'window')} something was left: see its notes.")
-        return Closing(outcome, " ".join(told), restored, base_of(self.incident, seen))
-
-    def _restored(self) -> Restored:
-        """Sum up what all attempts of the incident have raised."""
-        restored = self.tools.audits.restored_in(self.incident.incident_id)
-        return replace(restored, boards=self.restores.boards)
-
-
-def base_of(incident: Incident, seen: Observation) -> Baseline:
-    """Return the baseline that is accepted with the end of an incident."""
-    target = incident.target
-    if target is None:
-        raise ValueError("an incident without a restore target cannot be closed")
-    return replace(target, identity=seen.identity, intended=None)
+    return Remainder(counters, unreadable, restores.corrupt, tuple(unseen))
 
 
 def uncovered(incident: Incident) -> str:
-    """Say which usage no snapshot holds."""
+    """Describe the usage that no snapshot holds."""
     span, since, until = incident.uncovered, incident.newest_point_at, incident.last_good_at
     if span is None or since is None or until is None:
-        return "Since when usage is missing cannot be told: no check of the store is known."
-    told = f"What was counted from {since:%Y-%m-%d %H:%M:%S} UTC until the loss"
-    # To the second, or nobody would believe it.
+        return "It is unknown since when usage is missing: no check of the store is recorded."
+    sentence = f"Usage counted from {since:%Y-%m-%d %H:%M:%S} UTC until the loss"
+    # Exact to the second, as the times are shown.
     if span >= timedelta(seconds=1):
-        told = f"{told}, at least until {until:%Y-%m-%d %H:%M:%S} UTC ({in_words(span)}),"
-    return f"{told} is in no snapshot and did not come back."
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreTarget:
-    """The incident, standing on a store that is ready and marked.
-
-    ``refusal`` is why the store did not take the marker: it takes no writes at all.
-    """
-
-    incident: Incident
-    refusal: StoreWriteError | None = None
-
-
-def require_led(seen: Observation) -> None:
-    """Refuse to stand on what may be shown by a leader that was cut off.
-
-    Raises:
-        StoreNotReadyError: it may be.
-    """
-    if not seen.is_led:
-        raise StoreNotReadyError(
-            "Whoever answered for the store may not be its leader any more.",
-            "bring back so many servers that most of them hear each other.",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TargetAdoption:
-    """Lets a recovery stand on the store as it is now, which must be ready."""
-
-    tools: RestoreTools
-    worker: Worker
-    deployment_id: str
-
-    def take(self, store: RecoverableStore, incident: Incident) -> RestoreTarget:
-        """Mark the store as the one to be restored.
-
-        A store that was lost once more is joined to the incident. A marker that may not be written
-        keeps nobody from restoring: less is noticed without it.
-
-        Raises:
-            StoreError: the store cannot be restored now.
-            PossibleLossError: two looks at it disagree.
-            IncidentMovedError: somebody else has moved the incident.
-        """
-        incident, seen = self._see(store, incident)
-        target = incident.target or Baseline(seen.identity, version=1)
-        target = replace(target, identity=seen.identity, intended=target.intended or new_nonce())
-        incident = self.tools.incidents.adopt_target(target, judged=incident)
-        marking = MarkerWriting(store, self.deployment_id)
-        try:
-            target = marking.renew(target, seen, self.tools.clock.now())
-        except StorePermissionError as error:
-            self.worker.tell(f"A further loss may go unnoticed: {error}")
-            return RestoreTarget(incident)
-        except StoreWriteError as error:
-            return RestoreTarget(incident, refusal=error)
-        return RestoreTarget(self.tools.incidents.adopt_target(target, judged=incident))
-
-    def _see(self, store: RecoverableStore, incident: Incident) -> tuple[Incident, Observation]:
-        def observe() -> Observation:
-            return store.observe(self.deployment_id)
-
-        seen = observe()
-        require_led(seen)
-        judgement = judge_observation(incident.target, seen, self.tools.clock.now())
-        if not judgement.verdict.is_loss:
-            return incident, seen
-        joined = self.tools.losses.join(
-            judgement, observe, judged=incident, found_by=self.worker.holder
-        )
-        self.tools.checks.record(check_of(joined))
-        self.worker.tell(f"The store was lost once more. {judgement.reason}")
-        return joined, observe()
+        sentence += f", at least until {until:%Y-%m-%d %H:%M:%S} UTC ({in_words(span)}),"
+    return f"{sentence} is in no snapshot and did not come back."

@@ -33,12 +33,12 @@ from budget_recovery_dagster.ports import (
     BoardOrder,
     BoardResult,
     Clock,
+    ControlPlane,
     IsOpen,
     Lease,
     RaiseOrder,
     RaiseResult,
-    RecoverableStore,
-    RestoreAudits,
+    UsageStore,
     Written,
 )
 from budget_recovery_dagster.services.words import counted, listed, shown_entity
@@ -306,7 +306,7 @@ class Guards:
 
 
 def restore_tenant(
-    store: RecoverableStore, point: TenantPoint, clock: Clock, guards: Guards
+    store: UsageStore, point: TenantPoint, clock: Clock, guards: Guards
 ) -> TenantRestored:
     """Raise a tenant's counters to its point, and bring its leaderboards in line with them.
 
@@ -397,12 +397,12 @@ def _board_orders(
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Who restores, in which run, under which lease, and who hears of it."""
+    """Who restores, in which run, under which lease; ``on_progress`` receives sentences."""
 
     run_id: str
     holder: str
     lease: Lease
-    tell: Callable[[str], None]
+    on_progress: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,22 +430,21 @@ class PointsOfTenants(Protocol):
 class TenantRestores:
     """Restores tenants to their points, in an opened store.
 
-    ``why`` and ``incident_id`` are what the audit says; the incident is None where none is open.
-    ``tenants`` is what became of each, in the order of their restoring.
+    ``reason`` and ``incident_id`` are for the audit; None: no incident is open. ``tenants`` has the
+    result of each, in the order of their restoring. ``corrupt`` counts the open windows without an
+    intact record, whose usage is unknown.
     """
 
+    plane: ControlPlane
     points: PointsOfTenants
-    audits: RestoreAudits
-    clock: Clock
     worker: Worker
-    store: RecoverableStore
+    store: UsageStore
     deployment_id: str
-    why: str
+    reason: str
     incident_id: str | None
     tenants: list[TenantRestored] = field(default_factory=list, init=False)
     has_current: bool = field(default=False, init=False)
-    unsound: int = field(default=0, init=False)
-    """Of so many current windows nobody knows what was used: every record of them is damaged."""
+    corrupt: int = field(default=0, init=False)
 
     @property
     def undone(self) -> list[TenantRestored]:
@@ -472,26 +471,26 @@ class TenantRestores:
             DatabaseUnreachableError, LeaseLostError: the work was cut short.
         """
         self.worker.lease.require_held()
-        at = self.clock.now()
+        at = self.plane.clock.now()
         guards = Guards(
             keep_going=self.worker.lease.require_held,
-            begin=lambda entries: self.audits.begin(self._trail(at, entries)),
+            begin=lambda entries: self.plane.audits.begin(self._trail(at, entries)),
         )
         try:
             point = self.points.point_of(tenant, at)
             if point is None:
                 return None
             self._note_current(point, at)
-            restored = restore_tenant(self.store, point, self.clock, guards)
+            restored = restore_tenant(self.store, point, self.plane.clock, guards)
         except (DatabaseUnreachableError, LeaseLostError):
             raise
         except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
             restored = failed(tenant, error)
         # Plans are large, and only whoever asked for this tenant may want it.
         self.tenants.append(replace(restored, plan=None))
-        self._tell(restored)
+        self._report(restored)
         if restored.entries:
-            self.audits.finish(self._trail(at, restored.entries))
+            self.plane.audits.finish(self._trail(at, restored.entries))
         if restored.failure is not None:
             self.require_answer(restored.failure)
         return restored
@@ -503,7 +502,7 @@ class TenantRestores:
             BudgetRecoveryError: they could not be seen.
         """
         self.worker.lease.require_held()
-        now = self.clock.now()
+        now = self.plane.clock.now()
         point = self.points.point_of(tenant, now)
         if point is None:
             return Left((), 0)
@@ -512,13 +511,13 @@ class TenantRestores:
         unreadable = sum(1 for _ in plan.that(Action.SKIP_UNREADABLE))
         return Left(left_entries(point, plan), unreadable)
 
-    def keep(self, entries: tuple[AuditEntry, ...]) -> None:
-        """Keep in the audits what is left.
+    def record_left(self, left: Left) -> None:
+        """Record in the audits what is left.
 
-        Else a restore that was cut off would count as having raised all that it had begun to.
+        Otherwise a restore that was cut off would count as having raised all that it had started.
         """
-        if entries:
-            self.audits.finish(self._trail(self.clock.now(), entries))
+        if left.entries:
+            self.plane.audits.finish(self._trail(self.plane.clock.now(), left.entries))
 
     def require_answer(self, failure: Exception) -> None:
         """See, after a tenant's failure, whether that tenant alone is refused or the store is gone.
@@ -534,30 +533,30 @@ class TenantRestores:
     def _note_current(self, point: TenantPoint, now: datetime) -> None:
         current = [each for each in point.windows if each.of.window.is_current(now)]
         self.has_current |= bool(current)
-        self.unsound += sum(bool(each.corrupt) and not each.usages for each in current)
+        self.corrupt += sum(bool(each.corrupt) and not each.usages for each in current)
 
     def _trail(self, at: datetime, entries: tuple[AuditEntry, ...]) -> AuditTrail:
         return AuditTrail(
             at=at,
             run_id=self.worker.run_id,
             who=self.worker.holder,
-            why=self.why,
+            why=self.reason,
             incident_id=self.incident_id,
             entries=entries,
         )
 
-    def _tell(self, restored: TenantRestored) -> None:
+    def _report(self, restored: TenantRestored) -> None:
         name = f"Tenant {restored.tenant!r}"
         if restored.failure is not None:
-            self.worker.tell(f"{name} is not done: {restored.failure}")
+            self.worker.on_progress(f"{name} is not done: {restored.failure}")
         elif restored.raised or restored.boards:
-            self.worker.tell(
+            self.worker.on_progress(
                 f"{name}: {counted(restored.raised, 'counter')} raised, "
                 f"{counted(restored.boards, 'leaderboard')} written"
             )
         for entry in restored.entries:
             for note in entry.notes:
-                self.worker.tell(f"{name}, {entry.of}: {note}")
+                self.worker.on_progress(f"{name}, {entry.of}: {note}")
 
 
 def undone_error(undone: list[TenantRestored]) -> AttemptFailedError:

@@ -1,0 +1,71 @@
+"""The whole control plane in memory: every port over one state."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Self
+
+from budget_recovery_dagster.ports import ControlPlane
+from tests.fakes.control_plane import (
+    ManualClock,
+    MemoryBudgets,
+    MemoryLeases,
+    MemoryPreviews,
+    MemoryRestoreAudits,
+    MemoryState,
+)
+from tests.fakes.incidents import MemoryIncidents, MemoryStoreRegistry
+from tests.fakes.snapshots import (
+    MemoryRecoveryPoints,
+    MemoryResets,
+    MemoryRestorePoints,
+    MemoryRetainedSnapshots,
+    MemorySnapshotList,
+    MemorySnapshots,
+)
+
+BUCKET = "budget-usage"
+
+
+@dataclass(frozen=True)
+class MemoryControlPlane(ControlPlane):
+    """The control plane of one store; ``replace`` parts by ones that fail."""
+
+    clock: ManualClock
+    registry: MemoryStoreRegistry
+    leases: MemoryLeases
+    snapshots: MemorySnapshots
+    reports: MemorySnapshots
+    snapshot_list: MemorySnapshotList
+    retained: MemoryRetainedSnapshots
+    points: MemoryRecoveryPoints
+    restore_points: MemoryRestorePoints
+    incidents: MemoryIncidents
+    audits: MemoryRestoreAudits
+    resets: MemoryResets
+    budgets: MemoryBudgets
+    previews: MemoryPreviews
+    state: MemoryState
+
+    @classmethod
+    def at(cls, now: datetime, bucket: str = BUCKET) -> Self:
+        """Make an empty one whose clock shows ``now``."""
+        clock = ManualClock(now)
+        state = MemoryState(clock)
+        snapshots = MemorySnapshots(state)
+        return cls(
+            clock=clock,
+            registry=MemoryStoreRegistry(state, bucket),
+            leases=MemoryLeases(state),
+            snapshots=snapshots,
+            reports=snapshots,
+            snapshot_list=MemorySnapshotList(state),
+            retained=MemoryRetainedSnapshots(state),
+            points=MemoryRecoveryPoints(state),
+            restore_points=MemoryRestorePoints(state),
+            incidents=MemoryIncidents(state),
+            audits=MemoryRestoreAudits(state),
+            resets=MemoryResets(state),
+            budgets=MemoryBudgets(),
+            previews=MemoryPreviews(clock),
+            state=state,
+        )
