@@ -9,6 +9,8 @@ from budget_recovery_dagster.services.capture import Verified as Verified
 from budget_recovery_dagster.services.capture import capture_hour as capture_hour
 from budget_recovery_dagster.services.preview import Preview as Preview
 from budget_recovery_dagster.services.preview import preview_restore as preview_restore
+from budget_recovery_dagster.services.recovery_points import PointAges as PointAges
+from budget_recovery_dagster.services.recovery_points import PointSurvey as PointSurvey
 from budget_recovery_dagster.services.recovery_points import (
     judge_point_ages as judge_point_ages,
 )
@@ -28,5 +30,3 @@ from budget_recovery_dagster.services.store_watch import check_store as check_st
 from budget_recovery_dagster.services.tables import TableFailed as TableFailed
 from budget_recovery_dagster.services.tables import TablesBuilt as TablesBuilt
 from budget_recovery_dagster.services.tables import build_tables as build_tables
-from budget_recovery_dagster.services.recovery_points import PointAges as PointAges
-from budget_recovery_dagster.services.recovery_points import PointSurvey as PointSurvey

@@ -11,6 +11,7 @@ from budget_recovery_dagster.services.restore.choice import RestoreRequest as Re
 from budget_recovery_dagster.services.restore.manual import Applied as Applied
 from budget_recovery_dagster.services.restore.manual import Resolved as Resolved
 from budget_recovery_dagster.services.restore.manual import hold_restore as hold_restore
+from budget_recovery_dagster.services.restore.manual import release_restore as release_restore
 from budget_recovery_dagster.services.restore.manual import resolve_incident as resolve_incident
 from budget_recovery_dagster.services.restore.manual import (
     restore_manually as restore_manually,
@@ -19,4 +20,3 @@ from budget_recovery_dagster.services.restore.session import Remainder as Remain
 from budget_recovery_dagster.services.restore.tenants import Guards as Guards
 from budget_recovery_dagster.services.restore.tenants import TenantRestored as TenantRestored
 from budget_recovery_dagster.services.restore.tenants import restore_tenant as restore_tenant
-from budget_recovery_dagster.services.restore.manual import release_restore as release_restore
