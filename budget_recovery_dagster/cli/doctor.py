@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from budget_recovery_dagster.cli.console import answers, show_failure
 from budget_recovery_dagster.cli.options import data_dir_option
-from budget_recovery_dagster.doctor.model import Outcome, Report, error_code
+from budget_recovery_dagster.doctor.model import Installation, Outcome, Report, error_code
 from budget_recovery_dagster.doctor.runner import run_checks
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.presentation.documents import dumped, moment_or_none
@@ -43,15 +42,6 @@ _WIDEST = 100
 _NARROWEST = 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """What is checked; ``dagster_environment`` is None if a running dev has its own Dagster."""
-
-    settings: Settings
-    invalid: Mapping[str, SettingsError]
-    dagster_environment: Mapping[str, str] | None
-
-
 @click.command(short_help="Check settings, servers, permissions and bucket.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 @data_dir_option
@@ -63,13 +53,13 @@ def doctor(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
     configured. A server that no setting names is that of the running `budget-recovery dev`.
     """
     try:
-        subject = _find(data_dir)
+        installation = _find(data_dir)
     except BudgetRecoveryError as error:
         show_failure(error.message, error.hint)
         if as_json:
             click.echo(_refusal_json(error))
         context.exit(REFUSED)
-    report = run_checks(subject.settings, subject.invalid, subject.dagster_environment)
+    report = run_checks(installation)
     exit_code = FAILED if report.has_failed else PASSED
     try:
         if as_json:
@@ -145,7 +135,7 @@ def _print_beside(console: Console, start: Text, message: str) -> None:
         start = Text(" " * len(start))
 
 
-def _find(data_dir: Path | None) -> _Subject:
+def _find(data_dir: Path | None) -> Installation:
     """Find what to check: the servers that the settings name, or those of the running dev.
 
     Raises:
@@ -155,7 +145,7 @@ def _find(data_dir: Path | None) -> _Subject:
     settings, invalid = read_settings()
     has_nats, has_postgres = settings.nats_url is not None, settings.postgres_url is not None
     if has_nats and has_postgres:
-        return _Subject(settings, invalid, os.environ)
+        return Installation(settings, invalid, os.environ)
     try:
         if data_dir is None and "data_dir" in invalid:
             raise invalid["data_dir"]
@@ -164,7 +154,7 @@ def _find(data_dir: Path | None) -> _Subject:
         if not has_nats and not has_postgres:
             raise
         # The check of its connection reports the missing one.
-        return _Subject(settings, invalid, os.environ)
+        return Installation(settings, invalid, os.environ)
     return _of_running(running, _in_place(settings, data_dir), invalid)
 
 
@@ -177,7 +167,7 @@ def _in_place(settings: Settings, data_dir: Path | None) -> Settings:
 
 def _of_running(
     running: RunningDev, settings: Settings, invalid: Mapping[str, SettingsError]
-) -> _Subject:
+) -> Installation:
     """Use the servers that the dev started; settings name the others."""
     found: dict[str, object] = {}
     # A dev that started a server does not use one that a setting names.
@@ -186,9 +176,9 @@ def _of_running(
     if settings.postgres_url is None and (settings.nats_url is None or not running.nats_url):
         found |= _url("postgres_url", running.postgres_url)
     if not found:
-        return _Subject(settings, invalid, os.environ)
+        return Installation(settings, invalid, os.environ)
     environment = os.environ if os.environ.get("DAGSTER_HOME") else None
-    return _Subject(settings.model_copy(update=found), invalid, environment)
+    return Installation(settings.model_copy(update=found), invalid, environment)
 
 
 def _url(field: str, url: str | None) -> dict[str, object]:

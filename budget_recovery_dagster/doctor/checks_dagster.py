@@ -16,6 +16,7 @@ from sqlalchemy.pool import NullPool
 from budget_recovery_dagster.doctor.model import (
     Check,
     CheckFailed,
+    Installation,
     Result,
     ok,
     skipped,
@@ -37,11 +38,9 @@ _USE_POSTGRES = (
 _NAME_DRIVER = "write the URL as postgresql+psycopg2://user:password@host/database."
 
 
-def dagster_storage(environment: Mapping[str, str] | None) -> Result:
-    """Check where Dagster stores runs and events, and connect to it. No password is shown.
-
-    ``environment`` is that of Dagster's processes; None: a running dev manages the storage.
-    """
+def dagster_storage(installation: Installation) -> Result:
+    """Check where Dagster stores runs and events, and connect to it. No password is shown."""
+    environment = installation.dagster_environment
     if environment is None:
         return skipped("managed_by_dev", "The running `budget-recovery dev` manages its storage.")
     home = environment.get(_HOME)

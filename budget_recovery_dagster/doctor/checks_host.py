@@ -4,15 +4,13 @@ import importlib.metadata
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
 from budget_recovery_dagster.adapters.parquet import told_of
-from budget_recovery_dagster.doctor.model import Check, Result, fail, joined, ok
-from budget_recovery_dagster.errors import SettingsError
-from budget_recovery_dagster.settings import PREFIX, Settings
+from budget_recovery_dagster.doctor.model import Check, Installation, Result, fail, joined, ok
+from budget_recovery_dagster.settings import PREFIX
 
 _DISTRIBUTION = "budget-recovery"
 _OLDEST_PYTHON = (3, 11)
@@ -20,28 +18,20 @@ _FIRST_UNSUPPORTED_PYTHON = (3, 14)
 _SHOWN_PACKAGES = ("dagster", "dagster-postgres", "psycopg", "nats-py", "SQLAlchemy")
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The settings of this host, and the errors of invalid ones by field."""
-
-    settings: Settings
-    invalid: Mapping[str, SettingsError]
-
-
-def settings(host: Host) -> Result:
+def settings(installation: Installation) -> Result:
     """Check that every setting is valid; name each that is not."""
-    errors = host.invalid.values()
+    errors = installation.invalid.values()
     if not errors:
         return ok("all settings are valid")
     return fail(
         "invalid_settings",
         " ".join(error.message for error in errors),
         joined(error.hint for error in errors),
-        settings=[f"{PREFIX}{field.upper()}" for field in host.invalid],
+        settings=[f"{PREFIX}{field.upper()}" for field in installation.invalid],
     )
 
 
-def python(_: Host) -> Result:
+def python(_: Installation) -> Result:
     """Check the version of Python."""
     version = platform.python_version()
     if not _OLDEST_PYTHON <= sys.version_info[:2] < _FIRST_UNSUPPORTED_PYTHON:
@@ -54,7 +44,7 @@ def python(_: Host) -> Result:
     return ok(version, version=version)
 
 
-def packages(_: Host) -> Result:
+def packages(_: Installation) -> Result:
     """Check that the installed packages are those that budget-recovery requires."""
     mismatches = list(_mismatches(_DISTRIBUTION))
     if mismatches:
@@ -68,13 +58,13 @@ def packages(_: Host) -> Result:
     return ok(", ".join(map(" ".join, versions.items())), versions=versions)
 
 
-def tables_directory(host: Host) -> Result:
+def tables_directory(installation: Installation) -> Result:
     """Check that files can be created in the directory of tables, and leave none."""
-    if "tables_dir" in host.invalid:
-        raise host.invalid["tables_dir"]
-    if "data_dir" in host.invalid and host.settings.tables_dir is None:
-        raise host.invalid["data_dir"]
-    directory = host.settings.tables_place
+    if "tables_dir" in installation.invalid:
+        raise installation.invalid["tables_dir"]
+    if "data_dir" in installation.invalid and installation.settings.tables_dir is None:
+        raise installation.invalid["data_dir"]
+    directory = installation.settings.tables_place
     # The first run that writes a table creates the missing directories.
     nearest = next(each for each in (directory, *directory.parents) if each.exists())
     with told_of(directory), tempfile.TemporaryFile(dir=nearest):

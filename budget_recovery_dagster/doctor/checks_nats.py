@@ -352,6 +352,7 @@ def judge_bucket(code: str, bucket: BucketInfo) -> Result:
 
 
 def _kind(bucket: BucketInfo) -> Result:
+    """Judge whether it is a bucket at all: another stream may drop or transform counters."""
     subjects = bucket.config.get("subjects") or []
     if subjects != [bucket.keys_subject]:
         return fail(
@@ -373,6 +374,7 @@ def _kind(bucket: BucketInfo) -> Result:
 
 
 def _replicas(bucket: BucketInfo) -> Result:
+    """Judge how many servers may lose their disk; an even number adds no tolerance."""
     count = bucket.config["num_replicas"]
     if bucket.cluster.cluster is None:
         return ok(f"{count}, on a single server")
@@ -392,6 +394,7 @@ def _replicas(bucket: BucketInfo) -> Result:
 
 
 def _history(bucket: BucketInfo) -> Result:
+    """Judge how many values are kept: only the newest one is read."""
     history = bucket.limit("max_msgs_per_subject")
     if history is None or history > _LONGEST_HISTORY:
         return warn(
@@ -403,6 +406,7 @@ def _history(bucket: BucketInfo) -> Result:
 
 
 def _max_age(bucket: BucketInfo) -> Result:
+    """Judge whether counters can expire in a window that is still open."""
     nanoseconds = bucket.limit("max_age")
     if nanoseconds is None:
         has_ttl = bucket.config.get("allow_msg_ttl") is True
@@ -424,6 +428,7 @@ def _max_age(bucket: BucketInfo) -> Result:
 
 
 def _storage(bucket: BucketInfo) -> Result:
+    """Judge whether the bucket survives a restart of its servers."""
     if bucket.config["storage"] == "memory":
         return warn(
             "memory_storage",
@@ -434,6 +439,7 @@ def _storage(bucket: BucketInfo) -> Result:
 
 
 def _sync(bucket: BucketInfo) -> Result:
+    """Judge which confirmed writes a crash can lose, as far as NATS reports it."""
     if bucket.config.get("persist_mode") == "async":
         return warn(
             "async_persistence",
@@ -452,6 +458,7 @@ def _sync(bucket: BucketInfo) -> Result:
 
 
 def _limits(bucket: BucketInfo) -> Result:
+    """Judge how full the bucket is, and what it does to counters when it is full."""
     limits = [
         (used / limit, f"{used / limit:.0%} of {limit:,} {unit}")
         for used, limit, unit in (
@@ -481,6 +488,7 @@ def _limits(bucket: BucketInfo) -> Result:
 
 
 def _value_size(bucket: BucketInfo) -> Result:
+    """Judge whether a leaderboard of 500 entries fits into a value."""
     limit = bucket.limit("max_msg_size")
     if limit is not None and limit < SMALLEST_MAX_VALUE:
         return warn(
@@ -492,17 +500,20 @@ def _value_size(bucket: BucketInfo) -> Result:
 
 
 def _purge(bucket: BucketInfo) -> Result:
+    """Show whether the gateway's users can purge the bucket; both are fine."""
     if bucket.config.get("deny_purge") is True:
         return ok("the bucket cannot be purged")
     return ok("the bucket can be purged; a check detects it by the marker")
 
 
 def _direct_get(bucket: BucketInfo) -> Result:
+    """Show whether direct get is allowed; both are fine, for only the leader is read."""
     is_allowed = bucket.config.get("allow_direct") is True
     return ok(f"{'allowed' if is_allowed else 'not allowed'}; not used, replicas may be behind")
 
 
 def _consumers(bucket: BucketInfo) -> Result:
+    """Judge whether a consumer can be created that lasts as long as a read may pause."""
     limits = bucket.config.get("consumer_limits") or {}
     idle_seconds = (limits.get("inactive_threshold") or 0) / 10**9
     if 0 < idle_seconds < INACTIVE_SECONDS:

@@ -8,11 +8,13 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from budget_recovery_dagster.domain.windows import require_aware
-from budget_recovery_dagster.errors import BudgetRecoveryError, describe_error
+from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError, describe_error
+from budget_recovery_dagster.settings import Settings
 
 Subject = TypeVar("Subject")
 
 Fact = str | int | float | bool | datetime | Sequence[str] | Mapping[str, Any] | None
+"""What a program may read of a result; it can be written as JSON, a time (aware) in UTC."""
 
 REQUIREMENT_NOT_MET = "requirement_not_met"
 UNEXPECTED_ERROR = "unexpected_error"
@@ -108,6 +110,18 @@ class Check(Generic[Subject]):
     code: str
     run: Callable[[Subject], Result]
     needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What is checked: the settings, and the errors of ``invalid`` ones by field.
+
+    ``dagster_environment`` is the environment of Dagster's processes, None for a running dev.
+    """
+
+    settings: Settings
+    invalid: Mapping[str, SettingsError]
+    dagster_environment: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,19 @@
 """Runs all checks. A failed check stops no other check, except those that need it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 from budget_recovery_dagster.doctor.checks_dagster import DAGSTER_CHECKS
-from budget_recovery_dagster.doctor.checks_host import HOST_CHECKS, Host
+from budget_recovery_dagster.doctor.checks_host import HOST_CHECKS
 from budget_recovery_dagster.doctor.checks_nats import NATS_CHECKS, open_store
 from budget_recovery_dagster.doctor.checks_postgres import POSTGRES_CHECKS, open_database
 from budget_recovery_dagster.doctor.model import (
     REQUIREMENT_NOT_MET,
     Check,
+    Installation,
     Outcome,
     Report,
     Result,
@@ -20,8 +21,7 @@ from budget_recovery_dagster.doctor.model import (
     failed_with,
     skipped,
 )
-from budget_recovery_dagster.errors import SettingsError
-from budget_recovery_dagster.settings import PREFIX, Settings
+from budget_recovery_dagster.settings import PREFIX
 
 CHECKS: tuple[Check[Any], ...] = (
     *HOST_CHECKS,
@@ -32,22 +32,17 @@ CHECKS: tuple[Check[Any], ...] = (
 """All checks, in the order in which they run."""
 
 
-def run_checks(
-    settings: Settings,
-    invalid: Mapping[str, SettingsError],
-    dagster_environment: Mapping[str, str] | None,
-) -> Report:
+def run_checks(installation: Installation) -> Report:
     """Run all checks. They change nothing in the store, in the database or on this host.
 
-    ``invalid`` are the errors of invalid settings by field; no check uses their defaults.
-    ``dagster_environment`` is the environment of Dagster's processes, None for a running dev.
+    An invalid setting has its default in ``installation.settings``; no check uses it.
     """
     started_at = datetime.now(UTC)
-    runner = _Runner(f"{PREFIX}{field.upper()}" for field in invalid)
+    settings = installation.settings
+    runner = _Runner(f"{PREFIX}{field.upper()}" for field in installation.invalid)
     with ExitStack() as exits:
         database = cache(lambda: exits.enter_context(open_database(settings)))
-        runner.run(HOST_CHECKS, lambda: Host(settings, invalid))
-        runner.run(DAGSTER_CHECKS, lambda: dagster_environment)
+        runner.run((*HOST_CHECKS, *DAGSTER_CHECKS), lambda: installation)
         runner.run(POSTGRES_CHECKS, database)
         runner.run(
             NATS_CHECKS,
