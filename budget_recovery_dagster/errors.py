@@ -153,7 +153,3 @@ class TablesError(BudgetRecoveryError):
 
 class ForeignTablesError(TablesError):
     """The tables belong to another installation, which would lose them; nothing was touched."""
-
-
-class InstallationError(BudgetRecoveryError):
-    """What is installed or set on this host, beside our own settings, is not as it must be."""

@@ -1,36 +1,45 @@
-"""``budget-recovery doctor``: looks at all that is needed, and says what to do about the rest."""
+"""``budget-recovery doctor``: checks everything that the services need; a page or JSON."""
 
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import click
 from pydantic import SecretStr
+from rich.console import Console
+from rich.text import Text
 
 from budget_recovery_dagster.cli.console import answers, show_failure
-from budget_recovery_dagster.cli.doctor_json import examination_json, refusal_json
-from budget_recovery_dagster.cli.doctor_page import print_examination
 from budget_recovery_dagster.cli.options import data_dir_option
-from budget_recovery_dagster.doctor_bootstrap import doctor_service
+from budget_recovery_dagster.doctor.model import Installation, Outcome, Report, error_code
+from budget_recovery_dagster.doctor.runner import run_checks
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
+from budget_recovery_dagster.presentation.documents import dumped, moment_or_none
+from budget_recovery_dagster.presentation.terminal import print_row
+from budget_recovery_dagster.presentation.text import escape_unprintable
 from budget_recovery_dagster.sandbox.errors import NoRunningDevError
 from budget_recovery_dagster.sandbox.running_dev import RunningDev, find_running_dev
 from budget_recovery_dagster.settings import Settings, read_settings
 
-WELL = 0
-WRONG = 1
+PASSED = 0
+FAILED = 1
 REFUSED = 2
 
+SCHEMA = 1
+"""The version of the JSON document; it changes when a key or code changes its meaning."""
 
-@dataclass(frozen=True, slots=True)
-class _Examined:
-    """What is to be examined; ``dagster_environment`` is None where a running dev has its own."""
-
-    settings: Settings
-    wrong: Mapping[str, SettingsError]
-    dagster_environment: Mapping[str, str] | None
+_STYLES: Mapping[Outcome, str] = {
+    Outcome.OK: "green",
+    Outcome.WARN: "bold yellow",
+    Outcome.FAIL: "bold red",
+    Outcome.SKIPPED: "magenta",
+}
+_OUTCOME_WIDTH = 8
+_CODE_WIDTH = 32
+_WIDEST = 100
+_NARROWEST = 20
 
 
 @click.command(short_help="Check settings, servers, permissions and bucket.")
@@ -38,80 +47,139 @@ class _Examined:
 @data_dir_option
 @click.pass_context
 def doctor(context: click.Context, data_dir: Path | None, *, as_json: bool) -> None:
-    """Check all that is needed, and say what to do about what is wrong. It changes nothing.
+    """Check everything that the services need, and show how to fix each problem. Read-only.
 
-    Exits with 0: nothing is wrong, though there may be advice; 1: something is wrong; 2: it was not
-    told where to look. Servers that no setting names are those of the running
-    `budget-recovery dev`.
+    Exit codes: 0, no check failed, though some may warn; 1, a check failed; 2, no server is
+    configured. A server that no setting names is that of the running `budget-recovery dev`.
     """
     try:
-        examined = _find(data_dir)
+        installation = _find(data_dir)
     except BudgetRecoveryError as error:
         show_failure(error.message, error.hint)
         if as_json:
-            click.echo(refusal_json(error.message, error.hint, REFUSED))
+            click.echo(_refusal_json(error))
         context.exit(REFUSED)
-    examination = doctor_service(
-        examined.settings, examined.wrong, examined.dagster_environment
-    ).examine()
-    exit_code = WELL if examination.is_well else WRONG
+    report = run_checks(installation)
+    exit_code = FAILED if report.has_failed else PASSED
     try:
         if as_json:
-            click.echo(examination_json(examination, exit_code))
+            click.echo(_report_json(report, exit_code))
         else:
-            print_examination(answers(), examination)
+            _print_report(answers(), report)
         sys.stdout.flush()
     except OSError as error:
-        show_failure(f"The answer could not be written: {error.strerror}.", "see where it goes.")
+        show_failure(f"The report cannot be written: {error.strerror}.", "check the output.")
         exit_code = REFUSED
     context.exit(exit_code)
 
 
-def _find(data_dir: Path | None) -> _Examined:
-    """Find what to examine: what the settings name, and the servers of the running dev.
+def _report_json(report: Report, exit_code: int) -> str:
+    return dumped(
+        schema=SCHEMA,
+        exit_code=exit_code,
+        at=moment_or_none(report.at),
+        counts={outcome.value: report.count(outcome) for outcome in Outcome},
+        checks=[
+            {
+                "check": check.code,
+                "outcome": result.outcome.value,
+                "code": result.code,
+                "facts": {
+                    name: moment_or_none(fact) if isinstance(fact, datetime) else fact
+                    for name, fact in result.facts.items()
+                },
+                "message": result.message,
+                "hint": result.hint or None,
+            }
+            for check, result in report.results
+        ],
+        error=None,
+    )
+
+
+def _refusal_json(error: BudgetRecoveryError) -> str:
+    """Write that nothing was checked, with the same keys."""
+    return dumped(
+        schema=SCHEMA,
+        exit_code=REFUSED,
+        at=None,
+        counts=None,
+        checks=None,
+        error={"code": error_code(error), "message": error.message, "hint": error.hint},
+    )
+
+
+def _print_report(console: Console, report: Report) -> None:
+    """Print a line for each check; below a warning or failure, its message and hint."""
+    for check, result in report.results:
+        outcome = (f"{result.outcome.upper():<{_OUTCOME_WIDTH}}", _STYLES[result.outcome])
+        if result.outcome in (Outcome.WARN, Outcome.FAIL):
+            print_row(console, [outcome, (check.code, "bold")])
+            print_row(console, result.message, indent=_OUTCOME_WIDTH)
+        else:
+            start = Text.assemble(outcome, f"{check.code:<{_CODE_WIDTH}}")
+            _print_beside(console, start, result.message)
+        if result.hint:
+            print_row(console, f"Try: {result.hint}", indent=_OUTCOME_WIDTH)
+    console.print()
+    summary = ", ".join(f"{report.count(outcome)} {outcome}" for outcome in Outcome)
+    print_row(console, f"{len(report.results)} checks: {summary}")
+
+
+def _print_beside(console: Console, start: Text, message: str) -> None:
+    """Print a message in a column of its own, which may take several lines."""
+    width = max(min(console.width, _WIDEST) - len(start), _NARROWEST)
+    for line in Text(escape_unprintable(console, message)).wrap(console, width):
+        line.rstrip()
+        console.print(start + line, soft_wrap=True)
+        start = Text(" " * len(start))
+
+
+def _find(data_dir: Path | None) -> Installation:
+    """Find what to check: the servers that the settings name, or those of the running dev.
 
     Raises:
-        NoRunningDevError: no server is named, and no dev runs there.
-        SettingsError: no server is named, and where a dev would be is not told rightly.
+        NoRunningDevError: no setting names a server, and no dev runs in the data directory.
+        SettingsError: no setting names a server, and that of the data directory is invalid.
     """
-    settings, wrong = read_settings()
+    settings, invalid = read_settings()
     has_nats, has_postgres = settings.nats_url is not None, settings.postgres_url is not None
     if has_nats and has_postgres:
-        return _Examined(settings, wrong, os.environ)
+        return Installation(settings, invalid, os.environ)
     try:
-        if data_dir is None and "data_dir" in wrong:
-            raise wrong["data_dir"]
+        if data_dir is None and "data_dir" in invalid:
+            raise invalid["data_dir"]
         running = find_running_dev(data_dir or settings.data_place)
     except (NoRunningDevError, SettingsError):
         if not has_nats and not has_postgres:
             raise
-        # The one that is not set is a finding.
-        return _Examined(settings, wrong, os.environ)
-    return _of_running(running, _in_place(settings, data_dir), wrong)
+        # The check of its connection reports the missing one.
+        return Installation(settings, invalid, os.environ)
+    return _of_running(running, _in_place(settings, data_dir), invalid)
 
 
 def _in_place(settings: Settings, data_dir: Path | None) -> Settings:
-    """Let the tables lie where the dev writes them."""
+    """Use the tables of the dev in this data directory."""
     if data_dir is None:
         return settings
     return settings.model_copy(update={"data_dir": data_dir.expanduser().absolute()})
 
 
 def _of_running(
-    running: RunningDev, settings: Settings, wrong: Mapping[str, SettingsError]
-) -> _Examined:
-    """Take the servers that the dev brings; those that were given to it, the settings name."""
-    told: dict[str, object] = {}
-    # A dev that has a server of its own does not use one that is named here.
+    running: RunningDev, settings: Settings, invalid: Mapping[str, SettingsError]
+) -> Installation:
+    """Use the servers that the dev started; settings name the others."""
+    found: dict[str, object] = {}
+    # A dev that started a server does not use one that a setting names.
     if settings.nats_url is None and (settings.postgres_url is None or not running.postgres_url):
-        told |= _told("nats_url", running.nats_url) | {"bucket": running.bucket}
+        found |= _url("nats_url", running.nats_url) | {"bucket": running.bucket}
     if settings.postgres_url is None and (settings.nats_url is None or not running.nats_url):
-        told |= _told("postgres_url", running.postgres_url)
-    if not told:
-        return _Examined(settings, wrong, os.environ)
+        found |= _url("postgres_url", running.postgres_url)
+    if not found:
+        return Installation(settings, invalid, os.environ)
     environment = os.environ if os.environ.get("DAGSTER_HOME") else None
-    return _Examined(settings.model_copy(update=told), wrong, environment)
+    return Installation(settings.model_copy(update=found), invalid, environment)
 
 
-def _told(field: str, url: str | None) -> dict[str, object]:
+def _url(field: str, url: str | None) -> dict[str, object]:
     return {} if url is None else {field: SecretStr(url)}

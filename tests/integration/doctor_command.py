@@ -10,6 +10,7 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from budget_recovery_dagster.cli.main import main
+from budget_recovery_dagster.doctor import CHECKS
 from tests.nats_servers import Bucket
 
 WIDTH = 80
@@ -17,31 +18,26 @@ WIDTH = 80
 NATS_URL = "BUDGET_RECOVERY_NATS_URL"
 POSTGRES_URL = "BUDGET_RECOVERY_POSTGRES_URL"
 DAGSTER_URL = "BUDGET_RECOVERY_DAGSTER_POSTGRES_URL"
-STORAGE = ("installation", "Dagster's storage")
-CONNECTION = ("servers", "connection")
+STORAGE = "dagster_storage"
+CONNECTION = "nats_connection"
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the command has said, and how it ended; findings by topic and name."""
+class Checked:
+    """What the command reported, by code of check, and how it ended."""
 
     exit_code: int
-    findings: dict[tuple[str, str], list[dict[str, Any]]]
+    checks: dict[str, dict[str, Any]]
 
-    def __getitem__(self, of: tuple[str, str]) -> dict[str, Any]:
-        (finding,) = self.findings[of]
-        return finding
+    def __getitem__(self, check: str) -> dict[str, Any]:
+        return self.checks[check]
 
-    def names(self, state: str) -> set[tuple[str, str]]:
-        return {
-            of
-            for of, findings in self.findings.items()
-            if any(each["state"] == state for each in findings)
-        }
+    def ended(self, outcome: str) -> set[str]:
+        return {check for check, each in self.checks.items() if each["outcome"] == outcome}
 
     @property
-    def wrong(self) -> set[tuple[str, str]]:
-        return self.names("wrong")
+    def failed(self) -> set[str]:
+        return self.ended("fail")
 
 
 def run_doctor(*arguments: str, **environment: str | None) -> Result:
@@ -49,26 +45,27 @@ def run_doctor(*arguments: str, **environment: str | None) -> Result:
     return CliRunner().invoke(main, ["doctor", *arguments], env=env)
 
 
-def doctor(*arguments: str, **environment: str | None) -> Told:
-    """Let the command look, and return what it says to programs."""
+def doctor(*arguments: str, **environment: str | None) -> Checked:
+    """Run the command, and return what it reports to programs."""
     ended = run_doctor("--json", *arguments, **environment)
     assert ended.stderr == "", ended.stderr
     content = json.loads(ended.stdout)
-    assert set(content) == {"exit_code", "at", "counts", "findings", "error"}
+    assert set(content) == {"schema", "exit_code", "at", "counts", "checks", "error"}
+    assert content["schema"] == 1
     assert content["exit_code"] == ended.exit_code
-    findings: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for each in content["findings"]:
-        assert set(each) == {"topic", "name", "state", "found", "to_do"}
-        assert each["found"]
-        assert each["to_do"] or each["state"] in ("ok", "not_looked_at")
-        findings.setdefault((each["topic"], each["name"]), []).append(each)
-    assert sum(content["counts"].values()) == len(content["findings"])
-    assert (ended.exit_code == 1) == (content["counts"]["wrong"] > 0)
-    return Told(ended.exit_code, findings)
+    checks = {each["check"]: each for each in content["checks"]}
+    assert list(checks) == [check.code for check in CHECKS]
+    for each in checks.values():
+        assert set(each) == {"check", "outcome", "code", "facts", "message", "hint"}
+        assert each["message"]
+        assert each["hint"] or each["outcome"] in ("ok", "skipped")
+    assert sum(content["counts"].values()) == len(content["checks"]) == len(checks)
+    assert (ended.exit_code == 1) == (content["counts"]["fail"] > 0)
+    return Checked(ended.exit_code, checks)
 
 
 def page(*arguments: str, **environment: str | None) -> str:
-    """Let the command look, and return what it says to people."""
+    """Run the command, and return the page that it prints for people."""
     ended = run_doctor(*arguments, **environment)
     lines = ended.stdout.splitlines()
     assert lines
@@ -94,6 +91,6 @@ def dagster_home(directory: Path, url: str, *, content: str | None = None) -> di
     return {"DAGSTER_HOME": str(directory), DAGSTER_URL: url}
 
 
-def require_unseen(told: Told, topic: str, *names: str) -> None:
-    assert names
-    assert {told[topic, name]["state"] for name in names} == {"not_looked_at"}
+def require_skipped(checked: Checked, *checks: str) -> None:
+    assert checks
+    assert set(checks) <= checked.ended("skipped")

@@ -15,7 +15,7 @@ from tests.integration.doctor_command import (
     NATS_URL,
     doctor,
     page,
-    require_unseen,
+    require_skipped,
     untouched,
 )
 from tests.nats_servers import PASSWORD, Bucket, users, with_user
@@ -66,9 +66,9 @@ def guarded_bucket(
 
 def test_it_needs_no_more_permissions_than_the_readme_lists(guarded_bucket: Bucket) -> None:
     with untouched(guarded_bucket):
-        told = doctor()
-    assert told.wrong == set()
-    assert told["bucket", "a reading"]["state"] == "ok"
+        checked = doctor()
+    assert checked.failed == set()
+    assert checked["bucket_read"]["outcome"] == "ok"
 
 
 @pytest.mark.parametrize("number", range(len(PERMISSIONS)), ids=PERMISSIONS)
@@ -77,45 +77,47 @@ def test_each_missing_permission_is_named(
 ) -> None:
     denied = PERMISSIONS[number]
     with untouched(guarded_bucket):
-        told = doctor(**{NATS_URL: with_user(guarded.url, f"without-{number}", PASSWORD)})
-    assert told.exit_code == 1
-    ((topic, name),) = told.wrong
-    assert topic == "permissions"
-    assert told[topic, name]["found"] == f"The NATS user may not publish to {denied}"
-    assert "grant it" in told[topic, name]["to_do"]
-    can_read = told["bucket", "a reading"]["state"] == "ok"
+        checked = doctor(**{NATS_URL: with_user(guarded.url, f"without-{number}", PASSWORD)})
+    assert checked.exit_code == 1
+    (check,) = checked.failed
+    assert check.startswith("permission_")
+    assert checked[check]["code"] == "permission_denied"
+    assert checked[check]["facts"] == {"subject": denied}
+    assert checked[check]["message"] == f"The NATS user may not publish to {denied}"
+    assert "grant it" in checked[check]["hint"]
+    can_read = checked["bucket_read"]["outcome"] == "ok"
     is_for_reading = denied == ASK or (
         "API" in denied and any(part in denied for part in FOR_READING[1:])
     )
     assert can_read is not is_for_reading
-    assert told["bucket", "kind"]["state"] == ("not_looked_at" if denied == ASK else "ok")
+    assert checked["bucket_kind"]["outcome"] == ("skipped" if denied == ASK else "ok")
 
 
 def test_a_user_who_may_not_receive_answers_is_told_so(
     guarded: NatsServer, guarded_bucket: Bucket
 ) -> None:
-    told = doctor(**{NATS_URL: with_user(guarded.url, "deaf", PASSWORD)})
-    assert told.wrong == {("permissions", "receiving answers")}
-    assert "_INBOX_budget_recovery.>" in told["permissions", "receiving answers"]["found"]
-    assert told["permissions", "raising counters"]["state"] == "not_looked_at"
-    assert told["bucket", "kind"]["found"] == "No answer can be received."
+    checked = doctor(**{NATS_URL: with_user(guarded.url, "deaf", PASSWORD)})
+    assert checked.failed == {"permission_receive_answers"}
+    assert "_INBOX_budget_recovery.>" in checked["permission_receive_answers"]["message"]
+    assert checked["permission_raise_counters"]["outcome"] == "skipped"
+    assert checked["bucket_kind"]["facts"] == {"requires": ["permission_receive_answers"]}
 
 
 def test_a_wrong_password_of_nats_is_named_and_not_shown(
     guarded: NatsServer, guarded_bucket: Bucket
 ) -> None:
     environment = {NATS_URL: with_user(guarded.url, "recovery", "wr0ng")}
-    told, said = doctor(**environment), page(**environment)
-    assert told.wrong == {CONNECTION}
+    checked, said = doctor(**environment), page(**environment)
+    assert checked.failed == {CONNECTION}
     assert (
         f"{guarded.url} refuses the NATS user: Authorization Violation."
-        in (told[CONNECTION]["found"])
+        in (checked[CONNECTION]["message"])
     )
-    assert NATS_URL in told[CONNECTION]["to_do"]
+    assert NATS_URL in checked[CONNECTION]["hint"]
     assert "wr0ng" not in said
-    assert "not looked at: receiving answers, looking at the bucket" in said
-    require_unseen(told, "servers", "version")
-    require_unseen(told, "bucket", *(name for topic, name in told.findings if topic == "bucket"))
+    assert "SKIPPED permission_receive_answers      Requires nats_connection.\n" in said
+    require_skipped(checked, "nats_version")
+    require_skipped(checked, *(check for check in checked.checks if check.startswith("bucket_")))
 
 
 def test_expired_credentials_are_named_with_the_time(
@@ -127,35 +129,35 @@ def test_expired_credentials_are_named_with_the_time(
         environment = {NATS_URL: server.url, "BUDGET_RECOVERY_NATS_CREDS": str(file)}
         file.write_text(operator.credentials(expires_in=-3600))
         expired = doctor(**environment)
-        assert expired.wrong == {("servers", "credentials"), CONNECTION}
+        assert expired.failed == {"nats_credentials", CONNECTION}
         day = f"{datetime.now(UTC) - timedelta(hours=1):%Y-%m-%d}"
-        for of in expired.wrong:
-            assert f"{file} expired at {day}" in expired[of]["found"]
-            assert "renew" in expired[of]["to_do"]
+        for of in expired.failed:
+            assert f"{file} expired at {day}" in expired[of]["message"]
+            assert "renew" in expired[of]["hint"]
 
         file.write_text(operator.credentials(expires_in=3600))
         soon = doctor(**environment)
-        assert soon["servers", "credentials"]["state"] == "advice"
+        assert soon["nats_credentials"]["outcome"] == "warn"
         # The operator's account has no JetStream.
-        assert "JetStream" in soon["bucket", "existence"]["found"]
+        assert "JetStream" in soon["bucket_exists"]["message"]
 
 
 def test_nats_that_is_down_is_named_and_the_rest_is_looked_at(configured: Bucket) -> None:
     url = f"nats://127.0.0.1:{unused_port()}"
-    told = doctor(**{NATS_URL: url})
-    assert told.wrong == {CONNECTION}
-    assert f"{url} cannot be reached" in told[CONNECTION]["found"]
-    require_unseen(told, "clocks", "of the store")
-    assert told["database", "schema"]["state"] == "ok"
-    assert told["clocks", "of this host"]["state"] == "ok"
+    checked = doctor(**{NATS_URL: url})
+    assert checked.failed == {CONNECTION}
+    assert f"{url} cannot be reached" in checked[CONNECTION]["message"]
+    require_skipped(checked, "store_clock")
+    assert checked["database_schema"]["outcome"] == "ok"
+    assert checked["host_clock"]["outcome"] == "ok"
 
 
 def test_one_server_of_several_that_is_down_is_advice(
     configured: Bucket, nats_server: NatsServer
 ) -> None:
     down = f"nats://127.0.0.1:{unused_port()}"
-    told = doctor(**{NATS_URL: f"{down},{nats_server.url}"})
-    assert told.wrong == set()
-    assert told[CONNECTION]["state"] == "advice"
-    assert down in told[CONNECTION]["found"]
-    assert told[CONNECTION]["found"].endswith(f"In use: {nats_server.url}.")
+    checked = doctor(**{NATS_URL: f"{down},{nats_server.url}"})
+    assert checked.failed == set()
+    assert checked[CONNECTION]["outcome"] == "warn"
+    assert down in checked[CONNECTION]["message"]
+    assert checked[CONNECTION]["message"].endswith(f"In use: {nats_server.url}.")

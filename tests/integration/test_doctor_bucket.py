@@ -8,42 +8,61 @@ import pytest
 from nats.js.api import StreamConfig, StreamConsumerLimits
 
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from tests.integration.doctor_command import NATS_URL, doctor, require_unseen, untouched
+from tests.integration.doctor_command import NATS_URL, doctor, require_skipped, untouched
 from tests.nats_servers import Bucket, DisturbedNetwork
 
 
 def test_a_bucket_that_is_not_there_is_named(configured: Bucket) -> None:
-    told = doctor(BUDGET_RECOVERY_BUCKET="another")
-    assert told.wrong == {("bucket", "existence")}
-    assert told["bucket", "existence"]["found"] == "The bucket another does not exist."
-    require_unseen(told, "bucket", "kind", "replicas", "a reading")
+    checked = doctor(BUDGET_RECOVERY_BUCKET="another")
+    assert checked.failed == {"bucket_exists"}
+    assert checked["bucket_exists"]["message"] == "The bucket another does not exist."
+    require_skipped(checked, "bucket_kind", "bucket_replicas", "bucket_read")
     # Whether one may is known all the same.
-    assert told["permissions", "raising counters"]["state"] == "ok"
+    assert checked["permission_raise_counters"]["outcome"] == "ok"
 
 
 @pytest.mark.parametrize(
-    ("settings", "name", "state", "found"),
+    ("settings", "check", "outcome", "code", "message"),
     [
-        ({"storage": "memory"}, "storage", "advice", "In memory"),
-        ({"max_age": 3 * 86400}, "expiry", "advice", "for 3 days is dropped"),
-        ({"max_msgs_per_subject": -1}, "history", "advice", "Every former value"),
-        ({"max_bytes": 10**6, "discard": "old"}, "room", "advice", "the oldest counters are"),
-        ({"max_bytes": 540}, "room", "wrong", "writings are refused"),
-        ({"max_msg_size": 500}, "size of values", "advice", "500 bytes at most"),
-        ({"subjects": ["other.>"]}, "kind", "wrong", "no key-value bucket"),
-        ({"retention": "interest"}, "kind", "wrong", "the retention interest"),
-        ({"sealed": True}, "kind", "wrong", "sealed set"),
+        ({"storage": "memory"}, "bucket_storage", "warn", "memory_storage", "Memory"),
+        ({"max_age": 3 * 86400}, "bucket_max_age", "warn", "shorter_than_window", "for 3 days,"),
+        (
+            {"max_msgs_per_subject": -1},
+            "bucket_history",
+            "warn",
+            "unlimited_history",
+            "every earlier",
+        ),
+        (
+            {"max_bytes": 10**6, "discard": "old"},
+            "bucket_limits",
+            "warn",
+            "discards_old",
+            "the oldest",
+        ),
+        ({"max_bytes": 540}, "bucket_limits", "fail", "almost_full", "refuses writes"),
+        ({"max_msg_size": 500}, "bucket_value_size", "warn", "values_too_small", "500 bytes"),
+        ({"subjects": ["other.>"]}, "bucket_kind", "fail", "not_a_bucket", "other.>"),
+        (
+            {"retention": "interest"},
+            "bucket_kind",
+            "fail",
+            "unusable_settings",
+            "retention interest",
+        ),
+        ({"sealed": True}, "bucket_kind", "fail", "unusable_settings", "sealed"),
         (
             {"consumer_limits": StreamConsumerLimits(inactive_threshold=10)},
-            "consumers",
-            "wrong",
-            "for more than 10 s, and a reading asks for 30 s",
+            "bucket_consumers",
+            "fail",
+            "idle_limit_too_short",
+            "idle for 10 s, but a read needs 30 s",
         ),
     ],
     ids=lambda value: None if isinstance(value, dict) else str(value)[:20],
 )
 def test_settings_of_the_bucket_are_judged(
-    configured: Bucket, settings: dict[str, Any], name: str, state: str, found: str
+    configured: Bucket, settings: dict[str, Any], check: str, outcome: str, code: str, message: str
 ) -> None:
     configured.destroy()
     is_sealed = settings.pop("sealed", False)
@@ -58,27 +77,27 @@ def test_settings_of_the_bucket_are_judged(
         config.sealed = True
         configured._do(lambda js: js.update_stream(config))
     with untouched(configured):
-        told = doctor()
-    assert told["bucket", name]["state"] == state
-    assert found in told["bucket", name]["found"]
+        checked = doctor()
+    assert (checked[check]["outcome"], checked[check]["code"]) == (outcome, code)
+    assert message in checked[check]["message"]
     # A sealed stream says so itself, and so does one that lets no consumer of ours be.
-    others = {("bucket", "a reading")} if name == "consumers" else set()
-    assert told.wrong - others == ({("bucket", name)} if state == "wrong" else set())
-    assert others <= told.wrong
+    others = {"bucket_read"} if check == "bucket_consumers" else set()
+    assert checked.failed - others == ({check} if outcome == "fail" else set())
+    assert others <= checked.failed
 
 
 @pytest.mark.parametrize(
-    ("seconds", "then"),
-    [(30, "nothing is restored."), (-90, "nothing is captured or restored.")],
+    ("seconds", "blocks"),
+    [(30, ["restore"]), (-90, ["capture", "restore"])],
 )
 def test_clocks_that_disagree_are_named(
-    configured: Bucket, nats_server: NatsServer, seconds: int, then: str
+    configured: Bucket, nats_server: NatsServer, seconds: int, blocks: list[str]
 ) -> None:
     def shift(answer: bytes) -> bytes:
         return re.sub(
             rb'(?<="ts":")[^"]{19}',
-            lambda told: (
-                (datetime.fromisoformat(told[0].decode()) + timedelta(seconds=seconds))
+            lambda time: (
+                (datetime.fromisoformat(time[0].decode()) + timedelta(seconds=seconds))
                 .isoformat()
                 .encode()
             ),
@@ -87,8 +106,9 @@ def test_clocks_that_disagree_are_named(
 
     with DisturbedNetwork(nats_server.url) as network:
         network.rewrite = shift
-        told = doctor(**{NATS_URL: network.url})
-    assert told.wrong == {("clocks", "of the store")}
-    of_store = told["clocks", "of the store"]
-    assert of_store["found"].endswith(then)
-    assert ("ahead of" if seconds > 0 else "behind") in of_store["found"]
+        checked = doctor(**{NATS_URL: network.url})
+    assert checked.failed == {"store_clock"}
+    of_store = checked["store_clock"]
+    assert of_store["facts"]["blocks"] == blocks
+    assert (of_store["facts"]["skew_seconds"] > 0) is (seconds > 0)
+    assert ("ahead of" if seconds > 0 else "behind") in of_store["message"]

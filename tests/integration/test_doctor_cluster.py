@@ -5,12 +5,12 @@ from pathlib import Path
 from nats.errors import Error
 
 from tests.free_ports import unused_port
-from tests.integration.doctor_command import Told, doctor
+from tests.integration.doctor_command import Checked, doctor
 from tests.nats_cluster import NAMES, Cluster
 from tests.nats_servers import Bucket
 from tests.waiting import wait_until
 
-REPLICAS, CLUSTER = ("bucket", "replicas"), ("bucket", "cluster")
+REPLICAS, CLUSTER = "bucket_replicas", "bucket_cluster"
 
 
 def test_replicas_and_a_server_that_is_gone_are_told(server_dir: Path) -> None:
@@ -18,7 +18,7 @@ def test_replicas_and_a_server_that_is_gone_are_told(server_dir: Path) -> None:
         wait_until(lambda: cluster.meta_leader() is not None)
         urls = cluster.urls
 
-        def told(bucket: str) -> Told:
+        def checked(bucket: str) -> Checked:
             return doctor(
                 BUDGET_RECOVERY_NATS_URL=",".join(urls),
                 BUDGET_RECOVERY_BUCKET=bucket,
@@ -32,27 +32,27 @@ def test_replicas_and_a_server_that_is_gone_are_told(server_dir: Path) -> None:
         with Bucket.connected(url, "one") as one, Bucket.connected(url, "three") as three:
             one.create()
             three.create(replicas=3)
-            single = told("one")
-            assert single[REPLICAS]["state"] == "advice"
-            assert single[REPLICAS]["found"].startswith("1 in a cluster")
-            assert single[CLUSTER]["state"] == "ok"
+            single = checked("one")
+            assert single[REPLICAS]["outcome"] == "warn"
+            assert single[REPLICAS]["code"] == "single_replica"
+            assert single[CLUSTER]["outcome"] == "ok"
 
-            whole = told("three")
-            assert (whole[REPLICAS]["state"], whole[REPLICAS]["found"]) == ("ok", "3")
-            assert whole[CLUSTER]["found"].endswith("2 current beside it")
-            assert whole["bucket", "a reading"]["state"] == "ok"
+            whole = checked("three")
+            assert (whole[REPLICAS]["outcome"], whole[REPLICAS]["message"]) == ("ok", "3")
+            assert whole[CLUSTER]["message"].endswith("current followers: 2")
+            assert whole["bucket_read"]["outcome"] == "ok"
             assert three.info().state.last_seq == 0
 
             gone = cluster.servers[others[1]].url
             cluster.kill(others[1])
             # After a writing it shows who has not taken it.
-            wait_until(lambda: _put(three) and CLUSTER in told("three").wrong)
-            missing = told("three")
-            assert (
-                others[1] in missing[CLUSTER]["found"] or "no leader" in missing[CLUSTER]["found"]
-            )
-            assert missing["servers", "connection"]["state"] == "advice"
-            assert gone in missing["servers", "connection"]["found"]
+            wait_until(lambda: _put(three) and CLUSTER in checked("three").failed)
+            missing = checked("three")
+            assert missing[CLUSTER]["code"] == "not_converged"
+            problem = missing[CLUSTER]["message"]
+            assert others[1] in problem or "no leader" in problem
+            assert missing["nats_connection"]["outcome"] == "warn"
+            assert gone in missing["nats_connection"]["message"]
 
 
 def _put(bucket: Bucket) -> bool:

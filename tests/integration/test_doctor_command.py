@@ -19,7 +19,7 @@ from tests.integration.doctor_command import (
     dagster_home,
     doctor,
     page,
-    require_unseen,
+    require_skipped,
     run_doctor,
     untouched,
 )
@@ -36,16 +36,16 @@ def test_all_is_well_and_nothing_is_touched(
     configured.spend("acme", "total", "lifetime", {None: "80"})
     home = dagster_home(tmp_path / "home", database_url.replace("://", "+psycopg2://"))
     with untouched(configured):
-        told = doctor(**home)
+        checked = doctor(**home)
         said = page(**home)
-    assert told.exit_code == 0
+    assert checked.exit_code == 0
     # What NATS does not tell is not called well.
-    assert told.names("not_looked_at") == {("bucket", "sync")}
-    assert told.names("advice") == told.wrong == set()
-    assert told["database", "version"]["found"].startswith("PostgreSQL 1")
-    assert told["bucket", "kind"]["found"] == "a key-value bucket; messages in it: 1"
-    assert told[STORAGE]["found"].startswith("PostgreSQL, postgresql+psycopg2://postgres@")
-    assert said.splitlines()[-1].startswith("Nothing is wrong; ")
+    assert checked.ended("skipped") == {"bucket_sync"}
+    assert checked.ended("warn") == checked.failed == set()
+    assert checked["database_version"]["message"].startswith("PostgreSQL 1")
+    assert checked["bucket_kind"]["message"] == "key-value bucket; messages: 1"
+    assert checked[STORAGE]["message"].startswith("PostgreSQL, postgresql+psycopg2://postgres@")
+    assert said.splitlines()[-1].endswith(" ok, 0 warn, 0 fail, 1 skipped")
     [(rows,)] = database.execute("select count(*) from budget_recovery.store").fetchall()
     assert rows == 0
     # Dagster would have made its tables.
@@ -57,22 +57,25 @@ def test_all_is_well_and_nothing_is_touched(
 def test_every_wrong_setting_is_named_and_nothing_is_done_on_its_default(
     configured: Bucket, database: psycopg.Connection
 ) -> None:
-    told = doctor(
+    checked = doctor(
         BUDGET_RECOVERY_BUCKET="usage.>",
         BUDGET_RECOVERY_RETENTION_DAYS="x",
         BUDGET_RECOVERY_TABLES_DIR="relative",
     )
-    assert told.wrong == {("installation", "settings"), ("installation", "tables")}
-    said = [each["found"] for each in told.findings["installation", "settings"]]
-    assert [each.split(" is ")[0] for each in said] == [
+    assert checked.failed == {"settings", "tables_directory"}
+    names = [
         "BUDGET_RECOVERY_BUCKET",
         "BUDGET_RECOVERY_RETENTION_DAYS",
         "BUDGET_RECOVERY_TABLES_DIR",
     ]
-    assert told["servers", "connection"]["state"] == "ok"
-    require_unseen(told, "bucket", "existence", "a reading")
-    require_unseen(told, "permissions", "raising counters")
-    require_unseen(told, "database", "bucket")
+    assert checked["settings"]["facts"] == {"settings": names}
+    for name in names:
+        assert f"{name} is " in checked["settings"]["message"]
+        assert f"set {name} to " in checked["settings"]["hint"]
+    assert checked["nats_connection"]["outcome"] == "ok"
+    require_skipped(checked, "bucket_exists", "bucket_read")
+    require_skipped(checked, "permission_raise_counters")
+    require_skipped(checked, "database_bucket")
 
 
 @pytest.mark.parametrize(
@@ -89,11 +92,14 @@ def test_every_wrong_setting_is_named_and_nothing_is_done_on_its_default(
 def test_a_setting_of_a_connection_that_is_wrong_is_named(
     configured: Bucket, tmp_path: Path, name: str, value: str | None, said: str
 ) -> None:
-    told = doctor(**{name: value, "BUDGET_RECOVERY_DATA_DIR": str(tmp_path / "no dev")})
-    topic = "database" if name == POSTGRES_URL else "servers"
-    assert told.wrong == {(topic, "connection")}
-    assert said in told[topic, "connection"]["found"]
-    assert value is None or name in told[topic, "connection"]["to_do"]
+    checked = doctor(**{name: value, "BUDGET_RECOVERY_DATA_DIR": str(tmp_path / "no dev")})
+    check = "database_connection" if name == POSTGRES_URL else "nats_connection"
+    assert checked.failed == {check}
+    assert checked[check]["code"] == (
+        "settings" if name != POSTGRES_URL or not value else "database"
+    )
+    assert said in checked[check]["message"]
+    assert value is None or name in checked[check]["hint"]
 
 
 def test_a_place_for_tables_that_cannot_be_used_is_named(
@@ -101,39 +107,57 @@ def test_a_place_for_tables_that_cannot_be_used_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "tables"
-    told = doctor(BUDGET_RECOVERY_TABLES_DIR=str(place))
-    assert told.wrong == {("installation", "tables")}
-    assert f"{place} cannot be used for tables" in told["installation", "tables"]["found"]
+    checked = doctor(BUDGET_RECOVERY_TABLES_DIR=str(place))
+    assert checked.failed == {"tables_directory"}
+    assert f"{place} cannot be used for tables" in checked["tables_directory"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("content", "url", "state", "said"),
+    ("content", "url", "outcome", "code", "fact"),
     [
-        ("", "", "advice", "SQLite"),
-        (None, "", "wrong", f"{DAGSTER_URL}, by which"),
-        (None, "postgresql://me@localhost/dagster", "wrong", "the driver psycopg, on which"),
-        (None, "postgresql+nothing://me@localhost/d", "wrong", "postgresql+nothing"),
-        (None, "not a url", "wrong", "names no URL"),
-        ("storage: {custom: {module: m}}", "", "advice", "'custom'"),
-        ("{", "", "wrong", "it is no YAML"),
+        ("", "", "warn", "sqlite_storage", "sqlite"),
+        (None, "", "fail", "storage_variable_not_set", DAGSTER_URL),
+        (
+            None,
+            "postgresql://me:s3cret@localhost/dagster",
+            "fail",
+            "storage_driver_unsupported",
+            "psycopg",
+        ),
+        (
+            None,
+            "postgresql+nothing://me@localhost/d",
+            "fail",
+            "storage_driver_unsupported",
+            "postgresql+nothing",
+        ),
+        (None, "not a url", "fail", "storage_url_invalid", "dagster.yaml"),
+        ("storage: {custom: {module: m}}", "", "warn", "untested_storage", "custom"),
+        ("{", "", "fail", "dagster_yaml_unreadable", "dagster.yaml"),
     ],
 )
 def test_the_storage_of_dagster_is_looked_at(
-    configured: Bucket, tmp_path: Path, content: str | None, url: str, state: str, said: str
+    configured: Bucket,
+    tmp_path: Path,
+    content: str | None,
+    url: str,
+    outcome: str,
+    code: str,
+    fact: str,
 ) -> None:
-    told = doctor(**dagster_home(tmp_path / "home", url, content=content))
-    assert told[STORAGE]["state"] == state
-    assert said in told[STORAGE]["found"]
-    assert "s3cret" not in str(told)
-    assert told.wrong <= {STORAGE}
+    checked = doctor(**dagster_home(tmp_path / "home", url, content=content))
+    assert (checked[STORAGE]["outcome"], checked[STORAGE]["code"]) == (outcome, code)
+    assert fact in str(checked[STORAGE]["facts"])
+    assert "s3cret" not in str(checked)
+    assert checked.failed <= {STORAGE}
 
 
 def test_a_storage_of_dagster_that_is_down_is_named(configured: Bucket, tmp_path: Path) -> None:
     url = f"postgresql+psycopg2://me:s3cret@127.0.0.1:{unused_port()}/d"
-    told = doctor(**dagster_home(tmp_path / "home", url, content=None))
-    assert told.wrong == {STORAGE}
-    assert "refused" in told[STORAGE]["found"]
-    assert "s3cret" not in str(told)
+    checked = doctor(**dagster_home(tmp_path / "home", url, content=None))
+    assert checked.failed == {STORAGE}
+    assert "refused" in checked[STORAGE]["message"]
+    assert "s3cret" not in str(checked)
 
 
 def test_the_parts_of_a_url_may_be_given_one_by_one(
@@ -155,8 +179,8 @@ def test_the_parts_of_a_url_may_be_given_one_by_one(
     ):
         home = tmp_path / next(iter(content))
         environment = dagster_home(home, "", content=json.dumps(content))
-        told = doctor(**environment, THE_DATABASE=str(server["dbname"]))
-        assert told[STORAGE]["state"] == "ok", told[STORAGE]
+        checked = doctor(**environment, THE_DATABASE=str(server["dbname"]))
+        assert checked[STORAGE]["outcome"] == "ok", checked[STORAGE]
 
 
 def test_without_settings_it_looks_at_the_running_dev(
@@ -169,18 +193,19 @@ def test_without_settings_it_looks_at_the_running_dev(
     unset = {NATS_URL: None, POSTGRES_URL: None, "BUDGET_RECOVERY_BUCKET": None}
     arguments = ("--data-dir", str(tmp_path / "data"))
     with held_data_dir(tmp_path / "data") as data_dir, announced(data_dir, running):
-        told = doctor(*arguments, **unset)
-    assert told.exit_code == 0
-    assert told["bucket", "existence"]["found"] == configured.name
-    assert told["bucket", "a reading"]["state"] == "ok"
-    assert told[STORAGE]["state"] == "not_looked_at"
+        checked = doctor(*arguments, **unset)
+    assert checked.exit_code == 0
+    assert checked["bucket_exists"]["message"] == configured.name
+    assert checked["bucket_read"]["outcome"] == "ok"
+    assert checked[STORAGE]["outcome"] == "skipped"
 
     for as_json in ((), ("--json",)):
         refused = run_doctor(*arguments, *as_json, **unset)
         assert refused.exit_code == 2
         assert refused.stderr.startswith("Error: No budget-recovery dev runs on ")
     content = json.loads(refused.stdout)
-    assert (content["exit_code"], content["findings"]) == (2, None)
+    assert (content["schema"], content["exit_code"], content["checks"]) == (1, 2, None)
+    assert content["error"]["code"] == "no_running_dev"
     assert content["error"]["message"] in refused.stderr
 
 

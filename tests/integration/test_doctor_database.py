@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from tests.free_ports import unused_port
-from tests.integration.doctor_command import POSTGRES_URL, doctor, require_unseen
+from tests.integration.doctor_command import POSTGRES_URL, doctor, require_skipped
 from tests.integration.locked_postgres import locked_database
 from tests.nats_servers import PASSWORD, Bucket
 
@@ -20,23 +20,30 @@ def locked_database_url(server_dir: Path) -> Iterator[str]:
 
 
 def test_a_database_that_is_down_is_named_and_the_rest_is_looked_at(configured: Bucket) -> None:
-    told = doctor(**{POSTGRES_URL: f"postgresql://me:s3cret@127.0.0.1:{unused_port()}/database"})
-    assert told.wrong == {("database", "connection")}
-    assert "cannot be reached" in told["database", "connection"]["found"]
-    assert "s3cret" not in str(told)
-    require_unseen(told, "database", "version", "writable", "schema", "rights", "bucket")
-    require_unseen(told, "clocks", "of the store", "of this host")
-    assert told["bucket", "a reading"]["state"] == "ok"
+    checked = doctor(**{POSTGRES_URL: f"postgresql://me:s3cret@127.0.0.1:{unused_port()}/database"})
+    assert checked.failed == {"database_connection"}
+    assert "cannot be reached" in checked["database_connection"]["message"]
+    assert "s3cret" not in str(checked)
+    require_skipped(
+        checked,
+        "database_version",
+        "database_writable",
+        "database_schema",
+        "database_privileges",
+        "database_bucket",
+    )
+    require_skipped(checked, "store_clock", "host_clock")
+    assert checked["bucket_read"]["outcome"] == "ok"
 
 
 def test_a_wrong_password_of_postgresql_is_named_and_not_shown(
     configured: Bucket, locked_database_url: str
 ) -> None:
-    told = doctor(**{POSTGRES_URL: locked_database_url.replace(PASSWORD, "wr0ng")})
-    assert told.wrong == {("database", "connection")}
-    assert "password authentication failed for user" in told["database", "connection"]["found"]
-    assert "user and password" in told["database", "connection"]["to_do"]
-    assert "wr0ng" not in str(told)
+    checked = doctor(**{POSTGRES_URL: locked_database_url.replace(PASSWORD, "wr0ng")})
+    assert checked.failed == {"database_connection"}
+    assert "password authentication failed for user" in checked["database_connection"]["message"]
+    assert "user and password" in checked["database_connection"]["hint"]
+    assert "wr0ng" not in str(checked)
 
 
 @pytest.mark.parametrize(
@@ -56,14 +63,14 @@ def test_an_old_a_newer_and_no_schema_are_named(
     to_do: str,
 ) -> None:
     if version is None:
-        told = doctor(**{POSTGRES_URL: empty_database_url})
+        checked = doctor(**{POSTGRES_URL: empty_database_url})
     else:
         database.execute("update budget_recovery.alembic_version set version_num = %s", (version,))
-        told = doctor()
-    assert told.wrong == {("database", "schema")}
-    assert found in told["database", "schema"]["found"]
-    assert to_do in told["database", "schema"]["to_do"]
-    require_unseen(told, "database", "rights", "bucket")
+        checked = doctor()
+    assert checked.failed == {"database_schema"}
+    assert found in checked["database_schema"]["message"]
+    assert to_do in checked["database_schema"]["hint"]
+    require_skipped(checked, "database_privileges", "database_bucket")
 
 
 def test_rights_that_the_role_lacks_are_named(
@@ -74,16 +81,16 @@ def test_rights_that_the_role_lacks_are_named(
         database.execute("grant usage on schema budget_recovery to doctor_reader")
         database.execute("grant select on all tables in schema budget_recovery to doctor_reader")
         database.execute("revoke select on budget_recovery.budget_entry from doctor_reader")
-        told = doctor(**{POSTGRES_URL: database_url.replace("postgres@", "doctor_reader@")})
+        checked = doctor(**{POSTGRES_URL: database_url.replace("postgres@", "doctor_reader@")})
     finally:
         database.execute("drop owned by doctor_reader")
         database.execute("drop role doctor_reader")
-    assert told.wrong == {("database", "rights")}
-    said = told["database", "rights"]["found"]
+    assert checked.failed == {"database_privileges"}
+    said = checked["database_privileges"]["message"]
     assert said.startswith(
         "The role doctor_reader lacks insert, delete on budget_content; select on budget_entry;"
     )
-    assert "doctor_reader" in told["database", "rights"]["to_do"]
+    assert "doctor_reader" in checked["database_privileges"]["hint"]
 
 
 def test_a_database_that_takes_no_writings_is_named(
@@ -91,11 +98,11 @@ def test_a_database_that_takes_no_writings_is_named(
 ) -> None:
     name = database.info.dbname
     database.execute(f"alter database {name} set default_transaction_read_only = on")
-    told = doctor()
-    assert told.wrong == {("database", "writable")}
+    checked = doctor()
+    assert checked.failed == {"database_writable"}
     assert (
         "point BUDGET_RECOVERY_POSTGRES_URL at the primary"
-        in (told["database", "writable"]["to_do"])
+        in (checked["database_writable"]["hint"])
     )
 
 
@@ -106,6 +113,6 @@ def test_a_database_of_another_bucket_is_named(
         "insert into budget_recovery.store (bucket, deployment_id)"
         " values ('other', gen_random_uuid())"
     )
-    told = doctor()
-    assert told.wrong == {("database", "bucket")}
-    assert "this database belongs to the bucket 'other'" in told["database", "bucket"]["found"]
+    checked = doctor()
+    assert checked.failed == {"database_bucket"}
+    assert "this database belongs to the bucket 'other'" in checked["database_bucket"]["message"]

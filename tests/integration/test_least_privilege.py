@@ -153,7 +153,7 @@ def test_the_documented_user_captures_checks_previews_and_restores(guarded_house
     assert json.loads(run("preview", "--json"))["raised"] == 2
     told = json.loads(run("restore", "--reason", "a test", "--yes", "--json"))
     assert (told["raised"], told["incident"]["is_closed"]) == (2, True)
-    assert doctor().names("wrong") == set()
+    assert doctor().ended("fail") == set()
 
 
 def test_the_user_for_captures_captures_checks_and_previews_and_restores_nothing(
@@ -165,10 +165,10 @@ def test_the_user_for_captures_captures_checks_and_previews_and_restores_nothing
     house.capture()
     checked = house.check()
     assert (checked.check.verdict, checked.hint) == (Verdict.UNCHANGED, "")
-    assert doctor().names("wrong") == {
-        ("permissions", "reading leaderboards"),
-        ("permissions", "raising counters"),
-        ("permissions", "rebuilding leaderboards"),
+    assert doctor().ended("fail") == {
+        "permission_read_leaderboards",
+        "permission_raise_counters",
+        "permission_rebuild_leaderboards",
     }
     house.lose()
     house.find_loss()

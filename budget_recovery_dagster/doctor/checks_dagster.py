@@ -1,0 +1,192 @@
+"""Check of Dagster's storage: found in Dagster's own settings, and connected to.
+
+Dagster's own code would create its tables on connecting, so it is not used.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+import yaml  # type: ignore[import-untyped]  # it ships none
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from budget_recovery_dagster.doctor.model import (
+    Check,
+    CheckFailed,
+    Installation,
+    Result,
+    ok,
+    skipped,
+    warn,
+)
+
+_HOME = "DAGSTER_HOME"
+_FILE = "dagster.yaml"
+_DRIVER = "psycopg2"
+_CONNECT_SECONDS = 5
+# Older configurations have three sections in place of `storage`.
+_SINGLE_SECTIONS = ("event_log_storage", "run_storage", "schedule_storage")
+_URL_PARTS = ("scheme", "username", "password", "hostname", "port", "db_name")
+
+_USE_POSTGRES = (
+    "for production, copy this project's dagster.yaml to DAGSTER_HOME and set"
+    " BUDGET_RECOVERY_DAGSTER_POSTGRES_URL."
+)
+_NAME_DRIVER = "write the URL as postgresql+psycopg2://user:password@host/database."
+
+
+def dagster_storage(installation: Installation) -> Result:
+    """Check where Dagster stores runs and events, and connect to it. No password is shown."""
+    environment = installation.dagster_environment
+    if environment is None:
+        return skipped("managed_by_dev", "The running `budget-recovery dev` manages its storage.")
+    home = environment.get(_HOME)
+    if not home:
+        return warn(
+            "dagster_home_not_set",
+            f"{_HOME} is not set. `dagster dev` would keep no data; webserver and daemon would not"
+            " start.",
+            f"set {_HOME} to the directory of dagster.yaml, here and for Dagster's processes.",
+        )
+    directory = Path(home)
+    if not directory.is_absolute() or not directory.is_dir():
+        raise CheckFailed(
+            "dagster_home_invalid",
+            f"{_HOME} is {home}, which is not the absolute path of a directory.",
+            f"set {_HOME} to the directory of dagster.yaml.",
+            directory=home,
+        )
+    kind, settings = _storage_section(_read(directory / _FILE))
+    if kind == "sqlite":
+        return warn(
+            "sqlite_storage",
+            f"Dagster stores runs in SQLite in {directory}, on this host only.",
+            _USE_POSTGRES,
+            storage=kind,
+        )
+    if kind != "postgres":
+        return warn(
+            "untested_storage",
+            f"Dagster stores runs in the storage {kind!r}, which is not tested with this project.",
+            _USE_POSTGRES,
+            storage=kind,
+        )
+    where = _connect(_url(settings, environment, directory / _FILE))
+    return ok(f"PostgreSQL, {where}", storage=kind, url=where)
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        # The parser's message quotes the file, which may hold a password.
+        reason = getattr(error, "strerror", None) or "it is not valid YAML"
+        raise CheckFailed(
+            "dagster_yaml_unreadable",
+            f"{file} cannot be read: {reason}.",
+            "correct the file.",
+            file=str(file),
+        ) from None
+    return content if isinstance(content, dict) else {}
+
+
+def _storage_section(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the kind of the configured storage, and its settings."""
+    section = config.get("storage")
+    if isinstance(section, dict) and section:
+        kind, settings = next(iter(section.items()))
+        return str(kind), settings if isinstance(settings, dict) else {}
+    for name in _SINGLE_SECTIONS:
+        single = config.get(name)
+        if isinstance(single, dict):
+            module, settings = str(single.get("module", "")), single.get("config")
+            kind = "postgres" if module.startswith("dagster_postgres") else module
+            return kind, settings if isinstance(settings, dict) else {}
+    return "sqlite", {}
+
+
+def _url(settings: Mapping[str, Any], environment: Mapping[str, str], file: Path) -> URL:
+    try:
+        url = _value(settings.get("postgres_url"), environment, file)
+        if url:
+            return make_url(url)
+        given = settings["postgres_db"]
+        parts = {name: _value(given.get(name), environment, file) for name in _URL_PARTS}
+        return URL.create(
+            parts["scheme"] or "postgresql",
+            parts["username"] or None,
+            parts["password"] or None,
+            parts["hostname"] or None,
+            int(parts["port"] or 5432),
+            parts["db_name"] or None,
+            query={name: str(value) for name, value in (given.get("params") or {}).items()},
+        )
+    except (ArgumentError, KeyError, AttributeError, TypeError, ValueError):
+        raise CheckFailed(
+            "storage_url_invalid",
+            f"{file} has no readable URL for Dagster's storage.",
+            _NAME_DRIVER,
+            file=str(file),
+        ) from None
+
+
+def _value(given: Any, environment: Mapping[str, str], file: Path) -> str:
+    """Read a value of Dagster's settings, which may name an environment variable."""
+    if not isinstance(given, dict):
+        return "" if given is None else str(given)
+    name = str(given.get("env"))
+    if not environment.get(name):
+        raise CheckFailed(
+            "storage_variable_not_set",
+            f"{name}, which {file} uses for Dagster's storage, is not set.",
+            f"set {name} to a URL such as postgresql+psycopg2://user@host/dagster.",
+            variable=name,
+        )
+    return environment[name]
+
+
+def _connect(url: URL) -> str:
+    """Connect once; return the URL without password and parameters."""
+    where = url.set(password=None, query={}).render_as_string()
+    try:
+        driver = url.get_driver_name()
+    except NoSuchModuleError:
+        driver = url.drivername
+    if url.get_backend_name() != "postgresql" or driver != _DRIVER:
+        raise CheckFailed(
+            "storage_driver_unsupported",
+            f"The URL of Dagster's storage begins with {url.drivername}://, which selects the"
+            f" driver {driver}. Dagster's event storage fails with it.",
+            _NAME_DRIVER,
+            url=where,
+            driver=driver,
+        )
+    try:
+        engine = sqlalchemy.create_engine(
+            url, poolclass=NullPool, connect_args={"connect_timeout": _CONNECT_SECONDS}
+        )
+        with engine.connect():
+            return where
+    except ModuleNotFoundError as error:
+        raise CheckFailed(
+            "storage_driver_missing",
+            f"The driver of Dagster's storage is not installed: {error.name}.",
+            "pip install psycopg2-binary into Dagster's environment.",
+            url=where,
+        ) from error
+    except SQLAlchemyError as error:
+        reason = " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
+        raise CheckFailed(
+            "storage_unreachable",
+            f"Dagster's storage cannot be reached: {reason}.",
+            "check that this PostgreSQL runs and that the URL of Dagster's storage is correct.",
+            url=where,
+        ) from error
+
+
+DAGSTER_CHECKS = (Check("dagster_storage", dagster_storage),)

@@ -1,0 +1,258 @@
+"""Checks of the control-plane database, on a read-only connection, and of other clocks.
+
+The clock of PostgreSQL is the one that the others are compared with.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, LiteralString
+
+from budget_recovery_dagster.adapters.postgres.connection import (
+    Connection,
+    connect,
+    connection_parameters,
+    driver_errors,
+)
+from budget_recovery_dagster.adapters.postgres.database import (
+    require_newest,
+    require_usable_server,
+    server_clock,
+)
+from budget_recovery_dagster.doctor.model import Check, Result, fail, ok, warn
+from budget_recovery_dagster.domain.admission import require_bucket
+from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW
+from budget_recovery_dagster.settings import Settings
+
+_READ_ONLY = "set default_transaction_read_only = on"
+_SESSION = "select current_database(), current_user"
+_VERSION = "select current_setting('server_version')"
+
+# The value of role, database and server, which is below the setting of this session.
+_ACCEPTS_WRITES = """
+select not pg_is_in_recovery() and reset_val = 'off'
+from pg_settings where name = 'default_transaction_read_only'
+"""
+
+# Every table is read. Only migrations write Alembic's own table, and only people write definitions
+# of budgets. The server removes what cascades from another table's rows.
+_WRITTEN = {
+    "budget_content": ("insert", "delete"),
+    "budget_record": ("insert", "delete"),
+    "budget_reset": ("insert",),
+    "capture": ("insert", "update", "delete"),
+    "capture_failure": ("insert", "update", "delete"),
+    "incident": ("insert", "update"),
+    "lease": ("insert", "update"),
+    "restore_attempt": ("insert", "update"),
+    "restore_audit": ("insert", "update"),
+    "restore_preview": ("insert", "update", "delete"),
+    "restore_preview_window": ("insert",),
+    "store": ("insert", "update"),
+    "store_check": ("insert", "delete"),
+    "store_loss": ("insert",),
+}
+
+_MISSING_PRIVILEGES = """
+with written (name, privilege) as (select * from unnest(%s::text[], %s::text[]))
+select c.relname, array_agg(p.name order by p.place)
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+cross join unnest(array['select', 'insert', 'update', 'delete']) with ordinality p (name, place)
+where n.nspname = 'budget_recovery' and c.relkind in ('r', 'v', 'm', 'p')
+  and (p.name = 'select'
+       or exists (select from written w where w.name = c.relname and w.privilege = p.name))
+  and not has_table_privilege(c.oid, p.name)
+group by c.relname
+order by c.relname
+"""
+
+_BUCKET = "select bucket from budget_recovery.store"
+
+_SHOWN_TABLES = 4
+_SHOWN_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A connection that can only read, and the bucket of the settings."""
+
+    connection: Connection
+    bucket: str
+
+    def query(self, sql: LiteralString, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query.
+
+        Raises:
+            DatabaseError: the server refused it, or the connection is lost.
+        """
+        with driver_errors():
+            return self.connection.execute(sql, parameters).fetchall()
+
+    def now(self) -> datetime:
+        """Return the time of the server, in UTC."""
+        with driver_errors():
+            return server_clock(self.connection).astimezone(UTC)
+
+
+@contextmanager
+def open_database(settings: Settings) -> Iterator[Database]:
+    """Connect to the database of the settings, whatever its schema.
+
+    Raises:
+        SettingsError: the URL is not set.
+        DatabaseError: the URL is invalid or the connection fails; the message says why.
+    """
+    parameters = connection_parameters(settings.require_postgres_url())
+    with driver_errors():
+        connection = connect(parameters)
+    try:
+        # Without transactions a refused statement does not affect the next one.
+        connection.autocommit = True
+        with driver_errors():
+            connection.execute(_READ_ONLY)
+        yield Database(connection, settings.bucket)
+    finally:
+        connection.close()
+
+
+def database_connection(database: Database) -> Result:
+    """Check that the role can connect."""
+    [(name, role)] = database.query(_SESSION)
+    return ok(f"database {name} as {role}", database=name, role=role)
+
+
+def database_version(database: Database) -> Result:
+    """Check that version and encoding of the server are supported."""
+    require_usable_server(database.connection)
+    [(version,)] = database.query(_VERSION)
+    return ok(f"PostgreSQL {version}", version=version)
+
+
+def database_writable(database: Database) -> Result:
+    """Check that the server accepts writes, without writing."""
+    [(accepts_writes,)] = database.query(_ACCEPTS_WRITES)
+    if not accepts_writes:
+        return fail(
+            "read_only",
+            "The server is read-only.",
+            "point BUDGET_RECOVERY_POSTGRES_URL at the primary.",
+        )
+    return ok("primary")
+
+
+def database_schema(database: Database) -> Result:
+    """Check that the schema is the one that this version of the project needs."""
+    with driver_errors():
+        version = require_newest(database.connection)
+    return ok(f"version {version}, current", version=version)
+
+
+def database_privileges(database: Database) -> Result:
+    """Check that the role may read every table, and write those that services write."""
+    missing = missing_privileges(database)
+    if not missing:
+        return ok("the role has all privileges that it needs")
+    [(_, role)] = database.query(_SESSION)
+    tables = [f"{', '.join(privileges)} on {table}" for table, privileges in missing.items()]
+    more = len(tables) - _SHOWN_TABLES
+    shown = [*tables[:_SHOWN_TABLES], *([f"{more} more"] if more > 0 else [])]
+    return fail(
+        "missing_privileges",
+        f"The role {role} lacks {'; '.join(shown)}.",
+        f"as the owner of the schema, run the grants in docs/operations.md for {role}.",
+        role=role,
+        missing=missing,
+    )
+
+
+def missing_privileges(database: Database) -> Mapping[str, Sequence[str]]:
+    """Return the privileges that the role lacks, by table."""
+    written = [(table, each) for table, privileges in _WRITTEN.items() for each in privileges]
+    tables, privileges = zip(*written, strict=True)
+    return dict(database.query(_MISSING_PRIVILEGES, (list(tables), list(privileges))))
+
+
+def database_bucket(database: Database) -> Result:
+    """Check that the database belongs to the bucket of the settings, or to none yet."""
+    rows = database.query(_BUCKET)
+    if not rows:
+        return ok("not recorded yet; the first check or snapshot records it", bucket=None)
+    [(bucket,)] = rows
+    require_bucket(bucket, database.bucket)
+    return ok(bucket, bucket=bucket)
+
+
+def host_clock(database: Database) -> Result:
+    """Compare the clock of this host with PostgreSQL's."""
+    return judge_host_clock(datetime.now(UTC), database.now(), datetime.now(UTC))
+
+
+def judge_store_clock(
+    before: datetime, store: datetime | None, after: datetime, *, version: str
+) -> Result:
+    """Compare the store's time with PostgreSQL's ``before`` and ``after`` it was asked."""
+    if store is None:
+        return warn(
+            "no_server_time",
+            f"nats-server {version} does not report its time, so clock skew is not detected.",
+            "upgrade to nats-server 2.10 or newer.",
+            version=version,
+        )
+    skew = _skew(before, store, after)
+    if abs(skew) <= RESTORE_CLOCK_SKEW:
+        return ok(_describe_skew(skew), skew_seconds=skew.total_seconds())
+    blocks_captures = abs(skew) > MAX_CLOCK_SKEW
+    return fail(
+        "clock_skew",
+        f"The store's clock is {_describe_skew(skew)}."
+        f" {'Captures and restores' if blocks_captures else 'Restores'} are refused.",
+        "synchronize the clocks of the NATS and PostgreSQL servers with NTP.",
+        skew_seconds=skew.total_seconds(),
+        blocks=["capture", "restore"] if blocks_captures else ["restore"],
+    )
+
+
+def judge_host_clock(before: datetime, database: datetime, after: datetime) -> Result:
+    """Compare this host's time with PostgreSQL's, asked between ``before`` and ``after``."""
+    skew = -_skew(before, database, after)
+    if abs(skew) <= MAX_CLOCK_SKEW:
+        return ok(_describe_skew(skew), skew_seconds=skew.total_seconds())
+    return warn(
+        "clock_skew",
+        f"This host's clock is {_describe_skew(skew)}. If Dagster runs on this host, its schedule"
+        " ticks for other hours than PostgreSQL names.",
+        "synchronize the clock of this host with NTP.",
+        skew_seconds=skew.total_seconds(),
+    )
+
+
+def _skew(before: datetime, clock: datetime, after: datetime) -> timedelta:
+    """Return how far a clock is certainly ahead of another one; negative: behind it."""
+    if clock > after:
+        return clock - after
+    return clock - before if clock < before else timedelta(0)
+
+
+def _describe_skew(skew: timedelta) -> str:
+    seconds = skew.total_seconds()
+    if abs(seconds) < _SHOWN_SECONDS:
+        return "in sync with PostgreSQL"
+    return f"{abs(seconds):,.1f} s {'ahead of' if seconds > 0 else 'behind'} PostgreSQL"
+
+
+POSTGRES_CHECKS = (
+    Check("database_connection", database_connection),
+    Check("database_version", database_version),
+    Check("database_writable", database_writable),
+    Check("database_schema", database_schema),
+    # Other tables need other privileges.
+    Check("database_privileges", database_privileges, ("database_schema",)),
+    Check(
+        "database_bucket",
+        database_bucket,
+        ("database_schema", "BUDGET_RECOVERY_BUCKET"),
+    ),
+    Check("host_clock", host_clock),
+)

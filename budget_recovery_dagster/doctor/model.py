@@ -1,0 +1,144 @@
+"""What a check of ``budget-recovery doctor`` is, and what it returns."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from budget_recovery_dagster.domain.windows import require_aware
+from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError, describe_error
+from budget_recovery_dagster.settings import Settings
+
+Subject = TypeVar("Subject")
+
+Fact = str | int | float | bool | datetime | Sequence[str] | Mapping[str, Any] | None
+"""What a program may read of a result; it can be written as JSON, a time (aware) in UTC."""
+
+REQUIREMENT_NOT_MET = "requirement_not_met"
+UNEXPECTED_ERROR = "unexpected_error"
+
+_WORD_START = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+class Outcome(StrEnum):
+    """How a check ended. A skipped check never counts as passed."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a check found.
+
+    ``code`` and ``facts`` are for programs and stable; the code of a passed check is ``ok``.
+    ``message`` and ``hint`` are for people. A warning or a failure always has a hint.
+    """
+
+    outcome: Outcome
+    code: str
+    message: str
+    hint: str = ""
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.message:
+            raise ValueError(f"the result {self.code} has no message")
+        if self.outcome in (Outcome.WARN, Outcome.FAIL) and not self.hint:
+            raise ValueError(f"the result {self.code} has no hint")
+
+
+def ok(message: str, **facts: Fact) -> Result:
+    """Return the result of a check that passed."""
+    return Result(Outcome.OK, "ok", message, facts=facts)
+
+
+def warn(code: str, message: str, hint: str, **facts: Fact) -> Result:
+    """Return the result of a check that found something that works, and should be improved."""
+    return Result(Outcome.WARN, code, message, hint, facts)
+
+
+def fail(code: str, message: str, hint: str, **facts: Fact) -> Result:
+    """Return the result of a check that found something that does not work, or soon will not."""
+    return Result(Outcome.FAIL, code, message, hint, facts)
+
+
+def skipped(code: str, message: str, hint: str = "", **facts: Fact) -> Result:
+    """Return the result of a check that could not be made."""
+    return Result(Outcome.SKIPPED, code, message, hint, facts)
+
+
+def failed_with(error: Exception) -> Result:
+    """Return the result of a check that raised an error."""
+    if isinstance(error, CheckFailed):
+        return error.result
+    return fail(error_code(error), *describe_error(error))
+
+
+def error_code(error: Exception) -> str:
+    """Return the stable code of an error, such as ``store_missing``."""
+    if not isinstance(error, BudgetRecoveryError):
+        return UNEXPECTED_ERROR
+    return _WORD_START.sub("_", type(error).__name__.removesuffix("Error")).lower()
+
+
+def joined(hints: Iterable[str]) -> str:
+    """Write several hints as one sentence, each once."""
+    return "; ".join(dict.fromkeys(hint.rstrip(".") for hint in hints)) + "."
+
+
+class CheckFailed(Exception):  # noqa: N818 - it carries a result; nothing is wrong with the check
+    """Ends a check, from any depth, with the result it carries."""
+
+    def __init__(self, code: str, message: str, hint: str, **facts: Fact) -> None:
+        super().__init__(message)
+        self.result = fail(code, message, hint, **facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Generic[Subject]):
+    """One check: a function of its subject, such as an open database, with a stable code.
+
+    ``needs`` are the codes of earlier checks that must not fail or be skipped, and the names of
+    settings that must be valid. Otherwise the check is skipped.
+    """
+
+    code: str
+    run: Callable[[Subject], Result]
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What is checked: the settings, and the errors of ``invalid`` ones by field.
+
+    ``dagster_environment`` is the environment of Dagster's processes, None for a running dev.
+    """
+
+    settings: Settings
+    invalid: Mapping[str, SettingsError]
+    dagster_environment: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every check with its result, and when doctor started (aware), by the clock of this host."""
+
+    at: datetime
+    results: tuple[tuple[Check[Any], Result], ...]
+
+    def __post_init__(self) -> None:
+        require_aware(self.at)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether any check failed. Warnings and skipped checks do not count."""
+        return self.count(Outcome.FAIL) > 0
+
+    def count(self, outcome: Outcome) -> int:
+        """Count the checks that ended in this way."""
+        return sum(result.outcome is outcome for _, result in self.results)
