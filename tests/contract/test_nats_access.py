@@ -111,7 +111,7 @@ def test_a_user_may_read_leaderboards_and_no_counters(guarded: NatsServer) -> No
         assert failure.message.endswith(f".$KV.{BUCKET}.leaderboard.a.>.")
 
 
-def test_a_user_without_rights_is_told_the_subject(guarded: NatsServer) -> None:
+def test_a_missing_permission_is_reported_with_its_subject(guarded: NatsServer) -> None:
     with opened_as(guarded, "nothing") as store:
         for call in (
             lambda: identity_of(store),
@@ -123,7 +123,7 @@ def test_a_user_without_rights_is_told_the_subject(guarded: NatsServer) -> None:
             assert f"publish to {API}.STREAM.INFO.KV_{BUCKET}." in failure.message
 
 
-def test_a_user_who_may_not_receive_answers_is_told_so(guarded: NatsServer) -> None:
+def test_a_user_who_may_not_receive_responses_gets_a_clear_error(guarded: NatsServer) -> None:
     with opened_as(guarded, "deaf") as store:
         failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StorePermissionError)
@@ -131,7 +131,7 @@ def test_a_user_who_may_not_receive_answers_is_told_so(guarded: NatsServer) -> N
     assert "permissions violation" in str(failure.__cause__).lower()
 
 
-def test_a_user_who_may_not_clean_up_is_told_so(guarded: NatsServer) -> None:
+def test_a_user_who_may_not_delete_consumers_gets_a_clear_error(guarded: NatsServer) -> None:
     with opened_as(guarded, "untidy") as store:
         failure = prompt_failure_of(lambda: store.reader(COUNTERS).read("a"))
     assert isinstance(failure, StorePermissionError)
@@ -140,23 +140,23 @@ def test_a_user_who_may_not_clean_up_is_told_so(guarded: NatsServer) -> None:
 
 @pytest.mark.parametrize("name", ["some", "nobody"])
 @pytest.mark.parametrize("password", ["wr0ng", "wr%400ng"])
-def test_a_wrong_password_is_refused_and_not_shown(
+def test_a_wrong_password_is_rejected_and_not_shown(
     guarded: NatsServer, name: str, password: str
 ) -> None:
     with opened_as(guarded, name, password) as store:
         failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StorePermissionError)
-    assert "refuses the NATS user: Authorization Violation" in failure.message
+    assert "rejected the NATS user: Authorization Violation" in failure.message
     assert "authorization violation" in str(failure.__cause__).lower()
     assert "wr" not in str(failure)
 
 
-def test_no_password_is_refused(guarded: NatsServer) -> None:
+def test_a_missing_password_is_rejected(guarded: NatsServer) -> None:
     with open_usage_store(guarded.url, BUCKET, timeouts=PATIENT) as store:
         assert isinstance(prompt_failure_of(lambda: identity_of(store)), StorePermissionError)
 
 
-def test_a_password_may_hold_any_character(server_dir: Path) -> None:
+def test_a_password_may_contain_any_character(server_dir: Path) -> None:
     config = users({"user": "us:er", "password": "p@ss/w#rd"})
     with NatsServer(server_dir / "password", config=config) as server:
         url = with_user(server.url, "us%3Aer", "p%40ss%2Fw%23rd")
@@ -170,7 +170,7 @@ def opened_with(credentials: Path, server: NatsServer) -> Iterator[NatsUsageStor
         yield store
 
 
-def test_credentials_open_the_door_until_they_expire(server_dir: Path, tmp_path: Path) -> None:
+def test_credentials_are_accepted_until_they_expire(server_dir: Path, tmp_path: Path) -> None:
     operator = Operator()
     with NatsServer(server_dir / "operated", config=operator.config) as server:
         valid, expired = tmp_path / "valid.creds", tmp_path / "expired.creds"
@@ -186,7 +186,7 @@ def test_credentials_open_the_door_until_they_expire(server_dir: Path, tmp_path:
             assert "renew the credentials" in failure.hint
 
 
-def test_credentials_that_are_gone_when_they_are_needed_are_told(
+def test_a_removed_credentials_file_is_reported_at_the_next_connection(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "gone.creds"
@@ -198,7 +198,7 @@ def test_credentials_that_are_gone_when_they_are_needed_are_told(
     assert str(path) in failure.message
 
 
-def test_credentials_that_expire_during_the_connection_are_told(
+def test_credentials_that_expire_during_a_connection_are_reported(
     server_dir: Path, tmp_path: Path
 ) -> None:
     operator = Operator()
@@ -210,20 +210,22 @@ def test_credentials_that_expire_during_the_connection_are_told(
             wait_until(lambda: isinstance(failure_of(ask), StorePermissionError))
 
 
-def test_a_server_without_tls_gets_no_password_where_tls_is_asked_for(
+def test_no_password_is_sent_without_tls_if_tls_is_required(
     guarded: NatsServer,
 ) -> None:
     url = with_user(guarded.url, "gateway", PASSWORD).replace("nats://", "tls://")
     with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
         failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StoreUnreachableError)
-    assert "does not demand TLS, so nothing was sent" in failure.message
+    assert "does not require TLS, so nothing was sent" in failure.message
 
 
 @pytest.mark.skipif(
     OPENSSL is None, reason="openssl, which makes the certificate, is not installed"
 )
-def test_tls_needs_the_authority_that_signed(server_dir: Path, tmp_path: Path) -> None:
+def test_tls_requires_the_authority_that_signed_the_certificate(
+    server_dir: Path, tmp_path: Path
+) -> None:
     assert OPENSSL is not None
     certificate, key = tmp_path / "server.pem", tmp_path / "key.pem"
     request = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test"

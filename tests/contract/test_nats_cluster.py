@@ -54,7 +54,7 @@ def _succeeds(call: Callable[[], object]) -> bool:
     return True
 
 
-def test_neither_a_dead_nor_a_wiped_follower_is_read(cluster: Cluster, leader: str) -> None:
+def test_dead_and_wiped_followers_are_never_read(cluster: Cluster, leader: str) -> None:
     follower, other = sorted(cluster.servers.keys() - {leader})
     with open_usage_store(cluster.servers[other].url, BUCKET, timeouts=TIMEOUTS) as store:
         identity = identity_of(store)
@@ -73,7 +73,7 @@ def test_neither_a_dead_nor_a_wiped_follower_is_read(cluster: Cluster, leader: s
         wait_until(lambda: bucket.consumers() == 0, seconds=60)
 
 
-def test_without_a_quorum_nothing_is_known_and_nothing_missing(
+def test_without_a_quorum_the_store_is_unknown_and_not_missing(
     cluster: Cluster, leader: str
 ) -> None:
     first, second = sorted(cluster.servers.keys() - {leader})
@@ -111,7 +111,7 @@ def test_without_a_quorum_nothing_is_known_and_nothing_missing(
         assert len(store.reader(COUNTERS).read("t").counters) == COUNT
 
 
-def test_the_servers_of_a_cluster_are_told_and_a_dead_one_is_objected_to(
+def test_the_cluster_view_lists_all_servers_and_a_dead_one_prevents_convergence(
     cluster: Cluster, leader: str
 ) -> None:
     follower, other = sorted(cluster.servers.keys() - {leader})
@@ -133,7 +133,7 @@ def test_the_servers_of_a_cluster_are_told_and_a_dead_one_is_objected_to(
         wait_until(lambda: follower in (objection(store.cluster_view(NOW)) or ""), seconds=60)
 
 
-def test_a_restore_that_loses_the_leader_is_told_and_can_be_done_again(
+def test_a_restore_that_loses_the_leader_fails_and_can_be_repeated(
     cluster: Cluster, leader: str
 ) -> None:
     _, other = sorted(cluster.servers.keys() - {leader})
@@ -159,7 +159,7 @@ def test_a_restore_that_loses_the_leader_is_told_and_can_be_done_again(
         assert {counter.usage for counter in store.open_tenant("t").reading.counters} == {5}
 
 
-def test_a_cluster_that_finds_its_leader_in_a_moment_is_read(cluster: Cluster, leader: str) -> None:
+def test_a_read_waits_for_a_short_election(cluster: Cluster, leader: str) -> None:
     refusals = [5]
 
     def refuse(answer: bytes) -> bytes:
@@ -188,7 +188,7 @@ def refused(answer: bytes) -> bytes:
     return b"%s %d%s%s%s" % (line.rpartition(b" ")[0], len(error), end, error, end)
 
 
-def test_a_missing_bucket_is_told_by_the_cluster_with_authority(cluster: Cluster) -> None:
+def test_only_the_cluster_as_a_whole_reports_a_missing_bucket(cluster: Cluster) -> None:
     with open_usage_store(cluster.servers["n0"].url, BUCKET, timeouts=TIMEOUTS) as store:
         ask = partial(identity_of, store)
         wait_until(lambda: isinstance(failure_of(ask), StoreMissingError), seconds=60)

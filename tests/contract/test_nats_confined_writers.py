@@ -83,7 +83,9 @@ def test_a_user_may_raise_one_tenant_and_not_another(guarded: NatsServer) -> Non
         assert f"publish to $KV.{CONFINED}.leaderboard.a.b.2026-11" in failure.message
 
 
-def test_a_user_who_may_not_write_the_marker_is_told_its_subject(guarded: NatsServer) -> None:
+def test_a_missing_permission_to_write_the_marker_is_reported_with_its_subject(
+    guarded: NatsServer,
+) -> None:
     with opened_as(guarded, "reader") as store:
         assert store.observe("d").marker is None
         failure = prompt_failure_of(lambda: store.write_marker("d", "n", after=0))
@@ -91,7 +93,9 @@ def test_a_user_who_may_not_write_the_marker_is_told_its_subject(guarded: NatsSe
         assert f"publish to $KV.{CONFINED}.__guard.d" in failure.message
 
 
-def test_a_user_who_may_not_read_the_marker_is_told_the_subject(guarded: NatsServer) -> None:
+def test_a_missing_permission_to_read_the_marker_is_reported_with_its_subject(
+    guarded: NatsServer,
+) -> None:
     with opened_as(guarded, "no_look") as store:
         failure = prompt_failure_of(lambda: store.observe("d"))
         assert isinstance(failure, StorePermissionError)

@@ -33,7 +33,7 @@ def value_of(size: int) -> bytes:
     return start + b"x" * (size - len(start + end)) + end
 
 
-def test_more_bytes_are_read_than_a_server_lets_pile_up(scene: Scene) -> None:
+def test_a_read_may_exceed_the_servers_limit_of_pending_bytes(scene: Scene) -> None:
     for part in range(10):
         scene.bucket.put_many(counters(f"b{part}", 100, value_of(100_000)))
     reading = scene.store.reader(COUNTERS).read("t")
@@ -43,7 +43,7 @@ def test_more_bytes_are_read_than_a_server_lets_pile_up(scene: Scene) -> None:
     assert scene.network.requests == 1000 // (reader.MAX_BYTES // 100_000) + 1
 
 
-def test_a_value_larger_than_all_of_a_pull_is_read(scene: Scene) -> None:
+def test_a_value_larger_than_the_limit_of_a_pull_is_read(scene: Scene) -> None:
     sizes = [100, 20 * MIB, 21 * MIB, 100, 20 * MIB, 100]
     for number, size in enumerate(sizes):
         scene.bucket.put(f"usage.t.b.2026-11.{number}", value_of(size))
@@ -52,7 +52,7 @@ def test_a_value_larger_than_all_of_a_pull_is_read(scene: Scene) -> None:
     assert not reading.is_partial
 
 
-def test_a_pull_that_is_used_up_exactly_goes_on(scene: Scene) -> None:
+def test_a_pull_that_ends_exactly_at_its_limit_continues(scene: Scene) -> None:
     # The server counts a message with its subject and its place for an acknowledgement.
     consumer = f"{reader.CONSUMER_PREFIX}{'x' * 16}"
     place = f"$JS.ACK.{scene.bucket.stream}.{consumer}.1.1.1.{10**18}.1"

@@ -27,9 +27,7 @@ def store(nats_server: NatsServer, bucket: Bucket) -> Iterator[NatsUsageStore]:
         yield store
 
 
-def test_a_marker_outlives_the_age_at_which_the_bucket_drops_keys(
-    store: NatsUsageStore, bucket: Bucket
-) -> None:
+def test_a_marker_outlives_the_buckets_maximum_age(store: NatsUsageStore, bucket: Bucket) -> None:
     bucket.create_with(max_age=MAX_AGE, allow_msg_ttl=True)
     marker = store.write_marker("d", "n", after=0)
     bucket.put("usage.t.b.2026-11.e", b"1")
@@ -39,7 +37,7 @@ def test_a_marker_outlives_the_age_at_which_the_bucket_drops_keys(
     assert store.observe("d").marker == FoundMarker("n", marker.revision)
 
 
-def test_a_marker_that_the_bucket_drops_for_its_age_is_gone_without_a_trace(
+def test_without_ttl_support_an_expired_marker_leaves_no_trace(
     store: NatsUsageStore, bucket: Bucket
 ) -> None:
     bucket.create_with(max_age=MAX_AGE, allow_msg_ttl=False)
@@ -48,7 +46,7 @@ def test_a_marker_that_the_bucket_drops_for_its_age_is_gone_without_a_trace(
     assert store.write_marker("d", "m", after=0).revision == marker.revision + 1
 
 
-def test_a_marker_whose_expiry_the_server_remembers_counts_as_deleted(
+def test_an_expired_marker_with_a_delete_marker_counts_as_deleted(
     store: NatsUsageStore, bucket: Bucket
 ) -> None:
     bucket.create()

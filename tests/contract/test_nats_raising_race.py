@@ -91,7 +91,7 @@ def test_no_counter_goes_down_and_no_increment_is_lost_while_two_restores_run(
     assert {name: bucket.stored(name) for name in others} == untouched
 
 
-def test_counters_that_are_bumped_all_the_time_are_raised_all_the_same(
+def test_counters_are_raised_despite_constant_writes(
     nats_server: NatsServer, bucket: Bucket
 ) -> None:
     names = ["1", "2", "3"]
