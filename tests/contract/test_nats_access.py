@@ -1,4 +1,4 @@
-"""Who is let in to the store, to what, and what those are told who are not."""
+"""Authentication and permissions of the NATS user, and the errors without them."""
 
 import shutil
 import subprocess
@@ -56,8 +56,8 @@ def user(name: str, publish: list[str], subscribe: str = INBOX) -> dict[str, obj
 
 
 @pytest.fixture(scope="module")
-def guarded(server_dir: Path) -> Iterator[NatsServer]:
-    """A server with users of different rights, and a bucket with three tenants."""
+def restricted_server(server_dir: Path) -> Iterator[NatsServer]:
+    """A server with users of different permissions, and a bucket with three tenants."""
     config = users(
         {"user": "gateway", "password": PASSWORD},
         user("some", [*READING, DELETING, f"{CREATING}.a.>", f"{CREATING}.b.>"]),
@@ -66,7 +66,7 @@ def guarded(server_dir: Path) -> Iterator[NatsServer]:
         user("boards", [*READING, DELETING, f"{CREATING_ON_BOARDS}.>"]),
         user("untidy", [*READING, f"{CREATING}.>"]),
     )
-    with NatsServer(server_dir / "guarded", config=config) as server:
+    with NatsServer(server_dir / "restricted_server", config=config) as server:
         with Bucket.connected(with_user(server.url, "gateway", PASSWORD), BUCKET) as bucket:
             bucket.create()
             for tenant in ("a", "b", "c"):
@@ -82,8 +82,8 @@ def opened_as(server: NatsServer, name: str, password: str = PASSWORD) -> Iterat
         yield store
 
 
-def test_a_user_may_read_some_tenants_and_not_others(guarded: NatsServer) -> None:
-    with opened_as(guarded, "some") as store:
+def test_a_user_may_read_some_tenants_and_not_others(restricted_server: NatsServer) -> None:
+    with opened_as(restricted_server, "some") as store:
         assert store.reader(COUNTERS).list_tenants().tenants == {"a", "b", "c"}
         assert usages(store, "a") == {"a": "1"}
         failure = prompt_failure_of(lambda: store.reader(COUNTERS).read("c"))
@@ -94,8 +94,8 @@ def test_a_user_may_read_some_tenants_and_not_others(guarded: NatsServer) -> Non
         assert usages(store, "b") == {"b": "1"}
 
 
-def test_a_user_may_read_leaderboards_and_no_counters(guarded: NatsServer) -> None:
-    with opened_as(guarded, "boards") as store:
+def test_a_user_may_read_leaderboards_and_no_counters(restricted_server: NatsServer) -> None:
+    with opened_as(restricted_server, "boards") as store:
         boards, counters = store.reader(BOARDS), store.reader(COUNTERS)
         assert boards.list_tenants().tenants == {"a", "b", "c"}
         assert [(each.entity, each.usage) for each in boards.read("a").counters] == [
@@ -105,14 +105,14 @@ def test_a_user_may_read_leaderboards_and_no_counters(guarded: NatsServer) -> No
         assert isinstance(failure, StorePermissionError)
         assert failure.message.endswith(f".$KV.{BUCKET}.usage.a.>.")
         assert len(boards.read("b").counters) == 1
-    with opened_as(guarded, "some") as store:
+    with opened_as(restricted_server, "some") as store:
         failure = prompt_failure_of(lambda: store.reader(BOARDS).read("a"))
         assert isinstance(failure, StorePermissionError)
         assert failure.message.endswith(f".$KV.{BUCKET}.leaderboard.a.>.")
 
 
-def test_a_missing_permission_is_reported_with_its_subject(guarded: NatsServer) -> None:
-    with opened_as(guarded, "nothing") as store:
+def test_a_missing_permission_is_reported_with_its_subject(restricted_server: NatsServer) -> None:
+    with opened_as(restricted_server, "nothing") as store:
         for call in (
             lambda: identity_of(store),
             store.reader(COUNTERS).list_tenants,
@@ -123,16 +123,20 @@ def test_a_missing_permission_is_reported_with_its_subject(guarded: NatsServer) 
             assert f"publish to {API}.STREAM.INFO.KV_{BUCKET}." in failure.message
 
 
-def test_a_user_who_may_not_receive_responses_gets_a_clear_error(guarded: NatsServer) -> None:
-    with opened_as(guarded, "deaf") as store:
+def test_a_user_who_may_not_receive_responses_gets_a_clear_error(
+    restricted_server: NatsServer,
+) -> None:
+    with opened_as(restricted_server, "deaf") as store:
         failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StorePermissionError)
     assert INBOX in failure.message
     assert "permissions violation" in str(failure.__cause__).lower()
 
 
-def test_a_user_who_may_not_delete_consumers_gets_a_clear_error(guarded: NatsServer) -> None:
-    with opened_as(guarded, "untidy") as store:
+def test_a_user_who_may_not_delete_consumers_gets_a_clear_error(
+    restricted_server: NatsServer,
+) -> None:
+    with opened_as(restricted_server, "untidy") as store:
         failure = prompt_failure_of(lambda: store.reader(COUNTERS).read("a"))
     assert isinstance(failure, StorePermissionError)
     assert "CONSUMER.DELETE" in failure.message
@@ -141,9 +145,9 @@ def test_a_user_who_may_not_delete_consumers_gets_a_clear_error(guarded: NatsSer
 @pytest.mark.parametrize("name", ["some", "nobody"])
 @pytest.mark.parametrize("password", ["wr0ng", "wr%400ng"])
 def test_a_wrong_password_is_rejected_and_not_shown(
-    guarded: NatsServer, name: str, password: str
+    restricted_server: NatsServer, name: str, password: str
 ) -> None:
-    with opened_as(guarded, name, password) as store:
+    with opened_as(restricted_server, name, password) as store:
         failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StorePermissionError)
     assert "rejected the NATS user: Authorization Violation" in failure.message
@@ -151,8 +155,8 @@ def test_a_wrong_password_is_rejected_and_not_shown(
     assert "wr" not in str(failure)
 
 
-def test_a_missing_password_is_rejected(guarded: NatsServer) -> None:
-    with open_usage_store(guarded.url, BUCKET, timeouts=PATIENT) as store:
+def test_a_missing_password_is_rejected(restricted_server: NatsServer) -> None:
+    with open_usage_store(restricted_server.url, BUCKET, timeouts=PATIENT) as store:
         assert isinstance(prompt_failure_of(lambda: identity_of(store)), StorePermissionError)
 
 
@@ -211,9 +215,9 @@ def test_credentials_that_expire_during_a_connection_are_reported(
 
 
 def test_no_password_is_sent_without_tls_if_tls_is_required(
-    guarded: NatsServer,
+    restricted_server: NatsServer,
 ) -> None:
-    url = with_user(guarded.url, "gateway", PASSWORD).replace("nats://", "tls://")
+    url = with_user(restricted_server.url, "gateway", PASSWORD).replace("nats://", "tls://")
     with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
         failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StoreUnreachableError)

@@ -1,4 +1,4 @@
-"""Readings that are interrupted, and many of them; that none leaves anything behind."""
+"""Interrupted and repeated reads: none leaves a connection, thread or consumer."""
 
 import asyncio
 import signal
@@ -24,14 +24,14 @@ def scene(nats_server: NatsServer) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def heedful() -> Iterator[None]:
-    """A shell makes what it starts in the background deaf to SIGINT; these tests send it."""
+def sigint_enabled() -> Iterator[None]:
+    """Restore SIGINT, which these tests send and a shell disables for background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_interrupting_a_caller_cancels_its_read(scene: Scene, heedful: None) -> None:
+def test_interrupting_a_caller_cancels_its_read(scene: Scene, sigint_enabled: None) -> None:
     scene.bucket.put_many(counters("b", 10))
     main = threading.get_ident()
 
@@ -48,7 +48,7 @@ def test_interrupting_a_caller_cancels_its_read(scene: Scene, heedful: None) -> 
     assert len(scene.store.reader(COUNTERS).read("t").counters) == 10
 
 
-def test_an_interruption_closes_the_store_completely(scene: Scene, heedful: None) -> None:
+def test_an_interruption_closes_the_store_completely(scene: Scene, sigint_enabled: None) -> None:
     scene.bucket.put_many(counters("b", 10))
     main = threading.get_ident()
     threads = threading.active_count()

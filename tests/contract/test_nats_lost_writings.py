@@ -1,4 +1,4 @@
-"""Writings into a real bucket that are lost, or of which no answer comes."""
+"""Writes to a real bucket that are lost or get no response."""
 
 import threading
 from collections.abc import Iterator
@@ -134,5 +134,5 @@ def test_a_decision_slower_than_the_timeout_loses_no_response(
     with open_usage_store(nats_server.url, bucket.name, timeouts=IMPATIENT) as store:
         results = store.open_tenant("t").raise_counters(orders, is_open=is_open)
         assert [result.written for result in results] == [Written.RAISED] * 5
-        # No answer was taken for lost, so nothing was decided on twice.
+        # No request timed out, so nothing was decided twice.
         assert len(asked) == 5

@@ -1,4 +1,4 @@
-"""Readings while others write, purge and break them off."""
+"""Reads during concurrent writes, purges and interruptions."""
 
 import random
 import threading
@@ -46,8 +46,8 @@ def test_no_key_is_missed_during_concurrent_writes(scene: Scene) -> None:
     overwritten = list(before)[::-2]
 
     def write(number: int) -> None:
-        # Each overwritten key leaves its place and goes to the end of the stream, behind keys
-        # that come into being now. Some have been delivered before.
+        # Each overwritten key moves to the end of the stream, behind keys that are created now.
+        # Some have been delivered before.
         if number <= 3:
             written = dict.fromkeys(overwritten, b"%d" % (number + 1))
             scene.bucket.put_many(written | counters("new", 3000))
@@ -70,7 +70,7 @@ def test_no_leaderboard_is_missed_during_concurrent_writes(scene: Scene) -> None
     scene.bucket.put_many(rank(range(MANY), 2))
 
     def write(number: int) -> None:
-        # The same as above: these leave their places and go behind new ones.
+        # As above: these keys move behind new ones.
         if number <= 3:
             overwritten = rank(range(MANY - 1, 0, -2), 2 + number)
             scene.bucket.put_many(overwritten | rank(range(MANY, MANY + 3000), 9))
@@ -96,8 +96,8 @@ def test_leaderboard_purges_during_two_reads_make_the_reading_partial(scene: Sce
         )
 
     def purge_twice(number: int) -> None:
-        # A pull takes 5,000 of the 10,800; the second one now finds 3,600 and the end. So do the
-        # two of the next reading.
+        # A pull returns 5,000 of the 10,800; the second one now returns 3,600 and the end. The two
+        # pulls of the next read return the same.
         if number == 2:
             scene.bucket.purge("leaderboard.t.first.")
         elif number == 4:
@@ -106,7 +106,7 @@ def test_leaderboard_purges_during_two_reads_make_the_reading_partial(scene: Sce
     scene.network.before_request = purge_twice
     reading = scene.store.reader(BOARDS).read("t")
     assert reading.is_partial
-    # The group that was kept, and of the last one what had come before its purge.
+    # The remaining group, and the part of the last one that arrived before its purge.
     assert len(reading.counters) == reader.BATCH
 
 
@@ -116,7 +116,7 @@ def test_no_key_is_missed_during_concurrent_writes_at_full_speed(
     before = counters("b", MANY)
     scene.bucket.put_many(before)
     order = random.Random(1)  # noqa: S311 - no secret
-    # In any order, so that the server's count of what is pending passes zero too early.
+    # In random order, so that the server's pending count reaches zero too early.
     writings = [
         (scene.bucket.subject(key).encode(), b"%d" % value)
         for value in range(2, 22)
@@ -146,7 +146,7 @@ def test_a_purge_during_a_read_is_detected_and_the_read_is_repeated(scene: Scene
     reading = scene.store.reader(COUNTERS).read("t")
     assert {counter.of.budget for counter in reading.counters} == {"kept"}
     assert len(reading.counters) == reader.BATCH + 1
-    # The second reading held all that was announced to it.
+    # The second read returned as many keys as announced.
     assert not reading.is_partial
     assert scene.network.requests == 4
 
@@ -184,7 +184,7 @@ def test_expired_keys_are_absent(scene: Scene) -> None:
     scene.bucket.put("usage.t.b.2026-11.goes", b"1", {"Nats-TTL": "1s"})
     scene.bucket.put("usage.t.b.2026-11.purged", b"", {"KV-Operation": "PURGE"})
     before = identity_of(scene.store).last_sequence
-    # The marker that the server leaves in the key's place has a sequence of its own.
+    # The server's delete marker has its own sequence.
     wait_until(lambda: identity_of(scene.store).last_sequence > before)
     assert scene.bucket.messages() == 3
     reading = scene.store.reader(COUNTERS).read("t")
@@ -221,7 +221,7 @@ def test_unreadable_headers_do_not_affect_other_keys(
     assert omitted.reason == "the headers are unreadable"
     assert not reading.is_partial
     assert usages(scene.store, "u") == {"good": "1"}
-    # Once the gateway has written the key again, it is as good as any other.
+    # Once the gateway has written the key again, it is readable again.
     scene.bucket.put("usage.t.b.2026-11.bad", b"3")
     assert usages(scene.store, "t") == {"good": "1", "bad": "3"}
 

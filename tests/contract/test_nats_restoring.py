@@ -1,4 +1,4 @@
-"""Writings into a real bucket: many, large, refused, and times to live."""
+"""Writes to a real bucket: many, large and rejected ones, and times to live."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -115,7 +115,7 @@ def test_a_counter_with_unreadable_headers_is_never_overwritten(
     bucket.put(key("e"), b"1")
     live = store.open_tenant("t")
     before = identity_of(store).last_sequence
-    # Once as the reading finds it, once as the leader shows it.
+    # First as read by the consumer, then as returned by the leader.
     (result,) = live.raise_counters([order("e", "5")], is_open=open_after(write_badly))
     assert (result.written, result.reason) == (Written.UNREADABLE, "the headers are unreadable")
     assert raise_one(store).written is Written.UNREADABLE
@@ -132,7 +132,7 @@ def test_a_full_bucket_is_reported_with_the_servers_message(nats_server: NatsSer
             assert isinstance(failure, StoreWriteError)
             assert "maximum bytes exceeded (10077)" in failure.message
             assert bucket.name in failure.message
-            # What was written before stays.
+            # Earlier writes stay.
             assert 0 < len(usages(store, "t")) < 100
             marker_failure = prompt_failure_of(lambda: store.write_marker("d", "n" * 2000, after=0))
             assert isinstance(marker_failure, StoreWriteError)
@@ -145,9 +145,9 @@ def test_an_expired_counter_is_recreated_over_the_delete_marker(
     bucket.put(key("e"), b"1", {"Nats-TTL": "2s"})
     live = store.open_tenant("t")
     before = identity_of(store).last_sequence
-    # The marker that the server leaves in the key's place has a sequence of its own.
+    # The server's delete marker has its own sequence.
     wait_until(lambda: identity_of(store).last_sequence > before)
-    # As it was read, the key has run out; only what is read now shows that it is gone.
+    # The key was read before it expired; only another read shows that it is gone.
     (result,) = live.raise_counters([order("e", "5")], is_open=always)
     assert result.written is Written.EXPIRED
     assert raise_one(store).written is Written.RAISED

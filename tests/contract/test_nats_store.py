@@ -1,4 +1,4 @@
-"""How the NATS adapter fails: at once, in the right kind, with a way out and without a password."""
+"""Errors of the NATS adapter: prompt, of the right class, with a hint, without a password."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""What is known of the stream as a whole: its keys, its identity and its leader's time."""
+"""The stream as a whole: its keys, its identity and its leader's time."""
 
 import re
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def test_the_identity_is_that_of_the_stream(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "now"),
+    ("time", "now"),
     [
         (
             '"ts":"2026-11-29T15:04:05.123456789+01:00"',
@@ -67,8 +67,8 @@ def test_the_identity_is_that_of_the_stream(scene: Scene) -> None:
         ('"older servers":"do not tell"', None),
     ],
 )
-def test_the_time_is_that_of_the_leader(scene: Scene, told: str, now: datetime | None) -> None:
-    scene.network.rewrite = lambda answer: with_time(answer, told)
+def test_the_time_is_that_of_the_leader(scene: Scene, time: str, now: datetime | None) -> None:
+    scene.network.rewrite = lambda answer: with_time(answer, time)
     assert scene.store.now() == now
     assert identity_of(scene.store).created_at == scene.bucket.info().created
 
@@ -80,10 +80,10 @@ def test_an_invalid_time_is_an_unexpected_response(scene: Scene) -> None:
     assert "Unexpected JetStream response" in failure.message
 
 
-def with_time(answer: bytes, told: str) -> bytes:
-    """Change the time in an answer of JetStream, the length of which stands in its first line."""
+def with_time(answer: bytes, time: str) -> bytes:
+    """Change the time in a JetStream response; its first line contains the length."""
     line, end, body = answer.partition(b"\r\n")
-    changed = re.sub(rb'"ts":"[^"]*"', told.encode(), body)
+    changed = re.sub(rb'"ts":"[^"]*"', time.encode(), body)
     if changed == body:
         return answer
     start, _, size = line.rpartition(b" ")

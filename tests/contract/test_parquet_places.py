@@ -1,4 +1,4 @@
-"""The place of the tables: what stands in the way, who was killed, what is removed."""
+"""The directory of the tables: conflicting files, killed runs, removal and locking."""
 
 import os
 import resource
@@ -26,7 +26,7 @@ ONE = record({"alice": Decimal(1)})
 NEXT = Hour(HOUR.end)
 NOBODY = 65534
 
-# Writes until it is killed: its records never end.
+# Writes endless records until it is killed.
 ENDLESS = """
 import sys
 from decimal import Decimal
@@ -64,7 +64,7 @@ def test_a_killed_run_leaves_no_table(tables: ParquetTables, place: Path) -> Non
         writer.send_signal(signal.SIGKILL)
         writer.wait()
     assert [*directory.iterdir()] == [half]
-    # A later run of another hour takes it away, and its own is not kept waiting.
+    # A later run of another hour removes the file and does not wait.
     with tables.opened(ME) as opened:
         opened.write("acme", NEXT, [ONE])
         assert opened.keep_only([("acme", [HOUR, NEXT])]) == RemovedTables(0, ())
@@ -139,8 +139,8 @@ def test_the_error_names_an_unusable_directory(
 
 
 @contextmanager
-def without_rights(directory: Path) -> Iterator[None]:
-    """Let this process read a directory and not write it, also where it is root."""
+def read_only(directory: Path) -> Iterator[None]:
+    """Make a directory read-only for this process, even if it runs as root."""
     directory.chmod(0o555)
     is_root = os.geteuid() == 0
     if is_root:
@@ -154,13 +154,13 @@ def without_rights(directory: Path) -> Iterator[None]:
 
 
 def test_the_error_names_a_directory_without_write_permission(tmp_path: Path) -> None:
-    # pytest's directories are private; nobody may pass through.
+    # pytest's directories are private, so other users cannot enter them.
     for parent in (tmp_path, *tmp_path.parents[:2]):
         parent.chmod(0o755)
     place = tmp_path / "tables"
     place.mkdir()
     with (
-        without_rights(place),
+        read_only(place),
         pytest.raises(TablesError) as refused,
         ParquetTables(place).opened(ME),
     ):
@@ -210,7 +210,7 @@ def test_only_tables_of_hours_without_a_snapshot_are_removed(
         removed = opened.keep_only(
             [("acme", hours[2:]), ("spared", hours), ("thin", []), ("never written", hours)]
         )
-    # Two of acme's, and all four of the tenants without retained hours.
+    # Two tables of acme, and all four of the tenants without retained hours.
     assert removed == RemovedTables(10, ())
     assert in_place(place) == {
         ".budget-recovery",

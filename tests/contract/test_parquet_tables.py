@@ -1,4 +1,4 @@
-"""Tables as files: what they hold, and that they can be relied upon."""
+"""The Parquet files: their content, and their state after errors."""
 
 import hashlib
 from collections.abc import Iterator
@@ -151,7 +151,7 @@ def test_all_tables_have_the_same_schema_and_can_be_read_together(
     ]
     assert schemas[0].field("captured_at").type == pa.timestamp("us", "UTC")
     assert schemas[0].field("usage").type == pa.decimal128(38, 18)
-    # What stands unfinished, or is the place's own, is no table.
+    # Unfinished files and the owner file are not tables.
     (place / Path(files[0].path).parent.name / f".{NAME}.unfinished").write_bytes(b"half a table")
     everything = pd.read_parquet(place)
     assert sorted(everything["tenant"]) == ["_lifetimes", "days", "days"]
@@ -192,7 +192,7 @@ def test_hostile_tenant_names_get_separate_directories_inside_the_root(
             Path(opened.write(tenant, HOUR, [record({None: Decimal(number)})]).path)
             for number, tenant in enumerate(HOSTILE)
         ]
-    # Also on a file system that takes no notice of case.
+    # This includes file systems that ignore case.
     assert len({str(path).casefold() for path in paths}) == len(HOSTILE)
     for number, (tenant, path) in enumerate(zip(HOSTILE, paths, strict=True)):
         assert path.resolve().parent.parent == place.resolve()

@@ -95,8 +95,8 @@ _HOLD = textwrap.dedent(
     """
     import sys, time
     from datetime import timedelta
-    from budget_recovery_dagster.adapters.postgres_database import MAX_CONNECTIONS, Database
-    from budget_recovery_dagster.adapters.postgres_leases import PostgresLeases
+    from budget_recovery_dagster.adapters.postgres import MAX_CONNECTIONS, Database
+    from budget_recovery_dagster.adapters.postgres import PostgresLeases
 
     with Database(sys.argv[1]) as database:
         leases = PostgresLeases(

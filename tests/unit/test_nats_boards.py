@@ -178,7 +178,7 @@ def test_an_unreadable_usage_is_omitted_with_its_entity(
     assert omission.reason.isascii()
     assert omission.reason.isprintable()
     assert len(omission.reason) <= 200
-    # All others are listed, so nothing else is unknown.
+    # All other entities are listed, so nothing else is unknown.
     assert read.unlisted == ()
 
 
@@ -192,7 +192,7 @@ def test_the_higher_usage_of_an_entity_listed_twice_counts() -> None:
 def test_the_lowest_usage_does_not_depend_on_the_order() -> None:
     twice = {"entity": "e1", "usage": "0.5"}
     others = [{"entity": f"e{number}", "usage": str(number)} for number in range(1, 500)]
-    # e1 has 1, so whoever is not listed may have up to 1.
+    # e1 has 1, so an unlisted entity has at most 1.
     assert reading(entries(twice, *others)).unlisted == (
         UnlistedEntities(OF, Decimal(1), is_truncated=True),
     )
@@ -245,7 +245,7 @@ def test_an_unreadable_key_or_board_does_not_affect_others() -> None:
 
 
 def test_a_name_too_long_for_a_counters_key_is_an_unknown_entity() -> None:
-    # "usage.t.b.2026-11." has 18 bytes, and each @ takes three more.
+    # "usage.t.b.2026-11." has 18 bytes, and each @ takes three.
     longest = "@" * 327
     read = reading(board({longest: "5", "@" * 328: "5", "x" * 100_000: "4"}))
     assert usages(read) == {longest: Decimal(5)}

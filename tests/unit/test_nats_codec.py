@@ -223,7 +223,7 @@ def test_any_key_is_printable(key: str) -> None:
     assert len(shown) <= 4 * MAX_KEY_BYTES + 20
 
 
-# Listings and readings
+# Lists and reads
 
 
 def test_tenants_are_listed_and_keys_without_a_tenant_are_unreadable() -> None:

@@ -1,4 +1,4 @@
-"""Stored messages as the JetStream API shows them."""
+"""Stored messages as the JetStream API returns them."""
 
 from base64 import b64encode
 from datetime import UTC, datetime

@@ -143,7 +143,7 @@ def test_a_key_with_less_than_a_second_left_counts_as_expired(passed_ns: int) ->
 
 
 def test_a_new_key_expires_after_the_end_of_its_window() -> None:
-    # Twelve hours before its end.
+    # Twelve hours before the end of the window.
     assert ttl_of_new_key(60, DAY, NOON) == str(12 * 3600 + 60)
     assert ttl_of_new_key(60, DAY, NOON + 1) == str(12 * 3600 + 60)
     assert ttl_of_new_key(1 - 12 * 3600, DAY, NOON) == "1"

@@ -42,7 +42,7 @@ def test_a_directory_name_starts_with_the_readable_part_of_the_tenant(
 
 
 def test_the_digest_is_that_of_the_tenant_name() -> None:
-    # sha256sum of "acme", its first 24 digits.
+    # The first 24 digits of the sha256sum of "acme".
     assert directory_of("acme") == "acme-822b33ad87c148a0a20a5ba7"
 
 

@@ -1,4 +1,4 @@
-"""Members of a JSON object are replaced, and every other byte stays."""
+"""Replacing members of a JSON object preserves every other byte."""
 
 import json
 from collections.abc import Callable

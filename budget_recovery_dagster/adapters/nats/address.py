@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import nkeys  # type: ignore[import-untyped]  # it ships none
+import nkeys  # type: ignore[import-untyped]  # no type hints
 
 from budget_recovery_dagster.errors import SettingsError
 

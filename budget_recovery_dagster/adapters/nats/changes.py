@@ -129,7 +129,7 @@ class BoardChange:
             return self._skipped(Written.CLOSED)
         if board.omitted:
             # A rewrite would drop the unreadable entries.
-            return self._skipped(f"left: unreadable: {board.omitted[0].reason}")
+            return self._skipped(f"it is unreadable: {board.omitted[0].reason}")
         try:
             return Decision(BoardResult(self.order.of, is_written=True), self._write(live, ranking))
         except ExpiredKeyError:

@@ -33,6 +33,10 @@ from budget_recovery_dagster.domain.windows import require_aware
 from budget_recovery_dagster.errors import DatabaseError, SchemaVersionError
 
 SCHEMA = "budget_recovery"
+MAX_CONNECTIONS = 4
+_CHECKOUT_SECONDS = 10
+# This host's clock may run at another rate than the database's, or be adjusted.
+_MAX_SLEEP_SECONDS = 0.25
 # For the migration's transaction only: a second migration waits until the first one ends, and a
 # step may process much data.
 _NO_TIME_LIMITS = "set local statement_timeout = 0; set local lock_timeout = 0"
@@ -42,6 +46,108 @@ _LOCK = "select pg_advisory_xact_lock(hashtextextended('budget_recovery/migrate'
 _SCHEMA_EXISTS = "select to_regnamespace('budget_recovery') is not null"
 _VERSION_TABLE_EXISTS = "select to_regclass('budget_recovery.alembic_version') is not null"
 _VERSION = "select version_num from budget_recovery.alembic_version"
+
+
+def server_clock(connection: Connection) -> datetime:
+    """Return the server's time; it advances within a transaction."""
+    [(moment,)] = connection.execute("select clock_timestamp()").fetchall()
+    return cast(datetime, moment)
+
+
+class Database:
+    """The database at a libpq URL; a context manager, and the project's Clock.
+
+    ``clock`` returns the time that hours, leases and retention depend on.
+    """
+
+    def __init__(self, url: str, *, clock: Callable[[Connection], datetime] = server_clock) -> None:
+        self._parameters = connection_parameters(url)
+        self._clock = clock
+        self._pool: ConnectionPool[Connection] | None = None
+
+    def __enter__(self) -> Self:
+        """Open the pool.
+
+        Raises:
+            DatabaseUnreachableError: the connection failed; the message gives the reason.
+            SchemaVersionError: the schema is missing, older or newer.
+        """
+        # Unlike the pool, a single connection reports the reason of a failure.
+        with driver_errors(), self.connect() as connection:
+            require_current(connection)
+        self._pool = ConnectionPool(
+            "",
+            kwargs={**self._parameters, "prepare_threshold": PREPARE_THRESHOLD},
+            min_size=1,
+            max_size=MAX_CONNECTIONS,
+            timeout=_CHECKOUT_SECONDS,
+            num_workers=1,
+            configure=prepare_session,
+            # After a server restart every idle connection is dead; without the check, the first
+            # use of each would fail.
+            check=ConnectionPool.check_connection,
+            name="budget-recovery",
+            open=True,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def connect(self) -> Connection:
+        """Open a connection outside the pool, for work that must not wait for the pool.
+
+        Raises:
+            psycopg.Error: the connection failed.
+        """
+        return connect(self._parameters)
+
+    def now(self) -> datetime:
+        """Return the present time (UTC)."""
+        with self.reading() as connection:
+            return self.moment(connection)
+
+    def wait_until(self, moment: datetime) -> None:
+        """Return once ``now`` is not before ``moment`` (aware)."""
+        require_aware(moment)
+        while (left := (moment - self.now()).total_seconds()) > 0:
+            time.sleep(min(left, _MAX_SLEEP_SECONDS))
+
+    def moment(self, connection: Connection) -> datetime:
+        """Return the present time (UTC), read on a connection that is already in use."""
+        return self._clock(connection).astimezone(UTC)
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """Provide a transaction that commits at the end, or rolls back on any exception.
+
+        Each statement sees what was committed before it, so a check after taking a lock sees the
+        changes of the lock's previous holder.
+        """
+        with self._transaction(IsolationLevel.READ_COMMITTED, read_only=False) as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Provide a read-only transaction; all its statements see the same snapshot."""
+        with self._transaction(IsolationLevel.REPEATABLE_READ, read_only=True) as connection:
+            yield connection
+
+    @contextmanager
+    def _transaction(self, isolation: IsolationLevel, *, read_only: bool) -> Iterator[Connection]:
+        if self._pool is None:
+            raise RuntimeError("the database has not been opened")
+        with driver_errors(), self._pool.connection() as connection:
+            connection.isolation_level = isolation
+            connection.read_only = read_only
+            yield connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +251,6 @@ def refuse_unless_newest(version: str | None, known: Sequence[str]) -> None:
         )
 
 
-def _version(connection: Connection) -> str | None:
-    row = connection.execute(_VERSION_TABLE_EXISTS).fetchone()
-    if row == (False,):
-        return None
-    row = connection.execute(_VERSION).fetchone()
-    return None if row is None else str(row[0])
-
-
 def require_usable_server(connection: Connection) -> None:
     """Check the server's version and the database's encoding.
 
@@ -172,10 +270,12 @@ def require_usable_server(connection: Connection) -> None:
         )
 
 
-def _alembic() -> Config:
-    config = Config()
-    config.set_main_option("script_location", f"{__package__}:migrations")
-    return config
+def _version(connection: Connection) -> str | None:
+    row = connection.execute(_VERSION_TABLE_EXISTS).fetchone()
+    if row == (False,):
+        return None
+    row = connection.execute(_VERSION).fetchone()
+    return None if row is None else str(row[0])
 
 
 @cache
@@ -185,109 +285,7 @@ def _versions() -> tuple[str, ...]:
     return tuple(script.revision for script in scripts.walk_revisions())
 
 
-MAX_CONNECTIONS = 4
-_CHECKOUT_SECONDS = 10
-# This host's clock may run at another rate than the database's, or be adjusted.
-_MAX_SLEEP_SECONDS = 0.25
-
-
-def server_clock(connection: Connection) -> datetime:
-    """Return the server's time; it advances within a transaction."""
-    [(moment,)] = connection.execute("select clock_timestamp()").fetchall()
-    return cast(datetime, moment)
-
-
-class Database:
-    """The database at a libpq URL; a context manager, and the project's Clock.
-
-    ``clock`` returns the time that hours, leases and retention depend on.
-    """
-
-    def __init__(self, url: str, *, clock: Callable[[Connection], datetime] = server_clock) -> None:
-        self._parameters = connection_parameters(url)
-        self._clock = clock
-        self._pool: ConnectionPool[Connection] | None = None
-
-    def __enter__(self) -> Self:
-        """Open the pool.
-
-        Raises:
-            DatabaseUnreachableError: the connection failed; the message gives the reason.
-            SchemaVersionError: the schema is missing, older or newer.
-        """
-        # Unlike the pool, a single connection reports the reason of a failure.
-        with driver_errors(), self.connect() as connection:
-            require_current(connection)
-        self._pool = ConnectionPool(
-            "",
-            kwargs={**self._parameters, "prepare_threshold": PREPARE_THRESHOLD},
-            min_size=1,
-            max_size=MAX_CONNECTIONS,
-            timeout=_CHECKOUT_SECONDS,
-            num_workers=1,
-            configure=prepare_session,
-            # After a server restart every idle connection is dead; without the check, the first
-            # use of each would fail.
-            check=ConnectionPool.check_connection,
-            name="budget-recovery",
-            open=True,
-        )
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-
-    def connect(self) -> Connection:
-        """Open a connection outside the pool, for work that must not wait for the pool.
-
-        Raises:
-            psycopg.Error: the connection failed.
-        """
-        return connect(self._parameters)
-
-    def now(self) -> datetime:
-        """Return the present time (UTC)."""
-        with self.reading() as connection:
-            return self.moment(connection)
-
-    def wait_until(self, moment: datetime) -> None:
-        """Return once ``now`` is not before ``moment`` (aware)."""
-        require_aware(moment)
-        while (left := (moment - self.now()).total_seconds()) > 0:
-            time.sleep(min(left, _MAX_SLEEP_SECONDS))
-
-    def moment(self, connection: Connection) -> datetime:
-        """Return the present time (UTC), read on a connection that is already in use."""
-        return self._clock(connection).astimezone(UTC)
-
-    @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """Provide a transaction that commits at the end, or rolls back on any exception.
-
-        Each statement sees what was committed before it, so a check after taking a lock sees the
-        changes of the lock's previous holder.
-        """
-        with self._transaction(IsolationLevel.READ_COMMITTED, read_only=False) as connection:
-            yield connection
-
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """Provide a read-only transaction; all its statements see the same snapshot."""
-        with self._transaction(IsolationLevel.REPEATABLE_READ, read_only=True) as connection:
-            yield connection
-
-    @contextmanager
-    def _transaction(self, isolation: IsolationLevel, *, read_only: bool) -> Iterator[Connection]:
-        if self._pool is None:
-            raise RuntimeError("the database has not been opened")
-        with driver_errors(), self._pool.connection() as connection:
-            connection.isolation_level = isolation
-            connection.read_only = read_only
-            yield connection
+def _alembic() -> Config:
+    config = Config()
+    config.set_main_option("script_location", f"{__package__}:migrations")
+    return config
