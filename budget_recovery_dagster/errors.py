@@ -1,12 +1,12 @@
-"""What can go wrong, told so that an operator knows what to do.
+"""The errors of this project, each with a message and a hint for the operator.
 
-Every error carries one sentence of what happened and a hint of what to try. Drivers' own errors
-stop at the adapters and are kept as the cause. The sentences never hold a password.
+The message says what happened and why, the hint what to try. Adapters turn drivers' errors into
+these and keep them as the cause. Messages and hints never contain a password.
 """
 
 
 class BudgetRecoveryError(Exception):
-    """Base of all errors that this project raises on purpose."""
+    """Base of all expected errors; ``str`` gives the message and the hint."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -18,7 +18,7 @@ class BudgetRecoveryError(Exception):
 
 
 def describe_error(error: Exception) -> tuple[str, str]:
-    """Say what happened and what to try; an error that nobody foresaw is named by its type."""
+    """Return message and hint of an error; an unexpected error is named by its type."""
     if isinstance(error, BudgetRecoveryError):
         return error.message, error.hint
     return (
@@ -28,63 +28,63 @@ def describe_error(error: Exception) -> tuple[str, str]:
 
 
 class SettingsError(BudgetRecoveryError):
-    """A setting is missing or wrong; the message names it."""
+    """A setting is missing or invalid; the message names it."""
 
 
 class ChoiceError(BudgetRecoveryError):
-    """What a person chose does not exist or is incomplete; nothing was done. The hint says more."""
+    """The options of a manual command are invalid or match nothing; nothing was done."""
 
 
 class PreviewOutdatedError(BudgetRecoveryError):
-    """The store is another one than at the preview; nothing was written."""
+    """The store was lost or replaced since the preview; nothing was written."""
 
 
 class StoreError(BudgetRecoveryError):
-    """The usage store did not give what was asked. Nothing may be concluded about its data."""
+    """A request to the usage store failed. This implies nothing about its data."""
 
 
 class StoreMissingError(StoreError):
-    """The cluster answered with authority that the bucket does not exist."""
+    """The cluster responded, with authority, that the bucket does not exist."""
 
 
 class StoreUnreachableError(StoreError):
-    """No answer came from the store: down, cut off, or too slow."""
+    """No response from the store: it is down, unreachable or too slow."""
 
 
 class StoreNoQuorumError(StoreError):
-    """JetStream answered that it cannot serve: no leader or no quorum."""
+    """JetStream responded that it has no leader or no quorum."""
 
 
 class StorePermissionError(StoreError):
-    """The NATS user may not do this; the message names the subject where the server said it."""
+    """The NATS user lacks a permission; the message names the subject if the server did."""
 
 
 class StoreReadError(StoreError):
-    """A reading was interrupted or could not be brought to its end."""
+    """A read was interrupted, timed out, or got an unexpected response."""
 
 
 class StoreNotReadyError(StoreError):
-    """The store answers, but is not yet fit to be restored: it has not converged, or its clock."""
+    """The store responds, but a restore must wait until it, or its clock, has converged."""
 
 
 class StoreWriteError(StoreError):
-    """The store refused to write, and said why; nothing of that writing is in it."""
+    """The store rejected a write, with a reason; nothing of it is stored."""
 
 
 class MarkerConflictError(StoreError):
-    """Another marker stands where ours was to be written; nothing was overwritten."""
+    """The marker's key has changed since it was read; nothing was overwritten."""
 
 
 class PossibleLossError(BudgetRecoveryError):
-    """The store may have lost data, and that is not settled yet; nothing was stored."""
+    """A possible loss of the store is not yet confirmed; nothing was stored."""
 
 
 class StoreLostError(BudgetRecoveryError):
-    """The store has lost data, and an incident is open for it; nothing was stored."""
+    """The store has lost data and an incident is open; nothing was stored."""
 
 
 class DatabaseError(BudgetRecoveryError):
-    """The control-plane database did not do what was asked; nothing was half-written."""
+    """A request to the control-plane database failed; no transaction was half-written."""
 
 
 class DatabaseUnreachableError(DatabaseError):
@@ -96,11 +96,11 @@ class SchemaVersionError(DatabaseError):
 
 
 class LeaseHeldError(BudgetRecoveryError):
-    """Somebody else is at the same work; the message says who and since when."""
+    """Another worker holds the lease; the message says which one and since when."""
 
 
 class LeaseLostError(BudgetRecoveryError):
-    """The lease under which this work ran has expired or was taken over; nothing was written."""
+    """The lease of this work has expired or was taken over; nothing was written."""
 
 
 class CapturesPausedError(BudgetRecoveryError):
@@ -108,27 +108,27 @@ class CapturesPausedError(BudgetRecoveryError):
 
 
 class HourClosedError(BudgetRecoveryError):
-    """The hour of a capture has closed: present values must not stand under a past name."""
+    """The hour of a capture has ended; present values must not be stored for a past hour."""
 
 
 class BaselineMovedError(BudgetRecoveryError):
-    """The baseline changed after the identity was judged; judge again."""
+    """The baseline changed after the identity check; check again."""
 
 
 class IncidentMovedError(BudgetRecoveryError):
-    """The incident is not as it was read: closed, failed, or lost further; nothing was changed."""
+    """The incident has changed since it was read; nothing was changed."""
 
 
 class IncidentHeldError(BudgetRecoveryError):
-    """A person has put the incident on hold; the message says who, since when and why."""
+    """The incident is on hold; the message says who holds it, since when and why."""
 
 
 class AttemptFailedError(BudgetRecoveryError):
-    """An attempt to restore did not succeed; what it has raised stays raised."""
+    """A restore attempt failed; counters that it has raised stay raised."""
 
 
 class AttemptsUsedUpError(BudgetRecoveryError):
-    """The loss has had all its attempts; nothing was claimed."""
+    """All attempts for this loss are used; no attempt was started."""
 
 
 class NotNewerError(BudgetRecoveryError):
@@ -136,20 +136,20 @@ class NotNewerError(BudgetRecoveryError):
 
 
 class HourNotReachedError(BudgetRecoveryError):
-    """The hour of a capture has not begun."""
+    """The hour of a capture has not started."""
 
 
 class HourNotCapturedError(BudgetRecoveryError):
-    """A past hour has no stored snapshot, and none can be taken any more."""
+    """A past hour has no stored snapshot, and can no longer be captured."""
 
 
 class ClockSkewError(BudgetRecoveryError):
-    """The database's clock and the store's are too far apart to name hours and windows by."""
+    """The clocks of database and store differ too much to assign hours and windows."""
 
 
 class TablesError(BudgetRecoveryError):
-    """The tables of tenants could not be written; the message names the setting of their place."""
+    """The tenants' tables could not be written; the message names the directory's setting."""
 
 
 class ForeignTablesError(TablesError):
-    """The tables belong to another installation, which would lose them; nothing was touched."""
+    """The tables belong to another installation; nothing was written or removed."""

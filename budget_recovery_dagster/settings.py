@@ -24,9 +24,9 @@ def _absolute(path: Path) -> Path:
     try:
         expanded = path.expanduser()
     except RuntimeError as error:
-        raise ValueError("nobody knows that home directory") from error
+        raise ValueError("unknown home directory") from error
     if not expanded.is_absolute():
-        # Runs have other working directories than whoever sets this.
+        # Dagster runs do not share the working directory of the shell that sets this.
         raise ValueError("a relative path")
     return expanded
 
@@ -36,17 +36,17 @@ _DIRECTORY = Field(description="an absolute path")
 
 
 class Settings(BaseSettings):
-    """All settings; made by ``load_settings``, which names a wrong one."""
+    """All settings, created by ``load_settings``."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True
     )
 
-    # Secret, like the database's: a URL may carry a password.
+    # Secret, like the database's: a URL may contain a password.
     nats_url: SecretStr | None = None
     nats_creds: Path | None = None
     nats_ca: Path | None = None
-    # The characters that NATS allows in a bucket's name; `*` or `>` would widen a subject.
+    # The characters that NATS allows; in a subject, `*` or `>` would match other buckets.
     bucket: Annotated[
         str,
         Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200, description="letters, digits, - and _"),
@@ -74,27 +74,27 @@ class Settings(BaseSettings):
 
     @property
     def data_place(self) -> Path:
-        """Where data lie unless another place is told: DATA_DIR, or the usual place for them."""
-        return self.data_dir or _usual_data_dir()
+        """The directory of all local data: DATA_DIR, or the platform's default directory."""
+        return self.data_dir or _default_data_dir()
 
     @property
     def tables_place(self) -> Path:
-        """Where the tables of tenants are written: TABLES_DIR, or beside the other data."""
+        """The directory of the tenants' tables: TABLES_DIR, or ``tables`` in the data directory."""
         return self.tables_dir or self.data_place / "tables"
 
     @property
     def retention(self) -> RetentionPolicy:
-        """How long snapshots are kept."""
+        """How long snapshots are retained."""
         return RetentionPolicy(self.retention_days)
 
     @property
     def check_interval(self) -> timedelta:
-        """How often the store's identity is compared with the accepted one."""
+        """How often the store's identity is checked against the baseline."""
         return timedelta(seconds=self.check_interval_seconds)
 
     @property
     def convergence_timeout(self) -> timedelta:
-        """How long one run of a restore waits for the cluster to settle before it ends."""
+        """How long one run of a restore waits for the cluster to converge before it ends."""
         return timedelta(seconds=self.convergence_timeout_seconds)
 
     def require_nats_url(self) -> str:
@@ -122,45 +122,45 @@ def load_settings() -> Settings:
     """Read the settings from the environment.
 
     Raises:
-        SettingsError: a value is wrong; the message names the setting and never holds a secret.
+        SettingsError: a value is invalid; the message names the setting and contains no secret.
     """
     try:
         return Settings()
     except ValidationError as error:
-        raise next(iter(_complaints(error).values())) from error
+        raise next(iter(_errors_by_field(error).values())) from error
 
 
 def read_settings() -> tuple[Settings, Mapping[str, SettingsError]]:
-    """Read the settings as far as they are right, and say of each other one what is wrong.
+    """Return the valid settings, and the error of each invalid one by field name.
 
-    By the name of its field; there it has its default, on which nothing may be done in its place.
+    In the returned settings an invalid one has its default, which must not be used in its place.
     """
     try:
         return Settings(), {}
     except ValidationError as error:
-        wrong = _complaints(error)
-    # What is given here goes before the environment.
-    defaults = {field: Settings.model_fields[field].default for field in wrong}
-    return Settings(**defaults), wrong
+        invalid = _errors_by_field(error)
+    # Arguments override the environment.
+    defaults = {field: Settings.model_fields[field].default for field in invalid}
+    return Settings(**defaults), invalid
 
 
-def _complaints(error: ValidationError) -> dict[str, SettingsError]:
-    complaints: dict[str, SettingsError] = {}
-    for each in error.errors(include_url=False):
-        field = str(each["loc"][0])
+def _errors_by_field(error: ValidationError) -> dict[str, SettingsError]:
+    by_field: dict[str, SettingsError] = {}
+    for detail in error.errors(include_url=False):
+        field = str(detail["loc"][0])
         name = PREFIX + field.upper()
-        complaints[field] = SettingsError(
-            f"{name} is {each['input']!r}, which is not {_expected(field, each['msg'])}.",
-            f"set {name} to such a value, or unset it to use the default.",
+        by_field[field] = SettingsError(
+            f"{name} is {detail['input']!r}, which is not {_expected(field, detail['msg'])}.",
+            f"set {name} to a valid value, or unset it to use the default.",
         )
-    return complaints
+    return by_field
 
 
-def _usual_data_dir() -> Path:
+def _default_data_dir() -> Path:
     if os.geteuid() == 0:
-        # Not root's home: PostgreSQL runs as another account and must reach its data.
+        # Not root's home directory, which the account that runs PostgreSQL cannot read.
         return Path("/var/lib/budget-recovery")
-    # The specification tells to ignore a relative one.
+    # The XDG specification requires ignoring a relative path.
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     if state.is_absolute():
         return state / "budget-recovery"
@@ -173,10 +173,10 @@ def _usual_data_dir() -> Path:
 def _not_set(name: str, example: str) -> SettingsError:
     return SettingsError(
         f"{PREFIX}{name} is not set.",
-        f"set it, for example to {example}, or run `budget-recovery dev`, which brings its own.",
+        f"set it, for example to {example}, or run `budget-recovery dev`, which sets it.",
     )
 
 
-def _expected(field: str, complaint: str) -> str:
-    """Say what a setting must be: in its own words or, for want of them, in the library's."""
-    return Settings.model_fields[field].description or f"valid: {complaint}"
+def _expected(field: str, message: str) -> str:
+    """Return what a setting must be: its description, or else the library's message."""
+    return Settings.model_fields[field].description or f"valid: {message}"

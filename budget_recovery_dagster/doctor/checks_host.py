@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
-from budget_recovery_dagster.adapters.parquet import told_of
+from budget_recovery_dagster.adapters.parquet import file_errors
 from budget_recovery_dagster.doctor.model import Check, Installation, Result, fail, joined, ok
 from budget_recovery_dagster.settings import PREFIX
 
@@ -67,7 +67,7 @@ def tables_directory(installation: Installation) -> Result:
     directory = installation.settings.tables_place
     # The first run that writes a table creates the missing directories.
     nearest = next(each for each in (directory, *directory.parents) if each.exists())
-    with told_of(directory), tempfile.TemporaryFile(dir=nearest):
+    with file_errors(directory), tempfile.TemporaryFile(dir=nearest):
         return ok(str(directory), directory=str(directory))
 
 

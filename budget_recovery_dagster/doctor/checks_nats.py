@@ -111,7 +111,7 @@ async def read_bucket_info(stream: BucketStream) -> BucketInfo:
         StoreError: there is no answer, or it cannot be understood.
     """
     answer = await stream.ask(f"STREAM.INFO.{stream.name}", {})
-    with stream.making_sense():
+    with stream.parsing():
         time: str | None = answer.get("ts")
         return BucketInfo(
             name=stream.bucket,

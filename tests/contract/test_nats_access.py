@@ -1,4 +1,4 @@
-"""Who is let in to the store, to what, and what those are told who are not."""
+"""Authentication and permissions of the NATS user, and the errors without them."""
 
 import shutil
 import subprocess
@@ -56,8 +56,8 @@ def user(name: str, publish: list[str], subscribe: str = INBOX) -> dict[str, obj
 
 
 @pytest.fixture(scope="module")
-def guarded(server_dir: Path) -> Iterator[NatsServer]:
-    """A server with users of different rights, and a bucket with three tenants."""
+def restricted_server(server_dir: Path) -> Iterator[NatsServer]:
+    """A server with users of different permissions, and a bucket with three tenants."""
     config = users(
         {"user": "gateway", "password": PASSWORD},
         user("some", [*READING, DELETING, f"{CREATING}.a.>", f"{CREATING}.b.>"]),
@@ -66,7 +66,7 @@ def guarded(server_dir: Path) -> Iterator[NatsServer]:
         user("boards", [*READING, DELETING, f"{CREATING_ON_BOARDS}.>"]),
         user("untidy", [*READING, f"{CREATING}.>"]),
     )
-    with NatsServer(server_dir / "guarded", config=config) as server:
+    with NatsServer(server_dir / "restricted_server", config=config) as server:
         with Bucket.connected(with_user(server.url, "gateway", PASSWORD), BUCKET) as bucket:
             bucket.create()
             for tenant in ("a", "b", "c"):
@@ -82,8 +82,8 @@ def opened_as(server: NatsServer, name: str, password: str = PASSWORD) -> Iterat
         yield store
 
 
-def test_a_user_may_read_some_tenants_and_not_others(guarded: NatsServer) -> None:
-    with opened_as(guarded, "some") as store:
+def test_a_user_may_read_some_tenants_and_not_others(restricted_server: NatsServer) -> None:
+    with opened_as(restricted_server, "some") as store:
         assert store.reader(COUNTERS).list_tenants().tenants == {"a", "b", "c"}
         assert usages(store, "a") == {"a": "1"}
         failure = prompt_failure_of(lambda: store.reader(COUNTERS).read("c"))
@@ -94,8 +94,8 @@ def test_a_user_may_read_some_tenants_and_not_others(guarded: NatsServer) -> Non
         assert usages(store, "b") == {"b": "1"}
 
 
-def test_a_user_may_read_leaderboards_and_no_counters(guarded: NatsServer) -> None:
-    with opened_as(guarded, "boards") as store:
+def test_a_user_may_read_leaderboards_and_no_counters(restricted_server: NatsServer) -> None:
+    with opened_as(restricted_server, "boards") as store:
         boards, counters = store.reader(BOARDS), store.reader(COUNTERS)
         assert boards.list_tenants().tenants == {"a", "b", "c"}
         assert [(each.entity, each.usage) for each in boards.read("a").counters] == [
@@ -105,14 +105,14 @@ def test_a_user_may_read_leaderboards_and_no_counters(guarded: NatsServer) -> No
         assert isinstance(failure, StorePermissionError)
         assert failure.message.endswith(f".$KV.{BUCKET}.usage.a.>.")
         assert len(boards.read("b").counters) == 1
-    with opened_as(guarded, "some") as store:
+    with opened_as(restricted_server, "some") as store:
         failure = prompt_failure_of(lambda: store.reader(BOARDS).read("a"))
         assert isinstance(failure, StorePermissionError)
         assert failure.message.endswith(f".$KV.{BUCKET}.leaderboard.a.>.")
 
 
-def test_a_user_without_rights_is_told_the_subject(guarded: NatsServer) -> None:
-    with opened_as(guarded, "nothing") as store:
+def test_a_missing_permission_is_reported_with_its_subject(restricted_server: NatsServer) -> None:
+    with opened_as(restricted_server, "nothing") as store:
         for call in (
             lambda: identity_of(store),
             store.reader(COUNTERS).list_tenants,
@@ -123,16 +123,20 @@ def test_a_user_without_rights_is_told_the_subject(guarded: NatsServer) -> None:
             assert f"publish to {API}.STREAM.INFO.KV_{BUCKET}." in failure.message
 
 
-def test_a_user_who_may_not_receive_answers_is_told_so(guarded: NatsServer) -> None:
-    with opened_as(guarded, "deaf") as store:
+def test_a_user_who_may_not_receive_responses_gets_a_clear_error(
+    restricted_server: NatsServer,
+) -> None:
+    with opened_as(restricted_server, "deaf") as store:
         failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StorePermissionError)
     assert INBOX in failure.message
     assert "permissions violation" in str(failure.__cause__).lower()
 
 
-def test_a_user_who_may_not_clean_up_is_told_so(guarded: NatsServer) -> None:
-    with opened_as(guarded, "untidy") as store:
+def test_a_user_who_may_not_delete_consumers_gets_a_clear_error(
+    restricted_server: NatsServer,
+) -> None:
+    with opened_as(restricted_server, "untidy") as store:
         failure = prompt_failure_of(lambda: store.reader(COUNTERS).read("a"))
     assert isinstance(failure, StorePermissionError)
     assert "CONSUMER.DELETE" in failure.message
@@ -140,23 +144,23 @@ def test_a_user_who_may_not_clean_up_is_told_so(guarded: NatsServer) -> None:
 
 @pytest.mark.parametrize("name", ["some", "nobody"])
 @pytest.mark.parametrize("password", ["wr0ng", "wr%400ng"])
-def test_a_wrong_password_is_refused_and_not_shown(
-    guarded: NatsServer, name: str, password: str
+def test_a_wrong_password_is_rejected_and_not_shown(
+    restricted_server: NatsServer, name: str, password: str
 ) -> None:
-    with opened_as(guarded, name, password) as store:
+    with opened_as(restricted_server, name, password) as store:
         failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StorePermissionError)
-    assert "refuses the NATS user: Authorization Violation" in failure.message
+    assert "rejected the NATS user: Authorization Violation" in failure.message
     assert "authorization violation" in str(failure.__cause__).lower()
     assert "wr" not in str(failure)
 
 
-def test_no_password_is_refused(guarded: NatsServer) -> None:
-    with open_usage_store(guarded.url, BUCKET, timeouts=PATIENT) as store:
+def test_a_missing_password_is_rejected(restricted_server: NatsServer) -> None:
+    with open_usage_store(restricted_server.url, BUCKET, timeouts=PATIENT) as store:
         assert isinstance(prompt_failure_of(lambda: identity_of(store)), StorePermissionError)
 
 
-def test_a_password_may_hold_any_character(server_dir: Path) -> None:
+def test_a_password_may_contain_any_character(server_dir: Path) -> None:
     config = users({"user": "us:er", "password": "p@ss/w#rd"})
     with NatsServer(server_dir / "password", config=config) as server:
         url = with_user(server.url, "us%3Aer", "p%40ss%2Fw%23rd")
@@ -170,7 +174,7 @@ def opened_with(credentials: Path, server: NatsServer) -> Iterator[NatsUsageStor
         yield store
 
 
-def test_credentials_open_the_door_until_they_expire(server_dir: Path, tmp_path: Path) -> None:
+def test_credentials_are_accepted_until_they_expire(server_dir: Path, tmp_path: Path) -> None:
     operator = Operator()
     with NatsServer(server_dir / "operated", config=operator.config) as server:
         valid, expired = tmp_path / "valid.creds", tmp_path / "expired.creds"
@@ -186,7 +190,7 @@ def test_credentials_open_the_door_until_they_expire(server_dir: Path, tmp_path:
             assert "renew the credentials" in failure.hint
 
 
-def test_credentials_that_are_gone_when_they_are_needed_are_told(
+def test_a_removed_credentials_file_is_reported_at_the_next_connection(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "gone.creds"
@@ -198,7 +202,7 @@ def test_credentials_that_are_gone_when_they_are_needed_are_told(
     assert str(path) in failure.message
 
 
-def test_credentials_that_expire_during_the_connection_are_told(
+def test_credentials_that_expire_during_a_connection_are_reported(
     server_dir: Path, tmp_path: Path
 ) -> None:
     operator = Operator()
@@ -210,20 +214,22 @@ def test_credentials_that_expire_during_the_connection_are_told(
             wait_until(lambda: isinstance(failure_of(ask), StorePermissionError))
 
 
-def test_a_server_without_tls_gets_no_password_where_tls_is_asked_for(
-    guarded: NatsServer,
+def test_no_password_is_sent_without_tls_if_tls_is_required(
+    restricted_server: NatsServer,
 ) -> None:
-    url = with_user(guarded.url, "gateway", PASSWORD).replace("nats://", "tls://")
+    url = with_user(restricted_server.url, "gateway", PASSWORD).replace("nats://", "tls://")
     with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
         failure = prompt_failure_of(lambda: identity_of(store))
     assert isinstance(failure, StoreUnreachableError)
-    assert "does not demand TLS, so nothing was sent" in failure.message
+    assert "does not require TLS, so nothing was sent" in failure.message
 
 
 @pytest.mark.skipif(
     OPENSSL is None, reason="openssl, which makes the certificate, is not installed"
 )
-def test_tls_needs_the_authority_that_signed(server_dir: Path, tmp_path: Path) -> None:
+def test_tls_requires_the_authority_that_signed_the_certificate(
+    server_dir: Path, tmp_path: Path
+) -> None:
     assert OPENSSL is not None
     certificate, key = tmp_path / "server.pem", tmp_path / "key.pem"
     request = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test"

@@ -1,4 +1,4 @@
-"""The usage store on three servers: who answers, and what is known when some of them are gone."""
+"""The usage store on three servers: who responds, and what is known when some are down."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def cluster(server_dir: Path, request: pytest.FixtureRequest) -> Iterator[Cluste
 
 @pytest.fixture
 def leader(cluster: Cluster) -> str:
-    """Make a bucket of three replicas with counters; return who leads it."""
+    """Create a bucket with three replicas and some counters; return its leader."""
     with Bucket.connected(cluster.servers["n0"].url, BUCKET) as bucket:
         wait_until(lambda: _succeeds(lambda: bucket.create(replicas=3)), seconds=60)
         bucket.put_many({f"usage.t.b.2026-11.{n}": b"1" for n in range(COUNT)})
@@ -54,7 +54,7 @@ def _succeeds(call: Callable[[], object]) -> bool:
     return True
 
 
-def test_neither_a_dead_nor_a_wiped_follower_is_read(cluster: Cluster, leader: str) -> None:
+def test_dead_and_wiped_followers_are_never_read(cluster: Cluster, leader: str) -> None:
     follower, other = sorted(cluster.servers.keys() - {leader})
     with open_usage_store(cluster.servers[other].url, BUCKET, timeouts=TIMEOUTS) as store:
         identity = identity_of(store)
@@ -63,7 +63,7 @@ def test_neither_a_dead_nor_a_wiped_follower_is_read(cluster: Cluster, leader: s
             assert len(store.reader(COUNTERS).read("t").counters) == COUNT
         cluster.wipe(follower)
         cluster.servers[follower].start()
-        # It takes some seconds to fill up again, and holds nothing at first.
+        # The wiped server starts empty and needs some seconds to catch up.
         for _ in range(20):
             reading = store.reader(COUNTERS).read("t")
             assert len(reading.counters) == COUNT
@@ -73,7 +73,7 @@ def test_neither_a_dead_nor_a_wiped_follower_is_read(cluster: Cluster, leader: s
         wait_until(lambda: bucket.consumers() == 0, seconds=60)
 
 
-def test_without_a_quorum_nothing_is_known_and_nothing_missing(
+def test_without_a_quorum_the_store_is_unknown_and_not_missing(
     cluster: Cluster, leader: str
 ) -> None:
     first, second = sorted(cluster.servers.keys() - {leader})
@@ -87,36 +87,36 @@ def test_without_a_quorum_nothing_is_known_and_nothing_missing(
             with suppress(StoreError):
                 assert identity_of(store) == before
             try:
-                # A look also asks for a single key, which may be refused sooner than the rest.
+                # An observation also reads a single key, which may fail earlier than the rest.
                 store.now()
             except StoreError as error:
                 seen.append(error)
             return any(isinstance(error, StoreNoQuorumError) for error in seen)
 
-        # The leader takes some ten seconds to see that it is alone.
+        # The leader needs about ten seconds to detect that it is alone.
         wait_until(is_without_quorum, seconds=60)
         seen.append(failure_of(lambda: store.reader(COUNTERS).read("t")))
         assert isinstance(failure_of(store.reader(COUNTERS).list_tenants), StoreNoQuorumError)
         seen.append(failure_of(lambda: store.observe("d")))
         seen.append(failure_of(lambda: store.write_marker("d", "n", after=0)))
         assert all(isinstance(e, StoreNoQuorumError | StoreUnreachableError) for e in seen)
-        # Without a leader nothing fails here: that there is none is what is told.
+        # Without a leader this call does not fail: it reports that there is none.
         view = store.cluster_view(NOW)
         assert (view.cluster, view.leader, view.replica_count) == ("C", None, 3)
         assert objection(view) == "the stream has no leader"
         cluster.servers[first].start()
-        # The stream's leader answers for the identity; a reading needs the cluster's leader, too.
+        # The stream's leader responds with the identity; a read also needs the meta leader.
         wait_until(lambda: _succeeds(lambda: store.reader(COUNTERS).read("t")), seconds=60)
         assert identity_of(store) == before
         assert len(store.reader(COUNTERS).read("t").counters) == COUNT
 
 
-def test_the_servers_of_a_cluster_are_told_and_a_dead_one_is_objected_to(
+def test_the_cluster_view_lists_all_servers_and_a_dead_one_prevents_convergence(
     cluster: Cluster, leader: str
 ) -> None:
     follower, other = sorted(cluster.servers.keys() - {leader})
     with open_usage_store(cluster.servers[other].url, BUCKET, timeouts=TIMEOUTS) as store:
-        # To have just caught up with many writings takes a moment.
+        # Catching up with many writes takes some time.
         wait_until(lambda: objection(store.cluster_view(NOW)) is None, seconds=60)
         view = store.cluster_view(NOW)
         assert (view.seen_at, view.cluster, view.leader, view.replica_count) == (
@@ -133,7 +133,7 @@ def test_the_servers_of_a_cluster_are_told_and_a_dead_one_is_objected_to(
         wait_until(lambda: follower in (objection(store.cluster_view(NOW)) or ""), seconds=60)
 
 
-def test_a_restore_that_loses_the_leader_is_told_and_can_be_done_again(
+def test_a_restore_that_loses_the_leader_fails_and_can_be_repeated(
     cluster: Cluster, leader: str
 ) -> None:
     _, other = sorted(cluster.servers.keys() - {leader})
@@ -152,14 +152,14 @@ def test_a_restore_that_loses_the_leader_is_told_and_can_be_done_again(
         assert isinstance(failure, StoreNoQuorumError | StoreUnreachableError)
         wait_until(lambda: _succeeds(lambda: store.open_tenant("t")), seconds=60)
         again = store.open_tenant("t")
-        # What was written stays, and no value is in between.
+        # Written values stay, and there are only old and new values.
         assert {counter.usage for counter in again.reading.counters} <= {1, 5}
         results = again.raise_counters(orders, is_open=lambda _: True)
         assert {result.written for result in results} == {Written.RAISED, Written.KEPT}
         assert {counter.usage for counter in store.open_tenant("t").reading.counters} == {5}
 
 
-def test_a_cluster_that_finds_its_leader_in_a_moment_is_read(cluster: Cluster, leader: str) -> None:
+def test_a_read_waits_for_a_short_election(cluster: Cluster, leader: str) -> None:
     refusals = [5]
 
     def refuse(answer: bytes) -> bytes:
@@ -182,13 +182,13 @@ def test_a_cluster_that_finds_its_leader_in_a_moment_is_read(cluster: Cluster, l
 
 
 def refused(answer: bytes) -> bytes:
-    """Turn an answer of JetStream into what it says while the cluster has no leader."""
+    """Replace a JetStream response by that of a cluster without a leader."""
     line, end, _ = answer.partition(b"\r\n")
     error = b'{"error":{"code":503,"err_code":10008,"description":"temporarily unavailable"}}'
     return b"%s %d%s%s%s" % (line.rpartition(b" ")[0], len(error), end, error, end)
 
 
-def test_a_missing_bucket_is_told_by_the_cluster_with_authority(cluster: Cluster) -> None:
+def test_only_the_cluster_as_a_whole_reports_a_missing_bucket(cluster: Cluster) -> None:
     with open_usage_store(cluster.servers["n0"].url, BUCKET, timeouts=TIMEOUTS) as store:
         ask = partial(identity_of, store)
         wait_until(lambda: isinstance(failure_of(ask), StoreMissingError), seconds=60)

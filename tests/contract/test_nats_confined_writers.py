@@ -1,4 +1,4 @@
-"""Who may write into the store, and what those are told who may not."""
+"""Permissions to write into the store, and the errors without them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,8 +35,8 @@ CONFINED = "budget-usage"
 
 
 @pytest.fixture(scope="module")
-def guarded(server_dir: Path) -> Iterator[NatsServer]:
-    """A server with users who may write some of what a restore writes."""
+def restricted_server(server_dir: Path) -> Iterator[NatsServer]:
+    """A server with users who have some of the permissions of a restore."""
     reading = [
         f"$JS.API.STREAM.INFO.KV_{CONFINED}",
         f"$JS.API.CONSUMER.*.KV_{CONFINED}.>",
@@ -54,7 +54,7 @@ def guarded(server_dir: Path) -> Iterator[NatsServer]:
         user("reader", [*reading, getting]),
         user("no_look", reading),
     )
-    with NatsServer(server_dir / "guarded writers", config=config) as server:
+    with NatsServer(server_dir / "restricted_server writers", config=config) as server:
         with Bucket.connected(with_user(server.url, "gateway", PASSWORD), CONFINED) as bucket:
             bucket.create()
         yield server
@@ -67,9 +67,9 @@ def opened_as(server: NatsServer, name: str) -> Iterator[NatsUsageStore]:
         yield store
 
 
-def test_a_user_may_raise_one_tenant_and_not_another(guarded: NatsServer) -> None:
+def test_a_user_may_raise_one_tenant_and_not_another(restricted_server: NatsServer) -> None:
     orders = [order(str(number), "5") for number in range(3000)]
-    with opened_as(guarded, "one_tenant") as store:
+    with opened_as(restricted_server, "one_tenant") as store:
         results = store.open_tenant("a").raise_counters(orders, is_open=always)
         assert {result.written for result in results} == {Written.RAISED}
         live = store.open_tenant("b")
@@ -83,16 +83,20 @@ def test_a_user_may_raise_one_tenant_and_not_another(guarded: NatsServer) -> Non
         assert f"publish to $KV.{CONFINED}.leaderboard.a.b.2026-11" in failure.message
 
 
-def test_a_user_who_may_not_write_the_marker_is_told_its_subject(guarded: NatsServer) -> None:
-    with opened_as(guarded, "reader") as store:
+def test_a_missing_permission_to_write_the_marker_is_reported_with_its_subject(
+    restricted_server: NatsServer,
+) -> None:
+    with opened_as(restricted_server, "reader") as store:
         assert store.observe("d").marker is None
         failure = prompt_failure_of(lambda: store.write_marker("d", "n", after=0))
         assert isinstance(failure, StorePermissionError)
         assert f"publish to $KV.{CONFINED}.__guard.d" in failure.message
 
 
-def test_a_user_who_may_not_read_the_marker_is_told_the_subject(guarded: NatsServer) -> None:
-    with opened_as(guarded, "no_look") as store:
+def test_a_missing_permission_to_read_the_marker_is_reported_with_its_subject(
+    restricted_server: NatsServer,
+) -> None:
+    with opened_as(restricted_server, "no_look") as store:
         failure = prompt_failure_of(lambda: store.observe("d"))
         assert isinstance(failure, StorePermissionError)
         assert f"STREAM.MSG.GET.KV_{CONFINED}" in failure.message

@@ -1,4 +1,4 @@
-"""Readings that are interrupted, and many of them; that none leaves anything behind."""
+"""Interrupted and repeated reads: none leaves a connection, thread or consumer."""
 
 import asyncio
 import signal
@@ -24,14 +24,14 @@ def scene(nats_server: NatsServer) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def heedful() -> Iterator[None]:
-    """A shell makes what it starts in the background deaf to SIGINT; these tests send it."""
+def sigint_enabled() -> Iterator[None]:
+    """Restore SIGINT, which these tests send and a shell disables for background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupted_caller_takes_the_reading_along(scene: Scene, heedful: None) -> None:
+def test_interrupting_a_caller_cancels_its_read(scene: Scene, sigint_enabled: None) -> None:
     scene.bucket.put_many(counters("b", 10))
     main = threading.get_ident()
 
@@ -48,7 +48,7 @@ def test_an_interrupted_caller_takes_the_reading_along(scene: Scene, heedful: No
     assert len(scene.store.reader(COUNTERS).read("t").counters) == 10
 
 
-def test_an_interruption_closes_the_store_and_leaves_nothing(scene: Scene, heedful: None) -> None:
+def test_an_interruption_closes_the_store_completely(scene: Scene, sigint_enabled: None) -> None:
     scene.bucket.put_many(counters("b", 10))
     main = threading.get_ident()
     threads = threading.active_count()
@@ -69,7 +69,7 @@ def test_an_interruption_closes_the_store_and_leaves_nothing(scene: Scene, heedf
     wait_until(lambda: threading.active_count() == threads)
 
 
-def test_a_store_that_is_closed_meanwhile_breaks_the_call_off(scene: Scene) -> None:
+def test_closing_the_store_cancels_a_running_call(scene: Scene) -> None:
     scene.bucket.put("usage.t.b.2026-11.e", b"1")
     reading = threading.Event()
 
@@ -86,10 +86,10 @@ def test_a_store_that_is_closed_meanwhile_breaks_the_call_off(scene: Scene) -> N
         caller.start()
         assert reading.wait(10)
     caller.join()
-    assert "closed during the call" in failures[0].message
+    assert "closed during a call" in failures[0].message
 
 
-def test_callers_in_several_threads_do_not_mix(scene: Scene) -> None:
+def test_calls_of_several_threads_do_not_interfere(scene: Scene) -> None:
     tenants = [f"t{number}" for number in range(8)]
     for tenant in tenants:
         scene.bucket.put_many(
@@ -111,7 +111,7 @@ def test_callers_in_several_threads_do_not_mix(scene: Scene) -> None:
     assert wrong == []
 
 
-def test_three_hundred_readings_leave_nothing_behind(scene: Scene) -> None:
+def test_three_hundred_reads_leave_no_consumer_or_subscription(scene: Scene) -> None:
     scene.bucket.put_many(counters("b", 20))
 
     def disturb(number: int) -> bool:

@@ -1,4 +1,4 @@
-"""That a connection which is not sound is neither waited on nor used again."""
+"""An unusable connection is not waited for and not used again."""
 
 import asyncio
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ def scene(nats_server: NatsServer) -> Iterator[Scene]:
         yield scene
 
 
-def test_a_driver_that_stops_reading_has_broken_the_connection(scene: Scene) -> None:
+def test_the_end_of_the_drivers_read_task_fails_the_connection(scene: Scene) -> None:
     scene.bucket.put("usage.t.b.2026-11.e", b"1")
     assert usages(scene.store, "t") == {"e": "1"}
-    # The driver stumbles over it, and goes on as if it were connected.
+    # The driver fails to parse this and still reports that it is connected.
     scene.network.rewrite = lambda answer: b"INFO {\r\n" + answer
     failure = prompt_failure_of(lambda: identity_of(scene.store))
     assert isinstance(failure, StoreUnreachableError)
-    assert "broke: the driver stopped reading" in failure.message
+    assert ": the driver stopped reading" in failure.message
     scene.network.rewrite = lambda answer: answer
     assert usages(scene.store, "t") == {"e": "1"}
 
 
-def test_a_connection_that_is_being_closed_is_not_used_again(scene: Scene) -> None:
+def test_a_closing_connection_is_not_used_again(scene: Scene) -> None:
     before = identity_of(scene.store)
 
     async def ask_while_it_closes() -> StoreIdentity:

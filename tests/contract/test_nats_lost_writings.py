@@ -1,4 +1,4 @@
-"""Writings into a real bucket that are lost, or of which no answer comes."""
+"""Writes to a real bucket that are lost or get no response."""
 
 import threading
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def raise_one(store: NatsUsageStore, usage: str = "5") -> RaiseResult:
     return result
 
 
-def test_a_writing_whose_acknowledgement_is_lost_is_found_to_be_there(
+def test_a_write_with_a_lost_acknowledgement_is_found_stored(
     bucket: Bucket, network: DisturbedNetwork
 ) -> None:
     lost: list[bytes] = []
@@ -73,7 +73,7 @@ def test_a_writing_whose_acknowledgement_is_lost_is_found_to_be_there(
         assert usages(store, "t") == {"e": "5"}
 
 
-def test_a_writing_that_is_lost_is_written_again(bucket: Bucket, network: DisturbedNetwork) -> None:
+def test_a_lost_write_is_repeated(bucket: Bucket, network: DisturbedNetwork) -> None:
     network.before_request = lambda number: number > 1
     with open_usage_store(network.url, bucket.name, timeouts=IMPATIENT) as store:
         assert raise_one(store).written is Written.RAISED
@@ -81,7 +81,7 @@ def test_a_writing_that_is_lost_is_written_again(bucket: Bucket, network: Distur
         assert usages(store, "t") == {"e": "5"}
 
 
-def test_a_writing_that_is_lost_meets_what_the_gateway_wrote_meanwhile(
+def test_a_lost_write_is_decided_again_after_a_write_of_the_gateway(
     bucket: Bucket, network: DisturbedNetwork
 ) -> None:
     def lose_first(number: int) -> bool:
@@ -96,7 +96,7 @@ def test_a_writing_that_is_lost_meets_what_the_gateway_wrote_meanwhile(
         assert (result.written, result.before) == (Written.KEPT, Decimal(7))
 
 
-def test_a_store_that_never_answers_a_writing_is_unreachable(
+def test_a_store_that_never_responds_to_a_write_is_unreachable(
     bucket: Bucket, network: DisturbedNetwork
 ) -> None:
     network.before_request = lambda _: False
@@ -108,7 +108,7 @@ def test_a_store_that_never_answers_a_writing_is_unreachable(
         assert isinstance(failure, StoreUnreachableError)
 
 
-def test_a_connection_that_breaks_in_mid_writing_is_told(
+def test_a_connection_lost_during_a_write_is_reported(
     bucket: Bucket, network: DisturbedNetwork
 ) -> None:
     network.before_request = lambda _: network.cut()
@@ -119,7 +119,7 @@ def test_a_connection_that_breaks_in_mid_writing_is_told(
         assert raise_one(store).written in (Written.RAISED, Written.KEPT)
 
 
-def test_to_decide_for_longer_than_an_answer_may_take_loses_no_answer(
+def test_a_decision_slower_than_the_timeout_loses_no_response(
     bucket: Bucket, nats_server: NatsServer
 ) -> None:
     slowly = threading.Event()
@@ -134,5 +134,5 @@ def test_to_decide_for_longer_than_an_answer_may_take_loses_no_answer(
     with open_usage_store(nats_server.url, bucket.name, timeouts=IMPATIENT) as store:
         results = store.open_tenant("t").raise_counters(orders, is_open=is_open)
         assert [result.written for result in results] == [Written.RAISED] * 5
-        # No answer was taken for lost, so nothing was decided on twice.
+        # No request timed out, so nothing was decided twice.
         assert len(asked) == 5

@@ -1,4 +1,4 @@
-"""Our marker in a real bucket that drops keys for their age."""
+"""Our marker in a real bucket with a maximum age."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -27,19 +27,17 @@ def store(nats_server: NatsServer, bucket: Bucket) -> Iterator[NatsUsageStore]:
         yield store
 
 
-def test_a_marker_outlives_the_age_at_which_the_bucket_drops_keys(
-    store: NatsUsageStore, bucket: Bucket
-) -> None:
+def test_a_marker_outlives_the_buckets_maximum_age(store: NatsUsageStore, bucket: Bucket) -> None:
     bucket.create_with(max_age=MAX_AGE, allow_msg_ttl=True)
     marker = store.write_marker("d", "n", after=0)
     bucket.put("usage.t.b.2026-11.e", b"1")
-    # So its absence is never a matter of age there.
+    # So a missing marker has not expired.
     assert store.observe("d").keeps_for is None
     wait_until(lambda: bucket.stored("usage.t.b.2026-11.e") is None)
     assert store.observe("d").marker == FoundMarker("n", marker.revision)
 
 
-def test_a_marker_that_the_bucket_drops_for_its_age_is_gone_without_a_trace(
+def test_without_ttl_support_an_expired_marker_leaves_no_trace(
     store: NatsUsageStore, bucket: Bucket
 ) -> None:
     bucket.create_with(max_age=MAX_AGE, allow_msg_ttl=False)
@@ -48,11 +46,11 @@ def test_a_marker_that_the_bucket_drops_for_its_age_is_gone_without_a_trace(
     assert store.write_marker("d", "m", after=0).revision == marker.revision + 1
 
 
-def test_a_marker_whose_expiry_the_server_remembers_counts_as_deleted(
+def test_an_expired_marker_with_a_delete_marker_counts_as_deleted(
     store: NatsUsageStore, bucket: Bucket
 ) -> None:
     bucket.create()
-    # As another installation might have written it.
+    # As another installation could write it.
     bucket.put("__guard.d", b'{"nonce":"n","written_by":"budget-recovery"}', {"Nats-TTL": "2s"})
     assert store.observe("d").marker == FoundMarker("n", 1)
     wait_until(lambda: store.observe("d").marker == FoundMarker(None, 2, is_deleted=True))

@@ -1,4 +1,4 @@
-"""The proof that restores and live traffic together lose nothing: every revision is looked at."""
+"""Restores and live traffic together lose nothing: a check of every revision."""
 
 import random
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def test_no_counter_goes_down_and_no_increment_is_lost_while_two_restores_run(
 ) -> None:
     names = [str(number) for number in range(KEYS)]
     chance = random.Random(7)  # noqa: S311 - the same at every run, and no secret
-    # Below, among and above what the writers reach.
+    # Below, within and above the range of the writers.
     point = {name: Decimal(chance.choice([1, 3, 20, 1000])) for name in names}
     orders = [order(name, str(usage)) for name, usage in point.items()]
     others = {
@@ -78,10 +78,10 @@ def test_no_counter_goes_down_and_no_increment_is_lost_while_two_restores_run(
             if revision in writers.added:
                 assert after == before + 1
             else:
-                # Never a sum: exactly what the point holds.
+                # Never a sum: exactly the value of the recovery point.
                 assert after == usage
                 restored += 1
-    # Every acknowledged increment is there, and nothing that is there is anybody else's.
+    # The counters contain every acknowledged increment and nothing else.
     assert writers.added.keys() <= {rev for each in history.values() for rev, _ in each}
     assert restored == sum(each.written is Written.RAISED for results in done for each in results)
     assert restored > KEYS // 2
@@ -91,7 +91,7 @@ def test_no_counter_goes_down_and_no_increment_is_lost_while_two_restores_run(
     assert {name: bucket.stored(name) for name in others} == untouched
 
 
-def test_counters_that_are_bumped_all_the_time_are_raised_all_the_same(
+def test_counters_are_raised_despite_constant_writes(
     nats_server: NatsServer, bucket: Bucket
 ) -> None:
     names = ["1", "2", "3"]

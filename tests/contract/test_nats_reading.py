@@ -1,4 +1,4 @@
-"""Readings while others write, purge and break them off."""
+"""Reads during concurrent writes, purges and interruptions."""
 
 import random
 import threading
@@ -32,7 +32,7 @@ def scene(nats_server: NatsServer) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("count", [reader.BATCH - 1, reader.BATCH, MANY])
-def test_a_reading_spans_batches(scene: Scene, count: int) -> None:
+def test_a_read_spans_batches(scene: Scene, count: int) -> None:
     scene.bucket.put_many(counters("b", count))
     reading = scene.store.reader(COUNTERS).read("t")
     assert len({counter.entity for counter in reading.counters}) == count
@@ -40,14 +40,14 @@ def test_a_reading_spans_batches(scene: Scene, count: int) -> None:
     assert scene.network.requests == count // reader.BATCH + 1
 
 
-def test_no_key_is_missed_while_others_write(scene: Scene) -> None:
+def test_no_key_is_missed_during_concurrent_writes(scene: Scene) -> None:
     before = counters("b", MANY)
     scene.bucket.put_many(before)
     overwritten = list(before)[::-2]
 
     def write(number: int) -> None:
-        # Each overwritten key leaves its place and goes to the end of the stream, behind keys
-        # that come into being now. Some have been delivered before.
+        # Each overwritten key moves to the end of the stream, behind keys that are created now.
+        # Some have been delivered before.
         if number <= 3:
             written = dict.fromkeys(overwritten, b"%d" % (number + 1))
             scene.bucket.put_many(written | counters("new", 3000))
@@ -60,7 +60,7 @@ def test_no_key_is_missed_while_others_write(scene: Scene) -> None:
     assert not reading.is_partial
 
 
-def test_no_leaderboard_is_missed_while_others_write(scene: Scene) -> None:
+def test_no_leaderboard_is_missed_during_concurrent_writes(scene: Scene) -> None:
     def rank(budgets: range, usage: int) -> dict[str, bytes]:
         return {
             board_key("t", f"b{number}", "2026-11"): board({"a": str(usage), "b": "1"})
@@ -70,7 +70,7 @@ def test_no_leaderboard_is_missed_while_others_write(scene: Scene) -> None:
     scene.bucket.put_many(rank(range(MANY), 2))
 
     def write(number: int) -> None:
-        # The same as above: these leave their places and go behind new ones.
+        # As above: these keys move behind new ones.
         if number <= 3:
             overwritten = rank(range(MANY - 1, 0, -2), 2 + number)
             scene.bucket.put_many(overwritten | rank(range(MANY, MANY + 3000), 9))
@@ -85,7 +85,7 @@ def test_no_leaderboard_is_missed_while_others_write(scene: Scene) -> None:
     assert not reading.is_partial
 
 
-def test_purges_of_leaderboards_in_two_readings_make_it_partial(scene: Scene) -> None:
+def test_leaderboard_purges_during_two_reads_make_the_reading_partial(scene: Scene) -> None:
     for group in ("kept", "first", "second"):
         scene.bucket.put_many(
             {
@@ -96,8 +96,8 @@ def test_purges_of_leaderboards_in_two_readings_make_it_partial(scene: Scene) ->
         )
 
     def purge_twice(number: int) -> None:
-        # A pull takes 5,000 of the 10,800; the second one now finds 3,600 and the end. So do the
-        # two of the next reading.
+        # A pull returns 5,000 of the 10,800; the second one now returns 3,600 and the end. The two
+        # pulls of the next read return the same.
         if number == 2:
             scene.bucket.purge("leaderboard.t.first.")
         elif number == 4:
@@ -106,17 +106,17 @@ def test_purges_of_leaderboards_in_two_readings_make_it_partial(scene: Scene) ->
     scene.network.before_request = purge_twice
     reading = scene.store.reader(BOARDS).read("t")
     assert reading.is_partial
-    # The group that was kept, and of the last one what had come before its purge.
+    # The remaining group, and the part of the last one that arrived before its purge.
     assert len(reading.counters) == reader.BATCH
 
 
-def test_no_key_is_missed_while_others_write_at_full_speed(
+def test_no_key_is_missed_during_concurrent_writes_at_full_speed(
     scene: Scene, nats_server: NatsServer
 ) -> None:
     before = counters("b", MANY)
     scene.bucket.put_many(before)
     order = random.Random(1)  # noqa: S311 - no secret
-    # In any order, so that the server's count of what is pending passes zero too early.
+    # In random order, so that the server's pending count reaches zero too early.
     writings = [
         (scene.bucket.subject(key).encode(), b"%d" % value)
         for value in range(2, 22)
@@ -134,7 +134,7 @@ def test_no_key_is_missed_while_others_write_at_full_speed(
     assert readings > 0
 
 
-def test_a_purge_in_mid_reading_is_noticed_and_the_reading_begins_again(scene: Scene) -> None:
+def test_a_purge_during_a_read_is_detected_and_the_read_is_repeated(scene: Scene) -> None:
     for budget in ("kept", "purged"):
         scene.bucket.put_many(counters(budget, reader.BATCH + 1))
 
@@ -146,12 +146,12 @@ def test_a_purge_in_mid_reading_is_noticed_and_the_reading_begins_again(scene: S
     reading = scene.store.reader(COUNTERS).read("t")
     assert {counter.of.budget for counter in reading.counters} == {"kept"}
     assert len(reading.counters) == reader.BATCH + 1
-    # The second reading held all that was announced to it.
+    # The second read returned as many keys as announced.
     assert not reading.is_partial
     assert scene.network.requests == 4
 
 
-def test_purges_in_two_readings_make_it_partial(scene: Scene) -> None:
+def test_purges_during_two_reads_make_the_reading_partial(scene: Scene) -> None:
     for budget in ("kept", "first", "second"):
         scene.bucket.put_many(counters(budget, reader.BATCH))
 
@@ -168,7 +168,7 @@ def test_purges_in_two_readings_make_it_partial(scene: Scene) -> None:
     assert {counter.of.budget for counter in reading.counters} == {"kept"}
 
 
-def test_removals_in_mid_reading_make_nothing_partial(scene: Scene) -> None:
+def test_deletions_during_a_read_do_not_make_the_reading_partial(scene: Scene) -> None:
     before = counters("b", reader.BATCH + 10)
     scene.bucket.put_many(before)
     last = list(before)[-1]
@@ -179,12 +179,12 @@ def test_removals_in_mid_reading_make_nothing_partial(scene: Scene) -> None:
     assert scene.network.requests == 2
 
 
-def test_what_the_server_marks_as_expired_is_absent(scene: Scene) -> None:
+def test_expired_keys_are_absent(scene: Scene) -> None:
     scene.bucket.put("usage.t.b.2026-11.stays", b"1")
     scene.bucket.put("usage.t.b.2026-11.goes", b"1", {"Nats-TTL": "1s"})
     scene.bucket.put("usage.t.b.2026-11.purged", b"", {"KV-Operation": "PURGE"})
     before = identity_of(scene.store).last_sequence
-    # The marker that the server leaves in the key's place has a sequence of its own.
+    # The server's delete marker has its own sequence.
     wait_until(lambda: identity_of(scene.store).last_sequence > before)
     assert scene.bucket.messages() == 3
     reading = scene.store.reader(COUNTERS).read("t")
@@ -193,7 +193,9 @@ def test_what_the_server_marks_as_expired_is_absent(scene: Scene) -> None:
     assert not reading.is_partial
 
 
-def test_a_key_that_is_no_text_costs_no_other(scene: Scene, nats_server: NatsServer) -> None:
+def test_a_key_that_is_not_utf8_does_not_affect_other_keys(
+    scene: Scene, nats_server: NatsServer
+) -> None:
     scene.bucket.put("usage.t.b.2026-11.good", b"1")
     subject = b"$KV." + scene.bucket.name.encode() + b".usage.t.b.2026-11.\xff\xfe"
     publish_raw(nats_server.url, [(subject, b"1")])
@@ -205,7 +207,7 @@ def test_a_key_that_is_no_text_costs_no_other(scene: Scene, nats_server: NatsSer
 
 
 @pytest.mark.parametrize("headers", [b"NATS/1.0", b"N", b"NATS/1.0 \xff\xfe\xfd"])
-def test_headers_that_cannot_be_read_cost_no_other_key(
+def test_unreadable_headers_do_not_affect_other_keys(
     scene: Scene, nats_server: NatsServer, headers: bytes
 ) -> None:
     for tenant in ("t", "u"):
@@ -216,15 +218,15 @@ def test_headers_that_cannot_be_read_cost_no_other_key(
     assert [counter.entity for counter in reading.counters] == ["good"]
     (omitted,) = reading.omitted
     assert omitted.key == "usage.t.b.2026-11.bad"
-    assert omitted.reason == "its headers cannot be read"
+    assert omitted.reason == "the headers are unreadable"
     assert not reading.is_partial
     assert usages(scene.store, "u") == {"good": "1"}
-    # Once the gateway has written the key again, it is as good as any other.
+    # Once the gateway has written the key again, it is readable again.
     scene.bucket.put("usage.t.b.2026-11.bad", b"3")
     assert usages(scene.store, "t") == {"good": "1", "bad": "3"}
 
 
-def test_a_reading_that_the_server_breaks_off_begins_anew(scene: Scene) -> None:
+def test_an_interrupted_read_is_restarted(scene: Scene) -> None:
     scene.bucket.put_many(counters("b", reader.BATCH + 1))
 
     def lose_consumer(number: int) -> None:
@@ -239,15 +241,15 @@ def test_a_reading_that_the_server_breaks_off_begins_anew(scene: Scene) -> None:
     assert scene.network.requests == 5
 
 
-def test_a_reading_that_is_broken_off_every_time_fails(scene: Scene) -> None:
+def test_a_read_that_is_interrupted_every_time_fails(scene: Scene) -> None:
     scene.bucket.put_many(counters("b", 10))
     scene.network.before_request = lambda _: scene.bucket.delete_consumers()
     failure = failure_of(lambda: scene.store.reader(COUNTERS).read("t"))
     assert isinstance(failure, StoreReadError)
-    assert "was broken off: 503" in failure.message
+    assert " interrupted: 503" in failure.message
 
 
-def test_a_consumer_that_nobody_hears_of_for_a_moment_is_read(scene: Scene) -> None:
+def test_a_consumer_without_responders_at_first_is_read(scene: Scene) -> None:
     scene.bucket.put_many(counters("b", 10))
 
     def lose_consumer(number: int) -> None:
@@ -259,11 +261,11 @@ def test_a_consumer_that_nobody_hears_of_for_a_moment_is_read(scene: Scene) -> N
     assert scene.network.requests == 9
 
 
-def test_a_reading_that_takes_too_long_is_broken_off(scene: Scene) -> None:
+def test_a_read_times_out(scene: Scene) -> None:
     scene.bucket.put_many(counters("b", reader.BATCH + 1))
     scene.network.before_request = lambda _: False
     timeouts = Timeouts(reading=0.2)
     with open_usage_store(scene.network.url, scene.bucket.name, timeouts=timeouts) as store:
         failure = failure_of(lambda: store.reader(COUNTERS).read("t"))
     assert isinstance(failure, StoreReadError)
-    assert "longer than 0.2 s" in failure.message
+    assert "timed out after 0.2 s" in failure.message

@@ -1,4 +1,4 @@
-"""Writings into a real bucket: many, large, refused, and times to live."""
+"""Writes to a real bucket: many, large and rejected ones, and times to live."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -54,7 +54,7 @@ def raise_one(store: NatsUsageStore, usage: str = "5") -> RaiseResult:
     return result
 
 
-def test_more_counters_than_are_under_way_at_once_are_raised(
+def test_more_counters_than_pending_requests_are_raised(
     store: NatsUsageStore, bucket: Bucket
 ) -> None:
     count = 3 * IN_FLIGHT + 10
@@ -85,7 +85,7 @@ def test_values_of_a_million_bytes_are_raised(store: NatsUsageStore, bucket: Buc
     assert stored.data == fat.replace(b'"1"', b'"5"')
 
 
-def test_a_value_larger_than_the_server_takes_is_refused_and_cuts_nobody_off(
+def test_a_value_above_max_payload_is_rejected_and_the_connection_stays_open(
     store: NatsUsageStore, bucket: Bucket
 ) -> None:
     most = 1_048_576
@@ -95,7 +95,7 @@ def test_a_value_larger_than_the_server_takes_is_refused_and_cuts_nobody_off(
     orders = [order(entity, "5") for entity in ("first", "e", "last")]
     results = live.raise_counters(orders, is_open=always)
     assert [each.written for each in results] == [Written.RAISED, Written.REFUSED, Written.RAISED]
-    assert results[1].reason.endswith(f"more than the NATS server takes, {most} with headers")
+    assert results[1].reason.endswith(f" exceed the server's max_payload: {most} with headers")
     assert usages(store, "t") == {"first": "5", "e": "1", "last": "5"}
     large: dict[str | None, str] = {
         f"{number:03}{'x' * most}"[: most // 400]: "1" for number in range(500)
@@ -103,10 +103,10 @@ def test_a_value_larger_than_the_server_takes_is_refused_and_cuts_nobody_off(
     boards = [board_order(large), board_order({"a": "1"}, LIFETIME)]
     left, written = live.rebuild_boards(boards, is_open=always)
     assert (left.is_written, written.is_written) == (False, True)
-    assert "more than the NATS server takes" in left.reason
+    assert "exceed the server's max_payload" in left.reason
 
 
-def test_a_counter_whose_headers_cannot_be_read_is_never_overwritten(
+def test_a_counter_with_unreadable_headers_is_never_overwritten(
     store: NatsUsageStore, bucket: Bucket, nats_server: NatsServer
 ) -> None:
     def write_badly() -> None:
@@ -115,14 +115,14 @@ def test_a_counter_whose_headers_cannot_be_read_is_never_overwritten(
     bucket.put(key("e"), b"1")
     live = store.open_tenant("t")
     before = identity_of(store).last_sequence
-    # Once as the reading finds it, once as the leader shows it.
+    # First as read by the consumer, then as returned by the leader.
     (result,) = live.raise_counters([order("e", "5")], is_open=open_after(write_badly))
-    assert (result.written, result.reason) == (Written.UNREADABLE, "its headers cannot be read")
+    assert (result.written, result.reason) == (Written.UNREADABLE, "the headers are unreadable")
     assert raise_one(store).written is Written.UNREADABLE
     assert identity_of(store).last_sequence == before + 1
 
 
-def test_a_full_bucket_is_told_with_the_servers_words(nats_server: NatsServer) -> None:
+def test_a_full_bucket_is_reported_with_the_servers_message(nats_server: NatsServer) -> None:
     with bucket_of(nats_server) as bucket:
         bucket.create_with(max_bytes=2000)
         with open_usage_store(nats_server.url, bucket.name, timeouts=PATIENT) as store:
@@ -132,22 +132,22 @@ def test_a_full_bucket_is_told_with_the_servers_words(nats_server: NatsServer) -
             assert isinstance(failure, StoreWriteError)
             assert "maximum bytes exceeded (10077)" in failure.message
             assert bucket.name in failure.message
-            # What was written before stays.
+            # Earlier writes stay.
             assert 0 < len(usages(store, "t")) < 100
             marker_failure = prompt_failure_of(lambda: store.write_marker("d", "n" * 2000, after=0))
             assert isinstance(marker_failure, StoreWriteError)
             assert "maximum bytes exceeded (10077)" in marker_failure.message
 
 
-def test_a_counter_that_has_expired_is_made_anew_over_the_servers_marker(
+def test_an_expired_counter_is_recreated_over_the_delete_marker(
     store: NatsUsageStore, bucket: Bucket
 ) -> None:
     bucket.put(key("e"), b"1", {"Nats-TTL": "2s"})
     live = store.open_tenant("t")
     before = identity_of(store).last_sequence
-    # The marker that the server leaves in the key's place has a sequence of its own.
+    # The server's delete marker has its own sequence.
     wait_until(lambda: identity_of(store).last_sequence > before)
-    # As it was read, the key has run out; only what is read now shows that it is gone.
+    # The key was read before it expired; only another read shows that it is gone.
     (result,) = live.raise_counters([order("e", "5")], is_open=always)
     assert result.written is Written.EXPIRED
     assert raise_one(store).written is Written.RAISED
@@ -156,7 +156,7 @@ def test_a_counter_that_has_expired_is_made_anew_over_the_servers_marker(
     assert (stored.ttl, usages(store, "t")) == (None, {"e": "5"})
 
 
-def test_a_raised_key_expires_when_it_would_have(store: NatsUsageStore, bucket: Bucket) -> None:
+def test_a_raised_key_keeps_its_expiry(store: NatsUsageStore, bucket: Bucket) -> None:
     bucket.put(key("e"), b"1", {"Nats-TTL": "3s"})
     assert raise_one(store).written is Written.RAISED
     stored = bucket.stored(key("e"))
@@ -165,7 +165,7 @@ def test_a_raised_key_expires_when_it_would_have(store: NatsUsageStore, bucket: 
     wait_until(lambda: usages(store, "t") == {})
 
 
-def test_a_bucket_without_times_to_live_gets_none(nats_server: NatsServer) -> None:
+def test_a_bucket_without_ttl_support_gets_keys_without_ttl(nats_server: NatsServer) -> None:
     with bucket_of(nats_server) as bucket:
         bucket.create_with(allow_msg_ttl=False)
         with open_usage_store(nats_server.url, bucket.name, timeouts=PATIENT) as store:
@@ -188,7 +188,7 @@ def test_a_bucket_without_times_to_live_gets_none(nats_server: NatsServer) -> No
             assert found.revision == marker.revision
 
 
-def test_a_bucket_that_vanishes_before_the_writing_is_told(nats_server: NatsServer) -> None:
+def test_a_bucket_that_is_deleted_before_a_write_is_reported(nats_server: NatsServer) -> None:
     with Bucket.connected(nats_server.url, f"vanishing-{uuid4().hex}") as bucket:
         bucket.create()
         with open_usage_store(nats_server.url, bucket.name, timeouts=PATIENT) as store:
@@ -207,9 +207,7 @@ def test_a_bucket_that_vanishes_before_the_writing_is_told(nats_server: NatsServ
                 assert isinstance(prompt_failure_of(call), StoreMissingError)
 
 
-def test_a_shape_that_others_changed_meanwhile_is_kept(
-    store: NatsUsageStore, bucket: Bucket
-) -> None:
+def test_a_concurrently_changed_shape_is_kept(store: NatsUsageStore, bucket: Bucket) -> None:
     bucket.put(key("e"), b'{"usage":"1"}')
     live = store.open_tenant("t")
     live.raise_counters(

@@ -1,4 +1,4 @@
-"""How the NATS adapter fails: at once, in the right kind, with a way out and without a password."""
+"""Errors of the NATS adapter: prompt, of the right class, with a hint, without a password."""
 
 import socket
 import threading
@@ -32,7 +32,7 @@ BUCKET = "budget-usage"
 SHORT = Timeouts(connect=0.5, answer=2.0, reading=10.0)
 
 
-def test_a_missing_bucket_is_missing_to_every_call(nats_server: NatsServer) -> None:
+def test_every_call_reports_a_missing_bucket(nats_server: NatsServer) -> None:
     with open_usage_store(nats_server.url, f"none-{uuid4().hex}", timeouts=PATIENT) as store:
         for call in (
             lambda: identity_of(store),
@@ -52,7 +52,7 @@ def test_a_missing_bucket_is_missing_to_every_call(nats_server: NatsServer) -> N
     ],
     ids=["on the server", "for the account"],
 )
-def test_jetstream_that_is_off_is_not_a_missing_bucket(
+def test_disabled_jetstream_is_not_a_missing_bucket(
     server_dir: Path, config: str, user: str | None
 ) -> None:
     with NatsServer(server_dir / f"off {uuid4().hex}", config=config) as server:
@@ -69,7 +69,7 @@ def test_jetstream_that_is_off_is_not_a_missing_bucket(
                 assert "not enabled" in failure.message
 
 
-def test_a_server_that_is_down_is_unreachable_at_once() -> None:
+def test_a_stopped_server_is_unreachable_at_once() -> None:
     port = unused_port()
     url = f"nats://u:{PASSWORD}@127.0.0.1:{port}"
     with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
@@ -80,9 +80,7 @@ def test_a_server_that_is_down_is_unreachable_at_once() -> None:
         ):
             failure = prompt_failure_of(call)
             assert isinstance(failure, StoreUnreachableError)
-            assert f"nats://127.0.0.1:{port} cannot be reached: Connection refused" in (
-                failure.message
-            )
+            assert f"NATS at nats://127.0.0.1:{port}: Connection refused" in failure.message
 
 
 def test_the_next_of_several_servers_is_tried(nats_server: NatsServer) -> None:
@@ -92,7 +90,7 @@ def test_the_next_of_several_servers_is_tried(nats_server: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 100_000])
-def test_what_is_no_nats_server_is_unreachable(greeting: bytes) -> None:
+def test_a_server_of_another_protocol_is_unreachable(greeting: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet() -> None:
@@ -111,7 +109,7 @@ def test_what_is_no_nats_server_is_unreachable(greeting: bytes) -> None:
     assert isinstance(failure, StoreUnreachableError)
 
 
-def test_a_server_that_falls_silent_is_unreachable(nats_server: NatsServer) -> None:
+def test_a_hanging_server_is_unreachable(nats_server: NatsServer) -> None:
     name = f"silent-{uuid4().hex}"
     with (
         Bucket.connected(nats_server.url, name) as bucket,
@@ -123,13 +121,13 @@ def test_a_server_that_falls_silent_is_unreachable(nats_server: NatsServer) -> N
         network.before_request = lambda _: False
         failure = prompt_failure_of(lambda: store.reader(COUNTERS).read("t"))
         assert isinstance(failure, StoreReadError)
-        assert "stopped answering" in failure.message
+        assert "stopped responding" in failure.message
         assert bucket.consumers() == 0
         network.before_request = None
         assert usages(store, "t") == {"e": "1"}
 
 
-def test_the_call_after_a_lost_connection_connects_anew(nats_server: NatsServer) -> None:
+def test_the_call_after_a_lost_connection_reconnects(nats_server: NatsServer) -> None:
     name = f"lost-{uuid4().hex}"
     with (
         Bucket.connected(nats_server.url, name) as bucket,
@@ -146,13 +144,13 @@ def test_the_call_after_a_lost_connection_connects_anew(nats_server: NatsServer)
         network.before_request = cut
         failure = prompt_failure_of(lambda: store.reader(COUNTERS).read("t"))
         assert isinstance(failure, StoreUnreachableError)
-        assert "broke" in failure.message
+        assert "Lost the connection" in failure.message
         assert bucket.consumers() == 0
         network.before_request = None
         assert usages(store, "t") == {"e": "1"}
 
 
-def test_a_server_may_come_back(server_dir: Path) -> None:
+def test_a_restarted_server_is_used_again(server_dir: Path) -> None:
     server = NatsServer(server_dir / "returning", port=unused_port())
     with server, open_usage_store(server.url, BUCKET, timeouts=PATIENT) as store:
         with Bucket.connected(server.url, BUCKET) as bucket:
@@ -165,9 +163,9 @@ def test_a_server_may_come_back(server_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("bucket", ["", "*", ">", "a.b", "a b", "a\n", "é", "x" * 201])
-def test_a_bucket_that_could_name_others_is_refused(bucket: str) -> None:
+def test_a_bucket_name_with_wildcards_is_rejected(bucket: str) -> None:
     with (
-        pytest.raises(SettingsError, match="no bucket's name"),
+        pytest.raises(SettingsError, match="not a valid bucket name"),
         open_usage_store("nats://127.0.0.1", bucket),
     ):
         pass

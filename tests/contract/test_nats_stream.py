@@ -1,4 +1,4 @@
-"""What is known of the stream as a whole: its keys, its identity and its leader's time."""
+"""The stream as a whole: its keys, its identity and its leader's time."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def test_a_listing_spans_pages(scene: Scene) -> None:
     assert listing.unreadable == ()
 
 
-def test_no_tenant_is_passed_by_when_keys_vanish_between_pages(
+def test_no_tenant_is_missed_if_keys_disappear_between_pages(
     scene: Scene, nats_server: NatsServer
 ) -> None:
     scene.bucket.put_many({f"usage.a.b.2026-11.{number}": b"1" for number in range(60_000)})
@@ -47,7 +47,7 @@ def test_no_tenant_is_passed_by_when_keys_vanish_between_pages(
         assert network.requests == 3
 
 
-def test_the_identity_is_the_streams_own(scene: Scene) -> None:
+def test_the_identity_is_that_of_the_stream(scene: Scene) -> None:
     scene.bucket.put("usage.t.b.2026-11.e", b"1")
     created_at = identity_of(scene.store).created_at
     assert created_at == scene.bucket.info().created
@@ -56,7 +56,7 @@ def test_the_identity_is_the_streams_own(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "now"),
+    ("time", "now"),
     [
         (
             '"ts":"2026-11-29T15:04:05.123456789+01:00"',
@@ -67,23 +67,23 @@ def test_the_identity_is_the_streams_own(scene: Scene) -> None:
         ('"older servers":"do not tell"', None),
     ],
 )
-def test_the_time_is_the_leaders(scene: Scene, told: str, now: datetime | None) -> None:
-    scene.network.rewrite = lambda answer: with_time(answer, told)
+def test_the_time_is_that_of_the_leader(scene: Scene, time: str, now: datetime | None) -> None:
+    scene.network.rewrite = lambda answer: with_time(answer, time)
     assert scene.store.now() == now
     assert identity_of(scene.store).created_at == scene.bucket.info().created
 
 
-def test_a_time_that_makes_no_sense_is_no_answer(scene: Scene) -> None:
+def test_an_invalid_time_is_an_unexpected_response(scene: Scene) -> None:
     scene.network.rewrite = lambda answer: with_time(answer, '"ts":"soon"')
     failure = failure_of(scene.store.now)
     assert isinstance(failure, StoreReadError)
-    assert "makes no sense" in failure.message
+    assert "Unexpected JetStream response" in failure.message
 
 
-def with_time(answer: bytes, told: str) -> bytes:
-    """Change the time in an answer of JetStream, the length of which stands in its first line."""
+def with_time(answer: bytes, time: str) -> bytes:
+    """Change the time in a JetStream response; its first line contains the length."""
     line, end, body = answer.partition(b"\r\n")
-    changed = re.sub(rb'"ts":"[^"]*"', told.encode(), body)
+    changed = re.sub(rb'"ts":"[^"]*"', time.encode(), body)
     if changed == body:
         return answer
     start, _, size = line.rpartition(b" ")

@@ -1,4 +1,4 @@
-"""The place of the tables: what stands in the way, who was killed, what is removed."""
+"""The directory of the tables: conflicting files, killed runs, removal and locking."""
 
 import os
 import resource
@@ -26,7 +26,7 @@ ONE = record({"alice": Decimal(1)})
 NEXT = Hour(HOUR.end)
 NOBODY = 65534
 
-# Writes until it is killed: its records never end.
+# Writes endless records until it is killed.
 ENDLESS = """
 import sys
 from decimal import Decimal
@@ -47,16 +47,14 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tables(place: Path) -> ParquetTables:
-    return ParquetTables(place, patience_seconds=20)
+    return ParquetTables(place, lock_timeout_seconds=20)
 
 
 def in_place(place: Path) -> set[str]:
     return {str(path.relative_to(place)) for path in place.rglob("*") if not path.is_dir()}
 
 
-def test_a_killed_run_leaves_nothing_under_a_tables_name(
-    tables: ParquetTables, place: Path
-) -> None:
+def test_a_killed_run_leaves_no_table(tables: ParquetTables, place: Path) -> None:
     directory = place / directory_of("acme")
     half = directory / f".{NAME}.unfinished"
     writer = subprocess.Popen([sys.executable, "-c", ENDLESS, str(place)])
@@ -66,14 +64,14 @@ def test_a_killed_run_leaves_nothing_under_a_tables_name(
         writer.send_signal(signal.SIGKILL)
         writer.wait()
     assert [*directory.iterdir()] == [half]
-    # A later run of another hour takes it away, and its own is not kept waiting.
+    # A later run of another hour removes the file and does not wait.
     with tables.opened(ME) as opened:
         opened.write("acme", NEXT, [ONE])
         assert opened.keep_only([("acme", [HOUR, NEXT])]) == RemovedTables(0, ())
     assert [path.name for path in directory.iterdir()] == ["2026-11-25T13Z.parquet"]
 
 
-def test_a_table_is_written_over_what_a_killed_run_has_left(
+def test_a_table_replaces_the_unfinished_file_of_a_killed_run(
     tables: ParquetTables, place: Path, tmp_path: Path
 ) -> None:
     directory = place / directory_of("acme")
@@ -88,7 +86,7 @@ def test_a_table_is_written_over_what_a_killed_run_has_left(
     assert not (directory / NAME).is_symlink()
 
 
-def test_a_link_in_place_of_a_tenants_directory_is_not_followed(
+def test_a_symbolic_link_in_place_of_a_tenants_directory_is_not_followed(
     tables: ParquetTables, place: Path, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
@@ -100,7 +98,7 @@ def test_a_link_in_place_of_a_tenants_directory_is_not_followed(
         with pytest.raises(TablesError) as refused:
             opened.write("acme", HOUR, [ONE])
         assert SETTING in refused.value.message
-        assert "move away" in refused.value.hint
+        assert "move the existing file" in refused.value.hint
         opened.write("other", HOUR, [ONE])
         assert opened.keep_only([("other", [HOUR])]) == RemovedTables(0, ())
     assert (outside / NAME).read_text() == "mine"
@@ -108,7 +106,7 @@ def test_a_link_in_place_of_a_tenants_directory_is_not_followed(
 
 
 @pytest.mark.parametrize("in_the_way", ["file for directory", "directory for file"])
-def test_what_is_in_the_way_is_named_and_stays(
+def test_a_conflicting_file_is_reported_and_not_removed(
     in_the_way: str, tables: ParquetTables, place: Path
 ) -> None:
     directory = place / directory_of("acme")
@@ -121,13 +119,13 @@ def test_what_is_in_the_way_is_named_and_stays(
         write(tables, "acme", ONE)
     assert str(directory) in refused.value.message
     assert SETTING in refused.value.message
-    assert "move away" in refused.value.hint
+    assert "move the existing file" in refused.value.hint
     if in_the_way == "directory for file":
         assert [path.name for path in directory.iterdir()] == [NAME]
 
 
 @pytest.mark.parametrize("unusable", ["/proc/tables", "relative", "/dev/null/tables"])
-def test_an_unusable_place_is_named(
+def test_the_error_names_an_unusable_directory(
     unusable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -136,13 +134,13 @@ def test_an_unusable_place_is_named(
         ParquetTables(Path(unusable)).opened(ME),
     ):
         pass
-    assert refused.value.message.startswith(f"{unusable} cannot be used for tables ({SETTING})")
-    assert SETTING in refused.value.hint or "move away" in refused.value.hint
+    assert refused.value.message.startswith(f"Cannot use {unusable} for tables ({SETTING})")
+    assert SETTING in refused.value.hint or "move the existing file" in refused.value.hint
 
 
 @contextmanager
-def without_rights(directory: Path) -> Iterator[None]:
-    """Let this process read a directory and not write it, also where it is root."""
+def read_only(directory: Path) -> Iterator[None]:
+    """Make a directory read-only for this process, even if it runs as root."""
     directory.chmod(0o555)
     is_root = os.geteuid() == 0
     if is_root:
@@ -155,14 +153,14 @@ def without_rights(directory: Path) -> Iterator[None]:
         directory.chmod(0o755)
 
 
-def test_a_place_that_may_not_be_written_is_named(tmp_path: Path) -> None:
-    # pytest's directories are private; nobody may pass through.
+def test_the_error_names_a_directory_without_write_permission(tmp_path: Path) -> None:
+    # pytest's directories are private, so other users cannot enter them.
     for parent in (tmp_path, *tmp_path.parents[:2]):
         parent.chmod(0o755)
     place = tmp_path / "tables"
     place.mkdir()
     with (
-        without_rights(place),
+        read_only(place),
         pytest.raises(TablesError) as refused,
         ParquetTables(place).opened(ME),
     ):
@@ -172,7 +170,9 @@ def test_a_place_that_may_not_be_written_is_named(tmp_path: Path) -> None:
     assert "let the user of Dagster's runs write there" in refused.value.hint
 
 
-def test_a_full_disk_is_named_and_leaves_no_half_table(tables: ParquetTables, place: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_partial_table(
+    tables: ParquetTables, place: Path
+) -> None:
     large = record({f"user {number**7}": Decimal(number**4) for number in range(20_000)})
     _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with tables.opened(ME) as opened:
@@ -184,11 +184,11 @@ def test_a_full_disk_is_named_and_leaves_no_half_table(tables: ParquetTables, pl
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert SETTING in refused.value.message
-    assert refused.value.hint.startswith("free space there")
+    assert refused.value.hint.startswith("free disk space")
     assert in_place(place) == {".budget-recovery", f"{directory_of('other')}/{NAME}"}
 
 
-def test_only_tables_of_hours_that_are_not_retained_are_removed(
+def test_only_tables_of_hours_without_a_snapshot_are_removed(
     tables: ParquetTables, place: Path
 ) -> None:
     hours = [Hour(HOUR.start + timedelta(hours=number)) for number in range(4)]
@@ -210,7 +210,7 @@ def test_only_tables_of_hours_that_are_not_retained_are_removed(
         removed = opened.keep_only(
             [("acme", hours[2:]), ("spared", hours), ("thin", []), ("never written", hours)]
         )
-    # Two of acme's, and all four of the tenants without retained hours.
+    # Two tables of acme, and all four of the tenants without retained hours.
     assert removed == RemovedTables(10, ())
     assert in_place(place) == {
         ".budget-recovery",
@@ -222,7 +222,7 @@ def test_only_tables_of_hours_that_are_not_retained_are_removed(
     assert not (place / directory_of("thin")).exists()
 
 
-def test_tables_of_another_database_are_not_touched(tables: ParquetTables, place: Path) -> None:
+def test_tables_of_another_database_are_not_changed(tables: ParquetTables, place: Path) -> None:
     write(tables, "acme", ONE)
     with (
         pytest.raises(ForeignTablesError) as refused,
@@ -237,8 +237,8 @@ def test_tables_of_another_database_are_not_touched(tables: ParquetTables, place
         pass
 
 
-def test_one_process_at_a_time_has_the_tables(tables: ParquetTables, place: Path) -> None:
-    impatient = ParquetTables(place, patience_seconds=0)
+def test_the_tables_are_locked_for_one_process(tables: ParquetTables, place: Path) -> None:
+    impatient = ParquetTables(place, lock_timeout_seconds=0)
     opened_later = threading.Event()
 
     def open_later() -> None:
@@ -248,7 +248,10 @@ def test_one_process_at_a_time_has_the_tables(tables: ParquetTables, place: Path
     waiting = threading.Thread(target=open_later)
     with tables.opened(ME):
         waiting.start()
-        with pytest.raises(TablesError, match="Another run has been writing"), impatient.opened(ME):
+        with (
+            pytest.raises(TablesError, match="Another run has held the lock"),
+            impatient.opened(ME),
+        ):
             pass
         assert not opened_later.is_set()
     waiting.join()

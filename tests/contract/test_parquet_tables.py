@@ -1,4 +1,4 @@
-"""Tables as files: what they hold, and that they can be relied upon."""
+"""The Parquet files: their content, and their state after errors."""
 
 import hashlib
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ def test_usages_are_exact_for_every_reader(tables: ParquetTables) -> None:
     assert rows.fetchall() == [(usage,) for usage in exact]
 
 
-def test_a_row_says_all_that_is_known_of_a_counter(tables: ParquetTables) -> None:
+def test_a_row_contains_everything_recorded_about_a_counter(tables: ParquetTables) -> None:
     board = StoredRecord(
         captured_at=NOON + timedelta(minutes=5),
         source=CaptureSource.LEADERBOARDS,
@@ -134,7 +134,7 @@ def test_a_row_says_all_that_is_known_of_a_counter(tables: ParquetTables) -> Non
     }
 
 
-def test_every_table_has_one_schema_and_can_be_read_with_the_others(
+def test_all_tables_have_the_same_schema_and_can_be_read_together(
     tables: ParquetTables, place: Path
 ) -> None:
     one: Usages = {"alice": Decimal(1)}
@@ -151,7 +151,7 @@ def test_every_table_has_one_schema_and_can_be_read_with_the_others(
     ]
     assert schemas[0].field("captured_at").type == pa.timestamp("us", "UTC")
     assert schemas[0].field("usage").type == pa.decimal128(38, 18)
-    # What stands unfinished, or is the place's own, is no table.
+    # Unfinished files and the owner file are not tables.
     (place / Path(files[0].path).parent.name / f".{NAME}.unfinished").write_bytes(b"half a table")
     everything = pd.read_parquet(place)
     assert sorted(everything["tenant"]) == ["_lifetimes", "days", "days"]
@@ -170,7 +170,9 @@ def test_the_same_records_give_the_same_bytes(tables: ParquetTables) -> None:
     assert hashlib.sha256(before.read_bytes()).digest() == digest
 
 
-def test_a_table_of_more_rows_than_are_held_at_once_is_whole(tables: ParquetTables) -> None:
+def test_a_table_with_more_rows_than_fit_in_memory_at_once_is_complete(
+    tables: ParquetTables,
+) -> None:
     many: Usages = {f"u{number:06d}": Decimal(number) for number in range(2 * ROWS_AT_ONCE + 5)}
     file = write(
         tables, "acme", record({None: Decimal(1)}), record(many), record({"z": Decimal(2)})
@@ -182,7 +184,7 @@ def test_a_table_of_more_rows_than_are_held_at_once_is_whole(tables: ParquetTabl
     assert pq.read_metadata(file.path).num_row_groups == 3
 
 
-def test_hostile_names_stay_inside_and_apart(
+def test_hostile_tenant_names_get_separate_directories_inside_the_root(
     tables: ParquetTables, place: Path, tmp_path: Path
 ) -> None:
     with tables.opened(ME) as opened:
@@ -190,7 +192,7 @@ def test_hostile_names_stay_inside_and_apart(
             Path(opened.write(tenant, HOUR, [record({None: Decimal(number)})]).path)
             for number, tenant in enumerate(HOSTILE)
         ]
-    # Also on a file system that takes no notice of case.
+    # This includes file systems that ignore case.
     assert len({str(path).casefold() for path in paths}) == len(HOSTILE)
     for number, (tenant, path) in enumerate(zip(HOSTILE, paths, strict=True)):
         assert path.resolve().parent.parent == place.resolve()
@@ -200,7 +202,7 @@ def test_hostile_names_stay_inside_and_apart(
     assert {path.parent.name for path in place.rglob(NAME)} == {path.parent.name for path in paths}
 
 
-def test_what_breaks_off_leaves_the_table_that_stood_there(tables: ParquetTables) -> None:
+def test_an_interrupted_write_leaves_the_existing_table(tables: ParquetTables) -> None:
     file = Path(write(tables, "acme", record({"alice": Decimal(1)})).path)
     before = file.read_bytes()
 

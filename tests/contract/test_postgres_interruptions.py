@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 _WORK = textwrap.dedent(
     """
     import signal, sys, time
-    from budget_recovery_dagster.adapters.postgres.database import Database
+    from budget_recovery_dagster.adapters.postgres import Database
     from budget_recovery_dagster.adapters.postgres.store import lock_store
 
     class Interrupted(BaseException):

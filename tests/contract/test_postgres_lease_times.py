@@ -58,7 +58,7 @@ def test_a_lease_for_a_time_is_renewed_until_then_and_runs_out(
         # It was renewed beyond its duration, and not for much longer than it might be.
         assert lasted - began >= at_most.total_seconds()
         assert lasted - taken <= (at_most + SHORT).total_seconds() + 1
-        assert "The lease of restore has been held for too long." in caplog.text
+        assert "The lease restore reached its maximum duration" in caplog.text
         wait_until(lambda: leases.state_of("restore") == LeaseState(lease.token, None))
         with leases.hold("restore", "next") as taken_over:
             assert taken_over.token > lease.token

@@ -95,7 +95,7 @@ _HOLD = textwrap.dedent(
     """
     import sys, time
     from datetime import timedelta
-    from budget_recovery_dagster.adapters.postgres.database import MAX_CONNECTIONS, Database
+    from budget_recovery_dagster.adapters.postgres import MAX_CONNECTIONS, Database
     from budget_recovery_dagster.adapters.postgres import PostgresLeases
 
     with Database(sys.argv[1]) as database:
@@ -171,7 +171,7 @@ def test_renewal_outlives_the_loss_of_its_connection(
     )
     with caplog.at_level(logging.WARNING), leases.hold("capture", "tough") as lease:
         wait_until(lambda: admin.execute(end_sessions).rowcount > 0)
-        wait_until(lambda: "was not renewed" in caplog.text)
+        wait_until(lambda: "Could not renew the lease " in caplog.text)
         time.sleep(3.5)
         lease.require_held()
 

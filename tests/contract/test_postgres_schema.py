@@ -162,7 +162,7 @@ def test_a_newer_schema_is_refused(database_url: str) -> None:
 def test_an_older_schema_is_refused() -> None:
     with pytest.raises(SchemaVersionError) as refused:
         refuse_unless_newest("0001", known=("0003", "0002", "0001"))
-    assert "version 0001, older than this project's 0003" in refused.value.message
+    assert "version 0001, older than the required 0003" in refused.value.message
     assert "budget-recovery migrate" in refused.value.hint
     refuse_unless_newest("0003", known=("0003", "0002", "0001"))
 

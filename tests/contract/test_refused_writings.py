@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats import IN_FLIGHT, REFUSALS_IN_A_ROW
+from budget_recovery_dagster.adapters.nats import IN_FLIGHT, MAX_REJECTIONS
 from budget_recovery_dagster.domain import BudgetWindow, Window
 from budget_recovery_dagster.errors import StoreWriteError
 from budget_recovery_dagster.ports import BoardOrder, Written
@@ -59,7 +59,7 @@ def test_a_counter_whose_value_is_refused_is_named_and_costs_no_other(limit: Lim
 
 def test_values_that_are_refused_are_no_reason_to_give_up(limit: Limit) -> None:
     with limit(is_limited_by_value=True) as limited:
-        fat = [str(number) for number in range(REFUSALS_IN_A_ROW + 10)]
+        fat = [str(number) for number in range(MAX_REJECTIONS + 10)]
         around = len('{"usage":"1","by":""}')
         for entity in fat:
             limited.put(key(entity), b'{"usage":"1","by":"%s"}' % (b"x" * (MOST_BYTES - around)))
@@ -96,7 +96,7 @@ def test_the_first_of_many_refusals_is_told_and_a_full_store_is_given_up_on(limi
             live.raise_counters(orders, is_open=is_open)
         if "maximum bytes" in caught.value.message:
             assert f"{key('0')}:" in caught.value.message
-        assert REFUSALS_IN_A_ROW <= len(asked) < IN_FLIGHT + REFUSALS_IN_A_ROW
+        assert MAX_REJECTIONS <= len(asked) < IN_FLIGHT + MAX_REJECTIONS
         assert usages(limited.store, "t") == {}
 
 
@@ -125,18 +125,18 @@ def test_a_board_for_which_is_no_room_is_named_and_costs_no_other(limit: Limit) 
         assert [each.is_written for each in results] == [True, False, True]
         first, refused, last = (each.reason for each in results)
         assert (first, last) == ("", "")
-        assert "store leaderboard.t.2.2026-11: maximum bytes" in refused or "is full" in refused
+        assert "write of leaderboard.t.2.2026-11: maximum bytes" in refused or "is full" in refused
 
 
 def test_boards_that_are_not_tried_any_more_are_blamed_on_none(limit: Limit) -> None:
     with limit() as limited:
         limited.fill()
-        count = IN_FLIGHT + 2 * REFUSALS_IN_A_ROW
+        count = IN_FLIGHT + 2 * MAX_REJECTIONS
         orders = [board_of(str(number), {"x": "1"}) for number in range(count)]
         results = limited.store.open_tenant("t").rebuild_boards(orders, is_open=always)
         assert [each.of for each in results] == [each.of for each in orders]
         assert not any(each.is_written for each in results)
-        assert results[-1].reason == "It was given up, as the store refused 100 writings in a row."
-        for number, result in enumerate(results[:REFUSALS_IN_A_ROW]):
+        assert results[-1].reason == "Not tried: the store rejected 100 writes in a row."
+        for number, result in enumerate(results[:MAX_REJECTIONS]):
             reason = result.reason
             assert f"leaderboard.t.{number}.2026-11: maximum" in reason or "is full" in reason

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats import TRIES
+from budget_recovery_dagster.adapters.nats import MAX_CONFLICTS
 from budget_recovery_dagster.domain import ValueShape, Window
 from budget_recovery_dagster.errors import StoreWriteError
 from budget_recovery_dagster.ports import Written
@@ -95,7 +95,7 @@ def test_a_counter_that_others_never_stop_writing_is_given_up_by_name(subject: S
     live = subject.store.open_tenant("t")
     with pytest.raises(StoreWriteError, match=r"usage\.t\.b\.2026-11\.e"):
         live.raise_counters([order("e", "5"), order("e", "5", LIFETIME)], is_open=is_open)
-    assert len(asked) == TRIES + 1
+    assert len(asked) == MAX_CONFLICTS + 1
     assert stored(subject, key("e", LIFETIME)).data
     assert stored(subject, key("e")).data == b"1"
 

@@ -8,22 +8,22 @@ from typing import Protocol
 from budget_recovery_dagster.adapters.nats import (
     BOARDS,
     COUNTERS,
+    MAX_CONFLICTS,
     NEVER,
     NEVER_WRITTEN,
     SOURCES,
-    TRIES,
     BoardChange,
     Change,
+    ChangeResults,
     CounterKey,
     KeysRead,
     LiveKey,
     LiveKeysRead,
     Outcome,
-    Outcomes,
     SourceReader,
     StoredValue,
     Write,
-    WritingTerms,
+    WriteTerms,
     changes_too_fast,
     counter_changes,
     decode_name,
@@ -71,7 +71,7 @@ class Keys(Protocol):
         """Write a key over a revision; False where it has another."""
         ...
 
-    def terms(self, is_open: IsOpen) -> WritingTerms:
+    def terms(self, is_open: IsOpen) -> WriteTerms:
         """Return under what terms is written."""
         ...
 
@@ -105,37 +105,39 @@ class MemoryLiveTenant:
         boards = self._keys.read_live_keys(prefix_to_read(BOARDS, self._tenant))
 
         def write(changes: Sequence[BoardChange]) -> list[BoardResult | str]:
-            return self._write(changes, boards).all_or_why()
+            return self._write(changes, boards).all_or_reasons()
 
         return rebuild(self._tenant, orders, terms, write)
 
-    def _write(self, changes: Sequence[Change[Outcome]], known: LiveKeysRead) -> Outcomes[Outcome]:
-        outcomes = Outcomes(changes)
+    def _write(
+        self, changes: Sequence[Change[Outcome]], known: LiveKeysRead
+    ) -> ChangeResults[Outcome]:
+        results = ChangeResults(changes)
         for number, change in enumerate(changes):
-            if outcomes.is_given_up:
+            if results.is_given_up:
                 break
             try:
-                self._settle(outcomes, number, change, known)
+                self._settle(results, number, change, known)
             except StoreWriteError as error:
-                outcomes.refuse(number, error)
-        return outcomes
+                results.reject(number, error)
+        return results
 
     def _settle(
         self,
-        outcomes: Outcomes[Outcome],
+        results: ChangeResults[Outcome],
         number: int,
         change: Change[Outcome],
         known: LiveKeysRead,
     ) -> None:
         live = known.keys.get(change.key, NEVER_WRITTEN)
-        for _ in range(TRIES + 1):
+        for _ in range(MAX_CONFLICTS + 1):
             outcome, write = change.decide(live)
             if write is None:
-                return outcomes.leave(number, outcome)
+                return results.skip(number, outcome)
             if reason := self._keys.refusal_of(write):
-                return outcomes.refuse_value(number, outcome, reason)
+                return results.reject_value(number, outcome, reason)
             if self._keys.write_over(change.key, live.revision, write):
-                return outcomes.store(number, outcome)
+                return results.store(number, outcome)
             live = self._keys.live_key(change.key)
         raise changes_too_fast("in memory", change.key)
 
@@ -280,10 +282,10 @@ class MemoryUsageStore:
         self.put(key, write.data, ttl=write.ttl, written_at=self._time())
         return True
 
-    def terms(self, is_open: IsOpen) -> WritingTerms:
+    def terms(self, is_open: IsOpen) -> WriteTerms:
         """Return under what terms counters and leaderboards are written."""
         self._answer()
-        return WritingTerms(is_open=is_open, now=self._time, keeps_ttl=True)
+        return WriteTerms(is_open=is_open, now=self._time, supports_ttl=True)
 
     def _time(self) -> datetime:
         return self.clock or datetime.now(UTC)

@@ -69,7 +69,7 @@ def test_a_database_that_is_down_makes_a_check_unknown(
     with nothing_left():
         own_postgres.stop()
         assert_red_from_the_third_in_a_row(
-            instance, reason="The control-plane database cannot be reached"
+            instance, reason="Cannot connect to the control-plane database"
         )
         own_postgres.start()
         assert accepted.info().state.last_seq == 2
@@ -88,7 +88,7 @@ def test_a_database_that_hangs_makes_a_check_unknown(
     before = store_row(database)
     with nothing_left():
         with hung(*processes(own_postgres)):
-            assert "The control-plane database cannot be reached" in unknown(instance)
+            assert "Cannot connect to the control-plane database" in unknown(instance)
         assert accepted.info().state.last_seq == 2
         assert store_row(database) == before
         assert_recovered(instance, database)

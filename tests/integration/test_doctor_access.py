@@ -110,7 +110,7 @@ def test_a_wrong_password_of_nats_is_named_and_not_shown(
     checked, said = doctor(**environment), page(**environment)
     assert checked.failed == {CONNECTION}
     assert (
-        f"{guarded.url} refuses the NATS user: Authorization Violation."
+        f"{guarded.url} rejected the NATS user: Authorization Violation."
         in (checked[CONNECTION]["message"])
     )
     assert NATS_URL in checked[CONNECTION]["hint"]
@@ -146,7 +146,7 @@ def test_nats_that_is_down_is_named_and_the_rest_is_looked_at(configured: Bucket
     url = f"nats://127.0.0.1:{unused_port()}"
     checked = doctor(**{NATS_URL: url})
     assert checked.failed == {CONNECTION}
-    assert f"{url} cannot be reached" in checked[CONNECTION]["message"]
+    assert f"Cannot connect to NATS at {url}" in checked[CONNECTION]["message"]
     require_skipped(checked, "store_clock")
     assert checked["database_schema"]["outcome"] == "ok"
     assert checked["host_clock"]["outcome"] == "ok"

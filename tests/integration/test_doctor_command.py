@@ -81,11 +81,19 @@ def test_every_wrong_setting_is_named_and_nothing_is_done_on_its_default(
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        (NATS_URL, "nats://h/x", "The NATS URL goes on"),
+        (NATS_URL, "nats://h/x", "The NATS URL has a path"),
         (NATS_URL, None, f"{NATS_URL} is not set."),
-        ("BUDGET_RECOVERY_NATS_CREDS", "/missing.creds", "/missing.creds cannot be read"),
-        ("BUDGET_RECOVERY_NATS_CA", "/missing.pem", "/missing.pem cannot be used"),
-        (POSTGRES_URL, "postgresql+psycopg2://h/d", "The database URL cannot be read."),
+        (
+            "BUDGET_RECOVERY_NATS_CREDS",
+            "/missing.creds",
+            "Cannot read the NATS credentials /missing.creds",
+        ),
+        (
+            "BUDGET_RECOVERY_NATS_CA",
+            "/missing.pem",
+            "Cannot load the certificate authority /missing.pem",
+        ),
+        (POSTGRES_URL, "postgresql+psycopg2://h/d", "The database URL is invalid."),
         (POSTGRES_URL, None, f"{POSTGRES_URL} is not set."),
     ],
 )
@@ -109,7 +117,7 @@ def test_a_place_for_tables_that_cannot_be_used_is_named(
     place = tmp_path / "file" / "tables"
     checked = doctor(BUDGET_RECOVERY_TABLES_DIR=str(place))
     assert checked.failed == {"tables_directory"}
-    assert f"{place} cannot be used for tables" in checked["tables_directory"]["message"]
+    assert f"Cannot use {place} for tables" in checked["tables_directory"]["message"]
 
 
 @pytest.mark.parametrize(

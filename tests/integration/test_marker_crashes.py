@@ -234,7 +234,7 @@ def test_a_marker_whose_answer_is_lost_is_known_again(
     with DisturbedNetwork(nats_server.url) as network, monkeypatch.context() as elsewhere:
         elsewhere.setenv("BUDGET_RECOVERY_NATS_URL", network.url)
         network.rewrite = lambda answer: b"" if b'"seq":3' in answer else answer
-        assert "No answer to $KV." in skipped(check(instance))
+        assert "No response to $KV." in skipped(check(instance))
     row = store_row(database)
     assert row["intended_nonce"] is not None
     assert row | {"intended_nonce": None, "baseline_version": 0} == before | {"baseline_version": 0}

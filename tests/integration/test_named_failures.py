@@ -138,7 +138,7 @@ def test_a_wrong_password_of_nats(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(NATS_URL, with_user(guarded.url, "recovery", "wr0ng"))
-    refused = f"{guarded.url} refuses the NATS user: Authorization Violation."
+    refused = f"{guarded.url} rejected the NATS user: Authorization Violation."
     assert refused in waited_why(instance, database)
     # Another database knows of no loss, so that captures are not paused.
     monkeypatch.setenv(POSTGRES_URL, locked_database_url)
@@ -151,7 +151,7 @@ def test_expired_credentials_in_a_capture(
     store: Bucket, expired_credentials: Path, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     said = captured_why_not(instance, current_hour)
-    assert f"refuses the NATS user: the credentials {expired_credentials} expired at " in said
+    assert f"rejected the NATS user: the credentials {expired_credentials} expired at " in said
     assert "BUDGET_RECOVERY_NATS_CREDS" in said
 
 

@@ -158,7 +158,7 @@ def test_tables_that_cannot_be_written_leave_snapshots_and_points_green(
 
     assert not result.success
     assert failure_text(result).startswith(
-        f"{tables} cannot be used for tables (BUDGET_RECOVERY_TABLES_DIR): File exists."
+        f"Cannot use {tables} for tables (BUDGET_RECOVERY_TABLES_DIR): File exists."
         " No table was written; the snapshots are not affected. Try: "
     )
     assert metadata(result, "budget_usage_snapshots")["tenants_stored"] == 1

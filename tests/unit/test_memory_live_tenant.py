@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats import REFUSALS_IN_A_ROW
+from budget_recovery_dagster.adapters.nats import MAX_REJECTIONS
 from budget_recovery_dagster.domain import (
     BudgetWindow,
     CaptureSource,
@@ -75,7 +75,7 @@ def test_refusals_with_a_writing_between_them_stop_nothing(store: MemoryUsageSto
     orders = [order(str(number), "5") for number in range(1, 1000)]
     with pytest.raises(StoreWriteError):
         store.open_tenant("u").raise_counters(orders, is_open=lambda _: True)
-    assert store.writes == 300 + REFUSALS_IN_A_ROW
+    assert store.writes == 300 + MAX_REJECTIONS
     found = store.open_tenant("u").reading.counters
     assert [counter.entity for counter in found] == [str(number) for number in written]
 

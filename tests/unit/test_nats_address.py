@@ -33,7 +33,7 @@ SEED_PART = f"-----BEGIN USER NKEY SEED-----\n{SEED}\n------END USER NKEY SEED--
         ("nats://t0ken@host", ServerAddress("nats://host:4222", needs_tls=False, token="t0ken")),
     ],
 )
-def test_a_server_is_read_from_its_url(url: str, address: ServerAddress) -> None:
+def test_a_server_url_is_parsed(url: str, address: ServerAddress) -> None:
     assert parse_server(url) == address
 
 
@@ -54,7 +54,7 @@ def test_a_server_is_read_from_its_url(url: str, address: ServerAddress) -> None
         "nats://me:s3cret@host/path",
     ],
 )
-def test_a_url_that_names_no_server_is_refused_without_its_password(url: str) -> None:
+def test_an_invalid_url_is_rejected_without_showing_its_password(url: str) -> None:
     with pytest.raises(SettingsError, match="The NATS URL") as caught:
         open_access(f"nats://first,{url}", None, None)
     assert "BUDGET_RECOVERY_NATS_URL" in caught.value.hint
@@ -83,37 +83,50 @@ def test_credentials_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "have no NATS USER JWT"),
-        (JWT_PART.encode(), "have no USER NKEY SEED"),
-        (SEED_PART.encode(), "have no NATS USER JWT"),
-        (JWT_PART.encode() + b"-----BEGIN USER NKEY SEED-----", "have no USER NKEY SEED"),
-        ((JWT_PART + SEED_PART.replace(SEED, "SUAB")).encode(), "hold no usable seed"),
-        ((JWT_PART + SEED_PART.replace(SEED, "?")).encode(), "hold no usable seed"),
-        (b"\xff\xfe", "cannot be read: it is not text"),
+        (b"", "The NATS credentials {path} contain no NATS USER JWT."),
+        (JWT_PART.encode(), "The NATS credentials {path} contain no USER NKEY SEED."),
+        (SEED_PART.encode(), "The NATS credentials {path} contain no NATS USER JWT."),
+        (
+            JWT_PART.encode() + b"-----BEGIN USER NKEY SEED-----",
+            "The NATS credentials {path} contain no USER NKEY SEED.",
+        ),
+        (
+            (JWT_PART + SEED_PART.replace(SEED, "SUAB")).encode(),
+            "The NATS credentials {path} contain an invalid seed.",
+        ),
+        (
+            (JWT_PART + SEED_PART.replace(SEED, "?")).encode(),
+            "The NATS credentials {path} contain an invalid seed.",
+        ),
+        (b"\xff\xfe", "Cannot read the NATS credentials {path}: not a text file."),
     ],
 )
-def test_a_file_that_holds_no_credentials_is_refused(
+def test_an_invalid_credentials_file_is_rejected(
     tmp_path: Path, content: bytes, reason: str
 ) -> None:
     path = tmp_path / "user.creds"
     path.write_bytes(content)
     with pytest.raises(SettingsError) as caught:
         open_access("host", path, None)
-    assert f"The NATS credentials {path} {reason}." in caught.value.message
+    assert caught.value.message == reason.format(path=path)
     assert SEED not in str(caught.value)
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_file(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    with pytest.raises(SettingsError, match=f"{missing} cannot be read: No such file"):
+    with pytest.raises(
+        SettingsError, match=f"Cannot read the NATS credentials {missing}: No such file"
+    ):
         open_access("host", missing, None)
-    with pytest.raises(SettingsError, match=f"{missing} cannot be used: No such file"):
+    with pytest.raises(
+        SettingsError, match=f"Cannot load the certificate authority {missing}: No such file"
+    ):
         open_access("host", None, missing)
 
 
-def test_a_certificate_authority_must_be_one_and_is_insisted_on(tmp_path: Path) -> None:
+def test_a_certificate_authority_must_be_valid_and_requires_tls(tmp_path: Path) -> None:
     path = tmp_path / "authority.pem"
     path.write_text("no certificate")
-    with pytest.raises(SettingsError, match=f"{path} cannot be used"):
+    with pytest.raises(SettingsError, match=f"Cannot load the certificate authority {path}: "):
         open_access("host", None, path)
     assert parse_server("nats://host", has_authority=True).needs_tls

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budget_recovery_dagster.adapters.nats import (
-    FULL_BOARD,
     CounterKey,
     KeysRead,
     StoredValue,
@@ -14,6 +13,7 @@ from budget_recovery_dagster.adapters.nats import (
     read_counters,
 )
 from budget_recovery_dagster.domain import (
+    BOARD_SIZE,
     BudgetWindow,
     CaptureSource,
     CounterReading,
@@ -43,7 +43,7 @@ def usages(read: TenantReading) -> dict[Entity, Decimal]:
     return {counter.entity: counter.usage for counter in read.counters}
 
 
-def test_a_board_is_read_exactly_and_tells_nothing_of_the_counters_keys() -> None:
+def test_a_board_is_read_exactly_without_shape_and_expiry() -> None:
     read = reading(
         b'{"entries":[{"entity":"user:alice@example.com","usage":"12.340"},'
         b'{"usage":0.000000000000000001,"entity":"bob","more":[1]}],"updated_at":"?"}'
@@ -62,13 +62,13 @@ def test_a_board_is_read_exactly_and_tells_nothing_of_the_counters_keys() -> Non
     )
 
 
-def test_the_entry_of_null_is_the_aggregate() -> None:
+def test_a_null_entity_is_the_aggregate() -> None:
     read = reading(b'{"entries":[{"entity":null,"usage":99999999999999999999.5}]}')
     assert usages(read) == {None: Decimal("99999999999999999999.5")}
     assert read.unlisted == ()
 
 
-def test_a_board_without_entries_lists_nobody_and_leaves_nobody_out() -> None:
+def test_an_empty_board_has_no_unlisted_entities() -> None:
     read = reading(b'{"entries":[]}')
     assert (read.counters, read.omitted, read.unlisted) == ((), (), ())
 
@@ -81,7 +81,7 @@ def test_a_board_without_entries_lists_nobody_and_leaves_nobody_out() -> None:
         (501, (UnlistedEntities(OF, Decimal("0.5"), is_truncated=True),)),
     ],
 )
-def test_from_five_hundred_entries_on_a_board_may_leave_some_out(
+def test_a_board_of_five_hundred_entries_may_be_truncated(
     count: int, unlisted: tuple[UnlistedEntities, ...]
 ) -> None:
     listed = [{"entity": f"e{number}", "usage": f"{number}.5"} for number in range(count)]
@@ -107,18 +107,18 @@ def test_from_five_hundred_entries_on_a_board_may_leave_some_out(
         (b'{"entries":"abc"}', "entries is not a list"),
     ],
 )
-def test_of_a_board_that_cannot_be_read_nothing_is_known(value: bytes, reason: str) -> None:
+def test_the_entities_of_an_unreadable_board_are_unknown(value: bytes, reason: str) -> None:
     read = reading(value)
     assert read.counters == ()
     assert read.omitted == (OmittedCounter(OF, None, KEY, reason, is_entity_known=False),)
     assert read.unlisted == (UnlistedEntities(OF, None, is_truncated=False),)
 
 
-def test_a_board_whose_headers_cannot_be_read_is_named_whatever_it_says() -> None:
-    value = StoredValue(board({"a": "1"}), None, 0, "its headers cannot be read")
+def test_a_board_with_unreadable_headers_is_omitted() -> None:
+    value = StoredValue(board({"a": "1"}), None, 0, "the headers are unreadable")
     read = read_boards("t", KeysRead({KEY: value}, is_partial=False))
     assert read.counters == ()
-    assert [omission.reason for omission in read.omitted] == ["its headers cannot be read"]
+    assert [omission.reason for omission in read.omitted] == ["the headers are unreadable"]
     assert read.unlisted == (UnlistedEntities(OF, None, is_truncated=False),)
 
 
@@ -129,16 +129,18 @@ def test_a_board_whose_headers_cannot_be_read_is_named_whatever_it_says() -> Non
         (b"null", "entry 2: not an object"),
         (b'["bob","5"]', "entry 2: not an object"),
         (b'{"usage":"5"}', "entry 2: no field entity"),
-        (b'{"entity":7,"usage":"5"}', "entry 2: entity is neither text nor null"),
-        (b'{"entity":7.5,"usage":"5"}', "entry 2: entity is neither text nor null"),
-        (b'{"entity":true,"usage":"5"}', "entry 2: entity is neither text nor null"),
-        (b'{"entity":{"a":1},"usage":"5"}', "entry 2: entity is neither text nor null"),
+        (b'{"entity":7,"usage":"5"}', "entry 2: entity is neither a string nor null"),
+        (b'{"entity":7.5,"usage":"5"}', "entry 2: entity is neither a string nor null"),
+        (b'{"entity":true,"usage":"5"}', "entry 2: entity is neither a string nor null"),
+        (b'{"entity":{"a":1},"usage":"5"}', "entry 2: entity is neither a string nor null"),
         (b'{"entity":"","usage":"5"}', "entry 2: an empty name"),
         (b'{"entity":"a\\u0000b","usage":"5"}', "entry 2: a name with a NUL character"),
         (b'{"entity":"a\\ud800","usage":"5"}', "entry 2: a name with half of a surrogate pair"),
     ],
 )
-def test_an_entry_of_nobody_is_named_and_costs_no_other(entry: bytes, reason: str) -> None:
+def test_an_entry_without_a_valid_entity_is_omitted_and_does_not_affect_others(
+    entry: bytes, reason: str
+) -> None:
     read = reading(b'{"entries":[{"entity":"a","usage":"9"},%s,{"entity":"c","usage":3}]}' % entry)
     assert usages(read) == {"a": Decimal(9), "c": Decimal(3)}
     (omission,) = read.omitted
@@ -152,7 +154,7 @@ def test_an_entry_of_nobody_is_named_and_costs_no_other(entry: bytes, reason: st
     ("entry", "entity", "reason"),
     [
         (b'"entity":"bob"', "bob", "entry 2, 'bob': the value has no field usage"),
-        (b'"entity":"bob","usage":null', "bob", "'bob': usage is neither text nor a number"),
+        (b'"entity":"bob","usage":null', "bob", "'bob': usage is neither a string nor a number"),
         (b'"entity":"bob","usage":NaN', "bob", "'bob': 'NaN' is not a decimal number"),
         (b'"entity":"bob","usage":"-5"', "bob", "'bob': -5 is negative"),
         (b'"entity":"bob","usage":1E400', "bob", "1E400 has more than 20 integer digits"),
@@ -162,7 +164,7 @@ def test_an_entry_of_nobody_is_named_and_costs_no_other(entry: bytes, reason: st
         (b'"entity":"%s","usage":"x"' % (b"n" * 900), "n" * 900, "nnn...': 'x' is not a decimal"),
     ],
 )
-def test_an_unreadable_usage_is_named_with_whose_it_is(
+def test_an_unreadable_usage_is_omitted_with_its_entity(
     entry: bytes, entity: Entity, reason: str
 ) -> None:
     read = reading(
@@ -176,27 +178,27 @@ def test_an_unreadable_usage_is_named_with_whose_it_is(
     assert omission.reason.isascii()
     assert omission.reason.isprintable()
     assert len(omission.reason) <= 200
-    # All others are listed, so nothing else is unknown.
+    # All other entities are listed, so nothing else is unknown.
     assert read.unlisted == ()
 
 
-def test_of_an_entity_that_is_listed_twice_the_higher_usage_counts() -> None:
+def test_the_higher_usage_of_an_entity_listed_twice_counts() -> None:
     listed = [("a", "10"), ("b", "7"), ("a", "9"), ("b", "8"), (None, "1"), (None, "0")]
     read = reading(entries(*({"entity": name, "usage": usage} for name, usage in listed)))
     assert usages(read) == {"a": Decimal(10), "b": Decimal(8), None: Decimal(1)}
     assert read.omitted == ()
 
 
-def test_the_lowest_usage_is_that_of_the_lowest_entity_in_whatever_order() -> None:
+def test_the_lowest_usage_does_not_depend_on_the_order() -> None:
     twice = {"entity": "e1", "usage": "0.5"}
     others = [{"entity": f"e{number}", "usage": str(number)} for number in range(1, 500)]
-    # e1 has 1, so whoever is not listed may have up to 1.
+    # e1 has 1, so an unlisted entity has at most 1.
     assert reading(entries(twice, *others)).unlisted == (
         UnlistedEntities(OF, Decimal(1), is_truncated=True),
     )
 
 
-def test_in_a_full_board_an_unreadable_usage_leaves_the_others_to_tell_the_lowest() -> None:
+def test_a_full_board_with_an_unreadable_usage_has_the_lowest_readable_usage() -> None:
     listed = [{"entity": f"e{number}", "usage": str(number)} for number in range(2, 501)]
     read = reading(entries(*listed, {"entity": "e1", "usage": "?"}))
     assert read.unlisted == (UnlistedEntities(OF, Decimal(2), is_truncated=True),)
@@ -205,13 +207,13 @@ def test_in_a_full_board_an_unreadable_usage_leaves_the_others_to_tell_the_lowes
     assert len(nothing.omitted) == 500
 
 
-def test_in_a_full_board_an_entry_of_nobody_leaves_nothing_known_of_the_unlisted() -> None:
+def test_a_full_board_with_an_unknown_entity_has_no_lowest_usage() -> None:
     listed = [{"entity": f"e{number}", "usage": str(number)} for number in range(1, 500)]
     read = reading(entries(*listed, {"usage": "0"}))
     assert read.unlisted == (UnlistedEntities(OF, None, is_truncated=True),)
 
 
-def test_one_bad_key_or_board_costs_no_other() -> None:
+def test_an_unreadable_key_or_board_does_not_affect_others() -> None:
     read = read_boards(
         "t",
         found(
@@ -242,8 +244,8 @@ def test_one_bad_key_or_board_costs_no_other() -> None:
     assert read.is_partial
 
 
-def test_a_name_too_long_for_a_counters_key_is_of_nobody() -> None:
-    # "usage.t.b.2026-11." has 18 bytes, and each @ takes three more.
+def test_a_name_too_long_for_a_counters_key_is_an_unknown_entity() -> None:
+    # "usage.t.b.2026-11." has 18 bytes, and each @ takes three.
     longest = "@" * 327
     read = reading(board({longest: "5", "@" * 328: "5", "x" * 100_000: "4"}))
     assert usages(read) == {longest: Decimal(5)}
@@ -259,8 +261,8 @@ entity_names = st.text(
 amounts = st.decimals(0, 10**20 - 1, places=18, allow_nan=False, allow_infinity=False)
 
 
-@given(st.dictionaries(st.none() | entity_names, amounts, max_size=FULL_BOARD - 1))
-def test_below_five_hundred_entities_both_sources_tell_the_same(
+@given(st.dictionaries(st.none() | entity_names, amounts, max_size=BOARD_SIZE - 1))
+def test_below_five_hundred_entities_both_sources_agree(
     held: dict[Entity, Decimal],
 ) -> None:
     written = {entity: format_usage(usage) for entity, usage in held.items()}
@@ -276,7 +278,7 @@ def test_below_five_hundred_entities_both_sources_tell_the_same(
 
 
 @given(st.binary(max_size=80))
-def test_no_board_whatever_breaks_the_reading(value: bytes) -> None:
+def test_any_bytes_of_a_board_can_be_read(value: bytes) -> None:
     reading(value)
 
 
@@ -291,7 +293,7 @@ json_values = st.recursive(
 
 
 @given(st.lists(json_values, max_size=6))
-def test_no_entries_whatever_break_the_reading_and_none_is_passed_over(
+def test_any_entries_can_be_read_and_all_are_accounted_for(
     listed: list[object],
 ) -> None:
     read = reading(entries(*listed))

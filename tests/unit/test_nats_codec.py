@@ -72,13 +72,13 @@ def stored(data: bytes) -> StoredValue:
         ("\u0660", "=D9=A0"),  # a digit, but not one of ASCII
     ],
 )
-def test_a_name_has_its_token(name: str, token: str) -> None:
+def test_a_name_is_encoded_as_a_token(name: str, token: str) -> None:
     assert encode_name(name) == token
     assert decode_name(token) == name
 
 
 @given(names)
-def test_every_name_comes_back_from_a_token_that_cannot_widen_a_subject(name: str) -> None:
+def test_every_name_survives_a_round_trip_and_its_token_has_no_wildcard(name: str) -> None:
     token = encode_name(name)
     assert decode_name(token) == name
     assert token != "="
@@ -86,7 +86,7 @@ def test_every_name_comes_back_from_a_token_that_cannot_widen_a_subject(name: st
 
 
 @given(st.text(alphabet="aA0=-/ _2AEFf4.*>é", max_size=12))
-def test_a_token_that_decodes_is_the_only_one_of_its_name(token: str) -> None:
+def test_a_decodable_token_is_the_only_one_of_its_name(token: str) -> None:
     try:
         name = decode_name(token)
     except UnusableNameError:
@@ -99,14 +99,14 @@ NOT_CANONICAL += ["=4", "=4G", "=2a", "a=", "=41", "=2D", "=00", "=FF", "=C0=80"
 
 
 @pytest.mark.parametrize("token", NOT_CANONICAL)
-def test_what_is_no_canonical_token_is_refused(token: str) -> None:
+def test_a_token_in_another_form_is_rejected(token: str) -> None:
     with pytest.raises(UnusableNameError) as caught:
         decode_name(token)
     assert str(caught.value).isascii()
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "\ud800"])
-def test_a_name_that_no_key_may_hold_is_refused(name: str) -> None:
+def test_an_unusable_name_is_rejected(name: str) -> None:
     with pytest.raises(UnusableNameError):
         encode_name(name)
     with pytest.raises(UnusableNameError):
@@ -123,7 +123,7 @@ def test_the_aggregate_is_the_bare_token() -> None:
 
 
 @given(names, names, windows, st.none() | names)
-def test_every_counter_comes_back_from_its_key(
+def test_every_counter_key_survives_a_round_trip(
     tenant: str, budget: str, window: str, entity: str | None
 ) -> None:
     counter = CounterKey(tenant, BudgetWindow(budget, Window.parse(window)), entity)
@@ -134,7 +134,7 @@ def test_every_counter_comes_back_from_its_key(
 
 
 @given(names, names, windows)
-def test_every_leaderboard_comes_back_from_its_key(tenant: str, budget: str, window: str) -> None:
+def test_every_leaderboard_key_survives_a_round_trip(tenant: str, budget: str, window: str) -> None:
     board = BoardKey(tenant, BudgetWindow(budget, Window.parse(window)))
     key = encode_board_key(board)
     assert decode_board_key(key) == board
@@ -142,7 +142,7 @@ def test_every_leaderboard_comes_back_from_its_key(tenant: str, budget: str, win
     assert key.count(".") == 3
 
 
-def test_a_key_by_hand() -> None:
+def test_an_example_key() -> None:
     counter = CounterKey("acme", BudgetWindow("team a", NOVEMBER), "user:alice@example.com")
     assert encode_key(counter) == "usage.acme.team=20a.2026-11.user=3Aalice=40example=2Ecom"
 
@@ -160,12 +160,12 @@ def test_a_key_by_hand() -> None:
         ("usage.t.b.2026-13.e", "'2026-13' is not a window"),
         ("usage.t.b.\N{CJK UNIFIED IDEOGRAPH-6771}.e", r"'\xe6\x9d\xb1' is not a window"),
         ("usage.t.b.2026-11.=00", "entity '=00': a name with a NUL character"),
-        ("usage.t.b.2026-11.=61", "entity '=61': escapes a character that is kept"),
+        ("usage.t.b.2026-11.=61", "entity '=61': escapes a character that needs no escape"),
         ("usage.t.b.2026-11.\udcff", r"entity '\xff': not an encoded name"),
         ("usage.t.b.2026-11." + "e" * 983, "a key of 1001 bytes, more than 1000"),
     ],
 )
-def test_a_key_that_names_no_counter_is_refused_with_the_reason(key: str, reason: str) -> None:
+def test_a_key_of_no_counter_is_rejected_with_the_reason(key: str, reason: str) -> None:
     with pytest.raises(UnreadableKeyError) as caught:
         decode_key(key)
     message = str(caught.value)
@@ -175,7 +175,7 @@ def test_a_key_that_names_no_counter_is_refused_with_the_reason(key: str, reason
     assert len(message) <= 200
 
 
-def test_a_key_may_have_a_thousand_bytes_and_no_more() -> None:
+def test_a_key_has_at_most_a_thousand_bytes() -> None:
     of = BudgetWindow("b", NOVEMBER)
     longest = CounterKey("t", of, "e" * (MAX_KEY_BYTES - len("usage.t.b.2026-11.")))
     assert len(encode_key(longest)) == MAX_KEY_BYTES
@@ -184,7 +184,7 @@ def test_a_key_may_have_a_thousand_bytes_and_no_more() -> None:
         encode_key(CounterKey("t", of, f"{longest.entity}e"))
     with pytest.raises(UnusableNameError, match="more than 1000"):
         tenant_prefix(COUNTERS, "@" * 400)
-    with pytest.raises(StoreReadError, match="No counter can belong to the tenant '@@"):
+    with pytest.raises(StoreReadError, match="The tenant name '@@"):
         prefix_to_read(COUNTERS, "@" * 400)
 
 
@@ -200,13 +200,13 @@ def test_a_key_may_have_a_thousand_bytes_and_no_more() -> None:
         ("leaderboard.t." + "b" * 979 + ".2026-11", "a key of 1001 bytes, more than 1000"),
     ],
 )
-def test_a_key_that_names_no_leaderboard_is_refused_with_the_reason(key: str, reason: str) -> None:
+def test_a_key_of_no_leaderboard_is_rejected_with_the_reason(key: str, reason: str) -> None:
     with pytest.raises(UnreadableKeyError) as caught:
         decode_board_key(key)
     assert reason in str(caught.value)
 
 
-def test_a_leaderboards_key_by_hand_may_have_a_thousand_bytes_and_no_more() -> None:
+def test_an_example_leaderboard_key_has_at_most_a_thousand_bytes() -> None:
     of = BudgetWindow("team a", NOVEMBER)
     assert encode_board_key(BoardKey("acme", of)) == "leaderboard.acme.team=20a.2026-11"
     longest = BoardKey("t", BudgetWindow("b" * 978, NOVEMBER))
@@ -216,17 +216,17 @@ def test_a_leaderboards_key_by_hand_may_have_a_thousand_bytes_and_no_more() -> N
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=1200))
-def test_any_key_can_be_shown(key: str) -> None:
+def test_any_key_is_printable(key: str) -> None:
     shown = printable(key)
     assert shown.isascii()
     assert shown.isprintable()
     assert len(shown) <= 4 * MAX_KEY_BYTES + 20
 
 
-# Listings and readings
+# Lists and reads
 
 
-def test_tenants_are_told_from_keys_that_name_none() -> None:
+def test_tenants_are_listed_and_keys_without_a_tenant_are_unreadable() -> None:
     listing = list_tenants(
         COUNTERS,
         [
@@ -255,7 +255,7 @@ def test_tenants_are_told_from_keys_that_name_none() -> None:
     )
 
 
-def test_one_bad_key_or_value_costs_no_other() -> None:
+def test_an_unreadable_key_or_value_does_not_affect_others() -> None:
     reading = read_counters(
         "t",
         KeysRead(

@@ -1,4 +1,4 @@
-"""Stored messages as the JetStream API shows them."""
+"""Stored messages as the JetStream API returns them."""
 
 from base64 import b64encode
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ def test_a_value_is_read_with_its_revision_and_time() -> None:
     assert read(b"", None) == LiveKey(7, StoredValue(b"", None, WRITTEN))
 
 
-def test_its_time_to_live_is_read_from_its_headers() -> None:
+def test_the_time_to_live_is_read_from_the_headers() -> None:
     headers = b"NATS/1.0\r\nA: b:c\r\nNats-TTL: 1h\r\nNats-TTL: 2h\r\n\r\n"
     assert read(b"v", headers) == LiveKey(7, StoredValue(b"v", "1h", WRITTEN))
 
@@ -54,7 +54,7 @@ def test_a_deletion_has_a_revision_and_no_value(header: bytes) -> None:
         b"NATS/1.0\r\nno colon\r\n\r\n",
     ],
 )
-def test_headers_that_cannot_be_read_make_the_value_mean_nothing(headers: bytes) -> None:
+def test_unreadable_headers_make_the_value_unreadable(headers: bytes) -> None:
     live = read(b"v", headers)
     assert live.value is not None
-    assert live.value.fault == "its headers cannot be read"
+    assert live.value.fault == "the headers are unreadable"

@@ -47,7 +47,7 @@ def test_a_time_to_live_is_read_in_whole_seconds(text: str, seconds: int) -> Non
 @pytest.mark.parametrize(
     "text", ["never", "NEVER", "0", "-1", "500ms", "abc", "", "1x", "1h-5m", "s", ".s", "1 h"]
 )
-def test_never_and_what_the_server_refuses_mean_never(text: str) -> None:
+def test_never_and_rejected_texts_mean_never(text: str) -> None:
     assert parse_ttl(text) is None
 
 
@@ -67,7 +67,7 @@ def test_never_and_what_the_server_refuses_mean_never(text: str) -> None:
     ],
     ids=lambda text: f"{text[:30]} ({len(text)})",
 )
-def test_longer_than_the_server_can_count_means_never(text: str) -> None:
+def test_a_duration_beyond_the_servers_limit_means_never(text: str) -> None:
     assert parse_ttl(text) is None
     assert expiry_after(text, NOON, DAY) is None
 
@@ -86,7 +86,7 @@ def test_any_duration_fits_in_the_database(parts: list[tuple[int, str, str]]) ->
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_number_of_seconds_or_never(text: str) -> None:
+def test_any_text_means_a_number_of_seconds_or_never(text: str) -> None:
     seconds = parse_ttl(text)
     assert seconds is None or seconds >= 1
 
@@ -109,7 +109,7 @@ def test_an_expiry_counts_from_the_end_of_the_window(
     assert expiry_after(ttl, written_ns, DAY) == expiry
 
 
-def test_the_expiry_of_a_lifetime_counts_from_the_writing() -> None:
+def test_the_expiry_of_a_lifetime_counts_from_the_write() -> None:
     assert expiry_after("12h", NOON, Window.parse("lifetime")) == 43_200
 
 
@@ -130,7 +130,7 @@ SECOND = 10**9
         (None, 10**18, None),
     ],
 )
-def test_what_is_left_of_a_time_to_live_is_rounded_up(
+def test_the_remaining_time_to_live_is_rounded_up(
     ttl: str | None, passed_ns: int, left: str | None
 ) -> None:
     assert remaining_ttl(ttl, NOON, NOON + passed_ns) == left
@@ -143,7 +143,7 @@ def test_a_key_with_less_than_a_second_left_counts_as_expired(passed_ns: int) ->
 
 
 def test_a_new_key_expires_after_the_end_of_its_window() -> None:
-    # Twelve hours before its end.
+    # Twelve hours before the end of the window.
     assert ttl_of_new_key(60, DAY, NOON) == str(12 * 3600 + 60)
     assert ttl_of_new_key(60, DAY, NOON + 1) == str(12 * 3600 + 60)
     assert ttl_of_new_key(1 - 12 * 3600, DAY, NOON) == "1"
@@ -152,7 +152,7 @@ def test_a_new_key_expires_after_the_end_of_its_window() -> None:
     assert ttl_of_new_key(None, DAY, NOON) is None
 
 
-def test_a_new_key_of_a_lifetime_expires_after_its_writing() -> None:
+def test_a_new_key_of_a_lifetime_expires_after_its_write() -> None:
     lifetime = Window.parse("lifetime")
     assert ttl_of_new_key(60, lifetime, NOON) == "60"
     with pytest.raises(ExpiredKeyError):
@@ -160,9 +160,7 @@ def test_a_new_key_of_a_lifetime_expires_after_its_writing() -> None:
 
 
 @given(st.integers(1, 10**9), st.integers(0, 10**18))
-def test_a_key_made_anew_expires_when_the_recorded_one_would_have(
-    seconds: int, later_ns: int
-) -> None:
+def test_a_recreated_key_has_the_recorded_expiry(seconds: int, later_ns: int) -> None:
     expiry = expiry_after(str(seconds), NOON, DAY)
     expires_ns = NOON + seconds * SECOND
     now_ns = NOON + later_ns
@@ -175,5 +173,5 @@ def test_a_key_made_anew_expires_when_the_recorded_one_would_have(
         assert 0 <= now_ns + int(ttl) * SECOND - expires_ns < 2 * SECOND
 
 
-def test_no_time_to_live_is_longer_than_the_server_takes() -> None:
+def test_no_time_to_live_exceeds_the_servers_limit() -> None:
     assert ttl_of_new_key(9_223_372_036, DAY, NOON) == "9223372036"

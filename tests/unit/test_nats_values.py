@@ -39,9 +39,9 @@ def test_a_usage_is_read_exactly(value: bytes, usage: str, shape: str) -> None:
         (b"[1]", "neither an object nor a number"),
         (b"{}", "no field usage"),
         (b'{"Usage":1}', "no field usage"),
-        (b'{"usage":true}', "neither text nor a number"),
-        (b'{"usage":null}', "neither text nor a number"),
-        (b'{"usage":{"usage":1}}', "neither text nor a number"),
+        (b'{"usage":true}', "neither a string nor a number"),
+        (b'{"usage":null}', "neither a string nor a number"),
+        (b'{"usage":{"usage":1}}', "neither a string nor a number"),
         (b"-5", "negative"),
         (b'{"usage":"-0.01"}', "negative"),
         (b"NaN", "'NaN' is not a decimal number"),
@@ -69,7 +69,7 @@ def test_a_usage_is_read_exactly(value: bytes, usage: str, shape: str) -> None:
         (b'{"usage":' * 100_000, "nested too deeply"),
     ],
 )
-def test_what_is_no_usage_is_refused_with_the_reason(value: bytes, reason: str) -> None:
+def test_an_unreadable_value_is_rejected_with_the_reason(value: bytes, reason: str) -> None:
     with pytest.raises(UnreadableUsageError) as caught:
         decode_value(value)
     message = str(caught.value)
@@ -80,7 +80,7 @@ def test_what_is_no_usage_is_refused_with_the_reason(value: bytes, reason: str) 
 
 
 @given(st.binary(max_size=60))
-def test_no_value_whatever_breaks_the_reading(value: bytes) -> None:
+def test_any_value_is_decoded_or_rejected(value: bytes) -> None:
     try:
         usage, _ = decode_value(value)
     except UnreadableUsageError:

@@ -8,7 +8,9 @@ from budget_recovery_dagster.settings import load_settings
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "7days", "1.5", "99999999999", "seven"])
-def test_a_wrong_retention_is_refused_by_name(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_retention_is_rejected_by_name(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BUDGET_RECOVERY_RETENTION_DAYS", value)
     with pytest.raises(SettingsError) as refused:
         load_settings()
@@ -26,7 +28,7 @@ def test_a_wrong_retention_is_refused_by_name(value: str, monkeypatch: pytest.Mo
         ("BUCKET", "a b"),
     ],
 )
-def test_other_wrong_values_are_refused_by_name(
+def test_other_invalid_values_are_rejected_by_name(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"BUDGET_RECOVERY_{name}", value)
@@ -43,7 +45,7 @@ def test_the_defaults_need_no_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", ["NATS_URL", "POSTGRES_URL"])
-def test_a_missing_server_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_url_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(f"BUDGET_RECOVERY_{name}", raising=False)
     settings = load_settings()
     ask = settings.require_nats_url if name == "NATS_URL" else settings.require_postgres_url
@@ -60,7 +62,7 @@ def test_passwords_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.require_nats_url() == "nats://u:hunter2@host"
 
 
-def test_an_unknown_capture_source_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_capture_source_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BUDGET_RECOVERY_CAPTURE_SOURCE", "boards")
     with pytest.raises(SettingsError) as refused:
         load_settings()
@@ -71,7 +73,7 @@ def test_an_unknown_capture_source_is_refused_by_name(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["TABLES_DIR", "DATA_DIR"])
 @pytest.mark.parametrize("value", ["tables", "./tables", "~nobody-of-this-name/tables"])
-def test_a_directory_that_is_not_absolute_is_refused_by_name(
+def test_a_relative_directory_is_rejected_by_name(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"BUDGET_RECOVERY_{name}", value)
@@ -82,7 +84,7 @@ def test_a_directory_that_is_not_absolute_is_refused_by_name(
     )
 
 
-def test_tables_lie_beside_the_other_data_unless_another_place_is_told(
+def test_tables_are_in_the_data_directory_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("BUDGET_RECOVERY_DATA_DIR", "/data")
@@ -91,7 +93,7 @@ def test_tables_lie_beside_the_other_data_unless_another_place_is_told(
     assert load_settings().tables_place == Path.home() / "tables"
 
 
-def test_a_normal_user_has_a_place_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_normal_user_has_a_default_data_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert load_settings().data_place == Path("/state/budget-recovery")

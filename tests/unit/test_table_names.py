@@ -33,26 +33,28 @@ HOUR = Hour(datetime(2026, 11, 29, 14, tzinfo=UTC))
         ("a=1", "a-1"),  # readers take name=value for a partition
     ],
 )
-def test_a_directory_is_called_by_what_is_readable_of_the_name(tenant: str, readable: str) -> None:
+def test_a_directory_name_starts_with_the_readable_part_of_the_tenant(
+    tenant: str, readable: str
+) -> None:
     name = directory_of(tenant)
     assert re.fullmatch(rf"{readable}-[0-9a-f]{{24}}", name)
     assert is_directory_name(name)
 
 
-def test_the_digest_is_of_the_name() -> None:
-    # sha256sum of "acme", its first 24 digits.
+def test_the_digest_is_that_of_the_tenant_name() -> None:
+    # The first 24 digits of the sha256sum of "acme".
     assert directory_of("acme") == "acme-822b33ad87c148a0a20a5ba7"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
-def test_every_name_makes_one_plain_component(tenant: str) -> None:
+def test_every_tenant_name_gives_one_plain_path_component(tenant: str) -> None:
     name = directory_of(tenant)
     assert re.fullmatch(r"[A-Za-z0-9-][A-Za-z0-9_-]*", name)
     assert len(name) <= 65
     assert is_directory_name(name)
 
 
-def test_tables_are_called_by_their_hour() -> None:
+def test_a_table_is_named_after_its_hour() -> None:
     assert table_of(HOUR) == "2026-11-29T14Z.parquet"
     assert is_table_name(table_of(HOUR))
     assert is_unfinished_name(unfinished(table_of(HOUR)))
@@ -62,7 +64,7 @@ def test_tables_are_called_by_their_hour() -> None:
     "foreign",
     ["notes.parquet", "2026-11-29T14Z.parquet.bak", "2026-11-29T14Z_parquet", ".2026.unfinished"],
 )
-def test_other_names_are_not_ours(foreign: str) -> None:
+def test_other_names_are_not_recognized(foreign: str) -> None:
     assert not is_table_name(foreign)
     assert not is_unfinished_name(foreign)
     assert not is_directory_name(foreign)

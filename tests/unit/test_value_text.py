@@ -1,4 +1,4 @@
-"""Members of a JSON object are replaced, and every other byte stays."""
+"""Replacing members of a JSON object preserves every other byte."""
 
 import json
 from collections.abc import Callable
@@ -34,11 +34,11 @@ NAMES = st.sampled_from(["usage", "updated_at", "a"]) | st.text()
         ('{"u":NaN,"x":-0.0}', '{"u":NEW,"x":-0.0}'),
     ],
 )
-def test_a_member_of_the_object_itself_is_replaced(text: str, replaced: str) -> None:
+def test_only_top_level_members_are_replaced(text: str, replaced: str) -> None:
     assert replace_members(text, {"u": "NEW"}, {}) == replaced
 
 
-def test_several_members_are_replaced_at_once_whatever_their_order_and_length() -> None:
+def test_several_members_of_any_order_and_length_are_replaced_at_once() -> None:
     text = '{"b":"1","x":0,"a":2}'
     assert replace_members(text, {"a": "longer", "c": "-"}, {"b": "even longer"}) == (
         '{"b":even longer,"x":0,"a":longer}'
@@ -46,7 +46,7 @@ def test_several_members_are_replaced_at_once_whatever_their_order_and_length() 
 
 
 @given(st.dictionaries(NAMES, VALUES), VALUES, st.sampled_from(WRITERS))
-def test_readers_see_the_new_value_and_the_old_others(
+def test_a_replacement_changes_no_other_member(
     content: dict[str, object], value: object, write: Callable[[object], str]
 ) -> None:
     replaced = json.loads(replace_members(write(content), {"usage": json.dumps(value)}, {}))
@@ -63,10 +63,10 @@ def test_readers_see_the_new_value_and_the_old_others(
         ("{}", "{}"),
     ],
 )
-def test_some_are_put_only_in_the_place_of_texts(text: str, replaced: str) -> None:
+def test_string_replacements_apply_only_to_strings(text: str, replaced: str) -> None:
     assert replace_members(text, {}, {"u": "NEW"}) == replaced
 
 
-def test_the_space_around_a_whole_value_stays() -> None:
+def test_the_white_space_around_a_whole_value_stays() -> None:
     assert replace_all(" \n1.0\t", "2") == " \n2\t"
     assert replace_all("1", "11") == "11"

@@ -4,11 +4,12 @@ from budget_recovery_dagster.adapters.nats.address import ServerAddress as Serve
 from budget_recovery_dagster.adapters.nats.address import open_access as open_access
 from budget_recovery_dagster.adapters.nats.address import parse_server as parse_server
 from budget_recovery_dagster.adapters.nats.address import read_credentials as read_credentials
-from budget_recovery_dagster.adapters.nats.boards import FULL_BOARD as FULL_BOARD
 from budget_recovery_dagster.adapters.nats.boards import read_boards as read_boards
-from budget_recovery_dagster.adapters.nats.changes import REFUSALS_IN_A_ROW as REFUSALS_IN_A_ROW
+from budget_recovery_dagster.adapters.nats.changes import (
+    MAX_REJECTIONS as MAX_REJECTIONS,
+)
 from budget_recovery_dagster.adapters.nats.changes import BoardChange as BoardChange
-from budget_recovery_dagster.adapters.nats.changes import Outcomes as Outcomes
+from budget_recovery_dagster.adapters.nats.changes import ChangeResults as ChangeResults
 from budget_recovery_dagster.adapters.nats.changes import counter_changes as counter_changes
 from budget_recovery_dagster.adapters.nats.changes import rebuild as rebuild
 from budget_recovery_dagster.adapters.nats.codec import BOARDS as BOARDS
@@ -51,14 +52,14 @@ from budget_recovery_dagster.adapters.nats.store import marker_conflict as marke
 from budget_recovery_dagster.adapters.nats.store import marker_key as marker_key
 from budget_recovery_dagster.adapters.nats.store import marker_value as marker_value
 from budget_recovery_dagster.adapters.nats.store import open_usage_store as open_usage_store
+from budget_recovery_dagster.adapters.nats.stream import MAX_CONFLICTS as MAX_CONFLICTS
 from budget_recovery_dagster.adapters.nats.stream import NEVER_WRITTEN as NEVER_WRITTEN
-from budget_recovery_dagster.adapters.nats.stream import TRIES as TRIES
 from budget_recovery_dagster.adapters.nats.stream import Change as Change
 from budget_recovery_dagster.adapters.nats.stream import LiveKey as LiveKey
 from budget_recovery_dagster.adapters.nats.stream import LiveKeysRead as LiveKeysRead
 from budget_recovery_dagster.adapters.nats.stream import Outcome as Outcome
 from budget_recovery_dagster.adapters.nats.stream import Write as Write
-from budget_recovery_dagster.adapters.nats.stream import WritingTerms as WritingTerms
+from budget_recovery_dagster.adapters.nats.stream import WriteTerms as WriteTerms
 from budget_recovery_dagster.adapters.nats.stream import changes_too_fast as changes_too_fast
 from budget_recovery_dagster.adapters.nats.stream import nanoseconds as nanoseconds
 from budget_recovery_dagster.adapters.nats.stream import read_cluster as read_cluster

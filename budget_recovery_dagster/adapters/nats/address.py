@@ -1,6 +1,6 @@
-"""Where the NATS servers are and who connects: settings, refused by name before anything is sent.
+"""Server addresses and credentials: the settings are checked before anything is sent.
 
-Passwords are taken out of the URL first of all, so that no message, log or traceback can hold one.
+Parsing removes the password from the URL first, so no message, log or traceback can contain one.
 """
 
 import base64
@@ -12,23 +12,23 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import nkeys  # type: ignore[import-untyped]  # it ships none
+import nkeys  # type: ignore[import-untyped]  # no type hints
 
 from budget_recovery_dagster.errors import SettingsError
 
 _DEFAULT_PORT = 4222
 _SCHEMES = ("nats", "tls")
 _URL_HINT = (
-    "set BUDGET_RECOVERY_NATS_URL to a form such as nats://host:4222 or tls://user:password@host,"
-    " more servers after a comma; write special characters of a password as %XX."
+    "set BUDGET_RECOVERY_NATS_URL to a URL such as nats://host:4222 or tls://user:password@host;"
+    " separate servers by commas and write special characters of the password as %XX."
 )
-_JWT_MARK = "BEGIN NATS USER JWT"
-_SEED_MARK = "BEGIN USER NKEY SEED"
+_JWT_HEADER = "BEGIN NATS USER JWT"
+_SEED_HEADER = "BEGIN USER NKEY SEED"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """One server: ``url`` holds no user and no password and may be shown."""
+    """One server: ``url`` contains no user or password and is safe to show."""
 
     url: str
     needs_tls: bool
@@ -39,7 +39,7 @@ class ServerAddress:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach the servers; made by ``open_access``, which checks the settings."""
+    """Servers, credentials and TLS of a connection; ``open_access`` checks and creates it."""
 
     servers: tuple[ServerAddress, ...]
     credentials: Path | None
@@ -53,7 +53,7 @@ def open_access(url: str, credentials: Path | None, certificate_authority: Path 
     """Check the settings of a connection.
 
     Raises:
-        SettingsError: one is wrong; the message names it and holds no password.
+        SettingsError: a setting is invalid; the message names it and contains no password.
     """
     servers = tuple(
         parse_server(part.strip(), has_authority=certificate_authority is not None)
@@ -65,29 +65,29 @@ def open_access(url: str, credentials: Path | None, certificate_authority: Path 
 
 
 def parse_server(url: str, *, has_authority: bool = False) -> ServerAddress:
-    """Read the URL of one server.
+    """Parse the URL of one server.
 
     Raises:
-        SettingsError: it is not a URL of a server; the message says why without showing it.
+        SettingsError: the URL is invalid; the message gives the reason and does not show the URL.
     """
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
         host, port = parts.hostname, parts.port or _DEFAULT_PORT
     except ValueError:
-        # Python's own error quotes the text that it could not read, which may be a password.
-        raise SettingsError("The NATS URL cannot be read.", _URL_HINT) from None
+        # Python's own error quotes the text that it could not parse, which may be a password.
+        raise SettingsError("The NATS URL is invalid.", _URL_HINT) from None
     if parts.scheme not in _SCHEMES:
-        raise SettingsError(f"The NATS URL has the scheme {parts.scheme!r}.", _URL_HINT)
+        raise SettingsError(f"The NATS URL has the unsupported scheme {parts.scheme!r}.", _URL_HINT)
     if not host:
-        raise SettingsError("The NATS URL names no host.", _URL_HINT)
+        raise SettingsError("The NATS URL has no host.", _URL_HINT)
     if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise SettingsError("The NATS URL goes on after the host and port.", _URL_HINT)
+        raise SettingsError("The NATS URL has a path, query or fragment.", _URL_HINT)
     user = None if parts.username is None else unquote(parts.username)
     password = None if parts.password is None else unquote(parts.password)
     shown_host = f"[{host}]" if ":" in host else host
     return ServerAddress(
         url=f"{parts.scheme}://{shown_host}:{port}",
-        # An authority is given to be used: a server without TLS is then not the one that is meant.
+        # A configured authority implies TLS: a server without TLS is then not the expected one.
         needs_tls=parts.scheme == "tls" or has_authority,
         user=user if password is not None else None,
         password=password,
@@ -96,33 +96,33 @@ def parse_server(url: str, *, has_authority: bool = False) -> ServerAddress:
 
 
 def read_credentials(path: Path) -> str:
-    """Read a credentials file.
+    """Read and check a credentials file.
 
     Raises:
-        SettingsError: it cannot be read, or holds no credentials. The driver would search an
-            incomplete one for its parts for ever.
+        SettingsError: the file is unreadable or incomplete. With an incomplete file the driver
+            would search for the missing part forever.
     """
-    hint = "set BUDGET_RECOVERY_NATS_CREDS to a .creds file of the NATS user, as nsc makes it."
+    hint = "set BUDGET_RECOVERY_NATS_CREDS to the .creds file that nsc created for the NATS user."
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise SettingsError(f"The NATS credentials {path} cannot be read: {reason}.", hint) from (
-            error
-        )
-    for mark in (_JWT_MARK, _SEED_MARK):
-        if not _line_after(text, mark):
-            raise SettingsError(f"The NATS credentials {path} have no {mark[6:]}.", hint)
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise SettingsError(f"Cannot read the NATS credentials {path}: {reason}.", hint) from error
+    for header in (_JWT_HEADER, _SEED_HEADER):
+        if not _line_after(text, header):
+            raise SettingsError(f"The NATS credentials {path} contain no {header[6:]}.", hint)
     try:
-        nkeys.from_seed(bytearray(_line_after(text, _SEED_MARK).encode())).wipe()
+        nkeys.from_seed(bytearray(_line_after(text, _SEED_HEADER).encode())).wipe()
     except nkeys.NkeysError as error:
-        raise SettingsError(f"The NATS credentials {path} hold no usable seed.", hint) from error
+        raise SettingsError(
+            f"The NATS credentials {path} contain an invalid seed.", hint
+        ) from error
     return text
 
 
 def credentials_expiry(text: str) -> datetime | None:
-    """Tell until when the content of a credentials file is valid; None: for ever, or unknown."""
-    claims = _line_after(text, _JWT_MARK).split(".")[1:2]
+    """Return when credentials expire (UTC); None if they never expire or the time is unknown."""
+    claims = _line_after(text, _JWT_HEADER).split(".")[1:2]
     try:
         padded = "".join(claims) + "=" * (-len("".join(claims)) % 4)
         expire_at = json.loads(base64.urlsafe_b64decode(padded))["exp"]
@@ -131,9 +131,9 @@ def credentials_expiry(text: str) -> datetime | None:
         return None
 
 
-def _line_after(text: str, mark: str) -> str:
+def _line_after(text: str, header: str) -> str:
     lines = text.splitlines()
-    return next((following for line, following in pairwise(lines) if mark in line), "")
+    return next((following for line, following in pairwise(lines) if header in line), "")
 
 
 def _tls_context(certificate_authority: Path | None) -> ssl.SSLContext:
@@ -141,9 +141,9 @@ def _tls_context(certificate_authority: Path | None) -> ssl.SSLContext:
         return ssl.create_default_context(
             cafile=None if certificate_authority is None else str(certificate_authority)
         )
-    except OSError as error:  # an SSLError is one
+    except OSError as error:  # includes SSLError
         raise SettingsError(
-            f"The certificate authority {certificate_authority} cannot be used:"
+            f"Cannot load the certificate authority {certificate_authority}:"
             f" {error.strerror or error}.",
-            "set BUDGET_RECOVERY_NATS_CA to a PEM file with the certificates to trust.",
+            "set BUDGET_RECOVERY_NATS_CA to a PEM file of trusted certificates.",
         ) from error

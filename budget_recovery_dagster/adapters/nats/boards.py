@@ -1,7 +1,7 @@
-"""Reading a tenant's counters from leaderboards, which list the largest of a budget and window.
+"""Reads a tenant's counters from leaderboards, which list the largest of each budget and window.
 
-A leaderboard that is full may leave entities out, and of one that cannot be read nobody knows whom
-it lists. Both are told with the reading, so that nothing is called missing which is only unlisted.
+A full leaderboard may omit entities, and the entities on an unreadable one are unknown. A reading
+reports both, so that an unlisted entity is not reported as missing.
 """
 
 from dataclasses import dataclass, field
@@ -32,22 +32,20 @@ from budget_recovery_dagster.domain.counters import (
 )
 from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
 
-FULL_BOARD = BOARD_SIZE
-"""With so many entries there may be others who are not listed."""
-# Of a name in a reason; what is wrong comes after it.
+# How much of a name a reason quotes, so that the error after it stays visible.
 _SHOWN_NAME = 80
 
 
 class _UnreadableBoardError(ValueError):
-    """A leaderboard of which nothing can be read; the message is short printable ASCII."""
+    """A leaderboard is unreadable as a whole; the message is short printable ASCII."""
 
 
 @dataclass(slots=True)
 class Board:
-    """What a leaderboard says, as far as it can be read.
+    """The readable content of a leaderboard.
 
-    ``usages`` are in the order of its entries, the higher one of an entity that has several;
-    ``length`` is how many entries there are, sound or not.
+    ``usages`` follow the order of the entries; an entity with several entries has its highest one.
+    ``length`` counts all entries, readable or not.
     """
 
     tenant: str
@@ -59,7 +57,7 @@ class Board:
 
     @property
     def counters(self) -> list[CounterReading]:
-        """What is listed and readable."""
+        """The listed usages that are readable."""
         return [
             CounterReading(self.of, entity, usage, shape=None, expiry_seconds=None)
             for entity, usage in self.usages.items()
@@ -67,20 +65,20 @@ class Board:
 
     @property
     def unlisted(self) -> UnlistedEntities | None:
-        """What is known of entities that are not among the usages; None: there are none."""
-        is_truncated = self.length >= FULL_BOARD
+        """What is known about entities without a usage here; None: there are no such entities."""
+        is_truncated = self.length >= BOARD_SIZE
         if not all(omission.is_entity_known for omission in self.omitted):
             return UnlistedEntities(self.of, None, is_truncated)
         if is_truncated:
-            # Also where some usages cannot be read: nobody who is unlisted has more than the
-            # lowest of all, which is no more than the lowest of those that can.
+            # Valid even if some usages are unreadable: an unlisted entity has at most the lowest
+            # listed usage, which is not above the lowest readable one.
             lowest = min(self.usages.values(), default=None)
             return UnlistedEntities(self.of, lowest, is_truncated)
         return None
 
 
 def read_boards(tenant: str, found: KeysRead) -> TenantReading:
-    """Decode all that was found under a tenant's prefix; what cannot be read is named."""
+    """Decode all leaderboards under a tenant's prefix; the reading names what is unreadable."""
     keys, unreadable = decode_keys(found.values, decode_board_key)
     boards = [read_board(tenant, board.of, key, found.values[key]) for key, board in keys]
     return TenantReading(
@@ -95,7 +93,7 @@ def read_boards(tenant: str, found: KeysRead) -> TenantReading:
 
 
 def read_board(tenant: str, of: BudgetWindow, key: str, value: StoredValue) -> Board:
-    """Read one leaderboard; what cannot be read of it is named."""
+    """Decode one leaderboard; its ``omitted`` name what is unreadable."""
     board = Board(tenant, of, key)
     try:
         entries = _entries(value)
@@ -113,9 +111,9 @@ def read_board(tenant: str, of: BudgetWindow, key: str, value: StoredValue) -> B
 def _read_entry(board: Board, place: str, entry: object) -> None:
     try:
         entity, fields = _entity(entry)
-        require_counter_key(CounterKey(board.tenant, board.of, entity), beside=board.key)
+        require_counter_key(CounterKey(board.tenant, board.of, entity), board_key=board.key)
     except UnusableNameError as error:
-        # Even a name that no counter can have may be what is left of one that can.
+        # An invalid name may be a damaged valid one, so the entity is unknown.
         reason = f"{place}: {error}"
         board.omitted.append(
             OmittedCounter(board.of, None, board.key, reason, is_entity_known=False)
@@ -131,10 +129,10 @@ def _read_entry(board: Board, place: str, entry: object) -> None:
 
 
 def _entries(value: StoredValue) -> list[object]:
-    """Return a leaderboard's entries, whatever they are.
+    """Return a leaderboard's entries, not yet decoded.
 
     Raises:
-        _UnreadableBoardError: it has none that could be read.
+        _UnreadableBoardError: there is no list of entries.
     """
     if value.fault is not None:
         raise _UnreadableBoardError(value.fault)
@@ -152,10 +150,10 @@ def _entries(value: StoredValue) -> list[object]:
 
 
 def _entity(entry: object) -> tuple[Entity, dict[str, object]]:
-    """Return whose entry it is, and its fields.
+    """Return an entry's entity and fields.
 
     Raises:
-        UnusableNameError: that cannot be told.
+        UnusableNameError: the entry has no valid entity.
     """
     if not isinstance(entry, dict):
         raise UnusableNameError("not an object")
@@ -165,7 +163,7 @@ def _entity(entry: object) -> tuple[Entity, dict[str, object]]:
     if entity is None:
         return None, entry
     if not is_json_text(entity):
-        raise UnusableNameError("entity is neither text nor null")
+        raise UnusableNameError("entity is neither a string nor null")
     return require_encodable(entity), entry
 
 

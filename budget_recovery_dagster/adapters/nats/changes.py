@@ -1,4 +1,4 @@
-"""What a write does to a counter or a leaderboard, given its live value. No I/O."""
+"""Decides how a live counter or leaderboard changes, and collects the results. No I/O."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -25,9 +25,9 @@ from budget_recovery_dagster.adapters.nats.stream import (
     LiveKey,
     Outcome,
     Write,
-    WritingTerms,
+    WriteTerms,
+    format_updated_at,
     nanoseconds,
-    written_at,
 )
 from budget_recovery_dagster.domain.counters import (
     Entity,
@@ -43,96 +43,42 @@ from budget_recovery_dagster.domain.counters import (
 from budget_recovery_dagster.errors import StoreWriteError
 from budget_recovery_dagster.ports import BoardOrder, BoardResult, RaiseOrder, RaiseResult, Written
 
-REFUSALS_IN_A_ROW = 100
-"""So many refused writings with none stored between them show that no more need to be tried."""
-_GIVEN_UP = f"It was given up, as the store refused {REFUSALS_IN_A_ROW} writings in a row."
-
-
-class Outcomes(Generic[Outcome]):
-    """What has become of changes so far, each known by its number."""
-
-    def __init__(self, changes: Sequence[Change[Outcome]]) -> None:
-        self._changes = changes
-        self._outcomes: dict[int, Outcome] = {}
-        self._refusals: dict[int, StoreWriteError] = {}
-        self._in_a_row = 0
-        self._is_given_up = False
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether nothing more is to be written, for all that the store refuses."""
-        return self._is_given_up
-
-    def leave(self, number: int, outcome: Outcome) -> None:
-        """Note that nothing is written."""
-        self._outcomes[number] = outcome
-
-    def store(self, number: int, outcome: Outcome) -> None:
-        """Note that the store has taken the writing."""
-        self._outcomes[number] = outcome
-        self._in_a_row = 0
-
-    def refuse_value(self, number: int, outcome: Outcome, reason: str) -> None:
-        """Note that the store takes no such value, which says nothing about any other."""
-        self._outcomes[number] = self._changes[number].refused(outcome, reason)
-
-    def refuse(self, number: int, error: StoreWriteError) -> None:
-        """Note that the store refuses the writing, whatever its value."""
-        self._refusals[number] = error
-        self._in_a_row += 1
-        if self._in_a_row >= REFUSALS_IN_A_ROW:
-            self._is_given_up = True
-
-    def all(self) -> list[Outcome]:
-        """Return what became of each change, in their order.
-
-        Raises:
-            StoreWriteError: the first refusal that was for no value's sake.
-        """
-        for error in self._refusals.values():
-            raise error
-        return [self._outcomes[number] for number in range(len(self._changes))]
-
-    def all_or_why(self) -> list[Outcome | str]:
-        """Return what became of each change; of those that were not brought about, why not."""
-        return [
-            self._outcomes[number] if number in self._outcomes else self._why(number)
-            for number in range(len(self._changes))
-        ]
-
-    def _why(self, number: int) -> str:
-        error = self._refusals.get(number)
-        return _GIVEN_UP if error is None else error.message
+MAX_REJECTIONS = 100
+"""After so many rejected writes in a row the remaining changes are not tried."""
+_NOT_TRIED = f"Not tried: the store rejected {MAX_REJECTIONS} writes in a row."
+Ranking = list[tuple[Entity, Decimal]]
+WriteBoards = Callable[[Sequence["BoardChange"]], Sequence[BoardResult | str]]
+"""Carries out changes; returns the result of each, or the reason of its failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterChange:
-    """An order to raise the counter under a key."""
+    """Raises the counter under a key, as ordered."""
 
     key: str
     order: RaiseOrder
-    terms: WritingTerms
+    terms: WriteTerms
 
     def decide(self, live: LiveKey) -> Decision[RaiseResult]:
-        """Raise the counter, or say why it is left."""
+        """Return the raised counter, or the reason to leave the live one."""
         before, shape, reason = _read(live)
         if not self.terms.is_open(self.order.of.window):
-            return self._left(Written.CLOSED, before)
+            return self._skipped(Written.CLOSED, before)
         if reason:
-            return self._left(Written.UNREADABLE, before, reason)
+            return self._skipped(Written.UNREADABLE, before, reason)
         if before is not None and before >= self.order.usage:
-            return self._left(Written.KEPT, before)
+            return self._skipped(Written.KEPT, before)
         try:
             write = self._write(live, shape)
         except ExpiredKeyError:
-            return self._left(Written.EXPIRED, before)
+            return self._skipped(Written.EXPIRED, before)
         return Decision(RaiseResult(self.order, Written.RAISED, before), write)
 
-    def refused(self, outcome: RaiseResult, reason: str) -> RaiseResult:
-        """Say that the store refuses the value."""
+    def rejected(self, outcome: RaiseResult, reason: str) -> RaiseResult:
+        """Return the result for a value that the store rejected."""
         return replace(outcome, written=Written.REFUSED, reason=reason)
 
-    def _left(
+    def _skipped(
         self, written: Written, before: Decimal | None, reason: str = ""
     ) -> Decision[RaiseResult]:
         return Decision(RaiseResult(self.order, written, before, reason))
@@ -141,22 +87,154 @@ class CounterChange:
         now = self.terms.now()
         if live.value is None or shape is None:
             ttl = ttl_of_new_key(self.order.expiry_seconds, self.order.of.window, nanoseconds(now))
-            text = _new_text(self.order, written_at(now))
+            text = _new_text(self.order, format_updated_at(now))
         else:
             ttl = remaining_ttl(live.value.ttl, live.value.written_ns, nanoseconds(now))
-            text = _raised_text(live.value.data.decode(), shape, self.order.usage, written_at(now))
-        return Write(text.encode(), ttl if self.terms.keeps_ttl else None)
+            text = _raised_text(
+                live.value.data.decode(), shape, self.order.usage, format_updated_at(now)
+            )
+        return Write(text.encode(), ttl if self.terms.supports_ttl else None)
 
 
 def counter_changes(
-    tenant: str, orders: Iterable[RaiseOrder], terms: WritingTerms
+    tenant: str, orders: Iterable[RaiseOrder], terms: WriteTerms
 ) -> list[CounterChange]:
-    """Turn orders into changes of keys.
+    """Return the changes that carry out orders.
 
     Raises:
-        StoreWriteError: a counter of that name can have no key.
+        StoreWriteError: no key can contain a counter's name.
     """
     return [CounterChange(_key(tenant, order), order, terms) for order in orders]
+
+
+@dataclass(frozen=True, slots=True)
+class BoardChange:
+    """Updates the leaderboard under a key, as ordered; ``usages`` are the order's, normalized."""
+
+    tenant: str
+    key: str
+    order: BoardOrder
+    usages: Usages
+    terms: WriteTerms
+
+    def decide(self, live: LiveKey) -> Decision[BoardResult]:
+        """Return the rewritten leaderboard, or the reason to leave the live one."""
+        board = Board(self.tenant, self.order.of, self.key)
+        if live.value is not None:
+            board = read_board(self.tenant, self.order.of, self.key, live.value)
+        ranking = rank(max_merge(board.usages, self.usages).items())
+        if not board.omitted and _is_up_to_date(board, ranking):
+            return self._skipped("")
+        if not self.terms.is_open(self.order.of.window):
+            return self._skipped(Written.CLOSED)
+        if board.omitted:
+            # A rewrite would drop the unreadable entries.
+            return self._skipped(f"it is unreadable: {board.omitted[0].reason}")
+        try:
+            return Decision(BoardResult(self.order.of, is_written=True), self._write(live, ranking))
+        except ExpiredKeyError:
+            return self._skipped(Written.EXPIRED)
+
+    def rejected(self, outcome: BoardResult, reason: str) -> BoardResult:
+        """Return the result for a value that the store rejected."""
+        return replace(outcome, is_written=False, reason=reason)
+
+    def _skipped(self, reason: str) -> Decision[BoardResult]:
+        return Decision(BoardResult(self.order.of, is_written=False, reason=str(reason)))
+
+    def _write(self, live: LiveKey, ranking: Ranking) -> Write:
+        now = self.terms.now()
+        if live.value is None:
+            text = f'{{"entries":{_entries(ranking)},"updated_at":"{format_updated_at(now)}"}}'
+            ttl = ttl_of_new_key(self.order.expiry_seconds, self.order.of.window, nanoseconds(now))
+        else:
+            updated_at = f'"{format_updated_at(now)}"'
+            text = replace_members(
+                live.value.data.decode(),
+                {"entries": _entries(ranking)},
+                {"updated_at": updated_at},
+            )
+            ttl = remaining_ttl(live.value.ttl, live.value.written_ns, nanoseconds(now))
+        return Write(text.encode(), ttl if self.terms.supports_ttl else None)
+
+
+def rebuild(
+    tenant: str, orders: Sequence[BoardOrder], terms: WriteTerms, write: WriteBoards
+) -> tuple[BoardResult, ...]:
+    """Carry out orders with ``write``; return the results in the order of the orders."""
+    changes: dict[int, BoardChange] = {}
+    results: dict[int, BoardResult | str] = {}
+    for number, order in enumerate(orders):
+        try:
+            key = encode_board_key(BoardKey(tenant, order.of))
+        except UnusableNameError as error:
+            results[number] = f"No valid key: {error}."
+        else:
+            changes[number] = BoardChange(tenant, key, order, _normalized(order.usages), terms)
+    results.update(zip(changes, write(list(changes.values())), strict=True))
+    return tuple(
+        BoardResult(order.of, is_written=False, reason=result)
+        if isinstance(result := results[number], str)
+        else result
+        for number, order in enumerate(orders)
+    )
+
+
+class ChangeResults(Generic[Outcome]):
+    """The results of changes so far, by the number of the change."""
+
+    def __init__(self, changes: Sequence[Change[Outcome]]) -> None:
+        self._changes = changes
+        self._outcomes: dict[int, Outcome] = {}
+        self._rejections: dict[int, StoreWriteError] = {}
+        self._rejected_in_a_row = 0
+        self._is_given_up = False
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether to stop, because the store rejects one write after another."""
+        return self._is_given_up
+
+    def skip(self, number: int, outcome: Outcome) -> None:
+        """Record a change that needs no write."""
+        self._outcomes[number] = outcome
+
+    def store(self, number: int, outcome: Outcome) -> None:
+        """Record a write that the store accepted."""
+        self._outcomes[number] = outcome
+        self._rejected_in_a_row = 0
+
+    def reject_value(self, number: int, outcome: Outcome, reason: str) -> None:
+        """Record a rejected value; writes with other values may still succeed."""
+        self._outcomes[number] = self._changes[number].rejected(outcome, reason)
+
+    def reject(self, number: int, error: StoreWriteError) -> None:
+        """Record a write that the store rejects whatever the value."""
+        self._rejections[number] = error
+        self._rejected_in_a_row += 1
+        if self._rejected_in_a_row >= MAX_REJECTIONS:
+            self._is_given_up = True
+
+    def all(self) -> list[Outcome]:
+        """Return the results in the order of the changes.
+
+        Raises:
+            StoreWriteError: the first write that was rejected whatever the value.
+        """
+        for error in self._rejections.values():
+            raise error
+        return [self._outcomes[number] for number in range(len(self._changes))]
+
+    def all_or_reasons(self) -> list[Outcome | str]:
+        """Return the results in the order of the changes; a failed one is its reason."""
+        return [
+            self._outcomes[number] if number in self._outcomes else self._reason(number)
+            for number in range(len(self._changes))
+        ]
+
+    def _reason(self, number: int) -> str:
+        error = self._rejections.get(number)
+        return _NOT_TRIED if error is None else error.message
 
 
 def _key(tenant: str, order: RaiseOrder) -> str:
@@ -164,13 +242,13 @@ def _key(tenant: str, order: RaiseOrder) -> str:
         return encode_key(CounterKey(tenant, order.of, order.entity))
     except UnusableNameError as error:
         raise StoreWriteError(
-            f"No key can hold the counter of {order.entity!a} in {str(order.of)!a}: {error}.",
-            "restore the tenant's other budgets by name; see where this name came from.",
+            f"The counter of {order.entity!a} in {str(order.of)!a} has no valid key: {error}.",
+            "restore the tenant's other budgets by name, and find the origin of this name.",
         ) from error
 
 
 def _read(live: LiveKey) -> tuple[Decimal | None, ValueShape | None, str]:
-    """Return a live counter's usage and shape, if there is one, or why it is unreadable."""
+    """Return a live counter's usage and shape, if it exists, or why it is unreadable."""
     if live.value is None:
         return None, None, ""
     if live.value.fault is not None:
@@ -202,91 +280,8 @@ def _raised_text(text: str, shape: ValueShape, usage: Decimal, now: str) -> str:
 
 
 def _digits(usage: Decimal) -> str:
-    """Write a usage in plain digits, without zeros at its end; see that it can be read again."""
+    """Format a usage without exponent and trailing zeros, after checking that it parses."""
     return format_usage(parse_usage(format_usage(usage)))
-
-
-Ranking = list[tuple[Entity, Decimal]]
-WriteBoards = Callable[[Sequence["BoardChange"]], Sequence[BoardResult | str]]
-"""Brings changes about, and gives what became of each, or why it was not brought about."""
-
-
-@dataclass(frozen=True, slots=True)
-class BoardChange:
-    """An order to bring the leaderboard under a key in line; ``usages`` are its, normalized."""
-
-    tenant: str
-    key: str
-    order: BoardOrder
-    usages: Usages
-    terms: WritingTerms
-
-    def decide(self, live: LiveKey) -> Decision[BoardResult]:
-        """Write the leaderboard anew, or say why it is left."""
-        board = Board(self.tenant, self.order.of, self.key)
-        if live.value is not None:
-            board = read_board(self.tenant, self.order.of, self.key, live.value)
-        ranking = rank(max_merge(board.usages, self.usages).items())
-        if not board.omitted and _is_in_line(board, ranking):
-            return self._left("")
-        if not self.terms.is_open(self.order.of.window):
-            return self._left(Written.CLOSED)
-        if board.omitted:
-            # To write it anew would drop what it says there.
-            return self._left(f"left, it is unreadable: {board.omitted[0].reason}")
-        try:
-            return Decision(BoardResult(self.order.of, is_written=True), self._write(live, ranking))
-        except ExpiredKeyError:
-            return self._left(Written.EXPIRED)
-
-    def refused(self, outcome: BoardResult, reason: str) -> BoardResult:
-        """Say that the store refuses the value."""
-        return replace(outcome, is_written=False, reason=reason)
-
-    def _left(self, reason: str) -> Decision[BoardResult]:
-        return Decision(BoardResult(self.order.of, is_written=False, reason=str(reason)))
-
-    def _write(self, live: LiveKey, ranking: Ranking) -> Write:
-        now = self.terms.now()
-        if live.value is None:
-            text = f'{{"entries":{_entries(ranking)},"updated_at":"{written_at(now)}"}}'
-            ttl = ttl_of_new_key(self.order.expiry_seconds, self.order.of.window, nanoseconds(now))
-        else:
-            text = _rewritten(live.value.data.decode(), ranking, written_at(now))
-            ttl = remaining_ttl(live.value.ttl, live.value.written_ns, nanoseconds(now))
-        return Write(text.encode(), ttl if self.terms.keeps_ttl else None)
-
-
-def rebuild(
-    tenant: str, orders: Sequence[BoardOrder], terms: WritingTerms, write: WriteBoards
-) -> tuple[BoardResult, ...]:
-    """Turn orders into changes of keys, have them written, and give the orders' results."""
-    changes: dict[int, BoardChange] = {}
-    results: dict[int, BoardResult | str] = {}
-    for number, order in enumerate(orders):
-        try:
-            key = encode_board_key(BoardKey(tenant, order.of))
-        except UnusableNameError as error:
-            results[number] = f"No key can hold it: {error}."
-        else:
-            changes[number] = BoardChange(tenant, key, order, _normalized(order.usages), terms)
-    results.update(zip(changes, write(list(changes.values())), strict=True))
-    return tuple(_result(order, results[number]) for number, order in enumerate(orders))
-
-
-def _result(order: BoardOrder, found: BoardResult | str) -> BoardResult:
-    if isinstance(found, str):
-        return BoardResult(order.of, is_written=False, reason=found)
-    return found
-
-
-def _normalized(usages: Usages) -> Usages:
-    """Take the zeros at the end away, as whoever reads a counter does."""
-    return {entity: parse_usage(format_usage(usage)) for entity, usage in usages.items()}
-
-
-def _is_in_line(board: Board, ranking: Ranking) -> bool:
-    return board.length == len(ranking) and list(board.usages.items()) == ranking
 
 
 def _entries(ranking: Ranking) -> str:
@@ -294,5 +289,10 @@ def _entries(ranking: Ranking) -> str:
     return json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
 
 
-def _rewritten(text: str, ranking: Ranking, now: str) -> str:
-    return replace_members(text, {"entries": _entries(ranking)}, {"updated_at": f'"{now}"'})
+def _normalized(usages: Usages) -> Usages:
+    """Remove trailing zeros, as a reader of counters does."""
+    return {entity: parse_usage(format_usage(usage)) for entity, usage in usages.items()}
+
+
+def _is_up_to_date(board: Board, ranking: Ranking) -> bool:
+    return board.length == len(ranking) and list(board.usages.items()) == ranking

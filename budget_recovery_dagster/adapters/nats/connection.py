@@ -1,4 +1,4 @@
-"""One connection to NATS with bounded waits; every driver error becomes one of ours."""
+"""One connection to NATS: every wait is bounded, every driver error becomes a StoreError."""
 
 import asyncio
 import contextlib
@@ -24,10 +24,10 @@ from budget_recovery_dagster.adapters.nats.address import (
     read_credentials,
 )
 from budget_recovery_dagster.adapters.nats.failures import (
-    broken,
+    connect_failed,
+    connection_lost,
     credentials_expired,
-    denied,
-    not_connected,
+    permission_denied,
     too_large,
 )
 from budget_recovery_dagster.errors import (
@@ -37,200 +37,149 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
 
-# The few that we send are far shorter.
-_ROOM_FOR_HEADERS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What ends an exchange or a link: seen in one place, raised wherever somebody waits."""
-
-    error: StoreError
-    cause: Exception | None
-
-    def throw(self) -> NoReturn:
-        """Raise the error from its cause."""
-        raise self.error from self.cause
-
-
-class Exchange:
-    """One conversation: what is sent in it, and what arrives in answer."""
-
-    def __init__(self, client: Client, inbox: str) -> None:
-        self._client = client
-        self._inbox = inbox
-        self._sent = 0
-        self._subscription: Subscription | None = None
-        self._sent_to: dict[str, str] = {}
-        self._arrived: list[Msg] = []
-        self._failure: Failure | None = None
-        self._news = asyncio.Event()
-
-    async def open(self) -> None:
-        """Make room for answers."""
-        self._raise_failure()
-        try:
-            self._subscription = await self._client.subscribe(
-                f"{self._inbox}.*",
-                cb=self._deliver,
-                # At its limits the driver drops messages.
-                pending_msgs_limit=0,
-                pending_bytes_limit=0,
-            )
-        except (errors.Error, OSError) as error:
-            self._raise_unsent(error)
-
-    async def close(self) -> None:
-        """Take no more answers."""
-        if self._subscription is not None:
-            # A lost connection has taken the subscription along.
-            with contextlib.suppress(errors.Error, OSError):
-                await self._subscription.unsubscribe()
-
-    async def send(
-        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
-    ) -> str:
-        """Send a request, and return its own subject for answers, which arrive in this exchange.
-
-        An answer shows this subject; what a consumer delivers shows that under which it is stored.
-
-        Raises:
-            StoreWriteError: it is larger than the server takes.
-        """
-        # The server's complaint about a subject reaches us in lower case.
-        self._sent_to[subject.lower()] = subject
-        self._sent += 1
-        answer_to = f"{self._inbox}.{self._sent}"
-        self._raise_failure()
-        self._require_room(subject, payload, headers)
-        try:
-            await self._client.publish(
-                subject, payload, reply=answer_to, headers=None if headers is None else {**headers}
-            )
-        except (errors.Error, OSError) as error:
-            self._raise_unsent(error)
-        return answer_to
-
-    async def receive(self) -> list[Msg]:
-        """Wait for messages and return all that have arrived, in order.
-
-        Raises:
-            StorePermissionError: the server refused something sent in this exchange.
-            StoreUnreachableError: the connection has broken.
-        """
-        while not self._arrived:
-            self._raise_failure()
-            self._news.clear()
-            await self._news.wait()
-        arrived, self._arrived = self._arrived, []
-        return arrived
-
-    def fail(self, failure: Failure) -> None:
-        """End the exchange: nothing more will arrive."""
-        self._failure = failure
-        self._news.set()
-
-    def sent_to(self, lowered: str) -> str | None:
-        """Return the subject, in its own spelling, if something was sent to it."""
-        return self._sent_to.get(lowered)
-
-    async def _deliver(self, message: Msg) -> None:
-        self._arrived.append(message)
-        self._news.set()
-
-    def _raise_unsent(self, error: Exception) -> NoReturn:
-        self._raise_failure()
-        raise StoreUnreachableError(
-            f"Nothing can be sent to NATS: {error}.", "see whether the NATS server is healthy."
-        ) from error
-
-    def _require_room(
-        self, subject: str, payload: bytes, headers: Mapping[str, str] | None
-    ) -> None:
-        # The server counts the headers in, and cuts off whoever sends more than it takes.
-        size = len(payload) + (_ROOM_FOR_HEADERS if headers else 0)
-        if size > self._client.max_payload:
-            raise too_large(subject, len(payload), self._client.max_payload)
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            self._failure.throw()
-
-
 INBOX_PREFIX = "_INBOX_budget_recovery"
-"""Answers arrive below it, so that a NATS user can be confined to it."""
+"""The prefix of all reply subjects, to which a NATS user can be restricted."""
 UNREADABLE_HEADERS = "Budget-Recovery-Unreadable-Headers"
-"""The one header of a message whose headers cannot be read; no server sends it."""
-# After a TLS handshake that failed, the driver waits for ever for the end of the connection.
+"""The only header of a message whose headers are unreadable; no server sends it."""
+# Our few headers are much shorter.
+_HEADER_BYTES = 256
+# After a failed TLS handshake the driver waits forever for the connection to close.
 _CLOSE_SECONDS = 0.5
-# Far below the driver's two minutes: a peer that vanished without a word is noticed in half a one.
+# Far below the driver's two minutes, so that a dead peer is detected in half a minute.
 _PING_SECONDS = 10
 _VIOLATION = re.compile(
     r'permissions violation for (publish|subscription)[^"]*"([^"]*)"', re.IGNORECASE
 )
 
 
-class _Client(Client):
-    """The driver, with three fixes."""
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Timeouts in seconds: for a connection, a response, and the read of a whole tenant."""
 
-    def __init__(self, *, needs_tls: bool) -> None:
-        super().__init__()
-        self._needs_tls = needs_tls
+    connect: float = 5.0
+    answer: float = 5.0
+    reading: float = 120.0
 
-    def _connect_command(self) -> bytes:
-        # The driver speaks TLS only if the server demands it, and would send the password in clear
-        # to one that does not, whatever the URL says.
-        if self._needs_tls and not self._server_info.get("tls_required"):
-            raise errors.SecureConnWantedError
-        return super()._connect_command()
 
-    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
-        # The server stores any bytes as headers. Some of them, such as a bare `NATS/1.0`, would
-        # silently kill the driver's read task.
-        try:
-            return await super()._process_headers(headers)
-        except Exception:  # noqa: BLE001 - whatever a stranger's bytes make the driver raise
-            return {UNREADABLE_HEADERS: ""}
+class NatsConnection:
+    """Exchanges with the first reachable server; reconnects at the next call."""
 
-    @property
-    def server_version(self) -> str:
-        """The version of the server, in its own words."""
-        return str(self._server_info.get("version", ""))
+    def __init__(self, access: Access, timeouts: Timeouts) -> None:
+        self._access = access
+        self._timeouts = timeouts
+        self._link: Link | None = None
+        self._connecting = asyncio.Lock()
 
-    async def settle(self, seconds: int) -> None:
-        """Wait until the server has taken what was sent, and has refused it if it does.
+    @contextlib.asynccontextmanager
+    async def exchange(self) -> AsyncIterator["Exchange"]:
+        """Start an exchange; connect first if there is no usable connection.
 
         Raises:
-            TimeoutError, errors.Error, OSError: it did not answer in time, or not at all.
+            StoreUnreachableError: no server is reachable.
+            StorePermissionError: a server rejects the user, or the subscription to the inbox.
         """
-        # The driver's ping goes before what it still keeps back, such as a subscription.
-        await self._flush_pending(force_flush=True)
-        await self.flush(seconds)
+        link = await self._usable_link()
+        async with link.exchange() as exchange:
+            yield exchange
 
-    def when_reading_ends(self, tell: Callable[[], None]) -> None:
-        """Have it told when nothing more will be read, for whatever reason."""
-        reading = self._reading_task
-        if reading is None:
-            tell()
-        else:
-            reading.add_done_callback(lambda _: tell())
-
-    def _build_message(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    async def ask(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        within: float | None = None,
     ) -> Msg:
-        # One subject that is not UTF-8 would silently kill the driver's read task.
-        return self.msg_class(
-            subject=subject.decode(errors="surrogateescape"),
-            reply=reply.decode(errors="surrogateescape"),
-            data=data,
-            headers=headers,
-            _client=self,
-            _sid=sid,
-        )
+        """Send one request and return its response; ``within`` is a timeout in seconds.
+
+        Raises:
+            StoreUnreachableError: no response in time, or the connection was lost.
+            StorePermissionError: the user may not send the request.
+            StoreWriteError: the request exceeds the server's limit.
+        """
+        seconds = self._timeouts.answer if within is None else within
+        async with self.exchange() as exchange:
+            try:
+                with anyio.fail_after(seconds):
+                    await exchange.send(subject, payload, headers)
+                    return (await exchange.receive())[0]
+            except TimeoutError as error:
+                raise StoreUnreachableError(
+                    f"No response to {subject} within {seconds:g} s.",
+                    "check the NATS servers and the leader of the bucket's stream.",
+                ) from error
+
+    async def require_answers(self) -> None:
+        """Check that the user may receive responses.
+
+        Raises:
+            StoreUnreachableError, StorePermissionError: as ``exchange``.
+        """
+        await (await self._usable_link()).require_answers()
+
+    async def version_of(self, server: ServerAddress) -> str:
+        """Connect to one server, return its version and disconnect.
+
+        Raises:
+            StoreUnreachableError, StorePermissionError: as ``exchange``.
+        """
+        link = await self._open(server, self._read_credentials())
+        try:
+            return link.version
+        finally:
+            await link.close()
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            await link.close()
+
+    async def _usable_link(self) -> "Link":
+        async with self._connecting:
+            if self._link is not None and self._link.is_usable:
+                return self._link
+            await self.close()
+            self._link = await self._connect()
+            return self._link
+
+    async def _connect(self) -> "Link":
+        credentials = self._read_credentials()
+        failures: list[StoreError] = []
+        for server in self._access.servers:
+            try:
+                return await self._open(server, credentials)
+            except StoreError as error:
+                failures.append(error)
+        # A rejected user is more informative than a server that is down.
+        refusals = [failure for failure in failures if isinstance(failure, StorePermissionError)]
+        raise (refusals or failures)[-1]
+
+    async def _open(self, server: ServerAddress, credentials: str | None) -> "Link":
+        link = Link(server, self._access.tls, self._timeouts.connect)
+        try:
+            await link.open(credentials)
+        except StorePermissionError as error:
+            expired_at = None if credentials is None else credentials_expiry(credentials)
+            # The server decides about expiry, by its own clock, and does not report it as the
+            # reason.
+            if expired_at is None or expired_at > datetime.now(UTC):
+                raise
+            raise credentials_expired(server, self._access.credentials, expired_at) from error
+        return link
+
+    def _read_credentials(self) -> str | None:
+        """Read the credentials for each connection, because the file may have been renewed."""
+        if self._access.credentials is None:
+            return None
+        try:
+            return read_credentials(self._access.credentials)
+        except SettingsError as error:
+            raise StorePermissionError(error.message, error.hint) from error
 
 
 class Link:
-    """A connection to one server. Once broken it stays so."""
+    """A connection to one server; it does not reconnect."""
 
     def __init__(self, server: ServerAddress, tls: ssl.SSLContext, connect_seconds: float) -> None:
         self._server = server
@@ -238,34 +187,34 @@ class Link:
         self._connect_seconds = connect_seconds
         self._client = _Client(needs_tls=server.needs_tls)
         self._exchanges: set[Exchange] = set()
-        self._complaint: Exception | None = None
+        self._last_error: Exception | None = None
         self._opening = anyio.CancelScope()
         self.failure: Failure | None = None
 
     @property
-    def is_sound(self) -> bool:
-        """Whether a new exchange may be held on it."""
-        # The driver is closed some moments before it says so.
+    def is_usable(self) -> bool:
+        """Whether a new exchange can start."""
+        # The driver closes shortly before it calls back.
         return self.failure is None and not self._client.is_closed
 
     @property
     def version(self) -> str:
-        """The version of the server, as it says it."""
+        """The server's version as it reports it."""
         return self._client.server_version
 
     async def require_answers(self) -> None:
-        """See that the user may receive answers.
+        """Check that the user may receive responses.
 
         Raises:
-            StorePermissionError: it may not.
-            StoreUnreachableError: the connection has broken.
+            StorePermissionError: the user may not subscribe to the inbox.
+            StoreUnreachableError: the connection was lost.
         """
         async with self.exchange():
             try:
-                await self._client.settle(math.ceil(self._connect_seconds))
+                await self._client.flush_all(math.ceil(self._connect_seconds))
             except (errors.Error, OSError, TimeoutError) as error:
                 if self.failure is None:
-                    raise broken(self._server, error) from error
+                    raise connection_lost(self._server, error) from error
             if self.failure is not None:
                 self.failure.throw()
 
@@ -273,37 +222,37 @@ class Link:
         """Connect, with the content of a credentials file if there is one.
 
         Raises:
-            StoreUnreachableError: no NATS server answers there.
-            StorePermissionError: the server refuses the user.
+            StoreUnreachableError: no NATS server responds at this address.
+            StorePermissionError: the server rejects the user.
         """
         try:
             with anyio.move_on_after(self._connect_seconds) as self._opening:
                 await self._connect(credentials)
-                # A server that refused the user may have closed the connection without a word.
+                # A server that rejects the user may close the connection without an error.
                 await self._client.flush(math.ceil(self._connect_seconds))
             if self.failure is not None:
                 self.failure.throw()
             if self._opening.cancelled_caught:
-                raise not_connected(self._server, TimeoutError())
+                raise connect_failed(self._server, TimeoutError())
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
-        """Close the connection; what still waits on it fails."""
+        """Close the connection; waiting calls fail."""
         with (
             anyio.move_on_after(_CLOSE_SECONDS, shield=True),
-            # To fail at closing is to be closed by the other side first.
+            # An error here means that the server closed the connection first.
             contextlib.suppress(OSError, errors.Error),
         ):
             await self._client.close()
 
     @contextlib.asynccontextmanager
-    async def exchange(self) -> AsyncIterator[Exchange]:
-        """Hold a conversation.
+    async def exchange(self) -> AsyncIterator["Exchange"]:
+        """Start an exchange.
 
-        Each has a subscription of its own: what a consumer delivers shows the subject under which
-        it was stored, so the subject cannot tell which conversation it belongs to.
+        Each has its own subscription: a consumer's message has the subject that it is stored
+        under, so its subject does not identify the exchange.
         """
         exchange = Exchange(self._client, f"{INBOX_PREFIX}.{token_hex(16)}")
         self._exchanges.add(exchange)
@@ -330,8 +279,8 @@ class Link:
                 user_credentials=None if credentials is None else RawCredentials(credentials),
                 tls=self._tls,
                 inbox_prefix=INBOX_PREFIX,
-                # Only both together make the driver give up at the first failure; with either
-                # one alone it tries for ever when the server is down.
+                # Only both together make the driver fail at the first error; with one alone it
+                # retries forever while the server is down.
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
@@ -339,36 +288,36 @@ class Link:
                 ping_interval=_PING_SECONDS,
             )
         except errors.NoServersError as error:
-            raise not_connected(server, self._complaint or error) from (self._complaint or error)
+            raise connect_failed(server, self._last_error or error) from (self._last_error or error)
         except (errors.Error, OSError, ValueError) as error:
-            raise not_connected(server, error) from error
-        # The driver survives the death of its read task, deaf and without a word.
-        self._client.when_reading_ends(self._on_reading_ended)
+            raise connect_failed(server, error) from error
+        # Without a read task the driver receives nothing more and reports no error.
+        self._client.when_read_task_ends(self._on_read_task_ended)
 
     async def _on_error(self, error: Exception) -> None:
-        self._complaint = error
+        self._last_error = error
         violation = _VIOLATION.search(str(error))
         if violation is None:
             return
         if violation[1] == "subscription":
-            self._break(Failure(denied(f"receive answers on {INBOX_PREFIX}.>"), error))
+            self._fail(Failure(permission_denied(f"receive answers on {INBOX_PREFIX}.>"), error))
             return
         for exchange in self._exchanges:
-            subject = exchange.sent_to(violation[2])
+            subject = exchange.subject_sent(violation[2])
             if subject is not None:
-                exchange.fail(Failure(denied(f"publish to {subject}"), error))
+                exchange.fail(Failure(permission_denied(f"publish to {subject}"), error))
 
     async def _on_closed(self) -> None:
-        cause = self._client.last_error or self._complaint
-        self._break(Failure(broken(self._server, cause), cause))
+        cause = self._client.last_error or self._last_error
+        self._fail(Failure(connection_lost(self._server, cause), cause))
 
-    def _on_reading_ended(self) -> None:
-        cause = self._client.last_error or self._complaint
+    def _on_read_task_ended(self) -> None:
+        cause = self._client.last_error or self._last_error
         if cause is None and not self._client.is_closed:
             cause = errors.Error("the driver stopped reading")
-        self._break(Failure(broken(self._server, cause), cause))
+        self._fail(Failure(connection_lost(self._server, cause), cause))
 
-    def _break(self, failure: Failure) -> None:
+    def _fail(self, failure: "Failure") -> None:
         if self.failure is None:
             self.failure = failure
         self._opening.cancel()
@@ -376,127 +325,174 @@ class Link:
             exchange.fail(self.failure)
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """How many seconds to wait: for a server, for an answer, for the end of a tenant's reading."""
+class Exchange:
+    """Requests and their responses, on an inbox of their own."""
 
-    connect: float = 5.0
-    answer: float = 5.0
-    reading: float = 120.0
+    def __init__(self, client: Client, inbox: str) -> None:
+        self._client = client
+        self._inbox = inbox
+        self._sent = 0
+        self._subscription: Subscription | None = None
+        self._subjects_sent: dict[str, str] = {}
+        self._received: list[Msg] = []
+        self._failure: Failure | None = None
+        self._changed = asyncio.Event()
 
-
-class NatsConnection:
-    """Exchanges with the first of the servers that can be reached."""
-
-    def __init__(self, access: Access, timeouts: Timeouts) -> None:
-        self._access = access
-        self._timeouts = timeouts
-        self._link: Link | None = None
-        self._connecting = asyncio.Lock()
-
-    @contextlib.asynccontextmanager
-    async def exchange(self) -> AsyncIterator[Exchange]:
-        """Start a conversation, connecting first if there is no sound connection.
-
-        Raises:
-            StoreUnreachableError: no server can be reached.
-            StorePermissionError: a server refuses the user, or the place for answers.
-        """
-        link = await self._sound_link()
-        async with link.exchange() as exchange:
-            yield exchange
-
-    async def ask(
-        self,
-        subject: str,
-        payload: bytes,
-        headers: Mapping[str, str] | None = None,
-        *,
-        within: float | None = None,
-    ) -> Msg:
-        """Send one request and return its one answer.
-
-        Raises:
-            StoreUnreachableError: no answer came in time, or the connection broke.
-            StorePermissionError: the user may not send it.
-            StoreWriteError: it is larger than the server takes.
-        """
-        seconds = self._timeouts.answer if within is None else within
-        async with self.exchange() as exchange:
-            try:
-                with anyio.fail_after(seconds):
-                    await exchange.send(subject, payload, headers)
-                    return (await exchange.receive())[0]
-            except TimeoutError as error:
-                raise StoreUnreachableError(
-                    f"No answer to {subject} within {seconds:g} s.",
-                    "see whether the NATS servers and the leader of the bucket's stream are up.",
-                ) from error
-
-    async def require_answers(self) -> None:
-        """See that the user may receive answers.
-
-        Raises:
-            StorePermissionError: it may not.
-        """
-        await (await self._sound_link()).require_answers()
-
-    async def version_of(self, server: ServerAddress) -> str:
-        """Connect to one of the servers, and return its version; the connection is not kept.
-
-        Raises:
-            StoreUnreachableError, StorePermissionError: as ``exchange``.
-        """
-        link = await self._open(server, self._read_credentials())
+    async def open(self) -> None:
+        """Subscribe to the inbox."""
+        self._raise_failure()
         try:
-            return link.version
-        finally:
-            await link.close()
+            self._subscription = await self._client.subscribe(
+                f"{self._inbox}.*",
+                cb=self._deliver,
+                # With limits the driver drops messages.
+                pending_msgs_limit=0,
+                pending_bytes_limit=0,
+            )
+        except (errors.Error, OSError) as error:
+            self._raise_send_failed(error)
 
     async def close(self) -> None:
-        """Close the connection, if there is one."""
-        if self._link is not None:
-            link, self._link = self._link, None
-            await link.close()
+        """Unsubscribe."""
+        if self._subscription is not None:
+            # A lost connection has already ended the subscription.
+            with contextlib.suppress(errors.Error, OSError):
+                await self._subscription.unsubscribe()
 
-    async def _sound_link(self) -> Link:
-        async with self._connecting:
-            if self._link is not None and self._link.is_sound:
-                return self._link
-            await self.close()
-            self._link = await self._connect()
-            return self._link
+    async def send(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
+    ) -> str:
+        """Send a request; return the reply subject, to match its response in this exchange.
 
-    async def _connect(self) -> Link:
-        credentials = self._read_credentials()
-        failures: list[StoreError] = []
-        for server in self._access.servers:
-            try:
-                return await self._open(server, credentials)
-            except StoreError as error:
-                failures.append(error)
-        # A server that refuses the user says more than others that are down.
-        refusals = [failure for failure in failures if isinstance(failure, StorePermissionError)]
-        raise (refusals or failures)[-1]
+        A response has this subject; a consumer's message has the subject that it is stored under.
 
-    async def _open(self, server: ServerAddress, credentials: str | None) -> Link:
-        link = Link(server, self._access.tls, self._timeouts.connect)
+        Raises:
+            StoreWriteError: the request exceeds the server's limit.
+        """
+        # The driver reports permission errors in lower case.
+        self._subjects_sent[subject.lower()] = subject
+        self._sent += 1
+        reply_to = f"{self._inbox}.{self._sent}"
+        self._raise_failure()
+        self._check_size(subject, payload, headers)
         try:
-            await link.open(credentials)
-        except StorePermissionError as error:
-            expired_at = None if credentials is None else credentials_expiry(credentials)
-            # Whether they have expired is for the server to say, by its own clock; it does not
-            # tell that it refuses them for it.
-            if expired_at is None or expired_at > datetime.now(UTC):
-                raise
-            raise credentials_expired(server, self._access.credentials, expired_at) from error
-        return link
+            await self._client.publish(
+                subject, payload, reply=reply_to, headers=None if headers is None else {**headers}
+            )
+        except (errors.Error, OSError) as error:
+            self._raise_send_failed(error)
+        return reply_to
 
-    def _read_credentials(self) -> str | None:
-        """Read the credentials anew for each connection: they are renewed from time to time."""
-        if self._access.credentials is None:
-            return None
+    async def receive(self) -> list[Msg]:
+        """Wait for messages and return all that have arrived, in order.
+
+        Raises:
+            StorePermissionError: the server rejected a request of this exchange.
+            StoreUnreachableError: the connection was lost.
+        """
+        while not self._received:
+            self._raise_failure()
+            self._changed.clear()
+            await self._changed.wait()
+        received, self._received = self._received, []
+        return received
+
+    def fail(self, failure: "Failure") -> None:
+        """End the exchange; waiting and later calls raise the failure."""
+        self._failure = failure
+        self._changed.set()
+
+    def subject_sent(self, lower_case: str) -> str | None:
+        """Return the subject of a request by its lower-case form; None if there was no request."""
+        return self._subjects_sent.get(lower_case)
+
+    async def _deliver(self, message: Msg) -> None:
+        self._received.append(message)
+        self._changed.set()
+
+    def _raise_send_failed(self, error: Exception) -> NoReturn:
+        self._raise_failure()
+        raise StoreUnreachableError(
+            f"Could not send to NATS: {error}.", "check the NATS server."
+        ) from error
+
+    def _check_size(self, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
+        # The limit includes the headers; above it the server closes the connection.
+        size = len(payload) + (_HEADER_BYTES if headers else 0)
+        if size > self._client.max_payload:
+            raise too_large(subject, len(payload), self._client.max_payload)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            self._failure.throw()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The end of an exchange or a link: detected in one place, raised in every waiting call."""
+
+    error: StoreError
+    cause: Exception | None
+
+    def throw(self) -> NoReturn:
+        """Raise the error with its cause."""
+        raise self.error from self.cause
+
+
+class _Client(Client):
+    """The driver, with three fixes."""
+
+    def __init__(self, *, needs_tls: bool) -> None:
+        super().__init__()
+        self._needs_tls = needs_tls
+
+    def _connect_command(self) -> bytes:
+        # The driver uses TLS only if the server requires it. Otherwise it would send the password
+        # in clear text, even with a tls:// URL.
+        if self._needs_tls and not self._server_info.get("tls_required"):
+            raise errors.SecureConnWantedError
+        return super()._connect_command()
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        # The server stores any bytes as headers. Some, such as a bare `NATS/1.0`, would silently
+        # end the driver's read task.
         try:
-            return read_credentials(self._access.credentials)
-        except SettingsError as error:
-            raise StorePermissionError(error.message, error.hint) from error
+            return await super()._process_headers(headers)
+        except Exception:  # noqa: BLE001 - foreign bytes may raise anything
+            return {UNREADABLE_HEADERS: ""}
+
+    @property
+    def server_version(self) -> str:
+        """The server's version as it reports it."""
+        return str(self._server_info.get("version", ""))
+
+    async def flush_all(self, seconds: int) -> None:
+        """Wait until the server has processed everything sent, and reported its errors.
+
+        Raises:
+            TimeoutError, errors.Error, OSError: no response in time, or no connection.
+        """
+        # The driver would send its ping before buffered data such as a subscription.
+        await self._flush_pending(force_flush=True)
+        await self.flush(seconds)
+
+    def when_read_task_ends(self, callback: Callable[[], None]) -> None:
+        """Call back when the driver stops reading, whatever the reason."""
+        read_task = self._reading_task
+        if read_task is None:
+            callback()
+        else:
+            read_task.add_done_callback(lambda _: callback())
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        # A subject that is not UTF-8 would silently end the driver's read task.
+        return self.msg_class(
+            subject=subject.decode(errors="surrogateescape"),
+            reply=reply.decode(errors="surrogateescape"),
+            data=data,
+            headers=headers,
+            _client=self,
+            _sid=sid,
+        )

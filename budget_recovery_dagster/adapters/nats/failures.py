@@ -1,4 +1,4 @@
-"""What the NATS servers and their driver report, told apart for an operator."""
+"""Errors of the NATS servers and the driver, as errors of this project with a hint."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from budget_recovery_dagster.errors import (
     StoreWriteError,
 )
 
-_REFUSED = re.compile(
+_AUTHENTICATION_ERROR = re.compile(
     r"authori[sz]ation violation|authentication (?:expired|revoked)", re.IGNORECASE
 )
 _NO_STREAM = 10059
@@ -31,14 +31,14 @@ _TEMPORARILY_UNAVAILABLE = 10008
 _MESSAGE_TOO_LARGE = 10054
 
 
-def not_connected(server: ServerAddress, error: Exception) -> StoreError:
-    """Say why a server could not be connected to."""
-    if _REFUSED.search(str(error)):
-        return user_refused(server, error)
+def connect_failed(server: ServerAddress, error: Exception) -> StoreError:
+    """Return the error for a connection that could not be opened."""
+    if _AUTHENTICATION_ERROR.search(str(error)):
+        return user_rejected(server, error)
     if isinstance(error, errors.SecureConnWantedError):
         return StoreUnreachableError(
-            f"{server.url} does not demand TLS, so nothing was sent to it.",
-            "set `tls` on the NATS server, or use nats:// and no certificate authority.",
+            f"{server.url} does not require TLS, so nothing was sent to it.",
+            "configure `tls` on the NATS server, or use nats:// without a certificate authority.",
         )
     if isinstance(error, ssl.SSLError):
         return StoreUnreachableError(
@@ -46,15 +46,15 @@ def not_connected(server: ServerAddress, error: Exception) -> StoreError:
             "set BUDGET_RECOVERY_NATS_CA to the authority that signed the server's certificate.",
         )
     return StoreUnreachableError(
-        f"NATS at {server.url} cannot be reached: {_reason(error)}.",
+        f"Cannot connect to NATS at {server.url}: {_reason(error)}.",
         "start the NATS server, or correct BUDGET_RECOVERY_NATS_URL.",
     )
 
 
-def user_refused(server: ServerAddress, error: Exception) -> StorePermissionError:
-    """Say that a server does not let the user in, or not any longer."""
+def user_rejected(server: ServerAddress, error: Exception) -> StorePermissionError:
+    """Return the error for a user whom a server rejects, at login or later."""
     return StorePermissionError(
-        f"{server.url} refuses the NATS user: {_reason(error)}.",
+        f"{server.url} rejected the NATS user: {_reason(error)}.",
         "correct the user and password in BUDGET_RECOVERY_NATS_URL, or renew the credentials file.",
     )
 
@@ -62,103 +62,103 @@ def user_refused(server: ServerAddress, error: Exception) -> StorePermissionErro
 def credentials_expired(
     server: ServerAddress, file: Path | None, expired_at: datetime
 ) -> StorePermissionError:
-    """Say that a server does not let the user in because its credentials have expired."""
+    """Return the error for a user whose credentials have expired; times are in UTC."""
     return StorePermissionError(
-        f"{server.url} refuses the NATS user: the credentials {file} expired at"
+        f"{server.url} rejected the NATS user: the credentials {file} expired at"
         f" {expired_at:%Y-%m-%d %H:%M:%S} UTC.",
-        "renew the credentials file that BUDGET_RECOVERY_NATS_CREDS names; no restart is needed.",
+        "renew the credentials file of BUDGET_RECOVERY_NATS_CREDS; no restart is needed.",
     )
 
 
-def denied(what: str) -> StorePermissionError:
-    """Say what it is that the user may not do."""
+def permission_denied(action: str) -> StorePermissionError:
+    """Return the error for an action that the NATS user has no permission for."""
     return StorePermissionError(
-        f"The NATS user may not {what}.",
-        "grant it to the NATS user; docs/operations.md lists those that are needed.",
+        f"The NATS user may not {action}.",
+        "grant it; docs/operations.md lists the permissions that the user needs.",
     )
 
 
-def broken(server: ServerAddress, cause: Exception | None) -> StoreError:
-    """Say why a connection that was established is there no more."""
-    if cause is not None and _REFUSED.search(str(cause)):
-        return user_refused(server, cause)
+def connection_lost(server: ServerAddress, cause: Exception | None) -> StoreError:
+    """Return the error for an established connection that was lost."""
+    if cause is not None and _AUTHENTICATION_ERROR.search(str(cause)):
+        return user_rejected(server, cause)
     return StoreUnreachableError(
-        f"The connection to {server.url} broke: {_reason(cause) if cause else 'it was closed'}.",
-        "see whether the NATS server is healthy; the next call connects anew.",
+        f"Lost the connection to {server.url}: {_reason(cause) if cause else 'closed'}.",
+        "check the NATS server; the next call reconnects.",
     )
 
 
 def jetstream_off(bucket: str) -> StoreError:
-    """Say that nobody there speaks JetStream."""
+    """Return the error for a server or account without JetStream."""
     return StoreUnreachableError(
-        f"JetStream, which holds the bucket {bucket}, is not enabled there.",
-        "enable jetstream on the NATS server and for the account of this NATS user.",
+        f"JetStream is not enabled, so the bucket {bucket} is not available.",
+        "enable JetStream on the NATS server and for the account of the NATS user.",
     )
 
 
-def refused_by_jetstream(bucket: str, error: Mapping[str, Any]) -> StoreError:
-    """Turn an error that JetStream answered with into ours."""
+def jetstream_error(bucket: str, error: Mapping[str, Any]) -> StoreError:
+    """Return the error for an error response of JetStream."""
     code, number = error.get("code"), error.get("err_code")
-    said = _said(error)
+    description = _describe(error)
     if number == _NO_STREAM:
         return StoreMissingError(
             f"The bucket {bucket} does not exist.",
-            "correct BUDGET_RECOVERY_BUCKET, or let the gateway create its bucket.",
+            "correct BUDGET_RECOVERY_BUCKET, or start the gateway, which creates the bucket.",
         )
     if number in _JETSTREAM_OFF:
         return jetstream_off(bucket)
     if code == _UNAVAILABLE:
         return StoreNoQuorumError(
-            f"JetStream cannot serve the bucket {bucket}: {said}.",
-            "bring back enough NATS servers for a quorum, then wait for a leader.",
+            f"JetStream cannot serve the bucket {bucket}: {description}.",
+            "restore a quorum of NATS servers, then wait for a leader.",
         )
     return StoreReadError(
-        f"JetStream refused a request about the bucket {bucket}: {said}.",
-        "see the log of the NATS server.",
+        f"JetStream rejected a request for the bucket {bucket}: {description}.",
+        "check the log of the NATS server.",
     )
 
 
-def refused_write(bucket: str, key: str, error: Mapping[str, Any]) -> StoreError:
-    """Turn an error that JetStream answered a writing with into ours; not that of a conflict."""
+def write_error(bucket: str, key: str, error: Mapping[str, Any]) -> StoreError:
+    """Return the error for a rejected write, other than a revision conflict."""
     number = error.get("err_code")
     if number in {_NO_STREAM, _TEMPORARILY_UNAVAILABLE} or number in _JETSTREAM_OFF:
-        return refused_by_jetstream(bucket, error)
+        return jetstream_error(bucket, error)
     return StoreWriteError(
-        f"The bucket {bucket} refuses to store {key}: {_said(error)}.",
-        "see the limits of the bucket and the account, and the disk of the NATS servers.",
+        f"The bucket {bucket} rejected the write of {key}: {_describe(error)}.",
+        "check the limits of bucket and account, and the disks of the NATS servers.",
     )
 
 
-def refused_value(error: Mapping[str, Any]) -> str | None:
-    """Say why JetStream never stores such a value; None where the refusal is not for its sake."""
-    return _said(error) if error.get("err_code") == _MESSAGE_TOO_LARGE else None
+def value_error(error: Mapping[str, Any]) -> str | None:
+    """Return why JetStream never stores this value; None if the error has another cause."""
+    return _describe(error) if error.get("err_code") == _MESSAGE_TOO_LARGE else None
 
 
-def nobody_writes(bucket: str) -> StoreError:
-    """Say that no server took a writing."""
+def no_stream_accepts_writes(bucket: str) -> StoreError:
+    """Return the error for a write that no server received."""
     return StoreNoQuorumError(
-        f"Nobody takes what is written into the bucket {bucket}.",
-        "see whether the bucket exists, then wait for its stream to have a leader.",
+        f"No stream accepts writes to the bucket {bucket}.",
+        "check that the bucket exists, then wait until its stream has a leader.",
     )
 
 
 def too_large(subject: str, size: int, limit: int) -> StoreWriteError:
-    """Say that the server would cut off whoever sends so much."""
+    """Return the error for a message for which the server would close the connection."""
     return StoreWriteError(
-        f"{size} bytes for {subject} are more than the NATS server takes, {limit} with headers.",
-        "raise max_payload on the NATS servers, or see why the value has become so large.",
+        f"{size} bytes for {subject} exceed the server's max_payload: {limit} with headers.",
+        "raise max_payload on the NATS servers, or find out why the value is so large.",
     )
 
 
-def _said(error: Mapping[str, Any]) -> str:
+def _describe(error: Mapping[str, Any]) -> str:
     return f"{error.get('description', 'no description')} ({error.get('err_code')})"
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return "timed out"
     if isinstance(error, OSError) and error.strerror:
-        # asyncio puts an address in place of what the system says; resolvers count below zero.
+        # asyncio replaces the system's text by an address; resolver errors are negative.
         number = error.errno or 0
         return os.strerror(number) if number > 0 else error.strerror
     return str(error).removeprefix("nats: ").strip("'") or type(error).__name__

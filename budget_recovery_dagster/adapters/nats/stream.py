@@ -1,4 +1,4 @@
-"""The bucket's stream: its description, stored messages, and live keys."""
+"""The bucket's stream: its state, its cluster, and the live keys in it."""
 
 import base64
 import contextlib
@@ -17,7 +17,7 @@ from budget_recovery_dagster.adapters.nats.connection import (
     NatsConnection,
     Timeouts,
 )
-from budget_recovery_dagster.adapters.nats.failures import jetstream_off, refused_by_jetstream
+from budget_recovery_dagster.adapters.nats.failures import jetstream_error, jetstream_off
 from budget_recovery_dagster.domain.store import ClusterView, Replica, StoreIdentity, hears_majority
 from budget_recovery_dagster.errors import (
     SettingsError,
@@ -29,16 +29,38 @@ from budget_recovery_dagster.ports import IsOpen
 
 Outcome = TypeVar("Outcome")
 Outcome_co = TypeVar("Outcome_co", covariant=True)
-TRIES = 50
-"""How often a key is read again because somebody else has written it; then it is given up on."""
+Response = Mapping[str, Any]
+MAX_CONFLICTS = 50
+"""How often a key is read again after another client's write; then its change fails."""
+STATUS = "Status"
+"""The header in which the driver returns a status line."""
+NO_RESPONDERS = "503"
+"""The status of a request that has no receiver."""
+TTL_HEADER = "Nats-TTL"
+"""The header that gives a key a time to live."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NO_MESSAGE = 10037
+# The settings check this too, but a bucket's name can come from elsewhere. In a subject, `*` or `>`
+# would match other streams.
+_BUCKET = re.compile(r"[A-Za-z0-9_-]{1,200}", re.ASCII)
+# An offset past every key: the leader returns only their number.
+_NO_SUBJECTS = 2**62
+# How many keys may disappear between two pages before the listing must restart.
+_OVERLAP = 1000
+_MAX_LISTINGS = 3
+# Before 2.10 a server that runs alone does not report a name.
+_SINGLE_SERVER = "the only server"
+# It has the domain and the account before the rest, and may have more fields at the end.
+_FIELDS_OF_NEW_FORM = 11
+_DELETIONS = frozenset({"DEL", "PURGE"})
+_FIRST_LINE = "NATS/1.0"
 
 
 class LiveKey(NamedTuple):
-    """A key as it stands: its value, None where it is deleted, and its revision.
+    """A key's revision and value; the value of a deleted or missing key is None.
 
-    The revision is the sequence of its last writing or deletion, which the next writing must name;
-    0 where the store knows of neither.
+    The revision is the sequence of the last write or deletion, which the next write must name. It
+    is 0 for a key without either.
     """
 
     revision: int
@@ -46,97 +68,287 @@ class LiveKey(NamedTuple):
 
 
 NEVER_WRITTEN = LiveKey(0, None)
-"""A key of which the store knows nothing."""
+"""A key that the store has never held, or has forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveKeysRead:
-    """What was found under a prefix, deleted keys too. Partial: as of ``KeysRead``."""
+    """The keys under a prefix, including deleted ones. Partial: see ``KeysRead``."""
 
     keys: dict[str, LiveKey]
     is_partial: bool
 
     def without_deleted(self) -> KeysRead:
-        """Return the values, which deleted keys have not."""
+        """Return the values of the keys that are not deleted."""
         values = {key: live.value for key, live in self.keys.items() if live.value is not None}
         return KeysRead(values, self.is_partial)
 
 
 class Write(NamedTuple):
-    """A value to be written, with the text of its time to live, if it is to have one."""
+    """A value to write, with the text of its time to live (None: no time to live)."""
 
     data: bytes
     ttl: str | None
 
 
 class Decision(NamedTuple, Generic[Outcome_co]):
-    """What becomes of a key; with a ``write``, once the store has taken that."""
+    """The result of a change; with a ``write``, it is valid once the store has accepted that."""
 
     outcome: Outcome_co
     write: Write | None = None
 
 
 class Change(Protocol[Outcome]):
-    """What is wanted of one key."""
+    """A change of one key."""
 
     @property
     def key(self) -> str:
-        """The key."""
+        """The key to change."""
         ...
 
     def decide(self, live: LiveKey) -> Decision[Outcome]:
-        """Decide what is to be written over what stands there; to be called right before it is."""
+        """Decide what to write over the live value; called immediately before the write."""
         ...
 
-    def refused(self, outcome: Outcome, reason: str) -> Outcome:
-        """Return what becomes of the key in place of ``outcome`` if the store refuses the value."""
+    def rejected(self, outcome: Outcome, reason: str) -> Outcome:
+        """Return the result that replaces ``outcome`` if the store rejects the value."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class WritingTerms:
-    """What every writing depends on besides its key.
+class WriteTerms:
+    """What every write depends on, in addition to its key.
 
-    ``now`` tells the store's time (aware); ``keeps_ttl`` whether the store knows times to live of
-    single keys. Where it does not, a key is kept too long, which does no harm.
+    ``now`` returns the store's time (aware). ``supports_ttl``: the bucket allows times to live of
+    single keys. Without them a key is kept too long, which does no harm.
     """
 
     is_open: IsOpen
     now: Callable[[], datetime]
-    keeps_ttl: bool
+    supports_ttl: bool
 
 
-def nanoseconds(moment: datetime) -> int:
-    """Count the nanoseconds from 1970 to a moment (aware)."""
-    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """The stream's state, as reported by its leader.
+
+    ``max_age`` is the age at which the stream drops any key (None: never). ``supports_ttl``: single
+    keys may have a time to live. ``is_led``: the responder reaches a majority of the replicas, so
+    no other server can be the leader.
+
+    ``server_time`` is the leader's clock (UTC), None for servers that do not report it. ``leader``
+    is None for a stream without replicas, for which no other server can respond.
+    ``subject_count`` is the number of requested subjects, including those of deleted keys.
+    ``subjects`` is one page of them, in order.
+    """
+
+    identity: StoreIdentity
+    max_age: timedelta | None
+    supports_ttl: bool
+    is_led: bool
+    server_time: datetime | None
+    leader: str | None
+    subject_count: int
+    subjects: tuple[str, ...]
 
 
-def written_at(moment: datetime) -> str:
-    """Write a moment (aware) as it stands in values: in UTC, to the second."""
-    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+class BucketStream:
+    """The stream of one bucket; the bucket's name is checked and contains no wildcard."""
+
+    def __init__(self, connection: NatsConnection, bucket: str, timeouts: Timeouts) -> None:
+        self.connection = connection
+        self.timeouts = timeouts
+        self.bucket = check_bucket(bucket)
+        self.name = f"KV_{bucket}"
+        self.subject_prefix = f"$KV.{bucket}."
+
+    async def ask(self, api: str, request: Response, *, within: float | None = None) -> Response:
+        """Send a request to the JetStream API and return the response.
+
+        Raises:
+            StoreMissingError: the cluster has no such stream.
+            StoreNoQuorumError: JetStream is temporarily unavailable.
+            StoreUnreachableError: no response, or JetStream is not enabled.
+            StorePermissionError: the user may not send this request.
+            StoreReadError: another error, or an unexpected response.
+        """
+        message = await self.connection.ask(
+            f"$JS.API.{api}", json.dumps(request).encode(), within=within
+        )
+        response, error = self._parse_response(message)
+        if error is not None:
+            raise jetstream_error(self.bucket, error)
+        return response
+
+    def _parse_response(self, message: Msg) -> tuple[Response, Response | None]:
+        """Parse a response of the JetStream API; the second value is its error, if it is one."""
+        if (message.headers or {}).get(STATUS) == NO_RESPONDERS:
+            raise jetstream_off(self.bucket)
+        with self.parsing():
+            response: Response = json.loads(message.data)
+            return response, error_in(response)
+
+    async def read_key(self, key: str) -> LiveKey:
+        """Read a key from the leader, which is never stale; raises as ``ask``."""
+        subject, request = self.key_request(key)
+        return self.key_in(await self.connection.ask(subject, request))
+
+    def key_request(self, key: str) -> tuple[str, bytes]:
+        """Return the subject and payload of the request that reads a key from the leader."""
+        request = {"last_by_subj": f"{self.subject_prefix}{key}"}
+        return f"$JS.API.STREAM.MSG.GET.{self.name}", json.dumps(request).encode()
+
+    def key_in(self, message: Msg) -> LiveKey:
+        """Parse the response to a ``key_request``; raises as ``ask``."""
+        response, error = self._parse_response(message)
+        if error is not None:
+            if error.get("err_code") == _NO_MESSAGE:
+                return NEVER_WRITTEN
+            raise jetstream_error(self.bucket, error)
+        with self.parsing():
+            return read_stored_message(response["message"])
+
+    async def info(self) -> StreamInfo:
+        """Request the stream's state from its leader; raises as ``ask``."""
+        return self._parse_info(await self.ask(f"STREAM.INFO.{self.name}", {}))
+
+    async def cluster_view(self, seen_at: datetime) -> ClusterView:
+        """Request the servers that hold the stream, seen at ``seen_at``; it may have no leader."""
+        response = await self.ask(f"STREAM.INFO.{self.name}", {})
+        with self.parsing():
+            return read_cluster(response, seen_at)
+
+    async def count(self, prefix: str) -> StreamInfo:
+        """Request the number of keys under a prefix that ends in a dot, including deleted ones.
+
+        The same response contains the identity.
+        """
+        return await self._subjects(prefix, offset=_NO_SUBJECTS)
+
+    async def keys(self, prefix: str) -> frozenset[str]:
+        """List the keys under ``prefix``, which ends in a dot, including deleted ones.
+
+        Every key that exists during the whole call is listed.
+        """
+        for _ in range(_MAX_LISTINGS):
+            found = await self._list(prefix)
+            if found is not None:
+                return found
+        raise StoreReadError(
+            f"Could not list the bucket {self.bucket}: too many keys were removed meanwhile.",
+            "wait until the purge has finished, then check what it removed.",
+        )
+
+    async def _list(self, prefix: str) -> frozenset[str] | None:
+        """List page by page; None if so many keys were removed that others may be missing."""
+        found: set[str] = set()
+        offset, last = 0, ""
+        while True:
+            page = await self._subjects(prefix, offset=offset)
+            # Pages are slices of one sorted list, which changes between requests. If a page starts
+            # at or before the end of the last one, no key was skipped.
+            if offset > 0 and min(page.subjects, default=last) >= last:
+                return None
+            found.update(subject.removeprefix(self.subject_prefix) for subject in page.subjects)
+            if offset + len(page.subjects) >= page.subject_count:
+                return frozenset(found)
+            last = max(page.subjects)
+            offset += max(len(page.subjects) - _OVERLAP, 1)
+
+    async def _subjects(self, prefix: str, *, offset: int) -> StreamInfo:
+        request = {"subjects_filter": f"{self.subject_prefix}{prefix}>", "offset": offset}
+        return self._parse_info(await self.ask(f"STREAM.INFO.{self.name}", request))
+
+    def _parse_info(self, response: Response) -> StreamInfo:
+        with self.parsing():
+            time: str | None = response.get("ts")
+            return StreamInfo(
+                identity=StoreIdentity(
+                    _parse_time(response["created"]), response["state"]["last_seq"]
+                ),
+                max_age=_age(response["config"].get("max_age") or 0),
+                supports_ttl=response["config"].get("allow_msg_ttl") is True,
+                server_time=None if time is None else _parse_time(time),
+                leader=self._leader(response),
+                is_led=hears_majority(read_cluster(response, datetime.now(UTC))),
+                subject_count=response.get("total", 0),
+                subjects=tuple(response["state"].get("subjects") or ()),
+            )
+
+    def _leader(self, response: Response) -> str | None:
+        """Return the leader's name, after checking that the leader itself responded."""
+        if response["config"]["num_replicas"] == 1:
+            return None
+        cluster = response["cluster"]
+        leader: str | None = cluster.get("leader")
+        # Without a quorum another server may respond with its own, possibly stale state.
+        if not leader or leader in {replica["name"] for replica in cluster.get("replicas") or ()}:
+            raise StoreNoQuorumError(
+                f"The bucket {self.bucket} has no leader.",
+                "restore a quorum of NATS servers, then wait for a leader.",
+            )
+        return leader
+
+    def sequence_in(self, message: Msg) -> int:
+        """Return the sequence of a stored write."""
+        with self.parsing():
+            return int(json.loads(message.data)["seq"])
+
+    @contextlib.contextmanager
+    def parsing(self) -> Iterator[None]:
+        """Turn parse errors inside the context into a StoreReadError."""
+        try:
+            yield
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise StoreReadError(
+                f"Unexpected JetStream response for the bucket {self.bucket}.",
+                "check that this project supports the version of the NATS server.",
+            ) from error
+
+
+def check_bucket(bucket: str) -> str:
+    """Return ``bucket`` unchanged.
+
+    Raises:
+        SettingsError: NATS allows no bucket of that name; in a subject it could match others.
+    """
+    if not _BUCKET.fullmatch(bucket):
+        raise SettingsError(
+            f"{bucket!a} is not a valid bucket name.",
+            "set BUDGET_RECOVERY_BUCKET to letters, digits, - and _.",
+        )
+    return bucket
 
 
 def changes_too_fast(bucket: str, key: str) -> StoreWriteError:
-    """Say that a key could not be written because others never stopped doing so."""
+    """Return the error for a key that other clients wrote before each of our attempts."""
     return StoreWriteError(
-        f"{key} in the bucket {bucket} was written by others {TRIES} times in a row.",
-        "see who writes it so often; restore again once it is quieter.",
+        f"Could not write {key} in the bucket {bucket}: {MAX_CONFLICTS} write conflicts in a row.",
+        "find the client that writes it so often, then run the restore again.",
     )
 
 
-# Servers of before 2.10 do not say who they are where there are no others.
-_ALONE = "the only server"
+def error_in(response: Response) -> Response | None:
+    """Return the error in a JetStream response, None if there is none.
+
+    Raises:
+        TypeError, AttributeError: the response has another form.
+    """
+    error = response.get("error")
+    if error is not None and not isinstance(error, dict):
+        raise TypeError(f"unexpected error: {error!r}")
+    return error
 
 
 def read_cluster(info: Mapping[str, Any], seen_at: datetime) -> ClusterView:
-    """Read what an answer about a stream says of its servers; it may have no leader.
+    """Parse the cluster part of a stream's info; the cluster may have no leader.
 
     Raises:
-        KeyError, TypeError, ValueError: it says something else.
+        KeyError, TypeError, ValueError: the info has another form.
     """
     cluster = info.get("cluster")
     if cluster is None:
-        cluster = {"leader": _ALONE}
+        cluster = {"leader": _SINGLE_SERVER}
     since = cluster.get("leader_since")
     return ClusterView(
         seen_at=seen_at,
@@ -158,44 +370,23 @@ def _read_replica(replica: Mapping[str, Any]) -> Replica:
     )
 
 
-# Domain and account stand before the rest, and more may follow it.
-_FIELDS_OF_NEWER_FORM = 11
-
-
-def sequence_and_time(reply: str) -> tuple[int, int]:
-    """Read a message's stream sequence, and when it was written, in nanoseconds since 1970.
-
-    ``$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<consumer sequence>.<time>.<pending>``;
-    the newer form has the domain and the account after ``ACK``.
-    """
-    fields = reply.split(".")
-    first = 5 if len(fields) < _FIELDS_OF_NEWER_FORM else 7
-    return int(fields[first]), int(fields[first + 2])
-
-
-TTL_HEADER = "Nats-TTL"
-"""The header that gives a key a time to live."""
-_DELETIONS = frozenset({"DEL", "PURGE"})
-_FIRST_LINE = "NATS/1.0"
-
-
 def read_message(
     data: bytes, headers: Mapping[str, str], revision: int, written_ns: int
 ) -> LiveKey:
-    """Read a message; where its headers cannot be read, its value means nothing."""
-    # The server marks a key that it has dropped for its age as if somebody had deleted it.
+    """Return the live key of a message; unreadable headers make the value unreadable."""
+    # An expired key has a marker message, like a deleted one.
     if headers.get("KV-Operation") in _DELETIONS or "Nats-Marker-Reason" in headers:
         return LiveKey(revision, None)
-    # Without headers nobody knows whether it is a deletion.
-    fault = "its headers cannot be read" if UNREADABLE_HEADERS in headers else None
+    # Without its headers the message may be a deletion.
+    fault = "the headers are unreadable" if UNREADABLE_HEADERS in headers else None
     return LiveKey(revision, StoredValue(data, headers.get(TTL_HEADER), written_ns, fault))
 
 
 def read_stored_message(message: Mapping[str, Any]) -> LiveKey:
-    """Read a message as the JetStream API shows it.
+    """Parse a message of the JetStream API.
 
     Raises:
-        KeyError, TypeError, ValueError: it shows something else.
+        KeyError, TypeError, ValueError: the message has another form.
     """
     return read_message(
         base64.b64decode(message.get("data") or "", validate=True),
@@ -205,8 +396,19 @@ def read_stored_message(message: Mapping[str, Any]) -> LiveKey:
     )
 
 
+def sequence_and_time(reply: str) -> tuple[int, int]:
+    """Return a message's stream sequence and its time in nanoseconds since 1970.
+
+    ``$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<consumer sequence>.<time>.<pending>``;
+    the newer form has the domain and the account after ``ACK``.
+    """
+    fields = reply.split(".")
+    first = 5 if len(fields) < _FIELDS_OF_NEW_FORM else 7
+    return int(fields[first]), int(fields[first + 2])
+
+
 def _parse_headers(raw: bytes) -> dict[str, str]:
-    """Read a block of headers; one that is not as it should be is unreadable as a whole."""
+    """Parse a block of headers; one malformed line makes the whole block unreadable."""
     if not raw:
         return {}
     unreadable = {UNREADABLE_HEADERS: ""}
@@ -219,233 +421,24 @@ def _parse_headers(raw: bytes) -> dict[str, str]:
     pairs = [line.partition(":") for line in lines[:-2]]
     if not all(name and colon for name, colon, _ in pairs):
         return unreadable
-    # Of several lines of one name the server itself takes the first.
+    # If a name is repeated, the server uses the first value.
     return {name: value.strip() for name, _, value in reversed(pairs)}
 
 
-STATUS = "Status"
-"""The header under which the driver shows a status line."""
-NO_RESPONDERS = "503"
-"""The status with which the server itself answers what nobody else would."""
-_NO_MESSAGE = 10037
-# As in the settings, and here once more: whoever opens a store need not have its name from there,
-# and in a subject `*` or `>` would reach into other streams.
-_BUCKET = re.compile(r"[A-Za-z0-9_-]{1,200}", re.ASCII)
-# Past every key: then the leader tells only how many there are.
-_NO_SUBJECTS = 2**62
-# Keys that may vanish between two pages without the listing having to begin again.
-_OVERLAP = 1000
-_LISTINGS = 3
-Answer = Mapping[str, Any]
+def nanoseconds(time: datetime) -> int:
+    """Return the nanoseconds from 1970 to a time (aware)."""
+    return (time - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
-@dataclass(frozen=True, slots=True)
-class StreamInfo:
-    """What the stream's leader says of it.
-
-    ``keeps_for`` is the age at which it drops whatever it holds, None if it never does;
-    ``keeps_ttl`` whether it knows times to live of single keys; ``is_led`` whether the one who
-    answered hears of so many replicas that nobody else can be the leader.
-
-    ``told_at`` is the leader's time when it answered, None where its server does not tell it.
-    ``leader`` is None where the stream has no replicas, so that no other server could answer.
-    ``subject_count`` and ``subjects`` are about the subjects that were asked for, which include
-    those of deleted keys; ``subjects`` is a part of them in their order, the whole of which may
-    take several questions.
-    """
-
-    identity: StoreIdentity
-    keeps_for: timedelta | None
-    keeps_ttl: bool
-    is_led: bool
-    told_at: datetime | None
-    leader: str | None
-    subject_count: int
-    subjects: tuple[str, ...]
+def format_updated_at(time: datetime) -> str:
+    """Format a time (aware) as in stored values: UTC, to the second."""
+    return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-class BucketStream:
-    """The stream of one bucket; its name can name no other stream and no pattern."""
-
-    def __init__(self, connection: NatsConnection, bucket: str, timeouts: Timeouts) -> None:
-        self.connection = connection
-        self.timeouts = timeouts
-        self.bucket = check_bucket(bucket)
-        self.name = f"KV_{bucket}"
-        self.subject_prefix = f"$KV.{bucket}."
-
-    async def ask(self, api: str, request: Answer, *, within: float | None = None) -> Answer:
-        """Ask the JetStream API and return its answer.
-
-        Raises:
-            StoreMissingError: the cluster has no such stream.
-            StoreNoQuorumError: JetStream cannot serve now.
-            StoreUnreachableError: no answer, or no JetStream.
-            StorePermissionError: the user may not ask this.
-            StoreReadError: another refusal, or no sense in the answer.
-        """
-        message = await self.connection.ask(
-            f"$JS.API.{api}", json.dumps(request).encode(), within=within
-        )
-        answer, error = self._read_answer(message)
-        if error is not None:
-            raise refused_by_jetstream(self.bucket, error)
-        return answer
-
-    def _read_answer(self, message: Msg) -> tuple[Answer, Answer | None]:
-        """Read an answer of the JetStream API, and the error that it may be."""
-        if (message.headers or {}).get(STATUS) == NO_RESPONDERS:
-            raise jetstream_off(self.bucket)
-        with self.making_sense():
-            answer: Answer = json.loads(message.data)
-            return answer, error_in(answer)
-
-    async def read_key(self, key: str) -> LiveKey:
-        """Read a key from the leader, which is never behind."""
-        subject, request = self.key_request(key)
-        return self.key_in(await self.connection.ask(subject, request))
-
-    def key_request(self, key: str) -> tuple[str, bytes]:
-        """Return the subject and the request by which the leader is asked for a key."""
-        request = {"last_by_subj": f"{self.subject_prefix}{key}"}
-        return f"$JS.API.STREAM.MSG.GET.{self.name}", json.dumps(request).encode()
-
-    def key_in(self, message: Msg) -> LiveKey:
-        """Read the leader's answer about a key; raises as ``ask``."""
-        answer, error = self._read_answer(message)
-        if error is not None:
-            if error.get("err_code") == _NO_MESSAGE:
-                return NEVER_WRITTEN
-            raise refused_by_jetstream(self.bucket, error)
-        with self.making_sense():
-            return read_stored_message(answer["message"])
-
-    async def info(self) -> StreamInfo:
-        """Ask the leader for the stream's identity and its own time."""
-        return self._understand(await self.ask(f"STREAM.INFO.{self.name}", {}))
-
-    async def cluster_view(self, seen_at: datetime) -> ClusterView:
-        """Ask for the servers that hold the stream; it may have no leader."""
-        answer = await self.ask(f"STREAM.INFO.{self.name}", {})
-        with self.making_sense():
-            return read_cluster(answer, seen_at)
-
-    async def count(self, prefix: str) -> StreamInfo:
-        """Ask the leader how many keys, deleted ones too, begin with a prefix that ends in a dot.
-
-        In the same moment it tells the identity.
-        """
-        return await self._subjects(prefix, offset=_NO_SUBJECTS)
-
-    async def keys(self, prefix: str) -> frozenset[str]:
-        """List the keys, deleted ones too, that begin with ``prefix``, which ends in a dot.
-
-        Every key that was there all the time is among them.
-        """
-        for _ in range(_LISTINGS):
-            found = await self._list(prefix)
-            if found is not None:
-                return found
-        raise StoreReadError(
-            f"So many keys vanished from the bucket {self.bucket} that they could not be listed.",
-            "wait until the purge is over; then look at what was removed.",
-        )
-
-    async def _list(self, prefix: str) -> frozenset[str] | None:
-        """List page by page; None if so many keys vanished that others may have been passed by."""
-        found: set[str] = set()
-        offset, last = 0, ""
-        while True:
-            page = await self._subjects(prefix, offset=offset)
-            # Pages are cut from one sorted list that changes in between. If this one begins no
-            # later than the last one ended, nothing lies between the two.
-            if offset > 0 and min(page.subjects, default=last) >= last:
-                return None
-            found.update(subject.removeprefix(self.subject_prefix) for subject in page.subjects)
-            if offset + len(page.subjects) >= page.subject_count:
-                return frozenset(found)
-            last = max(page.subjects)
-            offset += max(len(page.subjects) - _OVERLAP, 1)
-
-    async def _subjects(self, prefix: str, *, offset: int) -> StreamInfo:
-        request = {"subjects_filter": f"{self.subject_prefix}{prefix}>", "offset": offset}
-        return self._understand(await self.ask(f"STREAM.INFO.{self.name}", request))
-
-    def _understand(self, answer: Answer) -> StreamInfo:
-        with self.making_sense():
-            told_at: str | None = answer.get("ts")
-            return StreamInfo(
-                identity=StoreIdentity(_moment(answer["created"]), answer["state"]["last_seq"]),
-                keeps_for=_age(answer["config"].get("max_age") or 0),
-                keeps_ttl=answer["config"].get("allow_msg_ttl") is True,
-                told_at=None if told_at is None else _moment(told_at),
-                leader=self._leader(answer),
-                is_led=hears_majority(read_cluster(answer, datetime.now(UTC))),
-                subject_count=answer.get("total", 0),
-                subjects=tuple(answer["state"].get("subjects") or ()),
-            )
-
-    def _leader(self, answer: Answer) -> str | None:
-        """Return the leader's name, having seen that it is the leader who answers."""
-        if answer["config"]["num_replicas"] == 1:
-            return None
-        cluster = answer["cluster"]
-        leader: str | None = cluster.get("leader")
-        # Without a quorum another server may answer for the stream, with what it happens to hold.
-        if not leader or leader in {replica["name"] for replica in cluster.get("replicas") or ()}:
-            raise StoreNoQuorumError(
-                f"The bucket {self.bucket} has no leader.",
-                "bring back enough NATS servers for a quorum, then wait for a leader.",
-            )
-        return leader
-
-    def sequence_in(self, message: Msg) -> int:
-        """Return the sequence under which a writing was stored."""
-        with self.making_sense():
-            return int(json.loads(message.data)["seq"])
-
-    @contextlib.contextmanager
-    def making_sense(self) -> Iterator[None]:
-        """Turn whatever goes wrong in reading an answer into a StoreReadError."""
-        try:
-            yield
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise StoreReadError(
-                f"An answer of JetStream about the bucket {self.bucket} makes no sense.",
-                "see whether the NATS server has a version that this project knows.",
-            ) from error
-
-
-def error_in(answer: Answer) -> Answer | None:
-    """Return the error that an answer of JetStream tells, None if it tells of none.
-
-    Raises:
-        TypeError, AttributeError: there is no sense in it.
-    """
-    error = answer.get("error")
-    if error is not None and not isinstance(error, dict):
-        raise TypeError(f"an error that is {error!r}")
-    return error
+def _parse_time(text: str) -> datetime:
+    """Parse a time, truncated to microseconds."""
+    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def _age(nanoseconds: int) -> timedelta | None:
     return timedelta(microseconds=nanoseconds // 1000) if nanoseconds else None
-
-
-def _moment(text: str) -> datetime:
-    """Read a moment, its nanoseconds cut to microseconds."""
-    return datetime.fromisoformat(text).astimezone(UTC)
-
-
-def check_bucket(bucket: str) -> str:
-    """Return ``bucket`` unchanged.
-
-    Raises:
-        SettingsError: NATS allows no bucket of that name; in a subject it could mean others.
-    """
-    if not _BUCKET.fullmatch(bucket):
-        raise SettingsError(
-            f"{bucket!a} is no bucket's name.",
-            "set BUDGET_RECOVERY_BUCKET to letters, digits, - and _.",
-        )
-    return bucket

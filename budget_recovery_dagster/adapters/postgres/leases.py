@@ -1,11 +1,11 @@
 """Leases in PostgreSQL: rows that expire by the server's clock unless their holder renews them.
 
-Not advisory locks: those of a dead host last until the server notices, which can be hours. A lease
-locks nothing while it is held; instead, every transaction made under one checks it
-(``require_lease``), and whoever cannot renew in time learns so without asking (``require_held``).
+Advisory locks would not do: the server keeps those of a dead host until it detects its death, which
+can take hours. A held lease locks nothing. Instead, every transaction under a lease checks it
+(``require_lease``), and a holder that cannot renew in time knows it locally (``require_held``).
 
-How the locks on a lease's row fit together: work takes KEY SHARE, which a renewal (NO KEY UPDATE)
-passes by, however long the work takes; taking the lease over (FOR UPDATE) waits for both.
+Locks on a lease's row: work takes KEY SHARE, which does not block a renewal (NO KEY UPDATE),
+however long the work takes. Taking over the lease (FOR UPDATE) waits for both.
 """
 
 import logging
@@ -33,16 +33,16 @@ from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import Lease, LeaseState
 
 _log = logging.getLogger(__name__)
-# A lease's row is made once, held by nobody.
-_MAKE = """
+# A lease's row is created once, without a holder.
+_CREATE = """
 insert into budget_recovery.lease (name, token) values (%s, 0) on conflict do nothing
 """
-# To look at it: locks nothing, and makes no row where there is none.
-_LOOK = """
+# To observe a lease: no lock, and no row is created.
+_OBSERVE = """
 select holder, token, acquired_at, expires_at from budget_recovery.lease where name = %s
 """
-# To take it: nobody else may look at the row until it is decided.
-_LOCK_TO_TAKE = """
+# To take a lease: others wait for the row until this transaction ends.
+_LOCK_FOR_TAKEOVER = """
 select holder, token, acquired_at, expires_at from budget_recovery.lease where name = %s for update
 """
 _TAKE = """
@@ -51,12 +51,12 @@ set holder = %(holder)s, token = token + 1, acquired_at = %(now)s, expires_at = 
 where name = %(name)s
 returning token
 """
-# To work under it: it cannot change hands before this transaction ends.
-_LOCK_TO_WORK = """
+# To work under a lease: no takeover before this transaction ends.
+_LOCK_FOR_WORK = """
 select holder, token, acquired_at, expires_at from budget_recovery.lease where name = %s
 for key share
 """
-# One that has expired is not revived: its holder may have been told that it is lost.
+# An expired lease is not renewed: its holder may already have acted on the expiry.
 _RENEW = """
 update budget_recovery.lease set expires_at = %(expires_at)s
 where name = %(name)s and token = %(token)s and expires_at > %(now)s
@@ -68,22 +68,22 @@ where name = %s and token = %s
 
 
 def require_lease(connection: Connection, database: Database, lease: Lease, *, name: str) -> None:
-    """Keep the lease of ``name`` from changing hands until the transaction ends.
+    """Prevent a takeover of the lease ``name`` until the transaction ends.
 
     Raises:
-        LeaseLostError: it is not held any more.
-        ValueError: it is of another name.
+        LeaseLostError: the lease has expired or was taken over.
+        ValueError: the lease has another name.
     """
     require_lease_of(lease.name, name)
     lease.require_held()
-    row = connection.execute(_LOCK_TO_WORK, (lease.name,)).fetchone()
-    # The clock is read after the lock: waiting for it may have taken the rest of the lease.
+    row = connection.execute(_LOCK_FOR_WORK, (lease.name,)).fetchone()
+    # Read the clock after the lock: the lease may have expired while waiting for it.
     now = database.moment(connection)
     require_ours(lease.name, lease.token, _holding(row), now)
 
 
 class PostgresLeases:
-    """Gives out leases of ``duration``; a thread for each renews it every ``renew_every``."""
+    """Leases of ``duration``; a thread for each lease renews it every ``renew_every``."""
 
     def __init__(
         self,
@@ -97,18 +97,18 @@ class PostgresLeases:
         self._renew_every = renew_every
 
     def state_of(self, name: str) -> LeaseState:
-        """Return how a lease stands, without touching it."""
+        """Return the token and the holder of a lease, without locking it."""
         with self._database.reading() as connection:
-            row = connection.execute(_LOOK, (name,)).fetchone()
+            row = connection.execute(_OBSERVE, (name,)).fetchone()
             now = self._database.moment(connection)
         return LeaseState(row[1] if row else 0, holder_at(_holding(row), now))
 
     @contextmanager
     def hold(self, name: str, holder: str, *, at_most: timedelta | None = None) -> Iterator[Lease]:
-        """Hold a lease until the context ends; after ``at_most`` it is not renewed any more.
+        """Hold a lease until the context ends; after ``at_most`` it is no longer renewed.
 
         Raises:
-            LeaseHeldError: another holder has it, also where that is this same process.
+            LeaseHeldError: the lease is held, possibly by this process itself.
         """
         lease = self._take(name, holder, at_most)
         try:
@@ -119,9 +119,9 @@ class PostgresLeases:
 
     def _take(self, name: str, holder: str, at_most: timedelta | None) -> "_HeldLease":
         with self._database.writing() as connection:
-            connection.execute(_MAKE, (name,))
-            holding = _holding(connection.execute(_LOCK_TO_TAKE, (name,)).fetchone())
-            asked_at = time.monotonic()
+            connection.execute(_CREATE, (name,))
+            holding = _holding(connection.execute(_LOCK_FOR_TAKEOVER, (name,)).fetchone())
+            sent_at = time.monotonic()
             now = self._database.moment(connection)
             require_free(name, holding, now)
             values = {
@@ -134,8 +134,8 @@ class PostgresLeases:
         return _HeldLease(
             name,
             token,
-            deadline=asked_at + self._duration.total_seconds(),
-            renewed_until=float("inf") if at_most is None else asked_at + at_most.total_seconds(),
+            deadline=sent_at + self._duration.total_seconds(),
+            renewed_until=float("inf") if at_most is None else sent_at + at_most.total_seconds(),
         )
 
     def _release(self, lease: "_HeldLease") -> None:
@@ -143,15 +143,15 @@ class PostgresLeases:
             with self._database.writing() as connection:
                 connection.execute(_RELEASE, (lease.name, lease.token))
         except DatabaseError as error:
-            # The work is over, and its outcome matters more: the lease ends by itself.
-            _log.warning("The lease of %s is left to expire: %s", lease.name, error)
+            # The result of the work matters more, and the lease expires anyway.
+            _log.warning("Could not release the lease %s; it expires: %s", lease.name, error)
 
 
 class _HeldLease:
-    """A lease as its holder knows it: held until a deadline that renewals push forward.
+    """A lease as its holder knows it: held until a deadline that renewals extend.
 
-    The deadline counts from before the server was asked, so it never lies after the server's. From
-    ``renewed_until`` on it is not pushed any more.
+    The deadline counts from before the request to the server, so it is never later than the
+    server's. After ``renewed_until`` it is no longer extended.
     """
 
     def __init__(self, name: str, token: int, *, deadline: float, renewed_until: float) -> None:
@@ -169,20 +169,20 @@ class _HeldLease:
         return self._token
 
     @property
-    def is_over(self) -> bool:
+    def has_expired(self) -> bool:
         return time.monotonic() >= self._deadline
 
     @property
-    def is_to_be_renewed(self) -> bool:
+    def is_renewable(self) -> bool:
         return time.monotonic() < self._renewed_until
 
     def require_held(self) -> None:
-        if self.is_over:
+        if self.has_expired:
             raise lease_lost(self._name, "it could not be renewed in time")
 
     def extend(self, deadline: float) -> None:
-        # What is over stays over: it may have been acted upon.
-        if not self.is_over:
+        # An expired lease stays expired: its holder may already have acted on it.
+        if not self.has_expired:
             self._deadline = deadline
 
     def end(self) -> None:
@@ -193,21 +193,21 @@ class _HeldLease:
 def _renewing(
     database: Database, lease: _HeldLease, duration: timedelta, renew_every: timedelta
 ) -> Iterator[None]:
-    """Renew a lease in a thread, on a connection of its own, until the context ends."""
+    """Renew a lease in a thread, on a separate connection, until the context ends."""
     stopped = threading.Event()
 
     def renew_until_stopped() -> None:
         connection: Connection | None = None
         try:
-            while not stopped.wait(renew_every.total_seconds()) and not lease.is_over:
-                if not lease.is_to_be_renewed:
-                    _log.warning("The lease of %s has been held for too long.", lease.name)
+            while not stopped.wait(renew_every.total_seconds()) and not lease.has_expired:
+                if not lease.is_renewable:
+                    _log.warning("The lease %s reached its maximum duration.", lease.name)
                     return
                 try:
                     connection = connection or database.connect()
                     _renew(database, connection, lease, duration)
                 except psycopg.Error as error:
-                    _log.warning("The lease of %s was not renewed: %s", lease.name, error)
+                    _log.warning("Could not renew the lease %s: %s", lease.name, error)
                     if connection is not None:
                         connection.close()
                         connection = None
@@ -229,7 +229,7 @@ def _renewing(
 def _renew(
     database: Database, connection: Connection, lease: _HeldLease, duration: timedelta
 ) -> None:
-    asked_at = time.monotonic()
+    sent_at = time.monotonic()
     with connection.transaction():
         now = database.moment(connection)
         values = {
@@ -240,7 +240,7 @@ def _renew(
         }
         is_renewed = connection.execute(_RENEW, values).rowcount == 1
     if is_renewed:
-        lease.extend(asked_at + duration.total_seconds())
+        lease.extend(sent_at + duration.total_seconds())
     else:
         lease.end()
 

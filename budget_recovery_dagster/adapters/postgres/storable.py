@@ -1,4 +1,4 @@
-"""Limits on stored text and lists, shared by every implementation of the control plane."""
+"""Limits of stored texts and lists, shared by every implementation of the control plane."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,29 +24,29 @@ from budget_recovery_dagster.domain.snapshots import (
 from budget_recovery_dagster.domain.store import Check
 
 MAX_NAMED = 100
-"""How many drops, unreadable keys or omitted counters a list names; their number is kept too."""
-_MAX_TEXT = 2000
-# An index takes no more than about 2,700 bytes; a character is up to four.
-_MAX_ID = 250
+"""How many drops, unreadable keys or omitted counters a list names; the total is stored too."""
+_MAX_TEXT_LENGTH = 2000
+# An index entry is limited to about 2,700 bytes; a character takes up to four.
+_MAX_ID_LENGTH = 250
 
 
 def storable(text: str) -> str:
-    """Return a text for people in a form that PostgreSQL holds, cut if it is very long."""
-    return _cut(text, _MAX_TEXT)
+    """Return a text in a form that PostgreSQL can store, cut to 2,000 characters."""
+    return _clean(text, _MAX_TEXT_LENGTH)
 
 
 def storable_id(text: str) -> str:
-    """Return an id, such as a run's, in a form that PostgreSQL holds and can index."""
-    return _cut(text, _MAX_ID)
+    """Return an id, such as a run's, that PostgreSQL can store and index: 250 characters."""
+    return _clean(text, _MAX_ID_LENGTH)
 
 
-def _cut(text: str, longest: int) -> str:
+def _clean(text: str, max_length: int) -> str:
     clean = text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
-    return clean if len(clean) <= longest else f"{clean[: longest - 1]}…"
+    return clean if len(clean) <= max_length else f"{clean[: max_length - 1]}…"
 
 
 def summary_of(snapshot: TenantSnapshot, run_id: str) -> CaptureSummary:
-    """Return what is kept of a snapshot as a whole."""
+    """Return the summary that is stored for a snapshot."""
     return CaptureSummary(
         tenant=snapshot.tenant,
         captured_at=snapshot.captured_at,
@@ -68,7 +68,7 @@ def summary_of(snapshot: TenantSnapshot, run_id: str) -> CaptureSummary:
 
 
 def named_drops_of(snapshot: TenantSnapshot) -> tuple[NamedDrop, ...]:
-    """Return the drops that are kept by name."""
+    """Return the drops that are stored by name."""
     return tuple(
         NamedDrop(
             tenant=snapshot.tenant,
@@ -83,7 +83,7 @@ def named_drops_of(snapshot: TenantSnapshot) -> tuple[NamedDrop, ...]:
 
 
 def kept_omissions(omitted: Sequence[OmittedCounter]) -> tuple[OmittedCounter, ...]:
-    """Return the omitted counters of a record that are kept by name, as they are kept."""
+    """Return the omitted counters of a record that are stored by name, in stored form."""
     return tuple(
         replace(omission, key=storable(omission.key), reason=storable(omission.reason))
         for omission in omitted[:MAX_NAMED]
@@ -91,13 +91,13 @@ def kept_omissions(omitted: Sequence[OmittedCounter]) -> tuple[OmittedCounter, .
 
 
 def named_omissions(omitted: Sequence[OmittedCounter]) -> list[dict[str, object]]:
-    """Return the omitted counters of a record that are kept by name, to be stored."""
+    """Return the JSON of the omitted counters that are stored by name."""
     return [
         {
             "entity": omission.entity,
             "key": omission.key,
             "reason": omission.reason,
-            # Of nearly all it is known.
+            # Stored only if false, which is rare.
             **({} if omission.is_entity_known else {"is_entity_known": False}),
         }
         for omission in kept_omissions(omitted)
@@ -107,17 +107,17 @@ def named_omissions(omitted: Sequence[OmittedCounter]) -> list[dict[str, object]
 def omissions_from(
     of: BudgetWindow, stored: Iterable[Mapping[str, Any]]
 ) -> tuple[OmittedCounter, ...]:
-    """Read back the omitted counters of a record that were kept by name."""
+    """Return the omitted counters from their stored JSON."""
     return tuple(OmittedCounter(of, **omission) for omission in stored)
 
 
 def storable_reset(reset: Reset) -> Reset:
-    """Return a reset as it is kept."""
+    """Return a reset in its stored form."""
     return replace(reset, by=storable(reset.by), reason=storable(reset.reason))
 
 
 def storable_failure(failure: CaptureFailure) -> CaptureFailure:
-    """Return a failure as it is kept."""
+    """Return a failure in its stored form."""
     return CaptureFailure(
         name=storable_id(failure.name) if failure.kind is Uncaptured.KEY else failure.name,
         hour=failure.hour,
@@ -128,29 +128,29 @@ def storable_failure(failure: CaptureFailure) -> CaptureFailure:
 
 
 def storable_check(check: Check) -> Check:
-    """Return a check as it is kept."""
+    """Return a check in its stored form."""
     return replace(check, checked_by=storable(check.checked_by), reason=storable(check.reason))
 
 
 def storable_loss(loss: Loss) -> Loss:
-    """Return a loss as it is kept."""
+    """Return a loss in its stored form."""
     return replace(loss, found_by=storable(loss.found_by), reason=storable(loss.reason))
 
 
 def ended_by(closing: Closing, at: datetime) -> Ended:
-    """Return the end of an incident as it is kept."""
+    """Return the end of an incident in its stored form."""
     return Ended(at, closing.outcome, storable(closing.detail), closing.restored)
 
 
 def held_by(by: str, reason: str, at: datetime) -> Held:
-    """Return a hold as it is kept."""
+    """Return a hold in its stored form."""
     return Held(at, storable(by), storable(reason))
 
 
 def attempt_after(
     incident: Incident, *, number: int, run_id: str, holder: str, started_at: datetime
 ) -> Attempt:
-    """Return the attempt by which an incident has just counted one more, as it is kept."""
+    """Return the newest attempt of an incident, not yet ended, in its stored form."""
     return Attempt(
         incident_id=incident.incident_id,
         loss=len(incident.losses),
@@ -164,7 +164,7 @@ def attempt_after(
 
 
 def storable_trail(trail: AuditTrail) -> AuditTrail:
-    """Return what a restore did as it is kept."""
+    """Return the audit trail of a restore in its stored form."""
     return replace(
         trail,
         run_id=storable_id(trail.run_id),
