@@ -10,11 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
-from typing import IO, Any, TypeVar
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from budget_recovery_dagster.domain.counters import MAX_DECIMALS, MAX_INTEGER_DIGITS, Entity
 from budget_recovery_dagster.domain.snapshots import StoredRecord
@@ -22,6 +20,9 @@ from budget_recovery_dagster.domain.usage_columns import USAGE_COLUMNS, ColumnKi
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import ForeignTablesError, TablesError
 from budget_recovery_dagster.ports import RemovedTables, TableFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _LONGEST_SLUG = 40
 # 96 bits: nobody can find a second name to a tenant's directory.
@@ -251,20 +252,26 @@ def is_empty(directory: int) -> bool:
         return next(entries, None) is None
 
 
-_TYPES = {
-    ColumnKind.TEXT: pa.string(),
-    ColumnKind.MOMENT: pa.timestamp("us", tz="UTC"),
-    ColumnKind.USAGE: pa.decimal128(MAX_INTEGER_DIGITS + MAX_DECIMALS, MAX_DECIMALS),
-    ColumnKind.COUNT: pa.int64(),
-    ColumnKind.FLAG: pa.bool_(),
-}
-SCHEMA = pa.schema(
-    [
-        pa.field(column.name, _TYPES[column.kind], nullable=column.is_nullable)
-        for column in USAGE_COLUMNS
-    ]
-)
-"""Of every table, also of one without rows."""
+@cache
+def _schema() -> "pa.Schema":
+    """Return the schema of every table, also of one without rows."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    types = {
+        ColumnKind.TEXT: pa.string(),
+        ColumnKind.MOMENT: pa.timestamp("us", tz="UTC"),
+        ColumnKind.USAGE: pa.decimal128(MAX_INTEGER_DIGITS + MAX_DECIMALS, MAX_DECIMALS),
+        ColumnKind.COUNT: pa.int64(),
+        ColumnKind.FLAG: pa.bool_(),
+    }
+    return pa.schema(
+        [
+            pa.field(column.name, types[column.kind], nullable=column.is_nullable)
+            for column in USAGE_COLUMNS
+        ]
+    )
+
+
 # Said in full, so that the next release of the library changes nothing that it need not.
 _FORMAT: dict[str, Any] = {
     "version": "2.6",
@@ -281,9 +288,12 @@ ROWS_AT_ONCE = 65_536
 
 def write_table(file: IO[bytes], tenant: str, records: Iterable[StoredRecord]) -> int:
     """Write a table in the order of ``records``, each by entity; return the number of rows."""
+    # Only who writes a table imports pyarrow: it would delay the start of each command.
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     written = 0
     rows = _Rows(tenant)
-    with pq.ParquetWriter(file, SCHEMA, **_FORMAT) as writer:
+    with pq.ParquetWriter(file, _schema(), **_FORMAT) as writer:
         for record in records:
             for entities in _in_parts(sorted(record.usages, key=_entity_order)):
                 rows.add(record, entities)
@@ -337,11 +347,13 @@ class _Rows:
         for name, value in alike.items():
             self._alike.setdefault(name, []).extend([value] * len(entities))
 
-    def take(self) -> pa.Table:
+    def take(self) -> "pa.Table":
         """Return the rows as a table, and forget them."""
+        import pyarrow as pa  # noqa: PLC0415
+
         columns = {**self._alike, "entity": self._entities, "usage": self._usages}
         self._entities, self._usages, self._alike = [], [], {}
-        return pa.Table.from_pydict(columns, schema=SCHEMA)
+        return pa.Table.from_pydict(columns, schema=_schema())
 
 
 # Longer than the tables of very many tenants take, and shorter than the hour until the next ones.

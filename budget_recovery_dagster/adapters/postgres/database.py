@@ -6,18 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from importlib.resources import files
 from types import TracebackType
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import psycopg
-import sqlalchemy
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from psycopg import IsolationLevel
 from psycopg_pool import ConnectionPool
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool
 
 from budget_recovery_dagster.adapters.postgres.connection import (
     OLDEST_SERVER,
@@ -32,7 +27,13 @@ from budget_recovery_dagster.adapters.postgres.connection import (
 from budget_recovery_dagster.domain.windows import require_aware
 from budget_recovery_dagster.errors import DatabaseError, SchemaVersionError
 
+if TYPE_CHECKING:
+    import sqlalchemy
+
 SCHEMA = "budget_recovery"
+
+_PACKAGE = "budget_recovery_dagster.adapters.postgres"
+_MIGRATIONS = "migrations"
 # In this transaction alone: the second of two migrations waits for as long as the first takes, and
 # a step may have much data to go through.
 _NO_TIME_LIMITS = "set local statement_timeout = 0; set local lock_timeout = 0"
@@ -66,21 +67,29 @@ def migrate(url: str) -> Migration:
         SchemaVersionError: the schema is newer than this project.
         DatabaseError: the database cannot be reached, or refused.
     """
+    # Only a migration imports SQLAlchemy and alembic: they would delay each command's start.
+    import sqlalchemy  # noqa: PLC0415
+
     parameters = connection_parameters(url)
     # The creator spares translating a libpq URL, of any form, into one of SQLAlchemy.
     engine = sqlalchemy.create_engine(
-        "postgresql+psycopg://", creator=lambda: connect(parameters), poolclass=NullPool
+        "postgresql+psycopg://",
+        creator=lambda: connect(parameters),
+        poolclass=sqlalchemy.pool.NullPool,
     )
     try:
         with driver_errors(), engine.begin() as connection:
             return _migrate(connection)
-    except DBAPIError as error:
+    except sqlalchemy.exc.DBAPIError as error:
         if isinstance(error.orig, psycopg.Error):
             raise as_database_error(error.orig) from error
         raise
 
 
-def _migrate(connection: sqlalchemy.Connection) -> Migration:
+def _migrate(connection: "sqlalchemy.Connection") -> Migration:
+    from alembic import command  # noqa: PLC0415
+    from alembic.config import Config  # noqa: PLC0415
+
     driver: Connection = connection.connection.driver_connection  # type: ignore[assignment]
     require_usable_server(driver)
     connection.exec_driver_sql(_NO_TIME_LIMITS)
@@ -93,7 +102,8 @@ def _migrate(connection: sqlalchemy.Connection) -> Migration:
     # `create schema if not exists` asks for the right to create one even where one exists.
     if not connection.exec_driver_sql(_SCHEMA_EXISTS).scalar_one():
         connection.exec_driver_sql(f"create schema {SCHEMA}")
-    config = _alembic()
+    config = Config()
+    config.set_main_option("script_location", f"{_PACKAGE}:{_MIGRATIONS}")
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
     return Migration(from_version=before, to_version=newest)
@@ -172,17 +182,15 @@ def require_usable_server(connection: Connection) -> None:
         )
 
 
-def _alembic() -> Config:
-    config = Config()
-    config.set_main_option("script_location", f"{__package__}:migrations")
-    return config
-
-
 @cache
 def _versions() -> tuple[str, ...]:
-    """List the versions that this project knows, newest first."""
-    scripts = ScriptDirectory.from_config(_alembic())
-    return tuple(script.revision for script in scripts.walk_revisions())
+    """List the versions that this project knows, newest first.
+
+    The file name of each migration starts with its version, so this needs no alembic.
+    """
+    names = [file.name for file in files(_PACKAGE).joinpath(_MIGRATIONS, "versions").iterdir()]
+    versions = (name.partition("_")[0] for name in names if name[0].isdigit())
+    return tuple(sorted(versions, reverse=True))
 
 
 MAX_CONNECTIONS = 4
