@@ -1,5 +1,7 @@
 """Real servers for the tests, started once per session as owned child processes."""
 
+import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -12,12 +14,39 @@ from psycopg import sql
 from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from tests.postgres_servers import temporary_database
+
+# Linux keeps files here in memory. Each test has a database of its own, of some thousand files:
+# on a disk, making and deleting them takes most of the time of the tests.
+_MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of a directory with a random name
+# What all servers of several workers need at most, with room to spare.
+_ENOUGH_MEMORY_BYTES = 3 * 1024**3
+
+# Servers that no test kills need not survive the end of the machine.
+_NOT_DURABLE = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_wal_size": "128MB",
+}
+
+
+def _directory_of_servers() -> Path | None:
+    """Return where servers keep their files; None: with all other temporary files."""
+    try:
+        # Programs that a server's account cannot reach are copied to its data and run there.
+        may_run_programs = not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC
+        has_room = shutil.disk_usage(_MEMORY).free >= _ENOUGH_MEMORY_BYTES
+    except OSError:
+        return None
+    return _MEMORY if may_run_programs and has_room and os.access(_MEMORY, os.W_OK) else None
 
 
 @pytest.fixture(scope="session")
 def server_dir() -> Iterator[Path]:
     """A directory that a server's own account can reach; pytest's are private to the user."""
-    with tempfile.TemporaryDirectory(prefix="budget-recovery tests ") as directory:
+    with tempfile.TemporaryDirectory(
+        prefix="budget-recovery tests ", dir=_directory_of_servers()
+    ) as directory:
         path = Path(directory)
         path.chmod(0o711)
         yield path
@@ -31,7 +60,7 @@ def nats_server(server_dir: Path) -> Iterator[NatsServer]:
 
 @pytest.fixture(scope="session")
 def postgres_server(server_dir: Path) -> Iterator[PostgresServer]:
-    with PostgresServer(server_dir / "postgres") as server:
+    with PostgresServer(server_dir / "postgres", settings=_NOT_DURABLE) as server:
         yield server
 
 
@@ -48,20 +77,12 @@ def migrated_template(postgres_server: PostgresServer) -> str:
 @pytest.fixture
 def database_url(postgres_server: PostgresServer, migrated_template: str) -> Iterator[str]:
     """A migrated database of this test's own."""
-    yield from _fresh_database(postgres_server, migrated_template)
+    with temporary_database(postgres_server, migrated_template) as url:
+        yield url
 
 
 @pytest.fixture
 def empty_database_url(postgres_server: PostgresServer) -> Iterator[str]:
     """A database of this test's own without the schema."""
-    yield from _fresh_database(postgres_server, "template0")
-
-
-def _fresh_database(server: PostgresServer, template: str) -> Iterator[str]:
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(server.url(), autocommit=True) as connection:
-        create = sql.SQL("create database {} template {}")
-        connection.execute(create.format(sql.Identifier(name), sql.Identifier(template)))
-        yield server.url(name)
-        drop = sql.SQL("drop database {} with (force)")
-        connection.execute(drop.format(sql.Identifier(name)))
+    with temporary_database(postgres_server, "template0") as url:
+        yield url

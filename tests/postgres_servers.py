@@ -1,14 +1,32 @@
-"""Ways to end a PostgreSQL server that a server does not like."""
+"""Databases of single tests, and a way to end a PostgreSQL server that a server does not like."""
 
 import os
 import signal
-from contextlib import suppress
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
+from psycopg import sql
 
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from tests.waiting import wait_until
+
+
+@contextmanager
+def temporary_database(server: PostgresServer, template: str) -> Iterator[str]:
+    """Clone a database, and drop the clone in the end, whoever is connected to it."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    # The files are copied: to write them to the log as well would take longer.
+    create = sql.SQL("create database {} template {} strategy file_copy")
+    drop = sql.SQL("drop database {} with (force)")
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(create.format(sql.Identifier(name), sql.Identifier(template)))
+        try:
+            yield server.url(name)
+        finally:
+            connection.execute(drop.format(sql.Identifier(name)))
 
 
 def kill_server(server: PostgresServer) -> None:

@@ -10,11 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
-from typing import IO, Any, TypeVar
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from budget_recovery_dagster.domain.counters import MAX_DECIMALS, MAX_INTEGER_DIGITS, Entity
 from budget_recovery_dagster.domain.snapshots import StoredRecord
@@ -22,6 +20,9 @@ from budget_recovery_dagster.domain.usage_columns import USAGE_COLUMNS, ColumnKi
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import ForeignTablesError, TablesError
 from budget_recovery_dagster.ports import RemovedTables, TableFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SETTING = "BUDGET_RECOVERY_TABLES_DIR"
 # Rows in memory at a time; a row group in the file has one to two times as many.
@@ -59,20 +60,6 @@ _HINTS = {
     errno.ENOTEMPTY: _FOREIGN_FILE,
 }
 _OTHER = f"set {SETTING} to a directory that the user of Dagster's runs can write."
-_TYPES = {
-    ColumnKind.TEXT: pa.string(),
-    ColumnKind.MOMENT: pa.timestamp("us", tz="UTC"),
-    ColumnKind.USAGE: pa.decimal128(MAX_INTEGER_DIGITS + MAX_DECIMALS, MAX_DECIMALS),
-    ColumnKind.COUNT: pa.int64(),
-    ColumnKind.FLAG: pa.bool_(),
-}
-SCHEMA = pa.schema(
-    [
-        pa.field(column.name, _TYPES[column.kind], nullable=column.is_nullable)
-        for column in USAGE_COLUMNS
-    ]
-)
-"""The schema of every table, including empty ones."""
 # Set explicitly, so that a new release of pyarrow does not change the files.
 _FORMAT: dict[str, Any] = {
     "version": "2.6",
@@ -370,9 +357,12 @@ def _is_empty(directory: int) -> bool:
 
 def write_table(file: IO[bytes], tenant: str, records: Iterable[StoredRecord]) -> int:
     """Write a table in the order of ``records``, sorted by entity; return the number of rows."""
+    # Imported only where a table is written: it would delay the start of every command.
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     written = 0
     rows = _Rows(tenant)
-    with pq.ParquetWriter(file, SCHEMA, **_FORMAT) as writer:
+    with pq.ParquetWriter(file, _schema(), **_FORMAT) as writer:
         for record in records:
             for entities in _chunks(sorted(record.usages, key=lambda entity: entity or "")):
                 rows.add(record, entities)
@@ -388,6 +378,26 @@ def write_table(file: IO[bytes], tenant: str, records: Iterable[StoredRecord]) -
 def _chunks(entities: Sequence[Entity]) -> Iterator[Sequence[Entity]]:
     for first in range(0, len(entities), ROWS_AT_ONCE):
         yield entities[first : first + ROWS_AT_ONCE]
+
+
+@cache
+def _schema() -> "pa.Schema":
+    """Return the schema of every table, including empty ones."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    types = {
+        ColumnKind.TEXT: pa.string(),
+        ColumnKind.MOMENT: pa.timestamp("us", tz="UTC"),
+        ColumnKind.USAGE: pa.decimal128(MAX_INTEGER_DIGITS + MAX_DECIMALS, MAX_DECIMALS),
+        ColumnKind.COUNT: pa.int64(),
+        ColumnKind.FLAG: pa.bool_(),
+    }
+    return pa.schema(
+        [
+            pa.field(column.name, types[column.kind], nullable=column.is_nullable)
+            for column in USAGE_COLUMNS
+        ]
+    )
 
 
 class _Rows:
@@ -422,8 +432,10 @@ class _Rows:
         for name, value in values.items():
             self._record_columns.setdefault(name, []).extend([value] * len(entities))
 
-    def take(self) -> pa.Table:
+    def take(self) -> "pa.Table":
         """Return the rows as a table and clear them."""
+        import pyarrow as pa  # noqa: PLC0415
+
         columns = {**self._record_columns, "entity": self._entities, "usage": self._usages}
         self._entities, self._usages, self._record_columns = [], [], {}
-        return pa.Table.from_pydict(columns, schema=SCHEMA)
+        return pa.Table.from_pydict(columns, schema=_schema())

@@ -37,6 +37,7 @@ _WORKER = "select holder from budget_recovery.lease where name = 'restore'"
 _ATTEMPTS = """
 select number, outcome, run_id from budget_recovery.restore_attempt order by started_at
 """
+_CLOSED = "select count(*) from budget_recovery.incident where closed_at is not null"
 _INCIDENT = "select * from budget_recovery.incident order by opened_at desc limit 1"
 
 
@@ -113,7 +114,17 @@ class RecoveringDev:
             database.execute("update budget_recovery.lease set expires_at = acquired_at")
 
     def wait_for_a_good_check(self) -> None:
-        wait_until(lambda: self.status()["checks"]["newest_good"], seconds=START_SECONDS)
+        wait_until(lambda: self.status()["checks"]["newest_good"], seconds=START_SECONDS, every=1)
+
+    def wait_for_restores(self, count: int) -> None:
+        """Wait until so many incidents are closed, and the runs of their restores are over.
+
+        The database is asked for it: to start the command again and again would slow down the rest.
+        """
+        wait_until(lambda: self._rows(_CLOSED) == [(count,)], seconds=RECOVERY_SECONDS, every=0.2)
+        wait_until(
+            lambda: [run.status for run in self.restores()] == ["SUCCESS"] * count, every=0.2
+        )
 
     def _rows(self, query: str) -> list[Any]:
         with psycopg.connect(self.postgres_url) as database:

@@ -68,7 +68,7 @@ class Running:
             own = [run["status"] for run in runs if run["assetSelection"] == [{"path": [asset]}]]
             return bool(own) and set(own) <= OVER
 
-        wait_until(lambda: all(map(is_over, hours)), seconds=BACKFILL_SECONDS)
+        wait_until(lambda: all(map(is_over, hours)), seconds=BACKFILL_SECONDS, every=1)
 
     def tables(self, hour: Hour) -> dict[str, bytes]:
         """The files of an hour, by tenant's directory."""

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.recovering_dev import RECOVERY_SECONDS, RecoveringDev, recovering_dev
-from tests.waiting import wait_until
+from tests.acceptance.recovering_dev import RecoveringDev, recovering_dev
 
 BLOCKED_AND_RESTORED = """
 query Restored {
@@ -40,7 +39,7 @@ def test_a_wiped_store_is_restored_within_a_check_and_seconds(there: RecoveringD
     before = dev.counters()
 
     assert there.command("wipe", "--yes").returncode == 0
-    wait_until(lambda: there.status()["last_closed_incident"] is not None, seconds=RECOVERY_SECONDS)
+    there.wait_for_restores(1)
 
     found = there.status()
     incident = found["last_closed_incident"]
@@ -65,8 +64,6 @@ def test_a_wiped_store_is_restored_within_a_check_and_seconds(there: RecoveringD
 
     # A second loss on the same day is an incident and a run of its own.
     assert there.command("wipe", "--yes").returncode == 0
-    wait_until(
-        lambda: there.status()["last_closed_incident"]["id"] != incident["id"],
-        seconds=RECOVERY_SECONDS,
-    )
+    there.wait_for_restores(2)
+    assert there.status()["last_closed_incident"]["id"] != incident["id"]
     assert len(dev.ui.query(BLOCKED_AND_RESTORED)["runsOrError"]["results"]) == 2

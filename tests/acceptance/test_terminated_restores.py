@@ -18,7 +18,7 @@ def test_a_terminated_restore_is_on_hold_until_it_is_released(place: Path) -> No
             wait_until(lambda: gate.has_waiting, seconds=RECOVERY_SECONDS)
             (run,) = there.restores()
             there.terminate(run.run_id)
-            wait_until(lambda: there.restores()[0].status == "CANCELED")
+            wait_until(lambda: there.restores()[0].status == "CANCELED", every=0.2)
         # As dagster-io/dagster#15026: the policy of retries began a next attempt after that.
         assert [(number, run_id) for number, _, run_id in there.attempts()] == [(1, run.run_id)]
         wait_until(lambda: there.incident()["held_at"], seconds=RECOVERY_SECONDS)

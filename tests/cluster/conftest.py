@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import psycopg
 import pytest
-from psycopg import sql
 
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from tests.cluster.guarded_bucket import GuardedBucket, Kind
 from tests.nats_cluster import Cluster
+from tests.postgres_servers import temporary_database
 
 OpenBucket = Callable[[Kind], GuardedBucket]
 
@@ -54,18 +53,7 @@ def _opening(cluster: Cluster, server: PostgresServer, template: str) -> Iterato
     with ExitStack() as stack:
 
         def open_bucket(kind: Kind) -> GuardedBucket:
-            url = stack.enter_context(_database(server, template))
+            url = stack.enter_context(temporary_database(server, template))
             return stack.enter_context(GuardedBucket.opened(cluster, kind, url))
 
         yield open_bucket
-
-
-@contextmanager
-def _database(server: PostgresServer, template: str) -> Iterator[str]:
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(server.url(), autocommit=True) as connection:
-        create = sql.SQL("create database {} template {}")
-        connection.execute(create.format(sql.Identifier(name), sql.Identifier(template)))
-        yield server.url(name)
-        drop = sql.SQL("drop database {} with (force)")
-        connection.execute(drop.format(sql.Identifier(name)))

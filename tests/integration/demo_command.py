@@ -17,6 +17,8 @@ from tests.waiting import wait_until
 
 COMMAND = [sys.executable, "-c", "from budget_recovery_dagster.cli.main import main; main()"]
 SECONDS = 180
+# Each look at the processes reads all that run on the machine.
+LOOK_EVERY_SECONDS = 0.1
 
 
 def _command(pid: int) -> bytes:
@@ -45,7 +47,7 @@ class Demo:
             assert self.process.poll() is None or text in self.said, self.said
             return text in self.said
 
-        wait_until(does, seconds=SECONDS)
+        wait_until(does, seconds=SECONDS, every=LOOK_EVERY_SECONDS)
 
     def wait_until_it_runs(self, program: bytes) -> int:
         """Wait until it has a child whose command holds this; return its process id."""
@@ -58,6 +60,7 @@ class Demo:
             found.extend(pid for pid in living if program in _command(pid))
             return bool(found)
 
+        # What it waits for may be short: this looks as often as it can.
         wait_until(runs, seconds=SECONDS)
         return found[0]
 
@@ -66,7 +69,7 @@ class Demo:
             self._see()
             return self.process.poll() is not None
 
-        wait_until(has_ended, seconds=SECONDS)
+        wait_until(has_ended, seconds=SECONDS, every=LOOK_EVERY_SECONDS)
         return self.process.wait()
 
     def stop(self, number: signal.Signals) -> int:

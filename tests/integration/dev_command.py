@@ -93,7 +93,7 @@ class Dev:
             found.extend(run["id"] for run in self.runs() if run["status"] == status)
             return bool(found)
 
-        wait_until(is_there, seconds=START_SECONDS)
+        wait_until(is_there, seconds=START_SECONDS, every=0.1)
         return found[0]
 
     def counters(self) -> dict[str, Decimal]:

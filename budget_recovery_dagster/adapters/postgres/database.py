@@ -5,19 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from types import TracebackType
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import psycopg
-import sqlalchemy
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from psycopg import IsolationLevel
 from psycopg_pool import ConnectionPool
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool
 
 from budget_recovery_dagster.adapters.postgres.connection import (
     OLDEST_SERVER,
@@ -29,8 +22,12 @@ from budget_recovery_dagster.adapters.postgres.connection import (
     driver_errors,
     prepare_session,
 )
+from budget_recovery_dagster.adapters.postgres.migrations import VERSIONS
 from budget_recovery_dagster.domain.windows import require_aware
 from budget_recovery_dagster.errors import DatabaseError, SchemaVersionError
+
+if TYPE_CHECKING:
+    import sqlalchemy
 
 SCHEMA = "budget_recovery"
 MAX_CONNECTIONS = 4
@@ -172,34 +169,43 @@ def migrate(url: str) -> Migration:
         SchemaVersionError: the schema is newer than this project.
         DatabaseError: the database is unreachable, or returned an error.
     """
+    # Imported only to migrate: they would delay the start of every command.
+    import sqlalchemy  # noqa: PLC0415
+
     parameters = connection_parameters(url)
     # With a creator, no form of libpq URL needs a translation for SQLAlchemy.
     engine = sqlalchemy.create_engine(
-        "postgresql+psycopg://", creator=lambda: connect(parameters), poolclass=NullPool
+        "postgresql+psycopg://",
+        creator=lambda: connect(parameters),
+        poolclass=sqlalchemy.pool.NullPool,
     )
     try:
         with driver_errors(), engine.begin() as connection:
             return _migrate(connection)
-    except DBAPIError as error:
+    except sqlalchemy.exc.DBAPIError as error:
         if isinstance(error.orig, psycopg.Error):
             raise as_database_error(error.orig) from error
         raise
 
 
-def _migrate(connection: sqlalchemy.Connection) -> Migration:
+def _migrate(connection: "sqlalchemy.Connection") -> Migration:
+    from alembic import command  # noqa: PLC0415
+    from alembic.config import Config  # noqa: PLC0415
+
     driver: Connection = connection.connection.driver_connection  # type: ignore[assignment]
     require_usable_server(driver)
     connection.exec_driver_sql(_NO_TIME_LIMITS)
     connection.exec_driver_sql(_LOCK)
     before = _version(driver)
-    newest = _versions()[0]
+    newest = VERSIONS[0]
     # A newer schema must not be changed.
-    if before not in (None, *_versions()):
-        refuse_unless_newest(before, _versions())
+    if before not in (None, *VERSIONS):
+        refuse_unless_newest(before, VERSIONS)
     # `create schema if not exists` needs the privilege to create even if the schema exists.
     if not connection.exec_driver_sql(_SCHEMA_EXISTS).scalar_one():
         connection.exec_driver_sql(f"create schema {SCHEMA}")
-    config = _alembic()
+    config = Config()
+    config.set_main_option("script_location", f"{__package__}:migrations")
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
     return Migration(from_version=before, to_version=newest)
@@ -222,7 +228,7 @@ def require_newest(connection: Connection) -> str:
     Raises:
         SchemaVersionError: the schema is missing, older or newer.
     """
-    version, known = _version(connection), _versions()
+    version, known = _version(connection), VERSIONS
     refuse_unless_newest(version, known)
     return known[0]
 
@@ -276,16 +282,3 @@ def _version(connection: Connection) -> str | None:
         return None
     row = connection.execute(_VERSION).fetchone()
     return None if row is None else str(row[0])
-
-
-@cache
-def _versions() -> tuple[str, ...]:
-    """Return the versions that this project knows, the newest first."""
-    scripts = ScriptDirectory.from_config(_alembic())
-    return tuple(script.revision for script in scripts.walk_revisions())
-
-
-def _alembic() -> Config:
-    config = Config()
-    config.set_main_option("script_location", f"{__package__}:migrations")
-    return config
