@@ -42,6 +42,8 @@ _LOCK = "select pg_advisory_xact_lock(hashtextextended('budget_recovery/migrate'
 _SCHEMA_EXISTS = "select to_regnamespace('budget_recovery') is not null"
 _VERSION_TABLE_EXISTS = "select to_regclass('budget_recovery.alembic_version') is not null"
 _VERSION = "select version_num from budget_recovery.alembic_version"
+# Checkouts before the first release had these versions; their history has ended.
+_UNRELEASED = frozenset({"0001", "0002", "0003", "0004", "0005", "0006"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def migrate(url: str) -> Migration:
     Two at once are safe: the second waits and finds nothing to do.
 
     Raises:
-        SchemaVersionError: the schema is newer than this project.
+        SchemaVersionError: the schema is newer than this project, or of an unreleased checkout.
         DatabaseError: the database cannot be reached, or refused.
     """
     parameters = connection_parameters(url)
@@ -103,7 +105,7 @@ def require_current(connection: Connection) -> None:
     """Refuse a database whose schema is not the one that this version of the project works on.
 
     Raises:
-        SchemaVersionError: the schema is missing, older or newer.
+        SchemaVersionError: the schema is missing, older, newer or of an unreleased checkout.
         DatabaseError: the server is too old.
     """
     require_usable_server(connection)
@@ -114,7 +116,7 @@ def require_newest(connection: Connection) -> str:
     """Return the schema's version, refused unless it is the one that this project works on.
 
     Raises:
-        SchemaVersionError: the schema is missing, older or newer.
+        SchemaVersionError: the schema is missing, older, newer or of an unreleased checkout.
     """
     version, known = _version(connection), _versions()
     refuse_unless_newest(version, known)
@@ -125,12 +127,19 @@ def refuse_unless_newest(version: str | None, known: Sequence[str]) -> None:
     """Refuse every version of a schema but the newest of the ``known`` ones, newest first.
 
     Raises:
-        SchemaVersionError: it is missing, older or newer.
+        SchemaVersionError: it is missing, older, newer or of an unreleased checkout.
     """
     if version is None:
         raise SchemaVersionError(
             f"The database has no schema {SCHEMA} of this project.",
             "run `budget-recovery migrate`.",
+        )
+    if version in _UNRELEASED:
+        raise SchemaVersionError(
+            f"The schema {SCHEMA} has version {version} of an unreleased checkout, which cannot be"
+            " upgraded.",
+            f"use the checkout that created it, or give up its snapshots: `drop schema {SCHEMA}"
+            " cascade`, then run `budget-recovery migrate`.",
         )
     if version not in known:
         raise SchemaVersionError(
