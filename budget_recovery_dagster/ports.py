@@ -34,7 +34,7 @@ from budget_recovery_dagster.domain.incident import (
     Restored,
 )
 from budget_recovery_dagster.domain.plan import KeptPreview, PlannedEntry, RestoreChoice
-from budget_recovery_dagster.domain.recovery_point import PointRecord, TenantPoint
+from budget_recovery_dagster.domain.recovery_point import TenantPoint
 from budget_recovery_dagster.domain.resets import Reset
 from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
@@ -213,10 +213,6 @@ class Snapshots(Protocol):
         """Return the identity stored with the newest snapshot of any tenant."""
         ...
 
-    def recovery_point(self, tenant: str, now: datetime) -> RecoveryPoint:
-        """Return the best known usages of the windows that are current at ``now``."""
-        ...
-
     def commit(
         self,
         snapshot: TenantSnapshot,
@@ -331,16 +327,55 @@ class RetainedSnapshots(Protocol):
 
 
 class RecoveryPoints(Protocol):
-    """What a restore would bring back, and from which snapshots it would be."""
+    """What a restore would bring back, from intact records alone.
+
+    A damaged record, whose usages do not match the hash of what was captured, adds nothing and
+    covers no earlier one; each point names those that were met. Usages that resets exclude are left
+    out. A window is current at ``now`` if usage still counts into it.
+    """
+
+    def tenants(self) -> frozenset[str]:
+        """Return the tenants that have a retained record of any budget, intact or damaged."""
+        ...
+
+    def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
+        """Read a tenant's recovery point; None where no snapshot of the tenant is retained."""
+        ...
+
+    def snapshot_of(self, tenant: str, captured_at: datetime) -> TenantPoint | None:
+        """Read the records of one snapshot of a tenant, and no others; None: there is none.
+
+        Shape and expiry come from the newest record that has them, as in a recovery point.
+
+        Raises:
+            DatabaseError: it has a record of an invalid window.
+        """
+        ...
+
+    def despite_resets(self) -> "RecoveryPoints":
+        """Return the same points as if no reset had been recorded."""
+        ...
+
+    def current_usages(self, tenant: str, now: datetime) -> RecoveryPoint:
+        """Read only the usages of a tenant's current windows; of a window without any, no key."""
+        ...
 
     def newest_snapshots(self) -> Mapping[str, datetime]:
         """Return the time of each tenant's newest snapshot, of all that have one."""
         ...
 
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest record of a window that is current at ``now``.
+        """Return the time of each tenant's newest intact record of a window current at ``now``.
 
-        A tenant of which no window is current is not in it.
+        A tenant without such a record is not in it.
+        """
+        ...
+
+    def damaged(self, now: datetime) -> Mapping[str, int]:
+        """Count the damaged records in the current windows of each tenant that has any.
+
+        They are those that ``point_of`` names. Every content of a current window is verified, so
+        this takes about as long as reading all points, but little memory.
         """
         ...
 
@@ -349,10 +384,6 @@ class RecoveryPoints(Protocol):
 
         None: there is no snapshot of the tenant.
         """
-        ...
-
-    def windows_of(self, tenant: str, now: datetime) -> tuple[PointRecord, ...]:
-        """Return the windows of a tenant that are current at ``now``, by budget and token."""
         ...
 
 
@@ -692,35 +723,6 @@ OpenStore = Callable[[], AbstractContextManager[UsageStore]]
 """Connects to the store; raises StoreError."""
 
 
-class RestorePoints(Protocol):
-    """The recovery points of all tenants, verified as they are read.
-
-    What deliberate resets make ineligible is left out of them.
-    """
-
-    def tenants(self) -> frozenset[str]:
-        """Return the tenants that have a retained record of any budget."""
-        ...
-
-    def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
-        """Read a tenant's recovery point; None where nothing of the tenant is retained."""
-        ...
-
-    def snapshot_of(self, tenant: str, captured_at: datetime) -> TenantPoint | None:
-        """Read the records of one snapshot of a tenant, and no others; None: there is none.
-
-        How keys are made anew is of the newest record that tells it, as in a recovery point.
-
-        Raises:
-            DatabaseError: it has a record of what is no window.
-        """
-        ...
-
-    def despite_resets(self) -> "RestorePoints":
-        """Return the same points as if no reset had been recorded."""
-        ...
-
-
 class RestoreAudits(Protocol):
     """What restores did, for as long as the database lives.
 
@@ -833,7 +835,6 @@ class ControlPlane:
     snapshot_list: SnapshotList
     retained: RetainedSnapshots
     points: RecoveryPoints
-    restore_points: RestorePoints
     incidents: Incidents
     audits: RestoreAudits
     resets: Resets

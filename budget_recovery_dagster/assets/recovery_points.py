@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from budget_recovery_dagster.domain.recovery_point import MAX_POINT_AGE, age
+from budget_recovery_dagster.domain.recovery_point import MAX_POINT_AGE, age, is_too_old
 from budget_recovery_dagster.presentation.metadata import (
     HOURLY_FRESHNESS,
     OWNERS,
@@ -46,7 +46,9 @@ _NAMED = 10
         "more. *partial*: fewer keys arrived than the store had announced. *omitted*: so many "
         "counters could not be read in the newest snapshot. *earlier*: so many of the entities are "
         "missing from it, or lower in it, and come from snapshots that are older than the age "
-        "says; the view has `last_captured_at` of each."
+        "says; the view has `last_captured_at` of each. *damaged*: so many records do not match "
+        "their checksum. Nothing comes from them; the view `budget_recovery.damaged_record` lists "
+        "them."
     ),
 )
 def recovery_points(
@@ -67,21 +69,24 @@ def recovery_points(
         f"{duration(MAX_POINT_AGE)}: captures come every hour, so an older one means that some "
         "were missed, and that a restore would give back less than it should. Nor does a tenant's "
         "capture fail for as long, whatever its windows. Not passed either when there is no "
-        "snapshot at all, or when the newest bears a time that has not come."
+        "snapshot at all, when the newest has a time in the future, or when a record that a "
+        "restore would read is damaged (checksum mismatch)."
     ),
 )
 def recovery_point_age(control_plane: ControlPlaneParam) -> dg.AssetCheckResult:
     """Judge what is stored now, whenever the points were last materialized."""
     with shown_as_failures(), control_plane.opened() as plane:
         ages = judge_point_ages(plane)
-    rows = sorted((_row(ages, tenant) for tenant in ages.too_old), key=_oldest_first)
+    too_old = sorted((_row(ages, tenant) for tenant in ages.too_old), key=_oldest_first)
+    rows = [*too_old, *(_damaged_row(ages, tenant) for tenant in sorted(ages.damaged))]
     return dg.AssetCheckResult(
         passed=ages.is_sound,
         severity=dg.AssetCheckSeverity.WARN,
-        description=_verdict(ages, [str(row["tenant"]) for row in rows]),
+        description=_verdict(ages, [str(row["tenant"]) for row in too_old]),
         metadata={
             "tenants": ages.tenants,
-            "tenants_too_old": len(rows),
+            "tenants_too_old": len(ages.too_old),
+            "damaged_records": sum(ages.damaged.values()),
             **({"details": table(rows)} if rows else {}),
         },
     )
@@ -101,6 +106,18 @@ def _row(ages: PointAges, tenant: str) -> Row:
     }
 
 
+def _damaged_row(ages: PointAges, tenant: str) -> Row:
+    count = ages.damaged[tenant]
+    return {
+        "tenant": tenant,
+        "newest_snapshot": "",
+        "age": "",
+        "what_to_do": f"{count} damaged {'record' if count == 1 else 'records'} (checksum "
+        "mismatch): preview the tenant to see which windows lose usage; check the disk of the "
+        "database.",
+    }
+
+
 def _oldest_first(row: Row) -> tuple[str, str]:
     # All in UTC, and "(none)" comes before every digit.
     return str(row["newest_snapshot"]), str(row["tenant"])
@@ -117,13 +134,20 @@ def _verdict(ages: PointAges, oldest_first: list[str]) -> str:
             "cannot be captured."
         )
     newest = f"The newest snapshot is {duration(age(ages.newest_snapshot, ages.now))} old."
-    if ages.is_sound:
+    if ages.damaged:
+        count = sum(ages.damaged.values())
+        newest += (
+            f" {count} {'record is' if count == 1 else 'records are'} damaged (checksum mismatch),"
+            f" of {_named(sorted(ages.damaged))}: a restore uses older ones, if there are any."
+        )
+    if not oldest_first and not is_too_old(ages.newest_snapshot, ages.now):
         return f"Nothing is older than {duration(MAX_POINT_AGE)}. {newest}"
     if not oldest_first:
         return f"No tenant has been captured for longer than {duration(MAX_POINT_AGE)}. {newest}"
-    named = ", ".join(repr(tenant) for tenant in oldest_first[:_NAMED])
-    more = len(oldest_first) - _NAMED
-    return (
-        f"Older than {duration(MAX_POINT_AGE)}: {named}{f' and {more} more' if more > 0 else ''}. "
-        f"{newest}"
-    )
+    return f"Older than {duration(MAX_POINT_AGE)}: {_named(oldest_first)}. {newest}"
+
+
+def _named(tenants: list[str]) -> str:
+    names = ", ".join(repr(tenant) for tenant in tenants[:_NAMED])
+    more = len(tenants) - _NAMED
+    return f"{names} and {more} more" if more > 0 else names

@@ -10,6 +10,7 @@ from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant, mom
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.presentation.documents import dumped, errors_in_json, moment_or_none
 from budget_recovery_dagster.presentation.terminal import print_columns, print_row
+from budget_recovery_dagster.services.words import counted, listed
 from budget_recovery_dagster.wiring import opened_control_plane
 
 _SHOWN = 24
@@ -24,18 +25,30 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
     """List the retained snapshots, newest first, by the moment that --snapshot takes.
 
     Of one that retention has removed records from, only what is still needed is left: it cannot be
-    chosen. The database is that of BUDGET_RECOVERY_POSTGRES_URL or else of the running
+    chosen. Numbers are of what was captured; a preview verifies the records.
+
+    The database is that of BUDGET_RECOVERY_POSTGRES_URL or else of the running
     `budget-recovery dev`.
     """
     with (
         errors_in_json(wanted=as_json),
         opened_control_plane(settings_with_database(data_dir)) as plane,
     ):
-        chosen = choose_tenant(tenant, sorted(plane.restore_points.tenants()))
+        chosen = choose_tenant(tenant, sorted(plane.points.tenants()))
         found = plane.snapshot_list.all(chosen)
         budgets = plane.snapshot_list.budgets_of(chosen) if chosen is not None else ()
+        damaged = plane.points.damaged(plane.clock.now())
+    if chosen is not None:
+        damaged = {name: count for name, count in damaged.items() if name == chosen}
     if as_json:
-        click.echo(dumped(snapshots=[_json(each) for each in found], budgets=budgets, error=None))
+        click.echo(
+            dumped(
+                snapshots=[_json(each) for each in found],
+                budgets=budgets,
+                damaged_records_by_tenant=damaged,
+                error=None,
+            )
+        )
         return
     console = answers()
     if not found:
@@ -47,6 +60,13 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
     print_columns(console, rows, right=(1, 2, 3))
     if len(found) > len(shown):
         print_row(console, f"{len(found) - len(shown):,} older ones; --all shows them.")
+    if damaged:
+        records = counted(sum(damaged.values()), "record")
+        print_row(
+            console,
+            f"{records} in current windows damaged (checksum mismatch), of"
+            f" {listed(sorted(damaged))}. A restore does not use them.",
+        )
     if budgets:
         print_row(console, f"Budgets of the tenant: {', '.join(budgets)}")
 

@@ -76,8 +76,9 @@ from budget_recovery_dagster.domain.plan import choose_snapshot as choose_snapsh
 from budget_recovery_dagster.domain.plan import choose_tenant as choose_tenant
 from budget_recovery_dagster.domain.plan import differences as differences
 from budget_recovery_dagster.domain.plan import plan_restore as plan_restore
-from budget_recovery_dagster.domain.recovery_point import PointRecord as PointRecord
+from budget_recovery_dagster.domain.recovery_point import RecordMarks as RecordMarks
 from budget_recovery_dagster.domain.recovery_point import TenantPoint as TenantPoint
+from budget_recovery_dagster.domain.recovery_point import WindowMerge as WindowMerge
 from budget_recovery_dagster.domain.recovery_point import WindowPoint as WindowPoint
 from budget_recovery_dagster.domain.recovery_point import age as age
 from budget_recovery_dagster.domain.recovery_point import is_too_old as is_too_old
@@ -140,3 +141,4 @@ from budget_recovery_dagster.domain.windows import Period as Period
 from budget_recovery_dagster.domain.windows import Window as Window
 from budget_recovery_dagster.domain.windows import parse_moment as parse_moment
 from budget_recovery_dagster.domain.windows import require_aware as require_aware
+from budget_recovery_dagster.domain.windows import tokens_at as tokens_at

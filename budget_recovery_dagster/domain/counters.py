@@ -182,11 +182,6 @@ def covers(later: Usages, earlier: Usages) -> bool:
     return all(entity in later and later[entity] >= usage for entity, usage in earlier.items())
 
 
-def count_from_earlier(point: Usages, newest: Usages) -> int:
-    """Count the entities of a point that its newest record does not hold, or holds lower."""
-    return sum(entity not in newest or newest[entity] < usage for entity, usage in point.items())
-
-
 @dataclass(frozen=True, slots=True)
 class Drop:
     """A counter of the recovery point that the store no longer holds, or holds lower.

@@ -1,8 +1,13 @@
-"""Recovery points: what a restore would bring back now, and how old that is."""
+"""Recovery points: what a restore would bring back now, and how old that is.
 
-from collections.abc import Mapping
+One rule decides which records count, for every reader: a record whose usages do not match the hash
+of what was captured is damaged. It adds nothing to a point, covers no other record, and is named.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
@@ -12,37 +17,36 @@ from budget_recovery_dagster.domain.counters import (
     Usages,
     ValueShape,
 )
-from budget_recovery_dagster.domain.resets import Reset
-from budget_recovery_dagster.domain.snapshots import StoredRecord
+from budget_recovery_dagster.domain.resets import Reset, concerning, eligible, keeping_out
+from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, require_aware
 
 
 @dataclass(frozen=True, slots=True)
-class PointRecord:
-    """A window of a recovery point: the newest record of it, and what a restore would use.
+class RecordMarks:
+    """What is stored of one record in addition to its usages.
 
-    ``usages`` may be higher than those of the newest record, and of more entities; they are empty
-    where none could be read. What deliberate resets make ineligible is not in them, though the
-    newest record may well hold it.
+    Of very many omitted counters, ``omitted`` has the first; ``omitted_count`` counts all.
     """
 
-    newest: StoredRecord
-    usages: Usages
+    source: CaptureSource
+    is_truncated: bool
+    is_partial: bool
+    omitted: tuple[OmittedCounter, ...]
+    omitted_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class WindowPoint:
-    """What a restore would bring back of one budget and window.
+    """What a restore would bring back of one budget and window, from its intact records.
 
-    ``newest_at`` is the time of the newest sound record of it. ``shape`` and ``expiry_seconds`` are
-    those of the newest record that knows them; ``shape`` None: none does. ``corrupt`` are the times
-    of records that hold something else than was captured; nothing is taken from them.
+    ``newest_at`` is the time of the newest intact record, or of the newest record where all are
+    damaged. ``shape`` and ``expiry_seconds`` are those of the newest record that has them; a shape
+    of None means that no record has it. ``corrupt`` are the times of damaged records.
 
-    ``sources`` has every entity of the usages, with the newest snapshot that holds it at that
-    height. Whether it ``is_truncated`` or ``is_partial``, and what it has ``omitted``, is told of
-    the newest sound record; where there is none, nothing is. Of very many omitted counters the
-    first are named, and ``omitted_count`` tells how many there are. ``resets`` are those that keep
-    usages of older records out, in the order of their recording.
+    ``sources`` has, for every entity of the usages, the newest snapshot with that usage. ``source``
+    and the marks (see RecordMarks) are those of the newest intact record; without one, ``source``
+    is None. ``resets`` are those that exclude usages of older records, in the order of recording.
     """
 
     of: BudgetWindow
@@ -52,23 +56,34 @@ class WindowPoint:
     expiry_seconds: int | None
     corrupt: tuple[datetime, ...] = ()
     sources: Mapping[Entity, datetime] = field(default_factory=dict)
+    source: CaptureSource | None = None
     is_truncated: bool = False
     is_partial: bool = False
     omitted: tuple[OmittedCounter, ...] = ()
     omitted_count: int = 0
     resets: tuple[Reset, ...] = ()
 
+    @property
+    def has_intact_record(self) -> bool:
+        """Whether any record counts; if not, the usage of the window is unknown."""
+        return self.newest_at not in self.corrupt
+
+    @property
+    def from_earlier(self) -> int:
+        """How many entities are missing or lower in the newest intact record."""
+        return sum(captured_at < self.newest_at for captured_at in self.sources.values())
+
 
 @dataclass(frozen=True, slots=True)
 class TenantPoint:
-    """The recovery point of a tenant for a restore; windows by budget and token.
+    """The recovery point of a tenant; windows by budget and token.
 
-    Beside the current windows it has those that were current at the tenant's newest snapshot and
-    have closed since, so that a restore can say that it leaves them.
+    In addition to the current windows, it has those that were current at the tenant's newest
+    snapshot and have closed since, so that a restore can report that it skips them.
 
-    Where it is of one named snapshot, ``newest_at`` is the time of that one, and the windows are
-    all that it has. ``unreadable`` are the keys that the newest, or the named, snapshot could not
-    read: of very many the first, and ``unreadable_count`` tells how many.
+    The point of one named snapshot has the time of that snapshot as ``newest_at``, and all its
+    windows. ``unreadable`` are the first keys that the newest, or the named, snapshot could not
+    read; ``unreadable_count`` counts all.
     """
 
     tenant: str
@@ -78,9 +93,94 @@ class TenantPoint:
     unreadable_count: int = 0
 
 
+class WindowMerge:
+    """Merges the records of one budget and window, added in any order and any number of times.
+
+    Usages that ``resets`` exclude are left out; resets of other windows of the tenant have no
+    effect. ``newest_at`` is the time of the newest record, intact or damaged.
+    """
+
+    def __init__(
+        self,
+        of: BudgetWindow,
+        *,
+        newest_at: datetime,
+        shape: ValueShape | None,
+        expiry_seconds: int | None,
+        resets: Sequence[Reset] = (),
+    ) -> None:
+        self.of = of
+        self._newest_at = newest_at
+        self._shape = shape
+        self._expiry_seconds = expiry_seconds
+        self._resets = concerning(of, resets)
+        self._excluding: set[Reset] = set()
+        self._usages: dict[Entity, Decimal] = {}
+        self._sources: dict[Entity, datetime] = {}
+        self._intact: set[datetime] = set()
+        self._corrupt: set[datetime] = set()
+
+    @property
+    def needs_all_records(self) -> bool:
+        """Whether a damaged record was added, so that it covers no earlier one."""
+        return bool(self._corrupt)
+
+    @property
+    def newest_intact(self) -> datetime | None:
+        """The time of the newest intact record that was added; None: none was."""
+        return max(self._intact, default=None)
+
+    def add(self, captured_at: datetime, usages: Usages | None) -> None:
+        """Add a record; ``usages`` None: it is damaged."""
+        if usages is None:
+            self._corrupt.add(captured_at)
+            return
+        self._intact.add(captured_at)
+        if self._resets:
+            self._excluding.update(keeping_out(usages, captured_at, self.of, self._resets))
+            usages = eligible(usages, captured_at, self.of, self._resets)
+        self._merge(captured_at, usages)
+
+    def add_excluding(self, reset: Reset) -> None:
+        """Note that a reset excludes usages of records that need not be added."""
+        self._excluding.add(reset)
+
+    def _merge(self, captured_at: datetime, usages: Usages) -> None:
+        best, sources = self._usages, self._sources
+        if not best:
+            best.update(usages)
+            self._sources = dict.fromkeys(usages, captured_at)
+            return
+        for entity, usage in usages.items():
+            known = best.get(entity)
+            if known is None or usage > known:
+                best[entity] = usage
+                sources[entity] = captured_at
+            elif captured_at > sources[entity] and usage == known:
+                sources[entity] = captured_at
+
+    def merged(self, marks: RecordMarks | None) -> WindowPoint:
+        """Return the point of the added records; ``marks`` are those of the newest intact one."""
+        return WindowPoint(
+            of=self.of,
+            usages=self._usages,
+            newest_at=self.newest_intact or self._newest_at,
+            shape=self._shape,
+            expiry_seconds=self._expiry_seconds,
+            corrupt=tuple(sorted(self._corrupt)),
+            sources=self._sources,
+            source=marks.source if marks else None,
+            is_truncated=marks.is_truncated if marks else False,
+            is_partial=marks.is_partial if marks else False,
+            omitted=marks.omitted if marks else (),
+            omitted_count=marks.omitted_count if marks else 0,
+            resets=tuple(reset for reset in self._resets if reset in self._excluding),
+        )
+
+
 MAX_POINT_AGE = timedelta(minutes=90)
-"""A capture each hour, and half an hour for one that is late or long: older than that, a capture
-was missed, and a restore would give back less than it should."""
+"""One hour between captures, and half an hour for a capture that is late or slow. An older point
+means that a capture was missed, so that a restore would bring back less than it should."""
 
 
 def age(captured_at: datetime, now: datetime) -> timedelta:
@@ -89,7 +189,7 @@ def age(captured_at: datetime, now: datetime) -> timedelta:
 
 
 def is_of_the_future(captured_at: datetime, now: datetime) -> bool:
-    """Whether a snapshot bears a time that has not come: a clock was wrong, or is wrong now."""
+    """Whether the time of a snapshot is in the future: a clock was wrong, or is wrong now."""
     return require_aware(captured_at) - require_aware(now) > MAX_CLOCK_SKEW
 
 

@@ -231,19 +231,23 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DatedUsages:
-    """The usages that one record of a budget and window holds."""
+    """The usages of one record of a budget and window; None: the record is damaged."""
 
     captured_at: datetime
-    usages: Usages
+    usages: Usages | None
 
 
-def needed_past_retention(records: Iterable[DatedUsages], cutoff: datetime) -> frozenset[datetime]:
-    """Say which records older than ``cutoff`` the recovery point of their window cannot do without.
+def needed_past_retention(
+    records: Iterable[DatedUsages], cutoff: datetime, *, covered_since: datetime | None = None
+) -> frozenset[datetime]:
+    """Return the times of the records before ``cutoff`` that their window still needs.
 
-    ``records`` are those of one still-current window, newest first; they are looked at one by one,
-    so they need not fit into memory together. Going back in time, an old record is needed if it
-    still raises some entity; the maximum over what is kept is then the maximum over all, however
-    long the budget's entities have been missing.
+    ``records`` are those of one window that has not closed, newest first; they are read one by one,
+    so they need not fit into memory together. An intact record is needed if it raises an entity
+    above all newer ones, so the maximum over the kept records is the maximum over all intact ones.
+
+    ``covered_since`` is the time of the newest intact record that covers the earlier ones; None:
+    none does. A damaged record after it is kept: its usages are lost, and that stays visible.
 
     Raises:
         ValueError: a record is newer than the one before it.
@@ -255,11 +259,14 @@ def needed_past_retention(records: Iterable[DatedUsages], cutoff: datetime) -> f
         if last is not None and record.captured_at > last:
             raise ValueError(f"a record of {record.captured_at} follows an older one, of {last}")
         last = record.captured_at
-        if covers(best, record.usages):
-            continue
-        if record.captured_at < cutoff:
+        if record.usages is None:
+            is_needed = covered_since is None or record.captured_at > covered_since
+        else:
+            is_needed = not covers(best, record.usages)
+            if is_needed:
+                best = max_merge(best, record.usages)
+        if is_needed and record.captured_at < cutoff:
             needed.add(record.captured_at)
-        best = max_merge(best, record.usages)
     return frozenset(needed)
 
 

@@ -186,6 +186,11 @@ class Window:
         return started and (self.end is None or now < self.end)
 
 
+def tokens_at(now: datetime) -> frozenset[str]:
+    """Return the tokens of all windows that are current at ``now`` (aware)."""
+    return frozenset(Window.containing(period, now).token for period in Period)
+
+
 def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day, tzinfo=UTC)
 

@@ -273,6 +273,7 @@ def status_json(status: Status, exit_code: int) -> str:
         points={
             "newest_snapshot_at": moment_or_none(facts.newest_snapshot),
             "newest_by_tenant": _moments(facts.newest_points),
+            "damaged_records_by_tenant": facts.damaged,
             "failing_tenants": _moments(facts.failing),
         },
         error=None,

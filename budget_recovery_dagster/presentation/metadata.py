@@ -508,7 +508,9 @@ POINT_SCHEMA = dg.TableSchema(
         ),
         required("age", "string", "How old the newest snapshot with it was at the time of the run"),
         required(
-            "marks", "string", "truncated, partial, omitted(n), earlier(n): see the description"
+            "marks",
+            "string",
+            "truncated, partial, omitted(n), earlier(n), damaged(n): see the description",
         ),
         required("entities", "int", "How many counters a restore would bring back"),
         required(
@@ -529,7 +531,7 @@ def points_metadata(survey: PointSurvey) -> dict[str, Any]:
         *(_point_row(survey, window) for window in survey.windows),
         *(_row_without_window(survey, tenant) for tenant in survey.without_window),
     ]
-    moments = [window.captured_at for window in survey.windows]
+    moments = [window.captured_at for window in survey.windows if window.has_intact_record]
     return {
         "as_of": dg.MetadataValue.timestamp(survey.now),
         # Of nothing there is no age, and no table.
@@ -541,6 +543,7 @@ def points_metadata(survey: PointSurvey) -> dict[str, Any]:
         "dagster/row_count": len(survey.windows),
         "entities": sum(window.entities for window in survey.windows),
         "marked_windows": sum(bool(marks_of(window)) for window in survey.windows),
+        "damaged_records": sum(window.damaged for window in survey.windows),
         "duration_seconds": round(survey.seconds, 3),
         "made_from": dg.MetadataValue.asset(dg.AssetKey("budget_usage_snapshots")),
         **({"points": table(rows)} if rows else {}),
@@ -554,6 +557,7 @@ def marks_of(window: PointWindow) -> str:
         *(["partial"] if window.is_partial else []),
         *([f"omitted({window.omitted})"] if window.omitted else []),
         *([f"earlier({window.from_earlier})"] if window.from_earlier else []),
+        *([f"damaged({window.damaged})"] if window.damaged else []),
     ]
     return ", ".join(marks)
 
@@ -568,7 +572,7 @@ def _point_row(survey: PointSurvey, window: PointWindow) -> Row:
         "age": duration(survey.age_of(window.captured_at)),
         "marks": marks_of(window),
         "entities": window.entities,
-        "source": window.source.value,
+        "source": window.source.value if window.source else "",
         "captured_at": _moment(window.captured_at),
     }
 

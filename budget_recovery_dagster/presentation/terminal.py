@@ -316,6 +316,9 @@ def _points(facts: Facts) -> Iterator[str]:
         yield "none yet"
     else:
         yield f"No window is current of the newest one, {since(facts.newest_snapshot, facts.at)}"
+    if facts.damaged:
+        records = counted(sum(facts.damaged.values()), "record")
+        yield f"Damaged: {records} of {counted(len(facts.damaged), 'tenant')} (checksum mismatch)"
     for tenant, at in sorted(facts.failing.items())[:_FAILING]:
         last = "without any snapshot" if at is None else f"last captured {since(at, facts.at)}"
         yield f"Failing: {tenant}, {last}"

@@ -280,7 +280,7 @@ class CaptureRun:
     ) -> TenantSnapshot:
         self.lease.require_held()
         reading = reader.read(tenant)
-        point = self.plane.snapshots.recovery_point(tenant, self.captured_at)
+        point = self.plane.points.current_usages(tenant, self.captured_at)
         for _ in range(ROUNDS):
             try:
                 return self._commit(store, reading, point)

@@ -1,14 +1,14 @@
 """What a restore would bring back now, tenant by tenant, and how old that is."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from budget_recovery_dagster.domain.counters import BudgetWindow, budget_usage, count_from_earlier
+from budget_recovery_dagster.domain.counters import BudgetWindow, budget_usage
 from budget_recovery_dagster.domain.recovery_point import (
-    PointRecord,
+    WindowPoint,
     age,
     is_of_the_future,
     is_too_old,
@@ -21,37 +21,42 @@ from budget_recovery_dagster.ports import ControlPlane
 class PointWindow:
     """What a restore would bring back of one current window of one budget.
 
-    ``captured_at``, ``source`` and the marks are those of the newest snapshot that has the window.
-    ``usage`` is the aggregate's, or else the sum over the entities. ``from_earlier`` of the
-    entities are missing from that snapshot, or lower in it: theirs come from older ones.
+    ``captured_at``, ``source`` and the marks are those of the newest intact record of the window.
+    Without one, ``captured_at`` is that of the newest record and ``source`` is None. ``usage`` is
+    the aggregate's, or else the sum over the entities. ``from_earlier`` of the entities are missing
+    or lower in that record: their usages come from older ones. ``damaged`` counts the damaged
+    records that were met; nothing comes from them.
     """
 
     tenant: str
     of: BudgetWindow
     captured_at: datetime
-    source: CaptureSource
+    has_intact_record: bool
+    source: CaptureSource | None
     entities: int
     usage: Decimal
     is_truncated: bool
     is_partial: bool
     omitted: int
     from_earlier: int
+    damaged: int
 
     @classmethod
-    def of_record(cls, tenant: str, record: PointRecord) -> "PointWindow":
+    def of_point(cls, tenant: str, window: WindowPoint) -> "PointWindow":
         """Sum up a window; its usages, of which there may be very many, are not kept."""
-        newest = record.newest
         return cls(
             tenant=tenant,
-            of=newest.of,
-            captured_at=newest.captured_at,
-            source=newest.source,
-            entities=len(record.usages),
-            usage=budget_usage(record.usages),
-            is_truncated=newest.is_truncated,
-            is_partial=newest.is_partial,
-            omitted=newest.omitted_count,
-            from_earlier=count_from_earlier(record.usages, newest.usages),
+            of=window.of,
+            captured_at=window.newest_at,
+            has_intact_record=window.has_intact_record,
+            source=window.source,
+            entities=len(window.usages),
+            usage=budget_usage(window.usages),
+            is_truncated=window.is_truncated,
+            is_partial=window.is_partial,
+            omitted=window.omitted_count,
+            from_earlier=window.from_earlier,
+            damaged=len(window.corrupt),
         )
 
 
@@ -71,15 +76,15 @@ class PointSurvey:
     @property
     def without_window(self) -> tuple[str, ...]:
         """The tenants of which no window is current, by name."""
-        return tuple(sorted(self.newest_snapshots.keys() - self.newest_points.keys()))
+        return tuple(sorted(self.newest_snapshots.keys() - {each.tenant for each in self.windows}))
 
     @property
     def newest_points(self) -> Mapping[str, datetime]:
-        """When the newest snapshot of a still-current window was taken, of each tenant with one."""
+        """The time of each tenant's newest intact record of a current window, if it has one."""
         newest: dict[str, datetime] = {}
         for window in self.windows:
             known = newest.get(window.tenant)
-            if known is None or known < window.captured_at:
+            if window.has_intact_record and (known is None or known < window.captured_at):
                 newest[window.tenant] = window.captured_at
         return newest
 
@@ -90,27 +95,29 @@ class PointSurvey:
 
 @dataclass(frozen=True, slots=True)
 class PointAges:
-    """How old the newest snapshots are, at ``now``.
+    """How old the newest snapshots are, at ``now``, and which records are damaged.
 
-    ``too_old`` has, of each tenant whose newest snapshot of a still-current window is too old,
-    when that was taken; and the tenants whose captures fail and whose newest snapshot is too old,
-    whatever windows it has, or that have none (None). ``newest_snapshot`` is that of any tenant,
-    None where there is none at all.
+    ``too_old`` has each tenant whose newest intact record of a current window is too old, with its
+    time. It also has the tenants whose captures fail and whose newest snapshot is too old, whatever
+    its windows, or that have none (None). ``newest_snapshot`` is that of any tenant, None where
+    there is none at all. ``damaged`` counts the damaged records of each tenant that has any.
     """
 
     now: datetime
     newest_snapshot: datetime | None
     tenants: int
     too_old: Mapping[str, datetime | None]
+    damaged: Mapping[str, int]
 
     @property
     def is_sound(self) -> bool:
-        """Whether a capture has come lately, and to every tenant that has something to restore."""
+        """Whether every tenant with something to restore has a recent, undamaged point."""
         return (
             self.newest_snapshot is not None
             and not is_too_old(self.newest_snapshot, self.now)
             and not self.is_of_the_future
             and not self.too_old
+            and not self.damaged
         )
 
     @property
@@ -129,16 +136,22 @@ def survey_points(plane: ControlPlane) -> PointSurvey:
     now = plane.clock.now()
     newest = plane.points.newest_snapshots()
     windows = [
-        PointWindow.of_record(tenant, record)
+        PointWindow.of_point(tenant, window)
         for tenant in newest
-        for record in plane.points.windows_of(tenant, now)
+        for window in _current_windows(plane, tenant, now)
     ]
     windows.sort(key=_oldest_first)
     return PointSurvey(now, newest, tuple(windows), time.monotonic() - started)
 
 
+def _current_windows(plane: ControlPlane, tenant: str, now: datetime) -> Iterator[WindowPoint]:
+    point = plane.points.point_of(tenant, now)
+    windows = () if point is None else point.windows
+    return (window for window in windows if window.of.window.is_current(now))
+
+
 def judge_point_ages(plane: ControlPlane) -> PointAges:
-    """Judge the age of every tenant's newest snapshot of a still-current window.
+    """Judge the age of every tenant's newest intact record of a current window.
 
     Raises:
         DatabaseError: the database failed.
@@ -156,6 +169,7 @@ def judge_point_ages(plane: ControlPlane) -> PointAges:
             for tenant, captured_at in watched.items()
             if captured_at is None or is_too_old(captured_at, now)
         },
+        damaged=plane.points.damaged(now),
     )
 
 

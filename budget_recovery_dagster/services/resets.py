@@ -63,7 +63,7 @@ def record_reset(plane: ControlPlane, request: ResetRequest) -> RecordedReset:
 
 
 def _require_retained(plane: ControlPlane, tenant: str, budget: str) -> None:
-    tenants = plane.restore_points.tenants()
+    tenants = plane.points.tenants()
     if tenant not in tenants:
         raise ChoiceError(
             f"No snapshot of tenant {tenant!r} is retained.", _choose("the tenants", tenants)
@@ -77,7 +77,7 @@ def _require_retained(plane: ControlPlane, tenant: str, budget: str) -> None:
 
 
 def _windows_of(plane: ControlPlane, reset: Reset, now: datetime) -> tuple[BudgetWindow, ...]:
-    point = plane.restore_points.point_of(reset.tenant, now)
+    point = plane.points.point_of(reset.tenant, now)
     windows = () if point is None else point.windows
     return tuple(
         window.of

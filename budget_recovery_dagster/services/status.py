@@ -45,9 +45,10 @@ class Facts:
     ``checks`` are the newest, newest first; ``unknown_in_a_row`` is how many of the newest could
     not tell, ``newest_good`` the newest that found the store whole. ``attempt`` is the newest of
     the open incident, ``closed`` the newest incident that is over. ``newest_points`` are the newest
-    snapshots of windows that are current, by tenant; ``newest_snapshot`` is the newest of all;
-    ``failing`` are the tenants whose last capture failed, with their newest snapshot. ``worker`` is
-    who restores at this moment.
+    intact records of current windows, by tenant; ``newest_snapshot`` is the newest of all.
+    ``damaged`` counts the damaged records in current windows, by tenant. ``failing`` are the
+    tenants whose last capture failed, with their newest snapshot. ``worker`` is the process that
+    restores now.
     """
 
     at: datetime
@@ -61,6 +62,7 @@ class Facts:
     newest_good: Check | None
     newest_points: Mapping[str, datetime]
     newest_snapshot: datetime | None
+    damaged: Mapping[str, int]
     failing: Mapping[str, datetime | None]
 
     @property
@@ -161,6 +163,12 @@ def _step_of_health(facts: Facts) -> str:
         return (
             f"The store is whole, but no new snapshot comes of {_names(late)}: see in Dagster"
             " whether hourly_snapshot_schedule is on and its runs succeed."
+        )
+    if facts.damaged:
+        return (
+            f"The store is whole, but snapshots of {_names(facts.damaged)} have damaged records:"
+            " see with `budget-recovery preview` what a restore would bring back, and check the"
+            " disk of the database."
         )
     return f"Nothing to do. {_next_check(facts)}"
 
@@ -287,6 +295,7 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
         newest_good=plane.registry.newest_good_check(),
         newest_points=plane.points.newest_points(now),
         newest_snapshot=max(plane.points.newest_snapshots().values(), default=None),
+        damaged=plane.points.damaged(now),
         failing=plane.points.failing(),
     )
     return Status(facts, assess(facts))

@@ -277,7 +277,7 @@ class GuardedBucket:
         """What a restore would bring back now, by key."""
         usages = {}
         for tenant in TENANTS:
-            point = self.plane.restore_points.point_of(tenant, self.plane.clock.now())
+            point = self.plane.points.point_of(tenant, self.plane.clock.now())
             assert point is not None
             for window in point.windows:
                 for entity, usage in window.usages.items():

@@ -35,6 +35,7 @@ from budget_recovery_dagster.domain import (
     UnreadableKey,
     ValueShape,
     Window,
+    WindowPoint,
     take_snapshot,
 )
 from budget_recovery_dagster.errors import LeaseLostError
@@ -132,7 +133,7 @@ class ControlPlane(ports.ControlPlane):
             read,
             moment,
             StoreIdentity(BORN, next(self.sequences)),
-            self.snapshots.recovery_point(read.tenant, moment),
+            self.points.current_usages(read.tenant, moment),
         )
 
     def commit(self, snapshot: TenantSnapshot, *, run_id: str = "a run") -> Baseline:
@@ -169,6 +170,13 @@ class ControlPlane(ports.ControlPlane):
         now = max(at, self.clock.now())
         return self.resets.record(Reset(tenant, budget, window, who, at, "ann", "pardoned", now))
 
+    def current_windows(self, tenant: str) -> list[WindowPoint]:
+        """Return the windows of a tenant's recovery point that are current now."""
+        now = self.clock.now()
+        point = self.points.point_of(tenant, now)
+        windows = point.windows if point else ()
+        return [window for window in windows if window.of.window.is_current(now)]
+
     def prune(self, *tenants: str, policy: RetentionPolicy = WEEK) -> PruneReport:
         with self.lease() as lease:
             return self.snapshots.prune(tenants, policy=policy, now=self.clock.now(), lease=lease)
@@ -178,7 +186,7 @@ def in_memory() -> ControlPlane:
     memory = MemoryControlPlane.at(NOON, BUCKET)
     return ControlPlane(
         **_parts(memory),
-        corrupt=memory.restore_points.corrupt,
+        corrupt=memory.points.corrupt,
         set_state=memory.registry.set_state,
         lose_lease=lambda lease: memory.leases.lose(lease.name),
     )

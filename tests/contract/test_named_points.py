@@ -33,9 +33,9 @@ def month(plane: ControlPlane, hour: int, **by_entity: str) -> None:
 
 def the_point(plane: ControlPlane, named: datetime | None = None) -> TenantPoint:
     if named is not None:
-        point = plane.restore_points.snapshot_of("acme", named)
+        point = plane.points.snapshot_of("acme", named)
     else:
-        point = plane.restore_points.point_of("acme", plane.clock.now())
+        point = plane.points.point_of("acme", plane.clock.now())
     assert point is not None
     return point
 
@@ -158,8 +158,8 @@ def test_of_very_many_omissions_the_first_are_named(plane: ControlPlane) -> None
 
 def test_a_snapshot_that_is_not_there_is_none(plane: ControlPlane) -> None:
     month(plane, 0, alice="1")
-    assert plane.restore_points.snapshot_of("acme", NOON + HOUR) is None
-    assert plane.restore_points.snapshot_of("acme2", NOON) is None
+    assert plane.points.snapshot_of("acme", NOON + HOUR) is None
+    assert plane.points.snapshot_of("acme2", NOON) is None
 
 
 def test_a_named_snapshot_is_what_it_holds_and_nothing_else(plane: ControlPlane) -> None:
@@ -177,6 +177,7 @@ def test_a_named_snapshot_is_what_it_holds_and_nothing_else(plane: ControlPlane)
                 shape=ValueShape.TEXT,
                 expiry_seconds=86400,
                 sources={"alice": NOON + HOUR},
+                source=CaptureSource.COUNTERS,
             ),
         ),
     )
@@ -238,4 +239,4 @@ def test_a_record_of_what_is_no_window_is_told(
     month(postgres_plane, 0, alice="1")
     admin.execute("update budget_recovery.budget_record set window_token = '2026-13'")
     with pytest.raises(DatabaseError, match="is damaged: '2026-13' is no budget window"):
-        postgres_plane.restore_points.snapshot_of("acme", NOON)
+        postgres_plane.points.snapshot_of("acme", NOON)

@@ -103,7 +103,7 @@ def test_reading_a_recovery_point_stops_at_the_newest_record_that_covers(
     plane.capture("acme", {("team", "lifetime"): {"alice": "2"}}, at=NOON + HOUR)
     # Were the first content read, it would now be seen.
     admin.execute("update budget_recovery.budget_content set usages = '{99}' where usages = '{1}'")
-    assert plane.snapshots.recovery_point("acme", NOON + HOUR) == point_of(
+    assert plane.points.current_usages("acme", NOON + HOUR) == point_of(
         {("team", "lifetime"): {"alice": "2"}}
     )
 
@@ -201,7 +201,7 @@ def test_pruning_and_committing_at_once_never_lose_a_shared_content(
             finally:
                 stop.set()
         assert pruning.result() > 0
-        assert len(plane.snapshots.recovery_point("acme", plane.clock.now())) == 1
+        assert len(plane.points.current_usages("acme", plane.clock.now())) == 1
         assert plane.reports.damaged_in(Hour.containing(plane.clock.now())) == ()
         plane.snapshots.prune(["acme"], policy=WEEK, now=plane.clock.now(), lease=lease)
     assert (count(admin, "capture"), count(admin, "budget_content")) == (2, 2)

@@ -5,8 +5,10 @@ from decimal import Decimal
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
-from budget_recovery_dagster.domain import Hour
+from budget_recovery_dagster.domain import Hour, Usages, hash_usages, parse_usage
 from budget_recovery_dagster.errors import DatabaseError
 from tests.contract.control_planes import NOON, ControlPlane, Counters, point_of
 
@@ -108,7 +110,7 @@ def test_damage_is_told_in_a_sentence(
     assert plane.reports.damaged_in(Hour(NOON + 2 * HOUR)) == ()
 
 
-def test_a_missing_content_is_told_by_whoever_shows_it(
+def test_a_missing_content_is_a_damaged_record(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     plane.capture("acme", TEAM)
@@ -116,11 +118,11 @@ def test_a_missing_content_is_told_by_whoever_shows_it(
         "alter table budget_recovery.budget_record drop constraint"
         " budget_record_content_id_fkey; delete from budget_recovery.budget_content"
     )
-    with pytest.raises(DatabaseError, match="Of 1 stored contents 1 are missing"):
-        plane.points.windows_of("acme", NOON)
+    (window,) = plane.current_windows("acme")
+    assert (window.usages, window.corrupt) == ({}, (NOON,))
     with plane.retained.records_of("acme", Hour(NOON)) as records:
         assert records is not None
-        with pytest.raises(DatabaseError, match="Of 1 stored contents 1 are missing"):
+        with pytest.raises(DatabaseError, match=r"tenant 'acme', 2026-11-25 12:00:00 UTC, .*team"):
             list(records)
 
 
@@ -135,9 +137,90 @@ def test_a_record_does_not_claim_to_cover_what_was_damaged(
     plane.capture("acme", {("team", "lifetime"): {"alice": "2"}}, at=NOON + 2 * HOUR)
 
     # 8 is the highest that is still sound; a claim to cover would have hidden it behind the 2.
-    assert plane.snapshots.recovery_point("acme", NOON + 2 * HOUR) == point_of(
+    assert plane.points.current_usages("acme", NOON + 2 * HOUR) == point_of(
         {("team", "lifetime"): {"alice": "8"}}
     )
-    point = plane.restore_points.point_of("acme", NOON + 2 * HOUR)
+    point = plane.points.point_of("acme", NOON + 2 * HOUR)
     assert point is not None
     assert point.windows[0].usages == {"alice": Decimal(8)}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "usages[1] = 2",
+        "usages[1] = 1.0",
+        "entities[1] = 'mallory'",
+        "entities[1] = ''",
+        "entities = '{a,a}', usages = '{1,1}'",
+        "entities = '{alice,NULL}', usages = '{1,NULL}'",
+        "entities = '{alice,NULL}', usages = '{1,2}'",
+        "usages = '{1,2}'",
+        "usages = '{NULL}'",
+        "entities = '{}'",
+        "entities = '{}', usages = '{}'",
+        "entities = '{NULL}'",
+        "usages = '{NaN}'",
+        "usages = '{Infinity}'",
+        "usages = '{{1}}', entities = '{{alice}}'",
+        "content_hash = sha256(content_hash)",
+    ],
+)
+def test_the_database_finds_the_same_damage_as_every_reader(
+    plane: ControlPlane, admin: psycopg.Connection, damage: str
+) -> None:
+    plane.capture("acme", TEAM)
+    plane.capture("intact", {("team", "lifetime"): {"alice": "3"}})
+    assert admin.execute("select from budget_recovery.damaged_record").fetchall() == []
+    update = (
+        f"{UNCHECKED} update budget_recovery.budget_content set {damage} where usages = '{{1}}'"
+    )
+    admin.execute(update.encode())
+    assert plane.current_windows("acme")[0].corrupt == (NOON,)
+    assert admin.execute("select * from budget_recovery.damaged_record").fetchall() == [
+        ("acme", NOON, "team", "lifetime", 1)
+    ]
+    assert plane.points.damaged(NOON) == {"acme": 1}
+    assert plane.points.newest_points(NOON) == {"intact": NOON}
+
+
+def test_the_database_lists_records_whose_content_is_missing(
+    plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    plane.capture("acme", TEAM)
+    admin.execute(
+        "alter table budget_recovery.budget_record drop constraint"
+        " budget_record_content_id_fkey; delete from budget_recovery.budget_content"
+    )
+    assert admin.execute("select tenant from budget_recovery.damaged_record").fetchall() == [
+        ("acme",)
+    ]
+    assert plane.points.damaged(NOON) == {"acme": 1}
+
+
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
+contents = st.dictionaries(
+    st.none() | names,
+    st.decimals(0, 10**20, allow_nan=False, places=18).map(
+        lambda usage: parse_usage(f"{usage % 10**20:f}")
+    ),
+    max_size=6,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(usages=contents)
+@example(usages={None: Decimal("1E+5"), "a": Decimal(0), "b": parse_usage("0." + 17 * "0" + "1")})
+@example(
+    usages={
+        "\U0001f980": Decimal(1),
+        "\uffff": Decimal(2),
+        "\u007f": Decimal(3),
+        "e\u0301": Decimal(4),
+    }
+)
+def test_the_database_verifies_the_same_bytes(admin: psycopg.Connection, usages: Usages) -> None:
+    entities = [entity or "" for entity in usages]
+    content = (hash_usages(usages), entities, list(usages.values()))
+    intact = "select budget_recovery.content_is_intact(%s, %s::text[], %s::numeric[])"
+    assert admin.execute(intact, content).fetchone() == (True,)

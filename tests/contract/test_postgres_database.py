@@ -103,7 +103,7 @@ _CAPTURE_ELSEWHERE = textwrap.dedent(
         plane.capture("acme", {("team", "2026-11-25"): {"alice": "1"}})
         (summary,) = plane.reports.captured_by("a run")
         print(summary.captured_at.isoformat(), summary.identity.created_at.isoformat())
-        print(len(plane.snapshots.recovery_point("acme", NOON)))
+        print(len(plane.points.current_usages("acme", NOON)))
     """
 )
 

@@ -53,10 +53,10 @@ def test_a_recovery_point_takes_no_more_memory_with_more_records(
     plane: ControlPlane, tenants: None
 ) -> None:
     now = plane.clock.now()
-    of_few = peak_of(lambda: plane.snapshots.recovery_point("few", now))
-    of_many = peak_of(lambda: plane.snapshots.recovery_point("many", now))
+    of_few = peak_of(lambda: plane.points.current_usages("few", now))
+    of_many = peak_of(lambda: plane.points.current_usages("many", now))
     assert of_many < 1.5 * of_few
-    point = plane.snapshots.recovery_point("many", now)[of("team", "lifetime")]
+    point = plane.points.current_usages("many", now)[of("team", "lifetime")]
     assert len(point) == ENTITIES
     assert str(point["gone"]) == "7"
 
@@ -69,7 +69,7 @@ def test_pruning_takes_no_more_memory_with_more_records(plane: ControlPlane, ten
     assert of_many < 1.5 * of_few
     # Of the two hours past retention, the first is still the last to know of the lost entity.
     assert reports == [PruneReport(records=1, captures=1, contents=1, failures=0)]
-    point = plane.snapshots.recovery_point("many", plane.clock.now())
+    point = plane.points.current_usages("many", plane.clock.now())
     assert str(point[of("team", "lifetime")]["gone"]) == "7"
 
 

@@ -24,7 +24,7 @@ def month(plane: ControlPlane, usage: str) -> None:
 
 
 def windows(plane: ControlPlane, now: datetime = NOON) -> tuple[WindowPoint, ...]:
-    point = plane.restore_points.point_of("acme", now)
+    point = plane.points.point_of("acme", now)
     assert point is not None
     return point.windows
 
@@ -102,9 +102,9 @@ def test_a_capture_asks_only_for_the_usages_of_windows_that_are_current(
     month(plane, "1")
     # A restore tells how keys are made anew, and cannot do without.
     admin.execute("alter table budget_recovery.budget_record drop column value_shape")
-    assert plane.snapshots.recovery_point("acme", NOON) == {MONTH: {"alice": Decimal(1)}}
+    assert plane.points.current_usages("acme", NOON) == {MONTH: {"alice": Decimal(1)}}
     with pytest.raises(DatabaseError, match="value_shape"):
-        plane.restore_points.point_of("acme", NOON)
+        plane.points.point_of("acme", NOON)
 
 
 def test_many_contents_are_read_in_parts(plane: ControlPlane, admin: psycopg.Connection) -> None:

@@ -18,8 +18,8 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from tests.contract.control_planes import NOON, ControlPlane, Counters, reading
 
-NEWEST = "0006"
-UNKNOWN = "9999"
+NEWEST = "v1"
+UNKNOWN = "v9999"
 
 
 def relations(url: str) -> set[str]:
@@ -161,10 +161,10 @@ def test_a_newer_schema_is_refused(database_url: str) -> None:
 
 def test_an_older_schema_is_refused() -> None:
     with pytest.raises(SchemaVersionError) as refused:
-        refuse_unless_newest("0001", known=("0003", "0002", "0001"))
-    assert "version 0001, older than the required 0003" in refused.value.message
+        refuse_unless_newest("v1", known=("v3", "v2", "v1"))
+    assert "version v1, older than the required v3" in refused.value.message
     assert "budget-recovery migrate" in refused.value.hint
-    refuse_unless_newest("0003", known=("0003", "0002", "0001"))
+    refuse_unless_newest("v3", known=("v3", "v2", "v1"))
 
 
 # What people read in psql

@@ -68,7 +68,7 @@ def test_tenants_that_were_not_captured_keep_everything(plane: ControlPlane) -> 
     for hour in range(8 * 24):
         plane.capture("acme", lifetime(alice="1"), at=NOON + hour * HOUR + HOUR)
         plane.prune("acme")
-    assert plane.snapshots.recovery_point("failing", plane.clock.now()) == point_of(
+    assert plane.points.current_usages("failing", plane.clock.now()) == point_of(
         lifetime(alice="1")
     )
     assert captured_at(plane, NOON) == ["failing"]
@@ -124,7 +124,7 @@ def test_a_budget_missing_for_eight_days_keeps_what_its_current_windows_need(
     plane.capture("acme", busy, at=NOON + 8 * DAY)
     # It is 3 December: day, week and month have closed.
     assert plane.prune("acme") == PruneReport(records=4, captures=0, contents=0, failures=0)
-    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+    assert plane.points.current_usages("acme", plane.clock.now()) == point_of(
         {
             ("quiet", "lifetime"): {"alice": "3", "bo": "4"},
             ("quiet", "2026-Q4"): {"alice": "3", "bo": "4"},
@@ -136,7 +136,7 @@ def test_a_budget_missing_for_eight_days_keeps_what_its_current_windows_need(
     # In the new year the quarter has closed as well.
     plane.capture("acme", busy, at=datetime(2027, 1, 1, tzinfo=UTC))
     assert plane.prune("acme").records == 2
-    assert plane.snapshots.recovery_point("acme", plane.clock.now()).keys() == {
+    assert plane.points.current_usages("acme", plane.clock.now()).keys() == {
         of("quiet", "lifetime"),
         of("team", "lifetime"),
     }
@@ -149,7 +149,7 @@ def test_an_entity_that_went_missing_is_kept_and_nothing_else(plane: ControlPlan
     plane.capture("acme", lifetime(alice="4"), at=NOON + 10 * DAY)
     assert plane.prune("acme") == PruneReport(records=2, captures=2, contents=2, failures=0)
     assert captured_at(plane, NOON + HOUR) == ["acme"]
-    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+    assert plane.points.current_usages("acme", plane.clock.now()) == point_of(
         lifetime(alice="4", gone="6")
     )
 
@@ -158,9 +158,7 @@ def test_the_last_good_point_survives_when_nothing_newer_exists(plane: ControlPl
     plane.capture("acme", lifetime(alice="1"), at=NOON)
     plane.clock.set(NOON + 400 * DAY)
     assert plane.prune("acme") == NOTHING
-    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
-        lifetime(alice="1")
-    )
+    assert plane.points.current_usages("acme", plane.clock.now()) == point_of(lifetime(alice="1"))
 
 
 def test_a_window_that_has_not_begun_keeps_its_records(plane: ControlPlane) -> None:
@@ -198,8 +196,8 @@ def test_what_a_reset_keeps_out_is_kept_for_who_overrides_it(plane: ControlPlane
         plane.capture("acme", lifetime(alice="3", bo="5"), at=NOON + days * DAY + 4 * HOUR)
         plane.prune("acme")
         now = plane.clock.now()
-        assert plane.snapshots.recovery_point("acme", now) == point_of(lifetime(alice="3", bo="5"))
-        overriding = plane.restore_points.despite_resets().point_of("acme", now)
+        assert plane.points.current_usages("acme", now) == point_of(lifetime(alice="3", bo="5"))
+        overriding = plane.points.despite_resets().point_of("acme", now)
         assert overriding is not None
         (window,) = overriding.windows
         assert window.usages == {"alice": 5, "bo": 5}
@@ -214,7 +212,7 @@ def test_what_is_eligible_is_kept_though_older_records_held_more(plane: ControlP
     plane.capture("acme", lifetime(bo="1"), at=NOON + 2 * HOUR)
     plane.capture("acme", lifetime(bo="2"), at=NOON + 30 * DAY)
     plane.prune("acme")
-    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+    assert plane.points.current_usages("acme", plane.clock.now()) == point_of(
         lifetime(alice="2", bo="2")
     )
 
@@ -227,11 +225,12 @@ def test_pruning_nobody_does_nothing(plane: ControlPlane) -> None:
 def points_of(plane: ControlPlane, now: datetime) -> tuple[object, ...]:
     """Return what everything that reads points says of a tenant."""
     return (
-        plane.snapshots.recovery_point("acme", now),
-        plane.points.windows_of("acme", now),
-        plane.restore_points.point_of("acme", now),
-        plane.restore_points.despite_resets().point_of("acme", now),
-        plane.restore_points.snapshot_of("acme", now),
+        plane.points.current_usages("acme", now),
+        plane.points.newest_points(now),
+        plane.points.damaged(now),
+        plane.points.point_of("acme", now),
+        plane.points.despite_resets().point_of("acme", now),
+        plane.points.snapshot_of("acme", now),
     )
 
 

@@ -16,13 +16,13 @@ MORE: Counters = {("team", "lifetime"): {"alice": "2.5", None: "8"}}
 def test_a_recovery_point_has_the_current_windows_only(plane: ControlPlane) -> None:
     tokens = ("2026-11-24", "2026-11-25", "2026-W47", "2026-W48", "2026-11", "2026-Q4", "lifetime")
     plane.capture("acme", {("team", token): {"alice": "1"} for token in tokens})
-    point = plane.snapshots.recovery_point("acme", NOON)
+    point = plane.points.current_usages("acme", NOON)
     assert {each.window.token for each in point} == set(tokens) - {"2026-11-24", "2026-W47"}
     midnight = datetime(2026, 11, 26, tzinfo=UTC)
-    assert of("team", "2026-11-25") in plane.snapshots.recovery_point(
+    assert of("team", "2026-11-25") in plane.points.current_usages(
         "acme", midnight - timedelta(microseconds=1)
     )
-    assert of("team", "2026-11-25") not in plane.snapshots.recovery_point("acme", midnight)
+    assert of("team", "2026-11-25") not in plane.points.current_usages("acme", midnight)
 
 
 def test_a_recovery_point_is_the_maximum_over_what_does_not_cover(plane: ControlPlane) -> None:
@@ -35,7 +35,7 @@ def test_a_recovery_point_is_the_maximum_over_what_does_not_cover(plane: Control
         )
     ):
         plane.capture("acme", {("team", "2026-11"): usages}, at=NOON + timedelta(minutes=minute))
-    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+    assert plane.points.current_usages("acme", plane.clock.now()) == point_of(
         {("team", "2026-11"): {"alice": "4", "bo": "9", "cy": "3"}}
     )
 
@@ -45,7 +45,7 @@ def test_a_budget_missing_from_the_last_snapshot_is_still_in_the_point(
 ) -> None:
     plane.capture("acme", TEAM)
     plane.capture("acme", {("other", "lifetime"): {"alice": "1"}}, at=LATER)
-    assert plane.snapshots.recovery_point("acme", LATER) == point_of(
+    assert plane.points.current_usages("acme", LATER) == point_of(
         {**TEAM, ("other", "lifetime"): {"alice": "1"}}
     )
 
@@ -53,15 +53,15 @@ def test_a_budget_missing_from_the_last_snapshot_is_still_in_the_point(
 def test_a_window_of_which_nothing_could_be_read_is_not_in_the_point(plane: ControlPlane) -> None:
     omitted = (OmittedCounter(of("team", "lifetime"), "alice", "key", "not a number"),)
     plane.commit(plane.take(reading("acme", {}, omitted=omitted)))
-    assert plane.snapshots.recovery_point("acme", NOON) == {}
+    assert plane.points.current_usages("acme", NOON) == {}
     assert plane.reports.captured_in(HOUR)[0].omitted_count == 1
 
 
 def test_a_tenants_point_holds_nothing_of_others(plane: ControlPlane) -> None:
     plane.capture("acme", TEAM)
     plane.capture("acme2", MORE)
-    assert plane.snapshots.recovery_point("acme", NOON) == point_of(TEAM)
-    assert plane.snapshots.recovery_point("unknown", NOON) == {}
+    assert plane.points.current_usages("acme", NOON) == point_of(TEAM)
+    assert plane.points.current_usages("unknown", NOON) == {}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_tenants_point_holds_nothing_of_others(plane: ControlPlane) -> None:
 )
 def test_usages_are_exact(plane: ControlPlane, usage: str) -> None:
     plane.capture("acme", {("team", "lifetime"): {"alice": usage}})
-    point = plane.snapshots.recovery_point("acme", NOON)
+    point = plane.points.current_usages("acme", NOON)
     assert point == {of("team", "lifetime"): {"alice": Decimal(usage)}}
     assert plane.reports.damaged_in(HOUR) == ()
 
@@ -103,7 +103,7 @@ def test_names_may_hold_any_character(plane: ControlPlane, name: str) -> None:
     counters: Counters = {(name, "lifetime"): {name: "1", None: "2"}}
     plane.capture(name, counters, run_id=name)
     assert plane.snapshots.tenants() == {name}
-    assert plane.snapshots.recovery_point(name, NOON) == point_of(counters)
+    assert plane.points.current_usages(name, NOON) == point_of(counters)
     assert [each.tenant for each in plane.reports.captured_by(name)] == [name]
     plane.capture(name, {}, at=LATER, run_id="second")
     assert {drop.entity for drop in plane.reports.drops_of("second")} == {name, None}
@@ -126,7 +126,7 @@ def test_the_view_for_people_holds_what_a_restore_would_use(
     plane.capture("acme", first, at=today)
     plane.capture("acme", lower, at=today + timedelta(hours=1))
     plane.capture("other", {("team", "lifetime"): {"alice": "7"}})
-    point = plane.snapshots.recovery_point("acme", today)
+    point = plane.points.current_usages("acme", today)
     rows = admin.execute(
         "select budget_id, window_token, entity, usage, last_captured_at"
         " from budget_recovery.recovery_point where tenant = 'acme'"
@@ -173,3 +173,49 @@ def test_the_view_for_people_is_without_what_was_reset(
         ("one", True, "bob", Decimal(3)),
         *[("one", False, *each) for each in (whole, alice, bob)],
     ]
+
+
+def test_the_view_for_people_takes_nothing_from_a_damaged_record(
+    postgres_plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    plane = postgres_plane
+    today = datetime.now(UTC)
+    before, lost = today - timedelta(hours=1), of("lost", "lifetime")
+    plane.capture("acme", {**TEAM, ("lost", "lifetime"): {"alice": "4"}}, at=before)
+    plane.capture("acme", MORE, at=today)
+    plane.corrupt("acme", today, of("team", "lifetime"))
+    plane.corrupt("acme", before, lost)
+    rows = admin.execute(
+        "select budget_id, entity, usage, last_captured_at from budget_recovery.recovery_point"
+        " order by entity nulls first"
+    ).fetchall()
+    assert rows == [
+        ("team", None, Decimal(7), before),
+        ("team", "alice", Decimal("1.5"), before),
+    ]
+    damaged = admin.execute(
+        "select tenant, captured_at, budget_id, window_token from budget_recovery.damaged_record"
+        " order by captured_at"
+    ).fetchall()
+    assert damaged == [
+        ("acme", before, "lost", "lifetime"),
+        ("acme", today, "team", "lifetime"),
+    ]
+
+
+def test_a_window_of_the_view_is_current_by_its_token(
+    postgres_plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    plane = postgres_plane
+    today = datetime.now(UTC)
+    tokens = sorted(Window.containing(period, today).token for period in Period)
+    closed = ("2020-01-01", "2020-W01", "2020-01", "2020-Q1")
+    plane.capture("acme", {("team", token): {"a": "1"} for token in (*tokens, *closed)}, at=today)
+    admin.execute(
+        "update budget_recovery.budget_record"
+        " set window_start = '2020-01-01', window_end = '2020-01-02'"
+        " where window_start is not null"
+    )
+    rows = admin.execute("select window_token from budget_recovery.recovery_point").fetchall()
+    assert sorted(token for (token,) in rows) == tokens
+    assert {each.window.token for each in plane.points.current_usages("acme", today)} == set(tokens)

@@ -16,7 +16,7 @@ from budget_recovery_dagster.domain import (
     Usages,
     WindowPoint,
 )
-from budget_recovery_dagster.ports import RestorePoints
+from budget_recovery_dagster.ports import RecoveryPoints
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of
 
 HOUR = timedelta(hours=1)
@@ -36,20 +36,20 @@ def month(plane: ControlPlane, hour: int, **by_entity: str) -> TenantSnapshot:
 
 
 def windows(
-    plane: ControlPlane, points: RestorePoints | None = None
+    plane: ControlPlane, points: RecoveryPoints | None = None
 ) -> dict[tuple[str, str], WindowPoint]:
-    point = (points or plane.restore_points).point_of("acme", plane.clock.now())
+    point = (points or plane.points).point_of("acme", plane.clock.now())
     assert point is not None
     return {(each.of.budget, each.of.window.token): each for each in point.windows}
 
 
-def the_window(plane: ControlPlane, points: RestorePoints | None = None) -> WindowPoint:
+def the_window(plane: ControlPlane, points: RecoveryPoints | None = None) -> WindowPoint:
     (window,) = windows(plane, points).values()
     return window
 
 
 def despite(plane: ControlPlane) -> WindowPoint:
-    return the_window(plane, plane.restore_points.despite_resets())
+    return the_window(plane, plane.points.despite_resets())
 
 
 # The record of them
@@ -220,14 +220,14 @@ def test_a_named_snapshot_is_without_what_was_reset_unless_despite(plane: Contro
     month(plane, 0, alice="5", bob="3")
     month(plane, 1, alice="1", bob="4")
     told = plane.reset(NOON, "alice")
-    named = plane.restore_points.snapshot_of("acme", NOON)
+    named = plane.points.snapshot_of("acme", NOON)
     assert named is not None
     assert (named.windows[0].usages, named.windows[0].resets) == (usages(bob="3"), (told,))
-    whole = plane.restore_points.despite_resets().snapshot_of("acme", NOON)
+    whole = plane.points.despite_resets().snapshot_of("acme", NOON)
     assert whole is not None
     assert whole.windows[0].usages == usages(alice="5", bob="3")
     assert whole.windows[0].resets == ()
-    later = plane.restore_points.snapshot_of("acme", NOON + HOUR)
+    later = plane.points.snapshot_of("acme", NOON + HOUR)
     assert later is not None
     assert (later.windows[0].usages, later.windows[0].resets) == (usages(alice="1", bob="4"), ())
 
@@ -235,8 +235,8 @@ def test_a_named_snapshot_is_without_what_was_reset_unless_despite(plane: Contro
 def test_the_override_leaves_the_others_heeding(plane: ControlPlane) -> None:
     month(plane, 0, alice="5")
     plane.reset(NOON, "alice")
-    overriding = plane.restore_points.despite_resets()
-    assert overriding.tenants() == plane.restore_points.tenants() == {"acme"}
+    overriding = plane.points.despite_resets()
+    assert overriding.tenants() == plane.points.tenants() == {"acme"}
     assert the_window(plane, overriding).usages == usages(alice="5")
     assert the_window(plane).usages == {}
     assert the_window(plane, overriding.despite_resets()).usages == usages(alice="5")
@@ -259,7 +259,7 @@ def test_after_a_reset_no_drop_is_warned_about(plane: ControlPlane) -> None:
 def test_a_reset_of_everyone_leaves_nothing_to_compare_with(plane: ControlPlane) -> None:
     month(plane, 0, alice="5", bob="3")
     plane.reset(NOON + MINUTE)
-    assert plane.snapshots.recovery_point("acme", NOON + HOUR) == {}
+    assert plane.points.current_usages("acme", NOON + HOUR) == {}
     assert month(plane, 1).drops == ()
 
 
@@ -270,15 +270,14 @@ def test_the_points_that_people_see_are_without_what_was_reset(plane: ControlPla
     month(plane, 2, bob="4")
     month(plane, 3, alice="5", bob="3")
     plane.reset(NOON + HOUR, "alice")
-    (before,) = plane.points.windows_of("acme", plane.clock.now())
+    (before,) = plane.current_windows("acme")
     # One content, of which the newer record is eligible.
     assert before.usages == usages(alice="5", bob="4", cy="1")
     plane.reset(NOON + 3 * HOUR, "alice")
-    (point,) = plane.points.windows_of("acme", plane.clock.now())
+    (point,) = plane.current_windows("acme")
     assert point.usages == usages(bob="4", cy="1")
-    # The newest record is told as it was captured.
-    newest = usages(alice="5", bob="3")
-    assert (point.newest.captured_at, point.newest.usages) == (NOON + 3 * HOUR, newest)
+    # bob is lower in the newest record, cy is missing from it.
+    assert (point.newest_at, point.from_earlier) == (NOON + 3 * HOUR, 2)
     plane.reset(NOON + 3 * HOUR)
-    (point,) = plane.points.windows_of("acme", plane.clock.now())
-    assert (point.usages, point.newest.usages) == ({}, newest)
+    (point,) = plane.current_windows("acme")
+    assert (point.usages, point.newest_at, point.from_earlier) == ({}, NOON + 3 * HOUR, 0)

@@ -34,7 +34,7 @@ def month(plane: ControlPlane, hour: int, **by_entity: str) -> None:
 
 
 def the_point(plane: ControlPlane, now: datetime | None = None) -> TenantPoint:
-    point = plane.restore_points.point_of("acme", now or plane.clock.now())
+    point = plane.points.point_of("acme", now or plane.clock.now())
     assert point is not None
     return point
 
@@ -49,8 +49,8 @@ def the_window(plane: ControlPlane) -> WindowPoint:
 
 
 def test_of_a_tenant_without_snapshots_there_is_no_point(plane: ControlPlane) -> None:
-    assert plane.restore_points.tenants() == frozenset()
-    assert plane.restore_points.point_of("acme", NOON) is None
+    assert plane.points.tenants() == frozenset()
+    assert plane.points.point_of("acme", NOON) is None
 
 
 def test_a_tenant_of_whom_nothing_is_retained_but_that_there_was_a_snapshot_is_none(
@@ -60,7 +60,7 @@ def test_a_tenant_of_whom_nothing_is_retained_but_that_there_was_a_snapshot_is_n
     plane.capture("acme", TEAM, at=NOON)
     plane.commit(plane.take(reading("b", {}, unreadable=unreadable)))
     assert plane.snapshots.tenants() == {"acme", "b"}
-    assert plane.restore_points.tenants() == {"acme"}
+    assert plane.points.tenants() == {"acme"}
 
 
 def test_a_point_is_what_was_captured_with_how_its_keys_are_made_anew(plane: ControlPlane) -> None:
@@ -76,6 +76,7 @@ def test_a_point_is_what_was_captured_with_how_its_keys_are_made_anew(plane: Con
                 shape=ValueShape.TEXT,
                 expiry_seconds=86400,
                 sources={"alice": NOON, None: NOON},
+                source=CaptureSource.COUNTERS,
             ),
         ),
     )
@@ -84,7 +85,7 @@ def test_a_point_is_what_was_captured_with_how_its_keys_are_made_anew(plane: Con
 def test_a_tenants_point_holds_nothing_of_others(plane: ControlPlane) -> None:
     plane.capture("acme", TEAM, at=NOON)
     plane.capture("acme2", {("other", "lifetime"): {"bo": "9"}}, at=NOON + HOUR)
-    assert plane.restore_points.tenants() == {"acme", "acme2"}
+    assert plane.points.tenants() == {"acme", "acme2"}
     assert the_point(plane).newest_at == NOON
     assert [each.of for each in the_point(plane).windows] == [MONTH]
 
@@ -158,7 +159,7 @@ def test_usages_are_the_maximum_over_all_records(plane: ControlPlane) -> None:
     assert window.newest_at == NOON + 3 * HOUR
     assert window.corrupt == ()
     assert point_of({("team", "2026-11"): {"alice": "4", "bo": "9", "cy": "3"}}) == (
-        plane.snapshots.recovery_point("acme", plane.clock.now())
+        plane.points.current_usages("acme", plane.clock.now())
     )
 
 
@@ -176,7 +177,14 @@ def test_a_window_of_which_nothing_could_be_read_is_told_without_usages(
     omitted = (OmittedCounter(MONTH, "alice", "key", "not a number"),)
     plane.commit(plane.take(reading("acme", {}, omitted=omitted)))
     assert the_window(plane) == WindowPoint(
-        MONTH, NOTHING, NOON, None, None, omitted=omitted, omitted_count=1
+        MONTH,
+        NOTHING,
+        NOON,
+        None,
+        None,
+        source=CaptureSource.COUNTERS,
+        omitted=omitted,
+        omitted_count=1,
     )
 
 

@@ -11,7 +11,6 @@ from budget_recovery_dagster.domain import (
     CaptureSource,
     Hour,
     OmittedCounter,
-    PointRecord,
     StoredRecord,
     Uncaptured,
     Usages,
@@ -81,7 +80,10 @@ def test_a_record_tells_source_marks_and_what_is_omitted(plane: ControlPlane) ->
         is_partial=True,
         omitted_count=2,
     )
-    assert plane.points.windows_of("acme", NOON) == (PointRecord(only, only.usages),)
+    (window,) = plane.current_windows("acme")
+    assert (window.newest_at, window.source, window.of) == (only.captured_at, only.source, only.of)
+    assert (window.usages, window.from_earlier) == (only.usages, 0)
+    assert (window.is_truncated, window.is_partial, window.omitted_count) == (True, True, 2)
 
 
 def test_a_snapshot_of_nothing_is_one_without_records(plane: ControlPlane) -> None:
@@ -146,14 +148,15 @@ def test_a_points_windows_are_of_their_newest_record_and_hold_the_highest(
     )
     plane.capture("acme", {("team", "2026-11"): {"alice": "4", "cy": "2"}}, at=NOON + HOUR)
     plane.capture("other", TEAM, at=NOON + HOUR)
-    left = record(NOON, "left", "lifetime", alice="8")
-    team = record(NOON + HOUR, "team", "2026-11", alice="4", cy="2")
     highest: Usages = {"alice": Decimal(5), "bo": Decimal(1), "cy": Decimal(2)}
-    assert plane.points.windows_of("acme", NOON + HOUR) == (
-        PointRecord(left, left.usages),
-        PointRecord(team, highest),
-    )
-    assert plane.points.windows_of("unknown", NOON) == ()
+    assert [
+        (each.of, each.newest_at, each.usages, each.from_earlier)
+        for each in plane.current_windows("acme")
+    ] == [
+        (of("left", "lifetime"), NOON, {"alice": Decimal(8)}, 0),
+        (of("team", "2026-11"), NOON + HOUR, highest, 2),
+    ]
+    assert plane.current_windows("unknown") == []
 
 
 def test_a_window_of_which_nothing_was_readable_is_there_without_usages(
@@ -161,8 +164,8 @@ def test_a_window_of_which_nothing_was_readable_is_there_without_usages(
 ) -> None:
     omitted = (OmittedCounter(of("team", "lifetime"), "alice", "key", "not a number"),)
     plane.commit(plane.take(reading("acme", {}, omitted=omitted)))
-    (window,) = plane.points.windows_of("acme", NOON)
-    assert (window.usages, window.newest.omitted_count) == ({}, 1)
+    (window,) = plane.current_windows("acme")
+    assert (window.usages, window.omitted_count) == ({}, 1)
 
 
 def test_the_newest_points_are_of_current_windows_only(plane: ControlPlane) -> None:

@@ -48,7 +48,7 @@ def test_a_truncated_record_takes_nobody_out_of_the_recovery_point(plane: Contro
     everybody: Counters = {window: {"a": "3", "b": "2", "c": "1"}}
     take(plane, 1, reading("acme", everybody))
     take(plane, 2, from_boards({window: {"a": "4", "b": "2"}}, lowest="2"), "board")
-    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+    assert plane.points.current_usages("acme", plane.clock.now()) == point_of(
         {window: {"a": "4", "b": "2", "c": "1"}}
     )
     assert plane.reports.drops_of("board") == ()
@@ -59,7 +59,7 @@ def test_a_truncated_record_takes_nobody_out_of_the_recovery_point(plane: Contro
     ]
     take(plane, 4, reading("acme", {window: {"a": "4", "b": "2", "c": "1", "d": "0.5"}}), "back")
     assert plane.reports.drops_of("back") == ()
-    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+    assert plane.points.current_usages("acme", plane.clock.now()) == point_of(
         {window: {"a": "4", "b": "2", "c": "1", "d": "0.5"}}
     )
 
@@ -72,7 +72,7 @@ def test_retention_keeps_who_is_listed_no_more(plane: ControlPlane) -> None:
     # A truncated record that holds all of them as high lets the old one go.
     take(plane, 1, from_boards({window: {"a": "4", "b": "2", "c": "2"}}, lowest="2"))
     assert plane.prune("acme").records == 1
-    assert plane.snapshots.recovery_point("acme", plane.clock.now()) == point_of(
+    assert plane.points.current_usages("acme", plane.clock.now()) == point_of(
         {window: {"a": "4", "b": "2", "c": "2"}}
     )
 

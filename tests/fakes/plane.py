@@ -17,7 +17,6 @@ from tests.fakes.incidents import MemoryIncidents, MemoryStoreRegistry
 from tests.fakes.snapshots import (
     MemoryRecoveryPoints,
     MemoryResets,
-    MemoryRestorePoints,
     MemoryRetainedSnapshots,
     MemorySnapshotList,
     MemorySnapshots,
@@ -38,7 +37,6 @@ class MemoryControlPlane(ControlPlane):
     snapshot_list: MemorySnapshotList
     retained: MemoryRetainedSnapshots
     points: MemoryRecoveryPoints
-    restore_points: MemoryRestorePoints
     incidents: MemoryIncidents
     audits: MemoryRestoreAudits
     resets: MemoryResets
@@ -61,7 +59,6 @@ class MemoryControlPlane(ControlPlane):
             snapshot_list=MemorySnapshotList(state),
             retained=MemoryRetainedSnapshots(state),
             points=MemoryRecoveryPoints(state),
-            restore_points=MemoryRestorePoints(state),
             incidents=MemoryIncidents(state),
             audits=MemoryRestoreAudits(state),
             resets=MemoryResets(state),

@@ -8,8 +8,6 @@ from datetime import datetime
 
 from budget_recovery_dagster.adapters.postgres import (
     MAX_NAMED,
-    RecordMarks,
-    WindowInMaking,
     kept_omissions,
     named_drops_of,
     storable,
@@ -17,7 +15,6 @@ from budget_recovery_dagster.adapters.postgres import (
     storable_id,
     storable_reset,
     summary_of,
-    tokens_at,
 )
 from budget_recovery_dagster.domain import (
     CAPTURE_LEASE,
@@ -33,8 +30,8 @@ from budget_recovery_dagster.domain import (
     ListedSnapshot,
     NamedDrop,
     NamedOmission,
-    PointRecord,
     PruneReport,
+    RecordMarks,
     RecoveryPoint,
     Reset,
     RetentionPolicy,
@@ -43,7 +40,7 @@ from budget_recovery_dagster.domain import (
     TenantPoint,
     TenantSnapshot,
     Uncaptured,
-    Usages,
+    WindowMerge,
     WindowPoint,
     admit,
     admit_prune,
@@ -51,7 +48,9 @@ from budget_recovery_dagster.domain import (
     hash_usages,
     max_merge,
     needed_past_retention,
+    tokens_at,
 )
+from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import Lease
 from tests.fakes.control_plane import MemoryState, NotedFailure, StoredSnapshot, require_lease
 
@@ -101,17 +100,6 @@ class MemorySnapshots:
             default=None,
         )
         return None if newest is None else newest.identity
-
-    def recovery_point(self, tenant: str, now: datetime) -> RecoveryPoint:
-        """Return the best known usages of the windows that are current at ``now``."""
-        resets = resets_of(self._plane, tenant)
-        usages: defaultdict[BudgetWindow, list[Usages]] = defaultdict(list)
-        for stored in self._of([tenant]):
-            for of, record in stored.records.items():
-                used = eligible(record.usages, stored.summary.captured_at, of, resets)
-                if of.window.is_current(now) and used:
-                    usages[of].append(used)
-        return {of: max_merge(*each) for of, each in usages.items()}
 
     def commit(
         self,
@@ -188,11 +176,20 @@ class MemorySnapshots:
             needed: frozenset[datetime] = frozenset()
             if of.window.end is None or now < of.window.end:
                 # A tenant's snapshots are in the order of their times: each is newer than the last.
-                newest_first = (
-                    DatedUsages(each.summary.captured_at, each.records[of].usages)
-                    for each in reversed(snapshots)
+                newest_first = [
+                    (each.summary.captured_at, each.records[of]) for each in reversed(snapshots)
+                ]
+                covering = (
+                    at for at, record in newest_first if record.covers_earlier and is_intact(record)
                 )
-                needed = needed_past_retention(newest_first, cutoff)
+                needed = needed_past_retention(
+                    (
+                        DatedUsages(at, record.usages if is_intact(record) else None)
+                        for at, record in newest_first
+                    ),
+                    cutoff,
+                    covered_since=next(covering, None),
+                )
             for stored in expired:
                 if stored.summary.captured_at not in needed:
                     del stored.records[of]
@@ -261,7 +258,7 @@ class MemorySnapshots:
             for of, record in self._plane.snapshots[
                 summary.tenant, summary.captured_at
             ].records.items()
-            if hash_usages(record.usages) != record.content_hash
+            if not is_intact(record)
         )
 
     def _of(self, tenants: Collection[str]) -> Iterator[StoredSnapshot]:
@@ -287,6 +284,11 @@ class MemorySnapshots:
 
 def _order(summary: CaptureSummary) -> tuple[str, datetime]:
     return summary.tenant, summary.captured_at
+
+
+def is_intact(record: BudgetRecord) -> bool:
+    """Whether a record holds what was captured."""
+    return hash_usages(record.usages) == record.content_hash
 
 
 class MemorySnapshotList:
@@ -363,12 +365,12 @@ class MemoryRetainedSnapshots:
     def records_of(self, tenant: str, hour: Hour) -> Iterator[Iterator[StoredRecord] | None]:
         """Give the records of a tenant's retained snapshots of an hour."""
         snapshots = [each for each in self._of_hour(hour) if each.summary.tenant == tenant]
-        records = [
+        records = (
             _stored_record(stored, stored.records[of])
             for stored in sorted(snapshots, key=lambda each: each.summary.captured_at)
             for of in sorted(stored.records, key=_entry_order)
-        ]
-        yield iter(records) if snapshots else None
+        )
+        yield records if snapshots else None
 
     def _of_hour(self, hour: Hour) -> Iterator[StoredSnapshot]:
         for stored in self._whole():
@@ -381,56 +383,12 @@ class MemoryRetainedSnapshots:
                 yield stored
 
 
-class MemoryRecoveryPoints:
-    """What a restore would bring back, from a control plane in memory."""
-
-    def __init__(self, control_plane: MemoryState) -> None:
-        self._plane = control_plane
-        self._snapshots = MemorySnapshots(control_plane)
-
-    def newest_snapshots(self) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest snapshot, of all that have one."""
-        # A tenant's snapshots are in the order of their times.
-        return dict(sorted(self._plane.snapshots))
-
-    def newest_points(self, now: datetime) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest record of a window that is current at ``now``."""
-        newest = {}
-        for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key):
-            if any(of.window.is_current(now) for of in stored.records):
-                newest[tenant] = captured_at
-        return newest
-
-    def failing(self) -> Mapping[str, datetime | None]:
-        """Return the tenants whose last capture failed, with the time of their newest snapshot."""
-        failed_at: dict[str, datetime] = {}
-        for (_, kind, name), noted in self._plane.failures.items():
-            if kind is Uncaptured.TENANT:
-                failed_at[name] = max(noted.failed_at, failed_at.get(name, noted.failed_at))
-        newest = {
-            tenant: (captured_at, stored.stored_at)
-            for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key)
-        }
-        return {
-            tenant: newest[tenant][0] if tenant in newest else None
-            for tenant in sorted(failed_at)
-            if tenant not in newest or newest[tenant][1] < failed_at[tenant]
-        }
-
-    def windows_of(self, tenant: str, now: datetime) -> tuple[PointRecord, ...]:
-        """Return the windows of a tenant that are current at ``now``, by budget and token."""
-        point = self._snapshots.recovery_point(tenant, now)
-        newest: dict[BudgetWindow, StoredRecord] = {}
-        for (name, _), stored in sorted(self._plane.snapshots.items(), key=_by_key):
-            for of, record in stored.records.items():
-                if name == tenant and of.window.is_current(now):
-                    newest[of] = _stored_record(stored, record)
-        return tuple(
-            PointRecord(newest[of], point.get(of, {})) for of in sorted(newest, key=_entry_order)
-        )
-
-
 def _stored_record(stored: StoredSnapshot, record: BudgetRecord) -> StoredRecord:
+    if not is_intact(record):
+        tenant = stored.summary.tenant
+        raise DatabaseError(
+            f"A stored record is damaged (checksum mismatch): tenant {tenant!r}.", "a hint."
+        )
     return StoredRecord(
         captured_at=stored.summary.captured_at,
         source=stored.summary.source,
@@ -454,8 +412,8 @@ Records = list[tuple[datetime, BudgetRecord]]
 """The records of one budget and window with their times, newest first."""
 
 
-class MemoryRestorePoints:
-    """What a restore would bring back, verified; ``corrupt`` damages a stored record."""
+class MemoryRecoveryPoints:
+    """What a restore would bring back; ``corrupt`` damages a stored record."""
 
     def __init__(self, control_plane: MemoryState, *, heeds_resets: bool = True) -> None:
         self._plane = control_plane
@@ -507,9 +465,69 @@ class MemoryRestorePoints:
             ]
             return self._point(tenant, captured_at, windows)
 
-    def despite_resets(self) -> "MemoryRestorePoints":
+    def despite_resets(self) -> "MemoryRecoveryPoints":
         """Return the same points as if no reset had been recorded."""
-        return MemoryRestorePoints(self._plane, heeds_resets=False)
+        return MemoryRecoveryPoints(self._plane, heeds_resets=False)
+
+    def current_usages(self, tenant: str, now: datetime) -> RecoveryPoint:
+        """Read only the usages of a tenant's current windows."""
+        resets = resets_of(self._plane, tenant) if self._heeds_resets else ()
+        usages = {
+            of: max_merge(
+                *(
+                    eligible(record.usages, at, of, resets)
+                    for at, record in records
+                    if is_intact(record)
+                )
+            )
+            for of, records in self._records_of(tenant).items()
+            if of.window.is_current(now)
+        }
+        return {of: each for of, each in usages.items() if each}
+
+    def newest_snapshots(self) -> Mapping[str, datetime]:
+        """Return the time of each tenant's newest snapshot, of all that have one."""
+        # A tenant's snapshots are in the order of their times.
+        return dict(sorted(self._plane.snapshots))
+
+    def newest_points(self, now: datetime) -> Mapping[str, datetime]:
+        """Return the time of each tenant's newest intact record of a window current at ``now``."""
+        return {
+            tenant: captured_at
+            for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key)
+            if any(
+                of.window.is_current(now) and is_intact(record)
+                for of, record in stored.records.items()
+            )
+        }
+
+    def damaged(self, now: datetime) -> Mapping[str, int]:
+        """Count the damaged records in the current windows of each tenant that has any."""
+        counts = {}
+        for tenant in sorted(self.tenants()):
+            point = self.point_of(tenant, now)
+            counts[tenant] = sum(
+                len(window.corrupt)
+                for window in (point.windows if point else ())
+                if window.of.window.is_current(now)
+            )
+        return {tenant: count for tenant, count in counts.items() if count}
+
+    def failing(self) -> Mapping[str, datetime | None]:
+        """Return the tenants whose last capture failed, with the time of their newest snapshot."""
+        failed_at: dict[str, datetime] = {}
+        for (_, kind, name), noted in self._plane.failures.items():
+            if kind is Uncaptured.TENANT:
+                failed_at[name] = max(noted.failed_at, failed_at.get(name, noted.failed_at))
+        newest = {
+            tenant: (captured_at, stored.stored_at)
+            for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key)
+        }
+        return {
+            tenant: newest[tenant][0] if tenant in newest else None
+            for tenant in sorted(failed_at)
+            if tenant not in newest or newest[tenant][1] < failed_at[tenant]
+        }
 
     def _records_of(self, tenant: str) -> dict[BudgetWindow, Records]:
         found: dict[BudgetWindow, Records] = {}
@@ -534,7 +552,7 @@ class MemoryRestorePoints:
     ) -> WindowPoint:
         """Make a window of the ``wanted`` ones of all its ``known`` records."""
         described = [record for _, record in known if record.shape is not None]
-        window = WindowInMaking(
+        window = WindowMerge(
             of,
             newest_at=wanted[0][0],
             shape=described[0].shape if described else None,
@@ -546,13 +564,15 @@ class MemoryRestorePoints:
         _add(window, wanted[: covering[0] + 1] if covering and not resets_are_known else wanted)
         if window.needs_all_records:
             _add(window, wanted)
-        newest = next((record for at, record in wanted if at == window.newest_sound), None)
-        if newest is None or window.newest_sound is None:
-            return window.finished()
-        return window.finished(
+        newest = next((record for at, record in wanted if at == window.newest_intact), None)
+        if newest is None or window.newest_intact is None:
+            return window.merged(None)
+        summary = self._plane.snapshots[tenant, window.newest_intact].summary
+        return window.merged(
             RecordMarks(
+                source=summary.source,
                 is_truncated=newest.is_truncated,
-                is_partial=self._plane.snapshots[tenant, window.newest_sound].summary.is_partial,
+                is_partial=summary.is_partial,
                 omitted=kept_omissions(newest.omitted),
                 omitted_count=len(newest.omitted),
             )
@@ -560,11 +580,17 @@ class MemoryRestorePoints:
 
 
 def newest_point_at(plane: MemoryState) -> datetime | None:
-    """Return the time of the newest snapshot of any tenant."""
-    return max((captured_at for _, captured_at in plane.snapshots), default=None)
+    """Return the time of the newest snapshot of any tenant with more than damaged records."""
+    return max(
+        (
+            captured_at
+            for (_, captured_at), stored in plane.snapshots.items()
+            if not stored.summary.record_count or any(map(is_intact, stored.records.values()))
+        ),
+        default=None,
+    )
 
 
-def _add(window: WindowInMaking, records: Records) -> None:
+def _add(window: WindowMerge, records: Records) -> None:
     for captured_at, record in records:
-        is_sound = hash_usages(record.usages) == record.content_hash
-        window.add(captured_at, record.usages if is_sound else None)
+        window.add(captured_at, record.usages if is_intact(record) else None)

@@ -82,7 +82,7 @@ class House:
 
     def restore(self, tenant: str, open_store: OpenStore = opened_store) -> TenantRestored:
         """Raise a tenant's counters whatever the state is, under no lease."""
-        point = self.plane.restore_points.point_of(tenant, self.plane.clock.now())
+        point = self.plane.points.point_of(tenant, self.plane.clock.now())
         assert point is not None
         with open_store() as store:
             return restore_tenant(

@@ -36,7 +36,7 @@ def by_boards(configured: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 def recovery_point(tenant: str) -> RecoveryPoint:
     with opened_control_plane(load_settings()) as plane:
-        return plane.snapshots.recovery_point(tenant, datetime.now(UTC))
+        return plane.points.current_usages(tenant, datetime.now(UTC))
 
 
 def test_the_job_captures_the_leaderboards(

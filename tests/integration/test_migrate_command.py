@@ -1,5 +1,6 @@
 """``budget-recovery migrate`` as an operator runs it."""
 
+import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
@@ -19,6 +20,22 @@ def test_it_makes_the_schema_and_again_is_harmless(empty_database_url: str) -> N
     version = first.output.removeprefix("Made the schema, version ").removesuffix(".\n")
     assert version.isalnum()
     assert second.output == f"The schema already is at version {version}.\n"
+
+
+def test_a_schema_of_an_unreleased_checkout_is_refused_in_a_sentence(
+    empty_database_url: str,
+) -> None:
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("create schema budget_recovery")
+        connection.execute(
+            "create table budget_recovery.alembic_version as select '0006' as version_num"
+        )
+    environment = {POSTGRES_URL: empty_database_url}
+    for command in ("migrate", "status", "snapshots"):
+        ended = CliRunner().invoke(main, [command], env=environment)
+        assert ended.exit_code != 0
+        assert "version 0006 of an unreleased checkout" in " ".join(ended.output.split())
+        assert "drop schema budget_recovery cascade" in " ".join(ended.output.split())
 
 
 @pytest.mark.parametrize("url", [None, ""])

@@ -1,5 +1,6 @@
 """Tables and recovery points on real servers, run by Dagster in this process."""
 
+import json
 from collections.abc import Mapping
 from datetime import timedelta
 from decimal import Decimal
@@ -11,8 +12,10 @@ import duckdb
 import pandas as pd
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 from budget_recovery_dagster.adapters.parquet import directory_of
+from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.presentation import duration
 from tests import services
@@ -245,6 +248,52 @@ def test_recovery_points_need_the_database_alone(
     assert check.severity is dg.AssetCheckSeverity.WARN
     assert str(check.description).startswith("Older than 1h 30min: 'acme'. The newest")
     assert [row["tenant"] for row in details(check)] == ["acme"]
+
+
+def answer(database_url: str, *arguments: str) -> dict[str, Any]:
+    environment = {"BUDGET_RECOVERY_POSTGRES_URL": database_url}
+    ended = CliRunner().invoke(main, [*arguments, "--json"], env=environment)
+    content: dict[str, Any] = json.loads(ended.stdout)
+    return content
+
+
+def test_damaged_records_are_reported_and_not_used(
+    configured: Bucket,
+    database: psycopg.Connection,
+    database_url: str,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    configured.spend("fresh", "total", LIFETIME, {None: "1"})
+    capture_at(database_url, current_hour.start - timedelta(minutes=20))
+    configured.spend("acme", "total", LIFETIME, {None: "90"})
+    assert run_job(instance, current_hour).success
+    assert answer(database_url, "snapshots")["damaged_records_by_tenant"] == {}
+    database.execute(
+        "update budget_recovery.budget_content set usages = '{7}' where usages = '{90}'"
+    )
+
+    result = materialize(instance, POINTS)
+
+    shown = {row["tenant"]: row for row in rows(result, POINTS, "points")}
+    assert (shown["acme"]["usage"], shown["acme"]["marks"]) == ("80", "damaged(1)")
+    assert (shown["fresh"]["usage"], shown["fresh"]["marks"]) == ("1", "")
+    assert metadata(result, POINTS)["damaged_records"] == 1
+    check = checks(result)["recovery_point_age"]
+    assert not check.passed
+    assert "1 record is damaged (checksum mismatch), of 'acme'" in str(check.description)
+    assert [row["tenant"] for row in details(check)] == ["acme"]
+    status = answer(database_url, "status")
+    assert status["points"]["damaged_records_by_tenant"] == {"acme": 1}
+    assert status["condition"] == "healthy"
+    assert "snapshots of 'acme' have damaged records" in status["next_step"]
+    assert answer(database_url, "snapshots")["damaged_records_by_tenant"] == {"acme": 1}
+    told = answer(database_url, "snapshots", "--tenant", "fresh")
+    assert told["damaged_records_by_tenant"] == {}
+    (tenant,) = answer(database_url, "preview", "--tenant", "acme")["tenants"]
+    (entry,) = tenant["windows"]
+    assert (entry["recorded"], len(entry["damaged_records"])) == ("80", 1)
 
 
 @pytest.mark.parametrize("trouble", ["the store is down", "captures are paused"])

@@ -100,7 +100,7 @@ class House:
         return captured
 
     def known(self, tenant: str, entity: str | None = None) -> Decimal:
-        return self.plane.snapshots.recovery_point(tenant, self.clock.now())[LIFETIME][entity]
+        return self.plane.points.current_usages(tenant, self.clock.now())[LIFETIME][entity]
 
     def while_reading(self, tenant: str, happen: Callable[[], object]) -> None:
         """Let something happen when half of the tenant's keys have been read, once."""

@@ -87,6 +87,7 @@ class Known:
     checks: tuple[Check, ...] = ()
     older_good: Check | None = None
     points: Mapping[str, datetime] = field(default_factory=dict)
+    damaged: Mapping[str, int] = field(default_factory=dict)
     snapshots: Mapping[str, datetime] = field(default_factory=dict)
     failing_tenants: Mapping[str, datetime | None] = field(default_factory=dict)
 
@@ -152,3 +153,7 @@ class _Points:
 
     def failing(self) -> Mapping[str, datetime | None]:
         return self.known.failing_tenants
+
+    def damaged(self, now: datetime) -> Mapping[str, int]:
+        assert now == NOW
+        return self.known.damaged

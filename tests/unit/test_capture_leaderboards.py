@@ -46,7 +46,7 @@ def drops(house: House) -> dict[str | None, tuple[str, str | None]]:
 
 
 def point(house: House) -> dict[str | None, Decimal]:
-    return dict(house.plane.snapshots.recovery_point("a", house.clock.now())[LIFETIME])
+    return dict(house.plane.points.current_usages("a", house.clock.now())[LIFETIME])
 
 
 def test_the_tenants_are_those_of_the_source(house: House) -> None:

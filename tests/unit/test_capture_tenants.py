@@ -84,7 +84,7 @@ def test_a_budget_missing_for_eight_days_keeps_its_own_point(house: House) -> No
         captured = house.capture()
         assert captured.stored[0].drops == 1
     other = BudgetWindow("other", Window.parse("lifetime"))
-    point = house.plane.snapshots.recovery_point("a", house.clock.now())
+    point = house.plane.points.current_usages("a", house.clock.now())
     assert point[other] == {"bob": Decimal(5)}
     # One record of it, beside a week of the budget that was there all the time.
     records = [s.records for (tenant, _), s in house.plane.state.snapshots.items() if tenant == "a"]

@@ -43,7 +43,7 @@ def test_what_is_unknown_is_told_at_the_end(failed: HandHouse) -> None:
     failed.store.put("usage.b.spend.lifetime.=", b"rubbish")
     for tenant, at in list(failed.plane.state.snapshots):
         if tenant == "a":
-            failed.plane.restore_points.corrupt(tenant, at, LIFETIME)
+            failed.plane.points.corrupt(tenant, at, LIFETIME)
     applied = failed.apply()
     assert applied.remainder == Remainder(0, unreadable=1, corrupt=1, unseen=())
     assert applied.incident is not None

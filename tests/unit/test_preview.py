@@ -168,7 +168,7 @@ def test_damaged_records_are_named(house: HandHouse) -> None:
     house.capture()
     newest = house.clock.now()
     window_of = house.preview(OF_A).windows[0].of
-    house.plane.restore_points.corrupt("a", newest, window_of)
+    house.plane.points.corrupt("a", newest, window_of)
     (window,) = house.preview(OF_A).windows
     assert window.recorded == 110
     assert window.notes == (
@@ -232,7 +232,7 @@ def test_a_chosen_budget_is_the_only_one_told(house: HandHouse) -> None:
 
 def test_what_nobody_knows_is_not_said_to_be_there(house: HandHouse) -> None:
     for tenant, at in list(house.plane.state.snapshots):
-        house.plane.restore_points.corrupt(tenant, at, LIFETIME)
+        house.plane.points.corrupt(tenant, at, LIFETIME)
     preview = house.preview()
     assert headline(preview) == (
         "Nothing would be raised. Nothing is known of 2 windows: no record is as captured."

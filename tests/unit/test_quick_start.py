@@ -7,11 +7,11 @@ import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from budget_recovery_dagster.adapters.postgres import database
+from budget_recovery_dagster.adapters.postgres import migrations
 
 
 @pytest.mark.parametrize(
-    "module", ["budget_recovery_dagster.cli.main", "budget_recovery_dagster.bootstrap"]
+    "module", ["budget_recovery_dagster.cli.main", "budget_recovery_dagster.wiring"]
 )
 def test_migrations_and_tables_load_their_libraries_when_they_need_them(module: str) -> None:
     program = (
@@ -25,6 +25,8 @@ def test_migrations_and_tables_load_their_libraries_when_they_need_them(module: 
 
 def test_the_known_versions_are_those_of_the_migrations() -> None:
     config = Config()
-    config.set_main_option("script_location", f"{database.__package__}:migrations")
+    config.set_main_option(
+        "script_location", "budget_recovery_dagster.adapters.postgres:migrations"
+    )
     revisions = [each.revision for each in ScriptDirectory.from_config(config).walk_revisions()]
-    assert list(database._versions()) == revisions
+    assert list(migrations.VERSIONS) == revisions

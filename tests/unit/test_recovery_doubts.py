@@ -277,7 +277,7 @@ def test_windows_of_which_every_record_is_damaged_are_not_called_whole() -> None
     house.spend("a", "80")
     house.capture()
     house.check()
-    house.plane.restore_points.corrupt("a", house.clock.now(), LIFETIME)
+    house.plane.points.corrupt("a", house.clock.now(), LIFETIME)
     house.clock.advance(timedelta(minutes=10))
     house.wipe()
     result = house.recover()

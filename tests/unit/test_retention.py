@@ -55,6 +55,25 @@ def test_a_record_exactly_as_old_as_retention_is_not_past_it() -> None:
     assert needed_past_retention([DatedUsages(CUTOFF, {"a": Decimal(1)})], CUTOFF) == set()
 
 
+def damaged_hours_ago(hours: int) -> DatedUsages:
+    return DatedUsages(NOW - timedelta(hours=hours), None)
+
+
+def test_a_damaged_record_makes_no_older_one_needless() -> None:
+    intact = hours_ago(200, a="1")
+    assert needed_past_retention([damaged_hours_ago(1), intact], CUTOFF) == {intact.captured_at}
+
+
+def test_a_damaged_record_is_kept_until_an_intact_one_covers_it() -> None:
+    records = [hours_ago(1, b="1"), damaged_hours_ago(190), hours_ago(195, a="1")]
+    kept = {each.captured_at for each in records[1:]}
+    assert needed_past_retention(records, CUTOFF) == kept
+    covered = hours_ago(195, a="1").captured_at
+    assert needed_past_retention(records, CUTOFF, covered_since=covered) == kept
+    covered = hours_ago(1).captured_at
+    assert needed_past_retention([*records[:2]], CUTOFF, covered_since=covered) == set()
+
+
 def test_records_in_another_order_are_refused() -> None:
     with pytest.raises(ValueError, match="follows an older one"):
         needed_past_retention([hours_ago(200, a="1"), hours_ago(190, a="1")], CUTOFF)
@@ -98,9 +117,9 @@ def test_what_is_kept_gives_the_same_maximum_as_everything(
     ]
     needed = needed_past_retention(records, CUTOFF)
     kept = [
-        dated.usages
-        for dated in records
+        usages
+        for dated, usages in zip(records, (*retained, *old), strict=True)
         if dated.captured_at >= CUTOFF or dated.captured_at in needed
     ]
-    assert max_merge(*kept) == max_merge(*[dated.usages for dated in records])
+    assert max_merge(*kept) == max_merge(*retained, *old)
     assert all(moment < CUTOFF for moment in needed)

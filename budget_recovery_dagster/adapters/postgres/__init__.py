@@ -29,14 +29,6 @@ from budget_recovery_dagster.adapters.postgres.records import (
 from budget_recovery_dagster.adapters.postgres.recovery_point import (
     PostgresRecoveryPoints as PostgresRecoveryPoints,
 )
-from budget_recovery_dagster.adapters.postgres.recovery_point import (
-    PostgresRestorePoints as PostgresRestorePoints,
-)
-from budget_recovery_dagster.adapters.postgres.recovery_point import RecordMarks as RecordMarks
-from budget_recovery_dagster.adapters.postgres.recovery_point import (
-    WindowInMaking as WindowInMaking,
-)
-from budget_recovery_dagster.adapters.postgres.recovery_point import tokens_at as tokens_at
 from budget_recovery_dagster.adapters.postgres.resets import PostgresResets as PostgresResets
 from budget_recovery_dagster.adapters.postgres.snapshots import (
     PostgresSnapshotList as PostgresSnapshotList,

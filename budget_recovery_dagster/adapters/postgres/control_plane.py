@@ -6,10 +6,7 @@ from budget_recovery_dagster.adapters.postgres.incidents import PostgresIncident
 from budget_recovery_dagster.adapters.postgres.leases import PostgresLeases
 from budget_recovery_dagster.adapters.postgres.previews import PostgresBudgets, PostgresPreviews
 from budget_recovery_dagster.adapters.postgres.records import PostgresRetainedSnapshots
-from budget_recovery_dagster.adapters.postgres.recovery_point import (
-    PostgresRecoveryPoints,
-    PostgresRestorePoints,
-)
+from budget_recovery_dagster.adapters.postgres.recovery_point import PostgresRecoveryPoints
 from budget_recovery_dagster.adapters.postgres.resets import PostgresResets
 from budget_recovery_dagster.adapters.postgres.snapshots import (
     PostgresSnapshotList,
@@ -31,7 +28,6 @@ def control_plane_on(database: Database, bucket: str) -> ControlPlane:
         snapshot_list=PostgresSnapshotList(database),
         retained=PostgresRetainedSnapshots(database),
         points=PostgresRecoveryPoints(database),
-        restore_points=PostgresRestorePoints(database),
         incidents=PostgresIncidents(database),
         audits=PostgresRestoreAudits(database),
         resets=PostgresResets(database),

@@ -43,6 +43,8 @@ _LOCK = "select pg_advisory_xact_lock(hashtextextended('budget_recovery/migrate'
 _SCHEMA_EXISTS = "select to_regnamespace('budget_recovery') is not null"
 _VERSION_TABLE_EXISTS = "select to_regclass('budget_recovery.alembic_version') is not null"
 _VERSION = "select version_num from budget_recovery.alembic_version"
+# Checkouts before the first release had these versions; their history has ended.
+_UNRELEASED = frozenset({"0001", "0002", "0003", "0004", "0005", "0006"})
 
 
 def server_clock(connection: Connection) -> datetime:
@@ -166,7 +168,7 @@ def migrate(url: str) -> Migration:
     Concurrent migrations are safe: the second one waits, then has nothing to do.
 
     Raises:
-        SchemaVersionError: the schema is newer than this project.
+        SchemaVersionError: the schema is newer than this project, or of an unreleased checkout.
         DatabaseError: the database is unreachable, or returned an error.
     """
     # Imported only to migrate: they would delay the start of every command.
@@ -243,6 +245,13 @@ def refuse_unless_newest(version: str | None, known: Sequence[str]) -> None:
         raise SchemaVersionError(
             f"The database has no schema {SCHEMA}.",
             "run `budget-recovery migrate`.",
+        )
+    if version in _UNRELEASED:
+        raise SchemaVersionError(
+            f"The schema {SCHEMA} has version {version} of an unreleased checkout, which cannot be"
+            " upgraded.",
+            f"use the checkout that created it, or give up its snapshots: `drop schema {SCHEMA}"
+            " cascade`, then run `budget-recovery migrate`.",
         )
     if version not in known:
         raise SchemaVersionError(

@@ -1,57 +1,18 @@
-"""Reads stored records and contents, and verifies them against their hashes."""
+"""Verifies the stored snapshots of an hour, and reads the retained ones whole."""
 
 from collections import defaultdict
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from budget_recovery_dagster.adapters.postgres.connection import Connection
+from budget_recovery_dagster.adapters.postgres.contents import as_captured, stream_verified
 from budget_recovery_dagster.adapters.postgres.database import Database
 from budget_recovery_dagster.domain.counters import BudgetWindow, Usages
-from budget_recovery_dagster.domain.snapshots import CaptureSource, StoredRecord, hash_usages
+from budget_recovery_dagster.domain.snapshots import CaptureSource, StoredRecord
 from budget_recovery_dagster.domain.windows import Hour, InvalidWindowError, Window
 from budget_recovery_dagster.errors import DatabaseError
-
-_READ = """
-select c.content_id, c.entities, c.usages
-from unnest(%s::bigint[]) with ordinality as wanted (content_id, position)
-join budget_recovery.budget_content c using (content_id)
-order by wanted.position
-"""
-# The server's limit of time is for one statement, and reading everything may well take longer.
-_AT_ONCE = 500
-
-
-def stream_contents(
-    connection: Connection, content_ids: Sequence[int]
-) -> Iterator[tuple[int, Usages]]:
-    """Give contents with their ids, in the order of the ids; the aggregate's empty name is None.
-
-    They come one by one, as many of them together may not fit into memory. Until the last one has
-    come, the connection is of no other use.
-
-    Raises:
-        DatabaseError: some are not there.
-    """
-    for first in range(0, len(content_ids), _AT_ONCE):
-        with connection.cursor() as cursor:
-            wanted = list(content_ids[first : first + _AT_ONCE])
-            found = 0
-            for content_id, entities, usages in cursor.stream(_READ, (wanted,)):
-                found += 1
-                yield (
-                    content_id,
-                    {entity or None: usage for entity, usage in zip(entities, usages, strict=True)},
-                )
-        if found < len(wanted):
-            raise DatabaseError(
-                f"Of {len(wanted)} stored contents {len(wanted) - found} are missing, though "
-                "records refer to them.",
-                "restore the database from its own backup: rows of budget_content were removed.",
-            )
-
 
 _CAPTURES = """
 select tenant, captured_at, pruned_at is not null, record_count, entry_count, omitted_count
@@ -122,23 +83,6 @@ def _as_text(moment: datetime | None) -> str | None:
     return None if moment is None else f"{moment.replace(tzinfo=None).isoformat(sep=' ')}+00"
 
 
-def as_captured(
-    content_hash: bytes | None, entities: list[Any] | None, usages: list[Any] | None
-) -> Usages | None:
-    """Return the usages of a stored content; None where they are not what was captured."""
-    # Nothing is taken for granted of what is being verified: lists of another length, shape or
-    # kind are damage like any other.
-    if content_hash is None or entities is None or usages is None:
-        return None
-    if not all(isinstance(entity, str) for entity in entities):
-        return None
-    if not all(isinstance(usage, Decimal) and usage.is_finite() for usage in usages):
-        return None
-    content = {entity or None: usage for entity, usage in zip(entities, usages, strict=False)}
-    is_whole = len(content) == len(entities) == len(usages)
-    return content if is_whole and hash_usages(content) == content_hash else None
-
-
 _TENANTS_IN = """
 select distinct tenant
 from budget_recovery.capture
@@ -186,7 +130,7 @@ class RecordRow(NamedTuple):
 
     @property
     def of(self) -> BudgetWindow:
-        """What the record is about."""
+        """The budget and window of the record."""
         return BudgetWindow(self.budget, Window.parse(self.window))
 
     def holding(self, usages: Usages) -> StoredRecord:
@@ -232,11 +176,18 @@ class PostgresRetainedSnapshots:
                 return
             rows = [RecordRow(*row) for row in connection.execute(_STORED_RECORDS, scope)]
             # Closed before the transaction, also where a reader gives up in the middle.
-            with closing(_records(connection, rows)) as records:
+            with closing(_records(connection, tenant, rows)) as records:
                 yield records
 
 
-def _records(connection: Connection, rows: list[RecordRow]) -> Generator[StoredRecord]:
-    contents = stream_contents(connection, [row.content_id for row in rows])
+def _records(connection: Connection, tenant: str, rows: list[RecordRow]) -> Generator[StoredRecord]:
+    contents = stream_verified(connection, [row.content_id for row in rows])
     for row, (_, usages) in zip(rows, contents, strict=True):
+        if usages is None:
+            raise DatabaseError(
+                f"A stored record is damaged (checksum mismatch): tenant {tenant!r},"
+                f" {row.captured_at:%Y-%m-%d %H:%M:%S} UTC, budget {row.budget!r},"
+                f" window {row.window}.",
+                "restore the database from its own backup; other snapshots are not affected.",
+            )
         yield row.holding(usages)

@@ -20,8 +20,8 @@ from budget_recovery.budget_reset
 """
 _OF_TENANT = f"{_RESETS} where tenant = %s order by reset_id"
 _RECENT = f"{_RESETS} order by reset_id desc limit %s"
-# Of each window the resets for which some older record holds a usage. Mostly the newest of those
-# records holds it, and who spends alone is looked at: no content is transferred.
+# For each window the resets that exclude a usage of some older, intact record. Mostly the newest of
+# those records has it, and the server compares the entities: no content is transferred.
 _KEEPING_OUT = """
 select w.budget_id, w.window_token,
        s.tenant, s.budget_id, s.window_token, s.of_everyone, s.entity, s.at, s.reset_by, s.reason,
@@ -41,6 +41,7 @@ cross join lateral (
       and r.captured_at <= s.at
       and case when s.of_everyone then cardinality(c.entities) > 0
                else coalesce(s.entity, '') = any(c.entities) end
+      and budget_recovery.content_is_intact(c.content_hash, c.entities, c.usages)
     order by r.captured_at desc
     limit 1
 ) older

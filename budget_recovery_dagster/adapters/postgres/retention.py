@@ -1,10 +1,9 @@
 """Pruning in PostgreSQL: removing what is past retention and needed by no recovery point.
 
-In two steps, since the first may have to read very much: it finds, in a transaction of its own and
-without a lock, which records past retention are still needed (``find_needed``). The second removes
-the others under the store's lock (``prune_snapshots``). What is needed cannot become more in
-between: captures only add newer records, which can make an old one needless and never needed, and
-a reset does not make more of an old one eligible.
+In two steps, since the first may have to read very much. ``find_needed`` finds, in a transaction of
+its own and without a lock, which records past retention are still needed. ``prune_snapshots``
+removes the others under the store's lock. No further record can become needed in between: captures
+only add newer records, and a reset does not make an old one eligible.
 """
 
 from collections.abc import Collection, Iterator
@@ -12,16 +11,16 @@ from datetime import datetime
 from typing import Any
 
 from budget_recovery_dagster.adapters.postgres.connection import Connection
-from budget_recovery_dagster.adapters.postgres.records import stream_contents
+from budget_recovery_dagster.adapters.postgres.contents import stream_verified
 from budget_recovery_dagster.domain.snapshots import DatedUsages, PruneReport, needed_past_retention
 
-# Windows that have not closed and have records past retention, except those whose newest covering
-# record is within it: that one alone makes all the expired ones needless, and it is the usual
-# case. ``since`` is where reading must begin, as nothing before a covering record is needed; null:
-# no record covers. It covers what was eligible: of the records up to ``reset_at``, the newest reset
-# of the window, it need not hold what that reset keeps out. A reset does not make that needless,
-# since it can be overridden. ``whole_since`` is the newest record that covers all of the earlier
-# ones, for it was stored before the first reset was recorded.
+# Windows that have not closed and have records past retention, except those whose newest intact
+# covering record is within it: that one alone makes all the expired ones needless, and it is the
+# usual case. A damaged record covers nothing. Reading must begin at ``since``, as nothing before a
+# covering record is needed; null: no record covers. It covers what was eligible: of the records up
+# to ``reset_at``, the newest reset of the window, it may lack what that reset excludes. These
+# usages stay needed, since a reset can be overridden. ``whole_since`` is the newest record that
+# covers all usages of the earlier ones, for it was stored before the first reset was recorded.
 _DOUBTFUL_WINDOWS = """
 with expired as (
     select tenant, budget_id, window_token, min(captured_at) as oldest
@@ -37,10 +36,12 @@ from expired e
 left join lateral (
     select r.captured_at
     from budget_recovery.budget_record r
+    join budget_recovery.budget_content b using (content_id)
     where r.tenant = e.tenant
       and r.budget_id = e.budget_id
       and r.window_token = e.window_token
       and r.covers_earlier
+      and budget_recovery.content_is_intact(b.content_hash, b.entities, b.usages)
     order by r.captured_at desc
     limit 1
 ) c on true
@@ -55,11 +56,13 @@ left join lateral (
     select r.captured_at
     from budget_recovery.budget_record r
     join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
+    join budget_recovery.budget_content b using (content_id)
     where r.tenant = e.tenant
       and r.budget_id = e.budget_id
       and r.window_token = e.window_token
       and r.covers_earlier
       and p.stored_at < s.first_recorded_at
+      and budget_recovery.content_is_intact(b.content_hash, b.entities, b.usages)
     order by r.captured_at desc
     limit 1
 ) w on true
@@ -137,7 +140,7 @@ RecordKey = tuple[str, str, str, datetime]
 def find_needed(
     connection: Connection, tenants: Collection[str], *, cutoff: datetime, now: datetime
 ) -> list[RecordKey]:
-    """Find the records older than ``cutoff`` that some recovery point cannot do without."""
+    """Find the records older than ``cutoff`` that some recovery point needs."""
     scope = {"tenants": list(tenants), "cutoff": cutoff, "now": now}
     needed: list[RecordKey] = []
     for *window, since, whole_since, reset_at in connection.execute(
@@ -145,14 +148,15 @@ def find_needed(
     ).fetchall():
         records = _newest_first(connection, (*window, since, whole_since, reset_at))
         needed.extend(
-            (*window, captured_at) for captured_at in needed_past_retention(records, cutoff)
+            (*window, captured_at)
+            for captured_at in needed_past_retention(records, cutoff, covered_since=since)
         )
     return needed
 
 
 def _newest_first(connection: Connection, window: tuple[object, ...]) -> Iterator[DatedUsages]:
     newest: dict[int, datetime] = dict(connection.execute(_CONTENTS_OF_WINDOW, window).fetchall())
-    for content_id, usages in stream_contents(connection, list(newest)):
+    for content_id, usages in stream_verified(connection, list(newest)):
         yield DatedUsages(newest[content_id], usages)
 
 

@@ -9,10 +9,10 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from budget_recovery_dagster.adapters.postgres.connection import Connection
+from budget_recovery_dagster.adapters.postgres.contents import share_contents
 from budget_recovery_dagster.adapters.postgres.database import Database
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.records import find_damage
-from budget_recovery_dagster.adapters.postgres.recovery_point import read_current_usages
 from budget_recovery_dagster.adapters.postgres.retention import find_needed, prune_snapshots
 from budget_recovery_dagster.adapters.postgres.storable import (
     named_drops_of,
@@ -23,9 +23,8 @@ from budget_recovery_dagster.adapters.postgres.storable import (
 )
 from budget_recovery_dagster.adapters.postgres.store import lock_store, move_baseline
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, Facts, admit, admit_prune
-from budget_recovery_dagster.domain.counters import RecoveryPoint, UnreadableKey, Usages
+from budget_recovery_dagster.domain.counters import UnreadableKey
 from budget_recovery_dagster.domain.snapshots import (
-    BudgetRecord,
     CaptureFailure,
     CaptureSource,
     CaptureSummary,
@@ -53,13 +52,6 @@ insert into budget_recovery.capture (
     %(unreadable_count)s, %(unreadable)s, %(drop_count)s, %(drops)s, %(is_partial)s
 )
 """
-# Contents are few per statement and known by their hash: what is there already is shared.
-_FIND_CONTENTS = """
-select content_hash, content_id from budget_recovery.budget_content where content_hash = any(%s)
-"""
-_COPY_CONTENTS = """
-copy budget_recovery.budget_content (content_hash, entities, usages) from stdin
-"""
 _COPY_RECORDS = """
 copy budget_recovery.budget_record (
     tenant, captured_at, budget_id, window_token, window_start, window_end, content_id,
@@ -79,7 +71,8 @@ def insert_snapshot(
 ) -> None:
     """Write a snapshot within a transaction that holds the store's row."""
     _insert_capture(connection, snapshot, run_id, stored_at)
-    _copy_records(connection, snapshot, _content_ids(connection, snapshot.records))
+    contents = {record.content_hash: record.usages for record in snapshot.records}
+    _copy_records(connection, snapshot, share_contents(connection, contents))
 
 
 def _insert_capture(
@@ -117,31 +110,6 @@ def _insert_capture(
         "is_partial": summary.is_partial,
     }
     connection.execute(_INSERT_CAPTURE, values)
-
-
-def _content_ids(connection: Connection, records: tuple[BudgetRecord, ...]) -> dict[bytes, int]:
-    """Return the ids of the records' contents by hash, adding the contents that are new.
-
-    The lock on the store's row keeps others from adding the same ones, or removing those found.
-    """
-    contents = {record.content_hash: record.usages for record in records}
-    known = _find_contents(connection, list(contents))
-    new = [content_hash for content_hash in contents if content_hash not in known]
-    if not new:
-        return known
-    with connection.cursor() as cursor, cursor.copy(_COPY_CONTENTS) as copy:
-        for content_hash in new:
-            copy.write_row((content_hash, *_columns(contents[content_hash])))
-    return known | _find_contents(connection, new)
-
-
-def _find_contents(connection: Connection, hashes: list[bytes]) -> dict[bytes, int]:
-    return dict(connection.execute(_FIND_CONTENTS, (hashes,)).fetchall())
-
-
-def _columns(usages: Usages) -> tuple[list[str], list[Decimal]]:
-    entries = sorted((entity or "", usage) for entity, usage in usages.items())
-    return [entity for entity, _ in entries], [usage for _, usage in entries]
 
 
 def _copy_records(
@@ -255,11 +223,6 @@ class PostgresSnapshots:
         with self._database.reading() as connection:
             row = connection.execute(_NEWEST_IDENTITY).fetchone()
         return None if row is None else StoreIdentity(row[0], int(row[1]))
-
-    def recovery_point(self, tenant: str, now: datetime) -> RecoveryPoint:
-        """Return the best known usages of the windows that are current at ``now``."""
-        with self._database.reading() as connection:
-            return read_current_usages(connection, tenant, now)
 
     def commit(
         self,

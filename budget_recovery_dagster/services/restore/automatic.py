@@ -133,7 +133,7 @@ class _Run:
     _restores: TenantRestores | None = field(default=None, init=False)
 
     def recover(self, open_store: OpenStore, convergence_timeout: timedelta) -> RecoveryResult:
-        if not self.plane.restore_points.tenants():
+        if not self.plane.points.tenants():
             return self._give_up(
                 FailureReason.NO_SNAPSHOTS,
                 "No snapshot of any tenant is stored, so there is nothing to restore from.",
@@ -202,7 +202,7 @@ class _Run:
             StoreError, DatabaseError, LeaseLostError: the work was cut short; likewise.
         """
         restores = self._restores = self._tenant_restores(session)
-        for tenant in sorted(self.plane.restore_points.tenants()):
+        for tenant in sorted(self.plane.points.tenants()):
             self.worker.lease.require_held()
             self._require_not_held()
             restores.restore(tenant)
@@ -236,7 +236,7 @@ class _Run:
         return self._closing(session, restores, seen)
 
     def _tenant_restores(self, session: RestoreSession) -> TenantRestores:
-        return session.restores(self.plane.restore_points, self.incident.losses[-1].reason)
+        return session.restores(self.plane.points, self.incident.losses[-1].reason)
 
     def _require_not_held(self) -> None:
         incident = self.plane.incidents.recovery().incident

@@ -28,7 +28,7 @@ from budget_recovery_dagster.errors import (
     DatabaseUnreachableError,
     PreviewOutdatedError,
 )
-from budget_recovery_dagster.ports import ControlPlane, Previews, RestorePoints
+from budget_recovery_dagster.ports import ControlPlane, Previews, RecoveryPoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class RestoreRequest:
 class ChosenPoints:
     """The points that a choice restores tenants to."""
 
-    points: RestorePoints
+    points: RecoveryPoints
     choice: RestoreChoice
 
     def tenants(self) -> Sequence[str]:
@@ -108,7 +108,7 @@ def choose_points(plane: ControlPlane, request: RestoreRequest) -> ChosenPoints:
     Raises:
         ChoiceError: something of it does not exist; the hint lists the choices.
     """
-    tenants = sorted(plane.restore_points.tenants())
+    tenants = sorted(plane.points.tenants())
     if not tenants:
         raise ChoiceError(
             "There is nothing to restore from: no snapshot is retained.",
@@ -121,7 +121,7 @@ def choose_points(plane: ControlPlane, request: RestoreRequest) -> ChosenPoints:
     times = () if is_latest(request.snapshot) else _snapshot_times(plane, tenant)
     snapshot = choose_snapshot(request.snapshot, times)
     choice = RestoreChoice(tenant, budget, snapshot, request.despite_resets)
-    return ChosenPoints(plane.restore_points, choice)
+    return ChosenPoints(plane.points, choice)
 
 
 def _snapshot_times(plane: ControlPlane, tenant: str | None) -> Sequence[datetime]:

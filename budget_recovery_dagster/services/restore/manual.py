@@ -197,7 +197,7 @@ class _Run:
         """Close the open incident if nothing of the whole store is left; return how it is now."""
         session = self.session
         if session.incident is not None and failure is None:
-            restores = session.restores(session.plane.restore_points, self.order.reason)
+            restores = session.restores(session.plane.points, self.order.reason)
             self.remainder = find_remainder(session, restores, lambda _: None)
         seen = session.require_same_store()
         incident, remainder = session.incident, self.remainder
@@ -270,7 +270,7 @@ def resolve_incident(
             order.on_progress(f"A further loss may go undetected: {refusal}")
         if session.incident is None:
             _require_open(plane)
-        restores = session.restores(plane.restore_points, order.reason)
+        restores = session.restores(plane.points, order.reason)
         remainder = find_remainder(session, restores, restores.record_left)
         seen = session.require_same_store()
         detail = " ".join(_left(remainder, session.incident)) if session.incident else ""

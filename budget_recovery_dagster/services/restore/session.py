@@ -279,7 +279,7 @@ def find_remainder(
         StoreError: the store does not answer any more.
     """
     counters, unreadable, unseen = 0, 0, []
-    for tenant in sorted(session.plane.restore_points.tenants()):
+    for tenant in sorted(session.plane.points.tenants()):
         try:
             left = restores.left_of(tenant)
             on_left(left)

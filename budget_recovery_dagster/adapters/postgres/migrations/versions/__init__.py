@@ -1,1 +1,1 @@
-"""One file per step, in order; a step that has been released is never edited."""
+"""One file per version of the schema, in order; a released version is never edited."""

@@ -1,48 +1,11 @@
-"""The store's marker, checks of the store, incidents with their attempts, and audits of restores.
+"""SQL of version 1: incidents, checks of the store, restore attempts, audits and previews.
 
-Names are compared byte by byte (COLLATE "C"), as in the first step.
+Names compare byte by byte (COLLATE "C"), as in ``v1_snapshots``.
 """
 
-from alembic import op
-
-revision = "0003"
-down_revision = "0002"
-branch_labels = None
-depends_on = None
-
-# A marker and an intended one are parts of the baseline: without one there is neither.
-MARKER = """
-alter table budget_recovery.store
-    add column marker_nonce text collate "C",
-    add column marker_revision numeric(20),
-    add column marked_at timestamptz,
-    add column intended_nonce text collate "C",
-    add constraint store_marker_is_whole check (
-        num_nulls(marker_nonce, marker_revision, marked_at) in (0, 3)
-    ),
-    add constraint store_marker_revision_is_uint64 check (
-        marker_revision between 0 and 18446744073709551615
-    ),
-    add constraint store_marker_is_of_a_baseline check (
-        baseline_version is not null or num_nonnulls(marker_nonce, intended_nonce) = 0
-    ),
-    add constraint store_nonces_are_not_empty check (marker_nonce <> '' and intended_nonce <> '');
-comment on column budget_recovery.store.state is
-    'HEALTHY, RECOVERING or FAILED; snapshots are stored only while HEALTHY. It is another than '
-    'HEALTHY exactly while an incident is open: both move in one transaction, under this row''s '
-    'lock.';
-comment on column budget_recovery.store.marker_nonce is
-    'What our last marker in the store says; it is known to stand there.';
-comment on column budget_recovery.store.marker_revision is
-    'The sequence that the store gave to our last marker.';
-comment on column budget_recovery.store.marked_at is
-    'About when our last marker was written; the store may drop it for its age.';
-comment on column budget_recovery.store.intended_nonce is
-    'What a marker says that may have been written since; noted before the writing.';
-"""
-
-# The id is random and never a number: the database may be restored from a backup, and ids given out
-# before are remembered for ever in the keys of Dagster runs.
+# The id is random, never a number: the database may be restored from a backup, and Dagster keeps
+# run keys with earlier ids for ever. The time of the last release shows that a run which a person
+# terminated before it needs no further action.
 INCIDENT = """
 create table budget_recovery.incident (
     incident_id text collate "C" primary key,
@@ -63,6 +26,10 @@ create table budget_recovery.incident (
     waiting_since timestamptz,
     waiting_reason text,
     waits bigint,
+    held_at timestamptz,
+    held_by text,
+    held_reason text,
+    released_at timestamptz,
     failed_at timestamptz,
     failure text collate "C",
     failure_detail text,
@@ -98,6 +65,9 @@ create table budget_recovery.incident (
     constraint incident_waiting_is_whole check (
         num_nulls(waiting_since, waiting_reason, waits) in (0, 3) and waits > 0
     ),
+    constraint incident_hold_is_whole check (
+        num_nulls(held_at, held_by, held_reason) in (0, 3)
+    ),
     constraint incident_failure_is_whole check (
         num_nulls(failed_at, failure, failure_detail) in (0, 3)
     ),
@@ -114,7 +84,8 @@ create table budget_recovery.incident (
     ),
     constraint incident_outcome_is_known check (
         outcome in (
-            'restored', 'restored in part', 'nothing lost', 'nothing current', 'accepted by hand'
+            'restored', 'restored in part', 'restored by hand', 'nothing lost', 'nothing current',
+            'accepted by hand'
         )
     ),
     constraint incident_restored_is_not_negative check (
@@ -126,56 +97,64 @@ create unique index incident_open on budget_recovery.incident ((closed_at is nul
 where closed_at is null;
 create index incident_opened_at on budget_recovery.incident (opened_at);
 comment on table budget_recovery.incident is
-    'A loss of the store with all that happened until it was put right; kept for ever. At most '
-    'one is open, exactly while the store is not HEALTHY.';
+    'A loss of the store and what happened until its end; kept for ever. At most one is open, '
+    'exactly while the store is not HEALTHY.';
 comment on column budget_recovery.incident.incident_id is
-    'A random id, part of the keys of the runs that restore.';
-comment on column budget_recovery.incident.opened_at is 'When the first loss was written here.';
+    'A random id, part of the run keys of its restores.';
+comment on column budget_recovery.incident.opened_at is 'When its first loss was recorded.';
 comment on column budget_recovery.incident.target_created_at is
-    'The store that the recovery stands on: when its stream was created; null: it is gone.';
+    'The restore target: when its stream was created; null: there is no store.';
 comment on column budget_recovery.incident.target_last_sequence is
-    'The store that the recovery stands on: the highest sequence that it had given out.';
+    'The restore target: the highest sequence of its stream.';
 comment on column budget_recovery.incident.target_version is
-    'The store that the recovery stands on: the version that its description has.';
+    'The restore target: the version of its description.';
 comment on column budget_recovery.incident.target_marker_nonce is
-    'The store that the recovery stands on: what our marker in it says; null: there is none.';
+    'The restore target: the nonce of our marker in it; null: there is none.';
 comment on column budget_recovery.incident.target_marker_revision is
-    'The store that the recovery stands on: the sequence that it gave to our marker.';
+    'The restore target: the sequence of our marker.';
 comment on column budget_recovery.incident.target_marked_at is
-    'The store that the recovery stands on: about when our marker was written.';
+    'The restore target: about when our marker was written.';
 comment on column budget_recovery.incident.target_intended_nonce is
-    'The store that the recovery stands on: what a marker says that may have been written since.';
+    'The restore target: the nonce of a marker that may have been written since.';
 comment on column budget_recovery.incident.newest_point_at is
     'The newest snapshot of any tenant at the time of the loss; null: there was none.';
 comment on column budget_recovery.incident.last_good_at is
-    'When the store was last known to be whole; what was counted between newest_point_at and this '
-    'is in no snapshot.';
+    'When the store was last known to be intact; usage counted between newest_point_at and this '
+    'time is in no snapshot.';
 comment on column budget_recovery.incident.attempts is
-    'Attempts claimed for the newest loss; each further loss begins again.';
-comment on column budget_recovery.incident.launches is 'Restores launched by a sensor, in all.';
+    'Attempts for the newest loss; each further loss, and each release, starts at 0 again.';
+comment on column budget_recovery.incident.launches is 'All restores that a sensor launched.';
 comment on column budget_recovery.incident.launches_before is
-    'Of these, those before the newest attempt or the newest loss: the backoff counts from there.';
+    'Launches before the newest attempt, loss or release; the backoff counts the later ones.';
 comment on column budget_recovery.incident.next_launch_at is
-    'The earliest time of the next launch; null: at once.';
+    'The earliest time of the next launch; null: now.';
 comment on column budget_recovery.incident.waiting_since is
-    'Since when restores wait for the store; null: none waits.';
-comment on column budget_recovery.incident.waiting_reason is 'What the last one waits for.';
-comment on column budget_recovery.incident.waits is 'How many have looked in vain since then.';
+    'Since when restores wait for the store; null: no restore waits.';
+comment on column budget_recovery.incident.waiting_reason is 'Why the last one waits.';
+comment on column budget_recovery.incident.waits is
+    'Restores that found the store not ready since then.';
+comment on column budget_recovery.incident.held_at is
+    'Since when its restore is on hold; null: it is not.';
+comment on column budget_recovery.incident.held_by is 'Who holds it.';
+comment on column budget_recovery.incident.held_reason is 'The reason of the hold, for people.';
+comment on column budget_recovery.incident.released_at is
+    'When a hold last ended; null: never.';
 comment on column budget_recovery.incident.failed_at is
-    'When it was given up; a person has to look.';
-comment on column budget_recovery.incident.failure is 'Why it was given up.';
-comment on column budget_recovery.incident.failure_detail is 'The same for people, in full.';
+    'When the restore failed for good, so that a person must act; null: it did not.';
+comment on column budget_recovery.incident.failure is 'Why it failed.';
+comment on column budget_recovery.incident.failure_detail is 'The same in full, for people.';
 comment on column budget_recovery.incident.closed_at is 'When it ended; null: it is open.';
 comment on column budget_recovery.incident.outcome is
-    'How it ended: restored, nothing lost, or nothing current.';
-comment on column budget_recovery.incident.outcome_detail is 'The same for people, in full.';
+    'restored, restored in part, restored by hand, nothing lost, nothing current or accepted by '
+    'hand.';
+comment on column budget_recovery.incident.outcome_detail is 'The same in full, for people.';
 comment on column budget_recovery.incident.restored_tenants is
-    'Of how many tenants something was raised.';
+    'Tenants with a raised counter.';
 comment on column budget_recovery.incident.restored_windows is
-    'Of how many budgets and windows something was raised.';
-comment on column budget_recovery.incident.restored_counters is 'How many counters were raised.';
+    'Budgets and windows with a raised counter.';
+comment on column budget_recovery.incident.restored_counters is 'Raised counters.';
 comment on column budget_recovery.incident.restored_boards is
-    'How many leaderboards were written.';
+    'Written leaderboards.';
 """
 
 LOSS = """
@@ -204,21 +183,21 @@ create table budget_recovery.store_loss (
     )
 );
 comment on table budget_recovery.store_loss is
-    'The losses of an incident: one that comes while it is open belongs to it.';
+    'The losses of an incident: the first one, and those found while it was open.';
 comment on column budget_recovery.store_loss.incident_id is 'The incident that it belongs to.';
-comment on column budget_recovery.store_loss.position is 'From 1, in the order of their finding.';
+comment on column budget_recovery.store_loss.position is 'From 1, in the order of detection.';
 comment on column budget_recovery.store_loss.found_at is 'When it was found.';
 comment on column budget_recovery.store_loss.found_by is 'The tick or run that found it.';
 comment on column budget_recovery.store_loss.verdict is 'recreated, regressed or marker lost.';
-comment on column budget_recovery.store_loss.reason is 'What the verdict rests on, for people.';
+comment on column budget_recovery.store_loss.reason is 'The evidence for the verdict, for people.';
 comment on column budget_recovery.store_loss.before_created_at is
     'The store that was lost: when its stream was created.';
 comment on column budget_recovery.store_loss.before_last_sequence is
-    'The store that was lost: the highest sequence that it was known to have given out.';
+    'The store that was lost: the highest known sequence of its stream.';
 comment on column budget_recovery.store_loss.after_created_at is
-    'The store that was found instead: when its stream was created; null: there was none.';
+    'The store that was found: when its stream was created; null: there was none.';
 comment on column budget_recovery.store_loss.after_last_sequence is
-    'The store that was found instead: the highest sequence that it had given out.';
+    'The store that was found: the highest sequence of its stream.';
 """
 
 CHECK = """
@@ -247,21 +226,21 @@ create table budget_recovery.store_check (
 -- The newest, and those that are too old.
 create index store_check_checked_at on budget_recovery.store_check (checked_at, check_id);
 comment on table budget_recovery.store_check is
-    'What was found in comparisons of the store with what was accepted: all checks of the sensor, '
-    'the losses that captures and restores found, and the acceptance after each recovery. Of the '
-    'last 30 days; the newest one that found the store whole is kept in any case.';
-comment on column budget_recovery.store_check.check_id is 'In the order of their writing.';
-comment on column budget_recovery.store_check.checked_at is 'When the store was looked at.';
-comment on column budget_recovery.store_check.checked_by is 'The tick or run that looked.';
+    'Comparisons of the store with the baseline: all checks of the sensor, the losses that '
+    'captures and restores found, and the new baseline after each recovery. Kept for 30 days; the '
+    'newest check that found the store intact is kept longer.';
+comment on column budget_recovery.store_check.check_id is 'Ascending in the order of recording.';
+comment on column budget_recovery.store_check.checked_at is 'When the store was checked.';
+comment on column budget_recovery.store_check.checked_by is 'The tick or run that checked it.';
 comment on column budget_recovery.store_check.verdict is
     'unknown, first seen, unchanged or advanced; or a loss: recreated, regressed, marker lost.';
-comment on column budget_recovery.store_check.reason is 'What the verdict rests on, for people.';
+comment on column budget_recovery.store_check.reason is 'The evidence for the verdict, for people.';
 comment on column budget_recovery.store_check.store_created_at is
-    'The identity that was seen: when the stream was created; null: none was seen.';
+    'The observed identity: when the stream was created; null: none was observed.';
 comment on column budget_recovery.store_check.store_last_sequence is
-    'The identity that was seen: the highest sequence that the stream had given out.';
+    'The observed identity: the highest sequence of the stream.';
 comment on column budget_recovery.store_check.incident_id is
-    'The incident that the check opened, or found open.';
+    'The incident that the check opened, or that was open.';
 """
 
 ATTEMPT = """
@@ -280,21 +259,22 @@ create table budget_recovery.restore_attempt (
     constraint attempt_end_is_whole check (num_nulls(ended_at, outcome) in (0, 2))
 );
 comment on table budget_recovery.restore_attempt is
-    'Tries at restoring after a loss, written before their work begins.';
+    'Restore attempts after a loss, recorded before their work begins.';
 comment on column budget_recovery.restore_attempt.incident_id is 'The incident.';
 comment on column budget_recovery.restore_attempt.loss is 'The position of the loss in it.';
-comment on column budget_recovery.restore_attempt.number is 'From 1, for each loss.';
-comment on column budget_recovery.restore_attempt.run_id is 'The Dagster run that tries.';
+comment on column budget_recovery.restore_attempt.number is
+    'From 1 for each loss; a release does not reset it.';
+comment on column budget_recovery.restore_attempt.run_id is 'The Dagster run of the attempt.';
 comment on column budget_recovery.restore_attempt.holder is
-    'Who holds the lease under which it tries.';
-comment on column budget_recovery.restore_attempt.started_at is 'When it was claimed.';
+    'The holder of its lease.';
+comment on column budget_recovery.restore_attempt.started_at is 'When it was recorded.';
 comment on column budget_recovery.restore_attempt.ended_at is
-    'When it ended; null: it is under way, or it died.';
+    'When it ended; null: it is running, or its worker died.';
 comment on column budget_recovery.restore_attempt.outcome is 'How it ended, for people.';
 """
 
-# The sums are of any number of usages, each of up to 20 integer digits, so they are not bounded by
-# what one usage may be; the bound refuses NaN and Infinity.
+# A sum adds up any number of usages of up to 20 integer digits, so the bound of one usage does not
+# apply to it. Its own bound refuses NaN and Infinity.
 AUDIT = """
 create table budget_recovery.restore_audit (
     audit_id bigint generated always as identity primary key,
@@ -316,7 +296,7 @@ create table budget_recovery.restore_audit (
     usage_after numeric not null,
     notes jsonb not null,
     finished_at timestamptz,
-    -- What was begun is found by it to be finished.
+    -- Finds the row of a restore that ends, to complete it.
     constraint audit_entry_is_one unique (run_id, at, tenant, budget_id, window_token),
     constraint audit_names_are_not_empty check (tenant <> '' and budget_id <> ''),
     constraint audit_counts_are_not_negative check (
@@ -330,51 +310,119 @@ create table budget_recovery.restore_audit (
 create index restore_audit_incident on budget_recovery.restore_audit (incident_id);
 create index restore_audit_tenant on budget_recovery.restore_audit (tenant, at);
 comment on table budget_recovery.restore_audit is
-    'What each restore did to each budget and window, written before its first write and again '
-    'when it is done; kept for ever.';
+    'What each restore did to each budget and window: recorded before its first write, and again '
+    'at its end. Kept for ever.';
 comment on column budget_recovery.restore_audit.audit_id is
-    'In the order of their first writing.';
+    'Ascending in the order of first recording.';
 comment on column budget_recovery.restore_audit.at is
-    'When the restore of the tenant was told first: the same for all that it did to the tenant.';
+    'When the restore of the tenant began; the same in all its rows for the tenant.';
 comment on column budget_recovery.restore_audit.run_id is 'The Dagster run that restored.';
 comment on column budget_recovery.restore_audit.who is
-    'Who restored: "run … on host (pid …)", the process that held the lease.';
-comment on column budget_recovery.restore_audit.why is 'The reason that was given.';
+    'The process that held the lease: "run … on host (pid …)".';
+comment on column budget_recovery.restore_audit.why is 'The reason of the restore.';
 comment on column budget_recovery.restore_audit.incident_id is
-    'The incident for which it was done; null: for none.';
+    'The incident that it restored; null: none.';
 comment on column budget_recovery.restore_audit.tenant is 'The tenant.';
 comment on column budget_recovery.restore_audit.budget_id is 'The budget.';
 comment on column budget_recovery.restore_audit.window_token is
     'The window, such as 2026-11-29, 2026-W48, 2026-11, 2026-Q4 or lifetime.';
 comment on column budget_recovery.restore_audit.point_at is
-    'The newest snapshot that it was restored from.';
-comment on column budget_recovery.restore_audit.entries is 'Counters that the snapshots hold.';
+    'The newest snapshot that it restored from.';
+comment on column budget_recovery.restore_audit.entries is 'Counters in the snapshots.';
 comment on column budget_recovery.restore_audit.planned is
-    'Counters that were to be raised, by the plan that was made before the first write.';
+    'Counters to raise, by the plan before the first write.';
 comment on column budget_recovery.restore_audit.raised is
-    'Counters that were raised; 0 until the restore is finished.';
-comment on column budget_recovery.restore_audit.kept is 'Counters that were as high already.';
-comment on column budget_recovery.restore_audit.skipped is 'Counters that were left as they were.';
+    'Raised counters; 0 until the restore ends.';
+comment on column budget_recovery.restore_audit.kept is 'Counters that were already as high.';
+comment on column budget_recovery.restore_audit.skipped is 'Counters that could not be raised.';
 comment on column budget_recovery.restore_audit.usage_before is
-    'The sum of the counters that were read before.';
+    'The sum of the live counters before.';
 comment on column budget_recovery.restore_audit.usage_after is
-    'The sum of the counters that were read after; until the restore is finished, what it will be.';
-comment on column budget_recovery.restore_audit.notes is 'What was left, and why: a list of texts.';
+    'The sum of the live counters after; until the restore ends, the planned sum.';
+comment on column budget_recovery.restore_audit.notes is
+    'What was not restored, and why: a list of texts.';
 comment on column budget_recovery.restore_audit.finished_at is
-    'When this was written of a restore that is done; null: it is under way, or it was cut off.';
+    'When the restore ended; null: it is running, or its worker died.';
 """
 
+PREVIEW = """
+create table budget_recovery.restore_preview (
+    preview_id text collate "C" primary key,
+    at timestamptz not null,
+    previewed_by text not null,
+    tenant text collate "C",
+    budget_id text collate "C",
+    captured_at timestamptz,
+    despite_resets boolean not null,
+    store_created_at timestamptz not null,
+    store_last_sequence numeric(20) not null,
+    is_complete boolean not null,
+    constraint preview_id_is_a_uuid check (
+        preview_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+    ),
+    constraint preview_names_are_not_empty check (tenant <> '' and budget_id <> ''),
+    constraint preview_budget_is_of_a_tenant check (budget_id is null or tenant is not null),
+    constraint preview_sequence_is_uint64 check (
+        store_last_sequence between 0 and 18446744073709551615
+    )
+);
+-- The newest, and those that are too old.
+create index restore_preview_at on budget_recovery.restore_preview (at);
+comment on table budget_recovery.restore_preview is
+    'Previews of restores, kept for a day.';
+comment on column budget_recovery.restore_preview.preview_id is 'A random id.';
+comment on column budget_recovery.restore_preview.at is 'When it was made.';
+comment on column budget_recovery.restore_preview.previewed_by is 'The person or run that made it.';
+comment on column budget_recovery.restore_preview.tenant is
+    'The tenant; null: all tenants.';
+comment on column budget_recovery.restore_preview.budget_id is
+    'The budget; null: all budgets.';
+comment on column budget_recovery.restore_preview.captured_at is
+    'The snapshot; null: the recovery point.';
+comment on column budget_recovery.restore_preview.despite_resets is
+    'Whether resets were to be ignored.';
+comment on column budget_recovery.restore_preview.store_created_at is
+    'The store that was read: when its stream was created.';
+comment on column budget_recovery.restore_preview.store_last_sequence is
+    'The store that was read: the highest sequence of its stream.';
+comment on column budget_recovery.restore_preview.is_complete is
+    'Whether it is complete; an incomplete preview is never used.';
+"""
 
-def upgrade() -> None:
-    """Make the tables."""
-    for block in (MARKER, INCIDENT, LOSS, CHECK, ATTEMPT, AUDIT):
-        op.execute(block)
+# Lists, as in a content: one row per counter would be too many for a preview of a whole store.
+WINDOW = """
+create table budget_recovery.restore_preview_window (
+    preview_id text collate "C" not null
+        references budget_recovery.restore_preview on delete cascade,
+    tenant text collate "C" not null,
+    budget_id text collate "C" not null,
+    window_token text collate "C" not null,
+    entities text[] collate "C" not null,
+    live numeric[] not null,
+    recorded numeric[] not null,
+    actions text[] collate "C" not null,
+    primary key (preview_id, tenant, budget_id, window_token),
+    constraint preview_lists_are_of_one_length check (
+        cardinality(entities) = cardinality(live)
+        and cardinality(entities) = cardinality(recorded)
+        and cardinality(entities) = cardinality(actions)
+    )
+);
+comment on table budget_recovery.restore_preview_window is
+    'The plan of a preview for one budget and window.';
+comment on column budget_recovery.restore_preview_window.preview_id is 'The preview.';
+comment on column budget_recovery.restore_preview_window.tenant is 'The tenant.';
+comment on column budget_recovery.restore_preview_window.budget_id is 'The budget.';
+comment on column budget_recovery.restore_preview_window.window_token is 'The window.';
+comment on column budget_recovery.restore_preview_window.entities is
+    'The entities; '''' is the budget''s aggregate.';
+comment on column budget_recovery.restore_preview_window.live is
+    'The live usages, in the order of entities; null: none, or unreadable.';
+comment on column budget_recovery.restore_preview_window.recorded is
+    'The recorded usages, in the order of entities.';
+comment on column budget_recovery.restore_preview_window.actions is
+    'The planned actions, in the order of entities.';
+"""
 
-
-def downgrade() -> None:
-    """Refuse, as the first step does.
-
-    Raises:
-        NotImplementedError: always; the way back is a backup of the database.
-    """
-    raise NotImplementedError("there is no way down; restore a backup of the database instead")
+BLOCKS = (INCIDENT, LOSS, CHECK, ATTEMPT, AUDIT, PREVIEW, WINDOW)
+"""In the order of their creation; they come after those of ``v1_snapshots``."""

@@ -1,0 +1,208 @@
+"""A damaged record counts nowhere and is reported everywhere: one rule for all that read points."""
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from budget_recovery_dagster.domain import Hour, PruneReport
+from budget_recovery_dagster.errors import DatabaseError
+from budget_recovery_dagster.presentation import points_metadata
+from budget_recovery_dagster.services import PointAges, PointSurvey, judge_point_ages, survey_points
+from tests.contract.control_planes import NOON, ControlPlane, of, point_of, reading
+from tests.contract.incident_scene import LOSS, TARGET
+
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+TEAM = of("team", "lifetime")
+KEPT = PruneReport(records=0, captures=0, contents=0, failures=0)
+
+
+def capture(plane: ControlPlane, after: timedelta, **usages: str) -> None:
+    plane.capture("acme", {("team", "lifetime"): usages}, at=NOON + after)
+
+
+def corrupt(plane: ControlPlane, after: timedelta) -> None:
+    plane.corrupt("acme", NOON + after, TEAM)
+
+
+def survey(plane: ControlPlane) -> PointSurvey:
+    return survey_points(plane)
+
+
+def ages(plane: ControlPlane) -> PointAges:
+    return judge_point_ages(plane)
+
+
+# The page and its check
+
+
+def test_the_page_takes_nothing_from_a_damaged_record_and_counts_it(plane: ControlPlane) -> None:
+    capture(plane, 0 * HOUR, alice="1", bob="3")
+    capture(plane, 1 * HOUR, alice="2", bob="3")
+    corrupt(plane, 1 * HOUR)
+    (window,) = survey(plane).windows
+    assert (window.usage, window.entities) == (Decimal(4), 2)
+    assert (window.captured_at, window.damaged) == (NOON, 1)
+    shown = points_metadata(survey(plane))
+    assert shown["damaged_records"] == 1
+    assert shown["newest_point_age_seconds"] == 3600
+    (row,) = shown["points"].records
+    assert (row.data["usage"], row.data["marks"]) == ("4", "damaged(1)")
+
+
+def test_a_window_with_damaged_records_only_is_unknown_on_the_page(plane: ControlPlane) -> None:
+    capture(plane, 0 * HOUR, alice="1")
+    capture(plane, 1 * HOUR, alice="2")
+    corrupt(plane, 0 * HOUR)
+    corrupt(plane, 1 * HOUR)
+    found = survey(plane)
+    assert (found.newest_points, found.without_window) == ({}, ())
+    shown = points_metadata(found)
+    assert "newest_point_age_seconds" not in shown
+    (row,) = shown["points"].records
+    assert (row.data["usage"], row.data["marks"]) == ("unknown", "damaged(2)")
+    assert (row.data["entities"], row.data["source"]) == (0, "")
+
+
+def test_a_damaged_record_fails_the_check(plane: ControlPlane) -> None:
+    capture(plane, 0 * HOUR, alice="1")
+    assert ages(plane).is_sound
+    corrupt(plane, 0 * HOUR)
+    found = ages(plane)
+    assert not found.is_sound
+    assert (found.damaged, found.too_old) == ({"acme": 1}, {})
+
+
+# Points of all tenants
+
+
+def test_the_newest_point_is_the_newest_intact_record(plane: ControlPlane) -> None:
+    capture(plane, 0 * HOUR, alice="1")
+    capture(plane, 1 * HOUR, alice="2")
+    corrupt(plane, 1 * HOUR)
+    assert plane.points.newest_points(plane.clock.now()) == {"acme": NOON}
+    assert plane.points.newest_snapshots() == {"acme": NOON + HOUR}
+    corrupt(plane, 0 * HOUR)
+    assert plane.points.newest_points(plane.clock.now()) == {}
+    assert plane.points.tenants() == {"acme"}
+
+
+def test_damaged_records_are_counted_by_tenant_as_a_point_names_them(plane: ControlPlane) -> None:
+    for tenant in ("intact", "acme"):
+        for hour in range(3):
+            counters = {
+                ("team", "lifetime"): {tenant: str(hour + 1)},
+                ("team", "2026-11"): {tenant: str(hour + 10)},
+                ("team", "2026-11-24"): {tenant: str(hour + 20)},
+            }
+            plane.capture(tenant, counters, at=NOON + hour * HOUR)
+    now = plane.clock.now()
+    assert plane.points.damaged(now) == {}
+    # An intact newer record covers this one, so no reader needs it.
+    corrupt(plane, 0 * HOUR)
+    # This window has closed.
+    plane.corrupt("acme", NOON + 2 * HOUR, of("team", "2026-11-24"))
+    assert plane.points.damaged(now) == {}
+    corrupt(plane, 2 * HOUR)
+    plane.corrupt("acme", NOON + 2 * HOUR, of("team", "2026-11"))
+    # Once the newest one is damaged, all others of its window are read.
+    assert plane.points.damaged(now) == {"acme": 3}
+    assert sum(len(each.corrupt) for each in plane.current_windows("acme")) == 3
+
+
+def test_an_incident_notes_the_newest_snapshot_with_more_than_damaged_records(
+    plane: ControlPlane,
+) -> None:
+    capture(plane, 0 * HOUR, alice="1")
+    capture(plane, 1 * HOUR, alice="2")
+    corrupt(plane, 1 * HOUR)
+    incident = plane.incidents.open(LOSS, target=TARGET, judged=plane.baseline)
+    assert incident.newest_point_at == NOON
+
+
+# Drops
+
+
+def test_drops_are_not_judged_against_damaged_records(plane: ControlPlane) -> None:
+    capture(plane, 0 * HOUR, alice="1")
+    corrupt(plane, 0 * HOUR)
+    assert plane.points.current_usages("acme", plane.clock.now()) == {}
+    later = plane.take(reading("acme", {("team", "lifetime"): {"alice": "1"}}), at=NOON + HOUR)
+    assert later.drops == ()
+
+
+# Retention
+
+
+def test_a_damaged_record_does_not_cost_the_intact_ones_that_it_covered(
+    plane: ControlPlane,
+) -> None:
+    capture(plane, 0 * HOUR, alice="1", bob="5")
+    capture(plane, 8 * DAY, alice="2", bob="6")
+    corrupt(plane, 8 * DAY)
+    assert plane.prune("acme") == KEPT
+    assert plane.points.current_usages("acme", plane.clock.now()) == point_of(
+        {("team", "lifetime"): {"alice": "1", "bob": "5"}}
+    )
+
+
+def test_the_newest_intact_covering_record_lets_the_older_ones_go(plane: ControlPlane) -> None:
+    capture(plane, 0 * HOUR, alice="1")
+    capture(plane, 7 * DAY, alice="2")
+    capture(plane, 8 * DAY, alice="3")
+    corrupt(plane, 8 * DAY)
+    assert plane.prune("acme").records == 1
+    assert plane.points.current_usages("acme", plane.clock.now()) == point_of(
+        {("team", "lifetime"): {"alice": "2"}}
+    )
+
+
+def test_a_damaged_record_that_nothing_covers_stays_reported(plane: ControlPlane) -> None:
+    capture(plane, 0 * HOUR, alice="1")
+    corrupt(plane, 0 * HOUR)
+    plane.clock.set(NOON + 30 * DAY)
+    assert plane.prune("acme") == KEPT
+    assert plane.points.damaged(plane.clock.now()) == {"acme": 1}
+    capture(plane, 30 * DAY, alice="2")
+    assert plane.prune("acme").records == 1
+    assert plane.points.damaged(plane.clock.now()) == {}
+
+
+def test_a_damaged_record_is_no_needed_one_that_a_reset_excludes(plane: ControlPlane) -> None:
+    capture(plane, 0 * HOUR, alice="5")
+    capture(plane, 1 * HOUR, alice="6")
+    plane.reset(NOON + 1 * HOUR, "alice")
+    capture(plane, 2 * HOUR, alice="1")
+    corrupt(plane, 1 * HOUR)
+    capture(plane, 30 * DAY, alice="2")
+    plane.prune("acme")
+    overriding = plane.points.despite_resets().point_of("acme", plane.clock.now())
+    assert overriding is not None
+    assert overriding.windows[0].usages == {"alice": Decimal(5)}
+
+
+# Contents that are stored again
+
+
+def test_a_damaged_content_is_not_shared_by_a_new_record(plane: ControlPlane) -> None:
+    capture(plane, 0 * HOUR, alice="1")
+    corrupt(plane, 0 * HOUR)
+    capture(plane, 1 * HOUR, alice="1")
+    assert plane.reports.damaged_in(Hour(NOON + HOUR)) == ()
+    assert len(plane.reports.damaged_in(Hour(NOON))) == 1
+    assert plane.points.damaged(plane.clock.now()) == {}
+    capture(plane, 2 * HOUR, alice="1")
+    assert plane.current_windows("acme")[0].usages == {"alice": Decimal(1)}
+
+
+# Whole snapshots
+
+
+def test_a_record_that_is_read_for_a_table_is_verified(plane: ControlPlane) -> None:
+    capture(plane, 0 * HOUR, alice="1")
+    corrupt(plane, 0 * HOUR)
+    with plane.retained.records_of("acme", Hour(NOON)) as records:
+        assert records is not None
+        with pytest.raises(DatabaseError, match=r"damaged \(checksum mismatch\): tenant 'acme'"):
+            list(records)
