@@ -103,13 +103,19 @@ class _Document:
         return self._value(str(content), key)
 
     def _in_order(self, rows: Rows) -> list[Any]:
-        """Sort rows by what is not volatile in them; rows alike in that, by their times."""
+        """Sort rows by what is not volatile in them; rows alike in that, by times and known ids."""
         blank = _Document(self.known, numbered=False)
-        return sorted(rows, key=lambda row: (_dumped(blank.of(row)), _times(row), _dumped(row)))
+
+        def key(row: Any) -> tuple[str, list[str], list[int], str]:
+            written, numbers = _dumped(row), self._numbers.get("id", {})
+            known = [numbers.get(each, len(numbers) + 1) for each in _ID.findall(written)]
+            return _dumped(blank.of(row)), _times(row), known, written
+
+        return sorted(rows, key=key)
 
     def _number(self, number: float, key: str) -> Any:
         if key.endswith("_id"):
-            return self._place("number", str(number))
+            return self._place(key, str(number))
         if key == "expiry_seconds":
             # Counted from the writing of the key to the end of its window.
             return round(number / 60) * 60

@@ -66,6 +66,21 @@ def test_rows_are_sorted_by_what_is_not_volatile() -> None:
     ]
 
 
+def test_numbers_that_are_ids_are_numbered_by_their_name() -> None:
+    content = [{"content_id": 7, "check_id": 7}, {"content_id": 9}, {"content_id": 7}]
+    assert normalized(content, KNOWN) == [
+        {"content_id": "<content_id 1>", "check_id": "<check_id 1>"},
+        {"content_id": "<content_id 2>"},
+        {"content_id": "<content_id 1>"},
+    ]
+
+
+def test_rows_alike_are_sorted_by_ids_that_the_document_has_numbered() -> None:
+    first, second = RUN, RUN.replace("0c9a", "000a")
+    content = {"runs": [first, second], "rows": Rows([{"run": second}, {"run": first}])}
+    assert normalized(content, KNOWN)["rows"] == [{"run": "<id 1>"}, {"run": "<id 2>"}]
+
+
 def test_fixed_documents_keep_their_times() -> None:
     text = "such as 2026-11-29T14:00, below /srv/home"
     assert replaced([text], {"/srv/home": "<home>"}) == ["such as 2026-11-29T14:00, below <home>"]
