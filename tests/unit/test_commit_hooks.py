@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-import yaml
+import yaml  # type: ignore[import-untyped]  # it ships none
 
 PROJECT = Path(__file__).parents[2]
 
