@@ -11,9 +11,11 @@ from tests.documentation import PAGES, PROJECT, Command, commands, shown_command
 
 MAKEFILE = (PROJECT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
+GROUP = click.Context(main, info_name="budget-recovery")
+COMMANDS = [main.get_command(GROUP, name) for name in main.list_commands(GROUP)]
 OPTIONS = {
     option
-    for command in (main, *main.commands.values())
+    for command in (main, *filter(None, COMMANDS))
     for parameter in command.get_params(click.Context(command))
     for option in parameter.opts
 }
@@ -21,13 +23,12 @@ OPTIONS = {
 
 def require_valid(command: Command) -> None:
     """Refuse a call of budget-recovery that its parser would refuse; nothing is executed."""
-    group = click.Context(main, info_name="budget-recovery")
-    _, words, _ = main.make_parser(group).parse_args(list(command.arguments))
+    _, words, _ = main.make_parser(GROUP).parse_args(list(command.arguments))
     if not words:
         return
-    named = main.get_command(group, words[0])
+    named = main.get_command(GROUP, words[0])
     assert named is not None, f"{command}: there is no such command"
-    context = click.Context(named, info_name=words[0], parent=group)
+    context = click.Context(named, info_name=words[0], parent=GROUP)
     given, rest, _ = named.make_parser(context).parse_args(words[1:])
     assert not rest, f"{command}: {rest} is not an option"
     for parameter in named.params:
@@ -53,7 +54,7 @@ def test_make_has_every_target(page: str) -> None:
         for variable in variables:
             name, _, value = variable.partition("=")
             assert f"$({name})" in MAKEFILE, command
-            if name == "ARGS" and targets and targets[0] in main.commands:
+            if name == "ARGS" and targets and targets[0] in main.list_commands(GROUP):
                 require_valid(Command("budget-recovery", (targets[0], *shlex.split(value))))
 
 
