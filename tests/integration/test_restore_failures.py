@@ -1,9 +1,5 @@
 """Restores that cannot succeed, or not yet: what is counted, said and left alone."""
 
-import re
-import shlex
-from pathlib import Path
-
 import dagster as dg
 import psycopg
 import pytest
@@ -18,6 +14,7 @@ from budget_recovery_dagster.services.restore import GaveUp, RecoveryResult
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
+from tests.documentation import steps
 from tests.integration.recovery_runs import (
     check,
     incidents,
@@ -33,7 +30,7 @@ from tests.integration.snapshot_job import failure_text, run_job
 from tests.nats_servers import Bucket
 
 LIFETIME = "lifetime"
-RUNBOOK = Path(__file__).parents[2] / "docs/runbook.md"
+RUNBOOK = "docs/runbook.md"
 
 
 @pytest.fixture
@@ -67,11 +64,14 @@ def recover(plane: ControlPlane) -> RecoveryResult:
     return services.recover(plane, holder="a test")
 
 
-def run_as_told(command: str, *more: str) -> None:
-    """Run the command of this name as the runbook has it in a line of its own."""
-    text = RUNBOOK.read_text(encoding="utf-8")
-    (line,) = re.findall(rf"^ *budget-recovery ({command}\b.*)$", text, re.MULTILINE)
-    result = CliRunner().invoke(main, [*shlex.split(line), *more])
+def run_as_told(name: str, *more: str) -> None:
+    """Run the command of this name as the runbook has it among the steps out of FAILED."""
+    (told,) = [
+        command
+        for command in steps(RUNBOOK, "FAILED", "budget-recovery")
+        if command.arguments[0] == name
+    ]
+    result = CliRunner().invoke(main, [*told.arguments, *more])
     assert result.exit_code == 0, result.output
 
 

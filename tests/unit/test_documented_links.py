@@ -1,30 +1,48 @@
-"""Every link between the pages of this project leads somewhere."""
-
-import re
-from pathlib import Path
+"""Every link between the pages of this project leads to a page and a heading."""
 
 import pytest
 
-PROJECT = Path(__file__).parents[2]
-PAGES = sorted(
-    str(page.relative_to(PROJECT))
-    for page in (*PROJECT.glob("*.md"), *PROJECT.rglob("docs/**/*.md"))
-)
+from tests.documentation import PAGES, PROJECT, anchors, languages, links, spans
 
 
-def anchors(page: Path) -> set[str]:
-    """Return the names by which the headings of a page are linked."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_links_lead_to_pages_and_headings(name: str) -> None:
-    page = PROJECT / name
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_pages_and_headings(page: str) -> None:
+    for link in links(page):
         if "://" in link:
             continue
         path, _, anchor = link.partition("#")
-        target = (page.parent / path) if path else page
+        target = (PROJECT / page).parent / path if path else PROJECT / page
         assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+        if anchor:
+            assert anchor in anchors(str(target.resolve().relative_to(PROJECT))), link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_is_linked_from_another(page: str) -> None:
+    if page == "README.md":
+        return
+    linking = {
+        str(((PROJECT / other).parent / link.partition("#")[0]).resolve().relative_to(PROJECT))
+        for other in PAGES
+        if other != page
+        for link in links(other)
+        if "://" not in link
+    }
+    assert {page, str((PROJECT / page).parent.relative_to(PROJECT))} & linking
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page: str) -> None:
+    """A path within a line is that of a file of the project or of its package."""
+    for span in spans(page):
+        if "/" not in span.strip("/") or not span.endswith((".py", ".md")) or " " in span:
+            continue
+        package = PROJECT / "budget_recovery_dagster"
+        assert (PROJECT / span).exists() or (package / span).exists(), span
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_code_block_names_its_language(page: str) -> None:
+    """Commands are found by it, and output is told from them."""
+    known = {"sh", "text", "sql", "python", "json", "yaml", "conf"}
+    assert languages(page) <= known

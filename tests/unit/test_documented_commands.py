@@ -1,0 +1,98 @@
+"""Every command that the docs show exists, with the options that they give it."""
+
+import re
+import shlex
+
+import click
+import pytest
+
+from budget_recovery_dagster.cli.main import main
+from tests.documentation import PAGES, PROJECT, Command, commands, shown_commands, spans
+
+MAKEFILE = (PROJECT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
+GROUP = click.Context(main, info_name="budget-recovery")
+COMMANDS = [main.get_command(GROUP, name) for name in main.list_commands(GROUP)]
+OPTIONS = {
+    option
+    for command in (main, *filter(None, COMMANDS))
+    for parameter in command.get_params(click.Context(command))
+    for option in parameter.opts
+}
+
+
+def require_valid(command: Command) -> None:
+    """Refuse a call of budget-recovery that its parser would refuse; nothing is executed."""
+    _, words, _ = main.make_parser(GROUP).parse_args(list(command.arguments))
+    if not words:
+        return
+    named = main.get_command(GROUP, words[0])
+    assert named is not None, f"{command}: there is no such command"
+    context = click.Context(named, info_name=words[0], parent=GROUP)
+    given, rest, _ = named.make_parser(context).parse_args(words[1:])
+    assert not rest, f"{command}: {rest} is not an option"
+    for parameter in named.params:
+        if parameter.name in given:
+            parameter.type_cast_value(context, given[parameter.name])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_parser_takes_every_command(page: str) -> None:
+    for command in shown_commands(page, "budget-recovery"):
+        try:
+            require_valid(command)
+        except click.UsageError as error:
+            raise AssertionError(f"{command}: {error.format_message()}") from error
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_has_every_target(page: str) -> None:
+    for command in shown_commands(page, "make"):
+        variables = [word for word in command.arguments if "=" in word]
+        targets = [word for word in command.arguments if "=" not in word]
+        assert set(targets) <= TARGETS, command
+        for variable in variables:
+            name, _, value = variable.partition("=")
+            assert f"$({name})" in MAKEFILE, command
+            if name == "ARGS" and targets and targets[0] in main.list_commands(GROUP):
+                require_valid(Command("budget-recovery", (targets[0], *shlex.split(value))))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_that_is_named_alone_exists(page: str) -> None:
+    for span in spans(page):
+        if span.startswith("--"):
+            assert span.split()[0] in OPTIONS, span
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("budget-recovery repair", "no such command"),
+        ("budget-recovery status --yaml", "No such option"),
+        ("budget-recovery restore --reason", "requires an argument"),
+        ("budget-recovery status now", "is not an option"),
+        ("budget-recovery dev --port many", "not a valid integer"),
+    ],
+)
+def test_what_no_parser_takes_is_noticed(line: str, wrong: str) -> None:
+    (command,) = commands(line, "budget-recovery")
+    with pytest.raises((AssertionError, click.UsageError), match=wrong):
+        require_valid(command)
+
+
+def test_commands_are_found_wherever_a_script_has_them() -> None:
+    script = """
+    # budget-recovery is a comment here
+    told=$(budget-recovery status --json 2>/dev/null); code=$?
+    A=1 make dev ARGS="--port 3001"   # until Ctrl-C
+    budget-recovery restore \\
+      --reason "it is back" && .venv/bin/budget-recovery status
+    nsc add user --name budget-recovery
+    """
+    assert [str(found) for found in commands(script, "budget-recovery", "make")] == [
+        "budget-recovery status --json",
+        "make dev ARGS=--port 3001",
+        "budget-recovery restore --reason it is back",
+        "budget-recovery status",
+    ]
