@@ -22,9 +22,8 @@ import psycopg
 
 from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.domain import Hour
+from budget_recovery_dagster.embedded import NatsServer, PostgresServer
 from budget_recovery_dagster.ports import ControlPlane
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from budget_recovery_dagster.services import capture_hour, check_store
 from budget_recovery_dagster.services.restore import Recovered, recover_store
 from budget_recovery_dagster.settings import Settings, load_settings

@@ -35,6 +35,10 @@ class ChoiceError(BudgetRecoveryError):
     """The options of a manual command are invalid or match nothing; nothing was done."""
 
 
+class NotConfirmedError(BudgetRecoveryError):
+    """A command that changes data was not confirmed, and there is no terminal to ask at."""
+
+
 class PreviewOutdatedError(BudgetRecoveryError):
     """The store was lost or replaced since the preview; nothing was written."""
 

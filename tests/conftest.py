@@ -12,8 +12,7 @@ import pytest
 from psycopg import sql
 
 from budget_recovery_dagster.adapters.postgres import migrate
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.embedded import NatsServer, PostgresServer
 from tests.postgres_servers import temporary_database
 
 # Linux keeps files here in memory. Each test has a database of its own, of some thousand files:

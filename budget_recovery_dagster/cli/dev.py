@@ -1,4 +1,4 @@
-"""``budget-recovery dev``: everything on this machine, as children of one command."""
+"""``budget-recovery dev``: all services on this machine, as children of one command."""
 
 import math
 import shlex
@@ -12,45 +12,48 @@ from rich.text import Text
 
 from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.options import data_dir_option
-from budget_recovery_dagster.cli.starting import starting
-from budget_recovery_dagster.cli.stop_signals import stop_signals_interrupt
+from budget_recovery_dagster.cli.server_commands import shown_steps, stop_signals_interrupt
 from budget_recovery_dagster.domain.windows import Hour
-from budget_recovery_dagster.sandbox.child_process import Found, poll
-from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
-from budget_recovery_dagster.sandbox.data_directory import held_data_dir
-from budget_recovery_dagster.sandbox.errors import DagsterUiError
+from budget_recovery_dagster.embedded import poll
+from budget_recovery_dagster.sandbox import (
+    DagsterUi,
+    DagsterUiError,
+    RunningDev,
+    announced,
+    held_data_dir,
+)
 from budget_recovery_dagster.sandbox.first_snapshot import (
     ASSET,
     SnapshotRun,
-    look_at,
     request_snapshot,
+    snapshot_run,
 )
-from budget_recovery_dagster.sandbox.running_dev import RunningDev, announced
 from budget_recovery_dagster.sandbox.stack import CONTROL_DATABASE, Stack, running_stack
 from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 
 _FIRST_RUN_SECONDS = 300
-_WATCH_INTERVAL_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
-# Output is ASCII where it is ours, so that no terminal's encoding can break it.
+# Our own output is ASCII, so that it works with the encoding of every terminal.
 _console = answers(soft_wrap=True)
 
 
-@click.command(short_help="Run everything here, with simulated traffic.")
+@click.command(short_help="Run all services on this machine, with simulated traffic.")
 @click.option(
     "--port",
     default=3000,
     show_default=True,
     type=click.IntRange(1, 65535),
-    help="Where to serve the UI.",
+    help="Port of the web UI.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="On which address.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the web UI.")
 @data_dir_option
 def dev(port: int, host: str, data_dir: Path | None) -> None:
-    """Run everything on this machine, with simulated traffic, until Ctrl-C.
+    """Run all services on this machine, with simulated traffic, until Ctrl-C.
 
-    PostgreSQL and NATS come with the package; BUDGET_RECOVERY_POSTGRES_URL and
-    BUDGET_RECOVERY_NATS_URL name servers to use instead. A given NATS gets no simulated traffic.
+    PostgreSQL and NATS come with the package. To use your own servers, set
+    BUDGET_RECOVERY_POSTGRES_URL and BUDGET_RECOVERY_NATS_URL. Your own NATS gets no simulated
+    traffic.
     """
     settings = load_settings()
     ui = DagsterUi(host, port)
@@ -59,19 +62,19 @@ def dev(port: int, host: str, data_dir: Path | None) -> None:
         with (
             stop_signals_interrupt(),
             held_data_dir(data_dir) as held,
-            running_stack(settings, held, ui, starting(_console)) as stack,
+            running_stack(settings, held, ui, shown_steps(_console)) as stack,
             announced(held, _running(stack, settings, ui)),
         ):
-            _show_where_to_look(stack, settings, ui, held)
+            _show_addresses(stack, settings, ui, held)
             try:
                 _take_first_snapshot(stack, ui)
             except DagsterUiError as error:
-                # The webserver only passes on that the code server is gone.
+                # The webserver only reports that it cannot reach the code server.
                 if ended := stack.ended():
                     raise ended.ended_error() from error
                 raise
             _console.print("[dim]Ctrl-C stops everything; the data are kept.[/]")
-            _watch(stack, lambda: None, seconds=math.inf)
+            _watch(stack, lambda: False, seconds=math.inf)
     except KeyboardInterrupt:
         _console.print(Text(f"Stopped. The data are kept in {data_dir.absolute()}"))
 
@@ -87,13 +90,13 @@ def _running(stack: Stack, settings: Settings, ui: DagsterUi) -> RunningDev:
     )
 
 
-def _show_where_to_look(stack: Stack, settings: Settings, ui: DagsterUi, data_dir: Path) -> None:
-    nats = stack.nats.url if stack.nats else f"as {PREFIX}NATS_URL says"
+def _show_addresses(stack: Stack, settings: Settings, ui: DagsterUi, data_dir: Path) -> None:
+    nats = stack.nats.url if stack.nats else f"the server of {PREFIX}NATS_URL"
     places = {
         "Dagster UI": ui.url,
         "Snapshots": f"{ui.url}/assets/{ASSET}",
         "NATS": f"{nats}, bucket {settings.bucket}",
-        "PostgreSQL": f"as {PREFIX}POSTGRES_URL says",
+        "PostgreSQL": f"the server of {PREFIX}POSTGRES_URL",
         "Data": str(data_dir),
         "Logs": f"{data_dir}/*.log",
         "Status": f"{shlex.quote(sys.argv[0])} status --data-dir {shlex.quote(str(data_dir))}",
@@ -107,52 +110,52 @@ def _show_where_to_look(stack: Stack, settings: Settings, ui: DagsterUi, data_di
 
 
 def _take_first_snapshot(stack: Stack, ui: DagsterUi) -> None:
-    """Have the present hour captured, unless it is, and tell how that went."""
-    hour = _present_hour()
+    """Capture the current hour unless that is done, and show the result."""
+    hour = _current_hour()
     run = request_snapshot(ui, hour)
-    # Not before: at its start the scheduler makes up for a missed tick, perhaps this hour's.
+    # Only now: at its start the scheduler makes up for a missed tick, which may be this hour's.
     stack.dagster.start_daemon()
     while run is not None:
         run = _follow(stack, ui, run)
-        if run.has_stored or hour == _present_hour():
+        if run.has_stored or hour == _current_hour():
             break
         # The hour closed before its snapshot was stored.
-        hour = _present_hour()
+        hour = _current_hour()
         run = request_snapshot(ui, hour)
     if run is None:
-        _console.print(f"The snapshot of {hour} was taken before.")
+        _console.print(f"Snapshot of {hour}: already stored.")
         return
-    outcome = "is taken" if run.has_stored else f"is not taken, its run ended as {run.status}"
-    _console.print(Text(f"The snapshot of {hour} {outcome}:"))
+    outcome = "stored" if run.has_stored else f"not stored, the run ended as {run.status}"
+    _console.print(Text(f"Snapshot of {hour}: {outcome}."))
     _console.print(Text(f"{ui.url}/runs/{run.run_id}", "cyan"))
     if run.failure:
         _console.print(Text(run.failure))
 
 
 def _follow(stack: Stack, ui: DagsterUi, run: SnapshotRun) -> SnapshotRun:
-    """Show how a run proceeds until it is over, or has taken suspiciously long."""
+    """Show the status of a run until it is over, or takes too long."""
     with _console.status("", spinner="line") as status:
 
-        def look() -> SnapshotRun | None:
+        def is_over() -> bool:
             nonlocal run
-            run = look_at(ui, run.run_id)
+            run = snapshot_run(ui, run.run_id)
             status.update(f"First snapshot: {run.status.lower()} ...")
-            return run if run.is_over else None
+            return run.is_over
 
-        _watch(stack, look, seconds=_FIRST_RUN_SECONDS)
+        _watch(stack, is_over, seconds=_FIRST_RUN_SECONDS)
     return run
 
 
-def _watch(stack: Stack, find: Callable[[], Found | None], *, seconds: float) -> Found | None:
-    """Poll ``find``, and end the program by an error if a child ends meanwhile."""
+def _watch(stack: Stack, is_over: Callable[[], bool], *, seconds: float) -> None:
+    """Wait until ``is_over`` or the time is over; raise if a child ends meanwhile."""
 
-    def find_while_all_run() -> Found | None:
+    def is_over_while_all_run() -> bool:
         if ended := stack.ended():
             raise ended.ended_error()
-        return find()
+        return is_over()
 
-    return poll(find_while_all_run, seconds=seconds, interval=_WATCH_INTERVAL_SECONDS)
+    poll(is_over_while_all_run, seconds=seconds, interval=_POLL_SECONDS)
 
 
-def _present_hour() -> Hour:
+def _current_hour() -> Hour:
     return Hour.containing(datetime.now(UTC))

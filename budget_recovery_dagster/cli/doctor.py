@@ -19,8 +19,7 @@ from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.presentation.documents import dumped, moment_or_none
 from budget_recovery_dagster.presentation.terminal import print_row
 from budget_recovery_dagster.presentation.text import escape_unprintable
-from budget_recovery_dagster.sandbox.errors import NoRunningDevError
-from budget_recovery_dagster.sandbox.running_dev import RunningDev, find_running_dev
+from budget_recovery_dagster.sandbox import NoRunningDevError, RunningDev, find_running_dev
 from budget_recovery_dagster.settings import Settings, read_settings
 
 PASSED = 0

@@ -17,19 +17,17 @@ from budget_recovery_dagster.cli.restore import restore
 from budget_recovery_dagster.cli.snapshots import snapshots
 from budget_recovery_dagster.cli.status import status
 from budget_recovery_dagster.cli.wipe import wipe
+from budget_recovery_dagster.embedded import CannotStartError
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     ChoiceError,
     LeaseHeldError,
+    NotConfirmedError,
     PreviewOutdatedError,
     SettingsError,
 )
 from budget_recovery_dagster.presentation.documents import error_json
-from budget_recovery_dagster.sandbox.errors import (
-    CannotStartError,
-    NoRunningDevError,
-    NotConfirmedError,
-)
+from budget_recovery_dagster.sandbox import NoRunningDevError
 
 FAILED = 1
 REFUSED = 2

@@ -13,6 +13,7 @@ from budget_recovery_dagster.cli.options import (
     order_options,
     settings_with_servers,
 )
+from budget_recovery_dagster.errors import NotConfirmedError
 from budget_recovery_dagster.presentation.documents import (
     dumped,
     errors_in_json,
@@ -20,7 +21,6 @@ from budget_recovery_dagster.presentation.documents import (
     moment_or_none,
 )
 from budget_recovery_dagster.presentation.terminal import print_row
-from budget_recovery_dagster.sandbox.errors import NotConfirmedError
 from budget_recovery_dagster.services.restore.choice import require_reason
 from budget_recovery_dagster.services.restore.manual import Resolved, resolve_incident
 from budget_recovery_dagster.wiring import opened_control_plane, store_opener

@@ -17,11 +17,10 @@ from budget_recovery_dagster.cli.options import (
     request_of,
     settings_with_servers,
 )
-from budget_recovery_dagster.errors import BudgetRecoveryError
+from budget_recovery_dagster.errors import BudgetRecoveryError, NotConfirmedError
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
 from budget_recovery_dagster.presentation.documents import applied_json, errors_in_json
 from budget_recovery_dagster.presentation.terminal import print_applied, print_preview
-from budget_recovery_dagster.sandbox.errors import NotConfirmedError
 from budget_recovery_dagster.services.preview import preview_restore
 from budget_recovery_dagster.services.restore.choice import RestoreRequest, require_reason
 from budget_recovery_dagster.services.restore.manual import Applied, restore_manually

@@ -1,4 +1,4 @@
-"""``budget-recovery wipe``: loses the simulated gateway's counters, to see them recovered."""
+"""``budget-recovery wipe``: lose the counters of the simulated gateway, to see them restored."""
 
 import shlex
 import sys
@@ -9,12 +9,8 @@ from rich.text import Text
 
 from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.options import data_dir_option
-from budget_recovery_dagster.errors import SettingsError
-from budget_recovery_dagster.sandbox.errors import NotConfirmedError
-from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
-from budget_recovery_dagster.sandbox.gateway.wiping import Wiped, count_contents
-from budget_recovery_dagster.sandbox.gateway.wiping import wipe as wipe_bucket
-from budget_recovery_dagster.sandbox.running_dev import RunningDev, find_running_dev
+from budget_recovery_dagster.errors import NotConfirmedError, SettingsError
+from budget_recovery_dagster.sandbox import RunningDev, find_running_dev, gateway
 from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 
 _DECLINED = 1
@@ -22,68 +18,62 @@ _DECLINED = 1
 _console = answers(soft_wrap=True)
 
 
-@click.command(short_help="Lose the counters of a running dev, to see them recovered.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.command(short_help="Lose the counters of a running dev, to see them restored.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @data_dir_option
 @click.pass_context
 def wipe(context: click.Context, data_dir: Path | None, *, yes: bool) -> None:
-    """Destroy the bucket of the running `budget-recovery dev`, as it might get lost.
+    """Delete the bucket of the running `budget-recovery dev`, as an operator might lose it.
 
-    Nothing errors then: usages read as zero, and blocks drop. A store that
-    BUDGET_RECOVERY_NATS_URL names is never wiped.
+    Nothing fails then: usage reads as zero, and blocks drop. A store that BUDGET_RECOVERY_NATS_URL
+    names is never wiped.
     """
     settings = load_settings()
-    _require_no_store_of_others(settings)
     place = data_dir or settings.data_place
-    running = find_running_dev(place)
-    bucket = _own_bucket(running)
-    held = count_contents(bucket)
-    _console.print(f"Bucket {bucket.bucket} of the simulated gateway holds")
+    running, bucket = _own_bucket(place, settings)
+    held = gateway.count_contents(bucket)
+    _console.print(f"Bucket {bucket.bucket} of the simulated gateway:")
     _console.print(f"{held.counters:>9,} counters of {held.tenants} tenants")
     _console.print(f"{held.blocked:>9,} blocked keys")
     if not yes:
         _confirm(context)
-    _show(wipe_bucket(bucket), running, place, settings)
+    seconds = gateway.wipe(bucket)
+    stream = gateway.bucket_stream(bucket.bucket)
+    _console.print(Text.assemble(("Wiped:", "bold red"), f" stream {stream} is deleted."))
+    if seconds is None:
+        _console.print("The gateway has not created a new one yet; gateway.log says why.")
+    else:
+        _console.print(f"The gateway created an empty one after {seconds:.1f} s.")
+    status = ["budget-recovery", "status"]
+    if place != settings.data_place:
+        status += ["--data-dir", str(place)]
+    _console.print("\nThe next check of the store detects the loss. Watch it:")
+    _console.print(Text(f"  {shlex.join(status)}"))
+    _console.print(Text(f"  {running.ui_url}", "cyan"))
 
 
-def _require_no_store_of_others(settings: Settings) -> None:
+def _own_bucket(data_dir: Path, settings: Settings) -> tuple[RunningDev, gateway.Place]:
+    """Return the running dev and its bucket, never one that a setting names."""
     if settings.nats_url is not None:
         raise SettingsError(
-            f"{PREFIX}NATS_URL is set, and a store that it names is never wiped.",
-            f"unset {PREFIX}NATS_URL to wipe the one that `budget-recovery dev` brings.",
+            f"{PREFIX}NATS_URL is set, and the store that it names is never wiped.",
+            f"unset {PREFIX}NATS_URL to wipe the embedded store of `budget-recovery dev`.",
         )
-
-
-def _own_bucket(running: RunningDev) -> Place:
+    running = find_running_dev(data_dir)
     if running.nats_url is None:
         raise SettingsError(
-            f"The running dev uses the store that its {PREFIX}NATS_URL names, which is never"
-            " wiped.",
+            f"The running dev uses the store of its {PREFIX}NATS_URL, which is never wiped.",
             f"start `budget-recovery dev` without {PREFIX}NATS_URL.",
         )
-    return Place(running.nats_url, running.bucket)
+    return running, gateway.Place(running.nats_url, running.bucket)
 
 
 def _confirm(context: click.Context) -> None:
     if not sys.stdin.isatty():
         raise NotConfirmedError(
-            "Nothing is wiped: it was not confirmed, and there is no terminal to ask at.",
+            "Nothing is wiped: there is no terminal to ask for confirmation.",
             "pass --yes.",
         )
     if not click.confirm("Wipe it?"):
         _console.print("Nothing is wiped.")
         context.exit(_DECLINED)
-
-
-def _show(wiped: Wiped, running: RunningDev, place: Path, settings: Settings) -> None:
-    _console.print(Text.assemble(("Gone:", "bold red"), f" stream {wiped.stream} is deleted."))
-    if wiped.seconds is None:
-        _console.print("The gateway has not made it anew yet; its gateway.log says why.")
-    else:
-        _console.print(f"The gateway made it anew after {wiped.seconds:.1f} s; it is empty.")
-    status = ["budget-recovery", "status"]
-    if place != settings.data_place:
-        status += ["--data-dir", str(place)]
-    _console.print("\nThe next check of the store finds that out. Watch it:")
-    _console.print(Text(f"  {shlex.join(status)}"))
-    _console.print(Text(f"  {running.ui_url}", "cyan"))

@@ -1,13 +1,11 @@
-"""The first snapshot: requested over the web pages' own interface, so that there is one to see."""
+"""The first snapshot of a new dev, requested through the GraphQL interface of the webserver."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from budget_recovery_dagster.domain.windows import Hour
-from budget_recovery_dagster.sandbox.dagster_services import LOCATION
-from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
-from budget_recovery_dagster.sandbox.errors import DagsterUiError
+from budget_recovery_dagster.sandbox.dagster_services import LOCATION, DagsterUi, DagsterUiError
 
 ASSET = "budget_usage_snapshots"
 JOB = "hourly_snapshot_job"
@@ -71,10 +69,10 @@ query Run($run: ID!) {
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRun:
-    """A run of the snapshot job, as it stood when it was looked at.
+    """The last known state of a run of the snapshot job.
 
-    It may succeed and have stored nothing, while captures are paused. ``failure`` is what it says
-    of its failure, if it does.
+    A run succeeds without storing a snapshot while captures are paused. ``failure`` is its own
+    reason of a failure, if it has one.
     """
 
     run_id: str
@@ -84,33 +82,26 @@ class SnapshotRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether its status will not change any more."""
+        """Whether its status is final."""
         return self.status in _OVER
 
 
-def close_abandoned_runs(ui: DagsterUi) -> int:
-    """Mark as canceled the runs that nobody is working on, but restores, and return how many.
+def close_abandoned_runs(ui: DagsterUi) -> None:
+    """Mark abandoned runs as canceled, except restores.
 
-    That a restore is canceled means that a person wants it to stop; of one that has died its
-    supervisor finds out by itself.
-
-    Only to be called while no run can be at work: a run whose process was killed together with the
-    code server would count as running for its longest time, and keep the next snapshot waiting.
+    Call it only while no run can be active: a run that was killed together with the code server
+    would count as running until its maximum runtime, and block the next snapshot. A canceled
+    restore means that an operator stopped it; the supervisor itself detects a restore that died.
     """
-    runs = [
-        run
-        for run in _runs(ui.query(_ABANDONED))
-        if run["jobName"] != _RESTORE_JOB or run["status"] == "CANCELING"
-    ]
-    for run in runs:
-        ui.query(_MARK_CANCELED, run=run["id"])
-    return len(runs)
+    for run in _runs(ui.query(_ABANDONED)):
+        if run["jobName"] != _RESTORE_JOB or run["status"] == "CANCELING":
+            ui.query(_MARK_CANCELED, run=run["id"])
 
 
 def request_snapshot(ui: DagsterUi, hour: Hour) -> SnapshotRun | None:
-    """Launch the snapshot of the current hour; None if that is captured.
+    """Launch the snapshot of the current hour; return None if that hour is captured.
 
-    A run that is under way for it already is returned instead of a second one.
+    If a run for it is active, that run is returned instead of a second one.
 
     Raises:
         DagsterUiError: it could not be launched.
@@ -128,8 +119,8 @@ def request_snapshot(ui: DagsterUi, hour: Hour) -> SnapshotRun | None:
 def _launch(ui: DagsterUi, hour: Hour) -> SnapshotRun:
     tags = {
         "dagster/partition": hour.key,
-        # By these the scheduler knows a tick that has had its run: started anew, it would make up
-        # for this hour's missed one, with a second snapshot.
+        # The scheduler finds the run of a tick by these tags. Without them, a restarted scheduler
+        # would make up for this hour's tick with a second snapshot.
         "dagster/schedule_name": SCHEDULE,
         ".dagster/scheduled_execution_time": hour.start.isoformat(),
         "dagster/run_key": hour.key,
@@ -147,13 +138,13 @@ def _launch(ui: DagsterUi, hour: Hour) -> SnapshotRun:
         raise DagsterUiError(
             "The first snapshot could not be launched: "
             f"{launched.get('message') or launched['__typename']}.",
-            "look at the code server's log.",
+            "see the log of the code server.",
         )
     return SnapshotRun(launched["run"]["id"], launched["run"]["status"])
 
 
-def look_at(ui: DagsterUi, run_id: str) -> SnapshotRun:
-    """Return how a run stands.
+def snapshot_run(ui: DagsterUi, run_id: str) -> SnapshotRun:
+    """Return the present state of a run.
 
     Raises:
         DagsterUiError: there is no such run.
@@ -161,19 +152,19 @@ def look_at(ui: DagsterUi, run_id: str) -> SnapshotRun:
     run = ui.query(_RUN, run=run_id)["runOrError"]
     if "status" not in run:
         raise DagsterUiError(
-            f"The Dagster webserver knows no run {run_id}.", "see whether somebody deleted it."
+            f"The Dagster webserver knows no run {run_id}.", "check whether it was deleted."
         )
-    said = (_reason(event) for event in run["eventConnection"]["events"] if event)
+    reasons = (_reason(event) for event in run["eventConnection"]["events"] if event)
     return SnapshotRun(
         run_id,
         run["status"],
         has_stored=bool(run["assetMaterializations"]),
-        failure=next(said, None),
+        failure=next(reasons, None),
     )
 
 
 def _reason(failure: Mapping[str, Any]) -> str:
-    """Say why a step failed: in our own words, or in those of an exception that was not ours."""
+    """Return why a step failed: its own description, or the message of the exception."""
     if failure["failureMetadata"] and failure["failureMetadata"]["description"]:
         described: str = failure["failureMetadata"]["description"]
         return described
@@ -185,6 +176,6 @@ def _reason(failure: Mapping[str, Any]) -> str:
 def _runs(answer: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
     listed = answer["runsOrError"]
     if "results" not in listed:
-        raise DagsterUiError("The Dagster webserver could not list the runs.", "look at its log.")
+        raise DagsterUiError("The Dagster webserver could not list the runs.", "see its log.")
     runs: Sequence[Mapping[str, str]] = listed["results"]
     return runs

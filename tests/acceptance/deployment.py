@@ -17,9 +17,8 @@ import psycopg
 from dagster._core.definitions.run_request import InstigatorType
 from psycopg.rows import dict_row
 
-from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
-from budget_recovery_dagster.sandbox.dagster_services import DEFINITIONS, LOCATION
-from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
+from budget_recovery_dagster.embedded import OwnedProcess, Program
+from budget_recovery_dagster.sandbox import DEFINITIONS, LOCATION, DagsterUi
 from tests.free_ports import unused_port
 from tests.processes import is_running
 from tests.shut_gates import Gate, shut_gate

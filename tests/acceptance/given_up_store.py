@@ -25,10 +25,8 @@ from budget_recovery_dagster.domain import (
     SplitBy,
     Window,
 )
+from budget_recovery_dagster.embedded import NatsServer, PostgresServer
 from budget_recovery_dagster.errors import AttemptFailedError
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
-from budget_recovery_dagster.sandbox.stack import create_missing_databases
 from budget_recovery_dagster.services.restore import GaveUp
 from budget_recovery_dagster.settings import PREFIX, load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
@@ -84,7 +82,7 @@ def given_up(place: Path, nats: NatsServer, postgres: PostgresServer) -> Iterato
     Two tenants' counters were captured before the loss; alice has spent again since.
     """
     control, dagster = (f"{of}_{uuid.uuid4().hex[:12]}" for of in ("control", "dagster"))
-    create_missing_databases(postgres, control, dagster)
+    postgres.create_missing_databases(control, dagster)
     migrate(postgres.url(control))
     _, _, rest = postgres.url(dagster).partition("://")
     name = f"b-{uuid.uuid4().hex[:12]}"

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from budget_recovery_dagster.sandbox.running_dev import find_running_dev
+from budget_recovery_dagster.sandbox import find_running_dev
 from tests.integration.dev_command import START_SECONDS, UNSET, Dev, started
 from tests.waiting import wait_until
 

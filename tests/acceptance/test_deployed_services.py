@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from budget_recovery_dagster.domain import Hour
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.services.restore import release_restore
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.embedded import NatsServer, PostgresServer
 from tests.acceptance.browser import opened_page
 from tests.acceptance.given_up_store import GivenUp, given_up
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.embedded import PostgresServer
 from tests.cluster.guarded_bucket import GuardedBucket, Kind
 from tests.nats_cluster import Cluster
 from tests.postgres_servers import temporary_database

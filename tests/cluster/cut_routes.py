@@ -12,7 +12,7 @@ import anyio
 from anyio.abc import SocketStream
 from anyio.from_thread import start_blocking_portal
 
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
 from tests.free_ports import unused_ports
 from tests.nats_cluster import NAMES, Cluster
 

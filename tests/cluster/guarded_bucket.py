@@ -31,8 +31,8 @@ from budget_recovery_dagster.domain import (
     Verdict,
     Window,
 )
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.ports import ControlPlane
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.services import Captured, Checked
 from budget_recovery_dagster.services.restore import RecoveryResult, recover_store
 from budget_recovery_dagster.settings import Settings, load_settings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
 from tests.nats_servers import PATIENT, Bucket, DisturbedNetwork
 
 

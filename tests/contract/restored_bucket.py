@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 from budget_recovery_dagster.adapters.nats import Timeouts
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
 from tests.nats_servers import Bucket
 
 IMPATIENT = Timeouts(connect=5.0, answer=0.5, reading=30.0)

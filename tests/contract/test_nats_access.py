@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import (
     StoreMissingError,
     StorePermissionError,
     StoreUnreachableError,
 )
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_credentials import Operator
 from tests.identities import identity_of
 from tests.nats_servers import (

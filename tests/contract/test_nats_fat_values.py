@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from budget_recovery_dagster.adapters.nats import Timeouts, open_usage_store, reader
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
 from tests.contract.nats_scene import Scene, counters, set_scene
 from tests.nats_servers import COUNTERS
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from budget_recovery_dagster.adapters.nats import open_usage_store
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import StoreError
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_scene import Scene, counters, set_scene
 from tests.nats_servers import COUNTERS, PATIENT, PROMPT_SECONDS, failure_of, usages
 from tests.waiting import wait_until

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from budget_recovery_dagster.domain import StoreIdentity
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import StoreUnreachableError
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_scene import Scene, set_scene
 from tests.identities import identity_of
 from tests.nats_servers import prompt_failure_of, usages

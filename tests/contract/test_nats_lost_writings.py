@@ -8,11 +8,11 @@ import pytest
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
 from budget_recovery_dagster.domain import Window
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
 from budget_recovery_dagster.ports import RaiseResult, Written
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.restore_orders import (
     always,
     key,

@@ -7,7 +7,7 @@ import pytest
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
 from budget_recovery_dagster.domain import FoundMarker
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
 from tests.nats_servers import PATIENT, Bucket
 from tests.waiting import wait_until
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from budget_recovery_dagster.adapters.nats import Timeouts, open_usage_store, reader
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import StoreReadError
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.boards import board, board_key
 from tests.contract.nats_scene import Scene, counters, set_scene
 from tests.identities import identity_of

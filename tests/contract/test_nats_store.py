@@ -8,13 +8,13 @@ from uuid import uuid4
 import pytest
 
 from budget_recovery_dagster.adapters.nats import Timeouts, open_usage_store
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import (
     SettingsError,
     StoreMissingError,
     StoreReadError,
     StoreUnreachableError,
 )
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.free_ports import unused_port
 from tests.identities import identity_of
 from tests.nats_servers import (

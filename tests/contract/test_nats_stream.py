@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from budget_recovery_dagster.adapters.nats import open_usage_store
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import StoreReadError
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.contract.nats_scene import Scene, set_scene
 from tests.identities import identity_of
 from tests.nats_servers import COUNTERS, DisturbedNetwork, failure_of

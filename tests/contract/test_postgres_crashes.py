@@ -22,8 +22,8 @@ from budget_recovery_dagster.domain import (
     StoreIdentity,
     TenantSnapshot,
 )
+from budget_recovery_dagster.embedded import PostgresServer
 from budget_recovery_dagster.errors import DatabaseUnreachableError
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from tests.contract.control_planes import (
     BORN,
     NOON,

@@ -10,12 +10,12 @@ from budget_recovery_dagster.adapters.postgres import (
     migrate,
     refuse_unless_newest,
 )
+from budget_recovery_dagster.embedded import PostgresServer
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     DatabaseError,
     SchemaVersionError,
 )
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from tests.contract.control_planes import NOON, ControlPlane, Counters, reading
 
 NEWEST = "v1"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
 from tests.documentation import block
 from tests.nats_servers import PASSWORD, Bucket, users, with_user
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.domain import Hour
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
 from tests.integration.recovery_house import House, opened_house
 from tests.nats_servers import Bucket
 

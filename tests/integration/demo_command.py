@@ -30,7 +30,7 @@ def _command(pid: int) -> bytes:
 
 @dataclass
 class Demo:
-    """A running command; ``owned`` are the processes it was seen to have."""
+    """A running command; ``owned`` are the processes that it was seen to start."""
 
     process: subprocess.Popen[bytes]
     output: Path
@@ -50,7 +50,7 @@ class Demo:
         wait_until(does, seconds=SECONDS, every=LOOK_EVERY_SECONDS)
 
     def wait_until_it_runs(self, program: bytes) -> int:
-        """Wait until it has a child whose command holds this; return its process id."""
+        """Wait for a child whose command line contains this; return its process id."""
         found: list[int] = []
 
         def runs() -> bool:

@@ -18,9 +18,9 @@ import psycopg
 
 from budget_recovery_dagster.adapters.nats import encode_key
 from budget_recovery_dagster.domain import Hour
-from budget_recovery_dagster.sandbox.child_process import poll
-from budget_recovery_dagster.sandbox.dagster_ui import DagsterUi
-from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
+from budget_recovery_dagster.embedded import poll
+from budget_recovery_dagster.sandbox import DagsterUi
+from budget_recovery_dagster.sandbox.gateway import Place
 from budget_recovery_dagster.settings import PREFIX
 from tests.free_ports import unused_port
 from tests.integration.gateway_house import contents
@@ -33,7 +33,7 @@ START_SECONDS = 120
 STOP_SECONDS = 60
 PASSWORD = "s3cret"
 
-# Whatever servers and places the shell's settings name, these tests bring their own.
+# These tests use their own servers and directories, not those of the shell's settings.
 UNSET = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
 
 RUNS = """
@@ -47,7 +47,7 @@ query Runs {
 
 @dataclass
 class Dev:
-    """A running command, with what it has written so far in ``output``."""
+    """A running command; ``output`` is the file that receives its output."""
 
     process: subprocess.Popen[bytes]
     output: Path
@@ -78,7 +78,7 @@ class Dev:
         return runs
 
     def snapshots(self) -> dict[str, str]:
-        """The runs that have stored a snapshot, and of which hour."""
+        """The runs that have stored a snapshot, with its hour."""
         return {
             run["id"]: run["assetMaterializations"][0]["partition"]
             for run in self.runs()
@@ -99,12 +99,12 @@ class Dev:
     def counters(self) -> dict[str, Decimal]:
         """The gateway's counters, by key."""
         line = next(line for line in self.output.read_text().splitlines() if "nats://" in line)
-        # Not by the driver's own listing of keys, which may end too early under writes.
+        # The driver's own listing of keys may end too early under writes.
         found = contents(Place(line.split()[1].strip(","), "budget-usage"))
         return {encode_key(counter): usage for counter, usage in found.usages.items()}
 
     def defined_budgets(self) -> int:
-        """How many periods of budgets are defined in the database."""
+        """The number of budget definitions in the database."""
         line = next(line for line in self.output.read_text().splitlines() if "psql -h" in line)
         _, _, _, host, _, user, database = shlex.split(line)
         with psycopg.connect(host=host, user=user, dbname=database) as connection:
@@ -121,7 +121,7 @@ def started(
     until: str = "Ctrl-C stops everything",
     **environment: str,
 ) -> Iterator[Dev]:
-    """Start the command and wait until it has said that; in the end nothing is left."""
+    """Start the command, wait for that output, and end the command afterwards."""
     ui = DagsterUi("127.0.0.1", unused_port())
     with (
         output.open("wb") as out,
@@ -145,7 +145,7 @@ def started(
 
 
 def require_one_snapshot_an_hour(dev: Dev, since: datetime) -> None:
-    """There is one of the hour that the test has run in; of two, where the hour turned."""
+    """There is one of each hour of the test, which may have run in two."""
     hours = [*dev.snapshots().values()]
     assert hours
     assert set(hours) <= {Hour.containing(moment).key for moment in (since, datetime.now(UTC))}

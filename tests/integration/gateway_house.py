@@ -1,4 +1,4 @@
-"""A small simulated gateway of a test's own, and what its bucket holds."""
+"""Requests, budgets and hostile messages for a simulated gateway, and its bucket's contents."""
 
 import asyncio
 import contextlib
@@ -26,12 +26,15 @@ from budget_recovery_dagster.domain import (
     SplitBy,
     UnreadableUsageError,
 )
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
-from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
-from budget_recovery_dagster.sandbox.gateway.requests import Charge, Request
-from budget_recovery_dagster.sandbox.gateway.standings import board_entries
-from budget_recovery_dagster.sandbox.gateway.store import cost_subject
+from budget_recovery_dagster.sandbox.gateway import (
+    Budgets,
+    Charge,
+    Ledger,
+    Place,
+    Request,
+    board_entries,
+    cost_subject,
+)
 
 TENANT = "team a / 東京"
 ALICE = "user:alice@example.com"
@@ -61,7 +64,7 @@ def costing(cost: str, user: str = ALICE, **metadata: str) -> Request:
 
 @dataclass
 class SteppedClock:
-    """Stands still until it is set."""
+    """A clock that changes only when a test sets it."""
 
     now: datetime
 
@@ -71,7 +74,7 @@ class SteppedClock:
 
 @dataclass
 class Contents:
-    """What a bucket held when it was read."""
+    """The contents of a bucket when it was read."""
 
     usages: dict[CounterKey, Decimal] = field(default_factory=dict)
     values: dict[str, bytes] = field(default_factory=dict)
@@ -85,7 +88,7 @@ class Contents:
 
     @property
     def boards(self) -> dict[str, list[Any]]:
-        """The entries of each leaderboard, by tenant, budget and window as in the keys."""
+        """The entries of each leaderboard, by tenant, budget and window as in its key."""
         return {
             key.removeprefix("leaderboard."): json.loads(self.values[key])["entries"]
             for key in self.of("leaderboard")
@@ -93,7 +96,7 @@ class Contents:
 
     @property
     def boards_of_the_counters(self) -> dict[str, list[Any]]:
-        """What the leaderboards should be."""
+        """The leaderboards that the counters require."""
         groups: defaultdict[str, list[tuple[str | None, Decimal]]] = defaultdict(list)
         for key in self.of("usage"):
             counter = decode_key(key)
@@ -128,7 +131,7 @@ async def _read(place: Place) -> Contents:
 
 
 async def _newest(client: Client, stream: str) -> AsyncIterator[Msg]:
-    """The newest message of each subject, to the end, which the driver's own watch may miss."""
+    """The newest message of each subject; the driver's own watch may miss the last ones."""
     config = ConsumerConfig(
         ack_policy=AckPolicy.NONE,
         deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
@@ -149,7 +152,7 @@ async def _newest(client: Client, stream: str) -> AsyncIterator[Msg]:
             outstanding = _AT_ONCE
         message = await asyncio.wait_for(messages.get(), 5)
         if message.reply:
-            outstanding -= 1  # behind as many as were asked for there is no word of the end
+            outstanding -= 1  # after a full batch the server reports no end
             yield message
         elif (message.headers or {}).get("Status") == "404":
             return
@@ -158,13 +161,13 @@ async def _newest(client: Client, stream: str) -> AsyncIterator[Msg]:
 
 
 def spent(ledger_file: Path, budgets: Budgets, now: datetime | None = None) -> dict[Any, Decimal]:
-    """The true spend that a ledger tells of."""
+    """The true spend in a ledger."""
     with Ledger(ledger_file) as ledger:
         return ledger.true_spend(budgets, now or datetime.now(UTC))
 
 
 def is_counted(place: Place, ledger_file: Path, budgets: Budgets) -> bool:
-    """Whether true spend is what the counters say, and the leaderboards say the same."""
+    """Whether the counters and the leaderboards match the true spend."""
     found = contents(place)
     return (
         found.usages == spent(ledger_file, budgets) != {}
@@ -189,11 +192,11 @@ FIELDS = json.loads(CHARGE.to_json())
 
 
 def charge_with(**fields: object) -> bytes:
-    """A charge of another ledger, as a message, with these fields instead of its own."""
+    """The message of another ledger's charge, with these fields replaced."""
     return json.dumps({**FIELDS, **fields}).encode()
 
 
-# Messages that are no charges, by what is wrong with them.
+# Messages that are not charges, by their fault.
 NO_COSTS: dict[str, list[bytes]] = {
     "nonsense": [b"nonsense", b"\xff", b"[" * 100_000],
     "empty": [b""],
@@ -228,8 +231,7 @@ NO_COSTS: dict[str, list[bytes]] = {
     ],
 }
 
-# Values of a counter that hold more than a program may expect, and what a cost of 1 makes of their
-# usage; None where they must stay as they are.
+# Hostile values of a counter, and their usage after a cost of 1; None if they must stay unchanged.
 HOSTILE_VALUES: dict[str, tuple[bytes, str | None]] = {
     "long number": (b'{"usage":"1","x":' + b"9" * 5000 + b"}", "2"),
     "long usage": (b'{"usage":' + b"9" * 5000 + b"}", None),

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 
 from budget_recovery_dagster.adapters.postgres import migrate
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.embedded import PostgresServer
 from tests.nats_servers import PASSWORD
 from tests.waiting import wait_until
 

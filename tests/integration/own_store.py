@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
 from tests.free_ports import unused_port
 from tests.nats_servers import PASSWORD, Bucket, with_user
 

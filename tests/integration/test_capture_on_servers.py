@@ -17,9 +17,8 @@ from budget_recovery_dagster.adapters.postgres import (
     migrate,
 )
 from budget_recovery_dagster.domain import CAPTURE_LEASE, Hour
+from budget_recovery_dagster.embedded import NatsServer, PostgresServer
 from budget_recovery_dagster.errors import DatabaseUnreachableError, LeaseHeldError
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from budget_recovery_dagster.services import Captured, TenantOutcome
 from tests.integration.confined_user import confined_to
 from tests.integration.snapshot_job import checks, details, failure_text, metadata, run_job

@@ -9,8 +9,7 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.adapters.postgres import migrate
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.embedded import NatsServer, PostgresServer
 from tests.integration.detection_records import assert_whole, store_checks, store_row
 from tests.integration.hung_servers import hung, hung_at_request
 from tests.integration.recovery_runs import check, incidents, state, verdict

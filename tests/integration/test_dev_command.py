@@ -1,4 +1,4 @@
-"""``budget-recovery dev`` as a person runs it: started, refused, stopped, killed."""
+"""The command ``budget-recovery dev``: started, refused, stopped, killed."""
 
 import os
 import signal
@@ -16,12 +16,15 @@ import pytest
 
 from budget_recovery_dagster.adapters.nats import decode_key
 from budget_recovery_dagster.domain import Period
-from budget_recovery_dagster.sandbox.accounts import Account
-from budget_recovery_dagster.sandbox.data_directory import DEV_FILE
-from budget_recovery_dagster.sandbox.errors import DagsterUiError, NoRunningDevError
-from budget_recovery_dagster.sandbox.first_snapshot import look_at
-from budget_recovery_dagster.sandbox.gateway.scene import BUDGETS
-from budget_recovery_dagster.sandbox.running_dev import find_running_dev
+from budget_recovery_dagster.embedded import Account
+from budget_recovery_dagster.sandbox import (
+    DEV_FILE,
+    DagsterUiError,
+    NoRunningDevError,
+    find_running_dev,
+    snapshot_run,
+)
+from budget_recovery_dagster.sandbox.gateway import BUDGETS
 from tests.free_ports import unused_port
 from tests.integration.dev_command import (
     COMMAND,
@@ -40,14 +43,14 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def place(server_dir: Path) -> Iterator[Path]:
-    """A directory that the database's account can reach, its path with a space."""
+    """A directory with a space in its path that the account of the database can reach."""
     with tempfile.TemporaryDirectory(prefix="of dev ", dir=server_dir) as directory:
         path = Path(directory)
         path.chmod(0o755)
         yield path
 
 
-def test_it_shows_a_snapshot_and_keeps_it_over_a_restart(place: Path) -> None:
+def test_dev_takes_a_snapshot_and_keeps_it_over_a_restart(place: Path) -> None:
     data_dir = place / "new" / "data dir"
     since = datetime.now(UTC)
     with started(data_dir, place / "first.txt") as dev:
@@ -65,7 +68,7 @@ def test_it_shows_a_snapshot_and_keeps_it_over_a_restart(place: Path) -> None:
         require_one_snapshot_an_hour(dev, since)
         taken = dev.snapshots()
         with pytest.raises(DagsterUiError, match="knows no run"):
-            look_at(dev.ui, str(uuid4()))
+            snapshot_run(dev.ui, str(uuid4()))
         owned = descendants(dev.process.pid)
         assert find_running_dev(data_dir).ui_url == dev.ui.url
         assert dev.stop(signal.SIGINT) == 0
@@ -77,11 +80,11 @@ def test_it_shows_a_snapshot_and_keeps_it_over_a_restart(place: Path) -> None:
         assert dev.stop(signal.SIGTERM) == 0
 
 
-def test_the_gateways_counters_only_rise_and_have_a_history(place: Path) -> None:
-    # As a first start leaves it that was interrupted before the history was written.
+def test_the_counters_of_the_gateway_only_rise_and_have_a_history(place: Path) -> None:
+    # The state after a first start that was interrupted before the history was written.
     for directory in (place / "data", place / "data" / "nats"):
         directory.mkdir(mode=0o755)
-    # An older version left that mark beside a bucket and ledger that may have been wiped since.
+    # An older version left this mark, although its bucket and ledger may have been wiped since.
     for file in ("dev.lock", "history-is-seeded"):
         (place / "data" / file).touch()
     with started(place / "data", place / "output.txt") as dev:
@@ -89,7 +92,7 @@ def test_the_gateways_counters_only_rise_and_have_a_history(place: Path) -> None
         assert {decode_key(key).tenant for key in before} == {"acme", "globex", "team a / 東京"}
         assert dev.defined_budgets() == len(BUDGETS.definitions)
         counters = {decode_key(key): usage for key, usage in before.items()}
-        # The traffic of a minute makes no more than some dollars.
+        # A minute of traffic costs only some dollars.
         ever = [key for key in counters if key.of.window.period is Period.LIFETIME]
         assert sum(counters[key] for key in ever) > 20
         after: dict[str, Decimal] = {}
@@ -112,20 +115,20 @@ def test_each_refusal_is_one_sentence_and_leaves_the_running_one_alone(place: Pa
             dev.ui.port, place / "other data"
         )
         assert list((place / "other data").iterdir()) == [place / "other data" / "dev.lock"]
-        assert f"{place} holds something else" in refusal(unused_port(), place)
+        assert f"{place} holds other files" in refusal(unused_port(), place)
         assert f"{place}/file/data cannot be used: Not a directory" in refusal(
             unused_port(), place / "file" / "data"
         )
         assert dev.ui.is_up()
 
 
-def test_killed_it_leaves_no_servers_and_starts_again(place: Path) -> None:
+def test_a_killed_dev_leaves_no_servers_and_starts_again(place: Path) -> None:
     with started(place / "data", place / "first.txt") as dev:
         taken = dev.snapshots()
         owned = descendants(dev.process.pid)
         dev.process.kill()
     assert len(owned) > 10
-    # What it told of itself is left behind, and nobody believes it.
+    # Its file remains and is ignored.
     assert (place / "data" / DEV_FILE).exists()
     with pytest.raises(NoRunningDevError, match="No budget-recovery dev runs on"):
         find_running_dev(place / "data")
@@ -134,7 +137,7 @@ def test_killed_it_leaves_no_servers_and_starts_again(place: Path) -> None:
         assert taken.items() <= dev.snapshots().items()
 
 
-def test_killed_while_a_run_waits_or_works_it_makes_good_for_it(place: Path) -> None:
+def test_a_dev_that_was_killed_during_a_run_repeats_the_snapshot(place: Path) -> None:
     data = place / "data"
     wait_for_an_hour_with(timedelta(seconds=90))
     since = datetime.now(UTC)
@@ -143,7 +146,7 @@ def test_killed_while_a_run_waits_or_works_it_makes_good_for_it(place: Path) -> 
         dev.process.kill()
     with started(data, place / "second.txt", until="\nLogs ") as dev:
         nats_pid = dev.nats_pid
-        # The run cannot be over before it is looked at.
+        # The run cannot be over before it is read.
         os.kill(nats_pid, signal.SIGSTOP)
         try:
             assert dev.first_run("STARTED") == waiting
@@ -155,7 +158,7 @@ def test_killed_while_a_run_waits_or_works_it_makes_good_for_it(place: Path) -> 
         require_one_snapshot_an_hour(dev, since)
 
 
-def test_limits_in_a_database_that_was_given_are_left_alone(place: Path, database_url: str) -> None:
+def test_limits_in_a_given_database_stay_unchanged(place: Path, database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as database:
         database.execute(
             "insert into budget_recovery.budget values"
@@ -175,13 +178,13 @@ def test_a_url_for_dagsters_tables_names_the_driver(place: Path) -> None:
     setting = "BUDGET_RECOVERY_DAGSTER_POSTGRES_URL"
     url = {setting: f"postgresql://me:{PASSWORD}@host/dagster"}
     assert refusal(unused_port(), place / "data", **url) == (
-        f"Error: {setting} does not begin with postgresql+psycopg2://, the one driver that"
-        " Dagster's storage works with."
+        f"Error: {setting} does not begin with postgresql+psycopg2://, the only driver that"
+        " works with Dagster's storage."
     )
     assert [path.name for path in (place / "data").iterdir()] == ["dev.lock"]
 
 
-def test_a_dying_child_ends_it_by_name(place: Path) -> None:
+def test_a_child_that_dies_ends_dev_and_is_named(place: Path) -> None:
     with started(place / "data", place / "output.txt") as dev:
         owned = descendants(dev.process.pid)
         os.kill(dev.nats_pid, signal.SIGKILL)
@@ -216,5 +219,5 @@ def test_root_is_told_of_a_directory_that_the_database_cannot_reach(place: Path)
         timeout=START_SECONDS,
     )
     assert ended.returncode == 2
-    assert "as which PostgreSQL runs, cannot reach" in ended.stderr
+    assert "which cannot reach" in ended.stderr
     assert private.stat().st_mode & 0o777 == 0o700

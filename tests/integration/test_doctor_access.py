@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
 from tests.contract.nats_credentials import Operator
 from tests.free_ports import unused_port
 from tests.integration.confined_user import documented_permissions

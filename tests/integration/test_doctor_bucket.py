@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nats.js.api import StreamConfig, StreamConsumerLimits
 
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
 from tests.integration.doctor_command import NATS_URL, doctor, require_skipped, untouched
 from tests.nats_servers import Bucket, DisturbedNetwork
 

@@ -7,9 +7,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from budget_recovery_dagster.sandbox.data_directory import held_data_dir
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.sandbox.running_dev import RunningDev, announced
+from budget_recovery_dagster.embedded import NatsServer
+from budget_recovery_dagster.sandbox import RunningDev, announced, held_data_dir
 from tests.free_ports import unused_port
 from tests.integration.doctor_command import (
     DAGSTER_URL,

@@ -21,8 +21,7 @@ from psycopg import errors
 
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.doctor import missing_privileges, open_database
-from budget_recovery_dagster.sandbox.postgres_binaries import find_binaries
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.embedded import PostgresServer, find_binaries
 from budget_recovery_dagster.services.restore import RestoreRequest
 from budget_recovery_dagster.settings import load_settings
 from tests.documentation import block, blocks

@@ -14,8 +14,8 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from budget_recovery_dagster.domain import RecoveryState, Verdict
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import BudgetRecoveryError
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.services.restore import Recovered
 from tests.boards import board_key
 from tests.documentation import block, code, rows

@@ -16,9 +16,9 @@ from budget_recovery_dagster.domain import (
     Restored,
     Verdict,
 )
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import BudgetRecoveryError
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.services import Checked
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane, store_opener

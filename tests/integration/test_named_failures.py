@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.domain import Hour, Loss, Verdict
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.jobs.restore import restore
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services

@@ -7,10 +7,8 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.domain import Hour, SplitBy
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.in_process import running_aggregator, running_gate
-from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
+from budget_recovery_dagster.sandbox.gateway import Budgets, Place, running_aggregator, running_gate
 from tests.integration.gateway_house import (
     ALICE,
     BOB,

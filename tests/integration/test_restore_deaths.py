@@ -13,9 +13,9 @@ import pytest
 
 from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.domain import RESTORE_LEASE, FailureReason, Hour, RecoveryState
+from budget_recovery_dagster.embedded import PostgresServer
 from budget_recovery_dagster.errors import AttemptFailedError, DatabaseError, StoreError
 from budget_recovery_dagster.ports import Incidents
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from budget_recovery_dagster.services.restore import GaveUp, Recovered, RecoveryResult
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane

@@ -11,9 +11,8 @@ import pytest
 from psycopg import sql
 
 from budget_recovery_dagster.domain import Outcome, RecoveryState, Restored, Verdict
+from budget_recovery_dagster.embedded import NatsServer, PostgresServer
 from budget_recovery_dagster.errors import StoreLostError
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
 from tests.integration.interrupted_store import Interruptions, interrupted
 from tests.integration.recovery_house import House, all_stored, opened_house, outcome_of
 from tests.integration.recovery_runs import usages

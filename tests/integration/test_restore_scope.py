@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.domain import Entity, Outcome, Period, Window
-from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
+from budget_recovery_dagster.sandbox.gateway import Place
 from budget_recovery_dagster.settings import load_settings
 from tests.boards import board, board_key
 from tests.integration.gateway_house import contents

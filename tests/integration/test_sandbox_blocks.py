@@ -1,4 +1,4 @@
-"""Blocks of the simulated gateway: from the counters, whoever changes them, to the answers."""
+"""Blocks of the simulated gateway: they follow the counters, whichever program changes them."""
 
 import json
 import sqlite3
@@ -12,11 +12,14 @@ from nats.js import JetStreamContext
 
 from budget_recovery_dagster.adapters.nats import encode_key
 from budget_recovery_dagster.domain import Enforcement, SplitBy
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.in_process import running_aggregator, running_gate
-from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
-from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
+from budget_recovery_dagster.sandbox.gateway import (
+    Budgets,
+    Ledger,
+    Place,
+    running_aggregator,
+    running_gate,
+)
 from tests.free_ports import unused_port
 from tests.integration.gateway_house import (
     ALICE,
@@ -59,7 +62,7 @@ def test_an_exhausted_budget_is_blocked_within_a_second_and_for_its_entity_only(
         wait_until(lambda: len(contents(place).of("usage")) == 3)
         assert gate.answer(costing("0.000001")).is_allowed
         exhausted = time.monotonic()
-        # Not by requests, which would be traffic; the gate writes there what it is told of.
+        # Not by requests, which would be traffic: the gate records its blocks in the ledger.
         with Ledger(ledger) as book:
             wait_until(lambda: len(book.blocked()) == 2)
         assert time.monotonic() - exhausted < 1
@@ -67,7 +70,7 @@ def test_an_exhausted_budget_is_blocked_within_a_second_and_for_its_entity_only(
         answer = gate.answer(costing("1"))
         assert (answer.blocked_by, answer.noted, answer.number) == ((USERS,), (AUDITED,), None)
         assert gate.answer(costing("1", BOB)).is_allowed
-        # What was refused cost nothing.
+        # The refused request cost nothing.
         assert sum(spent(ledger, Budgets([MODELS])).values()) == 11
 
 
@@ -86,7 +89,7 @@ def _values(found: Contents, kind: str) -> list[bytes]:
     return [found.values[key] for key in found.of(kind)]
 
 
-def test_blocks_follow_counters_that_others_change_without_any_traffic(
+def test_blocks_follow_changes_of_other_programs_without_traffic(
     place: Place, bucket: Bucket, ledger: Path
 ) -> None:
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
@@ -107,7 +110,7 @@ def test_blocks_follow_counters_that_others_change_without_any_traffic(
         wait_until(lambda: gate.answer(costing("0", "b")).is_allowed)
 
 
-def test_counters_that_are_removed_without_a_trace_lose_their_blocks(
+def test_counters_that_are_purged_without_markers_lose_their_blocks(
     place: Place, bucket: Bucket, ledger: Path
 ) -> None:
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
@@ -118,7 +121,7 @@ def test_counters_that_are_removed_without_a_trace_lose_their_blocks(
         wait_until(lambda: contents(place).boards == contents(place).boards_of_the_counters)
 
 
-def test_a_counter_that_cannot_be_read_stays_as_it_is_and_so_does_its_block(
+def test_an_unreadable_counter_and_its_block_stay_unchanged(
     place: Place, bucket: Bucket, ledger: Path
 ) -> None:
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
@@ -126,7 +129,7 @@ def test_a_counter_that_cannot_be_read_stays_as_it_is_and_so_does_its_block(
         wait_until(lambda: not gate.answer(costing("0", BOB)).is_allowed)
         bucket.put(f"usage.{PREFIX}.{BOB}", b"broken")
         bucket.put(f"usage.{PREFIX}.free", b"broken")
-        # Its other counters go on.
+        # Its other counters still work.
         assert gate.answer(costing("3", "free")).is_allowed
         wait_until(lambda: gate.answer(costing("2.5", "free")).noted == (AUDITED,))
         assert not gate.answer(costing("0", BOB)).is_allowed
@@ -135,7 +138,7 @@ def test_a_counter_that_cannot_be_read_stays_as_it_is_and_so_does_its_block(
 
 
 @pytest.mark.alone
-def test_whoever_holds_the_ledger_stops_requests_and_the_rest_goes_on_afterwards(
+def test_a_locked_ledger_stops_requests_and_work_continues_afterwards(
     place: Place, bucket: Bucket, ledger: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
@@ -145,8 +148,10 @@ def test_whoever_holds_the_ledger_stops_requests_and_the_rest_goes_on_afterwards
         asked = time.monotonic()
         assert not gate.answer(costing("1")).is_allowed
         assert time.monotonic() - asked < 1
-        write(bucket, "a", "10")  # the block of which cannot be noted
-        wait_until(lambda: f"Without the bucket: the ledger {ledger} cannot be used" in caplog.text)
+        write(bucket, "a", "10")  # its block cannot be recorded
+        wait_until(
+            lambda: f"No access to the bucket: the ledger {ledger} cannot be used" in caplog.text
+        )
         foreign.close()
         wait_until(lambda: gate.answer(costing("0", "a")).blocked_by == (USERS,))
         assert gate.answer(costing("2")).is_allowed
@@ -155,7 +160,7 @@ def test_whoever_holds_the_ledger_stops_requests_and_the_rest_goes_on_afterwards
         assert sum(spent(ledger, models).values()) == 3
 
 
-def test_a_counter_that_cannot_be_read_keeps_its_place_on_the_board(
+def test_an_unreadable_counter_keeps_its_place_on_the_leaderboard(
     place: Place, bucket: Bucket
 ) -> None:
     a, b = {"entity": "a", "usage": "3"}, {"entity": "b", "usage": "2"}
@@ -167,7 +172,7 @@ def test_a_counter_that_cannot_be_read_keeps_its_place_on_the_board(
         write(bucket, "b", "2.5")
         wait_until(lambda: {**b, "usage": "2.5"} in contents(place).boards[PREFIX])
         assert a in contents(place).boards[PREFIX]
-    # Whoever begins anew does not know more of it than what stands there.
+    # A new aggregator knows only the present entry.
     with running_aggregator(place, BUDGETS):
         write(bucket, "b", "4")
         wait_until(lambda: contents(place).boards[PREFIX] == [{**b, "usage": "4"}, a])
@@ -175,9 +180,7 @@ def test_a_counter_that_cannot_be_read_keeps_its_place_on_the_board(
         wait_until(lambda: {**a, "usage": "7"} in contents(place).boards[PREFIX])
 
 
-def test_a_gate_that_was_started_again_blocks_before_it_hears_of_anything(
-    place: Place, ledger: Path
-) -> None:
+def test_a_restarted_gate_blocks_before_it_reads_the_bucket(place: Place, ledger: Path) -> None:
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
         assert gate.answer(costing("10")).is_allowed
         wait_until(lambda: not gate.answer(costing("0")).is_allowed)
@@ -185,12 +188,12 @@ def test_a_gate_that_was_started_again_blocks_before_it_hears_of_anything(
     with running_gate(nowhere, ledger, BUDGETS) as gate:
         assert gate.answer(costing("1")).blocked_by == (USERS,)
         assert gate.answer(costing("1", BOB)).is_allowed
-    # Without anybody who counts or derives, what stands in the bucket holds.
+    # Without an aggregator, the blocks in the bucket hold.
     with running_gate(place, ledger, BUDGETS) as gate:
         assert gate.answer(costing("1")).blocked_by == (USERS,)
 
 
-def test_a_block_stands_while_the_server_is_started_again(server_dir: Path, ledger: Path) -> None:
+def test_a_block_survives_a_restart_of_the_server(server_dir: Path, ledger: Path) -> None:
     server = NatsServer(server_dir / f"restarted-{ledger.parent.name}", port=unused_port())
     with server:
         place = Place(server.url, "restarted")
@@ -211,7 +214,7 @@ def test_a_block_stands_while_the_server_is_started_again(server_dir: Path, ledg
             assert gate.answer(costing("1")).blocked_by == (USERS,)
 
 
-def test_a_lost_bucket_begins_at_zero_and_its_blocks_drop(
+def test_a_lost_bucket_starts_at_zero_and_its_blocks_drop(
     place: Place, bucket: Bucket, ledger: Path
 ) -> None:
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
@@ -226,7 +229,7 @@ def test_a_lost_bucket_begins_at_zero_and_its_blocks_drop(
         assert spent(ledger, BUDGETS)[counter] == 10.25
 
 
-def test_a_server_that_is_held_up_in_mid_view_frees_nobody(
+def test_a_server_that_is_held_up_during_a_view_lifts_no_block(
     place: Place, bucket: Bucket, ledger: Path
 ) -> None:
     bucket.put_many({f"blocked.{PREFIX}.{number}": b"{}" for number in range(100)})
@@ -248,7 +251,7 @@ def test_a_server_that_is_held_up_in_mid_view_frees_nobody(
 
 
 def hold_up(bucket: Bucket) -> None:
-    """Have the server deliver nothing for a while, longer than a pull waits.
+    """Let the server deliver nothing for longer than a pull waits.
 
     So it is when it is stopped behind a pull that it has taken: that expires with all its messages
     undelivered.
@@ -265,7 +268,7 @@ def hold_up(bucket: Bucket) -> None:
     assert json.loads(bucket._do(pause).data)["paused"]
 
 
-def test_a_block_that_is_written_anew_in_mid_view_stands(
+def test_a_block_that_is_rewritten_during_a_view_remains(
     place: Place, bucket: Bucket, ledger: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -275,7 +278,7 @@ def test_a_block_that_is_written_anew_in_mid_view_stands(
         book.block(f"{PREFIX}.{entity}" for entity in "abc")
 
     def step_in(number: int) -> None:
-        # As many as were there come before b, which is the last now.
+        # The former number of keys comes before b, which is now the last one.
         if number == 1:
             bucket.put(f"blocked.{PREFIX}.d", b"{}")
             bucket.put(f"blocked.{PREFIX}.b", b"{}")

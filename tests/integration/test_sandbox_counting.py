@@ -1,4 +1,4 @@
-"""Costs of the simulated gateway: each is counted exactly once, whatever happens on its way."""
+"""Costs of the simulated gateway: each counts exactly once, through every failure."""
 
 import json
 import os
@@ -16,13 +16,16 @@ from nats.js.api import StreamInfo
 
 from budget_recovery_dagster.adapters.nats import encode_key
 from budget_recovery_dagster.domain import Period, SplitBy
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.in_process import running_aggregator, running_gate
-from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
-from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
-from budget_recovery_dagster.sandbox.gateway.requests import Charge
-from budget_recovery_dagster.sandbox.gateway.store import cost_stream
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
+from budget_recovery_dagster.sandbox.gateway import (
+    Budgets,
+    Charge,
+    Ledger,
+    Place,
+    cost_stream,
+    running_aggregator,
+    running_gate,
+)
 from tests.free_ports import unused_port
 from tests.integration.gateway_house import (
     ALICE,
@@ -60,41 +63,39 @@ def usages(place: Place) -> dict[str, Decimal]:
     return {encode_key(counter): usage for counter, usage in contents(place).usages.items()}
 
 
-def test_costs_that_come_twice_are_counted_once(place: Place, ledger: Path) -> None:
+def test_duplicate_costs_are_counted_once(place: Place, ledger: Path) -> None:
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
         for cost in ("1", "0.000000000000000001", "2"):
             gate.answer(costing(cost))
         wait_until(lambda: is_counted(place, ledger, BUDGETS))
-        # Without an id the stream takes them once more, as it does after its duplicate window.
+        # Without an id the stream accepts them again, as it does after its duplicate window.
         publish_cost(place, *(charge.to_json() for charge in charges_of(ledger)))
         gate.answer(costing("4"))
         wait_until(lambda: is_counted(place, ledger, BUDGETS))
         assert usages(place)[OF_USERS] == Decimal("7.000000000000000001")
 
 
-def test_a_cost_that_was_counted_in_part_is_counted_in_the_rest(
-    place: Place, bucket: Bucket, ledger: Path
-) -> None:
+def test_a_partly_counted_cost_is_completed(place: Place, bucket: Bucket, ledger: Path) -> None:
     with Ledger(ledger) as book:
         applied = {"applied": f"{book.id}:1", "updated_at": "2026-11-29T14:00:00.000Z"}
     with running_gate(place, ledger, BUDGETS) as gate:
         gate.answer(costing("3"))
-        # As an aggregator leaves it that was killed between two counters.
+        # The state after an aggregator was killed between two counters.
         bucket.put(OF_USERS, json.dumps({"usage": "3", **applied}).encode())
         with running_aggregator(place, BUDGETS):
             wait_until(lambda: is_counted(place, ledger, BUDGETS))
     assert usages(place)[OF_USERS] == usages(place)[OF_MODELS] == 3
 
 
-def test_what_others_write_is_added_to_and_their_fields_are_kept(
+def test_costs_add_to_values_of_other_programs_and_keep_their_fields(
     place: Place, bucket: Bucket, ledger: Path
 ) -> None:
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
         gate.answer(costing("1"))
         wait_until(lambda: len(usages(place)) == 3)
-        # As a restore does: one is raised with all its fields, one made without ours.
+        # As a restore does: it raises one with all its fields, and creates one without ours.
         raised = {**json.loads(contents(place).values[OF_USERS]), "usage": "10"}
-        # No float holds these.
+        # No float represents these.
         note = b'"note":{"rate":[1.10,-0.0,1E+400,0.1234567890123456789],"of":null,"is":"1.10"}'
         bucket.put(OF_USERS, json.dumps(raised).encode().replace(b"}", b"," + note + b"}"))
         bucket.put(OF_MODELS, b"20.5")
@@ -108,7 +109,7 @@ def test_what_others_write_is_added_to_and_their_fields_are_kept(
 
 
 @pytest.mark.parametrize("messages", NO_COSTS.values(), ids=NO_COSTS)
-def test_a_message_that_is_no_cost_stops_nothing(
+def test_a_message_that_is_not_a_cost_is_skipped(
     place: Place, ledger: Path, messages: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -117,13 +118,13 @@ def test_a_message_that_is_no_cost_stops_nothing(
         publish_cost(place, *messages)
         gate.answer(costing("1"))
         wait_until(lambda: is_counted(place, ledger, BUDGETS))
-    named = [each.message for each in caplog.records if "is left out" in each.message]
+    named = [each.message for each in caplog.records if "is skipped" in each.message]
     assert len(named) == len(messages)
     assert max(map(len, named)) < 300
 
 
 @pytest.mark.parametrize(("value", "usage"), HOSTILE_VALUES.values(), ids=HOSTILE_VALUES)
-def test_no_value_of_others_stops_the_counting_or_the_derivation(
+def test_no_foreign_value_stops_the_counting_or_the_derivation(
     place: Place, bucket: Bucket, ledger: Path, value: bytes, usage: str | None
 ) -> None:
     board = OF_USERS.replace("usage.", "leaderboard.").removesuffix(f".{ALICE_TOKEN}")
@@ -139,12 +140,12 @@ def test_no_value_of_others_stops_the_counting_or_the_derivation(
 
 
 @pytest.mark.parametrize("board", HOSTILE_BOARDS.values(), ids=HOSTILE_BOARDS)
-def test_no_leaderboard_of_others_stops_anything(
+def test_no_foreign_leaderboard_stops_the_derivation(
     place: Place, bucket: Bucket, ledger: Path, board: bytes
 ) -> None:
     key = OF_USERS.replace("usage.", "leaderboard.").removesuffix(f".{ALICE_TOKEN}")
     bucket.put(key, board)
-    # For whom it might hold an entry to be kept.
+    # An entity whose entry may have to be kept.
     bucket.put(OF_USERS.replace(ALICE_TOKEN, "e"), b"broken")
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
         gate.answer(costing("1"))
@@ -153,13 +154,13 @@ def test_no_leaderboard_of_others_stops_anything(
         wait_until(lambda: contents(place).boards[key.partition(".")[2]] == expected)
 
 
-def test_a_cost_that_one_counter_cannot_take_counts_in_the_others(
+def test_a_cost_that_one_counter_cannot_hold_counts_in_the_others(
     place: Place, bucket: Bucket, ledger: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
         gate.answer(costing("1"))
         wait_until(lambda: is_counted(place, ledger, BUDGETS))
-        # A key that is too long, a sum with too many digits, and a value that is full.
+        # A key that is too long, a sum with too many digits, and a value of maximum size.
         publish_cost(place, charge_with(user="x" * 990, cost="1"))
         publish_cost(place, charge_with(number=2, model="m", cost="99999999999999999999"))
         wait_until(lambda: usages(place)[OF_MODELS] == 2)
@@ -178,9 +179,7 @@ def test_a_cost_that_one_counter_cannot_take_counts_in_the_others(
         assert named in caplog.text
 
 
-def test_costs_of_several_ledgers_that_come_twice_are_counted_once(
-    place: Place, tmp_path: Path
-) -> None:
+def test_duplicate_costs_of_several_ledgers_are_counted_once(place: Place, tmp_path: Path) -> None:
     ledgers = [tmp_path / "one", tmp_path / "other"]
     with (
         running_gate(place, ledgers[0], BUDGETS) as one,
@@ -203,7 +202,7 @@ def charges_of(ledger: Path) -> list[Charge]:
         return list(book.charges())
 
 
-def test_aggregators_at_the_same_time_change_nothing(place: Place, ledger: Path) -> None:
+def test_several_aggregators_count_the_same(place: Place, ledger: Path) -> None:
     with running_gate(place, ledger, BUDGETS) as gate, ExitStack() as exits:
         for _ in range(3):
             exits.enter_context(running_aggregator(place, BUDGETS))
@@ -230,7 +229,7 @@ def test_answers_never_wait_and_all_costs_arrive_afterwards(
             slowest = 0.0
             frozen = time.monotonic()
             number = 0
-            # Longer than the patience of whoever asks the server, so that all of them begin anew.
+            # Longer than every timeout of the gateway, so that all its parts start again.
             while time.monotonic() < frozen + 3:
                 asked = time.monotonic()
                 assert gate.answer(costing(f"0.{number:04}")).is_allowed
@@ -243,7 +242,7 @@ def test_answers_never_wait_and_all_costs_arrive_afterwards(
         wait_until(lambda: is_counted(place, ledger, BUDGETS))
 
 
-def test_costs_wait_for_a_server_that_is_not_there(server_dir: Path, ledger: Path) -> None:
+def test_costs_wait_for_a_missing_server(server_dir: Path, ledger: Path) -> None:
     port = unused_port()
     place = Place(f"nats://127.0.0.1:{port}", "later")
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
@@ -252,7 +251,7 @@ def test_costs_wait_for_a_server_that_is_not_there(server_dir: Path, ledger: Pat
             wait_until(lambda: is_counted(place, ledger, BUDGETS))
 
 
-def test_a_lost_stream_of_costs_is_made_anew_before_anything_is_reported(
+def test_a_lost_stream_of_costs_is_created_before_costs_are_reported(
     place: Place, bucket: Bucket, ledger: Path
 ) -> None:
     stream = cost_stream(place.bucket)
@@ -271,7 +270,7 @@ async def streams(js: JetStreamContext) -> list[StreamInfo]:
     return await js.streams_info()
 
 
-def test_true_spend_is_counted_for_whom_it_was(place: Place, ledger: Path) -> None:
+def test_true_spend_counts_for_its_entity(place: Place, ledger: Path) -> None:
     with running_gate(place, ledger, BUDGETS) as gate, running_aggregator(place, BUDGETS):
         gate.answer(costing("1"))
         wait_until(lambda: is_counted(place, ledger, BUDGETS))

@@ -1,4 +1,4 @@
-"""The simulated gateway as it runs: real processes, killed, on a real server that they lose."""
+"""The simulated gateway as real processes that are killed, on a real server that they lose."""
 
 import asyncio
 import json
@@ -16,17 +16,21 @@ from uuid import uuid4
 import pytest
 
 from budget_recovery_dagster.domain import Enforcement, Period
-from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
-from budget_recovery_dagster.sandbox.gateway import aggregate, serve
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.history import begin, count_history
-from budget_recovery_dagster.sandbox.gateway.in_process import utc_clock
-from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
-from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
-from budget_recovery_dagster.sandbox.gateway.scene import BUDGETS
-from budget_recovery_dagster.sandbox.gateway.store import cost_stream
-from budget_recovery_dagster.sandbox.gateway.traffic import Traffic
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer, OwnedProcess, Program
+from budget_recovery_dagster.sandbox import gateway as gateway_package
+from budget_recovery_dagster.sandbox.gateway import (
+    AGGREGATOR_READY,
+    BUDGETS,
+    GATE_READY,
+    Budgets,
+    Ledger,
+    Place,
+    Traffic,
+    begin,
+    cost_stream,
+    count_history,
+    utc_clock,
+)
 from tests.free_ports import unused_port
 from tests.integration.gateway_house import (
     ALICE,
@@ -40,10 +44,11 @@ from tests.integration.gateway_house import (
 from tests.nats_servers import Bucket, DisturbedNetwork
 from tests.waiting import wait_until
 
-# The traffic of a minute makes no more than some dollars.
+# A minute of traffic costs only some dollars.
 ONLY_WITH_HISTORY = Decimal(20)
+WITH_HISTORY = "--with-history"
 FAST = ("--requests-per-second", "100")
-# One request, and then a long silence in which the counters can be compared.
+# One request, and then a long pause in which the counters can be compared.
 SLOW = ("--requests-per-second", "0.01")
 SENT_AGAIN = 50
 
@@ -60,13 +65,13 @@ def running(place: Place, ready: str, log: Path, *command: str | Path) -> Iterat
     process = OwnedProcess(
         Program(
             str(command[0]),
-            [sys.executable, "-m", *command],
+            [sys.executable, "-m", gateway_package.__name__, *command],
             log=log,
             environment={**os.environ, **names, "PYTHONUNBUFFERED": "1"},
         )
     )
     try:
-        process.wait_until_ready(lambda: process.has_said(ready), seconds=60)
+        process.wait_until_ready(lambda: process.has_logged(ready), seconds=60)
         yield process
     finally:
         process.stop()
@@ -74,12 +79,12 @@ def running(place: Place, ready: str, log: Path, *command: str | Path) -> Iterat
 
 def gateway(place: Place, ledger: Path, *arguments: str) -> AbstractContextManager[OwnedProcess]:
     log = ledger.with_suffix(".gateway.log")
-    return running(place, serve.READY, log, serve.__name__, ledger, *arguments)
+    return running(place, GATE_READY, log, "serve", ledger, *arguments)
 
 
 def aggregator(place: Place, ledger: Path) -> AbstractContextManager[OwnedProcess]:
     log = ledger.with_suffix(".aggregator.log")
-    return running(place, aggregate.READY, log, aggregate.__name__)
+    return running(place, AGGREGATOR_READY, log, "aggregate")
 
 
 def writing_into(name: str) -> bytes:
@@ -99,7 +104,7 @@ def charges(ledger: Path) -> int:
         return sum(1 for _ in book.charges())
 
 
-def test_a_history_is_written_though_the_server_was_lost_meanwhile(
+def test_a_history_is_written_although_the_connection_broke(
     nats_server: NatsServer, name: str, ledger: Path
 ) -> None:
     place = Place(nats_server.url, name)
@@ -111,10 +116,10 @@ def test_a_history_is_written_though_the_server_was_lost_meanwhile(
             return number != 1
 
         network.before_request = cut_once
-        with gateway(Place(network.url, name), ledger, serve.HISTORY) as process:
-            assert process.has_said("The history is not written: ")
+        with gateway(Place(network.url, name), ledger, WITH_HISTORY) as process:
+            assert process.has_logged("The history is not written: ")
     assert used_ever(place) > ONLY_WITH_HISTORY
-    # Nobody has counted anything yet: all is as the last request of the history left it.
+    # No aggregator runs yet: the counters are those of the history.
     [applied] = {json.loads(value)["applied"] for value in contents(place).values.values()}
     with Ledger(ledger) as book:
         last = int(applied.removeprefix(f"{book.id}:"))
@@ -122,7 +127,7 @@ def test_a_history_is_written_though_the_server_was_lost_meanwhile(
     assert contents(place).usages == history
 
 
-def test_a_history_that_was_interrupted_is_completed_and_never_written_again(
+def test_an_interrupted_history_is_completed_and_never_written_again(
     nats_server: NatsServer, name: str, ledger: Path
 ) -> None:
     place = Place(nats_server.url, name)
@@ -131,7 +136,7 @@ def test_a_history_that_was_interrupted_is_completed_and_never_written_again(
         process = OwnedProcess(
             Program(
                 "gateway",
-                [sys.executable, "-m", serve.__name__, ledger, serve.HISTORY],
+                [sys.executable, "-m", gateway_package.__name__, "serve", ledger, WITH_HISTORY],
                 log=ledger.with_suffix(".first.log"),
                 environment={
                     **os.environ,
@@ -145,21 +150,21 @@ def test_a_history_that_was_interrupted_is_completed_and_never_written_again(
         process.stop()
     with Ledger(ledger) as book:
         assert len(contents(place).usages) < len(book.true_spend(BUDGETS, datetime.now(UTC)))
-    with gateway(place, ledger, serve.HISTORY, *SLOW), aggregator(place, ledger):
+    with gateway(place, ledger, WITH_HISTORY, *SLOW), aggregator(place, ledger):
         wait_until(lambda: is_counted(place, ledger, BUDGETS))
     with Bucket.connected(nats_server.url, name) as bucket:
         bucket.destroy()
-    with gateway(place, ledger, serve.HISTORY), aggregator(place, ledger):
+    with gateway(place, ledger, WITH_HISTORY), aggregator(place, ledger):
         wait_until(lambda: used_ever(place) > 0)
         assert used_ever(place) < ONLY_WITH_HISTORY
 
 
-def test_a_bucket_that_is_lost_later_begins_at_zero(
+def test_a_bucket_that_is_lost_later_starts_at_zero(
     nats_server: NatsServer, name: str, ledger: Path
 ) -> None:
     place = Place(nats_server.url, name)
     with (
-        gateway(place, ledger, serve.HISTORY),
+        gateway(place, ledger, WITH_HISTORY),
         aggregator(place, ledger),
         Bucket.connected(nats_server.url, name) as bucket,
     ):
@@ -169,21 +174,21 @@ def test_a_bucket_that_is_lost_later_begins_at_zero(
         wait_until(lambda: 0 < used_ever(place) < ONLY_WITH_HISTORY)
         assert not blocked_by_history(place)
         for part in ("gateway", "aggregator"):
-            assert "Without the bucket: " in ledger.with_suffix(f".{part}.log").read_text()
+            assert "No access to the bucket: " in ledger.with_suffix(f".{part}.log").read_text()
 
 
 def blocked_by_history(place: Place) -> bool:
-    """Whether both are blocked that a new sandbox begins with."""
+    """Whether both blocks of a new sandbox exist."""
     enforced = {
         key.tenant
         for key in contents(place).blocked
-        if (definition := BUDGETS.behind(key)) is not None
+        if (definition := BUDGETS.definition_of(key)) is not None
         if definition.enforcement is Enforcement.ENFORCE
     }
     return enforced >= {"acme", "team a / 東京"}
 
 
-def test_all_of_it_can_be_killed_again_and_again_and_each_cost_counts_once(
+def test_each_cost_counts_once_although_every_process_is_killed_repeatedly(
     server_dir: Path, name: str, ledger: Path
 ) -> None:
     server = NatsServer(server_dir / name, port=unused_port())
@@ -192,22 +197,22 @@ def test_all_of_it_can_be_killed_again_and_again_and_each_cost_counts_once(
         blocked: set[str] = set()
         for _ in range(2):
             with (
-                gateway(place, ledger, serve.HISTORY, *FAST) as serving,
+                gateway(place, ledger, WITH_HISTORY, *FAST) as serving,
                 aggregator(place, ledger) as counting,
             ):
                 wait_until(lambda: blocked_by_history(place))
                 start = charges(ledger)
-                # In the middle of its work: more is to come at any moment.
+                # Kill it while it works: more costs are on their way.
                 wait_until(partial(has_counted, place, start + SENT_AGAIN))
                 os.kill(counting.pid, signal.SIGKILL)
                 os.kill(serving.pid, signal.SIGKILL)
                 assert blocked <= (blocked := contents(place).of("blocked"))
                 os.kill(server.process.pid, signal.SIGKILL)
             server.stop()
-            # As if the gate had died before it noted what the stream had taken. The server that was
-            # started again no longer knows the ids of what was counted, and takes it twice.
+            # As if the gate had died before it recorded what it had reported. The restarted server
+            # no longer knows the ids of counted costs, and accepts them again.
             with Ledger(ledger) as book:
-                book.reported(start)
+                book.mark_reported(start)
                 assert blocked <= {f"blocked.{suffix}" for suffix in book.blocked()}
             server.start()
         with gateway(place, ledger, *SLOW), aggregator(place, ledger):
@@ -243,7 +248,7 @@ def test_histories_of_several_ledgers_add_up(
 
 
 @pytest.mark.parametrize("wiped", [False, True], ids=["meanwhile", "before"])
-def test_a_new_ledger_on_a_bucket_that_has_counters_gets_no_history_and_says_so(
+def test_a_new_ledger_on_a_used_bucket_gets_no_history_and_logs_it(
     nats_server: NatsServer,
     name: str,
     ledger: Path,
@@ -256,13 +261,13 @@ def test_a_new_ledger_on_a_bucket_that_has_counters_gets_no_history_and_says_so(
         bucket.create()
         bucket.put(old, b"5")
         if wiped:
-            bucket.remove(old)  # its marker is no counter
+            bucket.remove(old)  # its marker is not a counter
         began(place, book)
         usages = {key.entity: usage for key, usage in contents(place).usages.items()}
         assert usages == ({ALICE: 1} if wiped else {"old": 5})
         assert [charge.number for charge in book.charges()] == ([1] if wiped else [])
-        assert (f"counters in bucket {name} before this ledger" in caplog.text) is not wiped
-        # It is not seeded any more, whatever becomes of the bucket.
+        assert (f"Bucket {name} had counters before this ledger" in caplog.text) is not wiped
+        # It gets no history later, even if the bucket is lost.
         bucket.destroy()
         began(place, book)
         assert contents(place).usages == {}

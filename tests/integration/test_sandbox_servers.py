@@ -1,4 +1,4 @@
-"""The embedded servers alone: real processes, killed in the ways that happen."""
+"""The embedded servers: real processes, killed in the ways that happen in practice."""
 
 import asyncio
 import os
@@ -14,11 +14,15 @@ import nats
 import psycopg
 import pytest
 
-from budget_recovery_dagster.sandbox.accounts import Account
-from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
-from budget_recovery_dagster.sandbox.errors import ChildEndedError, UnusableDataError
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.embedded import (
+    Account,
+    ChildEndedError,
+    NatsServer,
+    OwnedProcess,
+    PostgresServer,
+    Program,
+    UnusableDataError,
+)
 from tests.processes import is_running
 from tests.waiting import wait_until
 
@@ -28,8 +32,7 @@ needs_root = pytest.mark.skipif(not AS_ROOT, reason="only root drops to another 
 SERVE_UNTIL_KILLED = """
 import sys
 from pathlib import Path
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
-from budget_recovery_dagster.sandbox.postgres_server import PostgresServer
+from budget_recovery_dagster.embedded import NatsServer, PostgresServer
 with PostgresServer(Path(sys.argv[1])) as postgres, NatsServer(Path(sys.argv[2])) as nats:
     print(postgres.pid, nats.pid, postgres.url(), flush=True)
     sys.stdin.read()
@@ -38,11 +41,11 @@ with PostgresServer(Path(sys.argv[1])) as postgres, NatsServer(Path(sys.argv[2])
 OWN_A_WORKER_UNTIL_KILLED = """
 import os, sys
 from pathlib import Path
-from budget_recovery_dagster.sandbox.child_process import OwnedProcess, Program
+from budget_recovery_dagster.embedded import OwnedProcess, Program
 command = ["sh", "-c", "sleep 300 & echo the worker is $!; wait"]
 log = Path(sys.argv[1], "log")
 child = OwnedProcess(Program("child", command, log, {"PATH": os.defpath}, has_workers=True))
-child.wait_until_ready(lambda: child.has_said("\\n"), seconds=10)
+child.wait_until_ready(lambda: child.has_logged("\\n"), seconds=10)
 print(child.pid, log.read_text().split()[-1], flush=True)
 sys.stdin.read()
 """
@@ -50,7 +53,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def data(server_dir: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A directory of the test's own, with a space in its path, that a server's account reaches."""
+    """A directory with a space in its path that the account of a server can reach."""
     directory = server_dir / f"of {request.node.name}"
     directory.mkdir(mode=0o755)
     yield directory
@@ -89,18 +92,18 @@ def test_only_the_servers_account_may_enter_the_socket_directory(data: Path) -> 
     assert not socket_dir.exists()
 
 
-def test_a_socket_directory_of_somebody_elses_making_is_refused(data: Path) -> None:
+def test_a_foreign_socket_directory_is_refused(data: Path) -> None:
     with PostgresServer(data / "postgres") as server, psycopg.connect(server.url()) as connection:
         socket_dir = Path(connection.info.host)
     socket_dir.symlink_to(data)
     try:
-        with pytest.raises(UnusableDataError, match="private directory"):
+        with pytest.raises(UnusableDataError, match="is not a private directory"):
             server.start()
     finally:
         socket_dir.unlink()
 
 
-def test_a_pid_file_that_names_another_live_program_stops_no_start(data: Path) -> None:
+def test_a_pid_file_that_names_another_program_does_not_prevent_a_start(data: Path) -> None:
     server = PostgresServer(data / "postgres")
     with server:
         write_row(server.url())
@@ -128,7 +131,7 @@ def test_a_pid_file_that_names_another_live_program_stops_no_start(data: Path) -
         stranger.stop()
 
 
-def test_a_killed_server_starts_again_with_what_was_committed(data: Path) -> None:
+def test_a_killed_server_restarts_with_its_committed_data(data: Path) -> None:
     server = PostgresServer(data / "postgres")
     with server:
         write_row(server.url())
@@ -162,7 +165,7 @@ def test_servers_end_with_a_killed_parent_and_start_again(data: Path, uid: int |
     assert (data / "postgres").stat().st_uid != 0
 
 
-def test_a_killed_parent_takes_the_children_of_its_children_with_it(data: Path) -> None:
+def test_a_killed_parent_ends_the_children_of_its_children(data: Path) -> None:
     command = [sys.executable, "-c", OWN_A_WORKER_UNTIL_KILLED, str(data)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout
@@ -171,7 +174,7 @@ def test_a_killed_parent_takes_the_children_of_its_children_with_it(data: Path) 
     wait_until(lambda: not is_running(child) and not is_running(worker))
 
 
-def test_a_child_that_is_waited_for_ends_when_the_waiting_is_interrupted(data: Path) -> None:
+def test_an_interrupted_wait_ends_the_child(data: Path) -> None:
     child = OwnedProcess(
         Program("child", ["sleep", "60"], data / "child.log", {"PATH": os.defpath})
     )
@@ -202,19 +205,19 @@ def test_data_of_another_version_are_refused_and_left_alone(data: Path) -> None:
         pass
     version = data / "postgres" / "PG_VERSION"
     version.write_text("15\n")
-    with pytest.raises(UnusableDataError, match="are PostgreSQL 15's"):
+    with pytest.raises(UnusableDataError, match="belong to PostgreSQL 15"):
         PostgresServer(data / "postgres").start()
     assert version.read_text() == "15\n"
 
 
-def test_a_directory_that_holds_something_else_is_refused(data: Path) -> None:
+def test_a_directory_with_other_files_is_refused(data: Path) -> None:
     (data / "letters").mkdir()
     (data / "letters" / "to-alice.txt").write_text("Dear Alice")
     with pytest.raises(UnusableDataError, match="is not empty and holds no PostgreSQL data"):
         PostgresServer(data / "letters").start()
 
 
-def test_an_interrupted_first_start_is_made_good(data: Path) -> None:
+def test_an_interrupted_first_start_is_repaired(data: Path) -> None:
     unfinished = data / "postgres.unfinished"
     unfinished.mkdir()
     (unfinished / "PG_VERSION").write_text("18\n")
@@ -224,7 +227,7 @@ def test_an_interrupted_first_start_is_made_good(data: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [PostgresServer, NatsServer])
-def test_a_file_in_the_place_of_a_directory_is_refused(
+def test_a_file_instead_of_a_directory_is_refused(
     data: Path, kind: type[PostgresServer] | type[NatsServer]
 ) -> None:
     (data / "file").write_text("")
@@ -293,7 +296,7 @@ def test_nats_keeps_its_streams(data: Path) -> None:
         assert asyncio.run(read(server.url)) == b"7"
 
 
-def test_nats_takes_more_configuration_and_a_fixed_port(data: Path) -> None:
+def test_nats_accepts_more_configuration_and_a_fixed_port(data: Path) -> None:
     async def max_payload(url: str) -> int:
         client = await nats.connect(url)
         size = client.max_payload

@@ -1,4 +1,4 @@
-"""Windows of the simulated gateway: their keys go away, and the next begin at zero."""
+"""Windows of the simulated gateway: closed ones are removed, and the next start at zero."""
 
 import contextlib
 import time
@@ -11,12 +11,15 @@ import pytest
 from nats.js import JetStreamContext
 
 from budget_recovery_dagster.domain import Period, SplitBy
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.in_process import running_aggregator, running_gate
-from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
-from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
-from budget_recovery_dagster.sandbox.gateway.requests import Charge
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
+from budget_recovery_dagster.sandbox.gateway import (
+    Budgets,
+    Charge,
+    Ledger,
+    Place,
+    running_aggregator,
+    running_gate,
+)
 from tests.integration.gateway_house import (
     ALICE,
     SteppedClock,
@@ -57,7 +60,7 @@ def tokens(place: Place, kind: str) -> set[str]:
     return {key.split(".")[3] for key in contents(place).of(kind)}
 
 
-def test_keys_of_closed_windows_go_away_and_the_next_begin_at_zero(
+def test_keys_of_closed_windows_are_removed_and_the_next_start_at_zero(
     place: Place, bucket: Bucket, tmp_path: Path
 ) -> None:
     clock = SteppedClock(EVENING)
@@ -76,7 +79,7 @@ def test_keys_of_closed_windows_go_away_and_the_next_begin_at_zero(
         wait_until(lambda: tokens(place, "usage") == {"2026-Q2", "lifetime"})
         wait_until(lambda: tokens(place, "blocked") == {"2026-Q2", "lifetime"})
         wait_until(lambda: tokens(place, "leaderboard") == {"2026-Q2", "lifetime"})
-        # The markers go away, too.
+        # The markers are removed, too.
         markers = [header for header in headers_of_all(bucket) if "KV-Operation" in header]
         assert len(markers) == 9
         assert all("Nats-TTL" in header for header in markers)
@@ -114,7 +117,7 @@ def test_a_late_cost_of_a_closed_window_does_no_harm(place: Place, tmp_path: Pat
         assert usages == dict.fromkeys(current, 2) | {"2026-Q2": 5, "lifetime": 5}
 
 
-def test_what_closed_while_nothing_ran_is_removed_at_the_start(
+def test_windows_that_closed_while_nothing_ran_are_removed_at_the_start(
     place: Place, bucket: Bucket
 ) -> None:
     for key in ("usage.{}.a", "blocked.{}.b", "leaderboard.{}"):
@@ -144,7 +147,7 @@ def test_a_budget_of_more_than_500_entities_shows_the_largest(place: Place, tmp_
         # The first has spent 1, the second 2, ... the last 501.
         for number in range(1, 502):
             gate.answer(costing(str(number), end_user=f"end user {number:03}"))
-        gate.answer(costing("0"))  # for nobody
+        gate.answer(costing("0"))  # for no customer
         wait_until(lambda: len(contents(place).usages) == 501)
         wait_until(lambda: contents(place).boards == contents(place).boards_of_the_counters)
         [entries] = contents(place).boards.values()
@@ -157,7 +160,7 @@ def test_a_budget_of_more_than_500_entities_shows_the_largest(place: Place, tmp_
 
 @pytest.mark.alone
 @pytest.mark.parametrize("change", ["it closes", "many exhaust it"])
-def test_a_large_budget_does_not_hold_up_the_block_of_another(
+def test_a_large_budget_does_not_delay_the_block_of_another(
     place: Place, bucket: Bucket, tmp_path: Path, change: str
 ) -> None:
     day = definition("day", "10", period=Period.DAY)
@@ -187,8 +190,8 @@ def test_a_large_budget_does_not_hold_up_the_block_of_another(
             wait_until(lambda: len(contents(place).blocked) == len(counters) + 2)
 
 
-def test_a_bucket_of_as_many_keys_as_are_read_at_once_is_read_to_its_end(
+def test_a_bucket_with_exactly_one_batch_of_keys_is_read_to_its_end(
     place: Place, bucket: Bucket
 ) -> None:
     bucket.put_many({f"k.{number}": b"" for number in range(999)})
-    assert len(contents(place).values) == 1000  # with the one that is written beside them
+    assert len(contents(place).values) == 1000  # with the key that put_many adds

@@ -1,4 +1,4 @@
-"""The simulated gateway's bucket, destroyed again and again while requests come in."""
+"""The bucket of the simulated gateway, wiped repeatedly while requests come in."""
 
 import json
 import threading
@@ -10,15 +10,16 @@ from uuid import uuid4
 
 import pytest
 
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.in_process import (
+from budget_recovery_dagster.embedded import NatsServer
+from budget_recovery_dagster.sandbox.gateway import (
+    Budgets,
+    Place,
     RunningGate,
+    count_contents,
     running_aggregator,
     running_gate,
+    wipe,
 )
-from budget_recovery_dagster.sandbox.gateway.lifecycle import Place
-from budget_recovery_dagster.sandbox.gateway.wiping import count_contents, wipe
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
 from tests.integration.gateway_house import ALICE, BOB, contents, costing, definition, spent
 from tests.nats_servers import Bucket
 from tests.waiting import wait_until
@@ -33,7 +34,7 @@ def place(nats_server: NatsServer) -> Place:
 
 @contextmanager
 def traffic(gate: RunningGate) -> Iterator[None]:
-    """Have one user spend without end, a cost that never adds up to the limit."""
+    """Let one user spend forever, in amounts that never reach the limit."""
     stop = threading.Event()
 
     def spend() -> None:
@@ -63,13 +64,13 @@ def test_under_traffic_blocks_drop_and_usage_counts_from_zero(place: Place, ledg
                 found = count_contents(place)
                 assert (found.tenants, found.counters, found.blocked) == (1, 2, 1)
 
-                assert wipe(place).seconds is not None
+                assert wipe(place) is not None
 
-                # What was exhausted spends again: the very harm that recovery is for.
+                # The exhausted budget spends again: the harm that recovery repairs.
                 wait_until(lambda: gate.answer(costing("0")).is_allowed)
                 wait_until(lambda: usage_of(place, BOB) > 0)
                 assert usage_of(place, ALICE) == 0
-        # Nothing that comes later is lost: the counter rises by what is spent from here on.
+        # Later spend is not lost: the counter rises by it.
         last = gate.answer(costing("0", BOB)).number
         wait_until(lambda: newest_counted(place) == last)
         rest = usage_of(place, BOB)
@@ -79,13 +80,13 @@ def test_under_traffic_blocks_drop_and_usage_counts_from_zero(place: Place, ledg
 
 
 def newest_counted(place: Place) -> int:
-    """The number of the last charge that is in a counter."""
+    """The number of the last counted charge."""
     found = contents(place)
     applied = (json.loads(found.values[key])["applied"] for key in found.of("usage"))
     return max((int(mark.rpartition(":")[2]) for mark in applied), default=0)
 
 
-def test_what_is_there_is_counted_and_what_was_removed_is_not(place: Place) -> None:
+def test_existing_keys_are_counted_and_removed_ones_are_not(place: Place) -> None:
     with Bucket.connected(place.url, place.bucket) as bucket:
         bucket.create()
         bucket.put("usage.a.b.lifetime.c", b"1")

@@ -29,8 +29,7 @@ from budget_recovery_dagster.domain import (
     Verdict,
 )
 from budget_recovery_dagster.ports import ControlPlane
-from budget_recovery_dagster.sandbox.data_directory import held_data_dir
-from budget_recovery_dagster.sandbox.running_dev import RunningDev, announced
+from budget_recovery_dagster.sandbox import RunningDev, announced, held_data_dir
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests.free_ports import unused_port

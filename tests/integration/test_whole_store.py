@@ -11,7 +11,7 @@ import pytest
 from nats.js.api import StreamConfig
 
 from budget_recovery_dagster.domain import Hour, Verdict
-from budget_recovery_dagster.sandbox.nats_server import NatsServer
+from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services

@@ -1,4 +1,4 @@
-"""``budget-recovery wipe`` as a person runs it, beside a running ``budget-recovery dev``."""
+"""The command ``budget-recovery wipe``, while ``budget-recovery dev`` runs."""
 
 import asyncio
 import json
@@ -20,8 +20,13 @@ from click.testing import CliRunner, Result
 from nats.js.api import KeyValueConfig, StreamConfig
 
 from budget_recovery_dagster.cli.main import main
-from budget_recovery_dagster.sandbox.data_directory import DEV_FILE, held_data_dir
-from budget_recovery_dagster.sandbox.running_dev import RunningDev, announced, find_running_dev
+from budget_recovery_dagster.sandbox import (
+    DEV_FILE,
+    RunningDev,
+    announced,
+    find_running_dev,
+    held_data_dir,
+)
 from tests.integration.dev_command import PASSWORD, START_SECONDS, UNSET, Dev, started
 from tests.waiting import wait_until
 
@@ -43,7 +48,7 @@ class Place:
     data_dir: Path
 
     def streams(self) -> dict[str, tuple[datetime, int]]:
-        """When each stream was made, and its newest sequence."""
+        """When each stream was created, and its newest sequence."""
         url = find_running_dev(self.data_dir).nats_url or ""
         return asyncio.run(_streams(url))
 
@@ -103,36 +108,36 @@ def test_the_bucket_is_lost_and_nothing_else(place: Place) -> None:
     assert {name for name in before if after[name][0] != before[name][0]} == {"KV_budget-usage"}
     assert all(after[name] == before[name] for name in OTHERS)
 
-    # The gateway counts into the new one; recovery may have found the loss already.
+    # The gateway counts into the new one; the loss may already be detected.
     wait_until(lambda: place.streams()["KV_budget-usage"][1] > 0)
     assert place.dev.ui.is_up()
 
 
-def test_it_tells_what_was_there_and_where_to_watch(place: Place) -> None:
+def test_wipe_shows_the_contents_and_how_to_watch(place: Place) -> None:
     wait_until(lambda: place.streams()["KV_budget-usage"][1] > 0)
     said = place.wipe("--yes").stdout
     lines = said.splitlines()
-    assert lines[0] == "Bucket budget-usage of the simulated gateway holds"
+    assert lines[0] == "Bucket budget-usage of the simulated gateway:"
     assert " counters of " in lines[1]
     assert lines[2].endswith(" blocked keys")
-    assert "Gone: stream KV_budget-usage is deleted." in lines
-    assert any(line.startswith("The gateway made it anew after ") for line in lines)
+    assert "Wiped: stream KV_budget-usage is deleted." in lines
+    assert any(line.startswith("The gateway created an empty one after ") for line in lines)
     assert lines[-2] == f"  budget-recovery status --data-dir '{place.data_dir}'"
     assert lines[-1] == f"  {place.dev.ui.url}"
     assert said.isascii()
     assert all(len(line) <= 80 or str(place.data_dir) in line for line in lines)
 
 
-def test_without_a_terminal_it_needs_to_be_confirmed(place: Place) -> None:
+def test_without_a_terminal_wipe_requires_yes(place: Place) -> None:
     created = place.streams()["KV_budget-usage"][0]
     ended = place.wipe(input="y\n")
     assert ended.returncode == 2
-    assert "there is no terminal to ask at" in ended.stderr
+    assert "there is no terminal to ask for confirmation" in ended.stderr
     assert place.streams()["KV_budget-usage"][0] == created
 
 
 @pytest.mark.parametrize(("answer", "code"), [("n", 1), ("", 1), ("y", 0)])
-def test_at_a_terminal_it_asks(place: Place, answer: str, code: int) -> None:
+def test_at_a_terminal_wipe_asks_for_confirmation(place: Place, answer: str, code: int) -> None:
     created = place.streams()["KV_budget-usage"][0]
     ours, theirs = pty.openpty()
     try:
@@ -147,7 +152,7 @@ def test_at_a_terminal_it_asks(place: Place, answer: str, code: int) -> None:
     assert (place.streams()["KV_budget-usage"][0] == created) is (code != 0)
 
 
-def test_status_needs_no_setting_beside_a_running_dev(place: Place) -> None:
+def test_status_needs_no_setting_while_dev_runs(place: Place) -> None:
     ended = subprocess.run(
         [*COMMAND, "status", "--json", "--data-dir", place.data_dir],
         check=False,
@@ -175,23 +180,22 @@ def refused(data_dir: Path, **environment: str) -> str:
     return sentence
 
 
-def test_a_store_that_a_setting_names_is_never_wiped(tmp_path: Path) -> None:
+def test_a_store_named_by_a_setting_is_never_wiped(tmp_path: Path) -> None:
     with held_data_dir(tmp_path / "data") as data_dir, announced(data_dir, NOWHERE):
         assert refused(data_dir, **{NATS_URL: f"nats://me:{PASSWORD}@127.0.0.1:1"}) == (
-            f"Error: {NATS_URL} is set, and a store that it names is never wiped."
+            f"Error: {NATS_URL} is set, and the store that it names is never wiped."
         )
 
 
-def test_nor_is_one_that_was_given_to_the_running_dev(tmp_path: Path) -> None:
+def test_a_store_given_to_the_running_dev_is_never_wiped(tmp_path: Path) -> None:
     given = replace(NOWHERE, nats_url=None)
     with held_data_dir(tmp_path / "data") as data_dir, announced(data_dir, given):
         assert refused(data_dir) == (
-            f"Error: The running dev uses the store that its {NATS_URL} names, which is never"
-            " wiped."
+            f"Error: The running dev uses the store of its {NATS_URL}, which is never wiped."
         )
 
 
-def test_where_no_dev_runs_nothing_is_wiped(tmp_path: Path) -> None:
+def test_without_a_running_dev_nothing_is_wiped(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     nobody = f"Error: No budget-recovery dev runs on {data_dir}."
     assert refused(data_dir) == nobody
@@ -199,24 +203,24 @@ def test_where_no_dev_runs_nothing_is_wiped(tmp_path: Path) -> None:
     with held_data_dir(data_dir), announced(data_dir, NOWHERE):
         left_behind = (data_dir / DEV_FILE).read_bytes()
     assert not (data_dir / DEV_FILE).exists()
-    # As one leaves it that was killed.
+    # The state after a kill.
     (data_dir / DEV_FILE).write_bytes(left_behind)
     assert refused(data_dir) == nobody
     with held_data_dir(data_dir):
         assert refused(data_dir) == (
-            f"Error: The budget-recovery dev on {data_dir} is not up: it is starting or stopping."
+            f"Error: The budget-recovery dev on {data_dir} is starting or stopping."
         )
 
 
-def test_what_runs_is_told_to_its_owner_only(tmp_path: Path) -> None:
+def test_the_servers_of_a_dev_are_published_to_its_owner_only(tmp_path: Path) -> None:
     with held_data_dir(tmp_path / "data") as data_dir, announced(data_dir, NOWHERE):
         assert stat.S_IMODE((data_dir / DEV_FILE).stat().st_mode) == 0o600
         assert find_running_dev(data_dir) == NOWHERE
         (data_dir / DEV_FILE).write_text('{"another": "version"}')
-        assert "does not say what runs" in refused(data_dir)
+        assert "does not describe a running dev" in refused(data_dir)
 
 
-def test_a_store_that_does_not_answer_fails_in_a_sentence(tmp_path: Path) -> None:
+def test_a_store_that_does_not_answer_is_one_error_message(tmp_path: Path) -> None:
     with held_data_dir(tmp_path / "data") as data_dir, announced(data_dir, NOWHERE):
         ended = CliRunner().invoke(
             main, ["wipe", "--yes", "--data-dir", str(data_dir)], env={NATS_URL: None}

@@ -1,4 +1,4 @@
-"""What the demo concludes from what it has read."""
+"""The verdict of the demo on the figures that it has read."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -8,8 +8,7 @@ import pytest
 
 from budget_recovery_dagster.adapters.nats import CounterKey
 from budget_recovery_dagster.domain import BudgetWindow, Window
-from budget_recovery_dagster.sandbox.demo.figures import Figures, Usages
-from budget_recovery_dagster.sandbox.demo.verdict import Account, Evidence, account, judge
+from budget_recovery_dagster.sandbox.demo import Account, Evidence, Figures, Usages, account, judge
 
 BEFORE_MIDNIGHT = datetime(2026, 11, 29, 23, 59, tzinfo=UTC)
 AFTER_MIDNIGHT = datetime(2026, 11, 30, 0, 1, tzinfo=UTC)
@@ -37,8 +36,8 @@ def usages(of: dict[CounterKey, str]) -> Usages:
     return {key: Decimal(usage) for key, usage in of.items()}
 
 
-# Alice has used up her budget, spends 1 between snapshot and wipe, and 2 after it. Bob spends 1
-# after the wipe, of whom the snapshot knows 3. Carol first spends after the wipe.
+# Alice has used up her budget, spends 1 between snapshot and wipe, and 2 after it. Bob, with 3 in
+# the snapshot, spends 1 after the wipe. Carol first spends after the wipe.
 WHOLE = Evidence(
     snapshot=usages({ALICE: "10", BOB: "3", TODAY: "4"}),
     before_wipe=figures(
@@ -50,7 +49,7 @@ WHOLE = Evidence(
         counters={ALICE: "2", BOB: "1", CAROL: "5"},
         spent={ALICE: "13", BOB: "4", CAROL: "5", TODAY: "4"},
     ),
-    in_the_end=figures(
+    at_the_end=figures(
         counters={ALICE: "10", BOB: "3", CAROL: "5", TODAY: "4"},
         blocked=(ALICE, TODAY),
         spent={ALICE: "13", BOB: "4", CAROL: "5", TODAY: "4"},
@@ -63,21 +62,21 @@ def broken(evidence: Evidence) -> list[str]:
     return [each for promise in judge(evidence) for each in promise.broken]
 
 
-def in_the_end(**changes: object) -> Evidence:
-    return replace(WHOLE, in_the_end=replace(WHOLE.in_the_end, **changes))  # type: ignore[arg-type]
+def at_the_end(**changes: object) -> Evidence:
+    return replace(WHOLE, at_the_end=replace(WHOLE.at_the_end, **changes))  # type: ignore[arg-type]
 
 
 def with_counters(of: dict[CounterKey, str]) -> Evidence:
-    return in_the_end(counters={**WHOLE.in_the_end.counters, **usages(of)})
+    return at_the_end(counters={**WHOLE.at_the_end.counters, **usages(of)})
 
 
-def test_a_whole_store_keeps_every_promise_and_says_of_how_many() -> None:
+def test_a_complete_recovery_keeps_every_promise_and_counts_them() -> None:
     assert broken(WHOLE) == []
     assert [promise.text for promise in judge(WHOLE)] == [
-        "3 counters of the snapshot are at least as high as in it",
-        "3 counters of after the wipe are not lower than they were then",
-        "2 blocks of before the wipe are back",
-        "4 counters are no higher than what was really spent",
+        "3 counters are at least as high as in the snapshot",
+        "3 counters are at least as high as after the wipe",
+        "2 blocks from before the wipe are back",
+        "4 counters are no higher than the true spend",
         "the request that was refused before the wipe is refused again",
     ]
 
@@ -88,33 +87,33 @@ def test_a_counter_lower_than_in_the_snapshot_is_named() -> None:
     ]
 
 
-def test_a_counter_that_is_gone_is_named() -> None:
-    rest = {key: usage for key, usage in WHOLE.in_the_end.counters.items() if key != TODAY}
-    assert broken(in_the_end(counters=rest)) == [
-        "budget 'agents' of 'acme' for 'alice', 2026-11-29 was 4 in the snapshot and is gone"
+def test_a_missing_counter_is_named() -> None:
+    rest = {key: usage for key, usage in WHOLE.at_the_end.counters.items() if key != TODAY}
+    assert broken(at_the_end(counters=rest)) == [
+        "budget 'agents' of 'acme' for 'alice', 2026-11-29 was 4 in the snapshot and is missing"
     ]
 
 
-def test_what_was_spent_after_the_wipe_must_not_be_lowered() -> None:
+def test_spend_after_the_wipe_must_not_be_lowered() -> None:
     assert broken(with_counters({CAROL: "4"})) == [
         "budget 'agents' of 'acme' for 'carol', lifetime was 5 after the wipe and is 4"
     ]
 
 
-def test_a_block_that_is_not_back_is_named() -> None:
-    assert broken(in_the_end(blocked=frozenset({TODAY}))) == [
+def test_a_missing_block_is_named() -> None:
+    assert broken(at_the_end(blocked=frozenset({TODAY}))) == [
         "budget 'agents' of 'acme' for 'alice', lifetime is not blocked"
     ]
 
 
-def test_a_request_that_is_let_through_is_told() -> None:
-    assert broken(replace(WHOLE, is_refused=False)) == ["it is let through"]
+def test_an_allowed_request_breaks_a_promise() -> None:
+    assert broken(replace(WHOLE, is_refused=False)) == ["it is allowed"]
 
 
 def test_a_sum_of_snapshot_and_live_counts_money_twice() -> None:
     # 3 before the wipe and 1 after it are 4 in truth; another 3 and more were never spent.
     assert broken(with_counters({BOB: "4"})) == []
-    assert broken(with_counters({BOB: "6"})) == [f"{BOB_NAMED} is 6, and 4 was spent"]
+    assert broken(with_counters({BOB: "6"})) == [f"{BOB_NAMED} is 6, but the true spend is 4"]
 
 
 def test_windows_that_close_meanwhile_do_not_count() -> None:
@@ -125,23 +124,23 @@ def test_windows_that_close_meanwhile_do_not_count() -> None:
         blocked=(ALICE,),
         spent={ALICE: "13", BOB: "4", CAROL: "5"},
     )
-    assert broken(replace(WHOLE, in_the_end=end)) == []
-    assert judge(replace(WHOLE, in_the_end=end))[0].text.startswith("2 counters")
-    # Or it has not yet, and they still count for nothing.
+    assert broken(replace(WHOLE, at_the_end=end)) == []
+    assert judge(replace(WHOLE, at_the_end=end))[0].text.startswith("2 counters")
+    # If it has not yet removed them, they still do not count.
     late = replace(end, counters={**end.counters, TODAY: Decimal(99)})
-    assert broken(replace(WHOLE, in_the_end=late)) == []
+    assert broken(replace(WHOLE, at_the_end=late)) == []
 
 
-def test_windows_that_begin_meanwhile_are_only_compared_with_what_was_spent() -> None:
+def test_windows_that_begin_meanwhile_are_compared_with_true_spend_only() -> None:
     tomorrow = counter("alice", "2026-11-30")
     end = replace(
-        WHOLE.in_the_end,
+        WHOLE.at_the_end,
         at=AFTER_MIDNIGHT,
-        counters={**WHOLE.in_the_end.counters, tomorrow: Decimal(2)},
-        spent={**WHOLE.in_the_end.spent, tomorrow: Decimal(1)},
+        counters={**WHOLE.at_the_end.counters, tomorrow: Decimal(2)},
+        spent={**WHOLE.at_the_end.spent, tomorrow: Decimal(1)},
     )
-    assert broken(replace(WHOLE, in_the_end=end)) == [
-        "budget 'agents' of 'acme' for 'alice', 2026-11-30 is 2, and 1 was spent"
+    assert broken(replace(WHOLE, at_the_end=end)) == [
+        "budget 'agents' of 'acme' for 'alice', 2026-11-30 is 2, but the true spend is 1"
     ]
 
 
@@ -153,24 +152,24 @@ def test_windows_that_begin_meanwhile_are_only_compared_with_what_was_spent() ->
         (replace(WHOLE, before_wipe=figures()), 2),
     ],
 )
-def test_where_nothing_is_compared_nothing_is_proven(evidence: Evidence, without: int) -> None:
+def test_without_anything_to_compare_nothing_is_proven(evidence: Evidence, without: int) -> None:
     promises = judge(evidence)
     assert [number for number, each in enumerate(promises) if not each.is_kept] == [without]
     assert promises[without].broken == ("there was nothing to compare",)
 
 
-def test_an_empty_store_in_the_end_breaks_every_promise_about_counters() -> None:
+def test_an_empty_store_at_the_end_breaks_every_promise_about_counters() -> None:
     end = figures(spent={ALICE: "13"})
-    promises = judge(replace(WHOLE, in_the_end=end, is_refused=False))
+    promises = judge(replace(WHOLE, at_the_end=end, is_refused=False))
     assert not any(promise.is_kept for promise in promises)
 
 
-def test_the_account_tells_where_all_money_is() -> None:
+def test_the_account_covers_all_spend() -> None:
     def is_lifetime(key: CounterKey) -> bool:
         return key.of.window.token == "lifetime"
 
     found = account(WHOLE, is_lifetime)
-    # Alice's 1 before the wipe; her 2 and Bob's 1 after it, below what the snapshot knows.
+    # Alice's 1 before the wipe; her 2 and Bob's 1 after it, below their values in the snapshot.
     assert found == Account(between=Decimal(1), since=Decimal(8), not_added=Decimal(3))
     # Carol's.
     assert found.kept == 5

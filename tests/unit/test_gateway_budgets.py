@@ -1,4 +1,4 @@
-"""Which counters a request raises, and how it travels as a charge."""
+"""Which counters a request raises, and the messages of charges."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,9 +15,9 @@ from budget_recovery_dagster.domain import (
     UnreadableUsageError,
     UnusableNameError,
 )
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.requests import (
+from budget_recovery_dagster.sandbox.gateway import (
     Applied,
+    Budgets,
     Charge,
     Request,
     UnreadableChargeError,
@@ -50,7 +50,7 @@ def raised(request: Request, moment: datetime, *definitions: BudgetDefinition) -
     return [encode_key(counter) for _, counter in Budgets(definitions).raised_by(request, moment)]
 
 
-def test_each_split_counts_for_whom_the_request_names() -> None:
+def test_each_split_counts_for_the_entity_that_the_request_names() -> None:
     keys = raised(
         FULL,
         MOMENT,
@@ -72,7 +72,7 @@ def test_each_split_counts_for_whom_the_request_names() -> None:
     ]
 
 
-def test_each_period_counts_in_the_window_of_the_moment() -> None:
+def test_each_period_counts_in_the_window_of_the_request() -> None:
     definitions = [definition(period.value, SplitBy.NOTHING, period) for period in Period]
     assert raised(FULL, MOMENT, *definitions) == [
         "usage.t.day.2023-10-01.=",
@@ -83,14 +83,14 @@ def test_each_period_counts_in_the_window_of_the_moment() -> None:
     ]
 
 
-def test_a_moment_of_another_time_zone_counts_in_the_window_of_utc() -> None:
+def test_a_time_in_another_zone_counts_in_the_utc_window() -> None:
     moment = datetime.fromisoformat("2023-10-02T01:30:00+02:00")
     assert raised(FULL, moment, definition("b", SplitBy.NOTHING, Period.DAY)) == [
         "usage.t.b.2023-10-01.="
     ]
 
 
-def test_who_is_not_named_counts_in_no_split_budget() -> None:
+def test_an_entity_that_is_not_named_counts_in_no_split_budget() -> None:
     request = Request("t", "u", "m", Decimal(1), metadata={"end_user": ""})
     keys = raised(
         request,
@@ -109,12 +109,12 @@ def test_a_cost_that_no_counter_can_hold_is_refused(cost: str) -> None:
         Request("t", "u", "m", Decimal(cost))
 
 
-def test_a_charge_comes_out_of_its_message_as_it_went_in() -> None:
+def test_a_charge_survives_its_message_unchanged() -> None:
     charge = Charge("ledger", 7, MOMENT, FULL)
     assert Charge.from_json(charge.to_json()) == charge
 
 
-def test_a_moment_of_another_time_zone_is_read_in_utc() -> None:
+def test_a_time_in_another_zone_is_read_as_utc() -> None:
     charge = Charge("ledger", 7, datetime.fromisoformat("2023-10-02T01:30:00+02:00"), FULL)
     read = Charge.from_json(charge.to_json())
     assert read == charge
@@ -122,7 +122,7 @@ def test_a_moment_of_another_time_zone_is_read_in_utc() -> None:
 
 
 @pytest.mark.parametrize("message", [b"", b"[]", b"{}", b"null", b"\xff"])
-def test_anything_else_is_no_charge(message: bytes) -> None:
+def test_any_other_message_is_not_a_charge(message: bytes) -> None:
     with pytest.raises(UnreadableChargeError):
         Charge.from_json(message)
 
@@ -135,14 +135,14 @@ def test_a_name_that_no_key_can_hold_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
-def test_neither_may_one_that_need_not_be_said(name: str) -> None:
+def test_an_optional_name_that_no_key_can_hold_is_refused(name: str) -> None:
     for said in ({"virtual_account": name}, {"agent": name}, {"metadata": {"k": name}}):
         with pytest.raises(UnusableNameError):
             replace(FULL, **said)
     assert replace(FULL, virtual_account="", agent="", metadata={"k": ""})
 
 
-def test_what_is_applied_covers_the_earlier_charges_of_each_ledger() -> None:
+def test_a_mark_covers_the_earlier_charges_of_its_ledger() -> None:
     applied = Applied({"a": 7, "b": 2})
     assert str(applied) == "a:7 b:2"
     assert Applied.parse("a:7 b:2") == applied
@@ -154,5 +154,5 @@ def test_what_is_applied_covers_the_earlier_charges_of_each_ledger() -> None:
 
 
 @pytest.mark.parametrize("text", [None, 7, "", "a", "a:", ":7", "a:-1", "a:0", "a:07", "a b:x"])
-def test_nothing_is_applied_where_no_mark_stands(text: object) -> None:
+def test_without_a_mark_no_charge_is_covered(text: object) -> None:
     assert Applied.parse(text) == Applied({})

@@ -1,4 +1,4 @@
-"""A counter's value: what is added to it, what is kept of it, and what is remembered of it."""
+"""The value of a counter: adding a cost, keeping foreign fields, remembering recent values."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -6,9 +6,7 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.domain import UnreadableUsageError
-from budget_recovery_dagster.sandbox.gateway.counting import UNUSED, Counter
-from budget_recovery_dagster.sandbox.gateway.recent import Recent
-from budget_recovery_dagster.sandbox.gateway.requests import Watermark
+from budget_recovery_dagster.sandbox.gateway import UNUSED, Counter, Recent, Watermark
 
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
@@ -17,7 +15,7 @@ def raised(value: bytes, cost: str = "1") -> bytes:
     return Counter.parse(value).raised(Decimal(cost), Watermark("a", 3)).to_json(NOON)
 
 
-def test_a_new_counter_says_what_has_been_counted_and_when() -> None:
+def test_a_new_counter_holds_usage_time_and_mark() -> None:
     assert UNUSED.raised(Decimal("0.10"), Watermark("a", 3)).to_json(NOON) == (
         b'{"usage":"0.1","updated_at":"2026-11-29T12:00:00.000Z","applied":"a:3"}'
     )
@@ -40,7 +38,7 @@ def test_a_mark_of_each_ledger_is_kept() -> None:
         b'"n":[1.0,{"a":null,"b":[true,false,[]]},{}]',
     ],
 )
-def test_fields_of_others_are_written_back_as_they_were(field: bytes) -> None:
+def test_fields_of_other_programs_are_kept_unchanged(field: bytes) -> None:
     assert raised(b'{"usage":7.50,' + field + b"}").endswith(b'"applied":"a:3",' + field + b"}")
 
 
@@ -48,7 +46,7 @@ def test_a_bare_number_becomes_an_object() -> None:
     assert raised(b"20.5").startswith(b'{"usage":"21.5",')
 
 
-def test_a_sum_that_nobody_could_read_is_refused() -> None:
+def test_a_sum_out_of_bounds_is_refused() -> None:
     highest = b'{"usage":"99999999999999999999.999999999999999998"}'
     assert b'"99999999999999999999.999999999999999999"' in raised(highest, "0.000000000000000001")
     with pytest.raises(UnreadableUsageError, match="20 integer digits"):
@@ -56,7 +54,7 @@ def test_a_sum_that_nobody_could_read_is_refused() -> None:
 
 
 @pytest.mark.parametrize("depth", [100, *range(400, 1000, 50), 100_000])
-def test_a_value_that_is_nested_deeply_is_written_back_or_refused(depth: int) -> None:
+def test_a_deeply_nested_value_is_kept_or_refused(depth: int) -> None:
     nested = b"[" * depth + b"]" * depth
     written = refusal = None
     try:
@@ -67,14 +65,13 @@ def test_a_value_that_is_nested_deeply_is_written_back_or_refused(depth: int) ->
     assert refusal in (None, "the value is nested too deeply")
 
 
-def test_what_was_put_in_first_is_forgotten_first() -> None:
+def test_the_oldest_value_is_forgotten_first() -> None:
     recent: Recent[int] = Recent(2)
-    recent.put("a", 1)
-    recent.put("b", 2)
-    recent.put("a", 3)
-    recent.put("c", 4)
+    recent["a"] = 1
+    recent["b"] = 2
+    recent["a"] = 3
+    recent["c"] = 4
     assert [recent.get(name) for name in "abc"] == [3, None, 4]
-    recent.forget("a")
-    recent.forget("never")
+    recent.pop("a")
     assert "a" not in recent
     assert "c" in recent

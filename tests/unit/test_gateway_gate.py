@@ -1,4 +1,4 @@
-"""The gate: what it says of blocks and requests, and what it does without its ledger."""
+"""The gate: its log of blocks and answers, and its behaviour without a writable ledger."""
 
 import asyncio
 import sqlite3
@@ -12,13 +12,19 @@ from pathlib import Path
 import pytest
 
 from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period, SplitBy
-from budget_recovery_dagster.sandbox.gateway import serve
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.gate import Answer, Gate
-from budget_recovery_dagster.sandbox.gateway.ledger import Ledger, LedgerError
-from budget_recovery_dagster.sandbox.gateway.requests import Request
-from budget_recovery_dagster.sandbox.gateway.store import NOTHING, Seen
-from budget_recovery_dagster.sandbox.gateway.tally import Tally, tell_every_minute
+from budget_recovery_dagster.sandbox.gateway import (
+    NOTHING,
+    Answer,
+    Budgets,
+    Gate,
+    Ledger,
+    LedgerError,
+    Request,
+    Seen,
+    Tally,
+    log_every_minute,
+)
+from budget_recovery_dagster.sandbox.gateway.__main__ import main
 
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
@@ -52,7 +58,7 @@ def request(user: str = "a", note: str = "") -> Request:
     return Request("t", user, "m", Decimal("0.5"), metadata={"note": note})
 
 
-def test_it_says_whether_a_block_refuses_or_is_only_noted(
+def test_the_log_distinguishes_enforced_blocks_from_audited_ones(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = made(ledger)
@@ -62,34 +68,34 @@ def test_it_says_whether_a_block_refuses_or_is_only_noted(
     gate.change("blocked.t.agents.2026-11-29.a", NOTHING)
     assert [record.message for record in caplog.records] == [
         "Blocked: budget 'agents' of 't' for 'a', 2026-11-29.",
-        "Over its limit, only noted: budget 'audited' of 't' for 'a', 2026-11-29.",
-        "Blocked, but no request can be meant: x.",
+        "Over its limit, audit only: budget 'audited' of 't' for 'a', 2026-11-29.",
+        "Blocked, but matches no request: x.",
         "No longer over its limit: budget 'agents' of 't' for 'a', 2026-11-29.",
     ]
 
 
-def test_it_says_what_is_blocked_at_the_start(
+def test_the_log_lists_the_blocks_at_the_start(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made(ledger).tell_of_blocks()
+    made(ledger).log_blocks()
     day, before = "2026-11-29", "2026-11-28"
     ledger.block(["x", f"t.agents.{before}.a", f"t.audited.{day}.a", f"t.agents.{day}.b"])
-    made(ledger).tell_of_blocks()
+    made(ledger).log_blocks()
     ledger.block(f"t.agents.{day}.b{number:02}" for number in range(22))
-    made(ledger).tell_of_blocks()
-    nobody, one, many = (record.message for record in caplog.records)
-    assert nobody == "Blocked at the start, 0: nobody."
+    made(ledger).log_blocks()
+    none, one, many = (record.message for record in caplog.records)
+    assert none == "Blocked at the start, 0: none."
     assert one == "Blocked at the start, 1: budget 'agents' of 't' for 'b', 2026-11-29."
     assert many.startswith("Blocked at the start, 23: budget 'agents' of 't' for 'b', 2026-11-29; ")
     assert many.endswith(" for 'b18', 2026-11-29; and 3 more.")
 
 
-def test_without_room_in_its_ledger_it_refuses_and_goes_on_by_itself(
+def test_a_full_disk_refuses_requests_until_there_is_space(
     tmp_path: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = made(ledger)
     assert gate.answer(request()).number == 1
-    # What SQLite says is the same as for a disk that is full.
+    # SQLite reports the same error as for a full disk.
     connection = ledger._connection
     [(pages,)] = connection.execute("pragma page_count")
     connection.execute(f"pragma max_page_count = {pages}")
@@ -105,11 +111,11 @@ def test_without_room_in_its_ledger_it_refuses_and_goes_on_by_itself(
     file = tmp_path / "ledger"
     assert [record.message for record in caplog.records] == [
         f"Requests are refused: the ledger {file} cannot be used: database or disk is full.",
-        "Requests are let through again: the ledger takes them.",
+        "Requests are allowed again: the ledger can be written.",
     ]
 
 
-def test_while_somebody_else_writes_into_its_ledger_it_refuses_soon(
+def test_a_locked_ledger_refuses_requests_soon(
     tmp_path: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = made(ledger)
@@ -128,19 +134,19 @@ def test_while_somebody_else_writes_into_its_ledger_it_refuses_soon(
     foreign.close()
 
 
-def test_a_ledger_that_cannot_be_opened_is_named(
+def test_a_ledger_that_cannot_be_opened_is_reported_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["serve", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["gateway", "serve", str(tmp_path)])
     monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", "nats://127.0.0.1:1")
     with pytest.raises(SystemExit) as ended:
-        serve.main()
+        main()
     assert ended.value.code == (
         f"Error: the ledger {tmp_path} cannot be used: unable to open database file."
     )
 
 
-def test_each_minute_it_says_what_became_of_the_requests(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_minute_the_log_counts_the_answers(caplog: pytest.LogCaptureFixture) -> None:
     tally = Tally()
     minutes: list[float] = []
 
@@ -157,7 +163,7 @@ def test_each_minute_it_says_what_became_of_the_requests(caplog: pytest.LogCaptu
                 raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(tell_every_minute(tally, minute))
+        asyncio.run(log_every_minute(tally, minute))
     assert minutes == [60, 60, 60]
     first, second = (record.message for record in caplog.records)
     assert first == (

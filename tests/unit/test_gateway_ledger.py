@@ -8,9 +8,7 @@ import pytest
 
 from budget_recovery_dagster.adapters.nats import encode_key
 from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period, SplitBy
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
-from budget_recovery_dagster.sandbox.gateway.requests import Charge, Request
+from budget_recovery_dagster.sandbox.gateway import Budgets, Charge, Ledger, Request
 
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
 BUDGETS = Budgets(
@@ -28,7 +26,7 @@ def spend(ledger: Ledger, now: datetime, *, up_to: int | None = None) -> dict[st
     return {encode_key(counter): usage for counter, usage in spend.items()}
 
 
-def test_a_charge_is_kept_as_it_was(tmp_path: Path) -> None:
+def test_a_charge_is_stored_unchanged(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger") as ledger:
         assert ledger.record(NOON, request("a", "0.000000000000000001")) == 1
         identity = ledger.id
@@ -39,7 +37,7 @@ def test_a_charge_is_kept_as_it_was(tmp_path: Path) -> None:
         ]
 
 
-def test_each_ledger_is_another(tmp_path: Path) -> None:
+def test_each_ledger_has_its_own_id(tmp_path: Path) -> None:
     with Ledger(tmp_path / "one") as one, Ledger(tmp_path / "other") as other:
         assert one.id != other.id
 
@@ -66,12 +64,12 @@ def test_what_is_reported_is_not_reported_again(tmp_path: Path) -> None:
         for cost in ("1", "2", "3"):
             ledger.record(NOON, request("a", cost))
         assert [charge.number for charge in ledger.unreported(2)] == [1, 2]
-        ledger.reported(2)
+        ledger.mark_reported(2)
     with Ledger(tmp_path / "ledger") as ledger:
         assert [charge.number for charge in ledger.unreported(2)] == [3]
 
 
-def test_a_history_goes_into_a_new_ledger_only_and_is_counted_once(tmp_path: Path) -> None:
+def test_only_a_new_ledger_gets_a_history_and_it_counts_once(tmp_path: Path) -> None:
     past = [(NOON, request("a", "1")), (NOON, request("b", "2"))]
     with Ledger(tmp_path / "ledger") as ledger:
         assert ledger.uncounted_history() == 0
@@ -82,13 +80,13 @@ def test_a_history_goes_into_a_new_ledger_only_and_is_counted_once(tmp_path: Pat
         assert ledger.unreported(10) == []
         ledger.record(NOON, request("a", "3"))
         assert [charge.number for charge in ledger.unreported(10)] == [3]
-        ledger.history_is_counted()
+        ledger.mark_history_counted()
         assert ledger.uncounted_history() == 0
         assert not ledger.record_history(past)
         assert len(list(ledger.charges())) == 3
 
 
-def test_a_ledger_that_has_begun_gets_no_history_any_more(tmp_path: Path) -> None:
+def test_a_ledger_that_has_begun_gets_no_history(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger") as ledger:
         assert not ledger.has_begun()
         ledger.begin_without_history()
@@ -101,7 +99,7 @@ def test_a_ledger_that_has_begun_gets_no_history_any_more(tmp_path: Path) -> Non
         assert other.has_begun()
 
 
-def test_a_history_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_history_leaves_nothing(tmp_path: Path) -> None:
     def broken() -> list[tuple[datetime, Request]]:
         raise OSError("no more")
 
@@ -122,7 +120,7 @@ def test_blocks_are_remembered(tmp_path: Path) -> None:
         assert ledger.blocked() == {"b", "c"}
 
 
-def test_what_is_written_is_on_the_disk_before_it_is_told(tmp_path: Path) -> None:
-    # Nobody can ask from outside what a connection does, and no test cuts the power: 2 is full.
+def test_a_charge_is_on_disk_before_the_answer(tmp_path: Path) -> None:
+    # No test can cut the power, so check the setting of the connection: 2 is full.
     with Ledger(tmp_path / "ledger") as ledger:
         assert ledger._connection.execute("pragma synchronous").fetchone() == (2,)

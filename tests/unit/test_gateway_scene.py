@@ -1,4 +1,4 @@
-"""The sandbox's budgets and traffic: there is something of everything to be seen."""
+"""The budgets and the traffic of the sandbox show every kind of budget and block."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,10 +10,13 @@ import pytest
 
 from budget_recovery_dagster.adapters.nats import CounterKey
 from budget_recovery_dagster.domain import Enforcement, Period, SplitBy
-from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
-from budget_recovery_dagster.sandbox.gateway.scene import BUDGETS, USERS
-from budget_recovery_dagster.sandbox.gateway.serve import REQUESTS_PER_SECOND
-from budget_recovery_dagster.sandbox.gateway.traffic import Traffic
+from budget_recovery_dagster.sandbox.gateway import (
+    BUDGETS,
+    REQUESTS_PER_SECOND,
+    USERS,
+    Ledger,
+    Traffic,
+)
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 FIRST_MINUTES = 3
@@ -31,12 +34,12 @@ def exhausted(usages: dict[CounterKey, Decimal], enforcement: Enforcement) -> se
     return {
         counter
         for counter, usage in usages.items()
-        if (definition := BUDGETS.behind(counter)) is not None
+        if (definition := BUDGETS.definition_of(counter)) is not None
         if definition.enforcement is enforcement and definition.is_exhausted_at(usage)
     }
 
 
-def test_there_are_all_periods_splits_and_enforcements() -> None:
+def test_the_budgets_use_all_periods_splits_and_enforcements() -> None:
     assert {each.tenant for each in BUDGETS.definitions} == {"acme", "globex", "team a / 東京"}
     assert {each.period for each in BUDGETS.definitions} == set(Period)
     assert {each.split_by for each in BUDGETS.definitions} == set(SplitBy)
@@ -56,7 +59,7 @@ def test_the_history_has_a_budget_of_more_than_500_entities_and_exhausts_some(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_another_is_exhausted_in_the_first_minutes_and_traffic_goes_on(
+def test_another_budget_is_exhausted_in_the_first_minutes_and_traffic_continues(
     ledger: Ledger, seed: int
 ) -> None:
     before = exhausted(ledger.true_spend(BUDGETS, NOW), Enforcement.ENFORCE)
@@ -65,8 +68,8 @@ def test_another_is_exhausted_in_the_first_minutes_and_traffic_goes_on(
         ledger.record(NOW, traffic.request())
     after = exhausted(ledger.true_spend(BUDGETS, NOW), Enforcement.ENFORCE)
     assert len(after) > len(before) > 0
-    # Those that every request counts into are never among them.
-    splits = {definition.split_by for each in after if (definition := BUDGETS.behind(each))}
+    # The budgets that every request counts into are never among them.
+    splits = {definition.split_by for each in after if (definition := BUDGETS.definition_of(each))}
     assert splits <= {SplitBy.AGENT, SplitBy.METADATA}
 
 

@@ -1,4 +1,4 @@
-"""What is derived from the counters of a budget's window."""
+"""The leaderboard and the blocks that the counters of a window require."""
 
 import json
 from collections.abc import Mapping
@@ -7,17 +7,18 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period, SplitBy
-from budget_recovery_dagster.sandbox.gateway.keys import board_of
-from budget_recovery_dagster.sandbox.gateway.standings import (
+from budget_recovery_dagster.sandbox.gateway import (
+    NOTHING,
     Group,
+    Seen,
     Standing,
     board_entries,
+    board_of,
     shown_entries,
     wanted_blocks,
     wanted_board,
     write_board,
 )
-from budget_recovery_dagster.sandbox.gateway.store import NOTHING, Seen
 
 MOMENT = datetime(2026, 11, 29, 14, tzinfo=UTC)
 LIMIT_OF_5 = BudgetDefinition("t", "b", Period.DAY, Decimal(5), SplitBy.USER, Enforcement.ENFORCE)
@@ -52,31 +53,31 @@ def test_an_aggregate_is_one_entry_without_a_name() -> None:
     assert shown_entries(Seen(1, board)) == entries
 
 
-def test_a_board_that_is_not_there_shows_nothing_and_a_broken_one_is_unlike_any() -> None:
+def test_a_missing_board_has_no_entries_and_a_broken_one_equals_none() -> None:
     assert shown_entries(NOTHING) == []
     assert shown_entries(Seen(1, b"{")) is None
     assert shown_entries(Seen(1, b"7")) is None
 
 
-def test_an_entity_is_blocked_from_its_limit_on() -> None:
+def test_an_entity_is_blocked_at_its_limit() -> None:
     usages = {"under": "4.999999999999999999", "at": "5", "over": "6"}
     blocks = wanted_blocks(group(usages, {}), LIMIT_OF_5, b"v")
     assert blocks == (["at", "over"], [])
 
 
-def test_a_block_stands_for_as_long_as_its_counter_does() -> None:
+def test_a_block_lasts_while_its_counter_is_at_the_limit() -> None:
     usages = {"same": "5", "lower": "4", "other": "5", "again": "5"}
     blocked = {"same": b"v", "lower": b"v", "gone": b"v", "other": b"w", "again": None}
     blocks = wanted_blocks(group(usages, blocked), LIMIT_OF_5, b"v")
     assert blocks == (["again", "other"], ["gone", "lower"])
 
 
-def test_what_cannot_be_read_is_neither_blocked_nor_freed() -> None:
+def test_an_unreadable_counter_changes_no_block() -> None:
     blocks = wanted_blocks(group({"a": None, "b": None}, {"a": b"v"}), LIMIT_OF_5, b"v")
     assert blocks == ([], [])
 
 
-def test_what_cannot_be_read_keeps_its_entry_of_the_board() -> None:
+def test_an_unreadable_counter_keeps_its_leaderboard_entry() -> None:
     usages = {"b": "2", "a": None, "new": None, "odd": None}
     of = group(usages, {})
     assert wanted_board(of) == [{"entity": "b", "usage": "2"}]
@@ -91,7 +92,7 @@ def test_a_budget_without_a_definition_blocks_nobody() -> None:
     assert wanted_blocks(group({"a": "7"}, {"a": b"v"}), None, b"v") == ([], ["a"])
 
 
-def test_a_group_is_closed_from_the_end_of_its_window_on() -> None:
+def test_a_group_closes_at_the_end_of_its_window() -> None:
     midnight = datetime(2026, 11, 30, tzinfo=UTC)
     assert not group({}, {}).is_closed(midnight - timedelta(microseconds=1))
     assert group({}, {}).is_closed(midnight)

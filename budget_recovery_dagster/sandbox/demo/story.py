@@ -1,179 +1,440 @@
-"""The story, step by step: what is done, what is seen, and what is read to be judged."""
+"""The steps of the demo and their output.
+
+A store is lost, and restored by the services that Dagster runs.
+"""
 
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
-from typing import Protocol
+from uuid import uuid4
 
-from budget_recovery_dagster.sandbox.child_process import poll
-from budget_recovery_dagster.sandbox.demo.cast import (
+import psycopg
+from pydantic import SecretStr
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from budget_recovery_dagster.adapters.nats.codec import CounterKey
+from budget_recovery_dagster.domain.counters import BudgetWindow, format_usage
+from budget_recovery_dagster.domain.incident import Incident
+from budget_recovery_dagster.domain.store import Verdict
+from budget_recovery_dagster.domain.windows import Hour, Window
+from budget_recovery_dagster.embedded import poll
+from budget_recovery_dagster.errors import (
+    AttemptFailedError,
+    HourClosedError,
+    HourNotCapturedError,
+)
+from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.sandbox.demo.stage import (
     AGENT,
     BUDGET,
     LIMIT,
     NEWCOMER,
     REQUEST,
     TENANT,
-    counter_of,
+    DemoError,
+    DemoGateway,
+    Stage,
+    counter_of_entity,
+    is_of_the_budget,
 )
-from budget_recovery_dagster.sandbox.demo.figures import Figures, read_snapshot
-from budget_recovery_dagster.sandbox.demo.gateway import DemoGateway
-from budget_recovery_dagster.sandbox.demo.protection import Protection, RecoveryEnded
-from budget_recovery_dagster.sandbox.demo.verdict import Evidence
-from budget_recovery_dagster.sandbox.errors import DemoError
+from budget_recovery_dagster.sandbox.demo.verdict import (
+    Account,
+    Evidence,
+    Figures,
+    Promise,
+    Usages,
+    total,
+)
+from budget_recovery_dagster.services.capture import Captured, Paused, Verified, capture_hour
+from budget_recovery_dagster.services.restore.automatic import (
+    GaveUp,
+    NothingToDo,
+    Recovered,
+    RecoveryResult,
+    StillWaiting,
+    recover_store,
+)
+from budget_recovery_dagster.services.store_watch import check_store
+from budget_recovery_dagster.settings import Settings
+from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
-# How long traffic may do its work before the story goes on.
+# How long traffic runs before the next step.
 _TRAFFIC_SECONDS = 2.0
 _BLOCKS_SECONDS = 20.0
 
+_HOLDER = "budget-recovery demo"
+# In an installation the sensors retry.
+_TRIES = 3
+_RETRY_SECONDS = 2.0
 
-class Teller(Protocol):
-    """Tells the story to a person while it happens."""
+_WIDEST = 80
+_NARROWEST = 20
+_MARGIN = 4
+_AMOUNT = 18
+_MOST_NAMED = 10
+_BROKEN_MARGIN = " " * 8
+# Costs in the sandbox have no more decimals.
+_DECIMALS = 7
 
-    def step(self, title: str) -> AbstractContextManager[None]:
-        """Begin a step, and measure how long it takes."""
-        ...
+_SNAPSHOT = """
+select tenant, budget_id, window_token, entity, usage from budget_recovery.budget_entry
+where captured_at = %s
+"""
+
+NotCaptured = Verified | Paused | HourClosedError | HourNotCapturedError
+
+
+class Page:
+    """Writes the steps and the figures of the demo to a console, in at most 80 columns."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._steps = 0
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        """Write a numbered title, and at the end the duration of the step."""
+        self._steps += 1
+        self._console.print()
+        self._console.print(Text(f"{self._steps:>2}  {title}", "bold"))
+        begun = time.monotonic()
+        yield
+        self._write(Text(f"({time.monotonic() - begun:.1f} s)", "dim"))
 
     def say(self, text: str) -> None:
-        """Tell what has happened, in sentences."""
-        ...
+        """Write what has happened, in sentences."""
+        self._write(Text(self._encodable(text)))
 
     def answer(self, request: str, *, is_refused: bool) -> None:
-        """Tell how the gateway has answered a request."""
-        ...
+        """Write the gateway's answer to a request."""
+        answer = ("REFUSED", "bold red") if is_refused else ("ALLOWED", "bold yellow")
+        self._write(Text.assemble(request, " ", answer))
+
+    def show_figures(self, evidence: Evidence) -> None:
+        """Write the figures of three times in columns, amounts with all their digits."""
+        times = (evidence.before_wipe, evidence.after_wipe, evidence.at_the_end)
+        table = Table(box=None, padding=(0, 0, 0, 2), pad_edge=False, header_style="bold")
+        table.add_column("")
+        for name in ("before wipe", "after wipe", "after restore"):
+            table.add_column(name, justify="right")
+
+        def row(name: str, figure: Callable[[Figures], str]) -> None:
+            table.add_row(name, *map(figure, times))
+
+        of_agent = counter_of_entity(AGENT)
+        row("Counters", lambda each: f"{len(each.counters):,}")
+        row("Blocked", lambda each: f"{len(each.blocked):,}")
+        row(
+            f"Usage of {BUDGET!r} of {TENANT!r}, $",
+            lambda each: _exact(total(each.counters, is_of_the_budget)),
+        )
+        row(
+            f"  {AGENT}, limit {LIMIT}",
+            lambda each: _exact(each.counters.get(of_agent, Decimal(0))),
+        )
+        row(
+            "True spend in the ledger, $",
+            lambda each: _exact(total(each.spent, is_of_the_budget)),
+        )
+        self._console.print()
+        self._console.print(table)
+
+    def show_account(self, account: Account) -> None:
+        """Write which spend no restore can know, which was not added, and which was kept."""
+        self._console.print()
+        self._console.print(Text(f"Spend from budget {BUDGET!r} of {TENANT!r}", "bold"))
+        self._write_amount(
+            account.between, "between snapshot and wipe: not recovered, it is in no snapshot"
+        )
+        self._write_amount(
+            account.not_added,
+            "after the wipe, where the snapshot has a higher value: not added, a restore never"
+            " sums",
+        )
+        self._write_amount(account.kept, "after the wipe, in the counters: kept")
+
+    def _write_amount(self, amount: Decimal, what: str) -> None:
+        self._write(Text(what), Text(f"${_exact(amount)}  ".rjust(_AMOUNT)))
+
+    def show_verdict(self, promises: Sequence[Promise], seconds: float) -> None:
+        """Write which promises hold, and the verdict."""
+        self._console.print()
+        for promise in promises:
+            mark = Text("  ok  ", "green") if promise.is_kept else Text("  no  ", "bold red")
+            self._write(Text(promise.text), mark)
+            broken = [self._encodable(each) for each in promise.broken[:_MOST_NAMED]]
+            if len(promise.broken) > _MOST_NAMED:
+                broken.append(f"and {len(promise.broken) - _MOST_NAMED:,} more")
+            for each in broken:
+                self._write(Text(each), Text(_BROKEN_MARGIN))
+        self._console.print()
+        verdict = (
+            ("Everything in the snapshot came back.", "bold green")
+            if all(promise.is_kept for promise in promises)
+            else ("Not everything in the snapshot came back.", "bold red")
+        )
+        self._console.print(Text.assemble(verdict, f" Total time: {seconds:.1f} s."))
+
+    def _write(self, text: Text, margin: Text | None = None) -> None:
+        """Write a text to the right of its margin, without blanks at the ends of lines."""
+        margin = margin or Text(" " * _MARGIN)
+        indent = len(margin)
+        width = max(min(self._console.width, _WIDEST) - indent, _NARROWEST)
+        for line in text.wrap(self._console, width):
+            line.rstrip()
+            self._console.print(Text.assemble(margin, line), soft_wrap=True)
+            margin = Text(" " * indent)
+
+    def _encodable(self, text: str) -> str:
+        encoding = self._console.encoding
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _exact(amount: Decimal) -> str:
+    text = format_usage(amount)
+    return text if len(text.partition(".")[2]) > _DECIMALS else f"{amount:.{_DECIMALS}f}"
+
+
+def run_story(stage: Stage, page: Page) -> Evidence:
+    """Lose the store and restore it, and return the figures that were read meanwhile.
+
+    Raises:
+        DemoError: the demo could not reach its end.
+        BudgetRecoveryError: a service failed.
+    """
+    # No setting of the environment is used: it may name other servers.
+    settings = Settings.model_construct(
+        nats_url=SecretStr(stage.gateway.place.url),
+        postgres_url=SecretStr(stage.database_url),
+        bucket=stage.gateway.place.bucket,
+    )
+    with opened_control_plane(settings) as plane:
+        return _Story(stage.gateway, plane, settings, stage.database_url, page).run()
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """The story of one store."""
-
+class _Story:
     gateway: DemoGateway
-    protection: Protection
+    plane: ControlPlane
+    settings: Settings
     database_url: str
-    teller: Teller
+    page: Page
 
-    def tell(self) -> Evidence:
-        """Lose the store and have it brought back, and return what was read meanwhile.
-
-        Raises:
-            DemoError: the story could not be told to its end.
-            BudgetRecoveryError: a server did not do what was asked.
-        """
-        self._make_traffic()
-        with self.teller.step("A snapshot is taken"):
-            taken = self.protection.take_snapshot()
-            self.teller.say(
-                f"{taken.counters:,} counters of {taken.tenants} tenants are copied to PostgreSQL."
-                " Dagster has that done at every full hour. Here the same code runs without"
-                " Dagster, now."
+    def run(self) -> Evidence:
+        self._run_traffic()
+        with self.page.step("Take a snapshot"):
+            taken = self._capture()
+            counters = sum(tenant.entries for tenant in taken.stored)
+            self.page.say(
+                f"{counters:,} counters of {len(taken.stored)} tenants are copied to PostgreSQL."
+                " Dagster does this every hour; the demo runs the same code without Dagster."
             )
-        self._use_the_budget_up()
-        with self.teller.step("The next snapshot is taken, as an hour later"):
-            newest = self.protection.take_snapshot()
-            snapshot = read_snapshot(self.database_url, newest.captured_at)
-            recorded = snapshot[counter_of(AGENT)]
-            self.teller.say(
-                f"It knows that {AGENT} has spent {dollars(recorded)}. Traffic goes on; what is"
-                " spent from here on is in no snapshot."
+        self._exhaust_budget()
+        with self.page.step("Take the next snapshot, as an hour later"):
+            newest = self._capture()
+            snapshot = _read_snapshot(self.database_url, newest.captured_at)
+            self.page.say(
+                f"It records that {AGENT} has spent {_dollars(snapshot[counter_of_entity(AGENT)])}."
+                " Traffic continues; spend from here on is in no snapshot."
             )
             time.sleep(_TRAFFIC_SECONDS)
         before_wipe = self._wipe()
         after_wipe = self._spend_again()
-        with self.teller.step("The store is checked"):
-            found = self.protection.find_loss()
-            self.teller.say(
-                "Dagster has that done every ten minutes. The check finds:"
-                f" {found.reason} It opens incident {found.incident}, and snapshots are paused."
+        with self.page.step("Check the store"):
+            incident = self._find_loss()
+            self.page.say(
+                f"Dagster does this every ten minutes. The check finds: {incident.losses[0].reason}"
+                f" It opens incident {incident.short_id} and pauses snapshots."
             )
-        with self.teller.step("The counters are restored, while traffic goes on"):
-            ended = self.protection.recover()
-            if ended.is_recovered:
-                self.teller.say(
-                    "Each counter is raised to the highest value that a snapshot knows. None is"
-                    " lowered, and nothing is added up."
+        with self.page.step("Restore the counters, while traffic continues"):
+            is_recovered, detail = self._recover()
+            if is_recovered:
+                self.page.say(
+                    "Each counter is raised to its highest value in the snapshots. No counter is"
+                    " lowered, and no values are summed."
                 )
-            self.teller.say(ended.detail)
-        is_refused = self._await_blocks(before_wipe, ended)
-        return Evidence(snapshot, before_wipe, after_wipe, self.gateway.look(), is_refused)
+            self.page.say(detail)
+        is_refused = self._wait_for_blocks(before_wipe, is_recovered=is_recovered)
+        return Evidence(snapshot, before_wipe, after_wipe, self.gateway.figures(), is_refused)
 
-    def _make_traffic(self) -> None:
-        with self.teller.step("Traffic"):
+    def _run_traffic(self) -> None:
+        with self.page.step("Run traffic"):
             time.sleep(_TRAFFIC_SECONDS)
-            figures = self.gateway.look()
+            figures = self.gateway.figures()
             tenants = len({counter.tenant for counter in figures.counters})
-            self.teller.say(
-                f"A simulated AI gateway serves {tenants} tenants. It adds up what their requests"
-                f" cost in {len(figures.counters):,} counters, which live in a store in NATS, and"
-                f" blocks whoever has used up a budget: {len(figures.blocked)} so far."
+            self.page.say(
+                f"A simulated AI gateway serves {tenants} tenants. It adds up the cost of their"
+                f" requests in {len(figures.counters):,} counters in NATS, and blocks every entity"
+                f" that has used up its budget: {len(figures.blocked)} so far."
             )
-            self.teller.say(
-                f"By the budget {BUDGET!r} of tenant {TENANT!r} each agent may spend"
-                f" {dollars(LIMIT)}; {AGENT} has spent"
-                f" {dollars(figures.counters[counter_of(AGENT)])}."
+            self.page.say(
+                f"Budget {BUDGET!r} of tenant {TENANT!r} allows each agent {_dollars(LIMIT)};"
+                f" {AGENT} has spent {_dollars(figures.counters[counter_of_entity(AGENT)])}."
             )
 
-    def _use_the_budget_up(self) -> None:
-        with self.teller.step("A budget is used up"):
+    def _exhaust_budget(self) -> None:
+        with self.page.step("Use up a budget"):
             requests = self.gateway.spend_until_refused()
-            spent = self.gateway.look().counters[counter_of(AGENT)]
-            self.teller.say(
-                f"After {requests} requests of {dollars(REQUEST.cost)} {AGENT} has spent"
-                f" {dollars(spent)}, and the gateway blocks it."
+            spent = self.gateway.figures().counters[counter_of_entity(AGENT)]
+            self.page.say(
+                f"After {requests} requests of {_dollars(REQUEST.cost)} {AGENT} has spent"
+                f" {_dollars(spent)}, and the gateway blocks it."
             )
-            self._answer(is_refused=True)
+            self._show_answer(is_refused=True)
 
     def _wipe(self) -> Figures:
-        with self.teller.step("The store is wiped"):
-            before_wipe, seconds = self.gateway.look_and_wipe()
-            self.teller.say(
-                "Its stream is deleted, as an operator might lose it. The gateway makes it anew"
-                f" after {seconds:.1f} s, and it is empty. Nothing fails, and nobody is told."
+        with self.page.step("Wipe the store"):
+            before_wipe, seconds = self.gateway.figures_and_wipe()
+            self.page.say(
+                "Its stream is deleted, as an operator might lose it. The gateway creates an empty"
+                f" one after {seconds:.1f} s. Nothing fails, and nothing raises an alarm."
             )
         return before_wipe
 
     def _spend_again(self) -> Figures:
-        with self.teller.step("The budget that is used up spends again"):
-            if not self.gateway.comes_to_let_through():
+        with self.page.step("Spend again from the exhausted budget"):
+            if not self.gateway.wait_for_answer(is_refused=False):
                 raise DemoError(
                     "The gateway still refuses the request, although its store was wiped.",
                     "run it again; the machine may be too busy for the simulated gateway.",
                 )
-            self._answer(is_refused=self.gateway.refuses())
+            self._show_answer(is_refused=self.gateway.refuses())
             self.gateway.spend(NEWCOMER, "1")
             time.sleep(_TRAFFIC_SECONDS)
-            figures = self.gateway.look()
-            usage = figures.counters.get(counter_of(AGENT), Decimal(0))
-            self.teller.say(
-                f"Usage counts from zero: {AGENT} seems to have spent {dollars(usage)}, and"
-                f" {len(figures.blocked)} are blocked. {NEWCOMER}, which no snapshot knows, spends"
-                f" its first {dollars(figures.counters[counter_of(NEWCOMER)])}."
+            figures = self.gateway.figures()
+            usage = figures.counters.get(counter_of_entity(AGENT), Decimal(0))
+            self.page.say(
+                f"Usage counts from zero: the counter of {AGENT} shows {_dollars(usage)}, and"
+                f" {len(figures.blocked)} entities are blocked. {NEWCOMER}, which is in no"
+                f" snapshot, spends its first"
+                f" {_dollars(figures.counters[counter_of_entity(NEWCOMER)])}."
             )
         return figures
 
-    def _await_blocks(self, before_wipe: Figures, ended: RecoveryEnded) -> bool:
-        """Wait for what was blocked to be blocked again, and send the request once more.
+    def _wait_for_blocks(self, before_wipe: Figures, *, is_recovered: bool) -> bool:
+        """Wait until the blocks are back, send the request, and return whether it is refused."""
 
-        Return whether it is refused.
-        """
-        with self.teller.step("The gateway is asked once more"):
-            # Where nothing was restored, there is nothing to wait for.
-            if ended.is_recovered and self.gateway.comes_to_refuse():
-                poll(lambda: self._are_back(before_wipe), seconds=_BLOCKS_SECONDS)
-                self.teller.say("It finds its counters, and derives the blocks from them.")
+        def are_back() -> bool:
+            now = self.gateway.figures()
+            missing = before_wipe.blocked - now.blocked
+            return not any(each.of.window.is_current(now.at) for each in missing)
+
+        with self.page.step("Send the request once more"):
+            # Without a restore there is nothing to wait for.
+            if is_recovered and self.gateway.wait_for_answer(is_refused=True):
+                poll(are_back, seconds=_BLOCKS_SECONDS)
+                self.page.say("The gateway derives the blocks from the restored counters.")
             is_refused = self.gateway.refuses()
-            self._answer(is_refused=is_refused)
+            self._show_answer(is_refused=is_refused)
         return is_refused
 
-    def _are_back(self, before_wipe: Figures) -> bool | None:
-        now = self.gateway.look()
-        missing = before_wipe.blocked - now.blocked
-        return None if any(each.of.window.is_current(now.at) for each in missing) else True
+    def _show_answer(self, *, is_refused: bool) -> None:
+        request = f"{AGENT} requests {_dollars(REQUEST.cost)} more:"
+        self.page.answer(request, is_refused=is_refused)
 
-    def _answer(self, *, is_refused: bool) -> None:
-        request = f"{AGENT} asks for {dollars(REQUEST.cost)} more:"
-        self.teller.answer(request, is_refused=is_refused)
+    def _capture(self) -> Captured:
+        """Capture every tenant into the current hour, or into the next if that closes meanwhile."""
+        for _ in range(_TRIES):
+            hour = Hour.containing(self.plane.clock.now())
+            captured = self._capture_hour(hour)
+            if isinstance(captured, Captured) and not (captured.failed or captured.stopped_by):
+                return captured
+            if not hour.is_past(self.plane.clock.now()):
+                break
+        raise DemoError(f"The snapshot is not stored: {_why_not(captured)}", "run it again.")
+
+    def _capture_hour(self, hour: Hour) -> Captured | NotCaptured:
+        try:
+            return capture_hour(
+                self.plane,
+                store_opener(self.settings),
+                hour,
+                source=self.settings.capture_source,
+                retention=self.settings.retention,
+                run_id=str(uuid4()),
+                holder=_HOLDER,
+                on_outcome=lambda _: None,
+            )
+        except (HourClosedError, HourNotCapturedError) as error:
+            return error
+
+    def _find_loss(self) -> Incident:
+        """Check the store, again if the verdict is unknown, and return the incident."""
+        open_store = store_opener(self.settings)
+        checked = check_store(self.plane, open_store, checked_by=_HOLDER)
+        for _ in range(_TRIES - 1):
+            if checked.check.verdict is not Verdict.UNKNOWN:
+                break
+            time.sleep(_RETRY_SECONDS)
+            checked = check_store(self.plane, open_store, checked_by=_HOLDER)
+        incident = checked.recovery.incident
+        if incident is None:
+            raise DemoError(
+                f"The check does not detect the loss. {checked.check.reason}",
+                checked.hint or "run it again.",
+            )
+        return incident
+
+    def _recover(self) -> tuple[bool, str]:
+        """Recover, again after a wait or a failed attempt; return whether it succeeded, and how."""
+        result = self._try_to_recover()
+        for _ in range(_TRIES - 1):
+            if not isinstance(result, StillWaiting | AttemptFailedError):
+                break
+            time.sleep(_RETRY_SECONDS)
+            result = self._try_to_recover()
+        match result:
+            case Recovered(incident=incident):
+                return True, incident.ended.detail if incident.ended else ""
+            case GaveUp(detail=detail):
+                return False, f"The restore gave up. {detail}"
+            case StillWaiting(reason=reason) | NothingToDo(reason=reason):
+                return False, f"Nothing is restored. {reason}"
+            case AttemptFailedError(message=message):
+                return False, message
+
+    def _try_to_recover(self) -> RecoveryResult | AttemptFailedError:
+        try:
+            return recover_store(
+                self.plane,
+                store_opener(self.settings),
+                run_id=str(uuid4()),
+                holder=_HOLDER,
+                convergence_timeout=self.settings.convergence_timeout,
+                on_progress=lambda _: None,
+            )
+        except AttemptFailedError as error:
+            return error
 
 
-def dollars(amount: Decimal) -> str:
-    """Write an amount for people, to the cent."""
+def _why_not(captured: Captured | NotCaptured) -> str:
+    match captured:
+        case Captured(stopped_by=None, failed=failed) if failed:
+            return f"of tenant {failed[0].tenant!r}, {failed[0].reason}"
+        case Captured(stopped_by=error):
+            return str(error)
+        case Paused(state=state):
+            return f"the store is {state}."
+        case Verified(hour=hour):
+            return f"the hour {hour} closed."
+        case HourClosedError() | HourNotCapturedError():
+            return captured.message
+
+
+def _read_snapshot(database_url: str, captured_at: datetime) -> Usages:
+    """Read the stored snapshot of all tenants with this timestamp."""
+    with psycopg.connect(database_url) as connection:
+        rows = connection.execute(_SNAPSHOT, (captured_at,)).fetchall()
+    return {
+        CounterKey(tenant, BudgetWindow(budget, Window.parse(token)), entity): usage
+        for tenant, budget, token, entity, usage in rows
+    }
+
+
+def _dollars(amount: Decimal) -> str:
     return f"${amount:,.2f}"

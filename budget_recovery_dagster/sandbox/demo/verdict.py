@@ -1,33 +1,47 @@
-"""Whether everything came back, judged by what was read from the servers. Pure."""
+"""Whether everything came back, judged by figures that were read from the servers. Pure."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 
 from budget_recovery_dagster.adapters.nats.codec import CounterKey
 from budget_recovery_dagster.domain.counters import exact_sum, format_usage
-from budget_recovery_dagster.sandbox.demo.figures import Figures, Usages
-from budget_recovery_dagster.sandbox.gateway.keys import described, suffix_of
+from budget_recovery_dagster.sandbox.gateway.store import described, suffix_of
+
+Usages = Mapping[CounterKey, Decimal]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Counters and blocks of the store, and the spend in the ledger, all read before ``at``.
+
+    So a window that is current at ``at`` was current during the whole read.
+    """
+
+    at: datetime
+    counters: Usages
+    blocked: frozenset[CounterKey]
+    spent: Usages
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was read: the newest snapshot, the store before and after the wipe, and in the end.
+    """The newest snapshot, and the figures before the wipe, before the restore and at the end.
 
-    ``after_wipe`` is of before the restore. ``is_refused`` is whether the request that was refused
-    before the wipe is refused in the end.
+    ``is_refused`` is whether the request that was refused before the wipe is refused at the end.
     """
 
     snapshot: Usages
     before_wipe: Figures
     after_wipe: Figures
-    in_the_end: Figures
+    at_the_end: Figures
     is_refused: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Something that must hold of so many things, and of which of them it does not."""
+    """A statement that must hold, and where it does not."""
 
     text: str
     broken: tuple[str, ...]
@@ -39,53 +53,52 @@ class Promise:
 
 
 def judge(evidence: Evidence) -> tuple[Promise, ...]:
-    """Say what must hold once everything has come back, and where it does not.
+    """Return what must hold after a complete recovery, and where it does not.
 
-    Only windows that are still current in the end count: of one that has closed meanwhile, the
-    gateway removes the counters itself. Where there is nothing to compare, nothing is proven, and
-    so that is a broken promise, too.
+    Only windows that are current at the end count, because the gateway removes the counters of
+    windows that close meanwhile. With nothing to compare, nothing is proven: that breaks a promise.
     """
-    end = evidence.in_the_end
+    end = evidence.at_the_end
 
     def is_current(counter: CounterKey) -> bool:
         return counter.of.window.is_current(end.at)
 
-    recorded = _of(evidence.snapshot, is_current)
-    live = _of(evidence.after_wipe.counters, is_current)
+    recorded = _only(evidence.snapshot, is_current)
+    live = _only(evidence.after_wipe.counters, is_current)
     blocked = set(filter(is_current, evidence.before_wipe.blocked))
-    held = _of(end.counters, is_current)
+    held = _only(end.counters, is_current)
     return (
         Promise(
-            f"{len(recorded):,} counters of the snapshot are at least as high as in it",
-            tuple(_lower(held, than=recorded, told="in the snapshot")) or _nothing(recorded),
+            f"{len(recorded):,} counters are at least as high as in the snapshot",
+            tuple(_lower(held, than=recorded, when="in the snapshot")) or _nothing(recorded),
         ),
         Promise(
-            f"{len(live):,} counters of after the wipe are not lower than they were then",
-            tuple(_lower(held, than=live, told="after the wipe")) or _nothing(live),
+            f"{len(live):,} counters are at least as high as after the wipe",
+            tuple(_lower(held, than=live, when="after the wipe")) or _nothing(live),
         ),
         Promise(
-            f"{len(blocked):,} blocks of before the wipe are back",
+            f"{len(blocked):,} blocks from before the wipe are back",
             tuple(f"{_named(each)} is not blocked" for each in _sorted(blocked - end.blocked))
             or _nothing(blocked),
         ),
         Promise(
-            f"{len(held):,} counters are no higher than what was really spent",
+            f"{len(held):,} counters are no higher than the true spend",
             tuple(_higher(held, than=end.spent)) or _nothing(held),
         ),
         Promise(
             "the request that was refused before the wipe is refused again",
-            () if evidence.is_refused else ("it is let through",),
+            () if evidence.is_refused else ("it is allowed",),
         ),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where the money of some counters is, in dollars.
+    """The spend of some counters, in dollars, by whether a restore can know it.
 
-    Of what was spent ``between`` the snapshot and the wipe no snapshot knows. Of what was spent
-    ``since`` the wipe, ``not_added`` is where a snapshot knows more than was counted since: the
-    higher value stands, not the sum. All else is in the counters.
+    No snapshot has the spend ``between`` the snapshot and the wipe. Of the spend ``since`` the
+    wipe, ``not_added`` belongs to counters with a higher value in the snapshot: the higher value
+    counts, not the sum. The rest is in the counters.
     """
 
     between: Decimal
@@ -94,48 +107,46 @@ class Account:
 
     @property
     def kept(self) -> Decimal:
-        """What was spent since the wipe and is in the counters."""
+        """The spend since the wipe that is in the counters."""
         return self.since - self.not_added
 
 
-def account(evidence: Evidence, is_meant: Callable[[CounterKey], bool]) -> Account:
-    """Say where the money of the counters that are meant is; their windows must be current.
+def account(evidence: Evidence, is_included: Callable[[CounterKey], bool]) -> Account:
+    """Return the account of the included counters, whose windows must be current.
 
-    ``between`` and ``not_added`` together are what was spent and is not in the counters.
+    ``between`` and ``not_added`` together are the spend that is not in the counters.
     """
-    end = evidence.in_the_end
-    recorded, counted = total(evidence.snapshot, is_meant), total(end.counters, is_meant)
-    until_wipe = total(evidence.before_wipe.spent, is_meant)
-    spent = total(end.spent, is_meant)
+    end = evidence.at_the_end
+    recorded, counted = total(evidence.snapshot, is_included), total(end.counters, is_included)
+    until_wipe = total(evidence.before_wipe.spent, is_included)
+    spent = total(end.spent, is_included)
     between = until_wipe - recorded
     return Account(between, spent - until_wipe, spent - counted - between)
 
 
-def total(usages: Usages, is_meant: Callable[[CounterKey], bool]) -> Decimal:
-    """Add up the usages of the counters that are meant, exactly."""
-    return exact_sum(_of(usages, is_meant).values())
+def total(usages: Usages, is_included: Callable[[CounterKey], bool]) -> Decimal:
+    """Return the exact sum of the included counters."""
+    return exact_sum(_only(usages, is_included).values())
 
 
-def _of(usages: Usages, is_meant: Callable[[CounterKey], bool]) -> Usages:
-    return {counter: usage for counter, usage in usages.items() if is_meant(counter)}
+def _only(usages: Usages, is_included: Callable[[CounterKey], bool]) -> Usages:
+    return {counter: usage for counter, usage in usages.items() if is_included(counter)}
 
 
-def _lower(found: Usages, *, than: Usages, told: str) -> Iterator[str]:
+def _lower(found: Usages, *, than: Usages, when: str) -> Iterator[str]:
     for counter in _sorted(than):
         usage = found.get(counter)
         if usage is None or usage < than[counter]:
-            now = "is gone" if usage is None else f"is {format_usage(usage)}"
-            yield f"{_named(counter)} was {format_usage(than[counter])} {told} and {now}"
+            now = "is missing" if usage is None else f"is {format_usage(usage)}"
+            yield f"{_named(counter)} was {format_usage(than[counter])} {when} and {now}"
 
 
 def _higher(found: Usages, *, than: Usages) -> Iterator[str]:
     for counter in _sorted(found):
         spent = than.get(counter, Decimal(0))
         if found[counter] > spent:
-            yield (
-                f"{_named(counter)} is {format_usage(found[counter])}, and {format_usage(spent)}"
-                " was spent"
-            )
+            usage = format_usage(found[counter])
+            yield f"{_named(counter)} is {usage}, but the true spend is {format_usage(spent)}"
 
 
 def _nothing(compared: Collection[CounterKey]) -> tuple[str, ...]:

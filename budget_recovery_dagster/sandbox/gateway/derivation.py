@@ -1,10 +1,10 @@
-"""Keeps what is derived from the counters in line with them, whoever changes them.
+"""The derivation: keeps leaderboards and blocked keys consistent with the counters.
 
-It watches the whole bucket and compares what stands there with what should: leaderboards, blocked
-keys, and no key at all of a window that has closed. Nothing is remembered of earlier decisions, so
-it does not matter what it missed while it did not run. Nothing is written before it has seen all,
-which takes as long as reading does: some 12,000 keys a second. After that an entity is blocked
-within a second of its limit, among 100,000 counters too.
+It watches the whole bucket and compares the derived keys with the counters, whichever program
+changes them; it also removes every key of a closed window. It remembers no earlier decision, so
+nothing is lost while it does not run. It writes nothing before it has read all keys, about 12,000
+per second. After that, an entity is blocked within a second of reaching its limit, even among
+100,000 counters.
 """
 
 import asyncio
@@ -12,66 +12,178 @@ import contextlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from budget_recovery_dagster.adapters.nats.codec import (
     BOARDS,
     COUNTERS,
+    CounterKey,
     UnreadableKeyError,
     decode_value,
 )
-from budget_recovery_dagster.domain.counters import UnreadableUsageError
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.keys import (
+from budget_recovery_dagster.domain.budgets import BudgetDefinition
+from budget_recovery_dagster.domain.counters import (
+    Entity,
+    UnreadableUsageError,
+    format_usage,
+    parse_usage,
+    rank,
+)
+from budget_recovery_dagster.sandbox.gateway.aggregator import written_at
+from budget_recovery_dagster.sandbox.gateway.requests import Budgets, Clock
+from budget_recovery_dagster.sandbox.gateway.store import (
     BLOCKED,
+    NOTHING,
+    Seen,
+    Store,
     board_of,
     counter_of,
     described,
 )
-from budget_recovery_dagster.sandbox.gateway.standings import (
-    Group,
-    Standing,
-    shown_entries,
-    wanted_blocks,
-    wanted_board,
-    write_board,
-)
-from budget_recovery_dagster.sandbox.gateway.store import NOTHING, Seen, Store
 from budget_recovery_dagster.sandbox.gateway.watching import follow
 
 log = logging.getLogger("derivation")
 
 Result = TypeVar("Result")
 
-# Changes come in bursts: one charge raises several counters.
+# Changes arrive in bursts: one charge raises several counters.
 _GATHER_SECONDS = 0.1
 # Windows close without any change.
 _CLOCK_SECONDS = 0.3
-# Written at the same time; then everything else has its turn. Some 50 ms at a server nearby.
+# The number of keys written at the same time before other work continues; about 50 ms locally.
 _SLICE = 200
 
 
-async def derive(store: Store, budgets: Budgets, clock: Callable[[], datetime]) -> None:
-    """Keep the bucket's leaderboards and blocked keys, and purge closed windows, for ever.
+class Standing(NamedTuple):
+    """The usage of a counter; None if its value is unreadable."""
 
-    Several may do it at the same time: each write is conditional on what was seen.
+    counter: CounterKey
+    usage: Decimal | None
+    revision: int
+
+
+@dataclass(slots=True)
+class Group:
+    """The known keys of one window of one budget; entities are identified by their tokens."""
+
+    of: CounterKey
+    counters: dict[str, Standing] = field(default_factory=dict)
+    blocked: dict[str, Seen] = field(default_factory=dict)
+    board: Seen = NOTHING
+
+    def is_closed(self, now: datetime) -> bool:
+        """Whether its window has ended at ``now`` (aware)."""
+        end = self.of.of.window.end
+        return end is not None and end <= now
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of its keys is known to exist."""
+        others = (self.board, *self.blocked.values())
+        return not self.counters and all(seen.data is None for seen in others)
+
+
+def board_entries(usages: Iterable[tuple[Entity, Decimal]]) -> list[dict[str, str | None]]:
+    """Return the entries of a leaderboard: most usage first, ties by the names' code points."""
+    return [{"entity": entity, "usage": format_usage(usage)} for entity, usage in rank(usages)]
+
+
+def wanted_board(group: Group) -> list[dict[str, str | None]]:
+    """Return the entries that the leaderboard of a group must have; none if it must not exist.
+
+    An entity with an unreadable counter keeps its present entry: a leaderboard that is not full
+    states that every other entity has no counter.
+    """
+    unknown = {each.counter.entity for each in group.counters.values() if each.usage is None}
+    usages = [
+        (each.counter.entity, each.usage)
+        for each in group.counters.values()
+        if each.usage is not None
+    ]
+    kept = [each for each in _shown_usages(group.board) if each[0] in unknown] if unknown else []
+    return board_entries([*usages, *kept])
+
+
+def _shown_usages(board: Seen) -> Iterator[tuple[Entity, Decimal]]:
+    """Iterate over the readable entries of a present leaderboard, one for each entity."""
+    entries = shown_entries(board)
+    seen = set()
+    for entry in entries if isinstance(entries, list) else ():
+        match entry:
+            case {"entity": str() | None as entity, "usage": str(usage)} if entity not in seen:
+                seen.add(entity)
+                with contextlib.suppress(UnreadableUsageError):
+                    yield entity, parse_usage(usage)
+
+
+def shown_entries(board: Seen) -> object:
+    """Return the entries of a present leaderboard; None if it is unreadable."""
+    if board.data is None:
+        return []
+    try:
+        content = json.loads(board.data)
+    except (ValueError, RecursionError):
+        return None
+    return content.get("entries") if isinstance(content, dict) else None
+
+
+def write_board(entries: list[dict[str, str | None]], written: datetime) -> bytes:
+    """Return the value of a leaderboard as of ``written`` (aware)."""
+    content = {"entries": entries, "updated_at": written_at(written)}
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class Blocks(NamedTuple):
+    """The blocks of a group to set and to lift, by the tokens of their entities."""
+
+    to_set: list[str]
+    to_lift: list[str]
+
+
+def wanted_blocks(group: Group, definition: BudgetDefinition | None, value: bytes) -> Blocks:
+    """Compare the present blocks with the required ones, which have this value.
+
+    The block of an entity with an unreadable counter stays as it is, because its usage is unknown.
+    """
+    unknown = {token for token, each in group.counters.items() if each.usage is None}
+    exhausted = {
+        token
+        for token, each in group.counters.items()
+        if each.usage is not None and definition is not None
+        if definition.is_exhausted_at(each.usage)
+    }
+    present: Mapping[str, bytes] = {
+        token: seen.data for token, seen in group.blocked.items() if seen.data is not None
+    }
+    return Blocks(
+        sorted(token for token in exhausted if present.get(token) != value),
+        sorted(present.keys() - exhausted - unknown),
+    )
+
+
+async def derive(store: Store, budgets: Budgets, clock: Clock) -> None:
+    """Maintain leaderboards and blocked keys, and purge closed windows, forever.
+
+    Several may run at the same time: each write requires the revision that was read.
 
     Raises:
-        ExceptionGroup: of what ends the work on a store.
+        ExceptionGroup: of errors that end the work on a store.
     """
     derivation = Derivation(store, budgets, clock)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(follow(store, "", derivation))
-        tasks.create_task(derivation.keep_in_line())
+        tasks.create_task(derivation.keep_consistent())
 
 
 class Derivation:
-    """A view of the whole bucket that acts on what it sees."""
+    """A view of the whole bucket that acts on its changes."""
 
-    def __init__(self, store: Store, budgets: Budgets, clock: Callable[[], datetime]) -> None:
+    def __init__(self, store: Store, budgets: Budgets, clock: Clock) -> None:
         self._store = store
         self._budgets = budgets
         self._clock = clock
@@ -81,15 +193,12 @@ class Derivation:
         self._removed: Counter[str] = Counter()
 
     def replace(self, found: Mapping[str, Seen]) -> None:
-        """Begin anew with all that is there."""
-        self._groups.clear()
-        self._changed.clear()
-        self._removed.clear()
+        """Take all existing keys; called once, at the start."""
         for key, seen in found.items():
             self.change(key, seen)
 
     def change(self, key: str, seen: Seen) -> None:
-        """Take over a key; it is acted upon a little later."""
+        """Take a key; ``keep_consistent`` acts on it soon after."""
         kind, _, suffix = key.partition(".")
         try:
             if kind == COUNTERS:
@@ -101,15 +210,15 @@ class Derivation:
             else:
                 return
         except UnreadableKeyError:
-            return  # not ours: no counter of the gateway bears such a name
+            return  # another program's key: the gateway writes no such name
         self._changed.add(name)
         self._has_changed.set()
 
-    async def keep_in_line(self) -> None:
-        """Act on all changes and on the clock, for ever.
+    async def keep_consistent(self) -> None:
+        """Act on all changes and on the clock, forever.
 
-        What is open comes first, and again after every slice of much that is to be written: neither
-        a window that closes nor a budget that many exhaust at once holds up the blocks of another.
+        Open windows come first, again after every slice of a large write. So neither a closing
+        window nor a budget that many entities exhaust at once delays the blocks of another budget.
         """
         is_done = True
         while True:
@@ -151,19 +260,19 @@ class Derivation:
         counter_of(suffix)
         name, _, entity = suffix.rpartition(".")
         group = self._group(name)
-        if _is_news(seen, group.blocked.get(entity, NOTHING)):
+        if _is_new(seen, group.blocked.get(entity, NOTHING)):
             group.blocked[entity] = seen
         return name
 
     def _change_board(self, name: str, seen: Seen) -> str:
         group = self._group(name)
-        if _is_news(seen, group.board):
+        if _is_new(seen, group.board):
             group.board = seen
         return name
 
     async def _settle(self, name: str, group: Group, now: datetime) -> bool:
-        """Write a slice of what is derived from a group; return False if there is more."""
-        definition = self._budgets.behind(group.of)
+        """Write a slice of the derived keys of a group; return False if more remain."""
+        definition = self._budgets.definition_of(group.of)
         enforcement = definition.enforcement.value if definition else ""
         value = json.dumps({"enforcement": enforcement}).encode()
         blocks = wanted_blocks(group, definition, value)
@@ -185,7 +294,7 @@ class Derivation:
         if len(to_write) > _SLICE:
             self._changed.add(name)
             return False
-        # The blocks first: a board can wait.
+        # The blocks come first; a leaderboard can wait.
         entries = wanted_board(group)
         if shown_entries(group.board) != entries:
             board = write_board(entries, now) if entries else None
@@ -193,9 +302,9 @@ class Derivation:
         return True
 
     async def _close_some(self, now: datetime) -> bool:
-        """Purge a slice of the keys of windows that have ended; return False if there may be more.
+        """Purge a slice of the keys of closed windows; return False if more may remain.
 
-        What is written late brings a window back here.
+        A late write brings a window back here.
         """
         room = _SLICE
         removed = 0
@@ -209,11 +318,11 @@ class Derivation:
             if group.is_empty:
                 self._forget(name, group)
             if not room:
-                return not removed  # if none went, others have written them: that will be told
+                return not removed  # if none succeeded, their changes by others arrive later
         return True
 
     def _removals(self, name: str, group: Group) -> Iterator[Coroutine[Any, Any, bool]]:
-        """Say how to remove each key of a group: the counters, their blocks, the board."""
+        """Return the removal of each key of a group: the counters, their blocks, the board."""
         for entity, standing in group.counters.items():
             yield self._remove_counter(name, group, entity, standing)
         for entity, seen in group.blocked.items():
@@ -246,9 +355,9 @@ class Derivation:
             )
 
     async def _put(self, group: Group, entity: str | None, key: str, data: bytes | None) -> bool:
-        """Write or remove a block, or without an entity the board; False if it is another by now.
+        """Write or remove a block, or without an entity the board; return False if it has changed.
 
-        It is told of what came between, and acts again then.
+        The change arrives as a message, and ``keep_consistent`` then acts again.
         """
         seen = group.board if entity is None else group.blocked.get(entity, NOTHING)
         if data is None:
@@ -264,13 +373,13 @@ class Derivation:
         return True
 
 
-def _is_news(seen: Seen, known: Seen) -> bool:
-    """Whether it is not the echo of what was written from here, or of what was there before."""
+def _is_new(seen: Seen, known: Seen) -> bool:
+    """Whether it is neither the echo of an own write nor an older state."""
     return seen == NOTHING or seen.revision > known.revision
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Do all of it at the same time; unlike a gathering, one failure ends the rest."""
+    """Do all work at the same time; unlike with asyncio.gather, one failure ends the rest."""
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(each) for each in work]
     return [task.result() for task in running]

@@ -1,35 +1,44 @@
-"""The gate: answers each request at once, from what it knows to be blocked.
+"""The gate: answers each request at once, from the blocks that it knows, and reports the costs.
 
-It never sees a usage, and it asks nobody: what is blocked comes by itself, and is kept in the
-ledger, so that a gate that was started again blocks from its first answer on.
+It never reads a usage and waits for no server. Blocks arrive by themselves and are kept in the
+ledger, so a restarted gate blocks from its first answer.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from budget_recovery_dagster.adapters.nats.codec import CounterKey, UnreadableKeyError
 from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.keys import BLOCKED, counter_of, described, suffix_of
 from budget_recovery_dagster.sandbox.gateway.ledger import Ledger, LedgerError
-from budget_recovery_dagster.sandbox.gateway.requests import Request
-from budget_recovery_dagster.sandbox.gateway.store import Seen
+from budget_recovery_dagster.sandbox.gateway.requests import Budgets, Clock, Request
+from budget_recovery_dagster.sandbox.gateway.store import (
+    BLOCKED,
+    Seen,
+    Store,
+    counter_of,
+    described,
+    suffix_of,
+)
 
 log = logging.getLogger("gate")
 
-_NAMED = 20
+_MOST_NAMED = 20
+_REPORTED_AT_ONCE = 200
+_TALLY_SECONDS = 60.0
+_NO_LEDGER = "no ledger"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the gate says to a request: refused by these budgets, or let through.
+    """The gate's answer to a request: refused by these budgets, or allowed.
 
-    ``noted`` are the budgets that are exhausted and only audit. ``number`` is that of the charge in
-    the ledger; None for a request that was refused, by budgets or, without any, because the ledger
-    could not take it.
+    ``noted`` are exhausted budgets that only audit. ``number`` is the number of the charge in the
+    ledger. It is None for a request that was refused, by budgets or, if there are none, because
+    the ledger could not record it.
     """
 
     blocked_by: tuple[BudgetDefinition, ...]
@@ -38,31 +47,31 @@ class Answer:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether the request was let through."""
+        """Whether the request was allowed."""
         return self.number is not None
 
 
 class Gate:
-    """Answers requests; also the view of all blocked keys, by which it learns of them."""
+    """Answers requests; also the view of all blocked keys, from which it learns the blocks."""
 
-    def __init__(self, ledger: Ledger, budgets: Budgets, clock: Callable[[], datetime]) -> None:
+    def __init__(self, ledger: Ledger, budgets: Budgets, clock: Clock) -> None:
         self._ledger = ledger
         self._budgets = budgets
         self._clock = clock
         self._blocked = set(ledger.blocked())
-        self._is_told_of_ledger = False
+        self._is_ledger_failing = False
         self.recorded = asyncio.Event()
-        """Set whenever a charge was written into the ledger."""
+        """Set whenever the ledger has recorded a charge."""
 
     def answer(self, request: Request) -> Answer:
-        """Let a request through and write it into the ledger, or refuse it; does not wait.
+        """Allow a request and record it in the ledger, or refuse it; never wait for a server.
 
-        What the ledger cannot take, because somebody else holds it or its disk is full, is refused:
-        rather nothing is spent than something that no record tells of. That takes a quarter of a
-        second, is logged once until it is over, and ends by itself.
+        A request that the ledger cannot record, because it is locked or its disk is full, is
+        refused: no spend may go unrecorded. That takes a quarter of a second and is logged once
+        until it is over.
 
         Raises:
-            UnusableNameError: a name in the request can stand in no key; nothing is recorded.
+            UnusableNameError: no key can hold a name of the request; nothing is recorded.
         """
         moment = self._clock()
         exhausted = [
@@ -74,49 +83,48 @@ class Gate:
         blocked_by = tuple(each for each in exhausted if each.enforcement is Enforcement.ENFORCE)
         if blocked_by:
             return Answer(blocked_by, noted, None)
-        number = self._recorded(moment, request)
-        return Answer((), noted, number)
+        return Answer((), noted, self._record(moment, request))
 
-    def _recorded(self, moment: datetime, request: Request) -> int | None:
+    def _record(self, moment: datetime, request: Request) -> int | None:
         try:
             number = self._ledger.record(moment, request)
         except LedgerError as error:
-            if not self._is_told_of_ledger:
-                self._is_told_of_ledger = True
-                log.error("Requests are refused: %s.", error)  # noqa: TRY400 - it says it all
+            if not self._is_ledger_failing:
+                self._is_ledger_failing = True
+                log.error("Requests are refused: %s.", error)  # noqa: TRY400 - no traceback needed
             return None
-        if self._is_told_of_ledger:
-            self._is_told_of_ledger = False
-            log.info("Requests are let through again: the ledger takes them.")
+        if self._is_ledger_failing:
+            self._is_ledger_failing = False
+            log.info("Requests are allowed again: the ledger can be written.")
         self.recorded.set()
         return number
 
-    def tell_of_blocks(self) -> None:
-        """Log what is blocked now, in one line."""
+    def log_blocks(self) -> None:
+        """Log the current blocks in one line."""
         now = self._clock()
         blocked = [
             described(each)
             for each in sorted(self._blocked)
-            if (counter := self._counter(each)) and counter.of.window.is_current(now)
-            if self._does_block(counter)
+            if (counter := _readable(each)) and counter.of.window.is_current(now)
+            if self._is_enforced(counter)
         ]
-        names = blocked[:_NAMED]
-        if len(blocked) > _NAMED:
-            names.append(f"and {len(blocked) - _NAMED} more")
-        log.info("Blocked at the start, %d: %s.", len(blocked), "; ".join(names) or "nobody")
+        names = blocked[:_MOST_NAMED]
+        if len(blocked) > _MOST_NAMED:
+            names.append(f"and {len(blocked) - _MOST_NAMED} more")
+        log.info("Blocked at the start, %d: %s.", len(blocked), "; ".join(names) or "none")
 
-    def _does_block(self, counter: CounterKey) -> bool:
-        definition = self._budgets.behind(counter)
+    def _is_enforced(self, counter: CounterKey) -> bool:
+        definition = self._budgets.definition_of(counter)
         return definition is not None and definition.enforcement is Enforcement.ENFORCE
 
     def replace(self, found: Mapping[str, Seen]) -> None:
-        """Take over all blocks that there are."""
+        """Take all blocks that exist."""
         blocked = {_suffix(key) for key, seen in found.items() if seen.data is not None}
         self._block(blocked - self._blocked)
         self._unblock(self._blocked - blocked)
 
     def change(self, key: str, seen: Seen) -> None:
-        """Take over a block that was set or lifted."""
+        """Take a block that was set or lifted."""
         if seen.data is None:
             self._unblock({_suffix(key)} & self._blocked)
         else:
@@ -126,7 +134,12 @@ class Gate:
         self._ledger.block(suffixes)
         self._blocked |= suffixes
         for each in sorted(suffixes):
-            log.info("%s: %s.", self._effect(each), described(each))
+            counter = _readable(each)
+            if counter is None:
+                effect = "Blocked, but matches no request"
+            else:
+                effect = "Blocked" if self._is_enforced(counter) else "Over its limit, audit only"
+            log.info("%s: %s.", effect, described(each))
 
     def _unblock(self, suffixes: set[str]) -> None:
         self._ledger.unblock(suffixes)
@@ -134,19 +147,75 @@ class Gate:
         for each in sorted(suffixes):
             log.info("No longer over its limit: %s.", described(each))
 
-    def _effect(self, suffix: str) -> str:
-        counter = self._counter(suffix)
-        if counter is None:
-            return "Blocked, but no request can be meant"
-        return "Blocked" if self._does_block(counter) else "Over its limit, only noted"
-
-    def _counter(self, suffix: str) -> CounterKey | None:
-        """Read what others may have written."""
-        try:
-            return counter_of(suffix)
-        except UnreadableKeyError:
-            return None
-
 
 def _suffix(key: str) -> str:
     return key.removeprefix(f"{BLOCKED}.")
+
+
+def _readable(suffix: str) -> CounterKey | None:
+    """Return the counter; None for a key that another program has written in another form."""
+    try:
+        return counter_of(suffix)
+    except UnreadableKeyError:
+        return None
+
+
+async def report(store: Store, ledger: Ledger, gate: Gate) -> None:
+    """Publish all unreported costs of the ledger and those that the gate records, forever.
+
+    Each message is sent after the acknowledgement of the one before, so their order is certain. If
+    an acknowledgement is lost, the message is sent again under the same id.
+
+    Raises:
+        nats.errors.Error, OSError: the stream does not accept it.
+    """
+    while True:
+        gate.recorded.clear()
+        for charge in ledger.unreported(_REPORTED_AT_ONCE):
+            await store.report(charge.to_json(), message_id=str(charge.watermark))
+            ledger.mark_reported(charge.number)
+            gate.recorded.set()  # there may be more
+        await gate.recorded.wait()
+
+
+class Tally:
+    """Counts the answers since the last summary."""
+
+    def __init__(self) -> None:
+        self._allowed: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._reasons: defaultdict[str, set[str]] = defaultdict(set)
+
+    def add(self, tenant: str, answer: Answer) -> None:
+        """Count the answer to a request of this tenant."""
+        if answer.is_allowed:
+            self._allowed[tenant] += 1
+            return
+        self._refused[tenant] += 1
+        self._reasons[tenant] |= {each.budget for each in answer.blocked_by} or {_NO_LEDGER}
+
+    def take_summary(self) -> str:
+        """Return the counts by tenant, and start again at zero."""
+        tenants = sorted(self._allowed.keys() | self._refused.keys())
+        text = "; ".join(map(self._of, tenants)) or "no requests"
+        self._allowed.clear()
+        self._refused.clear()
+        self._reasons.clear()
+        return text
+
+    def _of(self, tenant: str) -> str:
+        parts = []
+        if allowed := self._allowed[tenant]:
+            parts.append(f"{allowed} allowed")
+        if refused := self._refused[tenant]:
+            parts.append(f"{refused} refused ({', '.join(sorted(self._reasons[tenant]))})")
+        return f"{tenant} {', '.join(parts)}"
+
+
+async def log_every_minute(
+    tally: Tally, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Log the counts of each minute, forever."""
+    while True:
+        await sleep(_TALLY_SECONDS)
+        log.info("Last minute: %s.", tally.take_summary())

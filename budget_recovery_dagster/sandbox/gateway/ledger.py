@@ -1,15 +1,15 @@
-"""The gate's own book: every request that it let through, and what it must remember of blocks.
+"""The ledger of the gate: every request that it allowed, and the blocks that it knows.
 
-It is the exact record of true spend, and the outbox of costs to report. What is written outlives
-the process and, but for the blocks, a power failure: a number that was reported is never given to
-another charge. So a ledger must not be restored from an older copy: numbers would be used again,
-and as the counters' marks cover them, their costs would not be counted.
+It is the exact record of true spend, and the outbox of costs to report. Its charges survive the
+process and a power failure: a number that was reported is never used for another charge. Its blocks
+survive the process only. So never restore a ledger from an older copy: it would use numbers again
+that the counters' marks already cover, and their costs would not be counted.
 
-Whoever reads it, with ``sqlite3`` for example, does no harm. Whoever keeps it from being written
-to, by a transaction of their own or because the disk is full, stops all requests.
+Other programs, such as ``sqlite3``, may read it at any time. A program that prevents writes, by a
+transaction or by filling the disk, stops all requests.
 
-It grows for ever, by about 170 bytes for a request: the true spend of a lifetime is made of all of
-them. Four requests a second are 59 MB a day.
+It grows without limit, by about 170 bytes for each request, because lifetime spend needs all of
+them. Four requests per second are 59 MB per day.
 """
 
 import json
@@ -20,18 +20,16 @@ from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
 from budget_recovery_dagster.adapters.nats.codec import CounterKey
 from budget_recovery_dagster.domain.counters import exact_sum, format_usage
-from budget_recovery_dagster.sandbox.gateway.budgets import Budgets
-from budget_recovery_dagster.sandbox.gateway.requests import Charge, Request
+from budget_recovery_dagster.sandbox.gateway.requests import Budgets, Charge, Request
 
-# A commit takes a few milliseconds; the gate stands still for as long as somebody else writes.
-_PATIENCE_SECONDS = 0.25
-# Another one that is just making the same ledger.
+# A commit takes a few milliseconds. While another program writes, the gate answers no request.
+_WRITE_SECONDS = 0.25
+# Another process may be creating the same ledger.
 _OPENING_SECONDS = 5.0
 
 _TABLES = """
@@ -52,24 +50,23 @@ _SET = "insert into fact values (?, ?) on conflict do update set value = exclude
 
 
 class LedgerError(OSError):
-    """The ledger cannot be read or written now; the message names its file and says why."""
+    """The ledger cannot be read or written now; the message names its file and the reason."""
 
 
 class Ledger:
-    """The ledger in a file, made if it is not there; a context manager that closes it.
+    """The ledger in a file, created if it is missing; a context manager that closes it.
 
-    Several may be open on one file, also in other processes; only one of them may record. Every
-    method raises LedgerError where the file does not let it, and has changed nothing then; once the
-    file does again, the next call works.
+    Several processes may open one file; only one of them may record. Every method raises
+    LedgerError if the file cannot be used, and then has changed nothing; a later call may succeed.
 
     Raises:
-        LedgerError: it cannot be opened or made.
+        LedgerError: it cannot be opened or created.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        with self._told():
-            # Used by one thread at a time, which need not be the one that opened it.
+        with self._errors_translated():
+            # One thread at a time uses it, not necessarily the one that opened it.
             self._connection = sqlite3.connect(
                 file, _OPENING_SECONDS, isolation_level=None, check_same_thread=False
             )
@@ -82,10 +79,10 @@ class Ledger:
 
     def _open(self) -> None:
         self._connection.execute("pragma journal_mode = wal")
-        # The disk has it before the answer goes out: a charge that a power failure took back would
-        # leave its number, which may stand in counters by then, to another.
+        # The charge is on disk before the answer is sent: if a power failure removed it, the next
+        # charge would get its number, which counters may already include.
         self._connection.execute("pragma synchronous = full")
-        # Who opens it to read writes nothing.
+        # Opening an existing ledger to read it writes nothing.
         if not self._connection.execute(
             "select 1 from sqlite_master where name = 'fact'"
         ).fetchone():
@@ -94,31 +91,26 @@ class Ledger:
             self._connection.execute(
                 "insert into fact values (?, ?) on conflict do nothing", (_ID, uuid4().hex)
             )
-        self._connection.execute(f"pragma busy_timeout = {int(_PATIENCE_SECONDS * 1000)}")
+        self._connection.execute(f"pragma busy_timeout = {int(_WRITE_SECONDS * 1000)}")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._connection.close()
 
     def record(self, moment: datetime, request: Request) -> int:
-        """Write down a request that is let through at ``moment`` (aware); return its number."""
+        """Record a request that is allowed at ``moment`` (aware); return its number."""
         number = self._execute(_INSERT, _row(moment, request)).lastrowid
         if number is None:
-            raise AssertionError("an insertion has a number")
+            raise AssertionError("every insert has a row id")
         return number
 
     def record_history(self, past: Iterable[tuple[datetime, Request]]) -> bool:
-        """Begin with requests of the past, in one transaction; return False if it has begun.
+        """Start with past requests, in one transaction; return False if the ledger has begun.
 
-        They count as reported: their usage is written straight into the counters, which
-        ``uncounted_history`` asks for until ``history_is_counted``.
+        They count as reported: their usage is added to the counters directly, for as long as
+        ``uncounted_history`` asks for it.
         """
         with self._transaction():
             if self.has_begun():
@@ -130,44 +122,44 @@ class Ledger:
         return True
 
     def has_begun(self) -> bool:
-        """Whether it holds a charge, or was begun without a history."""
+        """Whether it has a charge, or was started without a history."""
         return self._fact(_UNCOUNTED) is not None or self._last_number() > 0
 
     def begin_without_history(self) -> None:
-        """Begin with nothing, for good: no history is recorded any more."""
-        self.history_is_counted()
+        """Start empty; from then on no history is recorded."""
+        self.mark_history_counted()
 
     def uncounted_history(self) -> int:
-        """Return the number of the last charge that must be written into counters; 0 for none."""
+        """Return the number of the last charge to add to the counters directly; 0 for none."""
         return int(self._fact(_UNCOUNTED) or 0)
 
-    def history_is_counted(self) -> None:
-        """Remember that the past stands in the counters: a store that is wiped stays at zero."""
+    def mark_history_counted(self) -> None:
+        """Record that the counters include the history, so a store that is wiped stays at zero."""
         self._execute(_SET, (_UNCOUNTED, 0))
 
     def unreported(self, at_most: int) -> list[Charge]:
-        """Return the first charges that are not reported yet, by their numbers."""
-        with self._told():
+        """Return the first charges that are not reported yet, in order."""
+        with self._errors_translated():
             rows = self._connection.execute(
                 f"{_CHARGES} where number > ? order by number limit ?",
                 (self._fact(_REPORTED) or 0, at_most),
             ).fetchall()
         return [self._charge(row) for row in rows]
 
-    def reported(self, number: int) -> None:
-        """Remember that all charges up to this one are reported."""
+    def mark_reported(self, number: int) -> None:
+        """Record that all charges up to this one are reported."""
         self._execute(_SET, (_REPORTED, number))
 
     def charges(self) -> Iterator[Charge]:
-        """Go through all charges, by their numbers."""
+        """Iterate over all charges, in order."""
         return map(self._charge, self._execute(f"{_CHARGES} order by number"))
 
     def true_spend(
         self, budgets: Budgets, now: datetime, *, up_to: int | None = None
     ) -> dict[CounterKey, Decimal]:
-        """Return what each counter of a window that is current at ``now`` (aware) must say.
+        """Return the exact usage of each counter whose window is current at ``now`` (aware).
 
-        Only charges up to the number ``up_to`` are counted, if it is given.
+        With ``up_to`` only charges up to this number count.
         """
         spend: defaultdict[CounterKey, Decimal] = defaultdict(Decimal)
         for charge in self.charges():
@@ -179,22 +171,22 @@ class Ledger:
         return dict(spend)
 
     def blocked(self) -> frozenset[str]:
-        """Return what was blocked when the gate last heard of it."""
-        with self._told():
+        """Return the blocks that the gate last knew."""
+        with self._errors_translated():
             rows = self._connection.execute("select suffix from blocked").fetchall()
         return frozenset(suffix for (suffix,) in rows)
 
     def block(self, suffixes: Iterable[str]) -> None:
-        """Remember that these are blocked."""
-        with self._without_waiting_for_the_disk(), self._transaction():
+        """Record that these are blocked."""
+        with self._without_sync(), self._transaction():
             self._connection.executemany(
                 "insert into blocked values (?) on conflict do nothing",
                 [(each,) for each in suffixes],
             )
 
     def unblock(self, suffixes: Iterable[str]) -> None:
-        """Remember that these are not blocked."""
-        with self._without_waiting_for_the_disk(), self._transaction():
+        """Record that these are not blocked."""
+        with self._without_sync(), self._transaction():
             self._connection.executemany(
                 "delete from blocked where suffix = ?", [(each,) for each in suffixes]
             )
@@ -222,20 +214,21 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._told():
+        with self._errors_translated():
             self._connection.execute("begin immediate")
             try:
                 yield
                 self._connection.execute("commit")
             except BaseException:
-                if self._connection.in_transaction:  # a full disk has rolled it back itself
+                # If the disk is full, SQLite has already rolled back.
+                if self._connection.in_transaction:
                     self._connection.execute("rollback")
                 raise
 
     @contextmanager
-    def _without_waiting_for_the_disk(self) -> Iterator[None]:
-        # They come by the thousand when a limit is lowered, and whom a power failure makes the gate
-        # forget, the bucket tells it of again.
+    def _without_sync(self) -> Iterator[None]:
+        # A lower limit may block thousands at once. After a power failure the bucket reports the
+        # blocks again.
         self._connection.execute("pragma synchronous = normal")
         try:
             yield
@@ -243,11 +236,11 @@ class Ledger:
             self._connection.execute("pragma synchronous = full")
 
     def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
-        with self._told():
+        with self._errors_translated():
             return self._connection.execute(statement, values)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _errors_translated(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:

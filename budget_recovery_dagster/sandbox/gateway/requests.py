@@ -1,45 +1,58 @@
-"""Requests to models, and the charge that each becomes once it is let through."""
+"""Requests to models, the budgets that they count into, and the charges that they become."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from functools import lru_cache
 from typing import Self
 
-from budget_recovery_dagster.adapters.nats.codec import require_encodable
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from budget_recovery_dagster.adapters.nats.codec import CounterKey, require_encodable
 from budget_recovery_dagster.domain.budgets import BudgetDefinition, SplitBy
 from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
     Entity,
     UnreadableUsageError,
     UnusableNameError,
     format_usage,
     parse_usage,
 )
-from budget_recovery_dagster.domain.windows import require_aware
+from budget_recovery_dagster.domain.windows import Period, Window, require_aware
 
-# A ledger's id and a number that SQLite can hold; what is longer would swell every counter.
+Clock = Callable[[], datetime]
+"""Returns the current time, with a time zone."""
+
+# A ledger's id and a number that SQLite can hold; longer ones would inflate every counter.
 _WATERMARK = re.compile(r"([A-Za-z0-9_-]{1,64}):([1-9][0-9]{0,17})", re.ASCII)
 
-# A week or month of the year after could end beyond what Python can say.
+# A week or month of the next year could end after the last date that Python can represent.
 _LAST_YEAR = 9998
 
 
+def utc_clock() -> datetime:
+    """Return the current time."""
+    return datetime.now(UTC)
+
+
 class UnreadableChargeError(ValueError):
-    """A message among the costs that is no charge; the text says why."""
+    """A message of the stream of costs is not a charge; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request as it arrives. ``cost`` is in the gateway's currency, exact, never negative.
 
-    A real gateway learns the cost from the model's answer; here it comes along. An account, agent
-    or value of the metadata that is empty is not said.
+    A real gateway gets the cost with the answer of the model; here the request carries it. An empty
+    account, agent or metadata value counts as missing.
 
     Raises:
         UnreadableUsageError: no counter can hold the cost.
-        UnusableNameError: no key can hold one of the names, however long it may be.
+        UnusableNameError: no key can hold one of the names, at any length.
     """
 
     tenant: str
@@ -54,40 +67,75 @@ class Request:
         parse_usage(format_usage(self.cost))
         for name in (self.tenant, self.user, self.model):
             require_encodable(name)
-        for said in (self.virtual_account, self.agent, *self.metadata, *self.metadata.values()):
-            if said:
-                require_encodable(said)
+        for optional in (self.virtual_account, self.agent, *self.metadata, *self.metadata.values()):
+            if optional:
+                require_encodable(optional)
 
     def entity(self, definition: BudgetDefinition) -> Entity:
-        """Return who spends within this budget.
+        """Return the spender within this budget.
 
         Raises:
-            LookupError: nobody does: the request does not say by what the budget is split.
+            LookupError: the request has no value for the field that splits the budget.
         """
+        name: str | None
         match definition.split_by:
             case SplitBy.NOTHING:
                 return None
             case SplitBy.USER:
-                return self.user
+                name = self.user
             case SplitBy.MODEL:
-                return self.model
+                name = self.model
             case SplitBy.VIRTUAL_ACCOUNT:
-                return _said(self.virtual_account)
+                name = self.virtual_account
             case SplitBy.AGENT:
-                return _said(self.agent)
+                name = self.agent
             case SplitBy.METADATA:
-                return _said(self.metadata.get(definition.metadata_key or ""))
+                name = self.metadata.get(definition.metadata_key or "")
+        if not name:
+            raise LookupError(f"the request has no {definition.split_by}")
+        return name
 
 
-def _said(name: str | None) -> str:
-    if not name:
-        raise LookupError("the request does not say so")
-    return name
+class Budgets:
+    """The budget definitions of all tenants."""
+
+    def __init__(self, definitions: Iterable[BudgetDefinition]) -> None:
+        self.definitions = tuple(definitions)
+        self._by_tenant: defaultdict[str, list[BudgetDefinition]] = defaultdict(list)
+        self._by_period: dict[tuple[str, str, Period], BudgetDefinition] = {}
+        for each in self.definitions:
+            self._by_tenant[each.tenant].append(each)
+            self._by_period[each.tenant, each.budget, each.period] = each
+
+    def raised_by(
+        self, request: Request, moment: datetime
+    ) -> Iterator[tuple[BudgetDefinition, CounterKey]]:
+        """Return the counters that a request at ``moment`` (aware) raises by its cost.
+
+        They belong to the windows that contain ``moment``, whatever the current time is.
+        """
+        day = moment.astimezone(UTC).date()
+        for definition in self._by_tenant.get(request.tenant, ()):
+            try:
+                entity = request.entity(definition)
+            except LookupError:
+                continue
+            of = BudgetWindow(definition.budget, _window(definition.period, day))
+            yield definition, CounterKey(request.tenant, of, entity)
+
+    def definition_of(self, counter: CounterKey) -> BudgetDefinition | None:
+        """Return the definition of a counter's budget, if there is one."""
+        return self._by_period.get((counter.tenant, counter.of.budget, counter.of.window.period))
+
+
+@lru_cache(maxsize=1024)
+def _window(period: Period, day: date) -> Window:
+    return Window.containing(period, datetime.combine(day, time(), UTC))
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A charge, by its ledger and its number there, of 1 or more."""
+    """A charge: its ledger, and its number there, from 1."""
 
     ledger: str
     number: int
@@ -97,23 +145,23 @@ class Watermark:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Read what ``str`` writes; None for anything else."""
+        """Read what ``str`` writes; return None for anything else."""
         match = _WATERMARK.fullmatch(text)
         return cls(match[1], int(match[2])) if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Up to which charge of each ledger something has been counted."""
+    """The last charge of each ledger that a counter includes."""
 
     numbers: Mapping[str, int]
 
     def covers(self, charged: Watermark) -> bool:
-        """Whether this charge is among those."""
+        """Whether the counter includes this charge."""
         return charged.number <= self.numbers.get(charged.ledger, 0)
 
     def raised(self, charged: Watermark) -> "Applied":
-        """Return what has been counted once this charge has."""
+        """Return the marks after this charge."""
         return Applied({**self.numbers, charged.ledger: charged.number})
 
     def __str__(self) -> str:
@@ -121,7 +169,7 @@ class Applied:
 
     @classmethod
     def parse(cls, text: object) -> Self:
-        """Read what ``str`` writes; what else it holds says nothing."""
+        """Read what ``str`` writes, and ignore everything else."""
         words = text.split(" ") if isinstance(text, str) else []
         marks = filter(None, map(Watermark.parse, words))
         return cls({mark.ledger: mark.number for mark in marks})
@@ -129,7 +177,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A request that was let through at ``moment`` (aware), the ``number``th of its ledger."""
+    """A request that was allowed at ``moment`` (aware), with its number in its ledger."""
 
     ledger: str
     number: int
@@ -138,7 +186,7 @@ class Charge:
 
     @property
     def watermark(self) -> Watermark:
-        """What a counter bears that this charge was the last to raise."""
+        """The mark in a counter for which this charge is the last one."""
         return Watermark(self.ledger, self.number)
 
     def to_json(self) -> bytes:
@@ -163,63 +211,46 @@ class Charge:
         """Read a message.
 
         Raises:
-            UnreadableChargeError: it is none.
+            UnreadableChargeError: it is not a charge.
         """
         try:
-            content = json.loads(message)
-        except (ValueError, RecursionError) as error:
-            raise UnreadableChargeError("it is no JSON") from error
-        if not isinstance(content, dict):
-            raise UnreadableChargeError("it is no JSON object")
-        try:
-            request = Request(
-                tenant=_text(content, "tenant"),
-                user=_text(content, "user"),
-                model=_text(content, "model"),
-                cost=parse_usage(_text(content, "cost")),
-                virtual_account=_text_or_none(content, "virtual_account"),
-                agent=_text_or_none(content, "agent"),
-                metadata=_texts(content, "metadata"),
-            )
-            moment = _moment(_text(content, "moment"))
+            read = _ChargeMessage.model_validate_json(message)
+            names = read.model_dump(exclude={"ledger", "number", "moment", "cost"})
+            request = Request(cost=parse_usage(read.cost), **names)
+        except ValidationError as error:
+            wrong = error.errors(include_url=False, include_input=False)[0]
+            field = "".join(f"{name}: " for name in wrong["loc"][:1])
+            raise UnreadableChargeError(f"{field}{wrong['msg']}") from error
         except (UnreadableUsageError, UnusableNameError) as error:
             raise UnreadableChargeError(str(error)) from error
-        charged = Watermark.parse(f"{_text(content, 'ledger')}:{_number(content, 'number')}")
+        charged = Watermark.parse(f"{read.ledger}:{read.number}")
         if charged is None:
-            raise UnreadableChargeError("ledger and number name no charge")
-        return cls(charged.ledger, charged.number, moment, request)
+            raise UnreadableChargeError("ledger and number do not identify a charge")
+        return cls(charged.ledger, charged.number, _moment(read.moment), request)
 
 
-def _text(content: Mapping[str, object], field: str) -> str:
-    if not isinstance(value := content.get(field), str):
-        raise UnreadableChargeError(f"{field} is no text")
-    return value
+class _ChargeMessage(BaseModel):
+    """The message of a charge; other programs may publish anything into the stream."""
 
+    model_config = ConfigDict(strict=True)
 
-def _text_or_none(content: Mapping[str, object], field: str) -> str | None:
-    return None if content.get(field, "") is None else _text(content, field)
-
-
-def _texts(content: Mapping[str, object], field: str) -> dict[str, str]:
-    if not isinstance(values := content.get(field), dict):
-        raise UnreadableChargeError(f"{field} is no object")
-    if not all(isinstance(value, str) for value in values.values()):
-        raise UnreadableChargeError(f"{field} holds more than texts")
-    return values
-
-
-def _number(content: Mapping[str, object], field: str) -> int:
-    value = content.get(field)
-    if not isinstance(value, int):
-        raise UnreadableChargeError(f"{field} is no whole number")
-    return value
+    ledger: str
+    number: int
+    moment: str
+    tenant: str
+    user: str
+    model: str
+    virtual_account: str | None
+    agent: str | None
+    metadata: dict[str, str]
+    cost: str
 
 
 def _moment(text: str) -> datetime:
     try:
         moment = require_aware(datetime.fromisoformat(text)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise UnreadableChargeError("moment is none, or without a time zone") from error
+        raise UnreadableChargeError("moment is not a time with a time zone") from error
     if moment.year > _LAST_YEAR:
         raise UnreadableChargeError("moment is too late for the calendar")
     return moment

@@ -1,64 +1,97 @@
-"""The bucket and the stream of costs, on one connection that is not repaired.
+"""The bucket and the stream of costs: their keys, and one connection to both.
 
-When the connection breaks, or the bucket or stream is lost, replaced or cannot be asked, everything
-that goes on over it ends, and is begun anew on another one, with nothing remembered of the old.
+A connection is never repaired. When it breaks, or when the bucket or the stream is lost or
+replaced, all work on it ends. ``keep_working`` then starts again on a new connection, without any
+state of the old one.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, TypeVar
 
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, Header, StreamInfo
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    Header,
+    KeyValueConfig,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+    StreamInfo,
+)
+
+from budget_recovery_dagster.adapters.nats.codec import (
+    COUNTERS,
+    CounterKey,
+    UnreadableKeyError,
+    decode_key,
+    encode_key,
+)
+
+log = logging.getLogger("gateway")
+
+Result = TypeVar("Result")
+
+BLOCKED = "blocked"
+"""``blocked.<tenant>.<budget>.<window>.<entity>``: an entity that has reached its limit."""
 
 ANSWER_SECONDS = 2.0
 """How long the server may take for an answer."""
 
-LOOK_SECONDS = 0.4
-"""How often one looks for what nothing tells of."""
+CHECK_SECONDS = 0.4
+"""The interval of checks for changes that no message reports."""
 
-# Long enough for whoever watches; one who begins later sees that the key is not there.
+RETRY_SECONDS = 0.3
+"""The pause before work on a store starts again."""
+
+_ANY_ENTITY = "="
+_CONNECT_SECONDS = 5.0
+
+# Long enough for running watchers; a later one sees that the key does not exist.
 _MARKER_SECONDS = 600
-# The aggregator that dies with a cost in hand; the cost is given to the next one then.
+# After this time, the cost of an aggregator that died is delivered to the next one.
 _ACK_SECONDS = 1.0
+# A cost whose acknowledgement was lost is sent again within seconds, and the server then drops it.
+# Correct counts do not rely on that: the counters' marks cover later duplicates. The server keeps
+# every id for this time, so it is short.
+_DUPLICATE_SECONDS = 120.0
 
-# The server tells no more of them in one answer.
+# The server lists no more subjects in one answer.
 _MOST_SUBJECTS = 100_000
 
 _NO_MESSAGE = 10037
 _WRONG_REVISION = (10071, 10164)
+_EXISTS_WITH_ANOTHER_CONFIGURATION = 10058
 _AGGREGATOR = "aggregator"
 
 
-def heed_cancellation() -> None:
-    """Stop here if this task was cancelled; to be called after waiting for the driver.
-
-    Where its answer comes at the same moment, a cancellation is swallowed (before Python 3.12).
-
-    Raises:
-        asyncio.CancelledError: it was.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
 class StoreLostError(Exception):
-    """What was being worked on is no longer there, or no longer the same; the message says what."""
+    """The bucket, the stream or the connection is lost or replaced; the message says which."""
 
 
 FAILURES = (StoreLostError, nats.errors.Error, OSError, TimeoutError)
-"""What ends the work on a store, so that it must be begun anew."""
+"""The errors after which work on a store must start again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A bucket and its servers: ``url`` names one NATS server, or several separated by commas."""
+
+    url: str
+    bucket: str
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A key as it was last seen: ``data`` is None where there is no key, or no longer."""
+    """The last known state of a key; ``data`` is None if the key does not exist."""
 
     revision: int
     data: bytes | None
@@ -73,133 +106,44 @@ class Seen:
 
 
 NOTHING = Seen(0, None)
-"""A key that never was."""
+"""A key that never existed."""
 
 
-class Store:
-    """The bucket and the stream of costs; made by ``opened``.
+def suffix_of(counter: CounterKey) -> str:
+    """Return the part that the keys of a counter and of its block have in common.
 
-    Every method that asks the server raises one of FAILURES where that cannot be done.
+    Raises:
+        UnusableNameError: no key can hold one of the names.
     """
+    return encode_key(counter).removeprefix(f"{COUNTERS}.")
 
-    def __init__(
-        self,
-        client: Client,
-        bucket: str,
-        broken: asyncio.Event,
-        infos: tuple[StreamInfo, StreamInfo],
-    ) -> None:
-        self.client = client
-        self.bucket = bucket
-        self._js = client.jetstream(timeout=ANSWER_SECONDS)
-        self._broken = broken
-        of_bucket, of_costs = infos
-        self._created: Mapping[str, datetime | None] = {
-            bucket_stream(bucket): of_bucket.created,
-            cost_stream(bucket): of_costs.created,
-        }
-        self._marker_headers = (
-            {"Nats-TTL": str(_MARKER_SECONDS)} if of_bucket.config.allow_msg_ttl else {}
-        )
 
-    @property
-    def js(self) -> JetStreamContext:
-        """For what is asked in one place only."""
-        return self._js
+def counter_of(suffix: str) -> CounterKey:
+    """Read what ``suffix_of`` writes.
 
-    async def read(self, key: str) -> Seen:
-        """Read a key from the leader, which is never behind."""
-        try:
-            message = await self._js.get_msg(
-                bucket_stream(self.bucket), subject=self.subject(key), direct=False
-            )
-        except nats.js.errors.NotFoundError as error:
-            if error.err_code != _NO_MESSAGE:
-                raise
-            return NOTHING
-        finally:
-            heed_cancellation()
-        return Seen.of(message.seq or 0, message.data, message.headers)
+    Raises:
+        UnreadableKeyError: it names no counter.
+    """
+    return decode_key(f"{COUNTERS}.{suffix}")
 
-    async def write(self, key: str, data: bytes, *, expecting: int) -> int | None:
-        """Write a key whose revision is ``expecting``, 0 for none; None if it is another."""
-        return await self._publish(key, data, expecting, {})
 
-    async def remove(self, key: str, *, expecting: int) -> int | None:
-        """Purge a key whose revision is ``expecting``; None if it is another."""
-        headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", **self._marker_headers}
-        return await self._publish(key, b"", expecting, headers)
+def board_of(group: str) -> CounterKey:
+    """Read ``<tenant>.<budget>.<window>``; the entity of the result has no meaning.
 
-    async def report(self, message: bytes, *, message_id: str) -> None:
-        """Put a cost into the stream; one with the same id is not put there twice."""
-        await self._js.publish(
-            cost_subject(self.bucket), message, headers={Header.MSG_ID: message_id}
-        )
-        heed_cancellation()
+    Raises:
+        UnreadableKeyError: it names no window of a budget.
+    """
+    return counter_of(f"{group}.{_ANY_ENTITY}")
 
-    async def take_costs(self) -> str:
-        """Provide the consumer that gives out costs one after the other; return its name."""
-        config = ConsumerConfig(
-            durable_name=_AGGREGATOR,
-            ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=_ACK_SECONDS,
-            # The next one only when one is counted: a counter's marks rely on their order.
-            max_ack_pending=1,
-        )
-        await self._js.add_consumer(cost_stream(self.bucket), config)
-        return _AGGREGATOR
 
-    async def stand_guard(self) -> None:
-        """Fail as soon as anything is wrong with the connection, the bucket or the stream."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._broken.wait()
-                raise StoreLostError("the connection broke")
-            for stream in self._created:
-                await self._look_at(stream)
-
-    async def existing(self, prefix: str) -> frozenset[str] | None:
-        """Return all keys under a prefix, markers of removed ones too; None if there are too many.
-
-        Raises:
-            StoreLostError: the bucket is gone or was replaced.
-        """
-        stream = bucket_stream(self.bucket)
-        info = await self._look_at(stream, subjects=f"{self.subject(prefix)}>")
-        subjects = info.state.subjects or {}
-        if len(subjects) >= _MOST_SUBJECTS:
-            return None
-        return frozenset(each[len(self.subject("")) :] for each in subjects)
-
-    def subject(self, key: str) -> str:
-        """Return the subject on which a key is written."""
-        return f"$KV.{self.bucket}.{key}"
-
-    async def _look_at(self, stream: str, *, subjects: str | None = None) -> StreamInfo:
-        try:
-            info = await self._js.stream_info(stream, subjects_filter=subjects)
-        except nats.js.errors.NotFoundError as error:
-            raise StoreLostError(f"the stream {stream} is gone") from error
-        finally:
-            heed_cancellation()
-        if info.created != self._created[stream]:
-            raise StoreLostError(f"the stream {stream} was replaced")
-        return info
-
-    async def _publish(
-        self, key: str, data: bytes, expecting: int, headers: Mapping[str, str]
-    ) -> int | None:
-        conditional = {**headers, Header.EXPECTED_LAST_SUBJECT_SEQUENCE: str(expecting)}
-        try:
-            ack = await self._js.publish(self.subject(key), data, headers=conditional)
-        except nats.js.errors.APIError as error:
-            if error.err_code in _WRONG_REVISION:
-                return None
-            raise
-        finally:
-            heed_cancellation()
-        return ack.seq
+def described(suffix: str) -> str:
+    """Name a counter for people."""
+    try:
+        counter = counter_of(suffix)
+    except UnreadableKeyError:
+        return suffix
+    entity = "" if counter.entity is None else f" for {counter.entity!r}"
+    return f"budget {counter.of.budget!r} of {counter.tenant!r}{entity}, {counter.of.window.token}"
 
 
 def bucket_stream(bucket: str) -> str:
@@ -208,10 +152,273 @@ def bucket_stream(bucket: str) -> str:
 
 
 def cost_stream(bucket: str) -> str:
-    """Return the name of the stream of costs that are to be counted in a bucket."""
+    """Return the name of the stream with the costs to count in a bucket."""
     return f"COSTS_{bucket}"
 
 
 def cost_subject(bucket: str) -> str:
-    """Return the subject on which such costs are reported."""
+    """Return the subject on which these costs are published."""
     return f"costs.{bucket}"
+
+
+async def answer_to(call: Awaitable[Result]) -> Result:
+    """Wait for an answer of the driver; stop if this task was cancelled meanwhile.
+
+    If both happen at the same time, the driver swallows the cancellation (before Python 3.12).
+    """
+    try:
+        return await call
+    finally:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+
+
+class Store:
+    """The bucket and the stream of costs; ``opened`` makes it.
+
+    Every method that asks the server raises one of FAILURES if there is no usable answer.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        bucket: str,
+        broken: asyncio.Event,
+        of_bucket: StreamInfo,
+        of_costs: StreamInfo,
+    ) -> None:
+        self.client = client
+        self.bucket = bucket
+        self.js = client.jetstream(timeout=ANSWER_SECONDS)
+        self._broken = broken
+        self._created: Mapping[str, datetime | None] = {
+            bucket_stream(bucket): of_bucket.created,
+            cost_stream(bucket): of_costs.created,
+        }
+        self._marker_headers = (
+            {"Nats-TTL": str(_MARKER_SECONDS)} if of_bucket.config.allow_msg_ttl else {}
+        )
+
+    async def read(self, key: str) -> Seen:
+        """Read a key from the leader, which is always current."""
+        request = self.js.get_msg(
+            bucket_stream(self.bucket), subject=self.subject(key), direct=False
+        )
+        try:
+            message = await answer_to(request)
+        except nats.js.errors.NotFoundError as error:
+            if error.err_code != _NO_MESSAGE:
+                raise
+            return NOTHING
+        return Seen.of(message.seq or 0, message.data, message.headers)
+
+    async def write(self, key: str, data: bytes, *, expecting: int) -> int | None:
+        """Write a key if its revision is ``expecting`` (0: no key), else return None."""
+        return await self._publish(key, data, expecting, {})
+
+    async def remove(self, key: str, *, expecting: int) -> int | None:
+        """Purge a key if its revision is ``expecting``, else return None."""
+        headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", **self._marker_headers}
+        return await self._publish(key, b"", expecting, headers)
+
+    async def _publish(
+        self, key: str, data: bytes, expecting: int, headers: Mapping[str, str]
+    ) -> int | None:
+        conditional = {**headers, Header.EXPECTED_LAST_SUBJECT_SEQUENCE: str(expecting)}
+        try:
+            ack = await answer_to(self.js.publish(self.subject(key), data, headers=conditional))
+        except nats.js.errors.APIError as error:
+            if error.err_code in _WRONG_REVISION:
+                return None
+            raise
+        return ack.seq
+
+    async def report(self, message: bytes, *, message_id: str) -> None:
+        """Publish a cost; the server drops a second one with the same id."""
+        headers: dict[str, str] = {Header.MSG_ID: message_id}
+        await answer_to(self.js.publish(cost_subject(self.bucket), message, headers=headers))
+
+    async def cost_consumer(self) -> str:
+        """Provide the consumer that delivers the costs one after the other; return its name."""
+        config = ConsumerConfig(
+            durable_name=_AGGREGATOR,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=_ACK_SECONDS,
+            # The next cost only after the last one is counted: the marks rely on the order.
+            max_ack_pending=1,
+        )
+        await self.js.add_consumer(cost_stream(self.bucket), config)
+        return _AGGREGATOR
+
+    async def fail_when_lost(self) -> None:
+        """Run until the connection breaks, or the bucket or the stream is lost, and then raise."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await self._broken.wait()
+                raise StoreLostError("the connection broke")
+            for stream in self._created:
+                await self._check(stream)
+
+    async def existing(self, prefix: str) -> frozenset[str] | None:
+        """Return all keys under a prefix, markers of removed keys included; None if too many.
+
+        Raises:
+            StoreLostError: the bucket is lost or was replaced.
+        """
+        info = await self._check(bucket_stream(self.bucket), subjects=f"{self.subject(prefix)}>")
+        subjects = info.state.subjects or {}
+        if len(subjects) >= _MOST_SUBJECTS:
+            return None
+        return frozenset(each[len(self.subject("")) :] for each in subjects)
+
+    def subject(self, key: str) -> str:
+        """Return the subject of a key."""
+        return f"$KV.{self.bucket}.{key}"
+
+    async def _check(self, stream: str, *, subjects: str | None = None) -> StreamInfo:
+        try:
+            info = await answer_to(self.js.stream_info(stream, subjects_filter=subjects))
+        except nats.js.errors.NotFoundError as error:
+            raise StoreLostError(f"the stream {stream} is gone") from error
+        if info.created != self._created[stream]:
+            raise StoreLostError(f"the stream {stream} was replaced")
+        return info
+
+
+@contextlib.asynccontextmanager
+async def opened(place: Place, name: str) -> AsyncIterator[Store]:
+    """Connect under ``name``, and create the bucket and the stream if they do not exist.
+
+    Raises:
+        StoreLostError, nats.errors.Error, OSError, TimeoutError: it cannot be done.
+    """
+    broken = asyncio.Event()
+
+    async def has_broken() -> None:
+        broken.set()
+
+    async def ignored(_error: Exception) -> None:
+        """Every call raises its own error; the log of the driver adds nothing."""
+
+    client = Client()
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            await client.connect(
+                place.url.split(","),
+                name=name,
+                connect_timeout=int(ANSWER_SECONDS),
+                # The driver gives up at the first failure only with both of these.
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                disconnected_cb=has_broken,
+                error_cb=ignored,
+            )
+        js = client.jetstream(timeout=ANSWER_SECONDS)
+        bucket_config = KeyValueConfig(place.bucket, history=1, storage=StorageType.FILE)
+        cost_config = StreamConfig(
+            name=cost_stream(place.bucket),
+            subjects=[cost_subject(place.bucket)],
+            retention=RetentionPolicy.WORK_QUEUE,
+            storage=StorageType.FILE,
+            duplicate_window=_DUPLICATE_SECONDS,
+        )
+        of_bucket = await _find_or_create(
+            js, bucket_stream(place.bucket), lambda: js.create_key_value(bucket_config)
+        )
+        of_costs = await _find_or_create(
+            js, cost_stream(place.bucket), lambda: js.add_stream(cost_config)
+        )
+        yield Store(client, place.bucket, broken, of_bucket, of_costs)
+    finally:
+        await _close(client)
+
+
+async def _find_or_create(
+    js: JetStreamContext, stream: str, create: Callable[[], Awaitable[object]]
+) -> StreamInfo:
+    # The server answers "not found" only if the stream does not exist.
+    with contextlib.suppress(nats.js.errors.NotFoundError):
+        return await answer_to(js.stream_info(stream))
+    try:
+        await answer_to(create())
+    except nats.js.errors.BadRequestError as error:
+        # Another process has created it meanwhile.
+        if error.err_code != _EXISTS_WITH_ANOTHER_CONFIGURATION:
+            raise
+    return await answer_to(js.stream_info(stream))
+
+
+async def _close(client: Client) -> None:
+    transport = client._transport  # noqa: SLF001 - see below
+    try:
+        await client.close()
+    except (nats.errors.Error, OSError, TimeoutError):
+        pass  # the driver cannot send its last messages
+    finally:
+        # After a failed handshake, and after such an error, the driver leaves the socket open.
+        if transport is not None:
+            transport.close()  # type: ignore[no-untyped-call]
+
+
+Part = Callable[[Store], Coroutine[Any, Any, None]]
+"""Work on a store that runs until something fails."""
+
+
+async def keep_working(place: Place, name: str, *parts: Part) -> None:
+    """Run all parts on the bucket at the same time, and start again whenever one fails.
+
+    The bucket and the stream of costs are created if they are missing. The same failure is logged
+    once until the work succeeds again.
+    """
+    logged: str | None = None
+
+    async def work() -> None:
+        nonlocal logged
+        async with opened(place, name) as store, asyncio.TaskGroup() as tasks:
+            log.info("%s is connected to bucket %s.", name.capitalize(), place.bucket)
+            logged = None
+            tasks.create_task(store.fail_when_lost())
+            for part in parts:
+                tasks.create_task(part(store))
+
+    while True:
+        reason = await attempt(work())
+        if reason != logged:
+            logged = reason
+            log.warning("No access to the bucket: %s. Trying again.", reason)
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def attempt(work: Coroutine[Any, Any, None]) -> str | None:
+    """Run work on a store; return None if it succeeded, else the reason of its failure.
+
+    The work runs in its own task: before Python 3.13, a task looks cancelled for the rest of its
+    life once a task group in it has failed.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    reason = None
+    try:
+        task.result()
+    except* FAILURES as failures:
+        reason = _reason(failures)
+    return reason
+
+
+def _reason(failure: BaseException) -> str:
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    match failure:
+        case nats.js.errors.NoStreamResponseError():
+            return "no stream accepts writes"
+        case TimeoutError():
+            return "the server does not answer"
+        case _:
+            return str(failure).rstrip(".") or type(failure).__name__

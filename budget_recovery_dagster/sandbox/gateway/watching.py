@@ -1,16 +1,23 @@
-"""What lies under a prefix of the bucket, followed from a first complete view on."""
+"""The keys under a prefix of the bucket: one complete view, and then every change.
+
+A reader of its own, because the driver's ``watch`` may end its first view too early under writes,
+and its ``fetch`` waits until its batch is full and may swallow a cancellation.
+"""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Protocol
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol, Self
 from uuid import uuid4
 
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from budget_recovery_dagster.sandbox.gateway.pulling import Pull
 from budget_recovery_dagster.sandbox.gateway.store import (
-    LOOK_SECONDS,
+    ANSWER_SECONDS,
+    CHECK_SECONDS,
     NOTHING,
     Seen,
     Store,
@@ -18,28 +25,124 @@ from budget_recovery_dagster.sandbox.gateway.store import (
     bucket_stream,
 )
 
+_BATCH = 500
+_IDLE_SECONDS = 1.0
+# The server removes the consumer of a watcher that is gone for this time.
 _ABANDONED_SECONDS = 30.0
+
+_NOTHING_LEFT = "404"
+_EXPIRED = "408"
+
+_WAITING = {"batch": _BATCH, "expires": int(_IDLE_SECONDS * 1e9)}
+_NOT_WAITING = {"batch": _BATCH, "no_wait": True}
+
+
+class Pull:
+    """Pulls single messages from a consumer; a context manager that ends its subscription.
+
+    A pull that expires does not prove that nothing is left: a server that is held up lets it expire
+    with undelivered messages. Only the answer to a pull that does not wait proves the end.
+    """
+
+    def __init__(self, store: Store, stream: str, consumer: str) -> None:
+        self._client = store.client
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._inbox = self._client.new_inbox()
+        self._subscription: Subscription | None = None
+        self._messages: asyncio.Queue[Msg] = asyncio.Queue()
+        self._outstanding = 0
+
+    async def __aenter__(self) -> Self:
+        self._subscription = await self._client.subscribe(self._inbox, cb=self._messages.put)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        if self._subscription is not None and not self._client.is_closed:
+            await self._subscription.unsubscribe()
+
+    async def next(self) -> Msg | None:
+        """Return the next message, or None if none arrives within about a second.
+
+        Raises:
+            StoreLostError: the consumer is gone.
+            nats.errors.Error, TimeoutError: the server does not answer.
+        """
+        return await self._next(_WAITING, _EXPIRED)
+
+    async def next_existing(self) -> Msg | None:
+        """Return the next message, or None once the server reports that nothing is left.
+
+        Raises:
+            StoreLostError: the server ended it earlier, or the consumer is gone.
+            nats.errors.Error, TimeoutError: the server does not answer.
+        """
+        return await self._next(_NOT_WAITING, _NOTHING_LEFT)
+
+    async def _next(self, request: Mapping[str, object], end: str) -> Msg | None:
+        if self._outstanding == 0:
+            await self._client.publish(
+                self._subject, json.dumps(request).encode(), reply=self._inbox
+            )
+            self._outstanding = _BATCH
+        async with asyncio.timeout(_IDLE_SECONDS + ANSWER_SECONDS):
+            message = await self._messages.get()
+        if message.reply:  # messages of a stream have a reply subject, status messages have none
+            self._outstanding -= 1
+            return message
+        self._outstanding = 0
+        headers = message.headers or {}
+        status = headers.get("Status")
+        if status != end:
+            description = headers.get("Description", "")
+            raise StoreLostError(f"the consumer answers {status} {description}")
+        return None
 
 
 class View(Protocol):
-    """Who wants to know what lies under a prefix."""
+    """Receives the keys under a prefix."""
 
     def replace(self, found: Mapping[str, Seen]) -> None:
-        """Take over all that is there; markers of removed keys may be among it."""
+        """Take all existing keys; some may be markers of removed keys."""
 
     def change(self, key: str, seen: Seen) -> None:
-        """Take over one key that was written or removed."""
+        """Take one key that was written or removed."""
 
 
 async def follow(store: Store, prefix: str, view: View) -> None:
-    """Tell ``view`` what lies under ``prefix``, which is ``''`` or ends in a dot, for ever.
+    """Keep ``view`` informed about the keys under ``prefix`` (empty, or ending in a dot), forever.
 
-    ``replace`` is called once, with all that an existing bucket was proven to hold; where that
-    cannot be proven, it is not called at all.
+    ``replace`` is called once, with a view that is proven to be complete; without that proof it is
+    never called.
 
     Raises:
-        StoreLostError, nats.errors.Error, OSError, ExceptionGroup of these: it must begin anew.
+        StoreLostError, nats.errors.Error, OSError, ExceptionGroup of these: it must start again.
     """
+    async with _complete_view(store, prefix) as (entries, found), asyncio.TaskGroup() as tasks:
+        view.replace(found)
+        known = {key: seen.revision for key, seen in found.items()}
+        tasks.create_task(_find_vanished(store, prefix, view, known))
+        while True:
+            if (message := await entries.pull.next()) is not None:
+                key, seen = entries.read(message)
+                known[key] = seen.revision
+                view.change(key, seen)
+
+
+async def read_all(store: Store) -> Mapping[str, Seen]:
+    """Return all keys of the bucket, without removed ones.
+
+    Raises:
+        StoreLostError, nats.errors.Error, OSError: the result could not be proven complete.
+    """
+    async with _complete_view(store, "") as (_, found):
+        return {key: seen for key, seen in found.items() if seen.data is not None}
+
+
+@contextlib.asynccontextmanager
+async def _complete_view(
+    store: Store, prefix: str
+) -> AsyncIterator[tuple["_Entries", dict[str, Seen]]]:
+    """Read all keys under a prefix; the entries then deliver the changes."""
     stream = bucket_stream(store.bucket)
     before = await store.existing(prefix)
     name = f"watch-{uuid4().hex}"
@@ -52,76 +155,32 @@ async def follow(store: Store, prefix: str, view: View) -> None:
         inactive_threshold=_ABANDONED_SECONDS,
     )
     consumer = await store.js.add_consumer(stream, config)
-    async with Pull(store, stream, name) as pull, asyncio.TaskGroup() as tasks:
-        reading = _Reading(store, pull)
-        found = await reading.all()
-        announced = consumer.num_pending or 0
-        _require_whole(found, announced, before, await store.existing(prefix))
-        view.replace(found)
-        known = {key: seen.revision for key, seen in found.items()}
-        tasks.create_task(_look_for_vanished(store, prefix, view, known))
-        while True:
-            if (message := await pull.next()) is not None:
-                key, seen = reading.key_of(message)
-                known[key] = seen.revision
-                view.change(key, seen)
+    async with Pull(store, stream, name) as pull:
+        entries = _Entries(store, pull)
+        found = {}
+        # Neither a count nor an empty pull proves the end: a key that is written meanwhile is
+        # skipped at its old place and comes last, after the new keys.
+        while (message := await pull.next_existing()) is not None:
+            key, seen = entries.read(message)
+            found[key] = seen
+        _require_complete(found, consumer.num_pending or 0, before, await store.existing(prefix))
+        yield entries, found
 
 
-async def read_whole(store: Store, prefix: str) -> Mapping[str, Seen]:
-    """Return all that lies under ``prefix``, which is as in ``follow``, without removed keys.
-
-    Raises:
-        StoreLostError, nats.errors.Error, OSError, ExceptionGroup of these: it could not be proven.
-    """
-    view = _WholeView()
-    async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(follow(store, prefix, view))
-        found = await view.found
-        following.cancel()
-    return {key: seen for key, seen in found.items() if seen.data is not None}
-
-
-class _WholeView:
-    """Takes the first complete view, and heeds no change."""
-
-    def __init__(self) -> None:
-        self.found: asyncio.Future[Mapping[str, Seen]] = asyncio.Future()
-
-    def replace(self, found: Mapping[str, Seen]) -> None:
-        self.found.set_result(found)
-
-    def change(self, key: str, seen: Seen) -> None:
-        pass
-
-
-async def _look_for_vanished(store: Store, prefix: str, view: View, known: dict[str, int]) -> None:
-    """Find the keys that are removed so that no message tells of it, markers that expire too."""
-    while True:
-        await asyncio.sleep(LOOK_SECONDS)
-        before = dict(known)
-        existing = await store.existing(prefix)
-        if existing is None:
-            continue
-        for key in before.keys() - existing:
-            if known[key] == before[key]:  # it was not written anew meanwhile
-                del known[key]
-                view.change(key, NOTHING)
-
-
-def _require_whole(
+def _require_complete(
     found: Mapping[str, Seen],
     announced: int,
     before: frozenset[str] | None,
     after: frozenset[str] | None,
 ) -> None:
-    """Compare what was read with what existed before and after it.
+    """Compare the keys that were read with those that existed before and after.
 
-    Of a consumer that is held up, a server says that nothing is left while everything is.
+    A server that is held up may report that nothing is left although everything is.
 
     Raises:
-        StoreLostError: something was not read.
+        StoreLostError: a key is missing.
     """
-    if before is None or after is None:  # too many for the server to name
+    if before is None or after is None:  # too many for the server to list
         missing = announced - len(found)
     else:
         missing = len((before & after) - found.keys())
@@ -129,31 +188,30 @@ def _require_whole(
         raise StoreLostError(f"{missing} keys were missed")
 
 
-class _Reading:
-    """Reads a consumer's messages and misses none of them unnoticed."""
+async def _find_vanished(store: Store, prefix: str, view: View, known: dict[str, int]) -> None:
+    """Find keys that were removed without a message, and markers that expired."""
+    while True:
+        await asyncio.sleep(CHECK_SECONDS)
+        before = dict(known)
+        existing = await store.existing(prefix)
+        if existing is None:
+            continue
+        for key in before.keys() - existing:
+            if known[key] == before[key]:  # not written again meanwhile
+                del known[key]
+                view.change(key, NOTHING)
+
+
+class _Entries:
+    """The messages of a consumer as keys; a lost message never goes unnoticed."""
 
     def __init__(self, store: Store, pull: Pull) -> None:
+        self.pull = pull
         self._prefix = len(store.subject(""))
-        self._pull = pull
         self._delivered = 0
 
-    async def all(self) -> dict[str, Seen]:
-        """Read until the server says that nothing is left.
-
-        Neither a count nor a message with nothing behind it is the end: a key that is written
-        meanwhile is passed over where it was, and comes last, behind those that are new.
-
-        Raises:
-            StoreLostError: the server broke it off.
-        """
-        found: dict[str, Seen] = {}
-        while (message := await self._pull.next_that_is_there()) is not None:
-            key, seen = self.key_of(message)
-            found[key] = seen
-        return found
-
-    def key_of(self, message: Msg) -> tuple[str, Seen]:
-        """Return the key and what it holds.
+    def read(self, message: Msg) -> tuple[str, Seen]:
+        """Return the key and its state.
 
         Raises:
             StoreLostError: a message before this one was lost.
