@@ -291,6 +291,7 @@ class _Number(str):
     __slots__ = ()
 
 
+# Numbers keep their text, so that any number of digits is allowed.
 _DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number)
 
 
@@ -354,8 +355,6 @@ def _usage(text: str) -> Decimal:
         raise UnreadableUsageError(shortened(str(error))) from error
 
 
-# Numbers are skipped as text, so that any number of digits is allowed.
-_TEXT_DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 _WHITESPACE = " \t\n\r"
 
 
@@ -388,9 +387,9 @@ def _members(text: str) -> dict[str, tuple[int, int]]:
     spans: dict[str, tuple[int, int]] = {}
     at = _skip(text, _skip(text, 0) + 1)
     while text[at] != "}":
-        name, at = _TEXT_DECODER.raw_decode(text, at)
+        name, at = _DECODER.raw_decode(text, at)
         start = _skip(text, _skip(text, at) + 1)
-        _, end = _TEXT_DECODER.raw_decode(text, start)
+        _, end = _DECODER.raw_decode(text, start)
         spans[name] = start, end
         at = _skip(text, end)
         if text[at] == ",":

@@ -205,7 +205,7 @@ class _ChangeWriter(Generic[Outcome]):
         # By reply subject, the oldest first.
         self._pending: dict[str, _PendingRead | _PendingWrite[Outcome]] = {}
         self._pending_bytes = 0
-        self._conflicts: Counter[int] = Counter()
+        self._rereads: Counter[int] = Counter()
         self._timeouts: Counter[int] = Counter()
         self._unconfirmed: dict[int, _PendingWrite[Outcome]] = {}
 
@@ -244,8 +244,8 @@ class _ChangeWriter(Generic[Outcome]):
 
     async def _read_again(self, number: int) -> None:
         key = self._changes[number].key
-        self._conflicts[number] += 1
-        if self._conflicts[number] > MAX_CONFLICTS:
+        self._rereads[number] += 1
+        if self._rereads[number] > MAX_CONFLICTS:
             self._results.reject(number, changes_too_fast(self._stream.bucket, key))
             return
         reply_to = await self._exchange.send(*self._stream.key_request(key))
