@@ -11,7 +11,12 @@ from typing import Any
 import psycopg
 
 from budget_recovery_dagster import ports
-from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases, control_plane_on
+from budget_recovery_dagster.adapters.postgres import (
+    Database,
+    PostgresLeases,
+    PostgresStoreRegistry,
+    control_plane_on,
+)
 from budget_recovery_dagster.domain import (
     CAPTURE_LEASE,
     EVERYONE,
@@ -39,8 +44,9 @@ from budget_recovery_dagster.domain import (
     take_snapshot,
 )
 from budget_recovery_dagster.errors import LeaseLostError
-from budget_recovery_dagster.ports import Lease
+from budget_recovery_dagster.ports import Lease, StoreRegistry
 from tests.fakes.control_plane import ManualClock
+from tests.fakes.incidents import MemoryStoreRegistry
 from tests.fakes.plane import MemoryControlPlane
 from tests.waiting import wait_until
 
@@ -107,6 +113,7 @@ class ControlPlane(ports.ControlPlane):
     corrupt: Callable[[str, datetime, BudgetWindow], None]
     set_state: Callable[[RecoveryState], None]
     lose_lease: Callable[[Lease], None]
+    registry_of: Callable[[str], StoreRegistry]
     sequences: Iterator[int] = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
@@ -189,6 +196,7 @@ def in_memory() -> ControlPlane:
         corrupt=memory.points.corrupt,
         set_state=memory.registry.set_state,
         lose_lease=lambda lease: memory.leases.lose(lease.name),
+        registry_of=lambda bucket: MemoryStoreRegistry(memory.state, bucket),
     )
 
 
@@ -226,7 +234,11 @@ def on_postgres(
         )
         parts = _parts(replace(control_plane_on(database, BUCKET), leases=leases))
         yield ControlPlane(
-            **{**parts, "clock": clock}, corrupt=corrupt, set_state=set_state, lose_lease=lose_lease
+            **{**parts, "clock": clock},
+            corrupt=corrupt,
+            set_state=set_state,
+            lose_lease=lose_lease,
+            registry_of=lambda bucket: PostgresStoreRegistry(database, bucket),
         )
 
 

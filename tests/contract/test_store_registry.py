@@ -18,7 +18,7 @@ def test_every_claim_gives_the_same_record(plane: ControlPlane) -> None:
 
 def test_another_bucket_is_refused_by_name(plane: ControlPlane) -> None:
     with pytest.raises(SettingsError, match=r"'staging'.*'budget-usage'"):
-        plane.registry.claim()
+        plane.registry_of("staging").claim()
     assert plane.registry.claim().bucket == BUCKET
 
 

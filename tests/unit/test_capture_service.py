@@ -21,6 +21,7 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
 from budget_recovery_dagster.services import Captured, Paused, Verified
+from tests.fakes.incidents import MemoryStoreRegistry
 from tests.unit.capture_house import DENIED, House, RefusingSnapshots, UnprunableSnapshots, names
 
 
@@ -152,7 +153,7 @@ def test_a_current_hour_can_be_captured_again(house: House) -> None:
 
 
 def test_the_database_of_another_bucket_is_refused(house: House) -> None:
-    house.plane.registry.claim()
+    MemoryStoreRegistry(house.plane.state, "other-bucket").claim()
     with pytest.raises(SettingsError, match="BUDGET_RECOVERY_BUCKET"):
         house.run()
 
