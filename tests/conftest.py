@@ -1,10 +1,13 @@
 """Real servers for the tests, started once per session as owned child processes."""
 
+import fcntl
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -20,6 +23,12 @@ from tests.postgres_servers import temporary_database
 _MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of a directory with a random name
 # What all servers of several workers need at most, with room to spare.
 _ENOUGH_MEMORY_BYTES = 3 * 1024**3
+
+_PREFIX = "budget-recovery tests "
+# Held by the tests whose servers are in the directory.
+_LOCK = "tests.lock"
+# A directory is locked right after it is made.
+_SURELY_LOCKED_SECONDS = 60
 
 # Servers that no test kills need not survive the end of the machine.
 _NOT_DURABLE = {
@@ -40,15 +49,28 @@ def _directory_of_servers() -> Path | None:
     return _MEMORY if may_run_programs and has_room and os.access(_MEMORY, os.W_OK) else None
 
 
+def _remove_left_behind(parent: Path) -> None:
+    """Remove what killed tests have left in memory."""
+    for directory in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # it is in use, another user's, or just being removed
+            if time.time() - directory.stat().st_mtime > _SURELY_LOCKED_SECONDS:
+                with (directory / _LOCK).open("a") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(directory)
+
+
 @pytest.fixture(scope="session")
 def server_dir() -> Iterator[Path]:
     """A directory that a server's own account can reach; pytest's are private to the user."""
-    with tempfile.TemporaryDirectory(
-        prefix="budget-recovery tests ", dir=_directory_of_servers()
-    ) as directory:
+    parent = _directory_of_servers()
+    if parent is not None:
+        _remove_left_behind(parent)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent) as directory:
         path = Path(directory)
         path.chmod(0o711)
-        yield path
+        with (path / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield path
 
 
 @pytest.fixture(scope="session")

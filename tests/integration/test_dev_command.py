@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -50,33 +51,67 @@ def place(server_dir: Path) -> Iterator[Path]:
         yield path
 
 
-def test_dev_takes_a_snapshot_and_keeps_it_over_a_restart(place: Path) -> None:
-    data_dir = place / "new" / "data dir"
-    since = datetime.now(UTC)
-    with started(data_dir, place / "first.txt") as dev:
-        said = (place / "first.txt").read_text()
-        for name in (
-            "Dagster UI ",
-            "Snapshots ",
-            "PostgreSQL  psql -h ",
-            "NATS ",
-            "Data ",
-            "Logs ",
-        ):
-            assert f"\n{name}" in said
-        assert all(len(line) <= 80 or str(data_dir) in line for line in said.splitlines())
-        require_one_snapshot_an_hour(dev, since)
-        taken = dev.snapshots()
+@dataclass(frozen=True)
+class FirstStart:
+    """A first start that Ctrl-C ended, as it was seen, and the data that it left."""
+
+    since: datetime
+    data_dir: Path
+    said: str
+    taken: dict[str, str]
+    ui_was_found: bool
+    exit_code: int
+    left: tuple[int, ...]
+
+    def copy(self, place: Path) -> Path:
+        """Copy the data, with their owners, and return where they are."""
+        copied = place / "data"
+        subprocess.run(["cp", "--archive", self.data_dir, copied], check=True)  # noqa: S607
+        return copied
+
+
+@pytest.fixture(scope="module")
+def first_start(server_dir: Path) -> Iterator[FirstStart]:
+    """The one start of this file that makes all data; tests of later starts copy them."""
+    with tempfile.TemporaryDirectory(prefix="of first ", dir=server_dir) as directory:
+        path = Path(directory)
+        path.chmod(0o755)
+        data_dir = path / "new" / "data dir"
+        since = datetime.now(UTC)
+        with started(data_dir, path / "first.txt") as dev:
+            said = dev.output.read_text()
+            require_one_snapshot_an_hour(dev, since)
+            taken = dev.snapshots()
+            owned = descendants(dev.process.pid)
+            ui_was_found = find_running_dev(data_dir).ui_url == dev.ui.url
+            exit_code = dev.stop(signal.SIGINT)
+            left = tuple(filter(is_running, owned))
+        yield FirstStart(since, data_dir, said, taken, ui_was_found, exit_code, left)
+
+
+def test_dev_takes_a_snapshot_and_keeps_it_over_a_restart(
+    place: Path, first_start: FirstStart
+) -> None:
+    said, data_dir = first_start.said, first_start.data_dir
+    for name in (
+        "Dagster UI ",
+        "Snapshots ",
+        "PostgreSQL  psql -h ",
+        "NATS ",
+        "Data ",
+        "Logs ",
+    ):
+        assert f"\n{name}" in said
+    assert all(len(line) <= 80 or str(data_dir) in line for line in said.splitlines())
+    assert first_start.ui_was_found
+    assert first_start.exit_code == 0
+    assert first_start.left == ()
+    assert not (data_dir / DEV_FILE).exists()
+    with started(first_start.copy(place), place / "second.txt") as dev:
+        assert first_start.taken.items() <= dev.snapshots().items()
+        require_one_snapshot_an_hour(dev, first_start.since)
         with pytest.raises(DagsterUiError, match="knows no run"):
             snapshot_run(dev.ui, str(uuid4()))
-        owned = descendants(dev.process.pid)
-        assert find_running_dev(data_dir).ui_url == dev.ui.url
-        assert dev.stop(signal.SIGINT) == 0
-        assert not any(map(is_running, owned))
-        assert not (data_dir / DEV_FILE).exists()
-    with started(data_dir, place / "second.txt") as dev:
-        assert taken.items() <= dev.snapshots().items()
-        require_one_snapshot_an_hour(dev, since)
         assert dev.stop(signal.SIGTERM) == 0
 
 
@@ -105,9 +140,11 @@ def test_the_counters_of_the_gateway_only_rise_and_have_a_history(place: Path) -
         assert all(after[key] >= usage > 0 for key, usage in before.items())
 
 
-def test_each_refusal_is_one_sentence_and_leaves_the_running_one_alone(place: Path) -> None:
+def test_each_refusal_is_one_sentence_and_leaves_the_running_one_alone(
+    place: Path, first_start: FirstStart
+) -> None:
     (place / "file").write_text("")
-    with started(place / "data", place / "output.txt") as dev:
+    with started(first_start.copy(place), place / "output.txt") as dev:
         assert f"already runs on {place}/data (pid {dev.process.pid})" in refusal(
             unused_port(), place / "data"
         )
@@ -122,8 +159,10 @@ def test_each_refusal_is_one_sentence_and_leaves_the_running_one_alone(place: Pa
         assert dev.ui.is_up()
 
 
-def test_a_killed_dev_leaves_no_servers_and_starts_again(place: Path) -> None:
-    with started(place / "data", place / "first.txt") as dev:
+def test_a_killed_dev_leaves_no_servers_and_starts_again(
+    place: Path, first_start: FirstStart
+) -> None:
+    with started(first_start.copy(place), place / "first.txt") as dev:
         taken = dev.snapshots()
         owned = descendants(dev.process.pid)
         dev.process.kill()
@@ -184,8 +223,8 @@ def test_a_url_for_dagsters_tables_names_the_driver(place: Path) -> None:
     assert [path.name for path in (place / "data").iterdir()] == ["dev.lock"]
 
 
-def test_a_child_that_dies_ends_dev_and_is_named(place: Path) -> None:
-    with started(place / "data", place / "output.txt") as dev:
+def test_a_child_that_dies_ends_dev_and_is_named(place: Path, first_start: FirstStart) -> None:
+    with started(first_start.copy(place), place / "output.txt") as dev:
         owned = descendants(dev.process.pid)
         os.kill(dev.nats_pid, signal.SIGKILL)
         assert dev.process.wait(STOP_SECONDS) == 1
