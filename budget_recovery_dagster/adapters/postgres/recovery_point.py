@@ -142,15 +142,19 @@ cross join lateral (
 # The newest snapshot of any tenant that holds anything intact, or that never had a record.
 _NEWEST = """
 select c.captured_at
-from budget_recovery.capture c
+from (
+    select tenant, captured_at, record_count
+    from budget_recovery.capture
+    order by captured_at desc
+    offset 0
+) c
 where c.record_count = 0
    or exists (
        select
        from budget_recovery.budget_record r
-       join budget_recovery.budget_content b using (content_id)
        where r.tenant = c.tenant
          and r.captured_at = c.captured_at
-         and budget_recovery.content_is_intact(b.content_hash, b.entities, b.usages)
+         and budget_recovery.is_stored_intact(r.content_id)
    )
 order by c.captured_at desc
 limit 1
@@ -213,17 +217,22 @@ _NEWEST_SNAPSHOTS = """
 select tenant, max(captured_at) from budget_recovery.capture group by tenant order by tenant
 """
 # Backwards by time and only to the first intact one, which is among the newest records, except of a
-# tenant without a current window.
+# tenant without a current window. `offset 0` makes the server verify in this order: usually one
+# content of each tenant.
 _NEWEST_POINTS = """
 select t.tenant, newest.captured_at
 from (select distinct tenant from budget_recovery.capture) t
 cross join lateral (
     select r.captured_at
-    from budget_recovery.budget_record r
-    join budget_recovery.budget_content c using (content_id)
-    where r.tenant = t.tenant
-      and r.window_token = any(%(tokens)s)
-      and budget_recovery.content_is_intact(c.content_hash, c.entities, c.usages)
+    from (
+        select captured_at, content_id
+        from budget_recovery.budget_record
+        where tenant = t.tenant
+          and window_token = any(%(tokens)s)
+        order by captured_at desc
+        offset 0
+    ) r
+    where budget_recovery.is_stored_intact(r.content_id)
     order by r.captured_at desc
     limit 1
 ) newest
@@ -247,10 +256,9 @@ with w as (
      and r.window_token = w.window_token
      and r.captured_at >= coalesce(w.since, '-infinity')
 )
-select distinct u.tenant
-from used u
-left join budget_recovery.budget_content c using (content_id)
-where budget_recovery.content_is_intact(c.content_hash, c.entities, c.usages) is not true
+select distinct tenant
+from used
+where not budget_recovery.is_stored_intact(content_id)
 """
 # Tenants whose last capture failed, by what runs stored since their newest snapshot.
 _FAILING = """

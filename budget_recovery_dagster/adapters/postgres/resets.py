@@ -33,16 +33,20 @@ join budget_recovery.budget_reset s
  and (s.window_token is null or s.window_token = w.window_token)
 cross join lateral (
     select
-    from budget_recovery.budget_record r
-    join budget_recovery.budget_content c using (content_id)
-    where r.tenant = s.tenant
-      and r.budget_id = w.budget_id
-      and r.window_token = w.window_token
-      and r.captured_at <= s.at
-      and case when s.of_everyone then cardinality(c.entities) > 0
-               else coalesce(s.entity, '') = any(c.entities) end
-      and budget_recovery.content_is_intact(c.content_hash, c.entities, c.usages)
-    order by r.captured_at desc
+    from (
+        select r.content_id
+        from budget_recovery.budget_record r
+        join budget_recovery.budget_content c using (content_id)
+        where r.tenant = s.tenant
+          and r.budget_id = w.budget_id
+          and r.window_token = w.window_token
+          and r.captured_at <= s.at
+          and case when s.of_everyone then cardinality(c.entities) > 0
+                   else coalesce(s.entity, '') = any(c.entities) end
+        order by r.captured_at desc
+        offset 0
+    ) r
+    where budget_recovery.is_stored_intact(r.content_id)
     limit 1
 ) older
 """

@@ -21,6 +21,7 @@ from budget_recovery_dagster.domain.snapshots import DatedUsages, PruneReport, n
 # to ``reset_at``, the newest reset of the window, it may lack what that reset excludes. These
 # usages stay needed, since a reset can be overridden. ``whole_since`` is the newest record that
 # covers all usages of the earlier ones, for it was stored before the first reset was recorded.
+# `offset 0` makes the server verify the newest first: usually one content of each window.
 _DOUBTFUL_WINDOWS = """
 with expired as (
     select tenant, budget_id, window_token, min(captured_at) as oldest
@@ -35,13 +36,17 @@ select e.tenant, e.budget_id, e.window_token, c.captured_at as since,
 from expired e
 left join lateral (
     select r.captured_at
-    from budget_recovery.budget_record r
-    join budget_recovery.budget_content b using (content_id)
-    where r.tenant = e.tenant
-      and r.budget_id = e.budget_id
-      and r.window_token = e.window_token
-      and r.covers_earlier
-      and budget_recovery.content_is_intact(b.content_hash, b.entities, b.usages)
+    from (
+        select captured_at, content_id
+        from budget_recovery.budget_record
+        where tenant = e.tenant
+          and budget_id = e.budget_id
+          and window_token = e.window_token
+          and covers_earlier
+        order by captured_at desc
+        offset 0
+    ) r
+    where budget_recovery.is_stored_intact(r.content_id)
     order by r.captured_at desc
     limit 1
 ) c on true
@@ -54,15 +59,19 @@ left join lateral (
 ) s on true
 left join lateral (
     select r.captured_at
-    from budget_recovery.budget_record r
-    join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
-    join budget_recovery.budget_content b using (content_id)
-    where r.tenant = e.tenant
-      and r.budget_id = e.budget_id
-      and r.window_token = e.window_token
-      and r.covers_earlier
-      and p.stored_at < s.first_recorded_at
-      and budget_recovery.content_is_intact(b.content_hash, b.entities, b.usages)
+    from (
+        select r.captured_at, r.content_id
+        from budget_recovery.budget_record r
+        join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
+        where r.tenant = e.tenant
+          and r.budget_id = e.budget_id
+          and r.window_token = e.window_token
+          and r.covers_earlier
+          and p.stored_at < s.first_recorded_at
+        order by r.captured_at desc
+        offset 0
+    ) r
+    where budget_recovery.is_stored_intact(r.content_id)
     order by r.captured_at desc
     limit 1
 ) w on true

@@ -238,7 +238,6 @@ comment on column budget_recovery.budget_content.usages is
 
 # The same bytes as in Python's hash_usages, for every content that the columns can hold. What a
 # damaged disk may return besides is refused first: a null, lists of two lengths, nested lists.
-# The cost keeps the planner from verifying contents that another condition would have left out.
 INTACT = """
 create function budget_recovery.content_is_intact(
     content_hash bytea, entities text[], usages numeric[]
@@ -264,6 +263,19 @@ return cardinality(entities) = cardinality(usages)
     );
 comment on function budget_recovery.content_is_intact is
     'Whether a content matches its hash. One that does not is damaged: nothing uses it.';
+
+create function budget_recovery.is_stored_intact(content_id bigint) returns boolean
+language sql stable parallel safe cost 10000
+return coalesce(
+    (
+        select budget_recovery.content_is_intact(c.content_hash, c.entities, c.usages)
+        from budget_recovery.budget_content c
+        where c.content_id = is_stored_intact.content_id
+    ),
+    false
+);
+comment on function budget_recovery.is_stored_intact is
+    'Whether a stored content is there and matches its hash.';
 """
 
 RECORD = """
@@ -375,7 +387,8 @@ comment on view budget_recovery.budget_entry is
 
 # The same rule as for a restore, so that nobody is promised what no restore would bring back:
 # damaged records do not count, and a window is current by its token. Of the records that share a
-# content the newest is enough, since resets never exclude it before the others.
+# content the newest is enough, since resets never exclude it before the others. `offset 0` makes
+# the planner verify each content once, and only those of the tenants that a query asks for.
 POINT = """
 create view budget_recovery.recovery_point as
 select r.tenant, r.budget_id, r.window_token, nullif(e.entity, '') as entity,
@@ -392,17 +405,22 @@ from (
     )
     group by tenant, budget_id, window_token, content_id
 ) r
-join budget_recovery.budget_content c using (content_id)
+cross join lateral (
+    select c.entities, c.usages
+    from budget_recovery.budget_content c
+    where c.content_id = r.content_id
+      and budget_recovery.content_is_intact(c.content_hash, c.entities, c.usages)
+    offset 0
+) c
 cross join lateral unnest(c.entities, c.usages) as e (entity, usage)
-where budget_recovery.content_is_intact(c.content_hash, c.entities, c.usages)
-  and not exists (
-      select from budget_recovery.budget_reset s
-      where s.tenant = r.tenant
-        and s.budget_id = r.budget_id
-        and (s.window_token is null or s.window_token = r.window_token)
-        and r.captured_at <= s.at
-        and (s.of_everyone or coalesce(s.entity, '') = e.entity)
-  )
+where not exists (
+    select from budget_recovery.budget_reset s
+    where s.tenant = r.tenant
+      and s.budget_id = r.budget_id
+      and (s.window_token is null or s.window_token = r.window_token)
+      and r.captured_at <= s.at
+      and (s.of_everyone or coalesce(s.entity, '') = e.entity)
+)
 group by r.tenant, r.budget_id, r.window_token, e.entity;
 comment on view budget_recovery.recovery_point is
     'What a restore would bring back now: for every current window, the highest usage of each '
@@ -415,12 +433,14 @@ comment on column budget_recovery.recovery_point.last_captured_at is
 DAMAGED = """
 create view budget_recovery.damaged_record as
 select r.tenant, r.captured_at, r.budget_id, r.window_token, r.content_id
-from budget_recovery.budget_record r
-where not exists (
-    select from budget_recovery.budget_content c
-    where c.content_id = r.content_id
-      and budget_recovery.content_is_intact(c.content_hash, c.entities, c.usages)
-);
+from (
+    select tenant, content_id from budget_recovery.budget_record group by tenant, content_id
+) k
+cross join lateral (
+    select budget_recovery.is_stored_intact(k.content_id) as is_intact offset 0
+) verified
+join budget_recovery.budget_record r on r.tenant = k.tenant and r.content_id = k.content_id
+where not verified.is_intact;
 comment on view budget_recovery.damaged_record is
     'The retained records whose content does not match its hash, or is missing. Without a '
     'condition on the tenant it verifies all stored contents, which may take minutes.';
