@@ -201,8 +201,8 @@ def test_the_database_lists_records_whose_content_is_missing(
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 contents = st.dictionaries(
     st.none() | names,
-    st.decimals(0, 10**20, allow_nan=False, places=18).map(
-        lambda usage: parse_usage(f"{usage % 10**20:f}")
+    st.integers(0, 10**38 - 1).map(
+        lambda number: parse_usage(f"{number // 10**18}.{number % 10**18:018d}")
     ),
     max_size=6,
 )

@@ -123,12 +123,11 @@ def granted(documented: Documented) -> set[tuple[str, str]]:
         )
 
 
-# Rows that go along with another table's are removed by the server, with the owner's rights; and
-# migrations note their version.
+# The server removes rows that belong to rows of another table, with the rights of the owner; and
+# the one migration inserts its version.
 BY_THE_OWNER = {
     ("restore_preview_window", "DELETE"),
     ("alembic_version", "INSERT"),
-    ("alembic_version", "UPDATE"),
 }
 
 

@@ -189,6 +189,14 @@ def test_between_attempts_it_says_when_the_next_one_begins() -> None:
     assert next_step(first) == "Nothing to do: a restore is launched at 08:32:02 UTC."
 
 
+def test_damaged_records_are_the_next_step_of_a_healthy_store() -> None:
+    known = Known(checks=(check(1),), points={"a": ago(1)}, damaged={"a": 2, "b": 1})
+    status = known.status()
+    assert status.assessment.condition is Condition.HEALTHY
+    assert "snapshots of 'a', 'b' have damaged records" in status.assessment.next_step
+    assert "budget-recovery preview" in status.assessment.next_step
+
+
 def test_a_restore_that_nobody_begins_points_at_the_daemon() -> None:
     known = Known(recovering(incident(9)))
     assert next_step(known) == (
