@@ -105,6 +105,9 @@ def missing_store(on: Stage) -> None:
     on.run("status before the check", "status", "--json")
     on.check("check that finds the loss")
     on.restore("restore that waits")
+    # The pause grows to minutes, so that it is not over before the status is asked for.
+    on.job("restore that waits again", "restore_job")
+    on.job("restore that waits once more", "restore_job")
     on.run_both("status while waiting", "status")
     on.run_both("doctor without a bucket", "doctor")
     on.run("preview without a bucket", "preview", "--json")
@@ -247,9 +250,16 @@ def refusals(on: Stage) -> None:
     }.items():
         on.job(f"refusal of {job}", job, config)
     on.job("apply without a reason", "manual_restore_job", {"mode": "apply"})
-    for name, changed in _wrong_settings().items():
-        for command in ("status", "preview", "doctor"):
-            on.run(f"{command} with {name}", command, "--json", **changed)
+    commands = {
+        f"{command} with {name}": (command, changed)
+        for name, changed in _wrong_settings().items()
+        for command in ("status", "preview", "doctor")
+    }
+    # Some wait long for a server that does not answer.
+    with ThreadPoolExecutor(4) as pool:
+        ended = pool.map(lambda each: on.command(each[0], "--json", **each[1]), commands.values())
+        for name, record in zip(commands, ended, strict=True):
+            on.record(name, record)
 
 
 def leaderboards(on: Stage) -> None:
