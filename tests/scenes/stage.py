@@ -133,10 +133,13 @@ class Stage:
         return result
 
     def capture(self, name: str) -> None:
-        """Take the snapshot of this hour in a second that nothing else happens in."""
+        """Take the snapshot of this hour in a second that nothing else happens in.
+
+        Ages of the snapshot have two digits afterwards: their width decides where lines break.
+        """
         time.sleep(1.1)
         self.job(name, "hourly_snapshot_job")
-        time.sleep(1.1)
+        time.sleep(10)
         with self.database() as connection:
             rows = connection.execute(
                 "select distinct captured_at from budget_recovery.capture order by captured_at"
