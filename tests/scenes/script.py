@@ -214,6 +214,16 @@ def resolved(on: Stage) -> None:
 def refusals(on: Stage) -> None:
     """What a person cannot do, and how that is said."""
     _captured(on)
+    commands = {
+        f"{command} with {name}": (command, changed)
+        for name, changed in _wrong_settings().items()
+        for command in ("status", "preview", "doctor")
+    }
+    # Some wait long for a server that does not answer.
+    with ThreadPoolExecutor(4) as pool:
+        ended = pool.map(lambda each: on.command(each[0], "--json", **each[1]), commands.values())
+        for name, record in zip(commands, ended, strict=True):
+            on.record(name, record)
     for name, arguments in {
         "unknown command": ("restor",),
         "unknown option": ("preview", "--tennant", "acme"),
@@ -250,16 +260,6 @@ def refusals(on: Stage) -> None:
     }.items():
         on.job(f"refusal of {job}", job, config)
     on.job("apply without a reason", "manual_restore_job", {"mode": "apply"})
-    commands = {
-        f"{command} with {name}": (command, changed)
-        for name, changed in _wrong_settings().items()
-        for command in ("status", "preview", "doctor")
-    }
-    # Some wait long for a server that does not answer.
-    with ThreadPoolExecutor(4) as pool:
-        ended = pool.map(lambda each: on.command(each[0], "--json", **each[1]), commands.values())
-        for name, record in zip(commands, ended, strict=True):
-            on.record(name, record)
 
 
 def leaderboards(on: Stage) -> None:
