@@ -21,7 +21,7 @@ from budget_recovery_dagster.adapters.postgres.database import (
     server_clock,
 )
 from budget_recovery_dagster.doctor.model import Check, Result, fail, ok, warn
-from budget_recovery_dagster.domain.admission import require_bucket
+from budget_recovery_dagster.domain.store import require_bucket
 from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW
 from budget_recovery_dagster.settings import Settings
 

@@ -8,7 +8,6 @@ from budget_recovery_dagster.domain.admission import admit as admit
 from budget_recovery_dagster.domain.admission import admit_prune as admit_prune
 from budget_recovery_dagster.domain.admission import holder_at as holder_at
 from budget_recovery_dagster.domain.admission import lease_lost as lease_lost
-from budget_recovery_dagster.domain.admission import require_bucket as require_bucket
 from budget_recovery_dagster.domain.admission import require_free as require_free
 from budget_recovery_dagster.domain.admission import require_lease_of as require_lease_of
 from budget_recovery_dagster.domain.admission import require_ours as require_ours
@@ -37,6 +36,7 @@ from budget_recovery_dagster.domain.counters import covers as covers
 from budget_recovery_dagster.domain.counters import exact_sum as exact_sum
 from budget_recovery_dagster.domain.counters import find_drops as find_drops
 from budget_recovery_dagster.domain.counters import format_usage as format_usage
+from budget_recovery_dagster.domain.counters import hash_usages as hash_usages
 from budget_recovery_dagster.domain.counters import max_merge as max_merge
 from budget_recovery_dagster.domain.counters import parse_usage as parse_usage
 from budget_recovery_dagster.domain.counters import rank as rank
@@ -104,7 +104,6 @@ from budget_recovery_dagster.domain.snapshots import StoredRecord as StoredRecor
 from budget_recovery_dagster.domain.snapshots import TenantReading as TenantReading
 from budget_recovery_dagster.domain.snapshots import TenantSnapshot as TenantSnapshot
 from budget_recovery_dagster.domain.snapshots import Uncaptured as Uncaptured
-from budget_recovery_dagster.domain.snapshots import hash_usages as hash_usages
 from budget_recovery_dagster.domain.snapshots import needed_past_retention as needed_past_retention
 from budget_recovery_dagster.domain.snapshots import take_snapshot as take_snapshot
 from budget_recovery_dagster.domain.store import SILENT_FOR as SILENT_FOR
@@ -122,6 +121,7 @@ from budget_recovery_dagster.domain.store import hears_majority as hears_majorit
 from budget_recovery_dagster.domain.store import judge as judge
 from budget_recovery_dagster.domain.store import judge_observation as judge_observation
 from budget_recovery_dagster.domain.store import objection as objection
+from budget_recovery_dagster.domain.store import require_bucket as require_bucket
 from budget_recovery_dagster.domain.store import why_not_converged as why_not_converged
 from budget_recovery_dagster.domain.supervision import Decision as Decision
 from budget_recovery_dagster.domain.supervision import DeclareDead as DeclareDead

@@ -17,7 +17,6 @@ from budget_recovery_dagster.errors import (
     LeaseHeldError,
     LeaseLostError,
     NotNewerError,
-    SettingsError,
 )
 
 CAPTURE_LEASE = "capture"
@@ -59,20 +58,6 @@ class Facts:
     state: RecoveryState
     baseline: Baseline | None
     newest: datetime | None
-
-
-def require_bucket(claimed: str, bucket: str) -> None:
-    """Refuse to work on another bucket than the one that was claimed.
-
-    Raises:
-        SettingsError: it is another.
-    """
-    if bucket != claimed:
-        raise SettingsError(
-            f"BUDGET_RECOVERY_BUCKET is {bucket!r}, but this database belongs to the bucket"
-            f" {claimed!r}.",
-            "use one database for each bucket, or set the bucket back.",
-        )
 
 
 def holder_at(holding: Holding | None, now: datetime) -> str | None:

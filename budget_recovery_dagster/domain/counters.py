@@ -3,6 +3,7 @@
 Within a window a counter only grows, so the maximum of all readings is the best known usage.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -231,6 +232,16 @@ def _is_drop(before: Decimal, after: Decimal | None, unlisted: UnlistedEntities 
 # The default context would round to 28 digits. A usage has at most 38, and each further digit is
 # room for ten times as many of them.
 _EXACT_SUMS = Context(prec=80, traps=[Inexact])
+
+
+def hash_usages(usages: Usages) -> bytes:
+    """Digest usages independently of their order; equal contents, and only they, hash alike."""
+    digest = hashlib.sha256()
+    # The aggregate (None) sorts and digests as "", which no real name can be.
+    for name, usage in sorted((entity or "", usage) for entity, usage in usages.items()):
+        encoded = name.encode()
+        digest.update(f"{len(encoded)}:".encode() + encoded + f"={format_usage(usage)};".encode())
+    return digest.digest()
 
 
 def exact_sum(usages: Iterable[Decimal]) -> Decimal:

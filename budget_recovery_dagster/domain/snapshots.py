@@ -1,6 +1,5 @@
 """Snapshots of tenants, what a capture reports, and how long snapshots are kept."""
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from budget_recovery_dagster.domain.counters import (
     ValueShape,
     covers,
     find_drops,
-    format_usage,
+    hash_usages,
     max_merge,
 )
 from budget_recovery_dagster.domain.store import StoreIdentity
@@ -113,16 +112,6 @@ class TenantSnapshot:
     def is_empty(self) -> bool:
         """Whether the store held nothing at all for the tenant and nothing was expected."""
         return not (self.records or self.unreadable or self.drops or self.is_partial)
-
-
-def hash_usages(usages: Usages) -> bytes:
-    """Digest usages independently of their order; equal contents, and only they, hash alike."""
-    digest = hashlib.sha256()
-    # The aggregate (None) sorts and digests as "", which no real name can be.
-    for name, usage in sorted((entity or "", usage) for entity, usage in usages.items()):
-        encoded = name.encode()
-        digest.update(f"{len(encoded)}:".encode() + encoded + f"={format_usage(usage)};".encode())
-    return digest.digest()
 
 
 def take_snapshot(

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, require_aware
+from budget_recovery_dagster.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,20 @@ class Verdict(StrEnum):
     def is_good(self) -> bool:
         """Whether the store is known to hold all that it held at the baseline."""
         return self in (Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED)
+
+
+def require_bucket(claimed: str, bucket: str) -> None:
+    """Refuse to work on another bucket than the one that was claimed.
+
+    Raises:
+        SettingsError: it is another.
+    """
+    if bucket != claimed:
+        raise SettingsError(
+            f"BUDGET_RECOVERY_BUCKET is {bucket!r}, but this database belongs to the bucket"
+            f" {claimed!r}.",
+            "use one database for each bucket, or set the bucket back.",
+        )
 
 
 def judge(baseline: StoreIdentity | None, observed: StoreIdentity) -> Verdict:

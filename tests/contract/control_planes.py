@@ -15,7 +15,6 @@ from budget_recovery_dagster.adapters.postgres import (
     Database,
     PostgresLeases,
     PostgresStoreRegistry,
-    control_plane_on,
 )
 from budget_recovery_dagster.domain import (
     CAPTURE_LEASE,
@@ -45,6 +44,7 @@ from budget_recovery_dagster.domain import (
 )
 from budget_recovery_dagster.errors import LeaseLostError
 from budget_recovery_dagster.ports import Lease, StoreRegistry
+from budget_recovery_dagster.wiring import control_plane_on
 from tests.fakes.control_plane import ManualClock
 from tests.fakes.incidents import MemoryStoreRegistry
 from tests.fakes.plane import MemoryControlPlane

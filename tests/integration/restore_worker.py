@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Self
 
-from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases, control_plane_on
+from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases
 from budget_recovery_dagster.domain import Window
 from budget_recovery_dagster.ports import (
     IsOpen,
@@ -25,7 +25,7 @@ from budget_recovery_dagster.ports import (
     UsageStore,
 )
 from budget_recovery_dagster.settings import load_settings
-from budget_recovery_dagster.wiring import store_opener
+from budget_recovery_dagster.wiring import control_plane_on, store_opener
 from tests import services
 
 LEASE_SECONDS = 3.0

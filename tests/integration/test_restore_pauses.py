@@ -1,7 +1,7 @@
 """No snapshot is taken between the opening of an incident and its end."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,14 @@ from tests.integration.timeless_store import opened_store
 LIFETIME = "lifetime"
 
 
+@dataclass(frozen=True)
 class InterruptedSnapshots(PostgresSnapshots):
     """The real snapshots, except that something is done before each is stored."""
 
-    def __init__(self, database: Database, before_commit: Callable[[], None]) -> None:
-        super().__init__(database)
-        self._before_commit = before_commit
+    before_commit: Callable[[], None]
 
     def commit(self, *arguments: Any, **named: Any) -> Baseline:
-        self._before_commit()
+        self.before_commit()
         return super().commit(*arguments, **named)
 
 

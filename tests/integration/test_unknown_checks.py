@@ -11,10 +11,10 @@ import pytest
 from budget_recovery_dagster.adapters.postgres import (
     Connection,
     Database,
-    control_plane_on,
     server_clock,
 )
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import control_plane_on
 from tests import services
 from tests.integration.detection_records import assert_whole, store_checks, store_row
 from tests.integration.hung_servers import hung, hung_at_request

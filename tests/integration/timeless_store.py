@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
-from budget_recovery_dagster.adapters.postgres import Database, control_plane_on
+from budget_recovery_dagster.adapters.postgres import Database
 from budget_recovery_dagster.domain import CaptureSource, ClusterView, Hour, Marker, Observation
 from budget_recovery_dagster.ports import ControlPlane, LiveTenant, TenantReader
 from budget_recovery_dagster.services import Captured, TenantOutcome
 from budget_recovery_dagster.settings import Settings, load_settings
+from budget_recovery_dagster.wiring import control_plane_on
 from tests import services
 
 

@@ -5,9 +5,6 @@ from budget_recovery_dagster.adapters.postgres.audits import (
 )
 from budget_recovery_dagster.adapters.postgres.connection import Connection as Connection
 from budget_recovery_dagster.adapters.postgres.connection import driver_errors as driver_errors
-from budget_recovery_dagster.adapters.postgres.control_plane import (
-    control_plane_on as control_plane_on,
-)
 from budget_recovery_dagster.adapters.postgres.database import MAX_CONNECTIONS as MAX_CONNECTIONS
 from budget_recovery_dagster.adapters.postgres.database import Database as Database
 from budget_recovery_dagster.adapters.postgres.database import Migration as Migration

@@ -1,6 +1,7 @@
 """What restores did, in PostgreSQL."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -93,11 +94,11 @@ _LARGEST = f"{_MERGED}{_TOTALS_AND_LARGEST}"
 _AT_ONCE = 10_000
 
 
+@dataclass(frozen=True, slots=True)
 class PostgresRestoreAudits:
     """The table of audits: a row for each budget and window of a restore."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    _database: Database
 
     def begin(self, trail: AuditTrail) -> None:
         """Keep what a restore is about to do; what is finished stays."""

@@ -5,8 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 from budget_recovery_dagster.adapters.postgres.connection import Connection
-from budget_recovery_dagster.domain.counters import Usages
-from budget_recovery_dagster.domain.snapshots import hash_usages
+from budget_recovery_dagster.domain.counters import Usages, hash_usages
 
 # A content that is missing is damage like any other.
 _CONTENTS = """

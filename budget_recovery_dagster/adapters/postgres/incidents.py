@@ -4,6 +4,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, LiteralString
 from uuid import uuid4
@@ -350,11 +351,11 @@ def _ended(row: Row) -> Ended | None:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class PostgresIncidents:
     """The incidents, and with them the state of the store."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    _database: Database
 
     def recovery(self) -> Recovery:
         """Return the state, and the open incident."""

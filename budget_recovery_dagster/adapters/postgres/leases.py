@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -82,19 +83,14 @@ def require_lease(connection: Connection, database: Database, lease: Lease, *, n
     require_ours(lease.name, lease.token, _holding(row), now)
 
 
+@dataclass(frozen=True, slots=True)
 class PostgresLeases:
     """Leases of ``duration``; a thread for each lease renews it every ``renew_every``."""
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        duration: timedelta = timedelta(seconds=30),
-        renew_every: timedelta = timedelta(seconds=5),
-    ) -> None:
-        self._database = database
-        self._duration = duration
-        self._renew_every = renew_every
+    _database: Database
+    _: KW_ONLY
+    duration: timedelta = timedelta(seconds=30)
+    renew_every: timedelta = timedelta(seconds=5)
 
     def state_of(self, name: str) -> LeaseState:
         """Return the token and the holder of a lease, without locking it."""
@@ -112,7 +108,7 @@ class PostgresLeases:
         """
         lease = self._take(name, holder, at_most)
         try:
-            with _renewing(self._database, lease, self._duration, self._renew_every):
+            with _renewing(self._database, lease, self.duration, self.renew_every):
                 yield lease
         finally:
             self._release(lease)
@@ -128,13 +124,13 @@ class PostgresLeases:
                 "name": name,
                 "holder": storable(holder),
                 "now": now,
-                "expires_at": now + self._duration,
+                "expires_at": now + self.duration,
             }
             (token,) = connection.execute(_TAKE, values).fetchall()[0]
         return _HeldLease(
             name,
             token,
-            deadline=sent_at + self._duration.total_seconds(),
+            deadline=sent_at + self.duration.total_seconds(),
             renewed_until=float("inf") if at_most is None else sent_at + at_most.total_seconds(),
         )
 

@@ -1,6 +1,7 @@
 """Kept previews, and the budget definitions that previews use."""
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,11 +37,11 @@ order by budget_id, period
 """
 
 
+@dataclass(frozen=True, slots=True)
 class PostgresBudgets:
     """The table of budget definitions."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    _database: Database
 
     def define(self, definitions: Collection[BudgetDefinition]) -> None:
         """Add definitions, or replace those of the same tenant, budget and period."""
@@ -130,11 +131,11 @@ order by budget_id, window_token
 """
 
 
+@dataclass(frozen=True, slots=True)
 class PostgresPreviews:
     """The table of previews, and what was planned in each."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    _database: Database
 
     def begin(self, preview: KeptPreview) -> None:
         """Begin to keep a preview, and drop those that are too old."""

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -146,11 +147,11 @@ class RecordRow(NamedTuple):
         )
 
 
+@dataclass(frozen=True, slots=True)
 class PostgresRetainedSnapshots:
     """The snapshots that are within retention."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    _database: Database
 
     def tenants_in(self, hour: Hour) -> tuple[str, ...]:
         """Return the tenants that have a retained snapshot of an hour, by name."""

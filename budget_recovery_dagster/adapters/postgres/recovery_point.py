@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from typing import Any, LiteralString, NamedTuple
 
@@ -279,12 +280,13 @@ order by f.tenant
 """
 
 
+@dataclass(frozen=True, slots=True)
 class PostgresRecoveryPoints:
     """What a restore would bring back, from intact records alone."""
 
-    def __init__(self, database: Database, *, heeds_resets: bool = True) -> None:
-        self._database = database
-        self._heeds_resets = heeds_resets
+    _database: Database
+    _: KW_ONLY
+    heeds_resets: bool = True
 
     def tenants(self) -> frozenset[str]:
         """Return the tenants that have a retained record of any budget."""
@@ -300,7 +302,7 @@ class PostgresRecoveryPoints:
             recorded = read_resets(connection, tenant)
             scope = _scope(tenant, row[0], now)
             windows, since = self._find_windows(connection, _WINDOWS, scope, recorded)
-            if self._heeds_resets:
+            if self.heeds_resets:
                 _read_all_spans(connection, tenant, windows, _covering(since))
                 for key, reset in read_keeping_out(connection, tenant, windows) if recorded else ():
                     windows[key].add_excluding(reset)
@@ -349,7 +351,7 @@ class PostgresRecoveryPoints:
                     newest_at=last.astimezone(UTC),
                     shape=None,
                     expiry_seconds=None,
-                    resets=recorded if self._heeds_resets else (),
+                    resets=recorded if self.heeds_resets else (),
                 )
                 covered_since[budget, token] = since
             _read_all_spans(connection, tenant, windows, _covering(covered_since))
@@ -405,7 +407,7 @@ class PostgresRecoveryPoints:
                 newest_at=last.astimezone(UTC),
                 shape=shape and ValueShape(shape),
                 expiry_seconds=expiry,
-                resets=recorded if self._heeds_resets else (),
+                resets=recorded if self.heeds_resets else (),
             )
             covered_since[budget, token] = since
         return windows, covered_since

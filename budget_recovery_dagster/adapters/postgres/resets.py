@@ -1,6 +1,7 @@
 """Deliberate resets in PostgreSQL."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
@@ -53,11 +54,11 @@ cross join lateral (
 _Row = tuple[str, str, str | None, bool, str | None, datetime, str, str, datetime]
 
 
+@dataclass(frozen=True, slots=True)
 class PostgresResets:
     """The table of resets."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    _database: Database
 
     def record(self, reset: Reset) -> Reset:
         """Keep a reset, and return it as it is kept."""

@@ -1,6 +1,7 @@
 """Stores tenants' snapshots and lists what runs captured."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, LiteralString
@@ -207,11 +208,11 @@ limit 1
 """
 
 
+@dataclass(frozen=True, slots=True)
 class PostgresSnapshots:
     """The stored snapshots of all tenants, and the reports on them."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    _database: Database
 
     def tenants(self) -> frozenset[str]:
         """Return the tenants that have a retained snapshot."""
@@ -382,11 +383,11 @@ select budget_id from found where budget_id is not null order by budget_id
 """
 
 
+@dataclass(frozen=True, slots=True)
 class PostgresSnapshotList:
     """The stored snapshots, summed up."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    _database: Database
 
     def all(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
         """Return a tenant's snapshots, or of None all tenants' by their moments; newest first."""

@@ -1,5 +1,6 @@
 """The ``store`` row and its checks: state, accepted baseline, intended marker."""
 
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -9,11 +10,17 @@ from budget_recovery_dagster.adapters.postgres.connection import Connection
 from budget_recovery_dagster.adapters.postgres.database import Database
 from budget_recovery_dagster.adapters.postgres.storable import storable_check
 from budget_recovery_dagster.domain import moves
-from budget_recovery_dagster.domain.admission import require_bucket
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.moves import Standing
 from budget_recovery_dagster.domain.snapshots import CHECKS_KEPT_FOR
-from budget_recovery_dagster.domain.store import Baseline, Check, Marker, StoreIdentity, Verdict
+from budget_recovery_dagster.domain.store import (
+    Baseline,
+    Check,
+    Marker,
+    StoreIdentity,
+    Verdict,
+    require_bucket,
+)
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import StoreRecord
 
@@ -153,12 +160,12 @@ limit 1
 """
 
 
+@dataclass(frozen=True, slots=True)
 class PostgresStoreRegistry:
     """The row about the one store of this database, and the table of its checks."""
 
-    def __init__(self, database: Database, bucket: str) -> None:
-        self._database = database
-        self._bucket = bucket
+    _database: Database
+    _bucket: str
 
     def claim(self) -> StoreRecord:
         """Return the store's record, making it at first use.
