@@ -70,7 +70,12 @@ def links(page: str) -> list[str]:
 
 def spans(page: str) -> list[str]:
     """Return what a page shows as code within a line."""
-    return [" ".join(span.split()) for span in _SPAN.findall(_prose(_text(page)))]
+    return spans_in(_prose(_text(page)))
+
+
+def spans_in(text: str) -> list[str]:
+    """Return what a text, such as a cell, shows as code within a line."""
+    return [" ".join(span.split()) for span in _SPAN.findall(text)]
 
 
 @dataclass(frozen=True, slots=True)

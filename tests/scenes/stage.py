@@ -281,12 +281,16 @@ class Stage:
 
 
 @contextmanager
-def stage(servers: Servers, name: str, **settings: str) -> Iterator[Stage]:
+def stage(
+    servers: Servers, name: str, longest: timedelta = _LONGEST_SCENE, /, **settings: str
+) -> Iterator[Stage]:
     """Set up a scene in this process, which no other scene may have used.
+
+    Less than ``longest`` before the end of an hour, the scene starts in the next one.
 
     The definitions may read settings when they are imported, so that they are set before.
     """
-    began = _hour_with_time_left()
+    began = _hour_with_time_left(longest)
     with tempfile.TemporaryDirectory(prefix="budget-recovery-scene-") as made:
         home = Path(made)
         gateway = Gateway(servers.nats_url, BUCKET)
@@ -313,11 +317,11 @@ def stage(servers: Servers, name: str, **settings: str) -> Iterator[Stage]:
             yield Stage(gateway, database_url, home, environment, instance, began)
 
 
-def _hour_with_time_left() -> datetime:
+def _hour_with_time_left(longest: timedelta) -> datetime:
     """Return the time now, after waiting for the next hour where a scene might outlast this one."""
     now = datetime.now(UTC)
     end = now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
-    if end - now < _LONGEST_SCENE:
+    if end - now < longest:
         time.sleep((end - now).total_seconds() + 1)
     return datetime.now(UTC)
 
