@@ -51,7 +51,7 @@ def test_a_wrong_password_of_postgresql_is_named_and_not_shown(
 @pytest.mark.parametrize(
     ("version", "found", "to_do"),
     [
-        ("0001", "has version 0001, older than", "budget-recovery migrate"),
+        ("0001", "has version 0001 of an unreleased checkout", "budget-recovery migrate"),
         ("9999", "has version 9999, unknown to", "upgrade the project"),
         (None, "has no schema", "budget-recovery migrate"),
     ],
