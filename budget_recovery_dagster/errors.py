@@ -4,9 +4,28 @@ The message says what happened and why, the hint what to try. Adapters turn driv
 these and keep them as the cause. Messages and hints never contain a password.
 """
 
+import re
+from typing import Any, ClassVar
+
+UNEXPECTED_ERROR = "unexpected_error"
+"""The code of an error that is not one of ours."""
+
+_WORD_START = re.compile(r"(?<!^)(?=[A-Z])")
+
 
 class BudgetRecoveryError(Exception):
-    """Base of all expected errors; ``str`` gives the message and the hint."""
+    """Base of all expected errors; ``str`` gives the message and the hint.
+
+    ``code`` is stable, for programs: the name of the class, such as ``store_missing``.
+    """
+
+    code: ClassVar[str] = "budget_recovery"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A private class is a detail of the public one that it is derived from.
+        if not cls.__name__.startswith("_"):
+            cls.code = _WORD_START.sub("_", cls.__name__.removesuffix("Error")).lower()
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -15,6 +34,11 @@ class BudgetRecoveryError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} Try: {self.hint}" if self.hint else self.message
+
+
+def error_code(error: Exception) -> str:
+    """Return the stable code of an error."""
+    return error.code if isinstance(error, BudgetRecoveryError) else UNEXPECTED_ERROR
 
 
 def describe_error(error: Exception) -> tuple[str, str]:

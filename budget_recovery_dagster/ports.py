@@ -582,11 +582,11 @@ class Written(StrEnum):
     """What became of an order."""
 
     RAISED = "raised"
-    KEPT = "kept, it is as high already"
-    CLOSED = "left: the window has closed"
-    UNREADABLE = "left: the live value is unreadable"
-    EXPIRED = "left: the key would have expired by now"
-    REFUSED = "left: the store refuses the value"
+    KEPT = "kept"
+    CLOSED = "window_closed"
+    UNREADABLE = "unreadable"
+    EXPIRED = "expired"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)

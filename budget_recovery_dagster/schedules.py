@@ -36,8 +36,8 @@ def hourly_snapshot_schedule(
             incident = plane.incidents.recovery().incident
             why = f" {incident.losses[-1].reason}" if incident else ""
             return dg.SkipReason(
-                f"Captures are paused: the usage store is {state}.{why} They resume with the first "
-                "hour in which it is HEALTHY again; the last good snapshots are kept."
+                f"Captures are paused: the usage store is {state.name}.{why} They resume with the "
+                "first hour in which it is HEALTHY again; the last good snapshots are kept."
             )
         if hour.is_past(plane.clock.now()):
             return dg.SkipReason(

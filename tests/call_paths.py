@@ -81,7 +81,7 @@ def _restore(on: Stage) -> list[str]:
     with on.database() as connection:
         row = connection.execute("select state from budget_recovery.store").fetchone()
     assert row is not None
-    assert str(row[0]).upper() == "HEALTHY"
+    assert str(row[0]) == "healthy"
     return files
 
 

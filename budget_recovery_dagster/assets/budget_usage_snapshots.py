@@ -89,8 +89,8 @@ def _budget_usage_snapshots(
     match result:
         case Paused():
             context.log.warning(
-                f"No snapshot: captures are paused while the usage store is {result.state}. They "
-                "resume by themselves once it is HEALTHY again."
+                f"No snapshot: captures are paused while the usage store is {result.state.name}. "
+                "They resume by themselves once it is HEALTHY again."
             )
         case Verified():
             yield _verified(context.log, result)

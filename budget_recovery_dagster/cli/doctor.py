@@ -13,10 +13,10 @@ from rich.text import Text
 
 from budget_recovery_dagster.cli.console import answers, show_failure
 from budget_recovery_dagster.cli.options import data_dir_option
-from budget_recovery_dagster.doctor.model import Installation, Outcome, Report, error_code
+from budget_recovery_dagster.doctor.model import Installation, Outcome, Report
 from budget_recovery_dagster.doctor.runner import run_checks
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
-from budget_recovery_dagster.presentation.documents import dumped, moment_or_none
+from budget_recovery_dagster.presentation.documents import dumped, error_or_none, moment_or_none
 from budget_recovery_dagster.presentation.terminal import print_row
 from budget_recovery_dagster.presentation.text import escape_unprintable
 from budget_recovery_dagster.sandbox import NoRunningDevError, RunningDev, find_running_dev
@@ -25,9 +25,6 @@ from budget_recovery_dagster.settings import Settings, read_settings
 PASSED = 0
 FAILED = 1
 REFUSED = 2
-
-SCHEMA = 1
-"""The version of the JSON document; it changes when a key or code changes its meaning."""
 
 _STYLES: Mapping[Outcome, str] = {
     Outcome.OK: "green",
@@ -74,7 +71,6 @@ def doctor(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
 
 def _report_json(report: Report, exit_code: int) -> str:
     return dumped(
-        schema=SCHEMA,
         exit_code=exit_code,
         at=moment_or_none(report.at),
         counts={outcome.value: report.count(outcome) for outcome in Outcome},
@@ -99,12 +95,11 @@ def _report_json(report: Report, exit_code: int) -> str:
 def _refusal_json(error: BudgetRecoveryError) -> str:
     """Write that nothing was checked, with the same keys."""
     return dumped(
-        schema=SCHEMA,
         exit_code=REFUSED,
         at=None,
         counts=None,
         checks=None,
-        error={"code": error_code(error), "message": error.message, "hint": error.hint},
+        error=error_or_none(error),
     )
 
 

@@ -26,7 +26,7 @@ from budget_recovery_dagster.errors import (
     PreviewOutdatedError,
     SettingsError,
 )
-from budget_recovery_dagster.presentation.documents import error_json
+from budget_recovery_dagster.presentation.documents import usage_error_json
 from budget_recovery_dagster.sandbox import NoRunningDevError
 
 FAILED = 1
@@ -52,7 +52,7 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             if is_json_wanted:
-                click.echo(error_json(error, error.format_message(), "see --help."))
+                click.echo(usage_error_json(error.format_message()))
             raise
         except BudgetRecoveryError as error:
             show_failure(error.message, error.hint)

@@ -15,9 +15,9 @@ from budget_recovery_dagster.cli.options import (
 from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.resets import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_moment
-from budget_recovery_dagster.presentation.documents import dumped, errors_in_json, moment_or_none
+from budget_recovery_dagster.presentation.documents import errors_in_json, reset_json
 from budget_recovery_dagster.presentation.text import escape_unprintable, told
-from budget_recovery_dagster.services.resets import RecordedReset, ResetRequest, record_reset
+from budget_recovery_dagster.services.resets import ResetRequest, record_reset
 from budget_recovery_dagster.wiring import opened_control_plane
 
 
@@ -79,26 +79,8 @@ def record_reset_command(  # noqa: PLR0913 - click passes every option by name
     ):
         recorded = record_reset(plane, request)
     if as_json:
-        click.echo(_json(recorded))
+        click.echo(reset_json(recorded))
         return
     console = answers()
     for paragraph in told(recorded):
         console.print(Text(escape_unprintable(console, paragraph)))
-
-
-def _json(recorded: RecordedReset) -> str:
-    reset = recorded.reset
-    return dumped(
-        tenant=reset.tenant,
-        budget=reset.budget,
-        window=reset.window,
-        everyone=reset.is_of_everyone,
-        entity=None if isinstance(reset.entity, Everyone) else reset.entity,
-        at=moment_or_none(reset.at),
-        by=reset.by,
-        reason=reset.reason,
-        recorded_at=moment_or_none(reset.recorded_at),
-        left_out_of=[of.window.token for of in recorded.windows],
-        restore_is_under_way=recorded.is_restoring,
-        error=None,
-    )

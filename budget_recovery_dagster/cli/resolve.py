@@ -14,15 +14,10 @@ from budget_recovery_dagster.cli.options import (
     settings_with_servers,
 )
 from budget_recovery_dagster.errors import NotConfirmedError
-from budget_recovery_dagster.presentation.documents import (
-    dumped,
-    errors_in_json,
-    left_of,
-    moment_or_none,
-)
+from budget_recovery_dagster.presentation.documents import errors_in_json, resolved_json
 from budget_recovery_dagster.presentation.terminal import print_row
 from budget_recovery_dagster.services.restore.choice import require_reason
-from budget_recovery_dagster.services.restore.manual import Resolved, resolve_incident
+from budget_recovery_dagster.services.restore.manual import resolve_incident
 from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
 _DECLINED = 2
@@ -55,7 +50,7 @@ def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
                 convergence_timeout=settings.convergence_timeout,
             )
     if as_json:
-        click.echo(_json(resolved))
+        click.echo(resolved_json(resolved))
         return
     ended = resolved.incident.ended
     console = answers()
@@ -72,15 +67,3 @@ def _is_wanted() -> bool:
         )
     click.echo("What the snapshots say more is not brought back; see `budget-recovery preview`.")
     return confirmed("Accept the store as it is?")
-
-
-def _json(resolved: Resolved) -> str:
-    ended = resolved.incident.ended
-    return dumped(
-        incident_id=resolved.incident.incident_id,
-        ended_at=moment_or_none(ended.at if ended else None),
-        outcome=ended.outcome if ended else None,
-        detail=ended.detail if ended else None,
-        left=left_of(resolved.remainder),
-        error=None,
-    )

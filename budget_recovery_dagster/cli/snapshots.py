@@ -8,7 +8,7 @@ from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database
 from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant, moment
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
-from budget_recovery_dagster.presentation.documents import dumped, errors_in_json, moment_or_none
+from budget_recovery_dagster.presentation.documents import errors_in_json, snapshots_json
 from budget_recovery_dagster.presentation.terminal import print_columns, print_row
 from budget_recovery_dagster.services.words import counted, listed
 from budget_recovery_dagster.wiring import opened_control_plane
@@ -41,14 +41,7 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
     if chosen is not None:
         damaged = {name: count for name, count in damaged.items() if name == chosen}
     if as_json:
-        click.echo(
-            dumped(
-                snapshots=[_json(each) for each in found],
-                budgets=budgets,
-                damaged_records_by_tenant=damaged,
-                error=None,
-            )
-        )
+        click.echo(snapshots_json(found, budgets, damaged))
         return
     console = answers()
     if not found:
@@ -93,18 +86,3 @@ def _remarks(listed: ListedSnapshot) -> list[str]:
         if number
     ]
     return [*remarks, "pruned"] if listed.is_pruned else remarks
-
-
-def _json(listed: ListedSnapshot) -> dict[str, object]:
-    return {
-        "captured_at": moment_or_none(listed.captured_at),
-        "source": listed.source,
-        "tenants": listed.tenants,
-        "windows": listed.records,
-        "counters": listed.entries,
-        "omitted": listed.omitted,
-        "unreadable": listed.unreadable,
-        "drops": listed.drops,
-        "partial": listed.partial,
-        "is_pruned": listed.is_pruned,
-    }

@@ -54,7 +54,7 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
         message, hint = describe_error(error)
         show_failure(message, hint)
         if as_json:
-            click.echo(failure_json(message, hint, CANNOT_TELL))
+            click.echo(failure_json(error, CANNOT_TELL))
         context.exit(CANNOT_TELL)
     exit_code = _EXIT_CODES[found.assessment.condition]
     try:

@@ -10,12 +10,10 @@ from budget_recovery_dagster.doctor.checks_postgres import judge_store_clock as 
 from budget_recovery_dagster.doctor.checks_postgres import missing_privileges as missing_privileges
 from budget_recovery_dagster.doctor.checks_postgres import open_database as open_database
 from budget_recovery_dagster.doctor.model import REQUIREMENT_NOT_MET as REQUIREMENT_NOT_MET
-from budget_recovery_dagster.doctor.model import UNEXPECTED_ERROR as UNEXPECTED_ERROR
 from budget_recovery_dagster.doctor.model import Check as Check
 from budget_recovery_dagster.doctor.model import Outcome as Outcome
 from budget_recovery_dagster.doctor.model import Report as Report
 from budget_recovery_dagster.doctor.model import Result as Result
-from budget_recovery_dagster.doctor.model import error_code as error_code
 from budget_recovery_dagster.doctor.model import fail as fail
 from budget_recovery_dagster.doctor.model import ok as ok
 from budget_recovery_dagster.doctor.model import skipped as skipped

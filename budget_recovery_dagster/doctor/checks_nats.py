@@ -40,7 +40,6 @@ from budget_recovery_dagster.doctor.checks_postgres import judge_store_clock
 from budget_recovery_dagster.doctor.model import (
     Check,
     Result,
-    error_code,
     fail,
     failed_with,
     joined,
@@ -49,7 +48,7 @@ from budget_recovery_dagster.doctor.model import (
     warn,
 )
 from budget_recovery_dagster.domain.store import ClusterView, objection
-from budget_recovery_dagster.errors import StoreError, StorePermissionError
+from budget_recovery_dagster.errors import StoreError, StorePermissionError, error_code
 from budget_recovery_dagster.settings import Settings
 
 OLDEST_NATS = (2, 9)

@@ -1,6 +1,5 @@
 """What a check of ``budget-recovery doctor`` is, and what it returns."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -8,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from budget_recovery_dagster.domain.windows import require_aware
-from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError, describe_error
+from budget_recovery_dagster.errors import SettingsError, describe_error, error_code
 from budget_recovery_dagster.settings import Settings
 
 Subject = TypeVar("Subject")
@@ -17,9 +16,6 @@ Fact = str | int | float | bool | datetime | Sequence[str] | Mapping[str, Any] |
 """What a program may read of a result; it can be written as JSON, a time (aware) in UTC."""
 
 REQUIREMENT_NOT_MET = "requirement_not_met"
-UNEXPECTED_ERROR = "unexpected_error"
-
-_WORD_START = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 class Outcome(StrEnum):
@@ -77,13 +73,6 @@ def failed_with(error: Exception) -> Result:
     if isinstance(error, CheckFailed):
         return error.result
     return fail(error_code(error), *describe_error(error))
-
-
-def error_code(error: Exception) -> str:
-    """Return the stable code of an error, such as ``store_missing``."""
-    if not isinstance(error, BudgetRecoveryError):
-        return UNEXPECTED_ERROR
-    return _WORD_START.sub("_", type(error).__name__.removesuffix("Error")).lower()
 
 
 def joined(hints: Iterable[str]) -> str:

@@ -138,7 +138,7 @@ def admit_baseline(state: RecoveryState) -> None:
     """
     if state.captures_paused:
         raise CapturesPausedError(
-            f"The store is {state}, so its baseline stays as it is.", _WAIT_FOR_RECOVERY
+            f"The store is {state.name}, so its baseline stays as it is.", _WAIT_FOR_RECOVERY
         )
 
 
@@ -150,7 +150,7 @@ def admit_prune(state: RecoveryState) -> None:
     """
     if state.captures_paused:
         raise CapturesPausedError(
-            f"The store is {state}, so no snapshot is removed.", _WAIT_FOR_RECOVERY
+            f"The store is {state.name}, so no snapshot is removed.", _WAIT_FOR_RECOVERY
         )
 
 
@@ -170,7 +170,7 @@ def admit(
         raise ValueError(f"a snapshot of {_utc(snapshot.captured_at)} is not of the hour {hour}")
     if facts.state.captures_paused:
         raise CapturesPausedError(
-            f"The store is {facts.state}, so nothing is stored of tenant {snapshot.tenant!r}.",
+            f"The store is {facts.state.name}, so nothing is stored of tenant {snapshot.tenant!r}.",
             _WAIT_FOR_RECOVERY,
         )
     require_unmoved(facts.baseline, judged)

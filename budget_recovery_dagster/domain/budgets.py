@@ -18,7 +18,7 @@ class SplitBy(StrEnum):
     NOTHING = "nothing"
     USER = "user"
     MODEL = "model"
-    VIRTUAL_ACCOUNT = "virtual account"
+    VIRTUAL_ACCOUNT = "virtual_account"
     AGENT = "agent"
     METADATA = "metadata"
 

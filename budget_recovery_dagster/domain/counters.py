@@ -34,9 +34,9 @@ class UnusableNameError(ValueError):
 class ValueShape(StrEnum):
     """The form in which the gateway writes a counter's value, kept so that a restore can use it."""
 
-    TEXT = "object with text"
-    NUMBER = "object with number"
-    BARE = "bare number"
+    TEXT = "object_text"
+    NUMBER = "object_number"
+    BARE = "bare_number"
 
 
 def check_name(name: str) -> str:

@@ -30,11 +30,14 @@ def backoff(waits: int) -> timedelta:
 
 
 class RecoveryState(StrEnum):
-    """Whether the store is trusted; captures are paused in every state but HEALTHY."""
+    """Whether the store is trusted; captures are paused in every state but HEALTHY.
 
-    HEALTHY = "HEALTHY"
-    RECOVERING = "RECOVERING"
-    FAILED = "FAILED"
+    Sentences show a state by its name, in capitals.
+    """
+
+    HEALTHY = "healthy"
+    RECOVERING = "recovering"
+    FAILED = "failed"
 
     @property
     def captures_paused(self) -> bool:
@@ -49,7 +52,7 @@ class Event(StrEnum):
     RESTORED = "a restore brought everything back"
     NOTHING_TO_RAISE = "nothing had to be raised"
     GAVE_UP = "the attempts are used up"
-    RESTORED_BY_HAND = "a person restored the whole store"
+    RESTORED_MANUALLY = "a person restored the whole store"
     RESOLVED = "a person resolved the incident"
 
 
@@ -65,8 +68,8 @@ _MOVES: Mapping[tuple[RecoveryState, Event], RecoveryState] = {
     (_RECOVERING, Event.RESTORED): _HEALTHY,
     (_RECOVERING, Event.NOTHING_TO_RAISE): _HEALTHY,
     (_RECOVERING, Event.GAVE_UP): _FAILED,
-    (_RECOVERING, Event.RESTORED_BY_HAND): _HEALTHY,
-    (_FAILED, Event.RESTORED_BY_HAND): _HEALTHY,
+    (_RECOVERING, Event.RESTORED_MANUALLY): _HEALTHY,
+    (_FAILED, Event.RESTORED_MANUALLY): _HEALTHY,
     (_RECOVERING, Event.RESOLVED): _HEALTHY,
     (_FAILED, Event.RESOLVED): _HEALTHY,
 }
@@ -81,43 +84,43 @@ def after(state: RecoveryState, event: Event) -> RecoveryState:
     try:
         return _MOVES[state, event]
     except KeyError:
-        raise IllegalMoveError(f"{event}, while the store is {state}") from None
+        raise IllegalMoveError(f"{event}, while the store is {state.name}") from None
 
 
 class Outcome(StrEnum):
     """How an incident ended."""
 
     RESTORED = "restored"
-    IN_PART = "restored in part"
-    NOTHING_LOST = "nothing lost"
-    NOTHING_CURRENT = "nothing current"
-    BY_HAND = "restored by hand"
-    ACCEPTED = "accepted by hand"
+    RESTORED_IN_PART = "restored_in_part"
+    NOTHING_LOST = "nothing_lost"
+    NOTHING_CURRENT = "nothing_current"
+    RESTORED_MANUALLY = "restored_manually"
+    ACCEPTED = "accepted"
 
     @property
     def event(self) -> Event:
         """What this end is in the table of states."""
         match self:
-            case Outcome.RESTORED | Outcome.IN_PART:
+            case Outcome.RESTORED | Outcome.RESTORED_IN_PART:
                 return Event.RESTORED
-            case Outcome.BY_HAND:
-                return Event.RESTORED_BY_HAND
+            case Outcome.RESTORED_MANUALLY:
+                return Event.RESTORED_MANUALLY
             case Outcome.ACCEPTED:
                 return Event.RESOLVED
             case _:
                 return Event.NOTHING_TO_RAISE
 
     @property
-    def is_by_hand(self) -> bool:
+    def is_manual(self) -> bool:
         """Whether a person has ended it, who may do so also after it was given up."""
-        return self in (Outcome.BY_HAND, Outcome.ACCEPTED)
+        return self in (Outcome.RESTORED_MANUALLY, Outcome.ACCEPTED)
 
 
 class FailureReason(StrEnum):
     """Why a restore was given up."""
 
-    NO_SNAPSHOTS = "there are no snapshots to restore from"
-    NOT_WRITTEN = "writing back did not succeed"
+    NO_SNAPSHOTS = "no_snapshots"
+    NOT_WRITTEN = "not_written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +261,7 @@ def may_launch(recovery: Recovery, now: datetime) -> str | None:
     if recovery.state is not RecoveryState.RECOVERING or incident is None:
         if recovery.state is RecoveryState.FAILED:
             return "The store is FAILED: nothing is tried any more until a person acts."
-        return f"The store is {recovery.state}."
+        return f"The store is {recovery.state.name}."
     if incident.on_hold is not None:
         return incident.on_hold
     due = incident.next_launch_at

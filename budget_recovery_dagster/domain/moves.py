@@ -90,7 +90,7 @@ class Standing:
             IncidentMovedError: it is not.
         """
         if self.state is not RecoveryState.RECOVERING:
-            raise _moved(judged, f"the store is {self.state}")
+            raise _moved(judged, f"the store is {self.state.name}")
 
 
 def _moved(judged: Incident, why: str) -> IncidentMovedError:
@@ -219,7 +219,7 @@ def open_incident(
         )
     if standing.state is not RecoveryState.HEALTHY:
         raise IncidentMovedError(
-            f"The store is {standing.state} though no incident is open in it.",
+            f"The store is {standing.state.name} though no incident is open in it.",
             "see who has changed the database by hand, and put the store's state right.",
         )
     require_unmoved(standing.baseline, judged)
@@ -348,7 +348,7 @@ def close(standing: Standing, ended: Ended, *, baseline: Baseline, judged: Incid
         IncidentMovedError: as ``join``, or the store is not RECOVERING, unless a person ends it.
     """
     incident = standing.on_the_same_target(judged)
-    if not ended.outcome.is_by_hand:
+    if not ended.outcome.is_manual:
         standing.require_recovering(judged)
     return Move(
         state=after(standing.state, ended.outcome.event),

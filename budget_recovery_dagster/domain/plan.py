@@ -19,8 +19,8 @@ class Action(StrEnum):
 
     RAISE = "raise"
     KEEP = "keep"
-    SKIP_CLOSED = "skip, its window has closed"
-    SKIP_UNREADABLE = "skip, its live counter is unreadable"
+    SKIP_CLOSED = "skip_closed"
+    SKIP_UNREADABLE = "skip_unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,13 @@ def plan_restore(
 class Change(StrEnum):
     """In what an entry is not as it was previewed."""
 
-    RECORDED = "the snapshots say another usage"
-    CLOSED = "its window has closed"
-    UNREADABLE = "its live counter has become unreadable"
-    READABLE = "its live counter has become readable"
-    NEW = "it was not in the preview"
-    GONE = "it is in no snapshot any more"
-    LIVE = "its live usage has moved"
+    RECORDED = "recorded_changed"
+    CLOSED = "window_closed"
+    UNREADABLE = "became_unreadable"
+    READABLE = "became_readable"
+    NEW = "not_previewed"
+    GONE = "no_longer_recorded"
+    LIVE = "live_changed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,12 +61,12 @@ class Verdict(StrEnum):
     """What an observed identity means, compared with the baseline."""
 
     UNKNOWN = "unknown"
-    FIRST_SEEN = "first seen"
+    FIRST_SEEN = "first_seen"
     UNCHANGED = "unchanged"
     ADVANCED = "advanced"
     RECREATED = "recreated"
     REGRESSED = "regressed"
-    MARKER_LOST = "marker lost"
+    MARKER_LOST = "marker_lost"
 
     @property
     def is_loss(self) -> bool:

@@ -8,6 +8,7 @@ from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.jobs.snapshots import IN_ONE_PROCESS
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import MOST_ROWS, restored_metadata
+from budget_recovery_dagster.presentation.text import FAILURES
 from budget_recovery_dagster.resources import ControlPlaneParam, failure, holder_of
 from budget_recovery_dagster.services.restore.automatic import (
     GaveUp,
@@ -70,7 +71,7 @@ def _tell(context: dg.OpExecutionContext, plane: ControlPlane, result: RecoveryR
     match result:
         case NothingToDo():
             context.log.info(result.reason)
-            _tag(context, "nothing to do")
+            _tag(context, "nothing_to_do")
         case StillWaiting():
             again = result.incident.next_launch_at
             context.log.warning(
@@ -88,7 +89,7 @@ def _tell(context: dg.OpExecutionContext, plane: ControlPlane, result: RecoveryR
             _tag(context, "failed")
             _log_restored(context, plane, result.incident)
             raise failure(
-                f"The store is FAILED: {result.reason}. {result.detail}",
+                f"The store is FAILED: {FAILURES[result.reason]}. {result.detail}",
                 "see `budget-recovery status` for what to do; captures are paused until then.",
             )
 
@@ -105,7 +106,8 @@ def _log_restored(context: dg.OpExecutionContext, plane: ControlPlane, incident:
     metadata = {
         "incident": incident.incident_id,
         "loss": incident.losses[-1].reason,
-        "outcome": incident.ended.detail if incident.ended else "failed",
+        "outcome": incident.ended.outcome.value if incident.ended else "failed",
+        **({"outcome_detail": incident.ended.detail} if incident.ended else {}),
         **restored_metadata(restored, audits),
     }
     if restored.counters:

@@ -1,9 +1,24 @@
 """How results are shown to people and programs: sentences, terminal, JSON, Dagster metadata."""
 
+from budget_recovery_dagster.presentation.documents import USAGE_ERROR as USAGE_ERROR
+from budget_recovery_dagster.presentation.documents import applied_json as applied_json
+from budget_recovery_dagster.presentation.documents import error_json as error_json
+from budget_recovery_dagster.presentation.documents import failure_json as failure_json
+from budget_recovery_dagster.presentation.documents import held_json as held_json
+from budget_recovery_dagster.presentation.documents import preview_json as preview_json
+from budget_recovery_dagster.presentation.documents import reset_json as reset_json
+from budget_recovery_dagster.presentation.documents import resolved_json as resolved_json
+from budget_recovery_dagster.presentation.documents import snapshots_json as snapshots_json
+from budget_recovery_dagster.presentation.documents import status_json as status_json
+from budget_recovery_dagster.presentation.documents import usage_error_json as usage_error_json
 from budget_recovery_dagster.presentation.metadata import duration as duration
 from budget_recovery_dagster.presentation.metadata import points_metadata as points_metadata
 from budget_recovery_dagster.presentation.metadata import preview_metadata as preview_metadata
 from budget_recovery_dagster.presentation.metadata import table as table
+from budget_recovery_dagster.presentation.text import CHANGES as CHANGES
+from budget_recovery_dagster.presentation.text import CONDITIONS as CONDITIONS
+from budget_recovery_dagster.presentation.text import FAILURES as FAILURES
+from budget_recovery_dagster.presentation.text import VERDICTS as VERDICTS
 from budget_recovery_dagster.presentation.text import comparison as comparison
 from budget_recovery_dagster.presentation.text import figures as figures
 from budget_recovery_dagster.presentation.text import headline as headline

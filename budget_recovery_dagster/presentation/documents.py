@@ -1,7 +1,7 @@
 """JSON documents that the commands print."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,23 +14,32 @@ from budget_recovery_dagster.domain.audit import AuditEntry
 from budget_recovery_dagster.domain.counters import format_usage
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident, Loss
 from budget_recovery_dagster.domain.plan import Difference, RestoreChoice
+from budget_recovery_dagster.domain.resets import Everyone
+from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.domain.store import Check, StoreIdentity
-from budget_recovery_dagster.errors import BudgetRecoveryError
+from budget_recovery_dagster.errors import BudgetRecoveryError, describe_error, error_code
 from budget_recovery_dagster.services.preview import (
     EntryPreview,
     Preview,
     TenantPreview,
     WindowPreview,
 )
-from budget_recovery_dagster.services.restore.manual import Applied
+from budget_recovery_dagster.services.resets import RecordedReset
+from budget_recovery_dagster.services.restore.manual import Applied, Resolved
 from budget_recovery_dagster.services.restore.session import Remainder
 from budget_recovery_dagster.services.restore.tenants import TenantRestored
 from budget_recovery_dagster.services.status import Condition, Status
 
+USAGE_ERROR = "usage"
+"""The code of wrong options or arguments of a command."""
+
+SCHEMA = 1
+"""The version of every document; it changes when a key or code changes its meaning."""
+
 
 def dumped(**content: Any) -> str:
-    """Write an object with these keys in their order."""
-    return json.dumps(content, indent=2)
+    """Write a document: its version, and these keys in their order."""
+    return json.dumps({"schema": SCHEMA, **content}, indent=2)
 
 
 def moment_or_none(moment: datetime | None) -> str | None:
@@ -55,9 +64,22 @@ def identity_or_none(identity: StoreIdentity | None) -> Mapping[str, str | None]
     }
 
 
-def error_json(error: Exception, message: str, hint: str) -> str:
+def error_or_none(error: Exception | None) -> Mapping[str, str] | None:
+    """Write why something was not done: a stable code, and the message and hint for people."""
+    if error is None:
+        return None
+    message, hint = describe_error(error)
+    return {"code": error_code(error), "message": message, "hint": hint}
+
+
+def error_json(error: BudgetRecoveryError) -> str:
     """Write that something was not done, and why."""
-    return dumped(error={"kind": type(error).__name__, "message": message, "hint": hint})
+    return dumped(error=error_or_none(error))
+
+
+def usage_error_json(message: str) -> str:
+    """Write that a command was called with wrong options, and which."""
+    return dumped(error={"code": USAGE_ERROR, "message": message, "hint": "see --help."})
 
 
 @contextmanager
@@ -67,7 +89,7 @@ def errors_in_json(*, wanted: bool) -> Iterator[None]:
         yield
     except BudgetRecoveryError as error:
         if wanted:
-            click.echo(error_json(error, error.message, error.hint))
+            click.echo(error_json(error))
         raise
 
 
@@ -125,13 +147,71 @@ def applied_json(applied: Applied) -> str:
             "outcome": incident.ended.outcome if incident.ended else None,
             "detail": incident.ended.detail if incident.ended else None,
         },
-        left=left_of(remainder),
-        error=applied.failure
-        and {"message": applied.failure.message, "hint": applied.failure.hint},
+        left=_left(remainder),
+        error=error_or_none(applied.failure),
     )
 
 
-def left_of(remainder: Remainder | None) -> Mapping[str, Any] | None:
+def resolved_json(resolved: Resolved) -> str:
+    """Write how an incident was ended without restoring anything more."""
+    ended = resolved.incident.ended
+    return dumped(
+        incident_id=resolved.incident.incident_id,
+        ended_at=moment_or_none(ended.at if ended else None),
+        outcome=ended.outcome if ended else None,
+        detail=ended.detail if ended else None,
+        left=_left(resolved.remainder),
+        error=None,
+    )
+
+
+def reset_json(recorded: RecordedReset) -> str:
+    """Write a recorded reset, and what it leaves out now."""
+    reset = recorded.reset
+    return dumped(
+        tenant=reset.tenant,
+        budget=reset.budget,
+        window=reset.window,
+        everyone=reset.is_of_everyone,
+        entity=None if isinstance(reset.entity, Everyone) else reset.entity,
+        at=moment_or_none(reset.at),
+        by=reset.by,
+        reason=reset.reason,
+        recorded_at=moment_or_none(reset.recorded_at),
+        left_out_of=[of.window.token for of in recorded.windows],
+        restore_is_under_way=recorded.is_restoring,
+        error=None,
+    )
+
+
+def snapshots_json(
+    snapshots: Sequence[ListedSnapshot], budgets: Sequence[str], damaged: Mapping[str, int]
+) -> str:
+    """Write the retained snapshots, the budgets of a chosen tenant, and the damaged records."""
+    return dumped(
+        snapshots=[_listed(each) for each in snapshots],
+        budgets=budgets,
+        damaged_records_by_tenant=damaged,
+        error=None,
+    )
+
+
+def _listed(listed: ListedSnapshot) -> Mapping[str, Any]:
+    return {
+        "captured_at": moment_or_none(listed.captured_at),
+        "source": listed.source,
+        "tenants": listed.tenants,
+        "windows": listed.records,
+        "counters": listed.entries,
+        "omitted": listed.omitted,
+        "unreadable": listed.unreadable,
+        "drops": listed.drops,
+        "partial": listed.partial,
+        "is_pruned": listed.is_pruned,
+    }
+
+
+def _left(remainder: Remainder | None) -> Mapping[str, Any] | None:
     """Write what keeps an incident open, or was left at its end; None: it was not looked at."""
     if remainder is None:
         return None
@@ -153,7 +233,6 @@ def _choice(choice: RestoreChoice) -> Mapping[str, Any]:
 
 
 def _tenant(tenant: TenantPreview) -> Mapping[str, Any]:
-    failure = tenant.failure
     return {
         "tenant": tenant.tenant,
         "point_at": moment_or_none(tenant.point_at),
@@ -162,7 +241,7 @@ def _tenant(tenant: TenantPreview) -> Mapping[str, Any]:
         "unreadable_count": tenant.unreadable_count,
         "windows": [_window(each) for each in tenant.windows],
         "entries": [_entry(each) for each in tenant.entries],
-        "error": failure and {"message": failure[0], "hint": failure[1]},
+        "error": error_or_none(tenant.failure),
     }
 
 
@@ -225,13 +304,12 @@ def _difference(difference: Difference) -> Mapping[str, Any]:
 
 
 def _restored(tenant: TenantRestored) -> Mapping[str, Any]:
-    failure = tenant.failure
     return {
         "tenant": tenant.tenant,
         "raised": tenant.raised,
         "boards": tenant.boards,
         "windows": [_audit(each) for each in tenant.entries],
-        "error": failure and {"message": failure.message, "hint": failure.hint},
+        "error": error_or_none(tenant.failure),
     }
 
 
@@ -256,7 +334,7 @@ def status_json(status: Status, exit_code: int) -> str:
     facts, assessment = status.facts, status.assessment
     good = facts.newest_good
     return dumped(
-        condition=_name(assessment.condition),
+        condition=assessment.condition,
         exit_code=exit_code,
         at=moment_or_none(facts.at),
         state=facts.recovery.state,
@@ -280,10 +358,11 @@ def status_json(status: Status, exit_code: int) -> str:
     )
 
 
-def failure_json(message: str, hint: str, exit_code: int) -> str:
-    """Write that nothing can be told, with the same keys, and why."""
+def failure_json(error: Exception, exit_code: int) -> str:
+    """Write that the status is unknown, with the same keys, and why."""
+    message, hint = describe_error(error)
     return dumped(
-        condition=_name(Condition.UNKNOWN),
+        condition=Condition.UNKNOWN,
         exit_code=exit_code,
         at=None,
         state=None,
@@ -293,12 +372,8 @@ def failure_json(message: str, hint: str, exit_code: int) -> str:
         last_closed_incident=None,
         checks=None,
         points=None,
-        error={"message": message, "hint": hint},
+        error=error_or_none(error),
     )
-
-
-def _name(condition: Condition) -> str:
-    return condition.name.lower()
 
 
 def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str, Any] | None:

@@ -263,9 +263,9 @@ def _row(outcome: TenantOutcome) -> Row:
             row["missing_or_lower"] = outcome.drops
             row["detail"] = "; ".join(_remarks(outcome))
         case TenantAbsent():
-            row["outcome"] = "nothing in the store"
+            row["outcome"] = "absent"
         case TenantFailed():
-            row["outcome"] = "FAILED"
+            row["outcome"] = "failed"
             row["detail"] = f"{outcome.reason} Try: {outcome.hint}"
     return row
 
@@ -618,7 +618,7 @@ def tables_metadata(built: TablesBuilt) -> dict[str, Any]:
     rows: list[Row] = [
         {
             "tenant": failed.tenant,
-            "outcome": "FAILED",
+            "outcome": "failed",
             "rows": 0,
             "bytes": 0,
             "file": f"{failed.reason} Try: {failed.hint}",

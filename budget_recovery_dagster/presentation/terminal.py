@@ -10,6 +10,9 @@ from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.domain.recovery_point import age
 from budget_recovery_dagster.domain.store import Verdict
 from budget_recovery_dagster.presentation.text import (
+    CONDITIONS,
+    FAILURES,
+    VERDICTS,
     applied_headline,
     change_figures,
     change_name,
@@ -27,7 +30,7 @@ from budget_recovery_dagster.presentation.text import (
 from budget_recovery_dagster.services.preview import Preview, TenantPreview, WindowPreview
 from budget_recovery_dagster.services.restore.manual import Applied
 from budget_recovery_dagster.services.status import MOST_CHECKS, Condition, Facts, Status
-from budget_recovery_dagster.services.words import clock_time, counted, in_words, since
+from budget_recovery_dagster.services.words import OUTCOMES, clock_time, counted, in_words, since
 
 _WIDEST = 100
 _NARROWEST = 20
@@ -179,7 +182,7 @@ def print_status(console: Console, status: Status) -> None:
     facts, assessment = status.facts, status.assessment
     condition = assessment.condition
     moment = f" at {facts.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    console.print(Text.assemble((condition.upper(), _STYLES[condition]), moment))
+    console.print(Text.assemble((CONDITIONS[condition].upper(), _STYLES[condition]), moment))
     for name, lines in _sections(status):
         console.print()
         _print_section(console, name, lines)
@@ -226,7 +229,7 @@ def _open_incident(incident: Incident, facts: Facts) -> Iterator[str]:
     yield from _hold(incident, now)
     if incident.given_up is not None:
         given_up = incident.given_up
-        yield f"Given up {since(given_up.at, now)}: {given_up.reason}"
+        yield f"Given up {since(given_up.at, now)}: {FAILURES[given_up.reason]}"
         yield given_up.detail
     yield _uncovered(incident, now)
 
@@ -250,7 +253,7 @@ def _closed_incident(incident: Incident, now: datetime) -> Iterator[str]:
     ended = incident.ended
     if ended is not None:
         took = in_words(ended.at - incident.opened_at)
-        yield f"Closed after {took}: {ended.outcome}"
+        yield f"Closed after {took}: {OUTCOMES[ended.outcome]}"
         # It tells what was raised, and what is in no snapshot.
         yield ended.detail
         if ended.restored.boards:
@@ -289,7 +292,7 @@ def _checks(facts: Facts) -> Iterator[Line]:
         said = check.reason
         yield [
             (f"{clock_time(check.checked_at, facts.at)}  ", ""),
-            (f"{verdict:<{_VERDICT}}", _style(verdict)),
+            (f"{VERDICTS[verdict]:<{_VERDICT}}", _style(verdict)),
             (reason, ""),
         ]
     if facts.unknown_in_a_row:

@@ -1,15 +1,17 @@
 """Sentences and labels about results, for people."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
 
 from rich.console import Console
 
 from budget_recovery_dagster.domain.counters import format_usage
+from budget_recovery_dagster.domain.incident import FailureReason
 from budget_recovery_dagster.domain.plan import Change, Difference
 from budget_recovery_dagster.domain.resets import Everyone, Reset
+from budget_recovery_dagster.domain.store import Verdict
 from budget_recovery_dagster.services.preview import (
     EntryPreview,
     Preview,
@@ -18,6 +20,7 @@ from budget_recovery_dagster.services.preview import (
 )
 from budget_recovery_dagster.services.resets import RecordedReset, moment_in_words
 from budget_recovery_dagster.services.restore.manual import Applied
+from budget_recovery_dagster.services.status import Condition
 from budget_recovery_dagster.services.words import (
     clock_time,
     counted,
@@ -25,6 +28,36 @@ from budget_recovery_dagster.services.words import (
     shown_entity,
     since,
 )
+
+CONDITIONS: Mapping[Condition, str] = {
+    Condition.HEALTHY: "healthy",
+    Condition.RECOVERING: "recovering",
+    Condition.FAILED: "failed",
+    Condition.UNKNOWN: "cannot tell",
+}
+VERDICTS: Mapping[Verdict, str] = {
+    Verdict.UNKNOWN: "unknown",
+    Verdict.FIRST_SEEN: "first seen",
+    Verdict.UNCHANGED: "unchanged",
+    Verdict.ADVANCED: "advanced",
+    Verdict.RECREATED: "recreated",
+    Verdict.REGRESSED: "regressed",
+    Verdict.MARKER_LOST: "marker lost",
+}
+FAILURES: Mapping[FailureReason, str] = {
+    FailureReason.NO_SNAPSHOTS: "there are no snapshots to restore from",
+    FailureReason.NOT_WRITTEN: "writing back did not succeed",
+}
+CHANGES: Mapping[Change, str] = {
+    Change.RECORDED: "the snapshots have another usage",
+    Change.CLOSED: "its window has closed",
+    Change.UNREADABLE: "its live counter has become unreadable",
+    Change.READABLE: "its live counter has become readable",
+    Change.NEW: "it was not in the preview",
+    Change.GONE: "it is no longer in any snapshot",
+    Change.LIVE: "its live usage has changed",
+}
+"""Labels of codes, for people; programs read the codes."""
 
 
 def escape_unprintable(console: Console, text: str) -> str:
@@ -77,7 +110,7 @@ def store_line(preview: Preview) -> str:
     """Say of which store it is, and how that stands."""
     incident = preview.recovery.incident
     is_open = "" if incident is None else f", incident {incident.short_id} is open"
-    return f"{preview.recovery.state}{is_open}; {preview.identity}"
+    return f"{preview.recovery.state.name}{is_open}; {preview.identity}"
 
 
 def tenant_line(tenant: TenantPreview, now: datetime) -> str:
@@ -92,8 +125,7 @@ def tenant_line(tenant: TenantPreview, now: datetime) -> str:
 def tenant_notes(tenant: TenantPreview) -> Iterator[str]:
     """Say what else is to be known of a tenant."""
     if tenant.failure is not None:
-        message, hint = tenant.failure
-        yield f"{message} Try: {hint}"
+        yield str(tenant.failure)
     if tenant.is_partial:
         yield "fewer of its live keys arrived than the store announced"
     if tenant.unreadable_count:
@@ -173,7 +205,7 @@ def difference_line(difference: Difference) -> str:
     """Say what is not as it was previewed."""
     return (
         f"{difference.tenant}, {difference.of}, {shown_entity(difference.entity)}: "
-        f"{difference.change}: {usage_or_nothing(difference.previewed)} -> "
+        f"{CHANGES[difference.change]}: {usage_or_nothing(difference.previewed)} -> "
         f"{usage_or_nothing(difference.found)}"
     )
 
@@ -199,7 +231,9 @@ def comparison(applied: Applied) -> str:
     if not applied.differences:
         return f"{unknown}As in {made}, entry by entry."
     kinds = Counter(each.change for each in applied.differences)
-    told = "; ".join(f"{change}: {kinds[change]:,}" for change in Change if change in kinds)
+    told = "; ".join(
+        f"{CHANGES[change]}: {kinds[change]:,}" for change in Change if change in kinds
+    )
     return f"{unknown}{counted(len(applied.differences), 'difference')} from {made}: {told}."
 
 

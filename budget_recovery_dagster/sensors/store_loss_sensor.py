@@ -7,6 +7,7 @@ import dagster as dg
 from budget_recovery_dagster.domain.store import Verdict
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.jobs.restore import restore_job
+from budget_recovery_dagster.presentation.text import VERDICTS
 from budget_recovery_dagster.resources import ControlPlaneParam
 from budget_recovery_dagster.sensors.supervision import Supervised, supervise_restore
 from budget_recovery_dagster.sensors.ticks import TICK_SECONDS, Deadline, unknown_tick, within
@@ -56,7 +57,7 @@ def _check(
         return dg.SensorResult(run_requests=[supervised.request], cursor="0", asset_events=observed)
     if check.verdict is Verdict.UNKNOWN:
         return unknown_tick(context, check.reason, checked.hint, observed)
-    told = f"{check.verdict}: {check.reason}"
+    told = f"{VERDICTS[check.verdict]}: {check.reason}"
     if checked.hint:
         told = f"{told} Try: {checked.hint}"
     if checked.recovery.incident is not None:

@@ -7,7 +7,10 @@ from budget_recovery_dagster.services.capture import TenantOutcome as TenantOutc
 from budget_recovery_dagster.services.capture import TenantStored as TenantStored
 from budget_recovery_dagster.services.capture import Verified as Verified
 from budget_recovery_dagster.services.capture import capture_hour as capture_hour
+from budget_recovery_dagster.services.preview import EntryPreview as EntryPreview
 from budget_recovery_dagster.services.preview import Preview as Preview
+from budget_recovery_dagster.services.preview import TenantPreview as TenantPreview
+from budget_recovery_dagster.services.preview import WindowPreview as WindowPreview
 from budget_recovery_dagster.services.preview import preview_restore as preview_restore
 from budget_recovery_dagster.services.recovery_points import PointAges as PointAges
 from budget_recovery_dagster.services.recovery_points import PointSurvey as PointSurvey
@@ -30,3 +33,5 @@ from budget_recovery_dagster.services.store_watch import check_store as check_st
 from budget_recovery_dagster.services.tables import TableFailed as TableFailed
 from budget_recovery_dagster.services.tables import TablesBuilt as TablesBuilt
 from budget_recovery_dagster.services.tables import build_tables as build_tables
+from budget_recovery_dagster.services.words import OUTCOMES as OUTCOMES
+from budget_recovery_dagster.services.words import WRITTEN as WRITTEN

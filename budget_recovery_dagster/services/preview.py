@@ -23,11 +23,7 @@ from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoi
 from budget_recovery_dagster.domain.resets import EVERYONE, Reset
 from budget_recovery_dagster.domain.store import StoreIdentity, objection
 from budget_recovery_dagster.domain.windows import Period
-from budget_recovery_dagster.errors import (
-    BudgetRecoveryError,
-    DatabaseUnreachableError,
-    describe_error,
-)
+from budget_recovery_dagster.errors import BudgetRecoveryError, DatabaseUnreachableError
 from budget_recovery_dagster.ports import ControlPlane, OpenStore, UsageStore
 from budget_recovery_dagster.services.restore.choice import (
     ChosenPoints,
@@ -242,8 +238,8 @@ class TenantPreview:
     ``point_at`` is its newest snapshot, or the chosen one; None where it has none that was chosen.
     ``unreadable`` are the first keys that this snapshot could not read, of ``unreadable_count``.
     ``is_partial``: fewer live keys arrived than the store announced. ``entries`` are told only
-    where one tenant was chosen. ``failure`` is why nothing is known of it, in words, with what to
-    do; None if it is.
+    where one tenant was chosen. ``failure`` is why nothing is known of it; None if
+    it is.
     """
 
     tenant: str
@@ -253,7 +249,7 @@ class TenantPreview:
     unreadable: tuple[UnreadableKey, ...] = ()
     unreadable_count: int = 0
     is_partial: bool = False
-    failure: tuple[str, str] | None = None
+    failure: BudgetRecoveryError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +358,7 @@ class _Run:
         except BudgetRecoveryError as error:
             if self.is_of_one:
                 raise
-            self.tenants.append(TenantPreview(tenant, None, failure=describe_error(error)))
+            self.tenants.append(TenantPreview(tenant, None, failure=error))
 
     def changes(self) -> tuple[EntryPreview, ...]:
         return tuple(self._largest)

@@ -35,7 +35,7 @@ class Condition(StrEnum):
     HEALTHY = "healthy"
     RECOVERING = "recovering"
     FAILED = "failed"
-    UNKNOWN = "cannot tell"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,32 @@
-"""Numbers, names and times as words."""
+"""Numbers, names, times and codes as words."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 from budget_recovery_dagster.domain.counters import Entity
+from budget_recovery_dagster.domain.incident import Outcome
+from budget_recovery_dagster.ports import Written
+
+OUTCOMES: Mapping[Outcome, str] = {
+    Outcome.RESTORED: "restored",
+    Outcome.RESTORED_IN_PART: "restored in part",
+    Outcome.NOTHING_LOST: "nothing lost",
+    Outcome.NOTHING_CURRENT: "nothing current",
+    Outcome.RESTORED_MANUALLY: "restored manually",
+    Outcome.ACCEPTED: "accepted manually",
+}
+"""How an incident ended, for people."""
+
+WRITTEN: Mapping[Written, str] = {
+    Written.RAISED: "raised",
+    Written.KEPT: "kept: the live value is not lower",
+    Written.CLOSED: "left: the window has closed",
+    Written.UNREADABLE: "left: the live value is unreadable",
+    Written.EXPIRED: "left: the key would have expired by now",
+    Written.REFUSED: "left: the store refuses the value",
+}
+"""What became of a counter, for people."""
 
 
 def counted(number: int, noun: str) -> str:

@@ -97,7 +97,7 @@ def given_up(place: Path, nats: NatsServer, postgres: PostgresServer) -> Iterato
         psycopg.connect(postgres.url(control), autocommit=True) as database,
     ):
         _give_up(bucket, environment)
-        assert state(database) == "FAILED"
+        assert state(database) == "failed"
         with started(place / "data", place / "output.txt", **environment) as dev:
             yield GivenUp(dev, bucket, database)
 

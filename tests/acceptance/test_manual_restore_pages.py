@@ -103,7 +103,7 @@ def test_a_wrong_tenant_is_refused_with_the_choices_on_the_page_of_the_run(
 
 
 def test_from_failed_to_healthy_and_the_next_snapshot(there: GivenUp, page: Page) -> None:
-    assert there.state == "FAILED"
+    assert there.state == "failed"
     # The one from before the loss; the run with which the command begins was paused.
     assert there.captures == 1
 
@@ -137,7 +137,7 @@ def test_from_failed_to_healthy_and_the_next_snapshot(there: GivenUp, page: Page
     expect(page.get_by_text(re.compile("^As in the preview of .*, entry by entry"))).to_be_visible()
     expect(row(page, "acme", "total", "lifetime", "3", "3", "10", "122.5")).to_be_visible()
     assert there.usage_of_alice == "30"
-    assert there.state == "HEALTHY"
+    assert there.state == "healthy"
 
     page.goto(job(there, "hourly_snapshot_job"))
     page.get_by_role("button", name="Materialize all").click()
@@ -150,4 +150,4 @@ def test_from_failed_to_healthy_and_the_next_snapshot(there: GivenUp, page: Page
     page.goto(asset(there, SNAPSHOTS, "overview"))
     expect(page.get_by_text("tenants_stored", exact=True)).to_be_visible()
     assert there.captures > 1
-    assert there.state == "HEALTHY"
+    assert there.state == "healthy"

@@ -142,7 +142,7 @@ def test_an_incident_that_opens_first_wins(
     with ThreadPoolExecutor(1) as pool:
         with admin.transaction():
             admin.execute("select from budget_recovery.store for update")
-            admin.execute("update budget_recovery.store set state = 'RECOVERING'")
+            admin.execute("update budget_recovery.store set state = 'recovering'")
             late = pool.submit(commit, plane, snapshot, lease)
             wait_until(lambda: waits_for_a_lock(admin))
         with pytest.raises(CapturesPausedError):

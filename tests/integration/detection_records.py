@@ -36,7 +36,7 @@ def assert_whole(instance: dg.DagsterInstance, database: psycopg.Connection) -> 
         assert "Try:" not in skipped(result)
         assert store_row(database)["marker_revision"] > before
         assert store_row(database)["intended_nonce"] is None
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
     assert incidents(database) == []
 
 

@@ -43,4 +43,4 @@ def test_a_detector_that_fails_for_an_hour_is_told_of_by_the_status(
     assert "The store was last known to be whole 60 min ago" in said
     assert "it is to be checked every 10 min." in said
     assert "store_loss_sensor" in said
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"

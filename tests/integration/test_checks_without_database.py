@@ -48,7 +48,7 @@ def database_url(own_postgres: PostgresServer) -> str:
 def accepted(configured: Bucket, instance: dg.DagsterInstance) -> Bucket:
     """A bucket with a counter at sequence 1 and our marker at 2."""
     configured.spend("acme", "total", "lifetime", {None: "80"})
-    assert verdict(check(instance)) == "first seen"
+    assert verdict(check(instance)) == "first_seen"
     return configured
 
 
@@ -74,7 +74,7 @@ def test_a_database_that_is_down_makes_a_check_unknown(
         assert accepted.info().state.last_seq == 2
         with psycopg.connect(database_url, autocommit=True) as connection:
             assert store_row(connection) == before
-            assert [each["verdict"] for each in store_checks(connection)] == ["first seen"]
+            assert [each["verdict"] for each in store_checks(connection)] == ["first_seen"]
             assert_recovered(instance, connection)
 
 
@@ -113,7 +113,7 @@ def test_a_check_whose_database_hangs_midway_is_broken_off_and_its_thread_ends(
             # The check that was given up goes on, unheeded, and ends as any other.
     row = store_row(database)
     assert row["baseline_created_at"] == before["baseline_created_at"]
-    assert store_checks(database)[-1]["verdict"] in ("first seen", "unchanged", "advanced")
-    assert state(database) == "HEALTHY"
+    assert store_checks(database)[-1]["verdict"] in ("first_seen", "unchanged", "advanced")
+    assert state(database) == "healthy"
     assert incidents(database) == []
     assert_whole(instance, database)

@@ -32,7 +32,7 @@ def test_a_paused_store_ends_the_run_without_output_and_skips_the_schedule(
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
     assert run_job(instance, current_hour).success
-    database.execute("update budget_recovery.store set state = 'RECOVERING'")
+    database.execute("update budget_recovery.store set state = 'recovering'")
 
     result = run_job(instance, current_hour)
 

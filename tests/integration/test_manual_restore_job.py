@@ -45,7 +45,7 @@ def failed(lost: Bucket, instance: dg.DagsterInstance, database: psycopg.Connect
     assert not run_restore(instance).success
     config.max_bytes = -1
     lost._do(lambda js: js.update_stream(config))
-    assert state(database) == "FAILED"
+    assert state(database) == "failed"
     return lost
 
 
@@ -75,7 +75,7 @@ def test_a_preview_shows_what_would_be_done_and_writes_nothing(
     assert (
         "acme, total lifetime, the aggregate\n  [++++++++++++++++++++++++] nothing -> 80" in picture
     )
-    assert state(database) == "RECOVERING"
+    assert state(database) == "recovering"
 
 
 def test_of_one_tenant_every_counter_is_shown(lost: Bucket, instance: dg.DagsterInstance) -> None:
@@ -96,7 +96,7 @@ def test_from_failed_to_healthy(
     assert run_manual_restore(instance).success
     result = run_manual_restore(instance, mode="apply", reason="the disk has room again")
     assert result.success
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
     assert usages(failed, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}
     metadata = shown(result)
     assert metadata["what_was_done"].startswith("Raised 3 counters, wrote ")
@@ -106,7 +106,7 @@ def test_from_failed_to_healthy(
     table = {row["tenant"]: row for row in metadata["before_and_after"]}
     assert (table["acme"]["before"], table["acme"]["after"]) == ("0", "110")
     (incident,) = incidents(database)
-    assert incident["outcome"] == "restored by hand"
+    assert incident["outcome"] == "restored_manually"
     assert "the disk has room again" in incident["outcome_detail"]
     # Captures and checks go on.
     assert verdict(check(instance)) in ("unchanged", "advanced")
@@ -182,11 +182,11 @@ def test_an_incident_is_resolved_with_a_reason(
     job, op = "resolve_incident_job", "resolve_incident"
     refused = run_by_hand(instance, job, op, {"reason": ""})
     assert "No reason is given." in failure_text(refused)
-    assert state(database) == "FAILED"
+    assert state(database) == "failed"
     assert run_by_hand(instance, job, op, {"reason": "emptied on purpose"}).success
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
     (incident,) = incidents(database)
-    assert incident["outcome"] == "accepted by hand"
+    assert incident["outcome"] == "accepted"
     assert "emptied on purpose" in incident["outcome_detail"]
     assert "Left lower than in the snapshots: 3 counters." in incident["outcome_detail"]
     assert usages(failed, "acme", "total", LIFETIME) == {}
@@ -205,7 +205,7 @@ def test_who_restored_what_and_why_is_kept(
     ).fetchall()
     assert kept == [(result.run_id, "globex called", "globex", 1, 0, 5, True)]
     # The rest of the incident goes on by itself.
-    assert state(database) == "RECOVERING"
+    assert state(database) == "recovering"
     assert run_restore(instance).success
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
     assert usages(lost, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}

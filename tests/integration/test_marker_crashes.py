@@ -139,7 +139,7 @@ def test_a_loss_after_a_crash_is_found(scene: Scene, lose: Callable[[Scene], Non
         scene.check_across(borders)
         lose(scene)
         assert scene.check().check.verdict.is_loss, borders.crossed
-        assert state(scene.database) == "RECOVERING"
+        assert state(scene.database) == "recovering"
         scene.end_incident()
 
 
@@ -149,7 +149,7 @@ def test_a_crash_in_finding_a_loss_leaves_one_incident_to_be_found(scene: Scene)
         scene.rebuild()
         scene.check_across(borders)
         scene.check()
-        assert state(scene.database) == "RECOVERING", borders.crossed
+        assert state(scene.database) == "recovering", borders.crossed
         assert len(incidents(scene.database)) == number, borders.crossed
         assert len(losses(scene.database)) == number, borders.crossed
         scene.end_incident()
@@ -229,7 +229,7 @@ def test_a_marker_whose_answer_is_lost_is_known_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     configured.spend("acme", "total", "lifetime", {None: "80"})
-    assert verdict(check(instance)) == "first seen"
+    assert verdict(check(instance)) == "first_seen"
     before = store_row(database)
     with DisturbedNetwork(nats_server.url) as network, monkeypatch.context() as elsewhere:
         elsewhere.setenv("BUDGET_RECOVERY_NATS_URL", network.url)

@@ -88,7 +88,7 @@ def test_reset_of_one_entity_then_a_wipe_and_the_automatic_restore_the_reset_sta
     assert usages(captured, "acme", "total", LIFETIME) == {None: "80", "bob": "20.5"}
     assert usages(captured, "globex", "total", LIFETIME) == {None: "5"}
     assert incidents(database)[0]["restored_counters"] == 3
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
     # Nobody misses what was taken away on purpose.
     snapshot = run_job(instance, current_hour)
     assert snapshot.success

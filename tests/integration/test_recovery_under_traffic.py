@@ -67,7 +67,7 @@ def test_every_block_is_back_without_any_further_cost(
         result = run_restore(instance, request.tags)
 
         assert outcome(instance, result) == "restored"
-        assert state(database) == "HEALTHY"
+        assert state(database) == "healthy"
         # Nothing is asked of the gateway from here on but whether it is blocked.
         wait_until(lambda: not gate.answer(costing("0")).is_allowed)
         wait_until(lambda: contents(place).boards == contents(place).boards_of_the_counters)

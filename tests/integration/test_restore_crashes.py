@@ -54,7 +54,7 @@ class Scene:
     def assert_restored(self, borders: Borders) -> None:
         """All is as after a restore in which nothing happened."""
         (*_, incident) = incidents(self.database)
-        assert state(self.database) == "HEALTHY", borders.crossed
+        assert state(self.database) == "healthy", borders.crossed
         assert (incident["outcome"], incident["restored_counters"]) == ("restored", 2)
         assert usages(self.house.bucket, "acme", "total", LIFETIME) == {None: "80"}
         assert usages(self.house.bucket, "globex", "total", LIFETIME) == {None: "5"}

@@ -73,7 +73,7 @@ def attempts(database: psycopg.Connection) -> list[tuple[int, str]]:
 
 
 def assert_whole(bucket: Bucket, database: psycopg.Connection) -> None:
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
     assert raised(bucket, "acme", "users") == MANY
     assert set(usages(bucket, "acme", "users", LIFETIME).values()) == {"1.5"}
     assert usages(bucket, "globex", "total", LIFETIME) == {None: "80", "bob": "5"}
@@ -97,7 +97,7 @@ def test_a_worker_that_stood_still_writes_nothing_once_another_has_taken_over(
     assert all_stored(lost) == before
     assert database.execute("select * from budget_recovery.restore_audit").fetchall() == audits
     assert attempts(database) == [(1, "paused"), (2, "another")]
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
 
 
 def test_three_attempts_killed_while_writing_end_failed_with_what_they_raised_counted(
@@ -115,7 +115,7 @@ def test_three_attempts_killed_while_writing_end_failed_with_what_they_raised_co
     assert isinstance(ended, GaveUp)
     assert ended.reason is FailureReason.NOT_WRITTEN
     assert f"{MANY - found[3] + 2:,} counters" in ended.detail
-    assert state(database) == "FAILED"
+    assert state(database) == "failed"
     assert attempts(database) == [(n, f"run {n}") for n in (1, 2, 3)]
     incident_id = ended.incident.incident_id
     with opened_control_plane(load_settings()) as plane:
@@ -133,7 +133,7 @@ def test_three_attempts_killed_after_their_last_write_end_healthy(
     for number in (1, 2, 3):
         killed(f"run {number}", 0)
         database.execute("update budget_recovery.lease set expires_at = acquired_at")
-    assert state(database) == "RECOVERING"
+    assert state(database) == "recovering"
     before = all_stored(lost)
 
     ended = run("the last")
@@ -168,7 +168,7 @@ def test_a_database_killed_while_the_last_attempt_closes_delays_the_end_only(
     doomed_server.start()
     monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", doomed_server.url())
     with psycopg.connect(doomed_server.url(), autocommit=True) as database:
-        assert state(database) == "RECOVERING"
+        assert state(database) == "recovering"
         assert [number for number, _ in attempts(database)] == [1, 2, 3]
         database.execute("update budget_recovery.lease set expires_at = acquired_at")
 

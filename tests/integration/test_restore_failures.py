@@ -98,7 +98,7 @@ def test_writes_refused_three_times_end_failed_with_that_reason(
     assert "writing back did not succeed" in failure_text(result)
     assert "maximum bytes exceeded" in failure_text(result)
     assert outcome(instance, result) == "failed"
-    assert state(database) == "FAILED"
+    assert state(database) == "failed"
     told = attempts(database)
     assert [number for number, _ in told] == [1, 2, 3]
     assert all("maximum bytes exceeded" in str(outcome) for _, outcome in told)
@@ -140,7 +140,7 @@ def test_a_bucket_that_is_gone_is_waited_for_without_spending_an_attempt(
     assert usages(captured, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}
     (incident,) = incidents(database)
     assert (incident["attempts"], incident["waiting_reason"]) == (1, None)
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
 
 
 def test_a_restore_without_an_incident_does_nothing(
@@ -151,7 +151,7 @@ def test_a_restore_without_an_incident_does_nothing(
     result = run_restore(instance)
 
     assert result.success
-    assert outcome(instance, result) == "nothing to do"
+    assert outcome(instance, result) == "nothing_to_do"
     assert captured.info().state.last_seq == before
     assert incidents(database) == []
 
@@ -168,7 +168,7 @@ def test_attempts_that_died_without_a_word_are_decided_by_a_last_look(
 
     assert not result.success
     assert "still say more than 2 counters" in failure_text(result)
-    assert state(database) == "FAILED"
+    assert state(database) == "failed"
     assert usages(captured, "acme", "total", LIFETIME) == {}
 
 
@@ -183,8 +183,8 @@ def test_attempts_that_died_after_their_last_write_end_healthy(
 
     result = run_restore(instance, request.tags)
 
-    assert outcome(instance, result) == "nothing lost"
-    assert state(database) == "HEALTHY"
+    assert outcome(instance, result) == "nothing_lost"
+    assert state(database) == "healthy"
 
 
 def test_the_way_out_of_failed_that_the_runbook_tells(
@@ -194,7 +194,7 @@ def test_the_way_out_of_failed_that_the_runbook_tells(
     current_hour: Hour,
 ) -> None:
     fail(captured, instance)
-    assert state(database) == "FAILED"
+    assert state(database) == "failed"
     make_room(captured)
     # A hold that came when the last attempt was past looking for one.
     database.execute(
@@ -205,10 +205,10 @@ def test_the_way_out_of_failed_that_the_runbook_tells(
     # There is nobody to ask here.
     run_as_told("restore", "--yes")
 
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
     assert usages(captured, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}
     (incident,) = incidents(database)
-    assert incident["outcome"] == "restored by hand"
+    assert incident["outcome"] == "restored_manually"
     assert "unchanged" in skipped(check(instance))
     assert run_job(instance, current_hour).success
 
@@ -225,7 +225,7 @@ def test_accepting_the_store_as_it_is_as_the_runbook_tells(
     run_as_told("resolve", "--yes")
 
     assert "unchanged" in skipped(check(instance))
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
     assert run_job(instance, current_hour).success
     assert usages(captured, "acme", "total", LIFETIME) == {}
 

@@ -47,7 +47,7 @@ def test_a_wiped_store_gets_its_counters_back_and_the_next_snapshot_lands(
     wipe(configured)
     configured.spend("acme", "total", LIFETIME, {"alice": "2", "bob": "1"})
     (request,) = requested(check(instance))
-    assert state(database) == "RECOVERING"
+    assert state(database) == "recovering"
     result = run_restore(instance, request.tags)
 
     assert result.success
@@ -58,7 +58,7 @@ def test_a_wiped_store_gets_its_counters_back_and_the_next_snapshot_lands(
         "bob": "1",
     }
     assert usages(configured, "globex", "total", LIFETIME) == {None: "5"}
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
     (incident,) = incidents(database)
     assert incident["outcome"] == "restored"
     assert incident["restored_counters"] == 3
@@ -77,7 +77,7 @@ def test_no_snapshots_ends_failed_with_that_reason(
     configured: Bucket, database: psycopg.Connection, instance: dg.DagsterInstance
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
-    assert verdict(check(instance)) == "first seen"
+    assert verdict(check(instance)) == "first_seen"
     wipe(configured)
     (request,) = requested(check(instance))
 
@@ -85,9 +85,9 @@ def test_no_snapshots_ends_failed_with_that_reason(
 
     assert not result.success
     assert "no snapshots to restore from" in failure_text(result)
-    assert state(database) == "FAILED"
+    assert state(database) == "failed"
     (incident,) = incidents(database)
-    assert incident["failure"] == "there are no snapshots to restore from"
+    assert incident["failure"] == "no_snapshots"
 
 
 def test_the_permissions_that_the_readme_lists_are_enough(
@@ -108,4 +108,4 @@ def test_the_permissions_that_the_readme_lists_are_enough(
         result = run_restore(instance, request.tags)
         assert outcome(instance, result) == "restored"
         assert bucket.stored("usage.acme.total.lifetime.=") is not None
-        assert state(database) == "HEALTHY"
+        assert state(database) == "healthy"

@@ -151,7 +151,7 @@ def test_while_many_writers_count_a_whole_restore_loses_nothing_and_lowers_nothi
 
     assert result.success
     assert outcome(instance, result) == "restored"
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
     history = history_of(configured, "usage.>")
     raised = 0
     for name, usage in point.items():
@@ -170,4 +170,4 @@ def test_while_many_writers_count_a_whole_restore_loses_nothing_and_lowers_nothi
     assert incident["restored_counters"] == raised
     assert raised > len(OTHERS) // 2
     assert incident["attempts"] == 1
-    assert outcome(instance, run_restore(instance, request.tags)) == "nothing to do"
+    assert outcome(instance, run_restore(instance, request.tags)) == "nothing_to_do"

@@ -224,7 +224,7 @@ def test_a_corrupt_newest_record_is_made_up_for_by_the_others_and_named(
     result = run_restore(instance)
 
     assert outcome(instance, result) == "restored"
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
     assert usages(house.bucket, "acme", "users", LIFETIME) == {None: "70", "alice": "40"}
     assert usages(house.bucket, "acme", "total", LIFETIME) == {None: "90"}
     notes = {row["budget"]: row["notes"] for row in restored_table(result)}

@@ -124,7 +124,7 @@ def test_a_started_run_without_a_worker_is_dead_after_a_minute_and_launched_agai
     assert again.run_key == f"{incidents(database)[0]['incident_id']}/launch-2"
     assert outcome(instance, run_restore(instance, again.tags)) == "restored"
     assert usages(configured, "acme", "total", LIFETIME) == {None: "80"}
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
 
 
 # Runs that a person cancels
@@ -145,7 +145,7 @@ def test_a_canceled_run_holds_the_incident_until_a_release_launches_a_new_one(
     assert "is on hold until `budget-recovery release`." in skipped(supervise(instance))
     for tick in (supervise(instance), check(instance)):
         assert f"its run {run.run_id[:8]} was terminated." in skipped(tick)
-    assert outcome(instance, run_restore(instance, request_.tags)) == "nothing to do"
+    assert outcome(instance, run_restore(instance, request_.tags)) == "nothing_to_do"
     told = " ".join(command("status").output.split())
     assert f"its run {run.run_id[:8]} was terminated" in told
     assert "budget-recovery release" in told
@@ -193,7 +193,7 @@ def test_where_no_restore_is_under_way_there_is_nothing_to_hold_or_release(
         refused = command(*arguments)
         assert refused.exit_code != 0
         assert said in (refused.output or str(refused.exception))
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
 
 
 def test_an_incident_on_hold_keeps_its_first_reason_and_is_released_once(
@@ -216,5 +216,5 @@ def test_an_incident_on_hold_keeps_its_first_reason_and_is_released_once(
     (request,) = requested(supervise(instance))
     assert request.run_key == f"{released[0]['incident_id']}/launch-2"
     assert hold_job(instance, "once more").success
-    assert outcome(instance, run_restore(instance, request.tags)) == "nothing to do"
+    assert outcome(instance, run_restore(instance, request.tags)) == "nothing_to_do"
     assert incidents(database)[0]["attempts"] == 0

@@ -42,7 +42,7 @@ def test_a_recreated_bucket_stores_nothing_and_opens_an_incident(
     assert entries(database) == before
     (incident,) = incidents(database)
     assert incident["incident_id"][:8] in failure_text(result)
-    assert state(database) == "RECOVERING"
+    assert state(database) == "recovering"
     # Whoever looks next launches the restore.
     (request,) = requested(supervise(instance))
     assert request.run_key == f"{incident['incident_id']}/launch-1"
@@ -149,7 +149,7 @@ def test_a_pause_in_the_middle_keeps_what_was_stored_before_it(
     # As if an incident were opened between the first tenant and the second.
     database.execute(
         "create function pause() returns trigger language plpgsql as "
-        "'begin update budget_recovery.store set state = ''RECOVERING''; return null; end'"
+        "'begin update budget_recovery.store set state = ''recovering''; return null; end'"
     )
     database.execute(
         "create trigger pause after insert on budget_recovery.capture execute function pause()"

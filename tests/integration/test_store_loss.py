@@ -64,7 +64,7 @@ class Scene:
         (request,) = requested(result)
         (incident,) = incidents(self.database)
         (loss,) = losses(self.database)
-        assert state(self.database) == "RECOVERING"
+        assert state(self.database) == "recovering"
         assert request.run_key == f"{incident['incident_id']}/launch-1"
         assert (incident["launches"], incident["closed_at"]) == (1, None)
         assert (loss["verdict"], loss["found_by"]) == (found, "store_loss_sensor")
@@ -76,10 +76,10 @@ class Scene:
         assert (checked["verdict"], checked["incident_id"]) == (found, incident["incident_id"])
         assert reason in checked["reason"]
         shown = observed(result)
-        assert (shown["verdict"], shown["state"]) == (found, "RECOVERING")
+        assert (shown["verdict"], shown["state"]) == (found, "recovering")
         assert shown["incident"] == incident["incident_id"]
         # While it is open, what was accepted stays as it was.
-        assert store_row(self.database) == accepted | {"state": "RECOVERING"}
+        assert store_row(self.database) == accepted | {"state": "recovering"}
         return request
 
 
@@ -92,7 +92,7 @@ def scene(instance: dg.DagsterInstance, database: psycopg.Connection) -> Scene:
 def accepted(configured: Bucket, scene: Scene) -> Bucket:
     """A bucket with a counter at sequence 1 and our marker at 2."""
     configured.spend("acme", "total", LIFETIME, {None: "80"})
-    assert verdict(check(scene.instance)) == "first seen"
+    assert verdict(check(scene.instance)) == "first_seen"
     return configured
 
 
@@ -129,7 +129,7 @@ def test_a_bucket_that_is_gone_is_lost_and_its_return_is_no_further_loss(
     assert incident["target_created_at"] is None
     accepted.create()
     accepted.spend("acme", "total", LIFETIME, {None: "1"})
-    for expected in ("first seen", "unchanged"):
+    for expected in ("first_seen", "unchanged"):
         assert verdict(check(scene.instance)) == expected
     (incident,) = incidents(scene.database)
     assert incident["target_last_sequence"] == 1
@@ -154,7 +154,7 @@ def test_a_purge_that_takes_our_marker_is_a_loss(
     assert accepted.info().created == before.created
     assert accepted.info().state.last_seq == before.state.last_seq
     scene.expect_loss(
-        "marker lost",
+        "marker_lost",
         before=2,
         after=2,
         reason="Part of the store is gone: our marker should stand at sequence 2, and nothing",
@@ -165,7 +165,7 @@ def test_a_store_set_back_to_an_older_copy_is_lost(own_store: OwnStore, scene: S
     # As BerriAI/litellm#30684: a store restarted from an older dump.
     own_store.do(lambda bucket: bucket.create())
     own_store.spend("10")
-    assert verdict(check(scene.instance)) == "first seen"
+    assert verdict(check(scene.instance)) == "first_seen"
     own_store.copy()
     own_store.spend("20")
     assert verdict(check(scene.instance)) == "advanced"
@@ -180,7 +180,7 @@ def test_a_store_set_back_is_lost_also_when_traffic_has_overtaken_it(
 ) -> None:
     own_store.do(lambda bucket: bucket.create())
     own_store.spend("10")
-    assert verdict(check(scene.instance)) == "first seen"
+    assert verdict(check(scene.instance)) == "first_seen"
     own_store.copy()
     own_store.spend("20")
     assert verdict(check(scene.instance)) == "advanced"
@@ -188,7 +188,7 @@ def test_a_store_set_back_is_lost_also_when_traffic_has_overtaken_it(
     for usage in ("11", "12", "13", "14"):
         own_store.spend(usage)
     scene.expect_loss(
-        "marker lost",
+        "marker_lost",
         before=4,
         after=6,
         reason="The store has gone back to older data: our marker should stand at sequence 4, and"
@@ -204,7 +204,7 @@ def test_one_step_back_is_found_however_large_the_sequence(
     own_store.spend("10")
     own_store.copy()
     first = observed(check(scene.instance))
-    assert (first["verdict"], first["last_sequence"]) == ("first seen", "9007199254740992")
+    assert (first["verdict"], first["last_sequence"]) == ("first_seen", "9007199254740992")
     known = store_row(scene.database)
     assert (known["baseline_last_sequence"], known["marker_revision"]) == (9007199254740993,) * 2
     own_store.set_back()
@@ -219,7 +219,7 @@ def test_one_step_back_is_found_however_large_the_sequence(
 def test_a_bucket_in_memory_is_lost_with_its_server(own_store: OwnStore, scene: Scene) -> None:
     own_store.do(lambda bucket: bucket.create_with(storage=StorageType.MEMORY))
     own_store.spend("10")
-    assert verdict(check(scene.instance)) == "first seen"
+    assert verdict(check(scene.instance)) == "first_seen"
     own_store.restart()
     scene.expect_loss("recreated", before=2, after=None, reason="The store is gone")
 

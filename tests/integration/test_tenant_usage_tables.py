@@ -204,7 +204,7 @@ def test_while_captures_are_paused_tables_and_points_are_skipped(
     configured.spend("acme", "total", LIFETIME, {None: "80"})
     assert run_job(instance, current_hour).success
     written = files(tables)
-    database.execute("update budget_recovery.store set state = 'RECOVERING'")
+    database.execute("update budget_recovery.store set state = 'recovering'")
 
     result = run_job(instance, current_hour)
 
@@ -311,7 +311,7 @@ def test_the_age_of_points_is_judged_though_no_capture_succeeds(
     if trouble == "the store is down":
         monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", f"nats://127.0.0.1:{unused_port()}")
     else:
-        database.execute("update budget_recovery.store set state = 'FAILED'")
+        database.execute("update budget_recovery.store set state = 'failed'")
     captured = run_job(instance, current_hour)
     assert not captured.asset_materializations_for_node("budget_usage_snapshots")
     assert "recovery_point_age" not in checks(captured)

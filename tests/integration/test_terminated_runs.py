@@ -87,7 +87,7 @@ def test_a_run_that_is_terminated_in_the_pause_between_attempts_begins_no_furthe
         assert status_of(kept, run) is DagsterRunStatus.CANCELED
     # A second one may have begun just before; it would have been followed by the third.
     assert incidents(database)[0]["attempts"] < 3
-    assert state(database) == "RECOVERING"
+    assert state(database) == "recovering"
 
 
 def restoring_process(home: Path) -> "subprocess.Popen[bytes]":

@@ -45,7 +45,7 @@ def own_store(
     with opened_store(tmp_path, database_url, monkeypatch) as store:
         store.do(lambda bucket: bucket.create())
         store.spend("10")
-        assert verdict(check(instance)) == "first seen"
+        assert verdict(check(instance)) == "first_seen"
         yield store
 
 
@@ -58,7 +58,7 @@ def test_a_store_whose_server_is_down_is_unknown(
         own_store.server.stop()
         assert_red_from_the_third_in_a_row(instance, reason="Cannot connect to NATS at ")
         assert store_row(database) == accepted
-        assert [each["verdict"] for each in store_checks(database)] == ["first seen"] + [
+        assert [each["verdict"] for each in store_checks(database)] == ["first_seen"] + [
             "unknown"
         ] * 4
         own_store.server.start()
@@ -112,7 +112,7 @@ def test_a_bucket_that_never_was_is_unknown(
     assert incidents(database) == []
     assert store_row(database)["baseline_version"] is None
     configured.create()
-    assert verdict(check(instance, "1")) == "first seen"
+    assert verdict(check(instance, "1")) == "first_seen"
     assert_whole(instance, database)
 
 
@@ -139,7 +139,7 @@ def guarded(
         store.do(lambda bucket: bucket.create())
         store.spend("10")
         become(store, "recovery", monkeypatch)
-        assert verdict(check(instance)) == "first seen"
+        assert verdict(check(instance)) == "first_seen"
         yield store
 
 
@@ -214,7 +214,7 @@ def test_clocks_that_disagree_by_a_minute_make_no_loss(
 ) -> None:
     """A check compares the store with nothing but itself, so the clocks need not agree."""
     configured.spend("acme", "total", "lifetime", {None: "80"})
-    assert verdict(check(instance)) == "first seen"
+    assert verdict(check(instance)) == "first_seen"
 
     def clock(connection: Connection) -> datetime:
         return server_clock(connection) + timedelta(minutes=minutes)

@@ -34,7 +34,7 @@ def accepted(
 ) -> Bucket:
     """A bucket with a counter at sequence 1 and our marker at 2."""
     configured.spend("acme", "total", LIFETIME, {None: "80"})
-    assert verdict(check(instance)) == "first seen"
+    assert verdict(check(instance)) == "first_seen"
     assert store_row(database)["marker_revision"] == 2
     return configured
 
@@ -106,7 +106,7 @@ def test_the_age_at_which_a_bucket_drops_all_that_it_holds_is_no_loss(
     configured.destroy()
     configured.create_with(max_age=1.0, allow_msg_ttl=keeps_marker)
     configured.spend("acme", "total", LIFETIME, {None: "80"})
-    assert verdict(check(instance)) == "first seen"
+    assert verdict(check(instance)) == "first_seen"
     left = 1 if keeps_marker else 0
     wait_until(lambda: configured.messages() == left)
     assert holds(configured, guard(database)) is keeps_marker
@@ -126,7 +126,7 @@ def test_a_restart_of_the_server_is_no_loss(
 ) -> None:
     own_store.do(lambda bucket: bucket.create())
     own_store.spend("10")
-    assert verdict(check(instance)) == "first seen"
+    assert verdict(check(instance)) == "first_seen"
     own_store.restart()
     assert_whole(instance, database)
     own_store.spend("20")

@@ -46,7 +46,7 @@ def assert_recovered(instance: dg.DagsterInstance, database: psycopg.Connection)
     assert result.cursor == "0"
     assert "Try:" not in skipped(result)
     assert incidents(database) == []
-    assert state(database) == "HEALTHY"
+    assert state(database) == "healthy"
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from budget_recovery_dagster.doctor import (
     Outcome,
     Report,
     Result,
-    error_code,
     fail,
     judge_bucket,
     judge_credentials,
@@ -26,7 +25,7 @@ from budget_recovery_dagster.doctor import (
     warn,
 )
 from budget_recovery_dagster.domain import ClusterView, Replica
-from budget_recovery_dagster.errors import StoreMissingError
+from budget_recovery_dagster.errors import StoreMissingError, error_code
 
 NOW = datetime(2026, 11, 30, 14, tzinfo=UTC)
 ALONE = ClusterView(NOW, None, "n0", None, 1, ())

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from budget_recovery_dagster import doctor
 from budget_recovery_dagster.cli.main import main
-from budget_recovery_dagster.doctor import CHECKS, REQUIREMENT_NOT_MET, UNEXPECTED_ERROR
+from budget_recovery_dagster.doctor import CHECKS, REQUIREMENT_NOT_MET
+from budget_recovery_dagster.errors import UNEXPECTED_ERROR
 
 PAGE = (Path(__file__).parents[2] / "docs/doctor.md").read_text(encoding="utf-8")
 NATS_URL = "BUDGET_RECOVERY_NATS_URL"

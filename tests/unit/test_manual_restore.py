@@ -118,7 +118,7 @@ def test_an_incident_ends_once_nothing_is_left_to_be_raised(failed: HandHouse) -
     assert applied.incident is not None
     ended = applied.incident.ended
     assert ended is not None
-    assert ended.outcome is Outcome.BY_HAND
+    assert ended.outcome is Outcome.RESTORED_MANUALLY
     assert ended.detail.startswith(
         "By ann: the other half. In the whole incident, 3 counters raised in 2 windows of 2 "
         "tenants. Usage counted from"

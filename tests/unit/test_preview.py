@@ -177,10 +177,10 @@ def test_damaged_records_are_named(house: HandHouse) -> None:
 
 
 def test_a_tenant_that_cannot_be_read_hides_no_other(house: HandHouse) -> None:
-    house.store.failures["a"] = StoreReadError("Reading a took too long.", "read again.")
+    slow = house.store.failures["a"] = StoreReadError("Reading a took too long.", "read again.")
     preview = house.preview()
     assert [(each.tenant, each.failure) for each in preview.tenants] == [
-        ("a", ("Reading a took too long.", "read again.")),
+        ("a", slow),
         ("b", None),
     ]
     assert preview.failures == [preview.tenants[0]]

@@ -284,5 +284,5 @@ def test_windows_of_which_every_record_is_damaged_are_not_called_whole() -> None
     assert isinstance(result, Recovered)
     ended = result.incident.ended
     assert ended is not None
-    assert ended.outcome is Outcome.IN_PART
+    assert ended.outcome is Outcome.RESTORED_IN_PART
     assert "1 window without an intact record: usage unknown." in ended.detail

@@ -169,7 +169,7 @@ class PostgresPreviews:
                         [entry.entity or "" for entry in planned],
                         [entry.live for entry in planned],
                         [entry.recorded for entry in planned],
-                        [entry.action.name for entry in planned],
+                        [entry.action.value for entry in planned],
                     )
                     for of, planned in by_window.items()
                 ],
@@ -227,4 +227,4 @@ def _columns(choice: RestoreChoice) -> tuple[Any, ...]:
 def _entries(budget: str, token: str, *lists: list[Any]) -> Iterator[PlannedEntry]:
     of = BudgetWindow(budget, Window.parse(token))
     for entity, live, recorded, action in zip(*lists, strict=True):
-        yield PlannedEntry(of, entity or None, recorded, live, Action[action])
+        yield PlannedEntry(of, entity or None, recorded, live, Action(action))

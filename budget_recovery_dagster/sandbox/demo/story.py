@@ -419,7 +419,7 @@ def _why_not(captured: Captured | NotCaptured) -> str:
         case Captured(stopped_by=error):
             return str(error)
         case Paused(state=state):
-            return f"the store is {state}."
+            return f"the store is {state.name}."
         case Verified(hour=hour):
             return f"the hour {hour} closed."
         case HourClosedError() | HourNotCapturedError():

@@ -48,7 +48,7 @@ from budget_recovery_dagster.services.restore.tenants import (
     Worker,
     undone_error,
 )
-from budget_recovery_dagster.services.words import counted
+from budget_recovery_dagster.services.words import OUTCOMES, counted
 
 # After these nothing can be recorded any more, or what was recorded is about another loss.
 _BEYOND_RECORDING = (DatabaseUnreachableError, IncidentMovedError, LeaseLostError, StoreLostError)
@@ -114,7 +114,7 @@ def recover_store(  # noqa: PLR0913 - by keyword, each the caller's own
         with plane.leases.hold(RESTORE_LEASE, holder, at_most=LONGEST_RESTORE) as lease:
             recovery = plane.incidents.recovery()
             if recovery.state is not RecoveryState.RECOVERING or recovery.incident is None:
-                return NothingToDo(f"The store is {recovery.state}; no restore is due.")
+                return NothingToDo(f"The store is {recovery.state.name}; no restore is due.")
             if recovery.incident.on_hold is not None:
                 return NothingToDo(recovery.incident.on_hold)
             run = _Run(plane, Worker(run_id, holder, lease, on_progress), recovery.incident)
@@ -189,7 +189,7 @@ class _Run:
             raise AttemptFailedError(
                 f"Attempt {number} of {MAX_ATTEMPTS} failed: {message}", hint
             ) from error
-        self._end_attempt(closing.outcome.value)
+        self._end_attempt(OUTCOMES[closing.outcome])
         return recovered
 
     def _restore(self, session: RestoreSession) -> Closing:
@@ -253,7 +253,7 @@ class _Run:
             f"{counted(restored.windows, 'window')} of {counted(restored.tenants, 'tenant')}."
         )
         if restores.corrupt:
-            outcome = Outcome.IN_PART
+            outcome = Outcome.RESTORED_IN_PART
             unknown = counted(restores.corrupt, "window")
             sentences = [
                 raised,

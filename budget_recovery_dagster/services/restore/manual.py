@@ -205,7 +205,12 @@ class _Run:
             return incident
         detail = " ".join([*remainder.unknown(), uncovered(incident)])
         return _close(
-            session, self.order, Outcome.BY_HAND, detail, seen, boards=self.restores.boards
+            session,
+            self.order,
+            Outcome.RESTORED_MANUALLY,
+            detail,
+            seen,
+            boards=self.restores.boards,
         )
 
 
@@ -281,7 +286,7 @@ def _require_open(plane: ControlPlane) -> None:
     recovery = plane.incidents.recovery()
     if recovery.incident is None:
         raise IncidentMovedError(
-            f"The store is {recovery.state}, and no incident is open.",
+            f"The store is {recovery.state.name}, and no incident is open.",
             "there is nothing to resolve; see `budget-recovery status`.",
         )
 
@@ -317,7 +322,7 @@ def _recovering(plane: ControlPlane) -> Incident:
     recovery = plane.incidents.recovery()
     if recovery.incident is None or recovery.state is not RecoveryState.RECOVERING:
         raise IncidentMovedError(
-            f"The store is {recovery.state}: no restore is under way.",
+            f"The store is {recovery.state.name}: no restore is under way.",
             "see `budget-recovery status`.",
         )
     return recovery.incident

@@ -41,7 +41,7 @@ from budget_recovery_dagster.ports import (
     UsageStore,
     Written,
 )
-from budget_recovery_dagster.services.words import counted, listed, shown_entity
+from budget_recovery_dagster.services.words import WRITTEN, counted, listed, shown_entity
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class RestoreReport:
         yield from _with_reasons(Written.REFUSED, _left_as(Written.REFUSED, results))
         for written in (Written.CLOSED, Written.EXPIRED):
             if count := sum(result.written is written for result in results):
-                yield f"{counted(count, 'counter')} {written}"
+                yield f"{counted(count, 'counter')} {WRITTEN[written]}"
         if gone := [result.order.entity for result in results if self._is_gone(result)]:
             yield (
                 f"{counted(len(gone), 'counter')} no longer in the store after the writing: "
@@ -220,7 +220,7 @@ def _left_as(written: Written, results: list[RaiseResult]) -> list[tuple[Entity,
 
 def _with_reasons(written: Written, left: list[tuple[Entity, str]]) -> Iterator[str]:
     if left:
-        yield f"{counted(len(left), 'counter')} {written}: " + listed(
+        yield f"{counted(len(left), 'counter')} {WRITTEN[written]}: " + listed(
             f"{shown_entity(entity)} ({reason})" for entity, reason in left
         )
 

@@ -72,9 +72,7 @@ create table budget_recovery.incident (
         num_nulls(failed_at, failure, failure_detail) in (0, 3)
     ),
     constraint incident_failure_is_known check (
-        failure in (
-            'there are no snapshots to restore from', 'writing back did not succeed'
-        )
+        failure in ('no_snapshots', 'not_written')
     ),
     constraint incident_end_is_whole check (
         num_nulls(
@@ -84,8 +82,8 @@ create table budget_recovery.incident (
     ),
     constraint incident_outcome_is_known check (
         outcome in (
-            'restored', 'restored in part', 'restored by hand', 'nothing lost', 'nothing current',
-            'accepted by hand'
+            'restored', 'restored_in_part', 'nothing_lost', 'nothing_current',
+            'restored_manually', 'accepted'
         )
     ),
     constraint incident_restored_is_not_negative check (
@@ -98,7 +96,7 @@ where closed_at is null;
 create index incident_opened_at on budget_recovery.incident (opened_at);
 comment on table budget_recovery.incident is
     'A loss of the store and what happened until its end; kept for ever. At most one is open, '
-    'exactly while the store is not HEALTHY.';
+    'exactly while the store is not healthy.';
 comment on column budget_recovery.incident.incident_id is
     'A random id, part of the run keys of its restores.';
 comment on column budget_recovery.incident.opened_at is 'When its first loss was recorded.';
@@ -141,12 +139,13 @@ comment on column budget_recovery.incident.released_at is
     'When a hold last ended; null: never.';
 comment on column budget_recovery.incident.failed_at is
     'When the restore failed for good, so that a person must act; null: it did not.';
-comment on column budget_recovery.incident.failure is 'Why it failed.';
+comment on column budget_recovery.incident.failure is
+    'Why it failed: no_snapshots or not_written.';
 comment on column budget_recovery.incident.failure_detail is 'The same in full, for people.';
 comment on column budget_recovery.incident.closed_at is 'When it ended; null: it is open.';
 comment on column budget_recovery.incident.outcome is
-    'restored, restored in part, restored by hand, nothing lost, nothing current or accepted by '
-    'hand.';
+    'How it ended: restored, restored_in_part, nothing_lost, nothing_current, restored_manually or '
+    'accepted.';
 comment on column budget_recovery.incident.outcome_detail is 'The same in full, for people.';
 comment on column budget_recovery.incident.restored_tenants is
     'Tenants with a raised counter.';
@@ -172,7 +171,7 @@ create table budget_recovery.store_loss (
     primary key (incident_id, position),
     constraint loss_position_is_positive check (position > 0),
     constraint loss_verdict_is_known check (
-        verdict in ('recreated', 'regressed', 'marker lost')
+        verdict in ('recreated', 'regressed', 'marker_lost')
     ),
     constraint loss_after_is_whole check (
         num_nulls(after_created_at, after_last_sequence) in (0, 2)
@@ -188,7 +187,7 @@ comment on column budget_recovery.store_loss.incident_id is 'The incident that i
 comment on column budget_recovery.store_loss.position is 'From 1, in the order of detection.';
 comment on column budget_recovery.store_loss.found_at is 'When it was found.';
 comment on column budget_recovery.store_loss.found_by is 'The tick or run that found it.';
-comment on column budget_recovery.store_loss.verdict is 'recreated, regressed or marker lost.';
+comment on column budget_recovery.store_loss.verdict is 'recreated, regressed or marker_lost.';
 comment on column budget_recovery.store_loss.reason is 'The evidence for the verdict, for people.';
 comment on column budget_recovery.store_loss.before_created_at is
     'The store that was lost: when its stream was created.';
@@ -212,8 +211,8 @@ create table budget_recovery.store_check (
     incident_id text collate "C" references budget_recovery.incident,
     constraint check_verdict_is_known check (
         verdict in (
-            'unknown', 'first seen', 'unchanged', 'advanced',
-            'recreated', 'regressed', 'marker lost'
+            'unknown', 'first_seen', 'unchanged', 'advanced',
+            'recreated', 'regressed', 'marker_lost'
         )
     ),
     constraint check_identity_is_whole check (
@@ -233,7 +232,7 @@ comment on column budget_recovery.store_check.check_id is 'Ascending in the orde
 comment on column budget_recovery.store_check.checked_at is 'When the store was checked.';
 comment on column budget_recovery.store_check.checked_by is 'The tick or run that checked it.';
 comment on column budget_recovery.store_check.verdict is
-    'unknown, first seen, unchanged or advanced; or a loss: recreated, regressed, marker lost.';
+    'unknown, first_seen, unchanged or advanced; or a loss: recreated, regressed, marker_lost.';
 comment on column budget_recovery.store_check.reason is 'The evidence for the verdict, for people.';
 comment on column budget_recovery.store_check.store_created_at is
     'The observed identity: when the stream was created; null: none was observed.';
@@ -421,7 +420,8 @@ comment on column budget_recovery.restore_preview_window.live is
 comment on column budget_recovery.restore_preview_window.recorded is
     'The recorded usages, in the order of entities.';
 comment on column budget_recovery.restore_preview_window.actions is
-    'The planned actions, in the order of entities.';
+    'The planned actions, in the order of entities: raise, keep, skip_closed or '
+    'skip_unreadable.';
 """
 
 BLOCKS = (INCIDENT, LOSS, CHECK, ATTEMPT, AUDIT, PREVIEW, WINDOW)

@@ -12,7 +12,7 @@ create table budget_recovery.store (
     is_only_row boolean primary key default true,
     bucket text collate "C" not null,
     deployment_id text collate "C" not null,
-    state text collate "C" not null default 'HEALTHY',
+    state text collate "C" not null default 'healthy',
     baseline_created_at timestamptz,
     baseline_last_sequence numeric(20),
     baseline_version bigint,
@@ -24,7 +24,7 @@ create table budget_recovery.store (
     constraint store_deployment_is_a_uuid check (
         deployment_id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
     ),
-    constraint store_state_is_known check (state in ('HEALTHY', 'RECOVERING', 'FAILED')),
+    constraint store_state_is_known check (state in ('healthy', 'recovering', 'failed')),
     constraint store_baseline_is_whole check (
         num_nulls(baseline_created_at, baseline_last_sequence, baseline_version) in (0, 3)
     ),
@@ -50,8 +50,8 @@ comment on column budget_recovery.store.bucket is 'The NATS key-value bucket.';
 comment on column budget_recovery.store.deployment_id is
     'The random id of this installation, which its marker in the store carries.';
 comment on column budget_recovery.store.state is
-    'HEALTHY, RECOVERING or FAILED; snapshots are stored only while HEALTHY. An incident is open '
-    'exactly while it is not HEALTHY: both change in one transaction, under this row''s lock.';
+    'healthy, recovering or failed; snapshots are stored only while healthy. An incident is open '
+    'exactly while it is not healthy: both change in one transaction, under this row''s lock.';
 comment on column budget_recovery.store.baseline_created_at is
     'The last accepted identity: when the store''s stream was created.';
 comment on column budget_recovery.store.baseline_last_sequence is
@@ -110,7 +110,7 @@ create table budget_recovery.budget (
         limit_amount >= 0 and limit_amount < 100000000000000000000
     ),
     constraint budget_split_is_known check (
-        split_by in ('nothing', 'user', 'model', 'virtual account', 'agent', 'metadata')
+        split_by in ('nothing', 'user', 'model', 'virtual_account', 'agent', 'metadata')
     ),
     constraint budget_metadata_key_is_of_metadata check (
         (metadata_key is not null) = (split_by = 'metadata')
@@ -125,7 +125,7 @@ comment on column budget_recovery.budget.period is
 comment on column budget_recovery.budget.limit_amount is
     'The limit of each entity in one window, in the gateway''s currency.';
 comment on column budget_recovery.budget.split_by is
-    'What usage is counted by: nothing, user, model, virtual account, agent, metadata.';
+    'What usage is counted by: nothing, user, model, virtual_account, agent, metadata.';
 comment on column budget_recovery.budget.metadata_key is
     'The metadata field of a request that splits the budget; null for any other split.';
 comment on column budget_recovery.budget.enforcement is
@@ -325,8 +325,8 @@ comment on column budget_recovery.budget_record.covers_earlier is
 comment on column budget_recovery.budget_record.is_truncated is
     'The source lists only the largest spenders, and its list was full.';
 comment on column budget_recovery.budget_record.value_shape is
-    'How the gateway writes the values, for keys that must be recreated; null: no value was '
-    'readable, or the source does not have them.';
+    'How the gateway writes the values, for keys that must be recreated: object_text, '
+    'object_number or bare_number; null: no value was readable, or the source does not have them.';
 comment on column budget_recovery.budget_record.omitted is
     'The first omitted counters: [{"entity", "key", "reason"}], with "is_entity_known": false '
     'where the entity is unknown; null: none.';

@@ -1,0 +1,404 @@
+"""docs/json.md lists the keys, types and codes of all JSON documents as they are."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+from click.testing import CliRunner
+
+from budget_recovery_dagster import errors
+from budget_recovery_dagster.cli.main import main
+from budget_recovery_dagster.domain import (
+    EVERYONE,
+    Action,
+    Attempt,
+    AuditEntry,
+    BudgetWindow,
+    CaptureSource,
+    Change,
+    Difference,
+    Ended,
+    FailureReason,
+    GivenUp,
+    Held,
+    KeptPreview,
+    ListedSnapshot,
+    Loss,
+    OmittedCounter,
+    Outcome,
+    Recovery,
+    RecoveryState,
+    Reset,
+    RestoreChoice,
+    Restored,
+    UnreadableKey,
+    Verdict,
+    Waiting,
+    Window,
+)
+from budget_recovery_dagster.errors import (
+    UNEXPECTED_ERROR,
+    BudgetRecoveryError,
+    LeaseHeldError,
+    SettingsError,
+)
+from budget_recovery_dagster.ports import Written
+from budget_recovery_dagster.presentation import (
+    CHANGES,
+    CONDITIONS,
+    FAILURES,
+    USAGE_ERROR,
+    VERDICTS,
+    applied_json,
+    error_json,
+    failure_json,
+    held_json,
+    preview_json,
+    reset_json,
+    resolved_json,
+    snapshots_json,
+    status_json,
+    usage_error_json,
+)
+from budget_recovery_dagster.sandbox import NoRunningDevError
+from budget_recovery_dagster.services import (
+    OUTCOMES,
+    WRITTEN,
+    Condition,
+    EntryPreview,
+    Preview,
+    RecordedReset,
+    TenantPreview,
+    WindowPreview,
+)
+from budget_recovery_dagster.services.restore import Applied, Remainder, Resolved, TenantRestored
+from tests import documentation
+from tests.unit.status_house import IDENTITY, NOW, Known, ago, check, closed, incident, unknown
+
+PAGE = "docs/json.md"
+
+ENUMS: Mapping[str, type[StrEnum]] = {
+    "Condition": Condition,
+    "State": RecoveryState,
+    "Verdict": Verdict,
+    "Outcome": Outcome,
+    "Failure reason": FailureReason,
+    "Action": Action,
+    "Change": Change,
+    "Source": CaptureSource,
+}
+
+SCALARS: Mapping[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "sentence": lambda value: isinstance(value, str),
+    "time": lambda value: bool(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", value)),
+    "usage": lambda value: bool(re.fullmatch(r"\d+(\.\d+)?", value)),
+    "sequence": lambda value: bool(re.fullmatch(r"\d+", value)),
+    "integer": lambda value: type(value) is int,
+    "number": lambda value: type(value) in (int, float),
+    "boolean": lambda value: type(value) is bool,
+}
+
+
+def first_column(heading: str, named: str) -> Iterator[list[str]]:
+    """The rows of the table below a heading whose first column has this name."""
+    table = documentation.section(PAGE, heading).split(f"| {named} |", 1)[1].split("\n\n")[0]
+    for line in table.splitlines()[2:]:
+        yield [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def keys_of(heading: str) -> dict[str, str]:
+    return {documentation.code(key): kind for key, kind, _ in first_column(heading, "key")}
+
+
+def codes_of(heading: str) -> list[str]:
+    return [documentation.code(code) for code, _ in first_column(heading, "code")]
+
+
+def headings_of(column: str) -> set[str]:
+    return {
+        heading
+        for heading in documentation.headings(PAGE)
+        if f"| {column} |" in documentation.section(PAGE, heading).split("\n#")[0]
+    }
+
+
+def named(link: str) -> str:
+    """The heading that a type links."""
+    text, anchor = re.fullmatch(r"\[([^]]+)\]\(#([\w-]+)\)", link).groups()  # type: ignore[union-attr]
+    assert anchor == text.replace(" ", "-")
+    (heading,) = [each for each in documentation.headings(PAGE) if each.lower() == text]
+    return heading
+
+
+class Documented:
+    """What of the page was seen in documents: headings of objects, and keys that were null."""
+
+    def __init__(self) -> None:
+        self.objects: set[str] = set()
+        self.null: set[tuple[str, str]] = set()
+        self.filled: set[tuple[str, str]] = set()
+
+    def compare(self, document: Any, heading: str) -> None:
+        """Require that an object has the keys of a heading, in their order, and their types."""
+        kinds = keys_of(heading)
+        assert list(document) == list(kinds), heading
+        self.objects.add(heading)
+        for key, value in document.items():
+            if value is None:
+                assert not kinds[key].startswith("map of "), (heading, key)
+                assert kinds[key].endswith(" or null"), (heading, key)
+                self.null.add((heading, key))
+            else:
+                self._compare_value(value, kinds[key], (heading, key))
+
+    def _compare_value(self, value: Any, kind: str, where: tuple[str, str]) -> None:
+        if kind.startswith("map of "):
+            of = kind.removeprefix("map of ")
+            for each in value.values():
+                if each is None:
+                    assert of.endswith(" or null"), where
+                else:
+                    self._compare_value(each, of, where)
+            return
+        kind = kind.removesuffix(" or null")
+        if kind.startswith("list of "):
+            assert isinstance(value, list), where
+            for each in value:
+                self._compare_value(each, kind.removeprefix("list of "), where)
+        elif kind.startswith("["):
+            self._compare_named(value, named(kind))
+            self.filled.add(where)
+        else:
+            assert SCALARS[kind](value), (where, value)
+            self.filled.add(where)
+
+    def _compare_named(self, value: Any, heading: str) -> None:
+        if heading in headings_of("code"):
+            assert value in codes_of(heading), (heading, value)
+        else:
+            self.compare(value, heading)
+
+
+DAY = BudgetWindow("per user", Window.parse("2026-11-30"))
+ERROR = LeaseHeldError("A restore is running.", "wait.")
+CHOICE = RestoreChoice("acme", "per user", ago(60), despite_resets=True)
+OMITTED = OmittedCounter(DAY, "alice", "usage.acme.alice", "it is no number")
+ENTRY = EntryPreview(
+    tenant="acme",
+    of=DAY,
+    entity="alice",
+    live=Decimal(1),
+    recorded=Decimal("2.5"),
+    result=Decimal("2.5"),
+    action=Action.RAISE,
+    source=ago(60),
+    blocks=True,
+)
+AGGREGATE = replace(ENTRY, entity=None, live=None, result=None, blocks=None)
+WINDOW = WindowPreview(
+    tenant="acme",
+    of=DAY,
+    counters=2,
+    raised=1,
+    kept=1,
+    skipped=0,
+    made_anew=0,
+    unreadable=0,
+    is_closed=False,
+    live=Decimal(1),
+    recorded=Decimal("2.5"),
+    result=Decimal("2.5"),
+    newest_source=ago(60),
+    oldest_source=ago(120),
+    limit=Decimal(2),
+    is_enforced=True,
+    blocked_before=0,
+    blocked_after=1,
+    is_truncated=True,
+    is_partial=True,
+    omitted=(OMITTED,),
+    omitted_count=1,
+    corrupt=(ago(180),),
+    notes=("a note",),
+)
+EMPTY_WINDOW = replace(WINDOW, newest_source=None, oldest_source=None, limit=None)
+TENANT = TenantPreview(
+    "acme", ago(60), (WINDOW, EMPTY_WINDOW), (ENTRY, AGGREGATE), (UnreadableKey("k", "no name"),), 1
+)
+UNSEEN = TenantPreview("globex", None, failure=ERROR)
+OPEN = incident(
+    9,
+    losses=(
+        Loss(ago(9), "sensor", Verdict.RECREATED, "It is gone.", IDENTITY, None),
+        Loss(ago(8), "run 1", Verdict.MARKER_LOST, "Another.", IDENTITY, IDENTITY),
+    ),
+    attempts=1,
+    launches=1,
+    next_launch_at=ago(-1),
+    waiting=Waiting(ago(5), "A replica is behind.", 2),
+    held=Held(ago(4), "alice@ops", "an upgrade"),
+    released_at=ago(3),
+    given_up=GivenUp(ago(2), FailureReason.NOT_WRITTEN, "The bucket is full."),
+)
+ENDED = replace(OPEN, ended=Ended(ago(1), Outcome.RESTORED, "All.", Restored(1, 1, 1, 1)))
+BARE = incident(9, newest_point_at=None, last_good_at=None)
+HELD = incident(9, held=Held(ago(4), "alice@ops", "an upgrade"))
+ATTEMPT = Attempt(OPEN.incident_id, 1, 1, "run 1", "host", ago(6), ago(5), "The bucket is full.")
+PREVIEW = Preview(
+    "0c9a7a54",
+    NOW,
+    CHOICE,
+    Recovery(RecoveryState.RECOVERING, OPEN),
+    IDENTITY,
+    (TENANT, UNSEEN),
+    (ENTRY,),
+    ("A replica is behind.",),
+)
+AUDIT = AuditEntry(
+    "acme", DAY, ago(60), 2, 1, 1, 1, 0, Decimal(1), Decimal("2.5"), ("1 counter left",)
+)
+REMAINDER = Remainder(1, 2, 3, ("Tenant 'globex' cannot be read.",))
+APPLIED = Applied(
+    choice=CHOICE,
+    preview=KeptPreview("0c9a7a54", NOW, "alice@ops", CHOICE, IDENTITY),
+    differences=(
+        Difference("acme", DAY, "alice", Change.LIVE, Decimal(1), None),
+        Difference("acme", DAY, None, Change.NEW, None, Decimal(1)),
+    ),
+    uncompared=("globex",),
+    absent=("initech",),
+    tenants=(TenantRestored("acme", (AUDIT,), 1), TenantRestored("globex", (), 0, ERROR)),
+    failure=ERROR,
+    incident=ENDED,
+    remainder=REMAINDER,
+)
+RESET = RecordedReset(
+    Reset("acme", "per user", "2026-11-30", "alice", ago(5), "bob@ops", "wrong price", NOW),
+    (DAY,),
+    is_restoring=True,
+)
+SNAPSHOT = ListedSnapshot(ago(60), CaptureSource.COUNTERS, 1, 2, 3, 4, 5, 6, 7, is_pruned=False)
+
+
+def statuses() -> Iterator[str]:
+    known = Known(
+        recovered=Recovery(RecoveryState.FAILED, OPEN),
+        attempts=(ATTEMPT,),
+        incidents=(closed(300),),
+        checks=(replace(check(1), incident_id=OPEN.incident_id), unknown(11), check(21)),
+        points={"acme": ago(60)},
+        damaged={"acme": 1},
+        failing_tenants={"acme": ago(60), "globex": None},
+    )
+    yield status_json(known.status(), 2)
+    yield status_json(replace(known, incidents=(ENDED,)).status(), 2)
+    yield status_json(
+        replace(known, recovered=Recovery(RecoveryState.RECOVERING, HELD)).status(), 1
+    )
+    running = replace(ATTEMPT, incident_id=BARE.incident_id, ended_at=None, outcome=None)
+    bare = Known(recovered=Recovery(RecoveryState.RECOVERING, BARE), attempts=(running,))
+    yield status_json(bare.status(), 1)
+    unseen = replace(unknown(1), identity=None)
+    yield status_json(Known(checks=(unseen,)).status(), 3)
+    yield failure_json(SettingsError("No database is set.", "set one."), 3)
+
+
+def documents() -> Iterator[tuple[str, str]]:
+    """The JSON documents of all commands but doctor, filled and empty, with their headings."""
+    for status in statuses():
+        yield "status", status
+    yield "preview", preview_json(PREVIEW)
+    every = RestoreChoice()
+    healthy = Recovery(RecoveryState.HEALTHY, None)
+    yield "preview", preview_json(replace(PREVIEW, choice=every, recovery=healthy))
+    yield "restore", applied_json(APPLIED)
+    yield "restore", applied_json(replace(APPLIED, incident=OPEN))
+    nothing = replace(APPLIED, preview=None, failure=None, incident=None, remainder=None)
+    yield "restore", applied_json(nothing)
+    yield "resolve", resolved_json(Resolved(ENDED, REMAINDER))
+    yield "resolve", resolved_json(Resolved(OPEN, REMAINDER))
+    yield "hold and release", held_json(OPEN)
+    yield "hold and release", held_json(BARE)
+    yield "snapshots", snapshots_json([SNAPSHOT], ["per user"], {"acme": 1})
+    yield "record-reset", reset_json(RESET)
+    everyone = replace(RESET.reset, window=None, entity=EVERYONE)
+    yield "record-reset", reset_json(replace(RESET, reset=everyone))
+
+
+def refusals() -> Iterator[str]:
+    """What commands print that were refused or called with wrong options."""
+    yield error_json(ERROR)
+    yield usage_error_json("--json needs --yes.")
+    yield CliRunner().invoke(main, ["restore", "--reason", "x", "--json"]).stdout
+
+
+ALWAYS_NULL = {
+    (command, "error")
+    for command in ("preview", "resolve", "hold and release", "snapshots", "record-reset")
+}
+
+
+def test_every_key_and_type_is_documented_as_it_is() -> None:
+    documented = Documented()
+    for heading, document in documents():
+        documented.compare(json.loads(document), heading)
+    for refusal in refusals():
+        content = json.loads(refusal)
+        assert list(content) == ["schema", "error"]
+        documented.compare(content["error"], "Error")
+    headings = headings_of("key")
+    assert documented.objects == headings
+    kinds = {(heading, key): kind for heading in headings for key, kind in keys_of(heading).items()}
+    assert documented.filled == set(kinds) - ALWAYS_NULL
+    assert documented.null == {
+        where
+        for where, kind in kinds.items()
+        if kind.endswith(" or null") and not kind.startswith("map of ")
+    }
+
+
+def test_the_schema_is_the_first_key_of_every_document() -> None:
+    for document in (*(document for _, document in documents()), *refusals()):
+        assert next(iter(json.loads(document).items())) == ("schema", 1)
+
+
+def test_every_code_is_listed() -> None:
+    for heading, enum in ENUMS.items():
+        assert codes_of(heading) == [member.value for member in enum], heading
+        assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", member.value) for member in enum)
+    assert headings_of("code") == {*ENUMS, "Error code"}
+
+
+def test_people_read_every_code_in_words() -> None:
+    labels: dict[type[StrEnum], Mapping[Any, str]] = {
+        Condition: CONDITIONS,
+        Verdict: VERDICTS,
+        Outcome: OUTCOMES,
+        FailureReason: FAILURES,
+        Change: CHANGES,
+        Written: WRITTEN,
+    }
+    for enum, words in labels.items():
+        assert set(words) == set(enum)
+        assert not any("_" in each for each in words.values())
+
+
+def test_every_error_code_is_listed() -> None:
+    own = {
+        each.code
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, BudgetRecoveryError)
+    }
+    # No error is of the base alone. The other errors are of commands without JSON.
+    expected = own - {BudgetRecoveryError.code} | {NoRunningDevError.code}
+    assert set(codes_of("Error code")) == expected | {USAGE_ERROR, UNEXPECTED_ERROR}
+
+
+def test_an_error_has_the_name_of_its_class_as_its_code() -> None:
+    assert errors.StoreNoQuorumError.code == "store_no_quorum"
+    assert errors.error_code(KeyError("x")) == UNEXPECTED_ERROR
