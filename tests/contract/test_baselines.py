@@ -85,9 +85,9 @@ def test_the_baseline_moves_only_while_the_store_is_healthy(
 ) -> None:
     present = plane.registry.accept(FIRST, judged=None)
     plane.set_state(state)
-    with pytest.raises(CapturesPausedError, match=state):
+    with pytest.raises(CapturesPausedError, match=state.name):
         plane.registry.intend_marker("n", judged=present)
-    with pytest.raises(CapturesPausedError, match=state):
+    with pytest.raises(CapturesPausedError, match=state.name):
         plane.registry.accept(MARKED, judged=present)
     assert plane.baseline == present
 

@@ -146,7 +146,7 @@ def test_nothing_is_opened_where_the_state_was_moved_by_hand(
     plane: ControlPlane, broken: RecoveryState
 ) -> None:
     plane.set_state(broken)
-    with pytest.raises(IncidentMovedError, match=f"{broken} though no incident"):
+    with pytest.raises(IncidentMovedError, match=f"{broken.name} though no incident"):
         plane.incidents.open(LOSS, target=TARGET, judged=None)
     assert plane.incidents.recovery() == Recovery(broken, None)
 

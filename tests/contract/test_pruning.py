@@ -103,7 +103,7 @@ def test_nothing_is_removed_while_the_store_is_not_healthy(
     plane.snapshots.record_failures([note], run_id="run")
     plane.clock.set(NOON + 30 * DAY)
     plane.set_state(state)
-    with pytest.raises(CapturesPausedError, match=state) as refused:
+    with pytest.raises(CapturesPausedError, match=state.name) as refused:
         plane.prune("acme")
     assert refused.value.hint
     assert captured_at(plane, NOON) == ["acme"]

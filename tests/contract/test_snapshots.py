@@ -187,7 +187,7 @@ def test_nothing_is_stored_while_the_store_is_not_healthy(
     plane: ControlPlane, state: RecoveryState
 ) -> None:
     plane.set_state(state)
-    assert state in refused(plane, plane.take(reading("acme", TEAM)), CapturesPausedError)
+    assert state.name in refused(plane, plane.take(reading("acme", TEAM)), CapturesPausedError)
 
 
 def test_an_empty_snapshot_is_held_to_the_same_rules(plane: ControlPlane) -> None:

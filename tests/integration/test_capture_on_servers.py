@@ -71,7 +71,7 @@ def test_a_tenant_that_the_user_may_not_read_is_named_and_the_others_are_stored(
     shown = metadata(result)
     assert (shown["tenants_stored"], shown["tenants_failed"]) == (2, 1)
     failed, *stored = [row.data for row in shown["tenants"].records]
-    assert (failed["tenant"], failed["outcome"]) == ("b", "FAILED")
+    assert (failed["tenant"], failed["outcome"]) == ("b", "failed")
     assert "usage.b.>" in str(failed["detail"])
     assert [row["tenant"] for row in stored] == ["a", "c"]
 

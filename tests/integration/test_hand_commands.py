@@ -139,6 +139,7 @@ def test_what_is_wrong_is_refused_with_the_choices(
     assert message in result.stderr
     assert hint in result.stderr
     error = answer(*arguments, code=2)["error"]
+    assert error["code"] == "choice"
     assert message in error["message"]
     assert hint in error["hint"]
 
@@ -172,6 +173,7 @@ def test_hold_and_release_say_who_holds(lost: House) -> None:
     answer("resolve", "--reason", "all is well", "--yes")
     for command in (("hold", "--reason", "again"), ("release",)):
         error = answer(*command, code=1)["error"]
+        assert error["code"] == "incident_moved"
         assert error["message"] == "The store is HEALTHY: no restore is under way."
 
 
@@ -187,7 +189,9 @@ def test_hold_and_release_say_who_holds(lost: House) -> None:
     ],
 )
 def test_what_is_wrong_with_the_options_is_json_as_well(arguments: tuple[str, ...]) -> None:
-    assert answer(*arguments, code=2)["error"]["message"]
+    error = answer(*arguments, code=2)["error"]
+    assert error["code"] == "usage"
+    assert error["message"]
 
 
 @pytest.mark.parametrize("name", ["a\0", "a\udcff"])

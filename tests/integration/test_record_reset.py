@@ -158,6 +158,7 @@ def test_the_command_tells_programs_the_same(captured: Bucket) -> None:
     told = json.loads(result.output)
     assert datetime.fromisoformat(told.pop("at")) == datetime.fromisoformat(told.pop("recorded_at"))
     assert told == {
+        "schema": 1,
         "tenant": "acme",
         "budget": "total",
         "window": None,

@@ -251,7 +251,9 @@ def test_what_cannot_be_asked_ends_with_3_and_a_sentence(
     assert no_answer(None, "--data-dir", str(tmp_path)) == (
         f"Error: No budget-recovery dev runs on {tmp_path}."
     )
-    assert as_json(down)["error"]["message"] in no_answer(down)
+    error = as_json(down)["error"]
+    assert error["code"] == "database_unreachable"
+    assert error["message"] in no_answer(down)
 
 
 def test_a_mistyped_option_is_no_answer_either() -> None:
