@@ -120,14 +120,14 @@ def test_what_moved_since_the_preview_is_shown(lost: Bucket, instance: dg.Dagste
     metadata = shown(
         run_manual_restore(instance, tenant="acme", mode="apply", reason="acme called")
     )
-    assert metadata["preview"].endswith("its live usage has moved: 1.")
+    assert metadata["preview"].endswith("its live usage has changed: 1.")
     assert metadata["differences"] == [
         {
             "tenant": "acme",
             "budget": "total",
             "window": LIFETIME,
             "entity": "'alice'",
-            "change": "its live usage has moved",
+            "change": "live_changed",
             "previewed": "nothing",
             "found": "31",
         }
