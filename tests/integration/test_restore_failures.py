@@ -167,7 +167,7 @@ def test_attempts_that_died_without_a_word_are_decided_by_a_last_look(
     result = run_restore(instance, request.tags)
 
     assert not result.success
-    assert "still say more than 2 counters" in failure_text(result)
+    assert "2 counters are still lower than in the snapshots" in failure_text(result)
     assert state(database) == "failed"
     assert usages(captured, "acme", "total", LIFETIME) == {}
 
