@@ -92,9 +92,17 @@ ENUMS: Mapping[str, type[StrEnum]] = {
     "Source": CaptureSource,
 }
 
+CODES = {member.value for enum in ENUMS.values() for member in enum}
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is a text, and not a code that the page would have to name."""
+    return isinstance(value, str) and value not in CODES
+
+
 SCALARS: Mapping[str, Callable[[Any], bool]] = {
-    "text": lambda value: isinstance(value, str),
-    "sentence": lambda value: isinstance(value, str),
+    "text": is_text,
+    "sentence": is_text,
     "time": lambda value: bool(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", value)),
     "usage": lambda value: bool(re.fullmatch(r"\d+(\.\d+)?", value)),
     "sequence": lambda value: bool(re.fullmatch(r"\d+", value)),
