@@ -8,7 +8,7 @@ import pytest
 
 from budget_recovery_dagster.domain import EVERYONE, Entity, Everyone, Outcome, RecoveryState
 from budget_recovery_dagster.errors import ChoiceError
-from budget_recovery_dagster.presentation import told
+from budget_recovery_dagster.presentation import reset_report
 from budget_recovery_dagster.services import RecordedReset, ResetRequest, record_reset
 from budget_recovery_dagster.services.restore import Recovered
 from tests.unit.capture_house import NOW
@@ -114,7 +114,9 @@ def test_without_any_snapshot_there_is_nothing_to_choose() -> None:
 def test_people_are_told_what_was_recorded_and_what_must_have_come_first(
     house: RecoveryHouse, who: Entity | Everyone, window: str | None, said: str
 ) -> None:
-    what, left_out, warning = told(record(house, replace(REQUEST, entity=who, window=window)))
+    what, left_out, warning = reset_report(
+        record(house, replace(REQUEST, entity=who, window=window))
+    )
     assert what.startswith(f"Recorded: {said}")
     assert "reset at 2026-11-25 12:15:00 UTC." in what
     assert left_out == "It leaves recorded usage out of these current windows: lifetime."
@@ -122,15 +124,15 @@ def test_people_are_told_what_was_recorded_and_what_must_have_come_first(
 
 
 def test_people_are_told_where_nothing_is_left_out(house: RecoveryHouse) -> None:
-    _, left_out, _ = told(record(house, replace(REQUEST, entity="alise")))
+    _, left_out, _ = reset_report(record(house, replace(REQUEST, entity="alise")))
     assert left_out.startswith("No snapshot so far has such a usage in a current window")
 
 
 def test_people_are_told_while_a_restore_may_have_read_the_old_ones(house: RecoveryHouse) -> None:
-    assert len(told(record(house))) == 3
+    assert len(reset_report(record(house))) == 3
     house.wipe()
     assert house.state is RecoveryState.RECOVERING
-    assert told(record(house))[3].startswith("A restore is under way")
+    assert reset_report(record(house))[3].startswith("A restore is under way")
 
 
 # Recoveries
