@@ -181,15 +181,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A loss of the store, with all that happened until it was put right.
+    """A loss of the store, and everything until its end.
 
-    ``attempts`` counts those for the newest loss; a further loss and a release begin again.
-    ``target`` is the store that the recovery stands on, in which a further loss would show; None
-    while it is gone.
-    ``newest_point_at`` is the newest snapshot of all at the time of the loss, ``last_good_at`` when
-    the store was last known to be whole: what was counted in between is in no snapshot.
-    ``next_launch_at`` is the earliest time for the next restore. None is launched or goes on from
-    when it was last ``held`` until ``released_at``.
+    ``attempts`` counts those for the newest loss; a further loss or a release resets it.
+    ``target`` is the restore target: a further loss is detected against it. None while it is gone.
+    ``newest_point_at`` is the newest snapshot at the time of the loss, ``last_good_at`` when the
+    store was last known to be intact: no snapshot has the usage in between.
+    ``next_launch_at`` is the earliest time of the next launch. No restore starts or continues from
+    ``held`` until ``released_at``.
     """
 
     incident_id: str

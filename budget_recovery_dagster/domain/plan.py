@@ -163,8 +163,8 @@ EVERY_TENANT = "*"
 LATEST = "latest"
 """The text that chooses the recovery point: the highest usage in all retained snapshots."""
 _NAMED = 12
-# A timestamp or a prefix of one: a day, an hour, a minute, a second. The hour may have the form of a
-# partition key. ASCII digits only.
+# A timestamp or a prefix of one: a day, an hour, a minute, a second. The hour may have the form of
+# a partition key. ASCII digits only.
 _MOMENT = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})"
     r"(?:[T -]([0-9]{2})(?::([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,6}))?)?)?)?"

@@ -117,8 +117,6 @@ def test_people_are_told_what_was_recorded_and_what_must_have_come_first(
     what, left_out, warning = reset_report(
         record(house, replace(REQUEST, entity=who, window=window))
     )
-        record(house, replace(REQUEST, entity=who, window=window))
-    )
     assert what.startswith(f"Recorded: {said}")
     assert "reset at 2026-11-25 12:15:00 UTC." in what
     assert left_out == "It leaves recorded usage out of these current windows: lifetime."
