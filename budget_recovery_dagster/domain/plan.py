@@ -27,8 +27,8 @@ class Action(StrEnum):
 class PlannedEntry:
     """One entity in one window of one budget.
 
-    ``live`` is None if the store has no such counter, or none that can be read. It is not used then,
-    nor in a closed window.
+    ``live`` is None if the store has no such counter, or if it is unreadable. In a closed window it
+    is not used.
     """
 
     of: BudgetWindow

@@ -132,7 +132,7 @@ def print_applied(console: Console, applied: Applied) -> None:
     """Print what was restored, what differed from the preview, and what remains."""
     is_done = applied.failure is None
     style = "bold green" if is_done else "bold red"
-    word = "RESTORED" if is_done else "PARTLY RESTORED"
+    word = "DONE" if is_done else "INCOMPLETE"
     print_row(console, [(word, style), (f" {applied_headline(applied)}", "")])
     print_row(console, [("Choice  ", "bold"), (str(applied.choice), "")])
     print_row(console, [("Preview ", "bold"), (comparison(applied), "")])

@@ -160,8 +160,9 @@ def _step_of_health(facts: Facts) -> str:
         )
     late = [tenant for tenant, at in facts.newest_points.items() if is_too_old(at, facts.at)]
     if late:
+        has = "has" if len(late) == 1 else "have"
         return (
-            f"The store is intact, but {_names(late)} have no recent snapshot: check in Dagster"
+            f"The store is intact, but {_names(late)} {has} no recent snapshot: check in Dagster"
             " that hourly_snapshot_schedule is on and its runs succeed."
         )
     if facts.damaged:

@@ -146,16 +146,16 @@ def test_nothing_is_opened_where_the_state_was_moved_by_hand(
     plane: ControlPlane, broken: RecoveryState
 ) -> None:
     plane.set_state(broken)
-    with pytest.raises(IncidentMovedError, match=f"{broken} though no incident"):
+    with pytest.raises(IncidentMovedError, match=f"{broken}, but no incident"):
         plane.incidents.open(LOSS, target=TARGET, judged=None)
     assert plane.incidents.recovery() == Recovery(broken, None)
 
 
 def test_what_is_no_loss_opens_and_joins_nothing(plane: ControlPlane) -> None:
-    with pytest.raises(ValueError, match="unknown is no loss"):
+    with pytest.raises(ValueError, match="unknown is not a loss"):
         plane.incidents.open(replace(LOSS, verdict=Verdict.UNKNOWN), target=None, judged=None)
     incident = open_one(plane)
-    with pytest.raises(ValueError, match="advanced is no loss"):
+    with pytest.raises(ValueError, match="advanced is not a loss"):
         plane.incidents.join(replace(LOSS, verdict=Verdict.ADVANCED), target=None, judged=incident)
     assert plane.incidents.recovery() == Recovery(RECOVERING, incident)
 
