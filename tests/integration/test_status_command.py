@@ -145,7 +145,7 @@ def test_the_last_closed_incident_says_what_came_back(
     assert ended.exit_code == 0
     assert ": restored\n" in ended.stdout
     said = " ".join(ended.stdout.split())
-    assert "All is back. Rebuilt 4 leaderboards" in said
+    assert "All is back. 4 leaderboards rebuilt" in said
     require_tidy(ended.stdout)
 
 
@@ -158,7 +158,7 @@ def test_a_hold_ends_with_its_incident(opened: ControlPlane, database_url: str) 
     assert re.search(r"On hold since [0-9:]{8} UTC, by ann: looking", held)
     close(opened)
     over = status(database_url).stdout
-    assert re.search(r"Was on hold from [0-9:]{8} UTC to [0-9:]{8} UTC, by ann: looking", over)
+    assert re.search(r"On hold from [0-9:]{8} UTC to [0-9:]{8} UTC, by ann: looking", over)
 
 
 def test_too_many_checks_that_cannot_tell_end_with_3(
