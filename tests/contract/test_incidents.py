@@ -124,7 +124,7 @@ def test_a_snapshot_that_is_newer_than_the_last_good_check_knew_the_store_whole(
 
 def test_a_second_incident_is_not_opened_beside_the_first(plane: ControlPlane) -> None:
     incident = open_one(plane)
-    with pytest.raises(IncidentMovedError, match=f"{incident.short_id} is open already"):
+    with pytest.raises(IncidentMovedError, match=f"{incident.short_id} is already open"):
         plane.incidents.open(LOSS, target=TARGET, judged=ACCEPTED)
     assert plane.incidents.recent(10) == (incident,)
 

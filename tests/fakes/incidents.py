@@ -148,7 +148,7 @@ class MemoryIncidents:
 
         Raises:
             BaselineMovedError: the baseline is not the ``judged`` one any more.
-            IncidentMovedError: an incident is open already.
+            IncidentMovedError: an incident is already open.
         """
         with self._plane.lock:
             good = newest_good_check(self._plane)

@@ -64,7 +64,7 @@ def test_a_preview_shows_what_would_be_done_and_writes_nothing(
     windows = {row["tenant"]: row for row in metadata["windows"]}
     assert windows["acme"]["usage"] == "0 -> 110"
     assert windows["acme"]["rise"] == "110"
-    assert (windows["acme"]["limit"], windows["acme"]["blocked"]) == ("not known", "not known")
+    assert (windows["acme"]["limit"], windows["acme"]["blocked"]) == ("unknown", "unknown")
     assert windows["acme"]["raised"] == "2 of 2"
     notes = {row["tenant"]: row["note"] for row in metadata["notes"]}
     assert "a restore brings back only the usage field" in notes["acme"]

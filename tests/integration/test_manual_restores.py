@@ -225,7 +225,7 @@ def test_a_store_that_is_another_one_than_at_the_preview_is_left_alone(
     hand.preview(EVERYTHING)
     house.lose()
     before = all_stored(house.bucket)
-    with pytest.raises(PreviewOutdatedError, match="preview once more"):
+    with pytest.raises(PreviewOutdatedError, match="preview again"):
         hand.apply(EVERYTHING)
     assert all_stored(house.bucket) == before
     hand.preview(EVERYTHING)

@@ -100,7 +100,7 @@ def test_a_store_that_is_made_anew_since_the_preview_is_refused(failed: HandHous
     failed.preview(OF_A)
     failed.store.recreate(REBORN + timedelta(minutes=1))
     before = failed.store.stream
-    with pytest.raises(PreviewOutdatedError, match="preview once more"):
+    with pytest.raises(PreviewOutdatedError, match="preview again"):
         failed.apply(OF_A)
     assert failed.store.stream == before
     failed.preview(OF_A)

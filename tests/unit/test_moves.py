@@ -75,7 +75,7 @@ def test_the_store_was_whole_at_the_last_good_check_or_the_last_snapshot(
 
 def test_nothing_is_opened_beside_an_open_incident() -> None:
     for state in (RECOVERING, FAILED):
-        with pytest.raises(IncidentMovedError, match="11111111 is open already"):
+        with pytest.raises(IncidentMovedError, match="11111111 is already open"):
             moves.open_incident(
                 standing(state), LOSS, target=None, judged=BASELINE, opening=OPENING
             )
@@ -162,7 +162,7 @@ def test_an_attempt_ends_the_waiting_and_the_backoff() -> None:
 
 
 def test_a_fourth_attempt_is_refused() -> None:
-    with pytest.raises(AttemptsUsedUpError, match="11111111 has used up its 3 attempts"):
+    with pytest.raises(AttemptsUsedUpError, match="11111111 has used all 3 attempts"):
         moves.claim_attempt(standing(attempts=3), judged=OPENED)
 
 

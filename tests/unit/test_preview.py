@@ -199,7 +199,7 @@ def test_a_preview_of_a_store_that_is_made_anew_meanwhile_is_refused(house: Hand
     house.spend("a", "1")
     house.spend("a", "1", "alice")
     house.store.in_mid_reading = made_anew
-    with pytest.raises(PreviewOutdatedError, match="preview once more"):
+    with pytest.raises(PreviewOutdatedError, match="preview again"):
         house.preview()
     assert house.plane.previews.newest(RestoreChoice(None, None, None)) is None
 
@@ -242,7 +242,7 @@ def test_what_nobody_knows_is_not_said_to_be_there(house: HandHouse) -> None:
         "Nothing would be raised. 2 windows have no intact record (checksum mismatch)."
     )
     assert list(window_lines(preview.windows[0], preview.at))[:2] == [
-        "raises 0 of 0 counters: not known",
+        "raises 0 of 0 counters: unknown",
         "from no snapshot",
     ]
 
@@ -254,9 +254,9 @@ def test_an_unreadable_live_counter_is_no_zero(house: HandHouse) -> None:
     house.plane.budgets.define([limit])
     house.store.put("usage.b.spend.lifetime.=", b"rubbish")
     preview = house.preview(RestoreRequest(tenant="b"))
-    assert headline(preview) == "Nothing would be raised. Left as unreadable: 1 live counter."
+    assert headline(preview) == "Nothing would be raised. 1 live counter skipped (unreadable)."
     (window,) = preview.windows
-    assert figures_in(window) == "not known"
+    assert figures_in(window) == "unknown"
     assert limit_words(window) == "limit 3: at least 0 blocked now, 0 afterwards"
     assert preview.tenants[0].entries[0].blocks is None
 

@@ -101,7 +101,7 @@ def test_a_store_that_is_back_is_told_as_such() -> None:
     house.store.is_led = False
     found = house.check().check
     assert found.verdict is Verdict.UNKNOWN
-    assert "may not be the leader any more" in found.reason
+    assert "may no longer be the leader" in found.reason
     assert house.incident.target is None
     house.store.is_led = True
     assert house.check().check.reason.startswith("The store exists again: created ")

@@ -195,7 +195,7 @@ class Comparison:
             kept = previews.get(preview_id) if _is_id(preview_id) else None
             if kept is None or kept.choice != choice:
                 raise ChoiceError(
-                    f"No preview {preview_id!r} for {choice} is stored.",
+                    f"No stored preview {preview_id!r} has these options: {choice}.",
                     "preview again; a preview is stored for a day.",
                 )
             return cls(previews, kept)
