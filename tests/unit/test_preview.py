@@ -257,7 +257,7 @@ def test_an_unreadable_live_counter_is_no_zero(house: HandHouse) -> None:
     assert headline(preview) == "Nothing would be raised. 1 live counter skipped (unreadable)."
     (window,) = preview.windows
     assert figures_in(window) == "unknown"
-    assert limit_words(window) == "limit 3: at least 0 blocked now, 0 afterwards"
+    assert limit_words(window) == "limit 3: at least 0 blocked now, 0 after the restore"
     assert preview.tenants[0].entries[0].blocks is None
 
 

@@ -236,7 +236,7 @@ class RestoreSession:
         if of_store is not None and abs(of_store - now) > RESTORE_CLOCK_SKEW:
             raise StoreNotReadyError(
                 f"The clocks disagree: the database's says {now:%Y-%m-%d %H:%M:%S}, the usage "
-                f"store's {of_store:%Y-%m-%d %H:%M:%S} UTC. Which windows are still open is unknown.",
+                f"store's {of_store:%Y-%m-%d %H:%M:%S} UTC, so the open windows are unknown.",
                 "synchronize the clocks of both servers with NTP.",
             )
 
