@@ -41,7 +41,7 @@ def restore(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
     """Raise the chosen counters to the usage in the snapshots. No counter is ever lowered.
 
     The command shows a preview, asks, applies the same plan, and reports what changed in between.
-    If no counter of the store is lower than the snapshots afterwards, the open incident is closed.
+    If no counter is lower than in the snapshots afterwards, the open incident is closed.
 
     Exit codes: 0, restored; 1, not all is restored, and raised counters stay raised; 2, nothing is
     restored.

@@ -180,7 +180,7 @@ def _apply(
         "Previews or applies a manual restore of one budget, one tenant or every tenant, from all "
         "snapshots or from one. Start it from the Launchpad with mode preview, and check the "
         "Events of the asset restored_usage. Then set mode to apply and give a reason. If no "
-        "counter of the store is lower than the snapshots afterwards, the open incident is closed."
+        "counter is lower than in the snapshots afterwards, the open incident is closed."
     ),
     executor_def=IN_ONE_PROCESS,
     tags={
