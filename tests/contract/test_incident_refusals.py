@@ -89,7 +89,7 @@ def test_nothing_moves_under_a_lost_lease_or_one_of_another_name(
     plane: ControlPlane, name: str
 ) -> None:
     incident = open_one(plane)
-    with plane.lease() as other, pytest.raises(ValueError, match="of restore, not of capture"):
+    with plane.lease() as other, pytest.raises(ValueError, match="lease restore, not capture"):
         MOVES[name](plane, incident, other)
     with plane.restore_lease() as lost:
         plane.lose_lease(lost)
