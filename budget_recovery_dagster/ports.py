@@ -1,8 +1,8 @@
-"""What the services need from the outside world; each method states its promise.
+"""The interfaces that the services need; each method states its promise.
 
-Every method may raise the errors of its adapter's kind (StoreError, DatabaseError); others are
-named. All times are aware and in UTC. Whoever moves the recovery state names what it was judged
-against; if that has moved, nothing is changed and the error says so.
+Every method may raise the errors of its adapter (StoreError, DatabaseError); others are listed.
+All times are aware and in UTC. A caller that moves the recovery state passes the state that it
+judged; if that has changed, the method changes nothing and raises.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -69,7 +69,7 @@ class TenantListing:
 
 
 class TenantReader(Protocol):
-    """Reads tenants from one source of the store; reading leaves nothing behind in it."""
+    """Reads tenants from one source of the store, without any trace in the store."""
 
     def list_tenants(self) -> TenantListing:
         """List the tenants by their keys."""
@@ -78,19 +78,20 @@ class TenantReader(Protocol):
     def read(self, tenant: str) -> TenantReading:
         """Read a tenant's counters from every key of the source that existed before the call.
 
-        Values are of different moments during the call. A tenant without keys is an empty reading.
+        Values are read at different times during the call. A tenant without keys has an empty
+        reading.
 
         Raises:
-            StoreReadError: the reading could not be brought to its end in time.
+            StoreReadError: the reading could not be completed in time.
         """
         ...
 
 
 class Clock(Protocol):
-    """Tells the time by which windows and hours are judged."""
+    """The clock that decides windows and hours."""
 
     def now(self) -> datetime:
-        """Return the present moment."""
+        """Return the present time."""
         ...
 
     def wait_until(self, moment: datetime) -> None:
@@ -99,16 +100,16 @@ class Clock(Protocol):
 
 
 class Lease(Protocol):
-    """Work that only one may do at a time, for as long as it is held."""
+    """Exclusive permission for a kind of work, for as long as it is held."""
 
     @property
     def name(self) -> str:
-        """What is leased."""
+        """The kind of work."""
         ...
 
     @property
     def token(self) -> int:
-        """The fencing token: higher with every taking of this lease."""
+        """The fencing token: it rises whenever this lease is taken."""
         ...
 
     def require_held(self) -> None:
@@ -122,17 +123,17 @@ class Lease(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """How a lease stands: the token of its last taking, and who holds it, None if nobody does."""
+    """The state of a lease: its newest token, and its holder, None if it is free."""
 
     token: int
     holder: str | None
 
 
 class Leases(Protocol):
-    """Gives out leases that expire by the database's clock if their holder dies."""
+    """Leases that expire by the database's clock if their holder dies."""
 
     def state_of(self, name: str) -> LeaseState:
-        """Return how a lease stands, without touching it."""
+        """Return the state of a lease, without a change."""
         ...
 
     def hold(
@@ -140,17 +141,17 @@ class Leases(Protocol):
     ) -> AbstractContextManager[Lease]:
         """Hold a lease, renewed in the background, until the context ends.
 
-        After ``at_most`` it is not renewed any more, so that work which hangs loses it.
+        After ``at_most`` it is not renewed any more, so that hanging work loses it.
 
         Raises:
-            LeaseHeldError: another holder has it, also where that is this same process.
+            LeaseHeldError: another holder has it, even if that is the same process.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRecord:
-    """What the control-plane database knows of the one store that it belongs to."""
+    """The one store of the control-plane database: bucket, id, state and baseline."""
 
     bucket: str
     deployment_id: str
@@ -159,13 +160,13 @@ class StoreRecord:
 
 
 class StoreRegistry(Protocol):
-    """The row about the one store of this database: state, accepted baseline, and its checks.
+    """The one store of this database: its state, accepted baseline, and checks.
 
     The baseline moves only while the store is HEALTHY. Checks of the last 30 days are kept.
     """
 
     def claim(self) -> StoreRecord:
-        """Return the store's record, making it at first use.
+        """Return the store's record; the first use creates it.
 
         Raises:
             SettingsError: this database schema already belongs to another bucket.
@@ -182,7 +183,7 @@ class StoreRegistry(Protocol):
         ...
 
     def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
-        """Replace the baseline; its version is one above that of the judged one.
+        """Replace the baseline; its version is one higher than that of the judged one.
 
         Raises:
             BaselineMovedError, CapturesPausedError: as ``intend_marker``.
@@ -190,7 +191,7 @@ class StoreRegistry(Protocol):
         ...
 
     def record_check(self, check: Check) -> None:
-        """Record a check, and remove old ones, but not the newest good one."""
+        """Record a check, and remove old ones except the newest good one."""
         ...
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:
@@ -228,7 +229,7 @@ class Snapshots(Protocol):
 
         Raises:
             LeaseLostError: the lease is no longer held.
-            CapturesPausedError: the store is not Healthy.
+            CapturesPausedError: the store is not HEALTHY.
             HourClosedError: the hour is past.
             BaselineMovedError: the baseline is not the ``judged`` one any more.
             NotNewerError: the tenant has a snapshot at or after this one's time.
@@ -236,25 +237,25 @@ class Snapshots(Protocol):
         ...
 
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
-        """Note what a run could not capture."""
+        """Record what a run could not capture."""
         ...
 
     def prune(
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
     ) -> PruneReport:
-        """Remove what is past retention, of these tenants only, and no current recovery point.
+        """Remove records of these tenants past retention, except those that a restore needs.
 
-        Notes of failures are removed by age alone.
+        Recorded failures are removed by age alone.
 
         Raises:
             LeaseLostError: the lease is no longer held; nothing was removed.
-            CapturesPausedError: the store is not Healthy; nothing was removed.
+            CapturesPausedError: the store is not HEALTHY; nothing was removed.
         """
         ...
 
 
 class CaptureReports(Protocol):
-    """What runs have captured, for people and checks."""
+    """Reports of captures, for people and checks."""
 
     def captured_in(self, hour: Hour) -> tuple[CaptureSummary, ...]:
         """Return the snapshots captured in an hour, by tenant and time."""
@@ -269,30 +270,30 @@ class CaptureReports(Protocol):
         ...
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
-        """Return the drops named by the snapshots of a run; long lists are cut when stored."""
+        """Return the drops in the snapshots of a run; long lists are cut when stored."""
         ...
 
     def omissions_of(self, run_id: str) -> tuple[NamedOmission, ...]:
-        """Return the omissions named by a run's snapshots; long lists are cut when stored."""
+        """Return the omissions in the snapshots of a run; long lists are cut when stored."""
         ...
 
     def newest_run(self, hour: Hour) -> str | None:
-        """Return the run that stored a snapshot of an hour, or noted a failure in it, last."""
+        """Return the newest run that stored a snapshot of an hour, or recorded a failure in it."""
         ...
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
-        """Verify the stored snapshots of an hour; name, in a sentence each, what does not hold."""
+        """Verify the stored snapshots of an hour; return a sentence for each damage."""
         ...
 
 
 class SnapshotList(Protocol):
-    """Which snapshots there are to restore from."""
+    """The snapshots that a restore can use."""
 
     def all(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
-        """Return a tenant's snapshots, or of None all tenants' by their moments; newest first.
+        """Return the snapshots of a tenant, or of all tenants by timestamp; newest first.
 
-        All tenants that a run captures have one moment. Of the rare one that has snapshots of two
-        sources, each source is told by itself.
+        All tenants of a run share a timestamp. If a timestamp has snapshots of two sources, which
+        is rare, each source has its own entry.
         """
         ...
 
@@ -302,9 +303,9 @@ class SnapshotList(Protocol):
 
 
 class RetainedSnapshots(Protocol):
-    """The snapshots that are within retention, whole.
+    """The complete snapshots within retention.
 
-    One of which retention has removed records and kept those that a recovery point needs is none.
+    A snapshot from which retention has removed records is not among them.
     """
 
     def tenants_in(self, hour: Hour) -> tuple[str, ...]:
@@ -312,26 +313,26 @@ class RetainedSnapshots(Protocol):
         ...
 
     def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
-        """Return the hours of which these tenants have a retained snapshot; none: no key."""
+        """Return the hours in which these tenants have a retained snapshot; none: no key."""
         ...
 
     def records_of(
         self, tenant: str, hour: Hour
     ) -> AbstractContextManager[Iterator[StoredRecord] | None]:
-        """Give the records of a tenant's retained snapshots of an hour, read as they are used.
+        """Yield the records of a tenant's retained snapshots of an hour, read as they are used.
 
-        They come by time, budget and window token. All are of one moment of the database. None
-        means that no such snapshot is retained, or not any more.
+        They are sorted by time, budget and window token, and read in one database snapshot. None
+        means that no such snapshot is retained.
         """
         ...
 
 
 class RecoveryPoints(Protocol):
-    """What a restore would bring back, from intact records alone.
+    """What a restore would bring back, from intact records only.
 
-    A damaged record, whose usages do not match the hash of what was captured, adds nothing and
-    covers no earlier one; each point names those that were met. Usages that resets exclude are left
-    out. A window is current at ``now`` if usage still counts into it.
+    A damaged record, whose usages do not match the hash of the capture, adds nothing and covers no
+    earlier one; each point lists its damaged records. Usages that resets exclude are left out. A
+    window is open (current) at ``now`` if usage still counts into it.
     """
 
     def tenants(self) -> frozenset[str]:
@@ -339,7 +340,7 @@ class RecoveryPoints(Protocol):
         ...
 
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
-        """Read a tenant's recovery point; None where no snapshot of the tenant is retained."""
+        """Read a tenant's recovery point; None if no snapshot of the tenant is retained."""
         ...
 
     def snapshot_of(self, tenant: str, captured_at: datetime) -> TenantPoint | None:
@@ -357,24 +358,24 @@ class RecoveryPoints(Protocol):
         ...
 
     def current_usages(self, tenant: str, now: datetime) -> RecoveryPoint:
-        """Read only the usages of a tenant's current windows; of a window without any, no key."""
+        """Read only the usages of a tenant's open windows; a window without usage has no key."""
         ...
 
     def newest_snapshots(self) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest snapshot, of all that have one."""
+        """Return the time of each tenant's newest snapshot, for all that have one."""
         ...
 
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest intact record of a window current at ``now``.
+        """Return the time of each tenant's newest intact record of a window open at ``now``.
 
-        A tenant without such a record is not in it.
+        A tenant without such a record has no key.
         """
         ...
 
     def damaged(self, now: datetime) -> Mapping[str, int]:
-        """Count the damaged records in the current windows of each tenant that has any.
+        """Count the damaged records in the open windows of each tenant that has any.
 
-        They are those that ``point_of`` names. Every content of a current window is verified, so
+        They are those that ``point_of`` lists. Every content of an open window is verified, so
         this takes about as long as reading all points, but little memory.
         """
         ...
@@ -389,7 +390,7 @@ class RecoveryPoints(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A table as it was written; ``path`` for people, ``size`` in bytes."""
+    """A written table; ``path`` is for people, ``size`` is in bytes."""
 
     path: str
     rows: int
@@ -398,20 +399,19 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class RemovedTables:
-    """Which tables were removed, and of which that failed, in a sentence each."""
+    """How many tables were removed, and a sentence for each failure."""
 
     removed: int
     failures: tuple[str, ...]
 
 
 class OpenedTables(Protocol):
-    """The tables of tenants, while nobody else writes them."""
+    """The tables of tenants, opened exclusively."""
 
     def write(self, tenant: str, hour: Hour, records: Iterable[StoredRecord]) -> TableFile:
         """Write a tenant's table of an hour, in the order of ``records``; replace an earlier one.
 
-        Either the whole table stands under its name at the end, or what stood there before. Equal
-        records give an equal file.
+        The write is atomic. Equal records give an equal file.
 
         Raises:
             TablesError: it could not be written.
@@ -419,35 +419,35 @@ class OpenedTables(Protocol):
         ...
 
     def keep_only(self, retained: Iterable[tuple[str, Collection[Hour]]]) -> RemovedTables:
-        """Remove the tables of all but these hours of these tenants, and leftovers of dead runs.
+        """Remove all tables except these hours of these tenants, and leftovers of dead runs.
 
-        What was not written by ``write`` is left alone.
+        Files that ``write`` did not write are kept.
         """
         ...
 
 
 class UsageTables(Protocol):
-    """The place where the tables of tenants lie."""
+    """The directory of the tables of tenants."""
 
     @property
     def place(self) -> str:
-        """Where that is, for people."""
+        """The directory, for people."""
         ...
 
     def opened(self, owner: str) -> AbstractContextManager[OpenedTables]:
-        """Have the tables for this process alone; wait for whoever has them.
+        """Open the tables exclusively; wait for another process that has them open.
 
-        ``owner`` is the id of the installation, whose they are from then on.
+        ``owner`` is the id of the installation, which owns the tables from then on.
 
         Raises:
-            TablesError: the place cannot be used, or others have it for too long.
-            ForeignTablesError: the tables are another installation's.
+            TablesError: the directory cannot be used, or another process has it for too long.
+            ForeignTablesError: the tables belong to another installation.
         """
         ...
 
 
 class Incidents(Protocol):
-    """The incidents of the store; at most one is open, exactly while it is not HEALTHY."""
+    """The incidents of the store; one is open exactly while the store is not HEALTHY."""
 
     def recovery(self) -> Recovery:
         """Return the state, and the open incident."""
@@ -458,18 +458,18 @@ class Incidents(Protocol):
         ...
 
     def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
-        """Open an incident for a loss: the store is RECOVERING, and captures are paused.
+        """Open an incident for a loss: the store becomes RECOVERING, and captures are paused.
 
-        Newest point and last good check are noted as they are then.
+        The incident records the newest point and the last good check at that time.
 
         Raises:
             BaselineMovedError: the baseline is not the ``judged`` one any more.
-            IncidentMovedError: an incident is open already.
+            IncidentMovedError: an incident is already open.
         """
         ...
 
     def join(self, loss: Loss, *, target: Baseline | None, judged: Incident) -> Incident:
-        """Add a further loss to the open incident; its attempts begin again, and it waits no more.
+        """Add a further loss to the open incident; its attempts start again, at once.
 
         Raises:
             IncidentMovedError: its restore target is not that of ``judged``, or it is closed.
@@ -477,7 +477,7 @@ class Incidents(Protocol):
         ...
 
     def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
-        """Let the recovery stand on this store from now on.
+        """Make a store the restore target of the open incident.
 
         Raises:
             IncidentMovedError: as ``join``.
@@ -485,15 +485,14 @@ class Incidents(Protocol):
         ...
 
     def claim_launch(self, *, judged: Incident) -> Incident | None:
-        """Count one more launch of a restore; None if somebody else has, or it is not RECOVERING.
+        """Count one more launch; None if another process counted it, or it is not RECOVERING.
 
-        The time of the next launch is put off by the backoff for as many launches as there were
-        since the last attempt was claimed.
+        The next launch is delayed by the backoff for the launches since the last claimed attempt.
         """
         ...
 
     def wait(self, reason: str, *, judged: Incident, lease: Lease) -> Incident:
-        """Note that a restore waits for the store, and put the next launch off by the backoff.
+        """Record that a restore waits for the store, and delay the next launch by the backoff.
 
         Raises:
             IncidentMovedError: as ``join``.
@@ -504,17 +503,17 @@ class Incidents(Protocol):
     def claim_attempt(
         self, *, judged: Incident, run_id: str, holder: str, lease: Lease
     ) -> Incident:
-        """Count one more attempt, before its work begins; the incident waits no more.
+        """Count one more attempt, before its work starts, and end the waiting.
 
         Raises:
             IncidentHeldError: it is on hold.
             AttemptsUsedUpError: the loss has had all its attempts.
-            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
         """
         ...
 
     def end_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
-        """Say how the newest attempt ended.
+        """Record the outcome of the newest attempt.
 
         Raises:
             LeaseLostError: the lease is no longer held.
@@ -524,26 +523,26 @@ class Incidents(Protocol):
     def give_up(
         self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease
     ) -> Incident:
-        """Put the store to FAILED: a person has to look.
+        """Set the store to FAILED: an operator must act.
 
         Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
         """
         ...
 
     def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
-        """Accept a new baseline, close the incident and put the store to HEALTHY, all or nothing.
+        """Accept a new baseline, close the incident and set the store to HEALTHY, all or nothing.
 
-        The baseline's version becomes one above the present one.
+        The baseline's version becomes one higher than the present one.
 
         Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not
-                RECOVERING, unless a person ends it.
+            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING, unless
+                a person ends it.
         """
         ...
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
-        """Keep the restore from being launched and from going on; held already: nothing changes.
+        """Stop the restore and further launches; an existing hold stays unchanged.
 
         Raises:
             IncidentMovedError: it is closed, or not RECOVERING.
@@ -551,7 +550,7 @@ class Incidents(Protocol):
         ...
 
     def release(self, by: str, *, judged: Incident) -> Incident:
-        """Let the restore go on, at once and with all its attempts; not held: nothing changes.
+        """Continue the restore, at once and with all its attempts; without a hold, nothing changes.
 
         Raises:
             IncidentMovedError: as ``hold``.
@@ -565,10 +564,10 @@ class Incidents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RaiseOrder:
-    """A counter to be raised to ``usage``.
+    """A counter to raise to ``usage``.
 
-    Where the store has no such key, one is made in this ``shape`` and with this expiry: seconds
-    after the window's end or, for a lifetime, after the writing; None means never.
+    A missing key is created in this ``shape`` and with this expiry: seconds after the window's end
+    or, for a lifetime, after the write; None means never.
     """
 
     of: BudgetWindow
@@ -579,7 +578,7 @@ class RaiseOrder:
 
 
 class Written(StrEnum):
-    """What became of an order."""
+    """The result of an order."""
 
     RAISED = "raised"
     KEPT = "kept"
@@ -591,10 +590,10 @@ class Written(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RaiseResult:
-    """What became of one order.
+    """The result of one order.
 
-    ``before`` is the live usage at the writing, None where there was none or none that could be
-    read; ``reason`` says why an unreadable one is, or why the store refuses the value.
+    ``before`` is the live usage at the write, None if it was missing or unreadable; ``reason`` is
+    why it is unreadable, or why the store refuses the value.
     """
 
     order: RaiseOrder
@@ -605,9 +604,9 @@ class RaiseResult:
 
 @dataclass(frozen=True, slots=True)
 class BoardOrder:
-    """A leaderboard to be brought in line with these usages.
+    """A leaderboard to rebuild from these usages.
 
-    Where the store has none, one is made that expires like a counter (see RaiseOrder).
+    A missing leaderboard is created, and expires like a counter (see RaiseOrder).
     """
 
     of: BudgetWindow
@@ -617,7 +616,7 @@ class BoardOrder:
 
 @dataclass(frozen=True, slots=True)
 class BoardResult:
-    """Whether a leaderboard was written; ``reason`` says why one was left that is not in line."""
+    """Whether a leaderboard was written; ``reason`` is why a wrong one was not."""
 
     of: BudgetWindow
     is_written: bool
@@ -625,18 +624,18 @@ class BoardResult:
 
 
 IsOpen = Callable[[Window], bool]
-"""Tells whether usage still counts into a window, at the moment of the asking.
+"""Returns whether usage still counts into a window, at the time of the call.
 
-Asked before each write; what it raises breaks the writing off. It must not wait for anything.
+Called before each write; an exception from it stops the writing. It must not block.
 """
 
 
 class LiveTenant(Protocol):
     """A tenant's counters in the store, read once and ready to be raised.
 
-    Every write is conditional on what was read before it, and on the window being open then. Where
-    somebody else has written meanwhile, the key is read again from the leader, and the higher usage
-    stands. So a usage can only go up. An order that is lost on the way is done again.
+    Every write is conditional on the value that was read, and on the window being open. If another
+    client has written meanwhile, the key is read again from the leader, and the higher usage wins.
+    So a usage can only rise. A lost order is repeated.
     """
 
     @property
@@ -647,31 +646,31 @@ class LiveTenant(Protocol):
     def raise_counters(
         self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
     ) -> tuple[RaiseResult, ...]:
-        """Raise counters, and give the results in the order of the orders.
+        """Raise counters, and return the results in the order of the orders.
 
-        A key that exists keeps its other fields and the time at which it expires. A value that the
-        store would never take, such as one too large, is left, and fails nothing.
+        An existing key keeps its other fields and its expiry. A value that the store would never
+        accept, such as one too large, is skipped, and is no failure.
 
         Raises:
-            StoreWriteError: the first write that the store refuses for anything but its value, such
-                as that it is full. All others were tried before, until 100 were refused in a row;
-                what was written stays.
-            StoreError: the writing could not be brought to its end; what was written stays.
+            StoreWriteError: the first write that the store refuses for another reason than its
+                value, such as a full store. The others are tried before, until 100 in a row are
+                refused; written values stay.
+            StoreError: the writing could not be completed; written values stay.
         """
         ...
 
     def rebuild_boards(
         self, orders: Sequence[BoardOrder], *, is_open: IsOpen
     ) -> tuple[BoardResult, ...]:
-        """Bring leaderboards in line, and give the results in the order of the orders.
+        """Rebuild leaderboards, and return the results in the order of the orders.
 
-        An entity gets the higher of what the leaderboard and the usages say; the 500 largest stay.
-        A leaderboard that is right already is not written, one that cannot be read is left alone.
-        One that the store refuses, for whatever reason, is left with that reason, and the others
-        are tried as by ``raise_counters``; so no StoreWriteError is raised.
+        An entity gets the higher usage of the leaderboard and the order; the 500 largest stay.
+        A correct or unreadable leaderboard is not written. A leaderboard that the store refuses is
+        skipped with the reason, and the others are tried as by ``raise_counters``; so no
+        StoreWriteError is raised.
 
         Raises:
-            StoreError: the writing could not be brought to its end; what was written stays.
+            StoreError: the writing could not be completed; written values stay.
         """
         ...
 
@@ -699,7 +698,7 @@ class UsageStore(Protocol):
         ...
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
-        """Ask the stream's leader for the servers that hold it; ``seen_at`` is the time of now."""
+        """Ask the stream's leader for the servers of the store; ``seen_at`` is the present time."""
         ...
 
     def now(self) -> datetime | None:
@@ -724,108 +723,108 @@ OpenStore = Callable[[], AbstractContextManager[UsageStore]]
 
 
 class RestoreAudits(Protocol):
-    """What restores did, for as long as the database lives.
+    """The audits of restores; they are never removed.
 
-    An entry is known by run, time, tenant, budget and window. How many counters of a window were
-    raised in an incident is told of its entries in the order of time: an entry that is finished
-    says it. One that was begun only, because the restore was cut off, raised what the next one had
-    no longer to be raised; the last one, all that was planned. Counters that were raised, lost once
-    more and raised again count once: there are no more than the newest entry has.
+    Run, time, tenant, budget and window identify an entry. The raised counters of a window in an
+    incident follow from its entries, in the order of time. A finished entry has the number. An
+    interrupted one raised what the next entry no longer plans to raise; the last one, all that was
+    planned. Counters that were raised, lost and raised again count once, so the number is at most
+    that of the newest entry.
     """
 
     def begin(self, trail: AuditTrail) -> None:
-        """Keep what a restore is about to do, before it writes anything.
+        """Store what a restore is about to do, before it writes anything.
 
-        It takes the place of what was begun before under the same run, time, tenant, budget and
-        window; what is finished stays.
+        It replaces an unfinished entry with the same run, time, tenant, budget and window; a
+        finished entry stays.
         """
         ...
 
     def finish(self, trail: AuditTrail) -> None:
-        """Keep what a restore did, in place of what it began; entries not begun are added."""
+        """Store what a restore did, in place of its unfinished entries; new entries are added."""
         ...
 
     def restored_in(self, incident_id: str) -> Restored:
-        """Count what was raised in an incident; leaderboards are not audited, so 0 of them."""
+        """Count what was raised in an incident; leaderboards are not audited, so 0 boards."""
         ...
 
     def largest(self, incident_id: str, count: int) -> MergedAudits:
-        """Merge what was done to each budget and window in an incident, and return the largest.
+        """Merge the entries of each budget and window in an incident, and return the largest.
 
-        ``before`` is that of a window's first entry; all else, but ``raised``, that of its last
-        one. Those that rose most come first; of equal rises those with notes, then by tenant,
-        budget and window. No more than ``count`` are returned.
+        ``before`` is that of a window's first entry; the other facts, except ``raised``, are those
+        of its last one. The order is by rise, highest first, then those with notes, then by tenant,
+        budget and window. At most ``count`` are returned.
         """
         ...
 
 
 class BudgetDefinitions(Protocol):
-    """What may be spent, where that is known."""
+    """The limits of budgets, if they are known."""
 
     def of_tenant(self, tenant: str) -> tuple[BudgetDefinition, ...]:
-        """Return the definitions of a tenant's budgets, by budget and period; none: not known."""
+        """Return the definitions of a tenant's budgets, by budget and period; empty: unknown."""
         ...
 
 
 class Previews(Protocol):
-    """The previews of the last day, so that what is applied can be compared with them."""
+    """The previews of the last day, for comparison with restores."""
 
     def begin(self, preview: KeptPreview) -> None:
-        """Begin to keep a preview, and drop those that are too old."""
+        """Start to store a preview, and remove those that are too old."""
         ...
 
     def add(self, preview_id: str, tenant: str, entries: Sequence[PlannedEntry]) -> None:
-        """Keep what is planned for a tenant."""
+        """Store the plan of a tenant."""
         ...
 
     def complete(self, preview_id: str) -> None:
-        """Say that all tenants of a preview are kept; until then it counts for nothing.
+        """Complete a preview once all its tenants are stored; until then it is not used.
 
-        Earlier ones of the same choice are dropped, but not those of the last hour, with which
-        somebody may just be comparing.
+        Earlier ones with the same choice are removed, except those of the last hour: a running
+        restore may be compared with them.
         """
         ...
 
     def get(self, preview_id: str) -> KeptPreview | None:
-        """Return a complete preview; None: there is none of this id, or not any more."""
+        """Return a complete preview; None: there is none with this id."""
         ...
 
     def newest(self, choice: RestoreChoice) -> KeptPreview | None:
-        """Return the newest complete preview of just this choice; None: there is none any more."""
+        """Return the newest complete preview with exactly this choice; None: there is none."""
         ...
 
     def tenants_of(self, preview_id: str) -> frozenset[str]:
-        """Return the tenants of whom something was planned."""
+        """Return the tenants with a stored plan."""
         ...
 
     def entries_of(self, preview_id: str, tenant: str) -> tuple[PlannedEntry, ...]:
-        """Return what was planned for a tenant, by budget, window and entity."""
+        """Return the plan of a tenant, by budget, window and entity."""
         ...
 
 
 class Resets(Protocol):
-    """The resets that were recorded: none is ever changed or removed."""
+    """The recorded resets; none is ever changed or removed."""
 
     def record(self, reset: Reset) -> Reset:
-        """Keep a reset for as long as the database lives, and return it as it is kept.
+        """Store a reset permanently, and return it as it is stored.
 
-        Texts for people are kept in a form that the database holds. Once this returns, no reading
-        of a recovery point that begins uses what the reset makes ineligible.
+        Characters that the database cannot store are replaced in texts for people. Once this
+        returns, no new reading of a recovery point uses the excluded usages.
         """
         ...
 
     def of_tenant(self, tenant: str) -> tuple[Reset, ...]:
-        """Return the resets of a tenant, in the order of their recording."""
+        """Return the resets of a tenant, oldest record first."""
         ...
 
     def recent(self, count: int) -> tuple[Reset, ...]:
-        """Return the resets of any tenant that were recorded last, the newest first."""
+        """Return the newest recorded resets of any tenant, newest first."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """The control-plane database of one store, opened, in parts that see each other's commits."""
+    """The opened control-plane database of one store; each part sees the commits of the others."""
 
     clock: Clock
     registry: StoreRegistry

@@ -17,7 +17,7 @@ from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
 
 def failure(message: str, hint: str, metadata: Mapping[str, Any] | None = None) -> dg.Failure:
-    """Make the failure of a step: what happened first, then what to do."""
+    """Return the failure of a step: first what happened, then what to do."""
     return dg.Failure(
         description=f"{message} Try: {hint}",
         metadata={"what_to_do": hint, **(metadata or {})},
@@ -38,7 +38,7 @@ def shown_as_failures() -> Iterator[None]:
 class ControlPlaneResource:
     """The control-plane database that the settings name, and the usage store that belongs to it.
 
-    Definitions load without any server; a run or tick without a URL fails by the setting's name.
+    Definitions load without any server; a run or tick without a URL fails and names the setting.
     """
 
     settings: Settings
@@ -53,7 +53,7 @@ class ControlPlaneResource:
         return opened_control_plane(self.settings)
 
     def store_opener(self) -> OpenStore:
-        """Return what opens the usage store.
+        """Return a function that opens the usage store.
 
         Raises:
             SettingsError: BUDGET_RECOVERY_NATS_URL is not set.
@@ -62,7 +62,7 @@ class ControlPlaneResource:
 
 
 ControlPlaneParam = dg.ResourceParam[ControlPlaneResource]
-"""How ops, assets, checks, schedules and sensors ask for the resource ``control_plane``."""
+"""The parameter type with which Dagster objects request the resource ``control_plane``."""
 
 
 def control_plane_resource(settings: Settings) -> dg.ResourceDefinition:
@@ -74,7 +74,7 @@ def control_plane_resource(settings: Settings) -> dg.ResourceDefinition:
 
 
 def holder_of(run_id: str) -> str:
-    """Name this process and its run; shown to others that find a lease taken."""
+    """Name this process and its run; shown to a process that finds the lease taken."""
     return f"run {run_id[:8]} on {socket.gethostname()} (pid {os.getpid()})"
 
 

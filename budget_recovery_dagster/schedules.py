@@ -8,7 +8,7 @@ from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_job, recovery_points_job
 from budget_recovery_dagster.resources import ControlPlaneParam
 
-# What Dagster's scheduler puts on the runs that it launches.
+# Tags that Dagster's scheduler sets on the runs that it launches.
 _SCHEDULE = "dagster/schedule_name"
 _RUN_KEY = "dagster/run_key"
 _SCHEDULED_AT = ".dagster/scheduled_execution_time"
@@ -21,13 +21,13 @@ _SCHEDULED_AT = ".dagster/scheduled_execution_time"
     default_status=dg.DefaultScheduleStatus.RUNNING,
     description=(
         "Takes a snapshot at the start of every UTC hour. Skips, with the reason, while captures "
-        "are paused and when it comes too late for its hour."
+        "are paused or if the tick is too late for its hour."
     ),
 )
 def hourly_snapshot_schedule(
     context: dg.ScheduleEvaluationContext, control_plane: ControlPlaneParam
 ) -> dg.RunRequest | dg.SkipReason:
-    """Request the run of the tick's hour, once however often the tick is evaluated."""
+    """Request the run of the tick's hour, once even if the tick is evaluated again."""
     moment = context.scheduled_execution_time.astimezone(UTC)
     hour = Hour.containing(moment)
     with control_plane.opened() as plane:
@@ -42,19 +42,19 @@ def hourly_snapshot_schedule(
         if hour.is_past(plane.clock.now()):
             return dg.SkipReason(
                 f"The hour {hour} has closed before its snapshot could start; the store holds "
-                "only the present, which must not stand under a past name."
+                "only the present, which must not be stored as the past."
             )
     if _has_had_its_run(context, hour, moment):
         return dg.SkipReason(
-            f"The hour {hour} has had its run: the schedule was edited within the hour."
+            f"The hour {hour} already has its run: the schedule was edited within the hour."
         )
     return dg.RunRequest(run_key=hour.key, partition_key=hour.key)
 
 
 def _has_had_its_run(context: dg.ScheduleEvaluationContext, hour: Hour, moment: datetime) -> bool:
-    """Whether a tick at another moment has asked for a snapshot of the hour.
+    """Whether a tick with another scheduled time has requested a snapshot of the hour.
 
-    Dagster itself compares run keys only within one scheduled moment.
+    Dagster compares run keys only within one scheduled time.
     """
     runs = context.instance.get_runs(
         dg.RunsFilter(tags={_SCHEDULE: hourly_snapshot_schedule.name, _RUN_KEY: hour.key})
@@ -65,12 +65,11 @@ def _has_had_its_run(context: dg.ScheduleEvaluationContext, hour: Hour, moment: 
 recovery_points_schedule = dg.ScheduleDefinition(
     name="recovery_points_schedule",
     job=recovery_points_job,
-    # Between the snapshots: the hourly job itself sums up what it has stored.
+    # Between the snapshots: the hourly job itself refreshes the recovery points.
     cron_schedule="20,50 * * * *",
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
     description=(
-        "Judges twice an hour how old the recovery points are, whatever became of the snapshots: "
-        "a capture that fails cannot tell."
+        "Checks the age of the recovery points twice an hour, even if captures fail or do not run."
     ),
 )

@@ -62,9 +62,9 @@ def budget_usage_snapshots(hours: dg.HourlyPartitionsDefinition) -> dg.AssetsDef
             "dagster/storage_kind": "postgres",
             "dagster/table_name": "budget_recovery.budget_entry",
         },
-        # Orders captures; that only one writes at a time is kept by a lease in the database.
+        # Orders captures; a lease in the database ensures that only one writes at a time.
         pool="usage_store",
-        # A paused capture ends without output, so that its hour does not look captured.
+        # A paused capture ends without output, so that Dagster does not show its hour as captured.
         output_required=False,
         description=_DESCRIPTION,
     )(_budget_usage_snapshots)
@@ -90,19 +90,19 @@ def _budget_usage_snapshots(
         case Paused():
             context.log.warning(
                 f"No snapshot: captures are paused while the usage store is {result.state.name}. "
-                "They resume by themselves once it is HEALTHY again."
+                "They resume once it is HEALTHY again."
             )
         case Verified():
             yield _verified(context.log, result)
         case Captured() if not result.outcomes:
-            context.log.warning("No snapshot: no tenant is in the usage store or in a snapshot.")
+            context.log.warning("No snapshot: neither the store nor a snapshot has a tenant.")
         case Captured():
             yield from _captured(context.log, result)
 
 
 def _failures_logged(log: dg.DagsterLogManager) -> Callable[[TenantOutcome], None]:
-    # What went well is in the run's table: an event for each tenant and hour would be too many.
-    def tell(outcome: TenantOutcome) -> None:
+    # Successes are in the run's table: an event for each tenant and hour would be too many.
+    def log_failure(outcome: TenantOutcome) -> None:
         if isinstance(outcome, TenantFailed):
             log.error(
                 f"Tenant {outcome.tenant!r} is not in this snapshot: {outcome.reason} "
@@ -110,17 +110,17 @@ def _failures_logged(log: dg.DagsterLogManager) -> Callable[[TenantOutcome], Non
                 exc_info=outcome.error,
             )
 
-    return tell
+    return log_failure
 
 
 def _verified(log: dg.DagsterLogManager, verified: Verified) -> dg.MaterializeResult[None]:
     if verified.damage:
         raise failure(
-            f"The stored snapshots of {verified.hour} do not hold: {' '.join(verified.damage)}",
-            "restore the database from its own backup, or leave this hour out of restores.",
+            f"The stored snapshots of {verified.hour} are damaged: {' '.join(verified.damage)}",
+            "restore the database from its own backup, or exclude this hour from restores.",
             verified_metadata(verified.snapshots),
         )
-    log.info(f"The snapshots of {verified.hour} are stored and sound; nothing was rewritten.")
+    log.info(f"The snapshots of {verified.hour} are stored and intact; nothing was rewritten.")
     return dg.MaterializeResult(metadata=verified_metadata(verified.snapshots))
 
 
@@ -130,11 +130,11 @@ def _captured(
     metadata = capture_metadata(captured)
     stopped_by = captured.stopped_by
     if isinstance(stopped_by, CapturesPausedError):
-        log.warning(f"Captures were paused in the middle of this one. {stopped_by}")
+        log.warning(f"Captures were paused during this one. {stopped_by}")
     elif stopped_by:
         raise failure(
-            f"{stopped_by.message} {len(captured.stored)} tenants were stored before, "
-            f"{len(captured.failed)} were not.",
+            f"{stopped_by.message} {len(captured.stored)} tenants are stored, "
+            f"{len(captured.failed)} are not.",
             stopped_by.hint,
             metadata,
         )
@@ -147,7 +147,7 @@ def _captured(
             metadata,
         )
     if captured.prune_failure:
-        log.error(f"Snapshots past retention are still there: {captured.prune_failure}")
+        log.error(f"Snapshots past retention were not removed: {captured.prune_failure}")
     if captured.stored:
         log.info(
             f"{len(captured.stored)} tenants are stored: "
@@ -155,4 +155,4 @@ def _captured(
         )
         yield dg.MaterializeResult(metadata=metadata)
     else:
-        log.warning("No snapshot: no tenant has anything in the usage store now.")
+        log.warning("No snapshot: no tenant has a counter in the usage store now.")

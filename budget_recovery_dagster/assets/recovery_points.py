@@ -19,7 +19,7 @@ from budget_recovery_dagster.services.recovery_points import (
     survey_points,
 )
 
-# In the sentence; the table has more of them.
+# How many tenants the sentence names; the table has more.
 _NAMED = 10
 
 
@@ -32,49 +32,45 @@ _NAMED = 10
     freshness_policy=HOURLY_FRESHNESS,
     metadata={"dagster/column_schema": POINT_SCHEMA},
     description=(
-        "What a restore would bring back if the usage store were wiped now: for every tenant, "
-        "budget and window that is still current, how much, from which snapshot, how old that is, "
-        "and what is doubtful about it.\n\n"
-        '**At night**: the table `points` below answers "what would we get back?". Its ages are '
-        "of the moment of the run: materialize it again to know now. That needs PostgreSQL only, "
-        "and works while the usage store is down and while captures are paused. It changes "
-        "nothing. It shows the 200 oldest windows; all of them, entity by entity, are in the view "
-        "`budget_recovery.recovery_point`.\n\n"
-        "**The value** of each entity is the highest that any retained snapshot holds: within a "
-        "window usage only grows. Whatever was spent after the newest snapshot is not in it.\n\n"
-        "**Marks**: *truncated*: the source lists the largest spenders only, and there may be "
-        "more. *partial*: fewer keys arrived than the store had announced. *omitted*: so many "
-        "counters could not be read in the newest snapshot. *earlier*: so many of the entities are "
-        "missing from it, or lower in it, and come from snapshots that are older than the age "
-        "says; the view has `last_captured_at` of each. *damaged*: so many records do not match "
-        "their checksum. Nothing comes from them; the view `budget_recovery.damaged_record` lists "
-        "them."
+        "What a restore would bring back if the usage store were wiped now. For every tenant, "
+        "budget and open window: the usage, its source snapshot, its age, and any doubts.\n\n"
+        "**On call**: table `points` shows what a restore would bring back. Ages are as of this "
+        "run; materialize again to refresh. That needs only PostgreSQL: it works while the usage "
+        "store is down or captures are paused. It is read-only. The table has the 200 oldest "
+        "windows; the view `budget_recovery.recovery_point` has all, entity by entity.\n\n"
+        "**The value** of each entity is the highest in all retained snapshots: within a window, "
+        "usage only grows. Usage after the newest snapshot is not in it.\n\n"
+        "**Marks**: *truncated*: the source lists only the largest spenders, and there may be "
+        "more. *partial*: fewer keys arrived than the store announced. *omitted(n)*: n counters "
+        "could not be read in the newest snapshot. *earlier(n)*: n entities are missing or lower "
+        "in the newest snapshot and come from older ones; the view has `last_captured_at` of "
+        "each. *damaged(n)*: n records do not match their checksum. A restore does not use them; "
+        "the view `budget_recovery.damaged_record` lists them."
     ),
 )
 def recovery_points(
     context: dg.AssetExecutionContext, control_plane: ControlPlaneParam
 ) -> dg.MaterializeResult[None]:
-    """Sum up what is stored."""
+    """Show the recovery point of every tenant."""
     with shown_as_failures(), control_plane.opened() as plane:
         survey = survey_points(plane)
     if not survey.newest_snapshots:
-        context.log.warning("No snapshot of any tenant is stored: a restore would find nothing.")
+        context.log.warning("No snapshot is stored: a restore would bring back nothing.")
     return dg.MaterializeResult(metadata=points_metadata(survey))
 
 
 @dg.asset_check(
     asset=recovery_points,
     description=(
-        f"No tenant's newest snapshot of a still-current window is older than "
-        f"{duration(MAX_POINT_AGE)}: captures come every hour, so an older one means that some "
-        "were missed, and that a restore would give back less than it should. Nor does a tenant's "
-        "capture fail for as long, whatever its windows. Not passed either when there is no "
-        "snapshot at all, when the newest has a time in the future, or when a record that a "
-        "restore would read is damaged (checksum mismatch)."
+        f"Passes if every tenant's newest snapshot of an open window is at most "
+        f"{duration(MAX_POINT_AGE)} old. Captures run every hour: an older snapshot means missed "
+        "captures, and a restore would bring back less. Fails as well if a tenant's captures "
+        "fail for that long, if no snapshot exists, if the newest has a time in the future, or "
+        "if a record that a restore would read is damaged (checksum mismatch)."
     ),
 )
 def recovery_point_age(control_plane: ControlPlaneParam) -> dg.AssetCheckResult:
-    """Judge what is stored now, whenever the points were last materialized."""
+    """Check the snapshots that are stored now, not those of the last materialization."""
     with shown_as_failures(), control_plane.opened() as plane:
         ages = judge_point_ages(plane)
     too_old = sorted((_row(ages, tenant) for tenant in ages.too_old), key=_oldest_first)
@@ -101,8 +97,8 @@ def _row(ages: PointAges, tenant: str) -> Row:
         "tenant": tenant,
         "newest_snapshot": newest,
         "age": old,
-        "what_to_do": "see tenant_coverage and the last runs of hourly_snapshot_job for why the "
-        "tenant is not captured.",
+        "what_to_do": "see tenant_coverage and the last runs of hourly_snapshot_job for the reason "
+        "why the tenant is not captured.",
     }
 
 
@@ -125,12 +121,12 @@ def _oldest_first(row: Row) -> tuple[str, str]:
 
 def _verdict(ages: PointAges, oldest_first: list[str]) -> str:
     if ages.newest_snapshot is None:
-        return "No snapshot of any tenant is stored: a restore would find nothing."
+        return "No snapshot is stored: a restore would bring back nothing."
     if ages.is_of_the_future:
         moment = f"{ages.newest_snapshot:%Y-%m-%d %H:%M:%S} UTC"
         return (
-            f"The newest snapshot bears a time that has not come, {moment}: the database's clock "
-            "was wrong then, or is wrong now. Until that time no age can be told, and its tenants "
+            f"The newest snapshot has a time in the future, {moment}: the database's clock was "
+            "wrong then, or is wrong now. Until that time, ages are unknown, and its tenants "
             "cannot be captured."
         )
     newest = f"The newest snapshot is {duration(age(ages.newest_snapshot, ages.now))} old."
@@ -138,12 +134,12 @@ def _verdict(ages: PointAges, oldest_first: list[str]) -> str:
         count = sum(ages.damaged.values())
         newest += (
             f" {count} {'record is' if count == 1 else 'records are'} damaged (checksum mismatch),"
-            f" of {_named(sorted(ages.damaged))}: a restore uses older ones, if there are any."
+            f" of {_named(sorted(ages.damaged))}: a restore uses older records, if any exist."
         )
     if not oldest_first and not is_too_old(ages.newest_snapshot, ages.now):
         return f"Nothing is older than {duration(MAX_POINT_AGE)}. {newest}"
     if not oldest_first:
-        return f"No tenant has been captured for longer than {duration(MAX_POINT_AGE)}. {newest}"
+        return f"No tenant was captured in the last {duration(MAX_POINT_AGE)}. {newest}"
     return f"Older than {duration(MAX_POINT_AGE)}: {_named(oldest_first)}. {newest}"
 
 

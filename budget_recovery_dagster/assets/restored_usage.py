@@ -1,4 +1,4 @@
-"""What restores have written back into the gateway's store."""
+"""The counters that restores raised in the gateway's store."""
 
 import dagster as dg
 
@@ -12,10 +12,10 @@ restored_usage = dg.AssetSpec(
     owners=OWNERS,
     tags={"data": "tenant-usage", "for": "recovery"},
     description=(
-        "The counters that a restore has raised in the gateway's store after a loss, each to the "
-        "highest that any retained snapshot knows. **Materialized** by every recovery that raised "
-        "something, and by every restore by hand that did, with what each budget's counters were "
-        "before and after; observed by one that found nothing to raise, and by every preview, "
-        "which its Events show. The table budget_recovery.restore_audit has all of it."
+        "The counters that restores raised in the gateway's store after a loss, each to the "
+        "highest usage in all retained snapshots.\n\n"
+        "**Materializations** are automatic and manual restores that raised counters, with the "
+        "usage of each budget before and after. **Observations** are previews, and restores that "
+        "raised nothing. The table budget_recovery.restore_audit has every restore."
     ),
 )

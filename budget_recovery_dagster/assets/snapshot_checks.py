@@ -1,4 +1,4 @@
-"""Checks of the snapshots that a run stored. They warn; the snapshots stand."""
+"""Checks of the snapshots that a run stored. They warn; the snapshots stay valid."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import Row, table
 from budget_recovery_dagster.resources import ControlPlaneParam, shown_as_failures
 
-# One tenant gone wrong must not crowd the others out of the table; PostgreSQL has the rest.
+# One faulty tenant must not fill the table and hide the others; PostgreSQL has the rest.
 _NAMED_PER_TENANT = 10
 
 PARTITION_TAG = "dagster/partition"
@@ -19,17 +19,17 @@ PARTITION_TAG = "dagster/partition"
 _NOT_CAPTURED = dg.AssetCheckResult(
     passed=False,
     severity=dg.AssetCheckSeverity.WARN,
-    description="No snapshot of this hour is stored, so there is nothing to judge.",
+    description="No snapshot of this hour is stored, so there is nothing to check.",
 )
 
 
 @dg.asset_check(
     asset="budget_usage_snapshots",
     description=(
-        "Every tenant is in the snapshot, with all that the source told: none failed or lost all "
-        "its counters, no key or value was unreadable, no reading stayed partial. What is not "
-        "covered is named with its reason. Windows of which a full leaderboard lists only the 500 "
-        "largest are counted, and do not warn: that is the choice of the setting."
+        "Passes if the snapshot has every tenant with all its counters: no tenant failed or lost "
+        "all its counters, no key or value was unreadable, and no reading was partial. Gaps are "
+        "listed with their reasons. Windows with only the 500 largest entities of a full "
+        "leaderboard are counted but do not warn: the setting chose that source."
     ),
 )
 def tenant_coverage(
@@ -77,10 +77,10 @@ def tenant_coverage(
 @dg.asset_check(
     asset="budget_usage_snapshots",
     description=(
-        "Within a window usage only grows. Warns when a counter of the recovery point is missing "
-        "from the store, or lower in it: single keys can be purged without the store's identity "
-        "changing. The recovery point keeps the higher value; if it was lowered on purpose, say so "
-        "with record_reset_job."
+        "Within a window, usage only grows. Warns if a counter of the recovery point is missing "
+        "or lower in the store: single keys can be purged while the store keeps its identity. The "
+        "recovery point keeps the higher value. If the counter was lowered on purpose, run "
+        "record_reset_job."
     ),
 )
 def usage_never_drops(
@@ -108,7 +108,7 @@ def usage_never_drops(
         ],
         {"missing_or_lower": count},
         good="No counter of a recovery point is missing or lower.",
-        bad=f"{count} counters of recovery points are missing from the store or lower in it.",
+        bad=f"{count} counters of recovery points are missing or lower in the store.",
     )
 
 
@@ -126,9 +126,9 @@ def _gaps_of(snapshot: CaptureSummary) -> Iterator[Row]:
     if snapshot.drop_count and not snapshot.entry_count and not snapshot.omitted_count:
         yield _row(
             snapshot.tenant,
-            "nothing of it is left in the store",
+            "no counter in the store any more",
             "the recovery point still holds its counters",
-            "see usage_never_drops, and find out who purged them.",
+            "see usage_never_drops, and find out what purged them.",
         )
     if snapshot.is_partial:
         yield _row(

@@ -49,7 +49,7 @@ def tenant_usage_tables(hours: dg.HourlyPartitionsDefinition) -> dg.AssetsDefini
 def _tenant_usage_tables(
     context: dg.AssetExecutionContext, control_plane: ControlPlaneParam
 ) -> dg.MaterializeResult[None]:
-    """Write the tables of the hour anew; fail at the end if one could not be written."""
+    """Rewrite the tables of the hour; fail at the end if one could not be written."""
     hour = Hour.parse(context.partition_key)
     with shown_as_failures(), control_plane.opened() as plane:
         try:
@@ -75,12 +75,12 @@ def _log(log: dg.DagsterLogManager, failed: TableFailed) -> None:
 
 
 def _require_whole(built: TablesBuilt) -> None:
-    """Fail if a table is not written, or one past retention is still there."""
+    """Fail if a table was not written, or one past retention was not removed."""
     if built.failed:
         first = built.failed[0]
         raise failure(
-            f"{len(built.failed)} tenants have no new table of this hour, {len(built.written)} "
-            f"have; the snapshots are not affected. The first, {first.tenant!r}: {first.reason}",
+            f"{len(built.failed)} tables of this hour failed, {len(built.written)} are written; "
+            f"the snapshots are not affected. The first, {first.tenant!r}: {first.reason}",
             f"{first.hint} Then materialize this hour again.",
             tables_metadata(built),
         )
@@ -88,6 +88,6 @@ def _require_whole(built: TablesBuilt) -> None:
         raise failure(
             f"The tables are written, but those past retention cannot be removed from "
             f"{len(built.pruned.failures)} directories. The first: {built.pruned.failures[0]}",
-            "remove them by hand; every run tries again.",
+            "remove them manually; every run tries again.",
             tables_metadata(built),
         )

@@ -14,22 +14,22 @@ _USUAL = 80
 
 
 def answers(*, soft_wrap: bool = False) -> Console:
-    """Return the place of answers."""
+    """Return the console for results: standard output."""
     return Console(highlight=False, soft_wrap=soft_wrap, width=_width())
 
 
 def errors(*, soft_wrap: bool = False) -> Console:
-    """Return the place of errors, and of what tells how work goes on."""
+    """Return the console for errors and progress: standard error."""
     return Console(highlight=False, soft_wrap=soft_wrap, stderr=True, width=_width())
 
 
 def _width() -> int | None:
-    """Return a width in the place of one in which nothing could be read; None: it can be."""
+    """Return the usual width if the terminal's is too narrow to read; None: it is wide enough."""
     return _USUAL if Console().width < _NARROWEST else None
 
 
 def show_failure(message: str, hint: str) -> None:
-    """Write what happened and what to try, a line each, where errors go."""
+    """Write to standard error what happened and what to try, a line each."""
     console = errors(soft_wrap=True)
     console.print(Text.assemble(("Error:", "bold red"), " ", escape_unprintable(console, message)))
     if hint:
@@ -38,13 +38,14 @@ def show_failure(message: str, hint: str) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
-    """Give what is to be told sentence by sentence.
+    """Yield a function that shows the progress of the work, a sentence each time.
 
-    On a terminal the newest one stands in a line that is gone at the end, else each has its own.
+    On a terminal each sentence replaces the last one, and the line disappears at the end.
+    Elsewhere each sentence is a line.
     """
     console = errors()
     if not console.is_terminal:
-        yield lambda told: console.print(Text(escape_unprintable(console, told)), soft_wrap=True)
+        yield lambda text: console.print(Text(escape_unprintable(console, text)), soft_wrap=True)
         return
     with console.status(Text(what)) as status:
         yield lambda text: status.update(
@@ -53,7 +54,7 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def confirmed(question: str) -> bool:
-    """Ask a question that is to be answered with yes; to break it off is no answer, and so no."""
+    """Ask for confirmation; Ctrl-C or the end of input means no."""
     try:
         return click.confirm(question)
     except click.Abort:

@@ -47,7 +47,7 @@ def demo(context: click.Context, *, keep: bool) -> None:
         with stop_signals_interrupt():
             is_complete = _run(begun, keep=keep)
     except StoppedBySignal as stopped:
-        _console.print("Stopped." if keep else "Stopped; nothing is left.")
+        _console.print("Stopped." if keep else "Stopped; all data are removed.")
         context.exit(stopped.exit_code)
     context.exit(0 if is_complete else INCOMPLETE)
 
@@ -96,7 +96,7 @@ def _print_path(text: str) -> None:
 
 @contextmanager
 def _logged_in(file: Path) -> Iterator[None]:
-    """Write the log of the gateway's parts to a file: they log much when the store is wiped."""
+    """Write the gateway's log to a file: it logs much when the store is wiped."""
     handler = logging.FileHandler(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     root = logging.getLogger()

@@ -113,7 +113,7 @@ def _take_first_snapshot(stack: Stack, ui: DagsterUi) -> None:
     """Capture the current hour unless that is done, and show the result."""
     hour = _current_hour()
     run = request_snapshot(ui, hour)
-    # Only now: at its start the scheduler makes up for a missed tick, which may be this hour's.
+    # Only now: at its start the scheduler repeats a missed tick, which may be that of this hour.
     stack.dagster.start_daemon()
     while run is not None:
         run = _follow(stack, ui, run)
@@ -133,7 +133,7 @@ def _take_first_snapshot(stack: Stack, ui: DagsterUi) -> None:
 
 
 def _follow(stack: Stack, ui: DagsterUi, run: SnapshotRun) -> SnapshotRun:
-    """Show the status of a run until it is over, or takes too long."""
+    """Show the status of a run until it ends or takes too long."""
     with _console.status("", spinner="line") as status:
 
         def is_over() -> bool:
@@ -147,7 +147,7 @@ def _follow(stack: Stack, ui: DagsterUi, run: SnapshotRun) -> SnapshotRun:
 
 
 def _watch(stack: Stack, is_over: Callable[[], bool], *, seconds: float) -> None:
-    """Wait until ``is_over`` or the time is over; raise if a child ends meanwhile."""
+    """Wait until ``is_over`` or the timeout; raise if a child process ends meanwhile."""
 
     def is_over_while_all_run() -> bool:
         if ended := stack.ended():

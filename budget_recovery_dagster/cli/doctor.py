@@ -1,4 +1,4 @@
-"""``budget-recovery doctor``: checks everything that the services need; a page or JSON."""
+"""``budget-recovery doctor``: checks everything that the services need; text or JSON."""
 
 import os
 import sys
@@ -46,7 +46,7 @@ def doctor(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
     """Check everything that the services need, and show how to fix each problem. Read-only.
 
     Exit codes: 0, no check failed, though some may warn; 1, a check failed; 2, no server is
-    configured. A server that no setting names is that of the running `budget-recovery dev`.
+    configured. Without settings, the servers are those of the running `budget-recovery dev`.
     """
     try:
         installation = _find(data_dir)
@@ -112,7 +112,7 @@ def _print_report(console: Console, report: Report) -> None:
             print_row(console, result.message, indent=_OUTCOME_WIDTH)
         else:
             start = Text.assemble(outcome, f"{check.code:<{_CODE_WIDTH}}")
-            _print_beside(console, start, result.message)
+            _print_after(console, start, result.message)
         if result.hint:
             print_row(console, f"Try: {result.hint}", indent=_OUTCOME_WIDTH)
     console.print()
@@ -120,8 +120,8 @@ def _print_report(console: Console, report: Report) -> None:
     print_row(console, f"{len(report.results)} checks: {summary}")
 
 
-def _print_beside(console: Console, start: Text, message: str) -> None:
-    """Print a message in a column of its own, which may take several lines."""
+def _print_after(console: Console, start: Text, message: str) -> None:
+    """Print a message after ``start``, in a column of its own that may take several lines."""
     width = max(min(console.width, _WIDEST) - len(start), _NARROWEST)
     for line in Text(escape_unprintable(console, message)).wrap(console, width):
         line.rstrip()

@@ -15,14 +15,14 @@ from budget_recovery_dagster.wiring import opened_control_plane
 
 
 @click.command(short_help="Stop the restore of the open incident.")
-@click.option("--reason", required=True, help="Why; everybody who looks is told.")
+@click.option("--reason", required=True, help="Why; shown by `budget-recovery status`.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 @data_dir_option
 def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
     """Stop the restore of the open incident until `budget-recovery release`.
 
-    None is launched, and one that works stops before the next tenant. Captures stay paused. The
-    database is that of BUDGET_RECOVERY_POSTGRES_URL or else of the running `budget-recovery dev`.
+    No restore starts; a running one stops after the current tenant. Captures stay paused. The
+    database is that of BUDGET_RECOVERY_POSTGRES_URL or of the running `budget-recovery dev`.
     """
     if not reason.strip():
         raise click.BadParameter("it is empty.", param_hint="--reason")
@@ -36,18 +36,17 @@ def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
         return
     held = incident.held
     if held is not None and (held.reason, held.by) != (reason, current_user()):
-        click.echo(f"It was on hold already: {incident.on_hold}")
-    click.echo(f"Incident {incident.short_id} is on hold. To let it go on: budget-recovery release")
+        click.echo(f"It was already on hold: {incident.on_hold}")
+    click.echo(f"Incident {incident.short_id} is on hold. To continue: budget-recovery release")
 
 
-@click.command(short_help="Let a restore go on that is on hold.")
+@click.command(short_help="Continue the restore that is on hold.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 @data_dir_option
 def release(data_dir: Path | None, *, as_json: bool) -> None:
-    """Let the restore of the open incident go on, at once and with all its attempts.
+    """Continue the restore of the open incident, at once and with all its attempts.
 
-    The database is that of BUDGET_RECOVERY_POSTGRES_URL or else of the running
-    `budget-recovery dev`.
+    The database is that of BUDGET_RECOVERY_POSTGRES_URL or of the running `budget-recovery dev`.
     """
     with (
         errors_in_json(wanted=as_json),
@@ -57,4 +56,4 @@ def release(data_dir: Path | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(held_json(incident))
         return
-    click.echo(f"Incident {incident.short_id} is not on hold; its restore is launched soon.")
+    click.echo(f"Released incident {incident.short_id}. The restore starts within 30 s.")

@@ -44,7 +44,7 @@ _REFUSALS = (
 
 
 class _Commands(click.Group):
-    """Shows our own errors as a sentence and a hint; any other error is a fault of the program."""
+    """Shows our own errors as a sentence and a hint; any other error is a bug."""
 
     def invoke(self, ctx: click.Context) -> Any:
         is_json_wanted = "--json" in ctx.args

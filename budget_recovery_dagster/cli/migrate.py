@@ -8,11 +8,11 @@ from budget_recovery_dagster.settings import load_settings
 
 @click.command(short_help="Bring the database's schema up to date.")
 def migrate() -> None:
-    """Bring the schema of BUDGET_RECOVERY_POSTGRES_URL up to date; again is harmless."""
+    """Bring the schema of BUDGET_RECOVERY_POSTGRES_URL up to date; safe to repeat."""
     migration = database.migrate(load_settings().require_postgres_url())
     if not migration.changed:
-        click.echo(f"The schema already is at version {migration.to_version}.")
+        click.echo(f"The schema is already at version {migration.to_version}.")
     elif migration.from_version is None:
-        click.echo(f"Made the schema, version {migration.to_version}.")
+        click.echo(f"Created the schema, version {migration.to_version}.")
     else:
         click.echo(f"Migrated from version {migration.from_version} to {migration.to_version}.")

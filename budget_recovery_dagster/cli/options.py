@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they give."""
+"""Options that several commands share, and the values that follow from them."""
 
 import getpass
 import os
@@ -19,7 +19,7 @@ from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 
 
 def current_user() -> str:
-    """Return the name of the account and of the host."""
+    """Return the account and the host, as ``account@host``."""
     try:
         account = getpass.getuser()
     except (KeyError, OSError):
@@ -34,31 +34,31 @@ _CHOICE_OPTIONS = (
         "--tenant",
         default=EVERY_TENANT,
         show_default=True,
-        help=f"Whose counters; {EVERY_TENANT} is every tenant.",
+        help=f"Tenant to restore; {EVERY_TENANT} restores every tenant.",
     ),
-    click.option("--budget", default="", help="Only this budget of the tenant.  [default: all]"),
+    click.option("--budget", default="", help="Budget of the tenant.  [default: all]"),
     click.option(
         "--snapshot",
         default=LATEST,
         show_default=True,
-        help="From the snapshot of this moment (UTC, its beginning is enough, see"
-        f" `budget-recovery snapshots`); {LATEST} takes the highest of all.",
+        help="Snapshot timestamp in UTC, or a unique prefix (see `budget-recovery snapshots`);"
+        f" {LATEST} takes the highest usage of all snapshots.",
     ),
     click.option(
-        "--despite-resets", is_flag=True, help="Also bring back what was reset on purpose."
+        "--despite-resets", is_flag=True, help="Also restore usage that was reset on purpose."
     ),
 )
 
 
 def choice_options(command: _Command) -> _Command:
-    """Give a command the options; it gets them as ``tenant``, ``budget``, and so on."""
+    """Add the options to a command, which receives them as ``tenant``, ``budget``, and so on."""
     for option in reversed(_CHOICE_OPTIONS):
         command = option(command)
     return command
 
 
 def request_of(options: Mapping[str, Any]) -> RestoreRequest:
-    """Return what the options of a command ask for."""
+    """Return the request that the options of a command describe."""
     return RestoreRequest(
         tenant=options["tenant"],
         budget=options["budget"],
@@ -68,24 +68,24 @@ def request_of(options: Mapping[str, Any]) -> RestoreRequest:
 
 
 _ORDER_OPTIONS = (
-    click.option("--reason", required=True, help="Why; it is kept with what is done."),
+    click.option("--reason", required=True, help="Why; stored with the result."),
     click.option(
         "--accept-unconverged",
         is_flag=True,
-        help="Take the store as it is, though its servers have not converged.",
+        help="Use the store even if its servers have not converged.",
     ),
 )
 
 
 def order_options(command: _Command) -> _Command:
-    """Give a command the options; see ``order_of``."""
+    """Add the options to a command; see ``order_of``."""
     for option in reversed(_ORDER_OPTIONS):
         command = option(command)
     return command
 
 
 def order_of(options: Mapping[str, Any], on_progress: Callable[[str], None]) -> Order:
-    """Return what the options of a command order, in a run of its own."""
+    """Return the order that the options of a command describe, with a run id of its own."""
     return Order(
         by=current_user(),
         reason=options["reason"],
@@ -96,11 +96,11 @@ def order_of(options: Mapping[str, Any], on_progress: Callable[[str], None]) -> 
 
 
 def settings_with_database(data_dir: Path | None) -> Settings:
-    """Return the settings, with database and check interval of the running dev where none is set.
+    """Return the settings; without a database, those of the running dev, with its check interval.
 
     Raises:
-        SettingsError: a setting is wrong, or names no database where one is needed.
-        NoRunningDevError: none is set, and no dev runs there.
+        SettingsError: a setting is invalid, or the running dev has no database of its own.
+        NoRunningDevError: no database is configured, and no dev runs in the data directory.
     """
     settings = load_settings()
     if settings.postgres_url is not None:
@@ -109,7 +109,7 @@ def settings_with_database(data_dir: Path | None) -> Settings:
     if running.postgres_url is None:
         raise SettingsError(
             f"The running dev uses the database that its {PREFIX}POSTGRES_URL names.",
-            f"set {PREFIX}POSTGRES_URL here, too.",
+            f"set {PREFIX}POSTGRES_URL for this command, too.",
         )
     return settings.model_copy(
         update={
@@ -120,11 +120,11 @@ def settings_with_database(data_dir: Path | None) -> Settings:
 
 
 def settings_with_servers(data_dir: Path | None) -> Settings:
-    """Return the settings, with both servers of the running dev where none is set.
+    """Return the settings; a server that is not configured is that of the running dev.
 
     Raises:
-        SettingsError: a setting is wrong, or names no server where one is needed.
-        NoRunningDevError: none is set, and no dev runs there.
+        SettingsError: a setting is invalid, or the running dev has no such server of its own.
+        NoRunningDevError: a server is not configured, and no dev runs in the data directory.
     """
     settings = settings_with_database(data_dir)
     if settings.nats_url is not None:
@@ -133,15 +133,15 @@ def settings_with_servers(data_dir: Path | None) -> Settings:
     if running.nats_url is None:
         raise SettingsError(
             f"The running dev uses the store that its {PREFIX}NATS_URL names.",
-            f"set {PREFIX}NATS_URL here, too.",
+            f"set {PREFIX}NATS_URL for this command, too.",
         )
-    told = {"nats_url": SecretStr(running.nats_url), "bucket": running.bucket}
-    return settings.model_copy(update=told)
+    found = {"nats_url": SecretStr(running.nats_url), "bucket": running.bucket}
+    return settings.model_copy(update=found)
 
 
 data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Where all data and logs lie.  [default: /var/lib/budget-recovery as root, else"
+    help="Directory of data and logs.  [default: /var/lib/budget-recovery as root, else"
     " ~/.local/state/budget-recovery]",
 )

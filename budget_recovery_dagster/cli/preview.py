@@ -1,4 +1,4 @@
-"""``budget-recovery preview``: what a restore would do, before it is done."""
+"""``budget-recovery preview``: a dry run of a restore."""
 
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,15 @@ from budget_recovery_dagster.services.preview import preview_restore
 from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
 
-@click.command(short_help="Tell what a restore would do.")
+@click.command(short_help="Show what a restore would change.")
 @choice_options
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 @data_dir_option
 def preview(data_dir: Path | None, *, as_json: bool, **choice: Any) -> None:
-    """Tell what a restore would do to each budget, and write nothing.
+    """Show what a restore would change in each budget. Read-only for the gateway's store.
 
-    It is kept for a day: `budget-recovery restore` of the same choice tells what has changed since.
-    The servers are those of the settings or else of the running `budget-recovery dev`.
+    The preview is stored for a day: `budget-recovery restore` with the same options reports what
+    changed since. The servers are those of the settings or of the running `budget-recovery dev`.
     """
     with errors_in_json(wanted=as_json):
         settings = settings_with_servers(data_dir)

@@ -1,4 +1,4 @@
-"""``budget-recovery record-reset``: note that counters were lowered on purpose."""
+"""``budget-recovery record-reset``: record that counters were lowered on purpose."""
 
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.resets import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_moment
 from budget_recovery_dagster.presentation.documents import errors_in_json, reset_json
-from budget_recovery_dagster.presentation.text import escape_unprintable, told
+from budget_recovery_dagster.presentation.text import escape_unprintable, reset_report
 from budget_recovery_dagster.services.resets import ResetRequest, record_reset
 from budget_recovery_dagster.wiring import opened_control_plane
 
@@ -28,19 +28,19 @@ def _moment(_context: click.Context, _option: click.Parameter, text: str | None)
         raise click.BadParameter(f"{error}.") from error
 
 
-@click.command("record-reset", short_help="Note that counters were lowered on purpose.")
-@click.option("--tenant", required=True, help="Whose budget it is.")
-@click.option("--budget", required=True, help="Which budget was reset.")
-@click.option("--entity", help="Whose counter; without it, those of all, and the aggregate.")
+@click.command("record-reset", short_help="Record that counters were lowered on purpose.")
+@click.option("--tenant", required=True, help="Tenant of the budget.")
+@click.option("--budget", required=True, help="Budget that was reset.")
+@click.option("--entity", help="Entity that was reset.  [default: all, and the aggregate]")
 @click.option("--aggregate", is_flag=True, help="Only the aggregate of the budget.")
-@click.option("--window", help="Which window, such as 2026-11; without it, all of them.")
+@click.option("--window", help="Window that was reset, such as 2026-11.  [default: all]")
 @click.option(
     "--at",
     metavar="TIME",
     callback=_moment,
-    help="When, in UTC, as 2026-11-29T14:00; without it, now.",
+    help="Time of the reset in UTC, such as 2026-11-29T14:00.  [default: now]",
 )
-@click.option("--reason", required=True, help="Why; kept with it.")
+@click.option("--reason", required=True, help="Why; stored with the reset.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 @data_dir_option
 def record_reset_command(  # noqa: PLR0913 - click passes every option by name
@@ -55,22 +55,20 @@ def record_reset_command(  # noqa: PLR0913 - click passes every option by name
     as_json: bool,
     data_dir: Path | None,
 ) -> None:
-    """Note that you have lowered or cleared counters of a budget in the gateway.
+    """Record that you lowered or cleared counters of a budget in the gateway.
 
-    A restore takes the highest usage that any snapshot holds. What snapshots of the time of the
-    reset or before hold of these counters is then not used any more, neither by a recovery nor by
-    you, unless you restore with --despite-resets. Nothing else changes: this lowers no counter.
+    A restore takes the highest usage of all snapshots. Usage of these counters recorded until the
+    reset is excluded from every restore without --despite-resets. This command lowers no counter.
 
-    Lower the counters in the gateway FIRST, then record it. A snapshot that is taken in between,
-    were it the other way round, would hold the old value and be used.
+    Lower the counters in the gateway FIRST, then record the reset. In the other order, a snapshot
+    taken in between holds the old value, and a restore uses it.
 
-    The database is that of BUDGET_RECOVERY_POSTGRES_URL or else of the running
-    `budget-recovery dev`.
+    The database is that of BUDGET_RECOVERY_POSTGRES_URL or of the running `budget-recovery dev`.
     """
     if not reason.strip():
         raise click.BadParameter("it is empty.", param_hint="--reason")
     if aggregate and entity is not None:
-        raise click.UsageError("--entity and --aggregate exclude each other.")
+        raise click.UsageError("--entity and --aggregate are mutually exclusive.")
     who: Entity | Everyone = entity if entity is not None or aggregate else EVERYONE
     request = ResetRequest(tenant, budget, window, who, at, current_user(), reason)
     with (
@@ -82,5 +80,5 @@ def record_reset_command(  # noqa: PLR0913 - click passes every option by name
         click.echo(reset_json(recorded))
         return
     console = answers()
-    for paragraph in told(recorded):
+    for paragraph in reset_report(recorded):
         console.print(Text(escape_unprintable(console, paragraph)))

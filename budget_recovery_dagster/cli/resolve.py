@@ -1,4 +1,4 @@
-"""``budget-recovery resolve``: end the open incident, and accept the store as it is."""
+"""``budget-recovery resolve``: close the open incident and accept the store as it is."""
 
 import sys
 from pathlib import Path
@@ -23,19 +23,19 @@ from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 _DECLINED = 2
 
 
-@click.command(short_help="Accept the store as it is; snapshots begin again.")
+@click.command(short_help="Close the open incident without a restore.")
 @order_options
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 @data_dir_option
 def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) -> None:
-    """End the open incident without restoring anything more.
+    """Close the open incident without restoring anything more.
 
-    The store is accepted as it is, and compared with this from now on; snapshots are taken again.
-    What the snapshots say more can still be restored by hand. Not while the store cannot be seen.
+    The present store becomes the new baseline, and captures resume. You can still restore usage
+    from snapshots manually. The command is refused while the store is not reachable.
     """
     if as_json and not yes:
-        raise click.UsageError("--json needs --yes: there is nobody to ask.")
+        raise click.UsageError("--json needs --yes: it cannot ask for confirmation.")
     with errors_in_json(wanted=as_json):
         require_reason(options["reason"])
         if not yes and not _is_wanted():
@@ -62,8 +62,8 @@ def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
 def _is_wanted() -> bool:
     if not sys.stdin.isatty():
         raise NotConfirmedError(
-            "Nothing is resolved: it was not confirmed, and there is no terminal to ask at.",
+            "Nothing is resolved: there is no terminal to ask for confirmation.",
             "pass --yes.",
         )
-    click.echo("What the snapshots say more is not brought back; see `budget-recovery preview`.")
+    click.echo("Usage that only snapshots hold is not restored; see `budget-recovery preview`.")
     return confirmed("Accept the store as it is?")

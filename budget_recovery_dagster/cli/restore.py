@@ -1,4 +1,4 @@
-"""``budget-recovery restore``: bring back what a person has chosen."""
+"""``budget-recovery restore``: a manual restore of chosen counters."""
 
 import sys
 from collections.abc import Mapping
@@ -31,21 +31,23 @@ _REFUSED = 2
 _INTERRUPTED = 130
 
 
-@click.command(short_help="Bring back what you choose, after a preview.")
+@click.command(short_help="Restore chosen counters, after a preview.")
 @choice_options
 @order_options
-@click.option("--yes", is_flag=True, help="Do not preview, do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the preview and the confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs; needs --yes.")
 @data_dir_option
 def restore(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) -> None:
-    """Raise the counters that you choose to what the snapshots say, and never lower one.
+    """Raise the chosen counters to the usage in the snapshots. No counter is ever lowered.
 
-    It previews, asks, and then does just that; what has changed in between is told. A restore
-    after which nothing of the whole store is left to be raised ends the open incident. Exits with
-    0: done; 1: not all is done, and what was raised stays raised; 2: nothing was restored.
+    The command shows a preview, asks, applies the same plan, and reports what changed in between.
+    If no counter is lower than in the snapshots afterwards, the open incident is closed.
+
+    Exit codes: 0, restored; 1, not all is restored, and raised counters stay raised; 2, nothing is
+    restored.
     """
     if as_json and not yes:
-        raise click.UsageError("--json needs --yes: there is nobody to ask.")
+        raise click.UsageError("--json needs --yes: it cannot ask for confirmation.")
     try:
         with errors_in_json(wanted=as_json):
             applied = _restore(data_dir, options, yes=yes)
@@ -54,7 +56,7 @@ def restore(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
         raise click.exceptions.Exit(_REFUSED) from error
     except KeyboardInterrupt as error:
         show_failure(
-            "Broken off.", "see in the table restore_audit what was raised: it stays raised."
+            "Interrupted.", "see the table restore_audit: counters that were raised stay raised."
         )
         raise click.exceptions.Exit(_INTERRUPTED) from error
     if applied is None:
@@ -69,7 +71,7 @@ def restore(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
 
 
 def _restore(data_dir: Path | None, options: Mapping[str, Any], *, yes: bool) -> Applied | None:
-    """Preview, ask and restore; None: it is not wanted."""
+    """Preview, ask and restore; None: the person declined."""
     request = request_of(options)
     require_reason(options["reason"])
     settings = settings_with_servers(data_dir)
@@ -77,7 +79,7 @@ def _restore(data_dir: Path | None, options: Mapping[str, Any], *, yes: bool) ->
     with opened_control_plane(settings) as plane:
         preview_id = None
         if not yes:
-            preview_id = _wanted(plane, open_store, request)
+            preview_id = _confirmed_preview(plane, open_store, request)
             if preview_id is None:
                 return None
         with progress("Restoring") as report:
@@ -91,12 +93,14 @@ def _restore(data_dir: Path | None, options: Mapping[str, Any], *, yes: bool) ->
             )
 
 
-def _wanted(plane: ControlPlane, open_store: OpenStore, request: RestoreRequest) -> str | None:
-    """Show the preview and ask; return its id, None if it is not wanted."""
+def _confirmed_preview(
+    plane: ControlPlane, open_store: OpenStore, request: RestoreRequest
+) -> str | None:
+    """Show the preview and ask; return its id, or None if the person declines."""
     if not sys.stdin.isatty():
         raise NotConfirmedError(
-            "Nothing is restored: it was not confirmed, and there is no terminal to ask at.",
-            "look at `budget-recovery preview` of the same, then pass --yes.",
+            "Nothing is restored: there is no terminal to ask for confirmation.",
+            "check `budget-recovery preview` with the same options, then pass --yes.",
         )
     with progress("Reading") as report:
         previewed = preview_restore(

@@ -15,7 +15,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def shown_steps(console: Console) -> Step:
-    """Return a step that writes its name to this console, and how long it took."""
+    """Return a step that writes its name and duration to this console."""
 
     @contextmanager
     def step(name: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""``budget-recovery snapshots``: what there is to restore from."""
+"""``budget-recovery snapshots``: the snapshots that a restore can use."""
 
 from pathlib import Path
 
@@ -16,19 +16,18 @@ from budget_recovery_dagster.wiring import opened_control_plane
 _SHOWN = 24
 
 
-@click.command(short_help="List what there is to restore from.")
-@click.option("--tenant", default=EVERY_TENANT, show_default=True, help="Whose snapshots.")
-@click.option("--all", "show_all", is_flag=True, help=f"All of them, not the newest {_SHOWN}.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs; always all.")
+@click.command(short_help="List the snapshots to restore from.")
+@click.option("--tenant", default=EVERY_TENANT, show_default=True, help="Tenant of the snapshots.")
+@click.option("--all", "show_all", is_flag=True, help=f"List all, not only the newest {_SHOWN}.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs; lists all.")
 @data_dir_option
 def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bool) -> None:
-    """List the retained snapshots, newest first, by the moment that --snapshot takes.
+    """List the retained snapshots, newest first, by the timestamp that --snapshot takes.
 
-    Of one that retention has removed records from, only what is still needed is left: it cannot be
-    chosen. Numbers are of what was captured; a preview verifies the records.
+    A pruned snapshot cannot be chosen: retention keeps only the records that a restore still
+    needs. Counts are those of the capture; `budget-recovery preview` verifies the records.
 
-    The database is that of BUDGET_RECOVERY_POSTGRES_URL or else of the running
-    `budget-recovery dev`.
+    The database is that of BUDGET_RECOVERY_POSTGRES_URL or of the running `budget-recovery dev`.
     """
     with (
         errors_in_json(wanted=as_json),
@@ -52,12 +51,12 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
     rows = [head, *(_row(each) for each in shown)]
     print_columns(console, rows, right=(1, 2, 3))
     if len(found) > len(shown):
-        print_row(console, f"{len(found) - len(shown):,} older ones; --all shows them.")
+        print_row(console, f"{len(found) - len(shown):,} older; --all lists them.")
     if damaged:
         records = counted(sum(damaged.values()), "record")
         print_row(
             console,
-            f"{records} in current windows damaged (checksum mismatch), of"
+            f"{records} in open windows damaged (checksum mismatch):"
             f" {listed(sorted(damaged))}. A restore does not use them.",
         )
     if budgets:
@@ -80,7 +79,7 @@ def _remarks(listed: ListedSnapshot) -> list[str]:
         for number, what in (
             (listed.omitted, "omitted"),
             (listed.unreadable, "unreadable"),
-            (listed.drops, "dropped"),
+            (listed.drops, "missing or lower"),
             (listed.partial, "partial"),
         )
         if number

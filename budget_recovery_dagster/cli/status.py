@@ -1,4 +1,4 @@
-"""``budget-recovery status``: how the store stands, and what to do next."""
+"""``budget-recovery status``: the state of the store, and the next step."""
 
 import sys
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _EXIT_CODES: Mapping[Condition, int] = {
 
 
 class _Status(click.Command):
-    """Whatever is no answer must not look like one: 1 and 2 say something of the store."""
+    """Exits with 3 on a usage error: 1 and 2 are states of the store."""
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         try:
@@ -36,15 +36,15 @@ class _Status(click.Command):
             raise click.exceptions.Exit(CANNOT_TELL) from error
 
 
-@click.command(cls=_Status, short_help="Tell how the store stands, and what to do.")
+@click.command(cls=_Status, short_help="Show the state of the store and the next step.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 @data_dir_option
 @click.pass_context
 def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> None:
-    """Tell how the gateway's store stands, as it was found by the last checks.
+    """Show the state of the gateway's store, as of the last checks.
 
-    Exits with 0: healthy; 1: recovering; 2: failed, a person has to act; 3: cannot tell. The
-    database is that of BUDGET_RECOVERY_POSTGRES_URL or else of the running `budget-recovery dev`.
+    Exit codes: 0, healthy; 1, recovering; 2, failed, an operator must act; 3, unknown. The
+    database is that of BUDGET_RECOVERY_POSTGRES_URL or of the running `budget-recovery dev`.
     """
     try:
         settings = settings_with_database(data_dir)
@@ -64,6 +64,6 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
             print_status(answers(), found)
         sys.stdout.flush()
     except OSError as error:
-        show_failure(f"The answer could not be written: {error.strerror}.", "see where it goes.")
+        show_failure(f"The status cannot be written: {error.strerror}.", "check the output.")
         exit_code = CANNOT_TELL
     context.exit(exit_code)

@@ -1,4 +1,4 @@
-"""``budget-recovery wipe``: lose the counters of the simulated gateway, to see them restored."""
+"""``budget-recovery wipe``: delete the simulated gateway's counters, to see them restored."""
 
 import shlex
 import sys
@@ -18,15 +18,15 @@ _DECLINED = 1
 _console = answers(soft_wrap=True)
 
 
-@click.command(short_help="Lose the counters of a running dev, to see them restored.")
+@click.command(short_help="Delete the counters of a running dev, to see them restored.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @data_dir_option
 @click.pass_context
 def wipe(context: click.Context, data_dir: Path | None, *, yes: bool) -> None:
-    """Delete the bucket of the running `budget-recovery dev`, as an operator might lose it.
+    """Delete the bucket of the running `budget-recovery dev`, as an accident would.
 
-    Nothing fails then: usage reads as zero, and blocks drop. A store that BUDGET_RECOVERY_NATS_URL
-    names is never wiped.
+    Requests do not fail then: usage reads as zero, and blocks end. A store that
+    BUDGET_RECOVERY_NATS_URL names is never wiped.
     """
     settings = load_settings()
     place = data_dir or settings.data_place

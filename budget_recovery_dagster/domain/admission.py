@@ -1,6 +1,6 @@
-"""Who may work on the store and what may be stored of it: decided on what the locks show.
+"""Rules of leases and stores: who may work on the store, and which snapshot may be stored.
 
-The database and its fake read the facts each in their own way, and decide here.
+The database and its fake read the facts in their own way, and both decide here.
 """
 
 from dataclasses import dataclass, replace
@@ -20,29 +20,29 @@ from budget_recovery_dagster.errors import (
 )
 
 CAPTURE_LEASE = "capture"
-"""The lease under which snapshots are stored and pruned, by one at a time."""
+"""The lease of the one process that stores and prunes snapshots."""
 
 CHECK_LEASE = "check"
-"""The lease under which the store's marker is renewed, by one at a time."""
+"""The lease of the one process that renews the store's marker."""
 
 LONGEST_LEASE = timedelta(minutes=2)
-"""No lease is given out for so long: a living holder renews it every few seconds."""
+"""Every lease is shorter than this: a live holder renews it every few seconds."""
 
 RESTORE_LEASE = "restore"
-"""The lease under which the store is restored, by one at a time."""
+"""The lease of the one process that restores the store."""
 
 LONGEST_RESTORE = timedelta(hours=1)
-"""How long a restore may hold its lease: a worker that hangs must not keep others from restoring.
+"""How long a restore may hold its lease: a hanging worker must not block other restores.
 
-One that is merely slow loses nothing by it: what it has raised stays raised for the next.
+A worker that is only slow loses nothing: the counters that it raised stay raised.
 """
 
-_WAIT_FOR_RECOVERY = "wait for the recovery to end; `budget-recovery status` says how it stands."
+_WAIT_FOR_RECOVERY = "wait for the recovery to end; see `budget-recovery status`."
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A lease as it stands: who has it, under which token, since when and until when."""
+    """The state of a lease: holder, token, start and expiry."""
 
     holder: str
     token: int
@@ -52,7 +52,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a capture is compared with; ``newest`` is the time of the tenant's last snapshot."""
+    """The facts that admit a capture; ``newest`` is the time of the tenant's newest snapshot."""
 
     now: datetime
     state: RecoveryState
@@ -61,9 +61,9 @@ class Facts:
 
 
 def holder_at(holding: Holding | None, now: datetime) -> str | None:
-    """Return who holds a lease at ``now``; None if nobody does, or it has expired.
+    """Return the holder of a lease at ``now``; None if it is free or has expired.
 
-    One that would last longer than any is of a clock that was ahead and has been set right.
+    An expiry that is too far in the future is ignored: the clock was ahead and has been corrected.
     """
     if holding is None or not now < holding.expires_at <= now + LONGEST_LEASE:
         return None
@@ -71,33 +71,33 @@ def holder_at(holding: Holding | None, now: datetime) -> str | None:
 
 
 def require_free(name: str, holding: Holding | None, now: datetime) -> None:
-    """Refuse to take a lease that somebody holds.
+    """Refuse to take a lease that is held.
 
     Raises:
-        LeaseHeldError: somebody does.
+        LeaseHeldError: another holder has it.
     """
     if holding is not None and holder_at(holding, now) is not None:
         raise LeaseHeldError(
-            f"{name} is at work already: {holding.holder}, since {_utc(holding.acquired_at)}.",
-            f"wait for it to end; if it has died, it is free at {_utc(holding.expires_at)}.",
+            f"Another {name} is running: {holding.holder}, since {_utc(holding.acquired_at)}.",
+            f"wait for it to end; if it died, its lease expires at {_utc(holding.expires_at)}.",
         )
 
 
 def require_lease_of(name: str, needed: str) -> None:
-    """Refuse to do work under the lease of other work: it would keep nobody else from this.
+    """Refuse a lease of other work: it would not exclude another process from this work.
 
     Raises:
-        ValueError: it is of another name.
+        ValueError: the lease has another name.
     """
     if name != needed:
-        raise ValueError(f"this is done under the lease of {needed}, not of {name}")
+        raise ValueError(f"this needs the lease {needed}, not {name}")
 
 
 def require_ours(name: str, token: int, holding: Holding | None, now: datetime) -> None:
-    """Refuse to work under a lease, taken with this token, that is not in force.
+    """Refuse to work under a lease that is no longer held with this token.
 
     Raises:
-        LeaseLostError: it has expired, was released, or was taken by another.
+        LeaseLostError: it has expired, was released, or was taken by another holder.
     """
     if holding is None:
         raise lease_lost(name, "it is no longer held")
@@ -108,45 +108,45 @@ def require_ours(name: str, token: int, holding: Holding | None, now: datetime) 
 
 
 def lease_lost(name: str, why: str) -> LeaseLostError:
-    """Say how a lease was lost."""
+    """Return the error of a lost lease."""
     return LeaseLostError(
-        f"The lease of {name} is lost: {why}.",
-        "start again; if it happens often, see why this host or its database stalls for long.",
+        f"The lease {name} is lost: {why}.",
+        "start again; if it happens often, find out why this host or its database stalls.",
     )
 
 
 def require_unmoved(baseline: Baseline | None, judged: Baseline | None) -> None:
-    """Refuse what rests on a judgement against another baseline than the present one.
+    """Refuse a decision that was judged against another baseline than the present one.
 
     Raises:
         BaselineMovedError: the baseline is not the ``judged`` one any more.
     """
-    # All of it counts: versions begin again where the store's row was lost.
+    # The whole baseline is compared: versions restart at 1 if the store's row was lost.
     if baseline != judged:
         raise BaselineMovedError(
-            f"The baseline has moved from {_name(judged)} to {_name(baseline)} since the store was"
-            " judged.",
-            "judge the store against the new baseline and try again.",
+            f"The baseline moved from {_name(judged)} to {_name(baseline)} since the store was"
+            " compared with it.",
+            "compare the store with the new baseline and try again.",
         )
 
 
 def admit_baseline(state: RecoveryState) -> None:
-    """Let the baseline move: while a loss is open, it says what the store was before.
+    """Let the baseline move. During an incident it stays: it describes the store before the loss.
 
     Raises:
-        CapturesPausedError: the store is not Healthy.
+        CapturesPausedError: the store is not HEALTHY.
     """
     if state.captures_paused:
         raise CapturesPausedError(
-            f"The store is {state.name}, so its baseline stays as it is.", _WAIT_FOR_RECOVERY
+            f"The store is {state.name}, so its baseline stays unchanged.", _WAIT_FOR_RECOVERY
         )
 
 
 def admit_prune(state: RecoveryState) -> None:
-    """Let a prune begin: while a loss is open, what is old may be all that there is.
+    """Let a prune start. During an incident no snapshot is removed: old ones may be all there are.
 
     Raises:
-        CapturesPausedError: the store is not Healthy.
+        CapturesPausedError: the store is not HEALTHY.
     """
     if state.captures_paused:
         raise CapturesPausedError(
@@ -157,10 +157,10 @@ def admit_prune(state: RecoveryState) -> None:
 def admit(
     snapshot: TenantSnapshot, *, hour: Hour, judged: Baseline | None, facts: Facts
 ) -> Baseline:
-    """Let a snapshot in and return the baseline that holds with it.
+    """Admit a snapshot and return the baseline that holds with it.
 
     Raises:
-        CapturesPausedError: the store is not Healthy.
+        CapturesPausedError: the store is not HEALTHY.
         BaselineMovedError: the baseline is not the ``judged`` one any more.
         HourClosedError: the hour is past.
         NotNewerError: the tenant has a snapshot at or after this one's time.
@@ -170,21 +170,21 @@ def admit(
         raise ValueError(f"a snapshot of {_utc(snapshot.captured_at)} is not of the hour {hour}")
     if facts.state.captures_paused:
         raise CapturesPausedError(
-            f"The store is {facts.state.name}, so nothing is stored of tenant {snapshot.tenant!r}.",
+            f"The store is {facts.state.name}, so tenant {snapshot.tenant!r} is not captured.",
             _WAIT_FOR_RECOVERY,
         )
     require_unmoved(facts.baseline, judged)
     if hour.is_past(facts.now):
         raise HourClosedError(
             f"The hour {hour} has closed; it is {_utc(facts.now)}.",
-            "capture the present hour instead: what the store holds now is not what it held then.",
+            "capture the current hour: the store no longer holds the usage of a past hour.",
         )
     if facts.newest is not None and snapshot.captured_at <= facts.newest:
         raise NotNewerError(
             f"Tenant {snapshot.tenant!r} has a snapshot of {_utc(facts.newest)}, not older than"
             f" this one of {_utc(snapshot.captured_at)}.",
-            "capture again; if that time has not come, the database's clock was wrong then, and "
-            "this tenant has to wait for it.",
+            "capture again. If that time is in the future, the database's clock was wrong then: "
+            "this tenant cannot be captured before that time.",
         )
     return _accept(facts.baseline, snapshot.identity)
 

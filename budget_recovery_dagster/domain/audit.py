@@ -9,12 +9,12 @@ from budget_recovery_dagster.domain.counters import BudgetWindow
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """What one restore does to one budget and window of a tenant, or did.
+    """What one restore plans for, or did to, one budget and window of a tenant.
 
-    ``point_at`` is the newest snapshot that it is restored from. Of its ``entries``, ``planned``
-    are the counters that were to be raised, and ``raised`` those that were. ``before`` and
-    ``after`` are the sums of its counters that were read before and after; of a restore that has
-    only begun, ``after`` is what the sum will be. ``notes`` name what was left, and why.
+    ``point_at`` is the newest source snapshot. ``entries`` counts the counters, ``planned`` those
+    to raise, and ``raised`` those that were raised. ``before`` and ``after`` are the sums of the
+    counters that were read before and after; ``after`` is the planned sum until the restore ends.
+    ``notes`` name the counters that were skipped, and why.
     """
 
     tenant: str
@@ -32,7 +32,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditTrail:
-    """The entries of one restore, and who restores, why, in which run, and when.
+    """The entries of one restore, with who restores, why, in which run, and when.
 
     Each tenant, budget and window has at most one entry.
     """
@@ -47,9 +47,9 @@ class AuditTrail:
 
 @dataclass(frozen=True, slots=True)
 class MergedAudits:
-    """What all restores of an incident did together, told once for each budget and window.
+    """What all restores of an incident did together, merged by budget and window.
 
-    ``windows`` is how many there are, ``before`` and ``after`` are the sums over all of them, and
+    ``windows`` counts them, ``before`` and ``after`` are the sums over all of them, and
     ``largest`` has those that rose most.
     """
 

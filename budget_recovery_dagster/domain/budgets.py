@@ -1,7 +1,7 @@
-"""Budget definitions: what may be spent, by whom, in which period, and what happens beyond that.
+"""Budget definitions: the limits of usage, by entity and period, and their enforcement.
 
-They are optional: counters are captured and restored without them. With them one can say what is,
-or would be, blocked.
+They are optional: counters are captured and restored without them. With them, a preview shows what
+is blocked, or would be.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from budget_recovery_dagster.domain.windows import Period
 
 
 class SplitBy(StrEnum):
-    """By what a budget counts separately; each entity has the whole limit to itself."""
+    """The kind of entity that a budget counts separately; each entity has the whole limit."""
 
     NOTHING = "nothing"
     USER = "user"
@@ -24,7 +24,7 @@ class SplitBy(StrEnum):
 
 
 class Enforcement(StrEnum):
-    """What the gateway does once a limit is reached: refuse requests, or only note it."""
+    """What the gateway does at the limit: refuse requests, or only log."""
 
     ENFORCE = "enforce"
     AUDIT = "audit"
@@ -54,7 +54,7 @@ class BudgetDefinition:
         if (self.metadata_key is not None) != (self.split_by is SplitBy.METADATA):
             raise ValueError(
                 f"budget {self.budget!r} is split by {self.split_by} with the metadata key "
-                f"{self.metadata_key!r}: the one needs the other"
+                f"{self.metadata_key!r}: a split by metadata needs a key, and only that one"
             )
 
     def is_exhausted_at(self, usage: Decimal) -> bool:

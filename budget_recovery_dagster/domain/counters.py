@@ -15,8 +15,8 @@ from budget_recovery_dagster.domain.windows import Window
 MAX_INTEGER_DIGITS = 20
 MAX_DECIMALS = 18
 Entity = str | None
-"""Who spends: a user, model, account, agent or metadata value; None is a budget's aggregate."""
-# Long enough for any value in bounds with room for zeros; what is longer is not worth parsing.
+"""A user, model, account, agent or metadata value; None is the aggregate of a budget."""
+# Long enough for any valid value, with room for zeros; longer texts are not parsed.
 _LONGEST_USAGE_TEXT = 100
 _NUMBER = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?", re.ASCII)
 # The default context rounds normalized values to 28 digits; this one never rounds.
@@ -24,15 +24,15 @@ _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
 class UnreadableUsageError(ValueError):
-    """A usage that is no exact, non-negative decimal within bounds; the message says why."""
+    """A usage that is not an exact, non-negative decimal within bounds; the message says why."""
 
 
 class UnusableNameError(ValueError):
-    """A tenant, budget or entity name that cannot be kept; the message says why."""
+    """A tenant, budget or entity name that cannot be stored; the message says why."""
 
 
 class ValueShape(StrEnum):
-    """The form in which the gateway writes a counter's value, kept so that a restore can use it."""
+    """The form in which the gateway writes a counter's value; a restore uses the same form."""
 
     TEXT = "object_text"
     NUMBER = "object_number"
@@ -43,8 +43,8 @@ def check_name(name: str) -> str:
     """Return ``name`` unchanged.
 
     Raises:
-        UnusableNameError: it is empty (the aggregate entity is None, not a name) or holds a NUL
-            character, which PostgreSQL text cannot, or no Unicode text.
+        UnusableNameError: it is empty (the aggregate is None, not a name), contains a NUL
+            character, which PostgreSQL cannot store, or is not valid Unicode.
     """
     if not name:
         raise UnusableNameError("an empty name")
@@ -71,7 +71,7 @@ def parse_usage(text: str) -> Decimal:
         return Decimal(0)
     if number.is_signed():
         raise UnreadableUsageError(f"{text} is negative")
-    # Judged on the exponent alone: writing 1E400 out would need 401 digits.
+    # The exponent alone decides: 1E400 in plain form would need 401 digits.
     if number.adjusted() >= MAX_INTEGER_DIGITS:
         raise UnreadableUsageError(f"{text} has more than {MAX_INTEGER_DIGITS} integer digits")
     number = number.normalize(_EXACT)
@@ -88,7 +88,7 @@ def format_usage(usage: Decimal) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BudgetWindow:
-    """One window of one budget of a tenant: what a record is about."""
+    """One window of one budget of a tenant: the subject of a record."""
 
     budget: str
     window: Window
@@ -101,10 +101,9 @@ class BudgetWindow:
 class CounterReading:
     """A counter as the store held it.
 
-    ``shape`` is None where it was read from a leaderboard, which tells neither how the counter's
-    own key is written nor when it expires. Else ``expiry_seconds`` is when the store drops the
-    key: seconds after the window's end, or, for a lifetime, after the key's last writing. None
-    means never.
+    ``shape`` is None if the counter was read from a leaderboard, which has neither the form nor
+    the expiry of the counter's own key. ``expiry_seconds`` is when the store drops the key: seconds
+    after the window's end or, for a lifetime, after the last write of the key. None means never.
     """
 
     of: BudgetWindow
@@ -116,10 +115,10 @@ class CounterReading:
 
 @dataclass(frozen=True, slots=True)
 class OmittedCounter:
-    """A counter whose key is sound and whose value cannot be read: named, never guessed.
+    """A counter with a valid key and an unreadable value: reported, never guessed.
 
-    Of a leaderboard it is an entry, or the whole of one; ``key`` is then the leaderboard's. Where
-    ``is_entity_known`` is False, nobody can tell whose usage it is, and ``entity`` means nothing.
+    In a leaderboard it is an entry, or the whole leaderboard; ``key`` is then that of the
+    leaderboard. If ``is_entity_known`` is False, ``entity`` has no meaning.
     """
 
     of: BudgetWindow
@@ -131,10 +130,10 @@ class OmittedCounter:
 
 @dataclass(frozen=True, slots=True)
 class UnlistedEntities:
-    """That a leaderboard may leave out entities of its budget and window.
+    """A leaderboard that may not list all entities of its budget and window.
 
-    ``at_most`` is the most that one which it does not list can have used, None where nothing is
-    known of them. ``is_truncated``: only the largest spenders are listed, and the list was full.
+    ``at_most`` is the highest possible usage of an entity that is not listed, None if unknown.
+    ``is_truncated``: only the largest spenders are listed, and the list was full.
     """
 
     of: BudgetWindow
@@ -155,7 +154,7 @@ BOARD_SIZE = 500
 
 
 def rank(usages: Iterable[tuple[Entity, Decimal]]) -> list[tuple[Entity, Decimal]]:
-    """Return the largest usages: most usage first, equal ones by their names' code points."""
+    """Return the largest usages, highest first; equal usages by the code points of the names."""
     by_name = sorted(usages, key=lambda each: each[0] or "")
     # A stable sort, also in reverse; to sort by the negated usage would round it.
     return sorted(by_name, key=lambda each: each[1], reverse=True)[:BOARD_SIZE]
@@ -164,11 +163,11 @@ def rank(usages: Iterable[tuple[Entity, Decimal]]) -> list[tuple[Entity, Decimal
 Usages = Mapping[Entity, Decimal]
 """Usage by entity, of one budget and window."""
 RecoveryPoint = Mapping[BudgetWindow, Usages]
-"""The best known usages of every still-current window of one tenant."""
+"""The best known usages of every open window of one tenant."""
 
 
 def max_merge(*records: Usages) -> dict[Entity, Decimal]:
-    """Take, entity by entity, the highest usage: order and repetition change nothing."""
+    """Return the highest usage of each entity; order and repetition have no effect."""
     merged: dict[Entity, Decimal] = {}
     for usages in records:
         for entity, usage in usages.items():
@@ -185,11 +184,11 @@ def covers(later: Usages, earlier: Usages) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A counter of the recovery point that the store no longer holds, or holds lower.
+    """A counter of the recovery point that is missing or lower in the store.
 
-    ``after`` is None where it is missing: from the store or, of a full leaderboard, from among
-    those that have used as much as it had. Purges of single keys change no identity, so this is
-    the only trace that they leave.
+    ``after`` is None if the counter is missing: from the store, or from a full leaderboard in which
+    its usage would have a place. This is the only trace of a purge of single keys, which does not
+    change the identity of the store.
     """
 
     of: BudgetWindow
@@ -204,11 +203,10 @@ def find_drops(
     unknown: Iterable[tuple[BudgetWindow, Entity]],
     unlisted: Iterable[UnlistedEntities],
 ) -> tuple[Drop, ...]:
-    """List what the point holds and the store does not, except what is not known of.
+    """Return the counters of the point that are missing or lower in the observed store.
 
-    An ``unknown`` counter, one that is unreadable, is reported as such; it is not known to be lower
-    or lost. Neither is one that is not observed where ``unlisted`` tells that not all are, unless
-    it had more than any such one has.
+    An ``unknown`` (unreadable) counter is reported elsewhere, and is no drop. Nor is a counter that
+    an ``unlisted`` leaderboard may leave out, unless it had more than any such counter can have.
     """
     unjudged = frozenset(unknown)
     incomplete = {each.of: each for each in unlisted}
@@ -229,8 +227,8 @@ def _is_drop(before: Decimal, after: Decimal | None, unlisted: UnlistedEntities 
     return unlisted.at_most is not None and unlisted.at_most < before
 
 
-# The default context would round to 28 digits. A usage has at most 38, and each further digit is
-# room for ten times as many of them.
+# The default context would round to 28 digits. A usage has at most 38 digits; each further digit
+# allows ten times as many usages.
 _EXACT_SUMS = Context(prec=80, traps=[Inexact])
 
 
@@ -245,7 +243,7 @@ def hash_usages(usages: Usages) -> bytes:
 
 
 def exact_sum(usages: Iterable[Decimal]) -> Decimal:
-    """Add usages up exactly, in plain form: no exponent that a person has to read."""
+    """Add usages exactly; the sum has no exponent."""
     total = Decimal(0)
     for usage in usages:
         total = _EXACT_SUMS.add(total, usage)
@@ -258,9 +256,9 @@ def exact_difference(usage: Decimal, less: Decimal) -> Decimal:
 
 
 def budget_usage(usages: Usages) -> Decimal:
-    """Return what a budget has used in a window: its aggregate, or else the sum of its entities.
+    """Return the usage of a budget in a window: its aggregate, or else the sum of its entities.
 
-    Where the gateway counts both, the sum of all would count every request twice.
+    If the gateway counts both, the sum of all would count every request twice.
     """
     aggregate = usages.get(None)
     return exact_sum(usages.values()) if aggregate is None else aggregate

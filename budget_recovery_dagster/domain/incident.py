@@ -1,12 +1,12 @@
-"""The state of recovery of a store, and the only moves between its states.
+"""The recovery state of a store, and the only moves between its states.
 
     HEALTHY --loss--> RECOVERING --restored--> HEALTHY
                           |  ^
                    gave up|  |  (nothing leads back from FAILED to RECOVERING)
                           v
-                       FAILED --restored by hand, or resolved--> HEALTHY
+                       FAILED --restored manually, or resolved--> HEALTHY
 
-A further loss while an incident is open belongs to it: RECOVERING begins again, FAILED stays.
+A further loss joins the open incident: RECOVERING starts again, FAILED stays.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from enum import StrEnum
 from budget_recovery_dagster.domain.store import Baseline, StoreIdentity, Verdict
 
 MAX_ATTEMPTS = 3
-"""How often a restore is tried for one loss before a person has to look."""
+"""How many attempts a restore has for one loss before an operator must act."""
 _FIRST_BACKOFF = timedelta(seconds=30)
 _LONGEST_BACKOFF = timedelta(minutes=5)
 
 
 def backoff(waits: int) -> timedelta:
-    """Return how long to leave a store alone for which a restore has waited so often in vain."""
-    # The exponent is bounded as well: a store may stay away for weeks.
+    """Return the pause before the next launch, after so many launches that had to wait."""
+    # The exponent is bounded as well: a store may be unreachable for weeks.
     doublings = min(max(waits - 1, 0), 10)
     return min(_FIRST_BACKOFF * (1 << doublings), _LONGEST_BACKOFF)
 
@@ -41,7 +41,7 @@ class RecoveryState(StrEnum):
 
     @property
     def captures_paused(self) -> bool:
-        """Whether a capture now could let a damaged store stand in for a good snapshot."""
+        """Whether captures are paused, so that no snapshot is taken of a damaged store."""
         return self is not RecoveryState.HEALTHY
 
 
@@ -99,7 +99,7 @@ class Outcome(StrEnum):
 
     @property
     def event(self) -> Event:
-        """What this end is in the table of states."""
+        """The event of this outcome in the table of moves."""
         match self:
             case Outcome.RESTORED | Outcome.RESTORED_IN_PART:
                 return Event.RESTORED
@@ -112,7 +112,7 @@ class Outcome(StrEnum):
 
     @property
     def is_manual(self) -> bool:
-        """Whether a person has ended it, who may do so also after it was given up."""
+        """Whether a person ended the incident, which is possible even after it was given up."""
         return self in (Outcome.RESTORED_MANUALLY, Outcome.ACCEPTED)
 
 
@@ -125,7 +125,7 @@ class FailureReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One loss of the store, as it was found; ``after`` is None where the store was gone."""
+    """One loss of the store, as it was found; ``after`` is None if the store was gone."""
 
     found_at: datetime
     found_by: str
@@ -137,7 +137,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """That a restore waits for the store: for what, since when, how often it has looked in vain."""
+    """A restore that waits for the store: since when, why, and how many launches had to wait."""
 
     since: datetime
     reason: str
@@ -146,7 +146,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """That a person keeps the restore from going on: since when, who, and why."""
+    """A hold of the restore by a person: when, by whom, and why."""
 
     at: datetime
     by: str
@@ -155,7 +155,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """That the restore failed for good, when and why."""
+    """The final failure of a restore: when and why."""
 
     at: datetime
     reason: FailureReason
@@ -164,7 +164,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """How much a restore raised: of so many tenants so many windows, counters and boards."""
+    """How many tenants, windows, counters and leaderboards a restore changed."""
 
     tenants: int = 0
     windows: int = 0
@@ -174,7 +174,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an incident ended, when, and how much was restored in it."""
+    """The end of an incident: when, how, and what was restored."""
 
     at: datetime
     outcome: Outcome
@@ -184,15 +184,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A loss of the store, with all that happened until it was put right.
+    """A loss of the store, and everything until its end.
 
-    ``attempts`` counts those for the newest loss; a further loss and a release begin again.
-    ``target`` is the store that the recovery stands on, in which a further loss would show; None
-    while it is gone.
-    ``newest_point_at`` is the newest snapshot of all at the time of the loss, ``last_good_at`` when
-    the store was last known to be whole: what was counted in between is in no snapshot.
-    ``next_launch_at`` is the earliest time for the next restore. None is launched or goes on from
-    when it was last ``held`` until ``released_at``.
+    ``attempts`` counts those for the newest loss; a further loss or a release resets it.
+    ``target`` is the restore target: a further loss is detected against it. None while it is gone.
+    ``newest_point_at`` is the newest snapshot at the time of the loss, ``last_good_at`` when the
+    store was last known to be intact: no snapshot has the usage in between.
+    ``next_launch_at`` is the earliest time of the next launch. No restore starts or continues from
+    ``held`` until ``released_at``.
     """
 
     incident_id: str
@@ -216,19 +215,19 @@ class Incident:
 
     @property
     def short_id(self) -> str:
-        """Return as much of the id as people need."""
+        """The first characters of the id, for people."""
         return self.incident_id[:8]
 
     @property
     def is_held(self) -> bool:
-        """Whether a person keeps the restore from going on."""
+        """Whether a person holds the restore."""
         if self.held is None:
             return False
         return self.released_at is None or self.released_at < self.held.at
 
     @property
     def on_hold(self) -> str | None:
-        """Say since when, by whom and why it is on hold; None if it is not."""
+        """A sentence with the time, the person and the reason of the hold; None if not on hold."""
         if self.held is None or not self.is_held:
             return None
         return (
@@ -238,7 +237,7 @@ class Incident:
 
     @property
     def uncovered(self) -> timedelta | None:
-        """How long usage was counted that no snapshot holds; None if that cannot be told."""
+        """The time span whose usage no snapshot has; None if unknown."""
         if self.newest_point_at is None or self.last_good_at is None:
             return None
         return max(self.last_good_at - self.newest_point_at, timedelta(0))
@@ -246,29 +245,29 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The state of the store and the incident that is open in it, if one is."""
+    """The state of the store and its open incident, if any."""
 
     state: RecoveryState
     incident: Incident | None
 
 
 def may_launch(recovery: Recovery, now: datetime) -> str | None:
-    """Say why no restore is to be launched now; None if one is.
+    """Return the reason why no restore may be launched now; None if one may be.
 
-    One is launched also after the last attempt has died: it looks once more, and decides.
+    A launch is allowed even after the last attempt died: that run only checks and decides.
     """
     incident = recovery.incident
     if recovery.state is not RecoveryState.RECOVERING or incident is None:
         if recovery.state is RecoveryState.FAILED:
-            return "The store is FAILED: nothing is tried any more until a person acts."
+            return "The store is FAILED: no restore starts until an operator acts."
         return f"The store is {recovery.state.name}."
     if incident.on_hold is not None:
         return incident.on_hold
     due = incident.next_launch_at
-    # Further off than the longest pause, it is of a clock that was ahead and has been set right.
+    # A time further away than the longest pause comes from a clock that was ahead.
     if due is not None and now < due <= now + _LONGEST_BACKOFF:
         return (
-            f"Incident {incident.short_id} is tried again at "
+            f"The next launch for incident {incident.short_id} is due at "
             f"{incident.next_launch_at:%H:%M:%S} UTC."
         )
     return None
@@ -276,7 +275,7 @@ def may_launch(recovery: Recovery, now: datetime) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at restoring after one loss; ``outcome`` is None while it runs, or if it died."""
+    """One attempt to restore after a loss; ``outcome`` is None while it runs, or if it died."""
 
     incident_id: str
     loss: int
@@ -290,7 +289,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """How an incident is to be closed, and the store that is accepted with it."""
+    """The outcome with which to close an incident, and the baseline to accept."""
 
     outcome: Outcome
     detail: str

@@ -30,12 +30,12 @@ from budget_recovery_dagster.errors import (
     IncidentMovedError,
 )
 
-READ_AGAIN = "read the incident again, and go on from what it is now."
+READ_AGAIN = "read the incident again, and continue from its present state."
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a standing becomes; the incident may be closed by it."""
+    """The new state after a move, which may close the incident."""
 
     state: RecoveryState
     baseline: Baseline | None
@@ -45,10 +45,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The store with its baseline, and the incident that is open in it, if one is.
+    """The state and baseline of the store, and its open incident, if any.
 
-    ``launches_before`` is how many of its launches came before its newest attempt, its newest loss
-    or its newest release: the backoff counts from there.
+    ``launches_before`` counts the launches before the newest attempt, loss or release: the backoff
+    counts from there.
     """
 
     state: RecoveryState
@@ -57,11 +57,11 @@ class Standing:
     launches_before: int = 0
 
     def with_incident(self, incident: Incident) -> Move:
-        """Move the incident alone."""
+        """Return a move that changes only the incident."""
         return Move(self.state, self.baseline, incident, self.launches_before)
 
     def the_same(self, judged: Incident) -> Incident:
-        """Return the open incident, whatever has become of it since it was judged.
+        """Return the open incident, even if it has changed since it was judged.
 
         Raises:
             IncidentMovedError: it is closed.
@@ -73,34 +73,32 @@ class Standing:
         return self.incident
 
     def on_the_same_target(self, judged: Incident) -> Incident:
-        """Return the open incident, unless it stands on another store than when it was judged.
+        """Return the open incident, unless its restore target is not that of ``judged``.
 
         Raises:
             IncidentMovedError: its restore target is not that of ``judged``, or it is closed.
         """
         incident = self.the_same(judged)
         if incident.target != judged.target:
-            raise _moved(judged, "the store that it stands on is another now")
+            raise _moved(judged, "its restore target has changed")
         return incident
 
     def require_recovering(self, judged: Incident) -> None:
-        """Refuse what is only for a store that is being restored.
+        """Refuse a move that is only for a store that is being restored.
 
         Raises:
-            IncidentMovedError: it is not.
+            IncidentMovedError: the store is not RECOVERING.
         """
         if self.state is not RecoveryState.RECOVERING:
             raise _moved(judged, f"the store is {self.state.name}")
 
 
 def _moved(judged: Incident, why: str) -> IncidentMovedError:
-    return IncidentMovedError(
-        f"Incident {judged.short_id} is not as it was judged: {why}.", READ_AGAIN
-    )
+    return IncidentMovedError(f"Incident {judged.short_id} has changed: {why}.", READ_AGAIN)
 
 
 def intend_marker(standing: Standing, nonce: str, *, judged: Baseline) -> Baseline:
-    """Note the nonce of a marker that may be written from now on.
+    """Record the nonce of a marker that may be written from now on.
 
     Raises:
         CapturesPausedError: the store is not HEALTHY.
@@ -110,7 +108,7 @@ def intend_marker(standing: Standing, nonce: str, *, judged: Baseline) -> Baseli
 
 
 def accept(standing: Standing, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
-    """Return a new baseline, under the version that follows.
+    """Return a new baseline, with the next version.
 
     Raises:
         CapturesPausedError, BaselineMovedError: as ``intend_marker``.
@@ -121,12 +119,12 @@ def accept(standing: Standing, baseline: Baseline, *, judged: Baseline | None) -
 
 
 def following(present: Baseline | None, baseline: Baseline) -> Baseline:
-    """Return a baseline under the version that follows the present one's, from 1."""
+    """Return a baseline with the version after that of the present one; the first is 1."""
     return replace(baseline, version=present.version + 1 if present else 1)
 
 
 def hold(standing: Standing, held: Held, *, judged: Incident) -> Move:
-    """Put the incident on hold; one that is on hold already stays so as it is.
+    """Put the incident on hold; an existing hold stays unchanged.
 
     Raises:
         IncidentMovedError: the incident is closed, or the store is not RECOVERING.
@@ -138,7 +136,7 @@ def hold(standing: Standing, held: Held, *, judged: Incident) -> Move:
 
 
 def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
-    """Let the restore go on, at once, with all attempts; an incident not on hold stays as it is.
+    """Continue the restore at once, with all attempts; without a hold, nothing changes.
 
     Raises:
         IncidentMovedError: as ``hold``.
@@ -157,7 +155,7 @@ def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
 
 
 def require_not_held(incident: Incident) -> None:
-    """Refuse to go on with a restore that a person has put on hold.
+    """Refuse to continue a restore that a person has put on hold.
 
     Raises:
         IncidentHeldError: it is on hold; the message says who, since when and why.
@@ -165,7 +163,7 @@ def require_not_held(incident: Incident) -> None:
     if incident.on_hold is not None:
         raise IncidentHeldError(
             incident.on_hold,
-            "let it go on with `budget-recovery release` once that reason is gone.",
+            "run `budget-recovery release` once the reason is gone.",
         )
 
 
@@ -177,9 +175,9 @@ def _held_recovery(standing: Standing, judged: Incident) -> Incident:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What an incident gets besides its loss: an id that no other ever had, and what is known.
+    """The facts of a new incident in addition to its loss.
 
-    That is the moment, and the newest snapshot and the newest good check of all at that moment.
+    A unique id, the time, and the newest snapshot and the newest good check at that time.
     """
 
     incident_id: str
@@ -189,7 +187,7 @@ class Opening:
 
     @property
     def last_good_at(self) -> datetime | None:
-        """When the store was last known to be whole: a capture compares its identity as well."""
+        """When the store was last known to be intact: a capture compares its identity as well."""
         known = [at for at in (self.newest_point_at, self.newest_good_check_at) if at is not None]
         return max(known, default=None)
 
@@ -210,17 +208,17 @@ def open_incident(
     Raises:
         IncidentMovedError: an incident is open already.
         BaselineMovedError: the baseline is not the ``judged`` one any more.
-        ValueError: the loss is of a verdict that is none.
+        ValueError: the verdict is not a loss.
     """
     _require_loss(loss)
     if standing.incident is not None:
         raise IncidentMovedError(
-            f"Incident {standing.incident.short_id} is open already.", READ_AGAIN
+            f"Incident {standing.incident.short_id} is already open.", READ_AGAIN
         )
     if standing.state is not RecoveryState.HEALTHY:
         raise IncidentMovedError(
-            f"The store is {standing.state.name} though no incident is open in it.",
-            "see who has changed the database by hand, and put the store's state right.",
+            f"The store is {standing.state.name}, but no incident is open.",
+            "find out who changed the database manually, and correct the state of the store.",
         )
     require_unmoved(standing.baseline, judged)
     incident = Incident(
@@ -236,11 +234,11 @@ def open_incident(
 
 
 def join(standing: Standing, loss: Loss, *, target: Baseline | None, judged: Incident) -> Move:
-    """Add a further loss; its attempts begin again, at once, unless it has FAILED or is on hold.
+    """Add a further loss. Its attempts start again, at once, unless it has FAILED or is on hold.
 
     Raises:
         IncidentMovedError: the incident is closed, or its restore target is not that of ``judged``.
-        ValueError: the loss is of a verdict that is none.
+        ValueError: the verdict is not a loss.
     """
     _require_loss(loss)
     incident = standing.on_the_same_target(judged)
@@ -257,7 +255,7 @@ def join(standing: Standing, loss: Loss, *, target: Baseline | None, judged: Inc
 
 
 def adopt_target(standing: Standing, target: Baseline, *, judged: Incident) -> Move:
-    """Let the recovery stand on this store from now on.
+    """Make a store the restore target of the open incident.
 
     Raises:
         IncidentMovedError: as ``join``.
@@ -269,7 +267,7 @@ def adopt_target(standing: Standing, target: Baseline, *, judged: Incident) -> M
 
 
 def claim_launch(standing: Standing, *, judged: Incident, now: datetime) -> Move | None:
-    """Count one more launch; None if somebody else has, or none is to come at ``now``."""
+    """Count one more launch; None if another process counted it, or none is due at ``now``."""
     incident = standing.incident
     if incident is None or incident.incident_id != judged.incident_id:
         return None
@@ -283,7 +281,7 @@ def claim_launch(standing: Standing, *, judged: Incident, now: datetime) -> Move
 
 
 def wait(standing: Standing, reason: str, *, judged: Incident, now: datetime) -> Move:
-    """Note that a restore waits for the store, since its first waiting, and put the next off.
+    """Record that a restore waits for the store, and delay the next launch by the backoff.
 
     Raises:
         IncidentMovedError: as ``join``.
@@ -300,7 +298,7 @@ def wait(standing: Standing, reason: str, *, judged: Incident, now: datetime) ->
 
 
 def claim_attempt(standing: Standing, *, judged: Incident) -> Move:
-    """Count one more attempt for the newest loss; the incident waits no more.
+    """Count one more attempt for the newest loss, and end the waiting.
 
     Raises:
         IncidentMovedError: as ``join``, or the store is not RECOVERING.
@@ -308,12 +306,12 @@ def claim_attempt(standing: Standing, *, judged: Incident) -> Move:
         AttemptsUsedUpError: the loss has had all its attempts.
     """
     incident = _recovering(standing, judged)
-    # First: what is used up is decided upon, and that has to wait for the person as well.
+    # First: even the decision on used-up attempts must wait for the release.
     require_not_held(incident)
     if incident.attempts >= MAX_ATTEMPTS:
         raise AttemptsUsedUpError(
-            f"Incident {incident.short_id} has used up its {MAX_ATTEMPTS} attempts.",
-            "see how they ended, put that right, and restore by hand.",
+            f"Incident {incident.short_id} has used all {MAX_ATTEMPTS} attempts.",
+            "see why they failed, fix the cause, and restore manually.",
         )
     claimed = replace(incident, attempts=incident.attempts + 1, waiting=None, next_launch_at=None)
     return Move(standing.state, standing.baseline, claimed, launches_before=incident.launches)
@@ -325,7 +323,7 @@ def claim_attempt(standing: Standing, *, judged: Incident) -> Move:
 def give_up(
     standing: Standing, reason: FailureReason, detail: str, *, judged: Incident, now: datetime
 ) -> Move:
-    """Put the store to FAILED; nothing is launched or waited for any more.
+    """Set the store to FAILED; no further restore is launched.
 
     Raises:
         IncidentMovedError: as ``join``, or the store is not RECOVERING.
@@ -342,7 +340,7 @@ def give_up(
 
 
 def close(standing: Standing, ended: Ended, *, baseline: Baseline, judged: Incident) -> Move:
-    """Close the incident and accept a baseline, whose version follows that of the present one.
+    """Close the incident and accept a baseline, with the version after that of the present one.
 
     Raises:
         IncidentMovedError: as ``join``, or the store is not RECOVERING, unless a person ends it.
@@ -360,7 +358,7 @@ def close(standing: Standing, ended: Ended, *, baseline: Baseline, judged: Incid
 
 def _require_loss(loss: Loss) -> None:
     if not loss.verdict.is_loss:
-        raise ValueError(f"{loss.verdict} is no loss")
+        raise ValueError(f"the verdict {loss.verdict} is not a loss")
 
 
 def _recovering(standing: Standing, judged: Incident) -> Incident:

@@ -27,8 +27,8 @@ class Action(StrEnum):
 class PlannedEntry:
     """One entity in one window of one budget.
 
-    ``live`` is None where the store has no such counter, or none that can be read (then, and of a
-    closed window, it is not looked at).
+    ``live`` is None if the store has no such counter, or if it is unreadable. In a closed window it
+    is not used.
     """
 
     of: BudgetWindow
@@ -39,7 +39,7 @@ class PlannedEntry:
 
     @property
     def result(self) -> Decimal | None:
-        """The usage that the counter has after the restore, if nobody writes it meanwhile."""
+        """The usage of the counter after the restore, without other writes meanwhile."""
         return self.recorded if self.action is Action.RAISE else self.live
 
 
@@ -51,11 +51,11 @@ class RecoveryPlan:
     entries: tuple[PlannedEntry, ...]
 
     def that(self, action: Action) -> Iterator[PlannedEntry]:
-        """Give the entries with which this is done."""
+        """Return the entries with this action."""
         return (entry for entry in self.entries if entry.action is action)
 
     def by_window(self) -> defaultdict[BudgetWindow, list[PlannedEntry]]:
-        """Group the entries by budget and window; any other window has none."""
+        """Group the entries by budget and window; other windows are empty."""
         planned: defaultdict[BudgetWindow, list[PlannedEntry]] = defaultdict(list)
         for entry in self.entries:
             planned[entry.of].append(entry)
@@ -69,10 +69,9 @@ def plan_restore(
     unreadable: Collection[tuple[BudgetWindow, Entity]],
     now: datetime,
 ) -> RecoveryPlan:
-    """Decide, for each recorded entry, what a restore at ``now`` (aware) does.
+    """Decide what a restore at ``now`` (aware) does with each recorded entry.
 
-    ``live`` are the counters that the store holds and that could be read, ``unreadable`` those
-    that could not.
+    ``live`` are the readable counters of the store, ``unreadable`` its unreadable ones.
     """
     require_aware(now)
     unjudged = frozenset(unreadable)
@@ -91,7 +90,7 @@ def plan_restore(
 
 
 class Change(StrEnum):
-    """In what an entry is not as it was previewed."""
+    """How an entry differs from its preview."""
 
     RECORDED = "recorded_changed"
     CLOSED = "window_closed"
@@ -104,10 +103,10 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One entry that is not as it was previewed; ``previewed`` and ``found`` are what changed.
+    """One entry that differs from its preview; ``previewed`` and ``found`` are the usages.
 
-    They are usages: of a live counter (None: there was none), of the snapshots, or, where the
-    change is none of usages, what the counter was to have, and is to have now.
+    They are those of the live counter (None: missing) or of the snapshots. If no usage changed,
+    they are the planned results then and now.
     """
 
     tenant: str
@@ -121,7 +120,7 @@ class Difference:
 def differences(
     tenant: str, previewed: Iterable[PlannedEntry], planned: Iterable[PlannedEntry]
 ) -> tuple[Difference, ...]:
-    """Compare what is planned for a tenant with what was previewed, entry by entry."""
+    """Compare the plan of a tenant with its preview, entry by entry."""
     before = {(entry.of, entry.entity): entry for entry in previewed}
     found: list[Difference] = []
     for entry in planned:
@@ -149,7 +148,7 @@ def _changes(
     if is_closed:
         if not was_closed:
             yield Change.CLOSED, before.result, now.live
-        # Of a closed window the live counter means nothing.
+        # The live counter of a closed window has no meaning.
         return
     was_unread, is_unread = (each.action is Action.SKIP_UNREADABLE for each in (before, now))
     if was_unread != is_unread:
@@ -160,12 +159,12 @@ def _changes(
 
 
 EVERY_TENANT = "*"
-"""How a person chooses all tenants."""
+"""The text that chooses all tenants."""
 LATEST = "latest"
-"""How a person chooses the recovery point: the highest that any retained snapshot knows."""
+"""The text that chooses the recovery point: the highest usage in all retained snapshots."""
 _NAMED = 12
-# A moment as people write it, whole or only its beginning: a day, an hour, a minute, a second. The
-# hour may also stand as in the key of a partition. ASCII digits only.
+# A timestamp or a prefix of one: a day, an hour, a minute, a second. The hour may have the form of
+# a partition key. ASCII digits only.
 _MOMENT = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})"
     r"(?:[T -]([0-9]{2})(?::([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,6}))?)?)?)?"
@@ -175,11 +174,11 @@ _MOMENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RestoreChoice:
-    """Which counters are brought back, and from what.
+    """Which counters to restore, and from which snapshot.
 
-    ``tenant`` None: every tenant's. ``budget`` None: every budget's; one is always a tenant's.
-    ``snapshot`` None: from the recovery point, else exactly from the snapshot of that moment.
-    ``despite_resets``: also what was reset on purpose.
+    ``tenant`` None: every tenant. ``budget`` None: every budget; a budget needs its tenant.
+    ``snapshot`` None: the recovery point, else exactly the snapshot with that timestamp.
+    ``despite_resets``: include usage that was reset on purpose.
     """
 
     tenant: str | None = None
@@ -189,7 +188,7 @@ class RestoreChoice:
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.tenant is None:
-            raise ValueError("a budget is always a tenant's")
+            raise ValueError("a budget needs its tenant")
 
     def __str__(self) -> str:
         whose = "every tenant" if self.tenant is None else f"tenant {self.tenant!r}"
@@ -197,17 +196,17 @@ class RestoreChoice:
         source = (
             "the latest" if self.snapshot is None else f"the snapshot of {moment(self.snapshot)}"
         )
-        despite = ", also what was reset" if self.despite_resets else ""
+        despite = ", including reset usage" if self.despite_resets else ""
         return f"{what}, from {source}{despite}"
 
 
 def moment(at: datetime) -> str:
-    """Write the moment of a snapshot so that it can be chosen by it."""
+    """Write the timestamp of a snapshot in the form that chooses it."""
     return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}Z"
 
 
 def choose_tenant(text: str, known: Sequence[str]) -> str | None:
-    """Return the tenant that is meant; None for all.
+    """Return the chosen tenant; None for all.
 
     Raises:
         ChoiceError: there is no such tenant in the snapshots.
@@ -217,45 +216,44 @@ def choose_tenant(text: str, known: Sequence[str]) -> str | None:
     if text in known:
         return text
     raise ChoiceError(
-        f"The tenant is {text!r}, of which no snapshot is retained.",
+        f"No snapshot of tenant {text!r} is retained.",
         _one_of("tenant", [EVERY_TENANT, *sorted(known)]),
     )
 
 
 def choose_budget(text: str, tenant: str | None, known: Sequence[str]) -> str | None:
-    """Return the budget that is meant; None for all, which is chosen by an empty text.
+    """Return the chosen budget; None for all, which an empty text chooses.
 
     Raises:
-        ChoiceError: there is no such budget in the tenant's snapshots, or no tenant is named.
+        ChoiceError: there is no such budget in the tenant's snapshots, or no tenant is given.
     """
     if not text:
         return None
     if tenant is None:
         raise ChoiceError(
-            f"The budget is {text!r}, but the tenant is {EVERY_TENANT}.",
-            "name the tenant whose budget it is, or leave the budget out.",
+            f"Budget {text!r} needs a tenant, but the tenant is {EVERY_TENANT}.",
+            "give the tenant of the budget, or leave the budget out.",
         )
     if text in known:
         return text
     raise ChoiceError(
-        f"The budget is {text!r}, of which tenant {tenant!r} has no retained snapshot.",
+        f"No snapshot of budget {text!r} of tenant {tenant!r} is retained.",
         _one_of("budget", sorted(known)),
     )
 
 
 def is_latest(text: str) -> bool:
-    """Whether the latest of everything is meant, and no snapshot."""
+    """Whether the text chooses the recovery point instead of one snapshot."""
     return text.strip().lower() == LATEST
 
 
 def choose_snapshot(text: str, retained: Sequence[datetime]) -> datetime | None:
-    """Return the moment of the snapshot that is meant; None for the latest of everything.
+    """Return the timestamp of the chosen snapshot; None for the recovery point.
 
-    ``text`` is ``latest``, or a moment in UTC; its beginning is enough where only one snapshot's
-    begins so.
+    ``text`` is ``latest``, or a timestamp in UTC, or a unique prefix of one.
 
     Raises:
-        ChoiceError: it is no moment, or no snapshot's, or that of several.
+        ChoiceError: it is not a timestamp, or no snapshot or several snapshots match.
     """
     if is_latest(text):
         return None
@@ -264,25 +262,25 @@ def choose_snapshot(text: str, retained: Sequence[datetime]) -> datetime | None:
     match = _MOMENT.fullmatch(written)
     if match is None:
         raise ChoiceError(
-            f"The snapshot is {text!r}, which is neither {LATEST} nor a moment in UTC.",
+            f"The snapshot {text!r} is neither {LATEST} nor a timestamp in UTC.",
             _one_of("snapshot", [LATEST, *map(moment, newest_first)]),
         )
     found = [at for at in newest_first if moment(at).startswith(_beginning(match))]
     if not found:
         raise ChoiceError(
-            f"The snapshot is {text!r}, of which none is retained.",
+            f"No retained snapshot matches {text!r}.",
             _one_of("snapshot", [LATEST, *map(moment, newest_first)]),
         )
     if len(found) > 1:
         raise ChoiceError(
-            f"The snapshot is {text!r}, and {len(found)} of them begin so.",
+            f"The snapshot {text!r} is ambiguous: {len(found)} snapshots match.",
             _one_of("snapshot", [*map(moment, found)]),
         )
     return found[0]
 
 
 def _beginning(match: re.Match[str]) -> str:
-    """Write as much of a moment as is given, as ``moment`` writes it."""
+    """Write the given part of a timestamp in the form of ``moment``."""
     day, hour, minute, second, fraction = match.groups()
     written = f"{day}T"
     if hour is not None:
@@ -302,15 +300,15 @@ def _one_of(what: str, choices: Sequence[str]) -> str:
 
 
 PREVIEWS_KEPT_FOR = timedelta(days=1)
-"""How long a preview is kept to be compared with what is applied."""
+"""How long a preview is stored, for comparison with a restore."""
 
 OUTDATED_KEPT_FOR = timedelta(hours=1)
-"""How long a preview is kept that has a newer one with the same options: as long as a restore."""
+"""How long a preview with a newer one for the same options is stored: as long as a restore."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPreview:
-    """That a preview was made: when, by whom, of what, and of which store."""
+    """A stored preview: when, by whom, for which choice, and of which store."""
 
     preview_id: str
     at: datetime

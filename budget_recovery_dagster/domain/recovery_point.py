@@ -1,7 +1,7 @@
-"""Recovery points: what a restore would bring back now, and how old that is.
+"""Recovery points: what a restore would bring back now, and its age.
 
 One rule decides which records count, for every reader: a record whose usages do not match the hash
-of what was captured is damaged. It adds nothing to a point, covers no other record, and is named.
+of the capture is damaged. It adds nothing to a point, covers no other record, and is reported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, require_aware
 
 @dataclass(frozen=True, slots=True)
 class RecordMarks:
-    """What is stored of one record in addition to its usages.
+    """The stored facts about one record, in addition to its usages.
 
-    Of very many omitted counters, ``omitted`` has the first; ``omitted_count`` counts all.
+    ``omitted`` has the first omitted counters; ``omitted_count`` counts all.
     """
 
     source: CaptureSource
@@ -38,9 +38,9 @@ class RecordMarks:
 
 @dataclass(frozen=True, slots=True)
 class WindowPoint:
-    """What a restore would bring back of one budget and window, from its intact records.
+    """What a restore would bring back in one budget and window, from its intact records.
 
-    ``newest_at`` is the time of the newest intact record, or of the newest record where all are
+    ``newest_at`` is the time of the newest intact record, or of the newest record if all are
     damaged. ``shape`` and ``expiry_seconds`` are those of the newest record that has them; a shape
     of None means that no record has it. ``corrupt`` are the times of damaged records.
 
@@ -78,8 +78,8 @@ class WindowPoint:
 class TenantPoint:
     """The recovery point of a tenant; windows by budget and token.
 
-    In addition to the current windows, it has those that were current at the tenant's newest
-    snapshot and have closed since, so that a restore can report that it skips them.
+    In addition to the open windows, it has those that were open at the tenant's newest snapshot
+    and have closed since, so that a restore can report that it skips them.
 
     The point of one named snapshot has the time of that snapshot as ``newest_at``, and all its
     windows. ``unreadable`` are the first keys that the newest, or the named, snapshot could not
@@ -184,7 +184,7 @@ means that a capture was missed, so that a restore would bring back less than it
 
 
 def age(captured_at: datetime, now: datetime) -> timedelta:
-    """Return how long ago a snapshot was taken; never negative, as clocks can be set back."""
+    """Return how long ago a snapshot was taken; never negative, because clocks can be set back."""
     return max(require_aware(now) - require_aware(captured_at), timedelta(0))
 
 

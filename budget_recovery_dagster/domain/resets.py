@@ -1,10 +1,10 @@
-"""Deliberate resets: that an operator has lowered or cleared counters, and when.
+"""Deliberate resets: an operator lowered or cleared counters in the gateway.
 
-A restore takes the highest usage that was ever recorded, so without this it would bring back what
-was taken away on purpose. A reset says of which usages the older records are not to be used.
+A restore takes the highest recorded usage, so without resets it would bring back usage that was
+removed on purpose. A reset excludes usages of older records.
 
-Of one entity, a record is eligible wherever an older one is. That is why a record that covers the
-eligible usages of those before it goes on covering them, whatever resets are recorded later.
+If a record is eligible for an entity, every newer record is, too. So a record that covers the
+eligible usages of older records still covers them after any later reset.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from budget_recovery_dagster.domain.windows import Window, require_aware
 
 
 class Everyone(Enum):
-    """All entities of a budget, its aggregate among them; no name can be mistaken for it."""
+    """All entities of a budget, including its aggregate; an own type, so that no name equals it."""
 
     EVERYONE = "everyone"
 
@@ -31,11 +31,11 @@ EVERYONE: Final = Everyone.EVERYONE
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """That counters were lowered or cleared on purpose, at ``at`` (aware; kept in UTC).
+    """A deliberate reset of counters at ``at`` (aware; converted to UTC).
 
-    Records captured at ``at`` or before are not eligible for the usages that it is about: those of
-    ``entity``, None the aggregate, or of EVERYONE, in the window of the token ``window``, None
-    every window of the budget. ``by`` and ``reason`` are for people.
+    It excludes usages in records captured until ``at``: those of ``entity`` (None: the aggregate)
+    or of EVERYONE, in the window with the token ``window`` (None: every window of the budget).
+    ``by`` and ``reason`` are for people.
     """
 
     tenant: str
@@ -48,10 +48,10 @@ class Reset:
     recorded_at: datetime
 
     def __post_init__(self) -> None:
-        """Refuse what names nothing, and a time to come.
+        """Refuse invalid names, windows and times.
 
         Raises:
-            ValueError: a name is empty or holds NUL, the window is none of the calendar, a moment
+            ValueError: a name is empty or contains NUL, the window is not in the calendar, a time
                 has no time zone, or ``at`` is after ``recorded_at``.
         """
         check_name(self.tenant)
@@ -63,7 +63,7 @@ class Reset:
         for name in ("at", "recorded_at"):
             object.__setattr__(self, name, require_aware(getattr(self, name)).astimezone(UTC))
         if self.at > self.recorded_at:
-            raise ValueError(f"a reset at {self.at} that is recorded earlier, {self.recorded_at}")
+            raise ValueError(f"a reset at {self.at} was recorded earlier, at {self.recorded_at}")
 
     @property
     def is_of_everyone(self) -> bool:
@@ -76,7 +76,7 @@ class Reset:
 
 
 def concerning(of: BudgetWindow, resets: Iterable[Reset]) -> tuple[Reset, ...]:
-    """Choose those of a tenant's resets that are about a budget and window."""
+    """Return a tenant's resets that are about a budget and window."""
     return tuple(reset for reset in resets if reset.is_about(of))
 
 
@@ -88,7 +88,7 @@ def newest_at(resets: Iterable[Reset]) -> datetime | None:
 def keeping_out(
     usages: Usages, captured_at: datetime, of: BudgetWindow, resets: Iterable[Reset]
 ) -> tuple[Reset, ...]:
-    """Choose those of a tenant's resets for which some usage of a record is not eligible."""
+    """Return a tenant's resets that exclude any usage of a record."""
     return tuple(
         reset
         for reset in resets
@@ -101,9 +101,9 @@ def keeping_out(
 def eligible(
     usages: Usages, captured_at: datetime, of: BudgetWindow, resets: Sequence[Reset]
 ) -> Usages:
-    """Leave out of a record what the tenant's resets make ineligible.
+    """Return the usages of a record that no reset of the tenant excludes.
 
-    Where that is nothing, the usages are given back as they are, without a look at each.
+    If no reset excludes any, the same mapping is returned, without a loop over its entities.
     """
     against = keeping_out(usages, captured_at, of, resets)
     if not against:

@@ -1,4 +1,4 @@
-"""Snapshots of tenants, what a capture reports, and how long snapshots are kept."""
+"""Snapshots of tenants, reports of captures, and retention."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ from budget_recovery_dagster.domain.windows import Hour, require_aware
 
 
 class CaptureSource(StrEnum):
-    """From which keys of the store a snapshot is taken."""
+    """The keys of the store that a snapshot is taken from."""
 
     COUNTERS = "counters"
     LEADERBOARDS = "leaderboards"
@@ -34,11 +34,10 @@ class CaptureSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TenantReading:
-    """Everything the store held for one tenant at one reading of one source.
+    """Everything that one source of the store held for one tenant.
 
-    ``unlisted`` names the windows of which others than those of the counters and omitted ones may
-    have used something. ``is_partial`` means that fewer keys arrived than the store had announced,
-    twice.
+    ``unlisted`` are the windows in which other entities than the listed ones may have usage.
+    ``is_partial``: fewer keys arrived than the store announced, twice.
     """
 
     tenant: str
@@ -55,9 +54,9 @@ class BudgetRecord:
     """One budget and window in a snapshot.
 
     ``covers_earlier``: no entity of the earlier retained records is missing or lower here, so a
-    restore need not look further back. ``shape`` and ``expiry_seconds`` (see CounterReading) are
-    what a key that has to be made anew would get; where shape is None, no counter was readable or
-    the source does not tell, and the expiry is not known either. ``is_truncated``: the source
+    restore need not read older records. ``shape`` and ``expiry_seconds`` (see CounterReading) are
+    those of a key that a restore creates. A shape of None means that no counter was readable, or
+    that the source has no shapes; the expiry is then unknown, too. ``is_truncated``: the source
     lists only the largest spenders, and its list was full.
     """
 
@@ -78,7 +77,7 @@ class BudgetRecord:
 class TenantSnapshot:
     """A tenant's counters at ``captured_at`` (aware).
 
-    Every counter that the source held then is in a record or named, unless the snapshot is partial.
+    Every counter of the source is in a record or reported, unless the snapshot is partial.
     """
 
     tenant: str
@@ -100,7 +99,7 @@ class TenantSnapshot:
 
     @property
     def omitted_count(self) -> int:
-        """How many counters are named as omitted because their value could not be read."""
+        """How many counters are omitted because their value could not be read."""
         return sum(len(record.omitted) for record in self.records)
 
     @property
@@ -110,7 +109,7 @@ class TenantSnapshot:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the store held nothing at all for the tenant and nothing was expected."""
+        """Whether the store held nothing for the tenant, and nothing was expected."""
         return not (self.records or self.unreadable or self.drops or self.is_partial)
 
 
@@ -120,7 +119,7 @@ def take_snapshot(
     identity: StoreIdentity,
     point: RecoveryPoint,
 ) -> TenantSnapshot:
-    """Turn a reading of counters into a snapshot, compared with the recovery point before it."""
+    """Make a snapshot from a reading, compared with the recovery point before it."""
     counters: defaultdict[BudgetWindow, list[CounterReading]] = defaultdict(list)
     omitted: defaultdict[BudgetWindow, list[OmittedCounter]] = defaultdict(list)
     truncated = {unlisted.of for unlisted in reading.unlisted if unlisted.is_truncated}
@@ -133,8 +132,8 @@ def take_snapshot(
             of,
             counters[of],
             omitted[of],
-            # The point holds current windows only; of a closed one, nothing earlier is known here,
-            # and claiming nothing is safe: nobody restores it.
+            # The point has only open windows. A closed one covers no earlier record, which is
+            # safe: no restore uses it.
             earlier=point.get(of, {}) if of.window.is_current(captured_at) else None,
             is_truncated=of in truncated,
         )
@@ -191,7 +190,7 @@ def _commonest(shapes: Iterable[ValueShape | None]) -> ValueShape | None:
 
 
 def _longest_expiry(counters: list[CounterReading]) -> int | None:
-    """Return the latest expiry of a record's keys; a key kept too long does no harm."""
+    """Return the latest expiry of a record's keys; a key that expires late does no harm."""
     expiries = [counter.expiry_seconds for counter in counters]
     known = [expiry for expiry in expiries if expiry is not None]
     return max(known) if known and len(known) == len(expiries) else None
@@ -200,7 +199,7 @@ def _longest_expiry(counters: list[CounterReading]) -> int | None:
 DEFAULT_RETENTION_DAYS = 7
 MAX_RETENTION_DAYS = 3660
 CHECKS_KEPT_FOR = timedelta(days=30)
-"""How long checks of the store are kept; the newest that found it whole is kept in any case."""
+"""How long checks of the store are kept; the newest good check is kept in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +213,7 @@ class RetentionPolicy:
             raise ValueError(f"retention of {self.days} days: from 1 to {MAX_RETENTION_DAYS}")
 
     def cutoff(self, now: datetime) -> datetime:
-        """Return the moment before which a record is past retention."""
+        """Return the time before which a record is past retention."""
         return require_aware(now) - timedelta(days=self.days)
 
 
@@ -261,9 +260,10 @@ def needed_past_retention(
 
 @dataclass(frozen=True, slots=True)
 class CaptureSummary:
-    """A tenant's stored snapshot, without its records; of very many unreadable keys, the first.
+    """A tenant's stored snapshot, without its records.
 
-    ``truncated_count`` is of the records that are still retained.
+    ``unreadable`` has the first of ``unreadable_count`` unreadable keys. ``truncated_count`` counts
+    only records that are still retained.
     """
 
     tenant: str
@@ -311,7 +311,7 @@ class Uncaptured(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CaptureFailure:
-    """A tenant of which a run stored nothing, or a key that names no tenant, and why."""
+    """A tenant that a run did not capture, or a key that names no tenant, and why."""
 
     name: str
     hour: Hour
@@ -332,11 +332,11 @@ class PruneReport:
 
 @dataclass(frozen=True, slots=True)
 class ListedSnapshot:
-    """The snapshots that were captured at one moment, of one tenant or of all, summed up.
+    """The snapshots with one timestamp, of one tenant or of all, summed up.
 
-    The numbers are of what was captured: ``records`` of budgets and windows, ``entries`` of
-    counters; ``partial`` is how many tenants' snapshots are partial. ``is_pruned``: retention has
-    removed records of it since, so that a restore from it could bring back only a part.
+    The numbers are those of the capture: ``records`` counts budgets and windows, ``entries``
+    counters, and ``partial`` the tenants with a partial snapshot. ``is_pruned``: retention has
+    removed records of it since, so a restore from it would be incomplete.
     """
 
     captured_at: datetime
@@ -353,7 +353,7 @@ class ListedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A stored record, with what is told of its whole snapshot: source and whether it is partial.
+    """A stored record, with the source of its snapshot and whether that is partial.
 
     ``omitted_count`` is how many counters of this budget and window could not be read.
     """

@@ -15,7 +15,7 @@ from budget_recovery_dagster.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """When the store's stream was created, and the last sequence it has given out."""
+    """The creation time of the store's stream, and its last sequence."""
 
     created_at: datetime
     last_sequence: int
@@ -32,7 +32,7 @@ class StoreIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What we last wrote into the store to know it by: a nonce, and the sequence that it got."""
+    """Our own key in the store, which identifies it: a nonce, and the sequence of the write."""
 
     nonce: str
     revision: int
@@ -40,10 +40,10 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The last accepted identity; ``version`` rises whenever any of it is replaced.
+    """The last accepted identity; ``version`` rises with every change.
 
-    ``marker`` was written at about ``marked_at``; both are None before a first one is known to
-    stand in the store. ``intended`` is the nonce of one that may have been written since.
+    ``marker`` was written at about ``marked_at``; both are None until a first marker is known to be
+    in the store. ``intended`` is the nonce of a marker that may have been written since.
     """
 
     identity: StoreIdentity
@@ -54,7 +54,7 @@ class Baseline:
 
     def __post_init__(self) -> None:
         if (self.marker is None) != (self.marked_at is None):
-            raise ValueError("a marker and the time of its writing belong together")
+            raise ValueError("a marker needs the time of its write, and the time needs a marker")
 
 
 class Verdict(StrEnum):
@@ -70,12 +70,12 @@ class Verdict(StrEnum):
 
     @property
     def is_loss(self) -> bool:
-        """Whether the store no longer holds all that it held at the baseline."""
+        """Whether the store has lost data since the baseline."""
         return self in (Verdict.RECREATED, Verdict.REGRESSED, Verdict.MARKER_LOST)
 
     @property
     def is_good(self) -> bool:
-        """Whether the store is known to hold all that it held at the baseline."""
+        """Whether the store is known to hold all data of the baseline."""
         return self in (Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED)
 
 
@@ -94,7 +94,7 @@ def require_bucket(claimed: str, bucket: str) -> None:
 
 
 def judge(baseline: StoreIdentity | None, observed: StoreIdentity) -> Verdict:
-    """Compare an identity that was read with authority against the last accepted one."""
+    """Compare an identity that the leader reported with the last accepted one."""
     if baseline is None:
         return Verdict.FIRST_SEEN
     if observed.created_at != baseline.created_at:
@@ -107,11 +107,11 @@ def judge(baseline: StoreIdentity | None, observed: StoreIdentity) -> Verdict:
 
 
 SETTLED_FOR = timedelta(seconds=12)
-"""Above the some ten seconds for which a cluster was seen to report a dead replica as current."""
+"""Longer than the ten seconds or so for which a cluster reports a dead replica as current."""
 SETTLED_POLLS = 3
-"""So that one late answer does not stand for a settled cluster."""
+"""One late answer alone must not prove a settled cluster."""
 SILENT_FOR = timedelta(seconds=3)
-"""A healthy replica is heard of every second; one that is silent for longer may be dead."""
+"""A healthy replica reports every second; one that is silent for longer may be dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,10 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What one answer says of the servers that hold the store.
+    """The servers of the store, according to one answer.
 
-    ``replica_count`` is how many the store is configured to have, the leader included;
-    ``leader_since`` is None where the server does not tell. A server that is no part of a cluster
-    has no ``cluster`` name.
+    ``replica_count`` is the configured number of replicas, including the leader. ``leader_since``
+    is None if the server does not report it. A server outside a cluster has no ``cluster`` name.
     """
 
     seen_at: datetime
@@ -143,9 +142,9 @@ class ClusterView:
 
 
 def hears_majority(view: ClusterView) -> bool:
-    """Whether the one who answers has heard lately of so many that nobody else can be the leader.
+    """Whether the server that answers hears a majority, so that no other can be the leader.
 
-    One that was cut off from the others goes on answering for seconds after they have a new leader.
+    A leader that was cut off still answers for seconds after the others have a new leader.
     """
     heard = [
         each for each in view.replicas if each.silent_for <= SILENT_FOR and not each.is_offline
@@ -154,17 +153,15 @@ def hears_majority(view: ClusterView) -> bool:
 
 
 def objection(view: ClusterView) -> str | None:
-    """Say why this answer alone rules out that the store has converged; None if it does not."""
+    """Return why this answer proves that the store has not converged; None if it does not."""
     if not view.leader:
         return "the stream has no leader"
     if view.leader in {replica.name for replica in view.replicas}:
-        return f"the answer is not the leader's: {view.leader} is among the replicas"
+        return f"the answer is not from the leader: {view.leader} is listed as a replica"
     if view.replica_count == 1:
         return None
     if len(view.replicas) != view.replica_count - 1:
-        return (
-            f"{len(view.replicas)} of {view.replica_count - 1} replicas beside the leader are known"
-        )
+        return f"{len(view.replicas)} of {view.replica_count - 1} replicas of the leader are known"
     return next(filter(None, map(_objection_to, view.replicas)), None)
 
 
@@ -184,11 +181,11 @@ def _objection_to(replica: Replica) -> str | None:
 def why_not_converged(views: Sequence[ClusterView]) -> str | None:
     """Judge a series of answers, oldest first; None once the store has converged.
 
-    A single server has nobody to wait for. In a cluster the newest answers, without an objection
-    and with one and the same leader, must be at least three and span twelve seconds.
+    A single server has no replica to wait for. In a cluster, the newest answers must be without an
+    objection and from the same leader: at least three of them, over at least twelve seconds.
     """
     if not views:
-        return "nothing is known of the servers yet"
+        return "the servers have not answered yet"
     newest = views[-1]
     if reason := objection(newest):
         return reason
@@ -217,15 +214,15 @@ def _settled(views: Sequence[ClusterView]) -> list[ClusterView]:
 
 
 AGREEING_AFTER = timedelta(seconds=2)
-"""A loss is believed once a second look, this much later, finds the same."""
+"""A second observation, this much later, must confirm a loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundMarker:
-    """What stands under our marker's key, and under which sequence.
+    """The value under our marker's key, and its sequence.
 
-    ``nonce`` is None where it is no marker of ours; if so, ``is_deleted`` tells that somebody has
-    deleted the key, which the store remembers.
+    ``nonce`` is None if it is not our marker; ``is_deleted`` is then whether the key was deleted,
+    which the store remembers.
     """
 
     nonce: str | None
@@ -235,11 +232,11 @@ class FoundMarker:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A look at the store, as its leader shows it.
+    """The identity and marker of the store, as its leader reports them.
 
-    ``is_led``: it hears of so many replicas that nobody else can be the leader. ``marker`` is None
-    where nothing stands under its key. ``keeps_for`` is the age at which the
-    store drops a marker that is not renewed, None if it never does.
+    ``is_led``: the leader hears a majority, so no other server can be the leader. ``marker`` is
+    None if its key does not exist. ``keeps_for`` is the age at which the store drops a marker that
+    is not renewed, None if it never does.
     """
 
     identity: StoreIdentity
@@ -250,7 +247,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict and, in a sentence, what it rests on."""
+    """A verdict and its reason, in a sentence."""
 
     verdict: Verdict
     reason: str
@@ -259,17 +256,17 @@ class Judgement:
 def judge_observation(
     accepted: Baseline | None, seen: Observation | None, now: datetime
 ) -> Judgement:
-    """Compare a look at the store with what was accepted last; ``seen`` None: the store is gone.
+    """Compare an observation with the accepted baseline; ``seen`` None: the store is gone.
 
-    Gone means that the cluster said so with authority; anything less is no sighting at all. What a
-    leader shows who may be none any more proves no loss.
+    Gone means that the cluster reported it with authority; other failures are no observation. An
+    answer of a server that may no longer be the leader proves no loss.
     """
     require_aware(now)
     judgement = _judge(accepted, seen, now)
     if judgement.verdict.is_loss and seen is not None and not seen.is_led:
         return Judgement(
             Verdict.UNKNOWN,
-            f"The server that answered may not be the leader any more. {judgement.reason}",
+            f"The server that answered may no longer be the leader. {judgement.reason}",
         )
     return judgement
 
@@ -277,7 +274,7 @@ def judge_observation(
 def _judge(accepted: Baseline | None, seen: Observation | None, now: datetime) -> Judgement:
     if seen is None:
         if accepted is None:
-            return Judgement(Verdict.UNKNOWN, "There is no store, and none is known of before.")
+            return Judgement(Verdict.UNKNOWN, "The store does not exist, and none was accepted.")
         was = accepted.identity
         return Judgement(Verdict.RECREATED, f"The store is gone; it was: {was}.")
     verdict = judge(accepted.identity if accepted else None, seen.identity)
@@ -289,44 +286,44 @@ def _judge(accepted: Baseline | None, seen: Observation | None, now: datetime) -
         )
     if objection := _objection_to_marker(accepted, seen, now):
         return Judgement(Verdict.MARKER_LOST, objection)
-    return Judgement(verdict, f"The store is the one that was accepted: {seen.identity}.")
+    return Judgement(verdict, f"The store is the accepted one: {seen.identity}.")
 
 
 def accepted_marker(accepted: Baseline | None, seen: Observation) -> Marker | None:
-    """Return the marker that stands in the store and is ours: the accepted one or its successor."""
+    """Return our marker in the store: the accepted one or its successor; None if neither."""
     found = seen.marker
     if accepted is None or found is None or found.nonce is None:
         return None
-    standing = Marker(found.nonce, found.revision)
-    if standing == accepted.marker:
-        return standing
+    present = Marker(found.nonce, found.revision)
+    if present == accepted.marker:
+        return present
     is_later = accepted.marker is None or found.revision > accepted.marker.revision
-    return standing if found.nonce == accepted.intended and is_later else None
+    return present if found.nonce == accepted.intended and is_later else None
 
 
 def _objection_to_marker(accepted: Baseline, seen: Observation, now: datetime) -> str | None:
-    """Say why the marker does not stand where it should; None if it does, or if none is known."""
+    """Return why the marker proves a loss; None if it does not, or if no marker is known."""
     marker, found = accepted.marker, seen.marker
     if marker is None or accepted_marker(accepted, seen) is not None:
         return None
-    due = f"our marker should stand at sequence {marker.revision}"
+    due = f"our marker should be at sequence {marker.revision}"
     if found is None:
         if _has_expired(accepted, seen, now):
             return None
-        return f"Part of the store is gone: {due}, and nothing is there."
+        return f"Part of the store is gone: {due}, but it does not exist."
     if found.revision <= marker.revision:
-        return f"The store has gone back to older data: {due}, and at {found.revision} is another."
+        return f"The store went back to older data: {due}, but {found.revision} has another marker."
     if found.is_deleted:
-        # The store remembers the deletion, so it has lived on; the next check writes a new marker.
+        # The store remembers the deletion, so it lost no data; the next check writes a new marker.
         return None
     return (
-        f"The store is not as we left it: {due}, and at {found.revision} is another. Either it went"
-        " back to older data, or another installation uses a copy of this database."
+        f"The store has a foreign marker: {due}, but {found.revision} has another one. Either the"
+        " store went back to older data, or another installation uses a copy of this database."
     )
 
 
 def _has_expired(accepted: Baseline, seen: Observation, now: datetime) -> bool:
-    """Whether the store has dropped the marker for its age: nobody has renewed it in that time."""
+    """Whether the store dropped the marker because of its age: no check renewed it in time."""
     if accepted.marked_at is None or seen.keeps_for is None:
         return False
     return now + MAX_CLOCK_SKEW >= accepted.marked_at + seen.keeps_for
@@ -334,7 +331,7 @@ def _has_expired(accepted: Baseline, seen: Observation, now: datetime) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison of the store with what was accepted, as it is kept."""
+    """A stored comparison of the store with the accepted baseline."""
 
     checked_at: datetime
     checked_by: str
@@ -345,5 +342,5 @@ class Check:
 
     @property
     def is_good(self) -> bool:
-        """Whether the store was found whole: while an incident is open, it is not, for all else."""
+        """Whether the check found the store intact; never while an incident is open."""
         return self.verdict.is_good and self.incident_id is None

@@ -1,7 +1,7 @@
-"""Supervision: what is to be done about an open incident, whatever has become of its runs.
+"""Supervision: the next action for an open incident, independent of the status of its runs.
 
-The scheduler's word is not enough: it may call a run started whose host is gone, or not know of a
-worker that outlived its code server. What tells whether somebody works is the lease of restores.
+Dagster's status is not enough: a started run may have lost its host, and a worker may outlive its
+code server. The restore lease decides whether a worker is alive.
 """
 
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from budget_recovery_dagster.domain.incident import (
 )
 
 DEAD_AFTER = timedelta(seconds=60)
-"""A run that is called started and has had no lease for so long is dead.
+"""A started run without a lease for so long is dead.
 
-Longer than it takes to start one, and than the pauses between its attempts.
+Longer than the start of a run, and than the pauses between its attempts.
 """
 
 LOST_AFTER = timedelta(seconds=20)
-"""A launch of which no run is known for so long is lost.
+"""A launch without a run for so long is lost.
 
-Longer than it takes from the counting of a launch to its run; less than between two looks.
+Longer than the time from counting a launch to its run; shorter than the interval of ticks.
 """
 
 
 class Phase(StrEnum):
-    """Where a run is, as the scheduler says."""
+    """The phase of a run, according to Dagster."""
 
     QUEUED = "queued"
     STARTED = "started"
@@ -40,10 +40,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunSeen:
-    """A run that was to put the incident right; ``requested_at`` is when it was asked for.
+    """A restore run of the incident; ``requested_at`` is when it was requested.
 
-    ``terminated_at`` is when a person first asked for its end, if that is known; ``launch`` is the
-    incident's launch that it is of, None where it was started by hand.
+    ``terminated_at`` is when a person first requested its termination, if known; ``launch`` is the
+    number of its launch, None if it was started manually.
     """
 
     run_id: str
@@ -54,24 +54,24 @@ class RunSeen:
 
     @property
     def short_id(self) -> str:
-        """Return as much of the id as people need."""
+        """The first characters of the id, for people."""
         return self.run_id[:8]
 
     @property
     def unwanted_since(self) -> datetime | None:
-        """Return since when a person wants the restore to stop; None if nobody has said so."""
+        """The time since which a person wants the restore to stop; None if no person does."""
         if self.phase is not Phase.CANCELED:
             return None
-        # Both count: the moments may be of two clocks, and none is terminated before it is there.
+        # Both count: the times may come from two clocks, and a termination follows its request.
         return max(self.requested_at, self.terminated_at or self.requested_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """That a started run was found without a lease, or a launch without a run.
+    """A started run without a lease, or a launch without a run.
 
-    ``suspect`` is the id of the run, or names the launch; the last taking of the lease then had
-    this token.
+    ``suspect`` is the id of the run, or the name of the launch; ``token`` is that of the lease at
+    that time.
     """
 
     suspect: str
@@ -81,7 +81,7 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Nothing is to be done now, and why; ``suspicion`` is to be remembered until the next look."""
+    """Do nothing now, and why; ``suspicion`` is stored until the next tick."""
 
     reason: str
     suspicion: Suspicion | None = None
@@ -89,28 +89,28 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A restore is to be launched for the incident."""
+    """Launch a restore for the incident."""
 
     incident: Incident
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchAgain:
-    """The launch that was counted last is to be requested once more: its request was lost."""
+    """Request the last counted launch again: its request was lost."""
 
     incident: Incident
 
 
 @dataclass(frozen=True, slots=True)
 class DeclareDead:
-    """A run is to be declared failed: nobody works in it any more."""
+    """Mark a run as failed: it has no worker any more."""
 
     run: RunSeen
 
 
 @dataclass(frozen=True, slots=True)
 class PutOnHold:
-    """A person has terminated a run, and so wants the restore to stop."""
+    """Put the incident on hold: a person terminated its run."""
 
     incident: Incident
     run: RunSeen
@@ -121,10 +121,10 @@ Decision = Rest | Launch | LaunchAgain | DeclareDead | PutOnHold
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is known when it is decided: runs are of the open incident, newest first.
+    """The facts of a decision: the runs of the open incident, newest first, and the lease.
 
-    ``worker`` is who holds the lease of restores, None if nobody does; ``token`` is that of its
-    last taking.
+    ``worker`` is the holder of the restore lease, None if it is free; ``token`` is its newest
+    token.
     """
 
     recovery: Recovery
@@ -139,12 +139,12 @@ class Scene:
 
 
 def supervise(scene: Scene, now: datetime) -> Decision:
-    """Decide what is to be done at ``now`` (aware)."""
+    """Decide the next action at ``now`` (aware)."""
     incident = scene.recovery.incident
     if incident is not None and (run := _terminated(scene, incident)):
         return PutOnHold(incident, run)
     if scene.worker is not None:
-        return Rest(f"{scene.worker} is at work.")
+        return Rest(f"{scene.worker} is restoring.")
     if started := scene.first(Phase.STARTED):
         return _about_silent(started, scene, now)
     if queued := scene.first(Phase.QUEUED):
@@ -153,10 +153,10 @@ def supervise(scene: Scene, now: datetime) -> Decision:
 
 
 def _terminated(scene: Scene, incident: Incident) -> RunSeen | None:
-    """Return a run that a person has terminated since any was asked for or let go on.
+    """Return a run that a person terminated after the last request or release of a restore.
 
-    It need not be the newest: another that came while it worked had nothing to do. That is no news
-    where the incident is on hold, and stops nothing where no restore is to come.
+    It need not be the newest run: one that started during its work had nothing to do. None if the
+    incident is on hold already, or if no restore would follow.
     """
     if incident.is_held or scene.recovery.state is not RecoveryState.RECOVERING:
         return None
@@ -171,36 +171,36 @@ def _terminated(scene: Scene, incident: Incident) -> RunSeen | None:
 
 
 def _about_silent(run: RunSeen, scene: Scene, now: datetime) -> Decision:
-    """Decide about a run that is called started though nobody holds the lease."""
+    """Decide about a started run without a lease."""
     known = _suspicion(run.run_id, scene, now)
     if now - known.since >= DEAD_AFTER:
         return DeclareDead(run)
-    return Rest(f"Run {run.short_id} is started, and nobody works in it yet.", known)
+    return Rest(f"Run {run.short_id} is started but has no worker yet.", known)
 
 
 def _about_launch(scene: Scene, now: datetime) -> Decision:
-    """Decide whether a restore is to be launched where no run is known to be on its way."""
+    """Decide whether to launch a restore while no run is queued or started."""
     incident = scene.recovery.incident
     reason = may_launch(scene.recovery, now)
     if incident is None or scene.recovery.state is not RecoveryState.RECOVERING:
         return Rest(reason or "No incident is open.")
     if reason is None:
         return Launch(incident)
-    # The tick that counted the last launch may have been broken off before it asked for the run.
+    # The tick that counted the last launch may have been interrupted before it requested the run.
     is_missed = all(run.launch != incident.launches for run in scene.runs)
     if incident.is_held or not incident.launches or not is_missed:
         return Rest(reason)
     known = _suspicion(f"launch-{incident.launches}", scene, now)
     if now - known.since >= LOST_AFTER:
         return LaunchAgain(incident)
-    return Rest(f"No run of launch {incident.launches} is known yet. {reason}", known)
+    return Rest(f"Launch {incident.launches} has no run yet. {reason}", known)
 
 
 def _suspicion(suspect: str, scene: Scene, now: datetime) -> Suspicion:
-    """Return the suspicion as it is known, or a new one."""
+    """Return the stored suspicion if it still holds, or a new one."""
     known = scene.suspicion
     is_known = known is not None and (known.suspect, known.token) == (suspect, scene.token)
     if known is None or not is_known or known.since > now:
-        # A new one, or somebody has had the lease in between; or the clock was ahead.
+        # None is stored, or a worker held the lease in between, or the clock was ahead.
         return Suspicion(suspect, scene.token, now)
     return known

@@ -1,7 +1,7 @@
-"""The columns of a tenant's table of usages: the same in every file, and in every release.
+"""The columns of a tenant's table of usages: the same in every file and every release.
 
-Whoever reads tables of several hours together relies on that: a column is added at the end, and
-none is renamed, removed or given another kind.
+Readers combine tables of several hours, so a new column goes to the end, and no column is renamed,
+removed or changed in kind.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class ColumnKind(StrEnum):
-    """What a column holds, as a reader of Parquet sees it."""
+    """The type of a column, as a reader of Parquet sees it."""
 
     TEXT = "string"
     MOMENT = "timestamp[us, UTC]"
@@ -20,7 +20,7 @@ class ColumnKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, and what its values mean."""
+    """A column, and the meaning of its values."""
 
     name: str
     kind: ColumnKind
@@ -29,19 +29,15 @@ class Column:
 
 
 USAGE_COLUMNS = (
-    Column(
-        "tenant", ColumnKind.TEXT, "The tenant's real name; that of its directory is made file-safe"
-    ),
+    Column("tenant", ColumnKind.TEXT, "The tenant's real name; its directory has a file-safe name"),
     Column(
         "captured_at",
         ColumnKind.MOMENT,
-        "The moment that the snapshot stands for. An hour that was captured twice has both in its "
-        "table, told apart by this",
+        "The snapshot's timestamp. The table of an hour that was captured twice has both "
+        "snapshots, with different timestamps",
     ),
     Column("budget_id", ColumnKind.TEXT, "The budget"),
-    Column(
-        "period", ColumnKind.TEXT, "How long the window lasts: day, week, month, quarter, lifetime"
-    ),
+    Column("period", ColumnKind.TEXT, "Length of the window: day, week, month, quarter, lifetime"),
     Column(
         "window_token",
         ColumnKind.TEXT,
@@ -51,13 +47,13 @@ USAGE_COLUMNS = (
     Column(
         "window_start",
         ColumnKind.MOMENT,
-        "The window's first moment; null for a lifetime",
+        "Start of the window; null for a lifetime",
         is_nullable=True,
     ),
     Column(
         "window_end",
         ColumnKind.MOMENT,
-        "The first moment after the window; null for a lifetime",
+        "End of the window, exclusive; null for a lifetime",
         is_nullable=True,
     ),
     Column(
@@ -67,12 +63,12 @@ USAGE_COLUMNS = (
         "whole budget",
         is_nullable=True,
     ),
-    Column("usage", ColumnKind.USAGE, "What it had spent in the window by then, exactly"),
+    Column("usage", ColumnKind.USAGE, "Usage in the window at that time, exact"),
     Column(
         "source",
         ColumnKind.TEXT,
-        "Of which keys of the gateway's store the snapshot was taken: counters (every entity), or "
-        "leaderboards (only the largest)",
+        "Keys that the snapshot was read from: counters (every entity), or leaderboards (only the "
+        "largest)",
     ),
     Column(
         "is_truncated",
@@ -83,13 +79,13 @@ USAGE_COLUMNS = (
     Column(
         "is_partial",
         ColumnKind.FLAG,
-        "Fewer keys of the tenant arrived than the store had announced, twice: rows may be missing",
+        "Fewer keys of the tenant arrived than the store announced, twice: rows may be missing",
     ),
     Column(
         "omitted_count",
         ColumnKind.COUNT,
-        "How many counters of this budget and window have no row because their value could not be "
-        "read",
+        "Number of counters of this budget and window without a row, because their value could "
+        "not be read",
     ),
 )
 """In the order of the file."""

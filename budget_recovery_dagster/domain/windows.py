@@ -11,16 +11,16 @@ from typing import Self
 
 _KEY_FORMAT = "%Y-%m-%d-%H:%M"
 MAX_CLOCK_SKEW = timedelta(minutes=1)
-"""How far apart two clocks may be and both be taken for right."""
+"""The largest allowed difference between two clocks."""
 RESTORE_CLOCK_SKEW = timedelta(seconds=5)
-"""The same for a restore, which writes into windows as long as they are open."""
+"""The same for a restore, which writes only into open windows."""
 
 
 def require_aware(moment: datetime) -> datetime:
     """Return ``moment`` unchanged.
 
     Raises:
-        ValueError: it carries no time zone, so it names no moment.
+        ValueError: it has no time zone.
     """
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise ValueError(f"{moment!r} has no time zone")
@@ -28,22 +28,22 @@ def require_aware(moment: datetime) -> datetime:
 
 
 def parse_moment(text: str) -> datetime:
-    """Read a moment such as ``2026-11-29T14:00``, in UTC unless it names another zone.
+    """Read a time such as ``2026-11-29T14:00``, in UTC unless it has another zone.
 
     Raises:
-        ValueError: it is none; the message says so in words for people.
+        ValueError: it is not a time; the message is for people.
     """
     written = text.strip().removesuffix("UTC").rstrip()
     try:
         moment = datetime.fromisoformat(written)
         return (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{text!r} is no moment such as 2026-11-29T14:00") from error
+        raise ValueError(f"{text!r} is not a time such as 2026-11-29T14:00") from error
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Hour:
-    """A UTC hour ``[start, end)``, the partition in which a capture happens."""
+    """A UTC hour ``[start, end)``, the partition of a capture."""
 
     start: datetime
 
@@ -101,7 +101,7 @@ class Period(StrEnum):
 
 
 class InvalidWindowError(ValueError):
-    """A token that names no window of the calendar."""
+    """A token that does not name a window of the calendar."""
 
 
 LIFETIME_TOKEN = "lifetime"  # noqa: S105 - a window's token, not a secret
@@ -116,7 +116,7 @@ _QUARTER = re.compile(r"([0-9]{4})-Q([1-4])")
 class Window:
     """One instance of a period: ``[start, end)`` in UTC; both are None for a lifetime.
 
-    Made by ``parse`` or ``containing``, so that token, period and edges always agree.
+    Create it with ``parse`` or ``containing``, so that token, period and edges always agree.
     """
 
     token: str
@@ -129,7 +129,7 @@ class Window:
         """Read a token.
 
         Raises:
-            InvalidWindowError: the token names no window of the calendar.
+            InvalidWindowError: the token does not name a window of the calendar.
         """
         if token == LIFETIME_TOKEN:
             return cls(token, Period.LIFETIME, None, None)
@@ -137,7 +137,7 @@ class Window:
             return cls._parse_calendar(token)
         except (ValueError, OverflowError) as error:
             raise InvalidWindowError(
-                f"{token!r} is no budget window: expected a form such as 2026-11-29, 2026-W48, "
+                f"{token!r} is not a budget window: expected a form such as 2026-11-29, 2026-W48, "
                 "2026-11, 2026-Q4 or lifetime"
             ) from error
 
@@ -187,7 +187,7 @@ class Window:
 
 
 def tokens_at(now: datetime) -> frozenset[str]:
-    """Return the tokens of all windows that are current at ``now`` (aware)."""
+    """Return the tokens of all windows that are open at ``now`` (aware)."""
     return frozenset(Window.containing(period, now).token for period in Period)
 
 

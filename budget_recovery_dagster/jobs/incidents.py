@@ -1,4 +1,4 @@
-"""Jobs with which a person steers an incident: hold, release, resolve, record a reset."""
+"""Jobs with which an operator controls an incident: hold, release, resolve, record a reset."""
 
 import dagster as dg
 from pydantic import Field
@@ -7,7 +7,7 @@ from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.resets import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_moment
 from budget_recovery_dagster.jobs.snapshots import IN_ONE_PROCESS
-from budget_recovery_dagster.presentation.text import told
+from budget_recovery_dagster.presentation.text import reset_report
 from budget_recovery_dagster.resources import (
     ControlPlaneParam,
     failure,
@@ -23,16 +23,16 @@ from budget_recovery_dagster.services.restore.manual import (
 
 
 class HoldConfig(dg.Config):
-    """Why a restore is to stop."""
+    """The reason of a hold."""
 
-    reason: str = Field(description="Why the restore is to stop; everybody who looks is told.")
+    reason: str = Field(description="Why the restore must stop; shown by `budget-recovery status`.")
 
 
 @dg.op(
     out=dg.Out(dg.Nothing),
     description=(
-        "Puts the open incident on hold: no restore is launched for it, and one that works stops "
-        "before the next tenant. Captures stay paused."
+        "Puts the open incident on hold. No restore starts; a running one stops after the current "
+        "tenant. Captures stay paused."
     ),
 )
 def hold_incident(
@@ -44,7 +44,7 @@ def hold_incident(
         dagster.Failure: no restore is under way, or no reason is given.
     """
     if not config.reason.strip():
-        raise failure("The reason is empty.", "say why the restore is to stop.")
+        raise failure("The reason is empty.", "give the reason why the restore must stop.")
     with shown_as_failures(), control_plane.opened() as plane:
         incident = hold_restore(plane, config.reason, by=f"run {context.run.run_id[:8]}")
     context.log.warning(
@@ -55,7 +55,7 @@ def hold_incident(
 
 @dg.op(
     out=dg.Out(dg.Nothing),
-    description="Lets the restore of the open incident go on, at once and with all its attempts.",
+    description="Continues the restore of the open incident, at once and with all its attempts.",
 )
 def release_incident(context: dg.OpExecutionContext, control_plane: ControlPlaneParam) -> None:
     """Release the open incident.
@@ -65,16 +65,16 @@ def release_incident(context: dg.OpExecutionContext, control_plane: ControlPlane
     """
     with shown_as_failures(), control_plane.opened() as plane:
         incident = release_restore(plane, by=f"run {context.run.run_id[:8]}")
-    context.log.info(f"Incident {incident.short_id} is not on hold; its restore is launched soon.")
+    context.log.info(f"Released incident {incident.short_id}. The restore starts within 30 s.")
 
 
 class ResolveConfig(dg.Config):
-    """Why the store is accepted as it is."""
+    """The reason to accept the store as it is."""
 
-    reason: str = Field(description="Why nothing more is to be restored; it is kept for ever.")
+    reason: str = Field(description="Why nothing more is restored; stored permanently.")
     accept_unconverged: bool = Field(
         default=False,
-        description="Accept the store even though servers of it are missing or catching up.",
+        description="Accept the store even if its servers are missing or catching up.",
     )
 
 
@@ -82,8 +82,8 @@ class ResolveConfig(dg.Config):
     name="resolve_incident",
     out=dg.Out(dg.Nothing),
     description=(
-        "Ends the open incident without restoring anything more: the store is accepted as it is, "
-        "and snapshots are taken again. Not while the store cannot be seen."
+        "Closes the open incident without restoring anything more. The present store becomes the "
+        "new baseline, and captures resume. Fails while the store is not reachable."
     ),
 )
 def resolve_open_incident(
@@ -92,7 +92,7 @@ def resolve_open_incident(
     """Accept the store as it is.
 
     Raises:
-        dagster.Failure: no incident is open, no reason is given, or the store cannot be seen.
+        dagster.Failure: no incident is open, the reason is empty, or the store is not reachable.
     """
     order = order_by(context, config.reason, accept_unconverged=config.accept_unconverged)
     with shown_as_failures(), control_plane.opened() as plane:
@@ -110,31 +110,31 @@ def resolve_open_incident(
 
 
 class ResetConfig(dg.Config):
-    """Whose counters were lowered, when and why."""
+    """Which counters were lowered, when and why."""
 
-    tenant: str = Field(description="Whose budget it is.")
-    budget: str = Field(description="Which budget was reset.")
+    tenant: str = Field(description="Tenant of the budget.")
+    budget: str = Field(description="Budget that was reset.")
     entity: str | None = Field(
         default=None,
-        description="Whose counter was reset; without it, those of all, and the aggregate.",
+        description="Entity that was reset. Empty: all entities, and the aggregate.",
     )
     aggregate: bool = Field(default=False, description="Only the aggregate of the budget.")
     window: str | None = Field(
-        default=None, description="Which window was reset, such as 2026-11; without it, all."
+        default=None, description="Window that was reset, such as 2026-11. Empty: all windows."
     )
     at: str | None = Field(
-        default=None, description="When, in UTC, such as 2026-11-29T14:00; without it, now."
+        default=None, description="Time in UTC, such as 2026-11-29T14:00. Empty: now."
     )
-    reason: str = Field(description="Why they were lowered; kept with the reset.")
+    reason: str = Field(description="Why the counters were lowered; stored with the reset.")
 
 
 @dg.op(
     name="record_reset",
     out=dg.Out(dg.Nothing),
     description=(
-        "Notes that counters of a budget were lowered or cleared in the gateway, so that no "
-        "restore uses what snapshots of that moment or before hold of them. Lower them first, "
-        "then record it."
+        "Records that counters of a budget were lowered or cleared in the gateway. Restores then "
+        "exclude their usage from snapshots up to that time. Lower the counters first, then "
+        "record the reset."
     ),
 )
 def record_deliberate_reset(
@@ -143,18 +143,19 @@ def record_deliberate_reset(
     """Record a reset.
 
     Raises:
-        dagster.Failure: it names what no snapshot has, or a time to come, or gives no reason.
+        dagster.Failure: no snapshot has the names, the time is in the future, or the reason is
+            empty.
     """
     request = _request(config, by=f"run {context.run.run_id[:8]}")
     with shown_as_failures(), control_plane.opened() as plane:
         recorded = record_reset(plane, request)
-    for paragraph in told(recorded):
+    for paragraph in reset_report(recorded):
         context.log.info(paragraph)
 
 
 def _request(config: ResetConfig, by: str) -> ResetRequest:
     if config.aggregate and config.entity is not None:
-        raise failure("An entity is named, and the aggregate.", "choose one of them.")
+        raise failure("Both an entity and the aggregate are given.", "choose one of them.")
     try:
         at = None if config.at is None else parse_moment(config.at)
     except ValueError as error:
@@ -170,9 +171,9 @@ _ONCE = {"dagster/max_retries": "0", "dagster/max_runtime": "300"}
 @dg.job(
     name="hold_restore_job",
     description=(
-        "Stops the restore of the open incident until release_restore_job: none is launched, and "
-        "one that works stops before the next tenant. To terminate a run of restore_job does the "
-        "same."
+        "Stops the restore of the open incident until release_restore_job. No restore starts; a "
+        "running one stops after the current tenant. Terminating a run of restore_job has the "
+        "same effect."
     ),
     executor_def=IN_ONE_PROCESS,
     tags=_ONCE,
@@ -184,7 +185,7 @@ def hold_restore_job() -> None:
 
 @dg.job(
     name="release_restore_job",
-    description="Lets a restore go on that is on hold, with all its attempts.",
+    description="Continues the restore that is on hold, with all its attempts.",
     executor_def=IN_ONE_PROCESS,
     tags=_ONCE,
 )
@@ -196,9 +197,9 @@ def release_restore_job() -> None:
 @dg.job(
     name="record_reset_job",
     description=(
-        "Notes that counters of a budget were lowered or cleared in the gateway on purpose: no "
-        "restore brings back what snapshots of that moment or before hold of them. Lower them "
-        "first, then run this. It lowers no counter itself."
+        "Records that counters of a budget were lowered or cleared in the gateway on purpose. "
+        "Restores then exclude their usage from snapshots up to that time. Lower the counters "
+        "first, then run this job. It lowers no counter."
     ),
     executor_def=IN_ONE_PROCESS,
     tags=_ONCE,
@@ -211,8 +212,8 @@ def record_reset_job() -> None:
 @dg.job(
     name="resolve_incident_job",
     description=(
-        "Ends the open incident without restoring anything more: the store is accepted as it is, "
-        "and snapshots are taken again. What the snapshots say more stays in them."
+        "Closes the open incident without restoring anything more. The present store becomes the "
+        "new baseline, and captures resume. The snapshots stay available for a manual restore."
     ),
     executor_def=IN_ONE_PROCESS,
     tags={

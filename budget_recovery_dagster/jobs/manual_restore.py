@@ -1,4 +1,4 @@
-"""The job that previews or applies a restore that a person chose."""
+"""The job that previews or applies a manual restore."""
 
 from enum import Enum
 
@@ -16,7 +16,7 @@ from budget_recovery_dagster.presentation.text import (
     difference_line,
     end_of_incident,
     headline,
-    most_telling,
+    most_relevant,
 )
 from budget_recovery_dagster.resources import (
     ControlPlaneParam,
@@ -33,73 +33,72 @@ _LOGGED = 50
 
 
 class Mode(Enum):
-    """What is done with the plan; in Dagster it is chosen by its name."""
+    """What happens with the plan; the config selects it by name."""
 
     preview = "preview"
     apply = "apply"
 
 
 class ManualRestoreConfig(dg.Config):
-    """What is restored, from what, and whether it is only looked at."""
+    """What to restore, from which snapshot, and whether to apply it."""
 
     tenant: str = Field(
         default=EVERY_TENANT,
-        description=f"Whose counters: the name of one tenant, or {EVERY_TENANT} for every tenant.",
+        description=f"Name of the tenant to restore, or {EVERY_TENANT} for every tenant.",
     )
     budget: str = Field(
         default="",
-        description="Only this budget of the tenant. Empty: all of its budgets.",
+        description="Budget of the tenant. Empty: all of its budgets.",
     )
     snapshot: str = Field(
         default=LATEST,
         description=(
-            f"From what: {LATEST} takes the highest that any retained snapshot knows, which is "
-            "what an automatic restore does; a moment in UTC such as 2026-11-30T03:00:04 takes "
-            "exactly the snapshot of then (its beginning is enough). A preview lists the moments."
+            "Snapshot timestamp in UTC, such as 2026-11-30T03:00:04, or a unique prefix; a preview "
+            f"lists the timestamps. {LATEST} takes the highest usage of all retained snapshots, as "
+            "an automatic restore does."
         ),
     )
     mode: Mode = Field(
         default=Mode.preview,
         description=(
-            "preview: tell what would be done, among the Events of the asset restored_usage, and "
-            "write nothing. apply: do it. Preview first: apply of the same choice then tells what "
-            "has changed since."
+            "preview: show in the Events of the asset restored_usage what would change, and write "
+            "nothing. apply: restore. Preview first: an apply with the same options then reports "
+            "what changed since."
         ),
     )
     reason: str = Field(
         default="",
-        description="Why; needed to apply, and kept with what is done for whoever asks later.",
+        description="Why; required to apply, and stored with the result.",
     )
     accept_unconverged: bool = Field(
         default=False,
         description=(
-            "Apply even though servers of the store are missing or catching up. Only when they "
-            "will not come back: what is written may be lost with the servers that are left."
+            "Apply even if servers of the store are missing or catching up. Use it only if they "
+            "will not come back: restored usage may be lost with the remaining servers."
         ),
     )
     despite_resets: bool = Field(
         default=False,
-        description="Also bring back what was reset on purpose (see record_reset_job).",
+        description="Also restore usage that was reset on purpose (see record_reset_job).",
     )
     preview_id: str = Field(
         default="",
         description=(
-            "The preview that an apply is compared with, as that shows it. Empty: the newest one "
-            "of the same choice of the last day."
+            "Id of the preview to compare the apply with. Empty: the newest preview with the same "
+            "options in the last 24 hours."
         ),
     )
 
     def request(self) -> RestoreRequest:
-        """Return what is asked for."""
+        """Return the request of this config."""
         return RestoreRequest(self.tenant, self.budget, self.snapshot, self.despite_resets)
 
 
 @dg.op(
     out=dg.Out(dg.Nothing),
     description=(
-        "Previews a restore, or applies it: raises the chosen counters to what the snapshots say "
-        "and never lowers one. What it would do, or did, is told among the Events of the asset "
-        "restored_usage."
+        "Previews or applies a restore: raises the chosen counters to the usage in the snapshots. "
+        "No counter is ever lowered. The result is in the Events of the asset restored_usage."
     ),
 )
 def restore_by_hand(
@@ -108,8 +107,8 @@ def restore_by_hand(
     """Preview or apply.
 
     Raises:
-        dagster.Failure: what is asked for does not exist, or somebody else restores; or not all
-            could be done: then what was raised stays raised, and the asset tells it.
+        dagster.Failure: the choice does not exist, another restore is running, or not everything
+            was restored. Raised counters stay raised; the asset shows them.
     """
     with shown_as_failures(), control_plane.opened() as plane:
         match config.mode:
@@ -158,14 +157,14 @@ def _apply(
         )
     except dg.DagsterExecutionInterruptedError as error:
         raise dg.Failure(
-            "The run was terminated; what was raised stays raised, and restore_audit has it.",
+            "The run was terminated. Raised counters stay raised; see the table restore_audit.",
             allow_retries=False,
         ) from error
     context.log.info(f"{applied_headline(applied)} {comparison(applied)}")
-    for difference in most_telling(applied.differences)[:_LOGGED]:
+    for difference in most_relevant(applied.differences)[:_LOGGED]:
         context.log.info(difference_line(difference))
-    if told := end_of_incident(applied):
-        context.log.info(told)
+    if text := end_of_incident(applied):
+        context.log.info(text)
     metadata = applied_metadata(applied, order)
     if applied.raised:
         context.log_event(dg.AssetMaterialization(restored_usage.key, metadata=metadata))
@@ -178,20 +177,19 @@ def _apply(
 @dg.job(
     name="manual_restore_job",
     description=(
-        "Previews or applies a restore that a person chooses: one budget, one tenant or the whole "
-        "store, from the latest or from one snapshot. In the Launchpad leave mode at preview "
-        "first, and see among the Events of the asset restored_usage what would be done; then set "
-        "it to apply and give a reason. A restore after which nothing of the whole store is left "
-        "to be raised ends the open incident."
+        "Previews or applies a manual restore of one budget, one tenant or every tenant, from all "
+        "snapshots or from one. Start it from the Launchpad with mode preview, and check the "
+        "Events of the asset restored_usage. Then set mode to apply and give a reason. If no "
+        "counter is lower than in the snapshots afterwards, the open incident is closed."
     ),
     executor_def=IN_ONE_PROCESS,
     tags={
         "dagster/max_retries": "0",
         "dagster/max_runtime": "3600",
-        # Ahead of whatever else is queued: a person waits for it.
+        # Ahead of other queued runs: a person waits for it.
         "dagster/priority": "20",
     },
 )
 def manual_restore_job() -> None:
-    """Preview or restore what a person has chosen."""
+    """Preview or apply a manual restore."""
     restore_by_hand()

@@ -20,30 +20,29 @@ from budget_recovery_dagster.services.restore.automatic import (
 )
 
 OUTCOME_TAG = "budget_recovery/outcome"
-"""On a run: what became of it, beyond success or failure."""
+"""Tag of a run: its outcome, beyond success or failure."""
 
 
 @dg.op(
-    # What it wrote is told by the asset.
+    # The asset restored_usage shows what it wrote.
     out=dg.Out(dg.Nothing),
     retry_policy=dg.RetryPolicy(
-        # How often is counted in the database, too, whatever becomes of the run.
+        # The database counts the attempts, too, even if the run ends unexpectedly.
         max_retries=MAX_ATTEMPTS - 1,
         delay=2,
         backoff=dg.Backoff.EXPONENTIAL,
         jitter=dg.Jitter.PLUS_MINUS,
     ),
     description=(
-        "Waits until the usage store has converged, which spends no attempt; then raises every "
-        "counter that is lower than the snapshots say, in windows that are still open. Never "
-        "lowers one."
+        "Waits until the usage store has converged; waiting uses no attempt. Then raises every "
+        "counter of an open window that is lower than in the snapshots. No counter is ever lowered."
     ),
 )
 def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneParam) -> None:
-    """Try once to put the open incident right.
+    """Try once to restore the store of the open incident.
 
     Raises:
-        dagster.Failure: it did not succeed; retried by the policy unless nothing is left to try.
+        dagster.Failure: the attempt failed; the policy retries it unless no attempt remains.
     """
     run_id = context.run.run_id
     try:
@@ -56,9 +55,9 @@ def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneParam) ->
                 convergence_timeout=control_plane.settings.convergence_timeout,
                 on_progress=context.log.info,
             )
-            _tell(context, plane, result)
+            _show_result(context, plane, result)
     except dg.DagsterExecutionInterruptedError as error:
-        # Else the policy would begin another attempt in a run that somebody has terminated.
+        # Otherwise the policy would start another attempt in a terminated run.
         raise dg.Failure("The run was terminated.", allow_retries=False) from error
     except SettingsError as error:
         raise failure(error.message, error.hint) from error
@@ -66,8 +65,10 @@ def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneParam) ->
         raise dg.Failure(str(error), metadata={"what_to_do": error.hint}) from error
 
 
-def _tell(context: dg.OpExecutionContext, plane: ControlPlane, result: RecoveryResult) -> None:
-    """Show in Dagster what became of the incident."""
+def _show_result(
+    context: dg.OpExecutionContext, plane: ControlPlane, result: RecoveryResult
+) -> None:
+    """Show the result in the log, in a tag of the run, and on the asset restored_usage."""
     match result:
         case NothingToDo():
             context.log.info(result.reason)
@@ -75,8 +76,8 @@ def _tell(context: dg.OpExecutionContext, plane: ControlPlane, result: RecoveryR
         case StillWaiting():
             again = result.incident.next_launch_at
             context.log.warning(
-                f"Waiting; no attempt was spent. {result.reason} Try: {result.hint}"
-                + (f" The next try is at {again:%H:%M:%S} UTC." if again else "")
+                f"Waiting; no attempt was used. {result.reason} Try: {result.hint}"
+                + (f" The next launch is due at {again:%H:%M:%S} UTC." if again else "")
             )
             _tag(context, "waiting")
         case Recovered():
@@ -90,7 +91,7 @@ def _tell(context: dg.OpExecutionContext, plane: ControlPlane, result: RecoveryR
             _log_restored(context, plane, result.incident)
             raise failure(
                 f"The store is FAILED: {FAILURES[result.reason]}. {result.detail}",
-                "see `budget-recovery status` for what to do; captures are paused until then.",
+                "see `budget-recovery status` for the next step; captures are paused until then.",
             )
 
 
@@ -119,17 +120,17 @@ def _log_restored(context: dg.OpExecutionContext, plane: ControlPlane, incident:
 @dg.job(
     name="restore_job",
     description=(
-        "Puts the open incident right: waits until the usage store has converged, raises every "
-        "counter of a still-open window to the highest that a snapshot knows, and declares the "
-        "store healthy. The sensors launch it by themselves, at most three attempts for a loss; "
-        "launched by hand it does the same, once. Without an open incident it does nothing."
+        "Restores the store of the open incident: waits until the store has converged, raises "
+        "every counter of an open window to the highest usage in the snapshots, and closes the "
+        "incident. The sensors launch it automatically, with at most three attempts per loss; "
+        "a manual launch runs it once. Without an open incident it does nothing."
     ),
     executor_def=IN_ONE_PROCESS,
     tags={
         # Attempts are counted in the database, and the sensors launch again.
         "dagster/max_retries": "0",
         "dagster/max_runtime": "3600",
-        # Ahead of whatever else is queued, such as a backfill.
+        # Ahead of other queued runs, such as a backfill.
         "dagster/priority": "10",
     },
 )

@@ -13,15 +13,14 @@ hourly_snapshot_job = dg.define_asset_job(
     | dg.AssetSelection.checks_for_assets(*map(dg.AssetKey, _ASSETS)),
     description=(
         "Copies every tenant's budget counters from the gateway's usage store to PostgreSQL and "
-        "checks what it copied; then writes the tenants' tables of the hour, and sums up what a "
-        "restore would bring back. Runs each hour by itself; run the current hour by hand for one "
-        "more snapshot."
+        "checks the copy. Then writes the tenants' tables of the hour and refreshes the recovery "
+        "points. Runs every hour; run the current hour manually for one more snapshot."
     ),
     executor_def=IN_ONE_PROCESS,
     tags={
-        # A failed capture is not repeated by itself; the next hour takes the next snapshot.
+        # A failed capture is not retried; the next hour takes the next snapshot.
         "dagster/max_retries": "0",
-        # A capture that outlives its hour could store nothing any more.
+        # A capture that runs past its hour cannot store anything.
         "dagster/max_runtime": "3600",
     },
 )
@@ -31,9 +30,9 @@ recovery_points_job = dg.define_asset_job(
     selection=dg.AssetSelection.assets("recovery_points")
     | dg.AssetSelection.checks_for_assets(dg.AssetKey("recovery_points")),
     description=(
-        "Sums up what a restore would bring back, and judges how old that is. Needs PostgreSQL "
-        "only, so it tells the truth while the usage store is down, and while captures fail or "
-        "are paused. Runs twice an hour by itself."
+        "Refreshes the recovery points and checks their age. Needs only PostgreSQL, so the result "
+        "is correct while the usage store is down, captures fail or captures are paused. Runs "
+        "twice an hour on a schedule."
     ),
     executor_def=IN_ONE_PROCESS,
     tags={"dagster/max_retries": "0", "dagster/max_runtime": "1800"},

@@ -23,5 +23,5 @@ from budget_recovery_dagster.presentation.text import comparison as comparison
 from budget_recovery_dagster.presentation.text import figures as figures
 from budget_recovery_dagster.presentation.text import headline as headline
 from budget_recovery_dagster.presentation.text import limit_words as limit_words
-from budget_recovery_dagster.presentation.text import told as told
+from budget_recovery_dagster.presentation.text import reset_report as reset_report
 from budget_recovery_dagster.presentation.text import window_lines as window_lines

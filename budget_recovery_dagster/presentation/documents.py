@@ -43,19 +43,19 @@ def dumped(**content: Any) -> str:
 
 
 def moment_or_none(moment: datetime | None) -> str | None:
-    """Write a moment in UTC, to the microsecond."""
+    """Write a time in UTC, to the microsecond."""
     if moment is None:
         return None
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def usage_or_none(usage: Decimal | None) -> str | None:
-    """Write a usage in plain digits; a number would lose some in most programs."""
+    """Write a usage as text: most programs would round a number."""
     return None if usage is None else format_usage(usage)
 
 
 def identity_or_none(identity: StoreIdentity | None) -> Mapping[str, str | None] | None:
-    """Write an identity; its sequence as text, for it may pass 2^53."""
+    """Write an identity; its sequence is text, because it may exceed 2^53."""
     if identity is None:
         return None
     return {
@@ -84,7 +84,7 @@ def usage_error_json(message: str) -> str:
 
 @contextmanager
 def errors_in_json(*, wanted: bool) -> Iterator[None]:
-    """Write an error of ours as JSON where that is wanted, and let it go on."""
+    """Write an error of ours as JSON if ``wanted``, and raise it again."""
     try:
         yield
     except BudgetRecoveryError as error:
@@ -94,7 +94,7 @@ def errors_in_json(*, wanted: bool) -> Iterator[None]:
 
 
 def held_json(incident: Incident) -> str:
-    """Write who holds an incident, or held it last, since when and why."""
+    """Write the current or last hold of an incident: who, when and why."""
     held = incident.held
     return dumped(
         incident_id=incident.incident_id,
@@ -106,7 +106,7 @@ def held_json(incident: Incident) -> str:
 
 
 def preview_json(preview: Preview) -> str:
-    """Write a preview; ``entries`` are there where one tenant was chosen."""
+    """Write a preview; ``entries`` has counters only if one tenant was chosen."""
     incident = preview.recovery.incident
     return dumped(
         preview_id=preview.preview_id,
@@ -212,7 +212,7 @@ def _listed(listed: ListedSnapshot) -> Mapping[str, Any]:
 
 
 def _left(remainder: Remainder | None) -> Mapping[str, Any] | None:
-    """Write what keeps an incident open, or was left at its end; None: it was not looked at."""
+    """Write what keeps an incident open, or remained at its end; None: it was not checked."""
     if remainder is None:
         return None
     return {
@@ -330,7 +330,7 @@ _CHECKS = 10
 
 
 def status_json(status: Status, exit_code: int) -> str:
-    """Write the status; every key is there in every situation."""
+    """Write the status; every key is always present."""
     facts, assessment = status.facts, status.assessment
     good = facts.newest_good
     return dumped(

@@ -21,7 +21,7 @@ from budget_recovery_dagster.presentation.text import (
     end_of_incident,
     figures,
     headline,
-    most_telling,
+    most_relevant,
     store_line,
     tenant_notes,
     usage_or_nothing,
@@ -41,24 +41,24 @@ from budget_recovery_dagster.services.tables import TablesBuilt
 from budget_recovery_dagster.services.words import shown_entity
 
 MOST_ROWS = 200
-"""How many windows are shown: Dagster keeps a whole table in its event log; PostgreSQL has all."""
+"""How many windows are shown: Dagster stores a table in its event log; PostgreSQL has all."""
 
 
 _AUDIT_COLUMNS = [
     dg.TableColumn("tenant", "string"),
     dg.TableColumn("budget", "string"),
     dg.TableColumn("window", "string"),
-    dg.TableColumn("counters", "int", "In the snapshots"),
-    dg.TableColumn("raised", "int", "Counters that were lower in the store"),
-    dg.TableColumn("before", "string", "Sum of these counters in the store before"),
-    dg.TableColumn("after", "string", "The same after the restore"),
-    dg.TableColumn("from_snapshot", "string", "The newest snapshot that it comes from, UTC"),
-    dg.TableColumn("notes", "string", "What was left, and why"),
+    dg.TableColumn("counters", "int", "Counters in the snapshots"),
+    dg.TableColumn("raised", "int", "Counters that the restore raised"),
+    dg.TableColumn("before", "string", "Sum of these counters in the store before the restore"),
+    dg.TableColumn("after", "string", "Sum of these counters in the store after the restore"),
+    dg.TableColumn("from_snapshot", "string", "Newest source snapshot, UTC"),
+    dg.TableColumn("notes", "string", "Counters that were skipped, and why"),
 ]
 
 
 def restored_metadata(restored: Restored, audits: MergedAudits) -> Mapping[str, Any]:
-    """Show what was restored: of all windows the sums, of the largest that have something each."""
+    """Show what was restored: the sums of all windows, and a row for each of the largest."""
     shown = [entry for entry in audits.largest if entry.raised or entry.notes]
     return {
         "counters_raised": restored.counters,
@@ -72,7 +72,7 @@ def restored_metadata(restored: Restored, audits: MergedAudits) -> Mapping[str, 
 
 
 def audit_table(entries: Iterable[AuditEntry]) -> dg.TableMetadataValue:
-    """Show what became of each budget and window."""
+    """Show the result of each budget and window."""
     return dg.MetadataValue.table(
         records=[_audit_row(entry) for entry in entries],
         schema=dg.TableSchema(columns=_AUDIT_COLUMNS),
@@ -98,7 +98,7 @@ def _audit_row(entry: AuditEntry) -> dg.TableRecord:
 OWNERS = ["team:budget-recovery"]
 GATEWAY_OWNERS = ["team:ai-gateway"]
 HOURLY_FRESHNESS = dg.FreshnessPolicy.time_window(
-    # The next capture is due an hour after the last; one that was missed is not made up for.
+    # The next capture is due an hour after the last; a missed one is not repeated.
     warn_window=timedelta(minutes=75),
     fail_window=timedelta(hours=2),
 )
@@ -112,12 +112,12 @@ def required(name: str, kind: str, description: str) -> dg.TableColumn:
 
 ENTRY_SCHEMA = dg.TableSchema(
     columns=[
-        required("tenant", "text", "The customer of the gateway whose counter it is"),
+        required("tenant", "text", "The customer of the gateway"),
         required(
             "captured_at",
             "timestamptz",
-            "The moment that the snapshot stands for, by the database's clock: what the store had "
-            "been told until then is in it. All tenants of a run share it",
+            "The snapshot's timestamp, by the database's clock: usage counted until then is in "
+            "it. All tenants of a run share it",
         ),
         required("budget_id", "text", "The budget"),
         required(
@@ -135,12 +135,11 @@ ENTRY_SCHEMA = dg.TableSchema(
         required(
             "usage",
             "numeric",
-            "What it had spent in the window by then: exact, at most 20 integer digits and 18 "
-            "decimals",
+            "Usage in the window at that time: exact, at most 20 integer digits and 18 decimals",
         ),
     ]
 )
-"""Of the view ``budget_recovery.budget_entry``."""
+"""Columns of the view ``budget_recovery.budget_entry``."""
 USAGE_SCHEMA = dg.TableSchema(
     columns=[
         (dg.TableColumn if column.is_nullable else required)(
@@ -149,16 +148,16 @@ USAGE_SCHEMA = dg.TableSchema(
         for column in USAGE_COLUMNS
     ]
 )
-"""Of every tenant's Parquet table."""
+"""Columns of every tenant's Parquet table."""
 
 
-# A table stands in one event of Dagster's log; PostgreSQL has the rest.
+# Dagster stores a table in one event of its log; PostgreSQL has the rest.
 MAX_ROWS = 200
 Row = dict[str, str | int | float | bool | None]
 
 
 def table(rows: Sequence[Row]) -> dg.TableMetadataValue:
-    """Show rows of equal columns: the first 200 of them, and how many more there are."""
+    """Show rows with the same columns: the first 200, and how many more there are."""
     shown = [*rows[:MAX_ROWS]]
     if len(rows) > MAX_ROWS:
         rest: Row = dict.fromkeys(rows[0], "")
@@ -168,7 +167,7 @@ def table(rows: Sequence[Row]) -> dg.TableMetadataValue:
 
 
 def capture_metadata(captured: Captured) -> dict[str, Any]:
-    """Show a capture: figures that plot over time, and one row a tenant, the worst first."""
+    """Show a capture: numbers that plot over time, and a row per tenant, failures first."""
     stored = captured.stored
     metadata: dict[str, Any] = {
         "captured_at": dg.MetadataValue.timestamp(captured.captured_at),
@@ -207,7 +206,7 @@ def capture_metadata(captured: Captured) -> dict[str, Any]:
 
 
 def verified_metadata(snapshots: Sequence[CaptureSummary]) -> dict[str, Any]:
-    """Show the stored snapshots of a past hour."""
+    """Show the verified snapshots of a past hour."""
     return {
         "tenants_stored": len({snapshot.tenant for snapshot in snapshots}),
         "dagster/row_count": sum(snapshot.entry_count for snapshot in snapshots),
@@ -273,48 +272,48 @@ def _row(outcome: TenantOutcome) -> Row:
 def _remarks(stored: TenantStored) -> list[str]:
     remarks = []
     if stored.drops and not stored.entries and not stored.omitted:
-        remarks.append("nothing of it is left in the store")
+        remarks.append("no counter in the store any more")
     if stored.is_partial:
         remarks.append("partial: fewer keys arrived than the store announced")
     if stored.truncated:
-        remarks.append(f"windows with only the 500 largest: {stored.truncated}")
+        remarks.append(f"{stored.truncated} windows with only the 500 largest")
     if stored.unreadable:
-        remarks.append(f"{stored.unreadable} keys name no counter")
+        remarks.append(f"{stored.unreadable} unreadable keys")
     return remarks
 
 
-# The page is narrow: of more columns, or of sentences in them, it shows one word in a line.
+# The page is narrow: with more columns, or sentences in them, it shows one word per line.
 _WINDOW_COLUMNS = [
     dg.TableColumn("tenant", "string"),
     dg.TableColumn("budget", "string", "The budget and its window"),
-    dg.TableColumn("usage", "string", "Sum of those in the snapshots, now and afterwards"),
-    dg.TableColumn("rise", "string", "By how much it would rise"),
-    dg.TableColumn("limit", "string", "Of each counter"),
-    dg.TableColumn("blocked", "string", "How many are blocked by the limit, now and afterwards"),
-    dg.TableColumn("raised", "string", "How many counters would be raised"),
-    dg.TableColumn("from_snapshot", "string", "The snapshots that it comes from, UTC"),
+    dg.TableColumn("usage", "string", "Sum of the counters in the snapshots, now -> restored"),
+    dg.TableColumn("rise", "string", "Increase of the sum"),
+    dg.TableColumn("limit", "string", "Limit of each counter"),
+    dg.TableColumn("blocked", "string", "Entities blocked by the limit, now -> restored"),
+    dg.TableColumn("raised", "string", "Counters that a restore would raise"),
+    dg.TableColumn("from_snapshot", "string", "Source snapshots, UTC"),
 ]
 _NOTE_COLUMNS = [
     dg.TableColumn("tenant", "string"),
     dg.TableColumn("budget", "string", "The budget and its window"),
-    dg.TableColumn("note", "string", "What is left, unknown, or does not come back"),
+    dg.TableColumn("note", "string", "What is skipped, unknown or not restored"),
 ]
 _ENTRY_COLUMNS = [
     dg.TableColumn("budget", "string", "The budget and its window"),
     dg.TableColumn("entity", "string"),
-    dg.TableColumn("live", "string", "In the store now"),
-    dg.TableColumn("snapshot", "string", "In the snapshots"),
-    dg.TableColumn("action", "string", "What would be done"),
-    dg.TableColumn("blocked", "string", "Whether a limit blocks it afterwards"),
-    dg.TableColumn("from_snapshot", "string", "The newest snapshot that holds it, UTC"),
+    dg.TableColumn("live", "string", "Usage in the store now"),
+    dg.TableColumn("snapshot", "string", "Usage in the snapshots"),
+    dg.TableColumn("action", "string", "What a restore would do"),
+    dg.TableColumn("blocked", "string", "Whether a limit blocks the entity after the restore"),
+    dg.TableColumn("from_snapshot", "string", "Newest snapshot with this usage, UTC"),
 ]
 _CHOICE_COLUMNS = [
-    dg.TableColumn("snapshot", "string", "What to write into the config, to take this one"),
+    dg.TableColumn("snapshot", "string", "Value for the config field snapshot"),
     dg.TableColumn("tenants", "int"),
     dg.TableColumn("windows", "int"),
     dg.TableColumn("counters", "int"),
 ]
-_BLOCKED = {None: "not known", False: "no", True: "yes"}
+_BLOCKED = {None: "unknown", False: "no", True: "yes"}
 _DIFFERENCE_COLUMNS = [
     dg.TableColumn("tenant", "string"),
     dg.TableColumn("budget", "string"),
@@ -324,13 +323,13 @@ _DIFFERENCE_COLUMNS = [
     dg.TableColumn("previewed", "string"),
     dg.TableColumn("found", "string"),
 ]
-# A longer text is hidden behind a click.
-_AT_ONCE = 999
+# The page hides a longer text behind a click.
+_SHOWN_LENGTH = 999
 _TO_APPLY = "open the run of this preview in the Launchpad, set mode to apply and give a reason"
 
 
 def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Mapping[str, Any]:
-    """Show what would be restored, and the snapshots that there are to choose from."""
+    """Show what would be restored, and the snapshots to choose from."""
     windows = sorted(preview.windows, key=lambda each: each.rise, reverse=True)
     entries = [entry for tenant in preview.tenants for entry in tenant.entries]
     remarks = [
@@ -343,7 +342,7 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
         for each in windows
         for note in each.notes
     ]
-    # The page keeps this order: what decides comes first, and what is long comes last.
+    # The page keeps this order: the decisive facts come first, the long tables last.
     metadata: dict[str, Any] = {
         "what_would_be_done": headline(preview),
         "choice": str(preview.choice),
@@ -351,7 +350,7 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
     }
     if preview.warnings:
         metadata["warnings"] = " ".join(preview.warnings)
-    # With nothing to be raised it ends an incident.
+    # An apply that raises nothing still closes an open incident.
     if preview.raised or preview.recovery.incident is not None:
         metadata["to_apply"] = _TO_APPLY
     if preview.changes:
@@ -374,12 +373,12 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
 
 
 def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
-    """Show what was restored, by whom and why, and what was not as in the preview."""
+    """Show what was restored, by whom and why, and what differed from the preview."""
     audits = [entry for tenant in applied.tenants for entry in tenant.entries]
     shown = [entry for entry in audits if entry.raised or entry.notes]
     metadata: dict[str, Any] = {"what_was_done": applied_headline(applied)}
-    if told := end_of_incident(applied):
-        metadata["incident"] = told
+    if text := end_of_incident(applied):
+        metadata["incident"] = text
     metadata |= {
         "choice": str(applied.choice),
         "reason": order.reason,
@@ -388,7 +387,7 @@ def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
     }
     if applied.differences:
         metadata["differences"] = _table(
-            _DIFFERENCE_COLUMNS, map(_difference_row, most_telling(applied.differences))
+            _DIFFERENCE_COLUMNS, map(_difference_row, most_relevant(applied.differences))
         )
         metadata["differences_not_shown"] = max(len(applied.differences) - MOST_ROWS, 0)
     return metadata | {
@@ -399,30 +398,30 @@ def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
 
 
 def _picture(changes: Sequence[EntryPreview]) -> str:
-    """Draw the largest changes, before and after, in letters that any page can show."""
+    """Draw the largest changes, before and after, with ASCII bars."""
     shown: list[str] = []
     for each in changes:
-        # Names may hold what would end the block.
+        # A backquote in a name could end the block.
         drawn = f"{change_name(each)}\n  {change_figures(each)}\n".replace("`", "'")
-        if shown and _length(_framed([*shown, drawn])) > _AT_ONCE:
+        if shown and _length(_framed([*shown, drawn])) > _SHOWN_LENGTH:
             break
         shown.append(drawn)
     return _framed(shown)
 
 
 def _framed(drawn: Sequence[str]) -> str:
-    return f"`#` is there, `+` comes back\n\n```\n{''.join(drawn)}```"
+    return f"`#` live usage, `+` restored usage\n\n```\n{''.join(drawn)}```"
 
 
 def _length(text: str) -> int:
-    """Count as a browser does."""
+    """Count UTF-16 units, as a browser does."""
     return len(text.encode("utf-16-le")) // 2
 
 
 def _table(
     columns: Sequence[dg.TableColumn], rows: Iterable[Mapping[str, Any]]
 ) -> dg.TableMetadataValue:
-    """Show as many rows as are shown of any table; how many there are is told beside it."""
+    """Show the first ``MOST_ROWS`` rows; another entry gives the number of the rest."""
     records = [dg.TableRecord(dict(row)) for _, row in zip(range(MOST_ROWS), rows, strict=False)]
     return dg.MetadataValue.table(records=records, schema=dg.TableSchema(columns=list(columns)))
 
@@ -433,7 +432,7 @@ def _window_row(window: WindowPreview) -> Mapping[str, Any]:
         "budget": str(window.of),
         "usage": figures(window),
         "rise": format_usage(window.rise) if window.rise else "0",
-        "limit": "not known" if window.limit is None else format_usage(window.limit),
+        "limit": "unknown" if window.limit is None else format_usage(window.limit),
         "blocked": _blocked(window),
         "raised": f"{window.raised:,} of {window.counters:,}",
         "from_snapshot": _sources(window),
@@ -442,9 +441,9 @@ def _window_row(window: WindowPreview) -> Mapping[str, Any]:
 
 def _blocked(window: WindowPreview) -> str:
     if window.limit is None:
-        return "not known"
+        return "unknown"
     if not window.is_enforced:
-        return "nobody"
+        return "none"
     return f"{window.blocked_before:,} -> {window.blocked_after:,}"
 
 
@@ -470,7 +469,7 @@ def _entry_row(entry: EntryPreview) -> Mapping[str, Any]:
 
 
 def _second(at: datetime) -> str:
-    """Write a moment as it may be chosen, and as lines can be broken."""
+    """Write a timestamp that can be chosen, with a space at which the page can break it."""
     return f"{at:%Y-%m-%d %H:%M:%S}"
 
 
@@ -498,35 +497,35 @@ def _difference_row(difference: Difference) -> Mapping[str, Any]:
 POINT_SCHEMA = dg.TableSchema(
     columns=[
         required("tenant", "string", "The customer of the gateway"),
-        required("budget", "string", "The budget; empty where no window of the tenant is current"),
-        required("window", "string", "The window that is still current, by its token, in UTC"),
+        required("budget", "string", "The budget; empty if the tenant has no open window"),
+        required("window", "string", "The open window, by its token, in UTC"),
         required(
             "usage",
             "decimal",
-            "The whole budget's usage, in plain digits: that of its aggregate where it has one, or "
-            "else the sum over its entities; unknown where no counter of it could be read",
+            "Usage of the whole budget, in plain digits: its aggregate, or else the sum over its "
+            "entities; unknown if none of its counters could be read",
         ),
-        required("age", "string", "How old the newest snapshot with it was at the time of the run"),
+        required("age", "string", "Age of the newest snapshot of the window, as of this run"),
         required(
             "marks",
             "string",
             "truncated, partial, omitted(n), earlier(n), damaged(n): see the description",
         ),
-        required("entities", "int", "How many counters a restore would bring back"),
+        required("entities", "int", "Counters that a restore would bring back"),
         required(
             "source",
             "string",
-            "Of which keys of the store that snapshot was taken: counters (every entity) or "
-            "leaderboards (only the largest)",
+            "Keys that the snapshot was read from: counters (every entity) or leaderboards (only "
+            "the largest)",
         ),
-        required("captured_at", "timestamp", "When it was taken, in UTC"),
+        required("captured_at", "timestamp", "Time of that snapshot, in UTC"),
     ]
 )
-"""Of the table in the metadata."""
+"""Columns of the table ``points`` in the metadata."""
 
 
 def points_metadata(survey: PointSurvey) -> dict[str, Any]:
-    """Show what a restore would bring back: figures that plot over time, and the oldest first."""
+    """Show what a restore would bring back: numbers that plot over time, and the oldest first."""
     rows = [
         *(_point_row(survey, window) for window in survey.windows),
         *(_row_without_window(survey, tenant) for tenant in survey.without_window),
@@ -534,7 +533,7 @@ def points_metadata(survey: PointSurvey) -> dict[str, Any]:
     moments = [window.captured_at for window in survey.windows if window.has_intact_record]
     return {
         "as_of": dg.MetadataValue.timestamp(survey.now),
-        # Of nothing there is no age, and no table.
+        # Without any window there is no age, and no table.
         **({"newest_point_age_seconds": _seconds(survey, max(moments))} if moments else {}),
         **({"oldest_point_age_seconds": _seconds(survey, min(moments))} if moments else {}),
         "tenants": len(survey.newest_snapshots),
@@ -551,7 +550,7 @@ def points_metadata(survey: PointSurvey) -> dict[str, Any]:
 
 
 def marks_of(window: PointWindow) -> str:
-    """Say what is doubtful about a window."""
+    """Return the marks of a window: the reasons to doubt its usage."""
     marks = [
         *(["truncated"] if window.is_truncated else []),
         *(["partial"] if window.is_partial else []),
@@ -567,7 +566,7 @@ def _point_row(survey: PointSurvey, window: PointWindow) -> Row:
         "tenant": window.tenant,
         "budget": window.of.budget,
         "window": window.of.window.token,
-        # Nothing is known of a window of which nothing was readable, least of all that it is zero.
+        # Without a readable counter the usage is unknown, which is not zero.
         "usage": format_usage(window.usage) if window.entities else "unknown",
         "age": duration(survey.age_of(window.captured_at)),
         "marks": marks_of(window),
@@ -582,10 +581,10 @@ def _row_without_window(survey: PointSurvey, tenant: str) -> Row:
     return {
         "tenant": tenant,
         "budget": "",
-        "window": "none is current",
+        "window": "no open window",
         "usage": "",
         "age": duration(survey.age_of(newest)),
-        "marks": "nothing to bring back",
+        "marks": "nothing to restore",
         "entities": 0,
         "source": "",
         "captured_at": _moment(newest),
@@ -593,7 +592,7 @@ def _row_without_window(survey: PointSurvey, tenant: str) -> Row:
 
 
 def _moment(moment: datetime) -> str:
-    # Without a blank, at which the page would break it.
+    # Without a space, at which the page would break it.
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -602,7 +601,7 @@ def _seconds(survey: PointSurvey, moment: datetime) -> float:
 
 
 def duration(time: timedelta) -> str:
-    """Write a time for people, in words that a narrow column does not break: ``1h 30min``."""
+    """Write a duration for people, short enough for a narrow column: ``1h 30min``."""
     minutes, seconds = divmod(int(time.total_seconds()), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -614,7 +613,7 @@ def duration(time: timedelta) -> str:
 
 
 def tables_metadata(built: TablesBuilt) -> dict[str, Any]:
-    """Show the tables of an hour: figures that plot over time, and one row a tenant."""
+    """Show the tables of an hour: numbers that plot over time, and a row per tenant."""
     rows: list[Row] = [
         {
             "tenant": failed.tenant,

@@ -1,4 +1,4 @@
-"""Tables and pages that the commands print."""
+"""Tables and text that the commands print."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ from budget_recovery_dagster.presentation.text import (
     end_of_incident,
     escape_unprintable,
     headline,
-    most_telling,
+    most_relevant,
     store_line,
     tenant_line,
     tenant_notes,
@@ -40,9 +40,9 @@ Parts = str | Sequence[tuple[str, str]]
 
 
 def print_row(console: Console, parts: Parts, *, indent: int = 0) -> None:
-    """Print a line, broken at words where the page ends; what runs over is indented more."""
-    told = [(parts, "")] if isinstance(parts, str) else parts
-    line = Text.assemble(*((escape_unprintable(console, text), style) for text, style in told))
+    """Print a line, wrapped at words; continuation lines are indented more."""
+    styled = [(parts, "")] if isinstance(parts, str) else parts
+    line = Text.assemble(*((escape_unprintable(console, text), style) for text, style in styled))
     margin = " " * indent
     width = max(min(console.width, _WIDEST) - indent - len(_HANGING), _NARROWEST)
     for number, row in enumerate(line.wrap(console, width)):
@@ -54,7 +54,7 @@ def print_row(console: Console, parts: Parts, *, indent: int = 0) -> None:
 def print_columns(
     console: Console, rows: Sequence[Sequence[str]], *, right: Sequence[int], indent: int = 0
 ) -> None:
-    """Print rows in columns as wide as they need; those in ``right`` are set to the right."""
+    """Print rows in columns as wide as their content; those in ``right`` are right-aligned."""
     if not rows:
         return
     shown = [[escape_unprintable(console, cell) for cell in row] for row in rows]
@@ -73,7 +73,7 @@ _NOTES = 20
 
 
 def print_preview(console: Console, preview: Preview) -> None:
-    """Write what would be done, the tenants with the most to be raised first."""
+    """Print what a restore would do; tenants with the most counters to raise come first."""
     at = f"{preview.at:%Y-%m-%d %H:%M:%S} UTC"
     print_row(console, [("PREVIEW", "bold"), (f" at {at}; nothing is written", "")])
     print_row(console, [("Choice  ", "bold"), (str(preview.choice), "")])
@@ -83,23 +83,23 @@ def print_preview(console: Console, preview: Preview) -> None:
     print_row(console, [("Result  ", "bold"), (headline(preview), "")])
     left, more = _WINDOWS, 0
     for tenant in sorted(preview.tenants, key=_most_first):
-        windows = _worth_telling(tenant, preview)
+        windows = _shown_windows(tenant, preview)
         if left > 0:
             _print_tenant(console, tenant, windows[:left], preview)
         more += max(len(windows) - max(left, 0), 0)
         left -= len(windows) or 1
     if left < 0:
         console.print()
-        print_row(console, f"{counted(more, 'more window')}; --json has everything.")
+        print_row(console, f"{counted(more, 'more window')}; --json lists all.")
     if preview.changes:
         console.print()
-        print_row(console, [("Largest changes", "bold"), ("  # is there, + comes back", "")])
+        print_row(console, [("Largest changes", "bold"), ("  # live, + restored", "")])
         for change in preview.changes:
             print_row(console, change_name(change), indent=2)
             print_row(console, change_figures(change), indent=4)
     if preview.raised or preview.recovery.incident is not None:
         console.print()
-        print_row(console, "To do it: budget-recovery restore of the same choice, with --reason.")
+        print_row(console, "To apply: budget-recovery restore <same options> --reason ...")
 
 
 def _most_first(tenant: TenantPreview) -> tuple[bool, int, str]:
@@ -107,8 +107,8 @@ def _most_first(tenant: TenantPreview) -> tuple[bool, int, str]:
     return tenant.failure is None, -raised, tenant.tenant
 
 
-def _worth_telling(tenant: TenantPreview, preview: Preview) -> list[WindowPreview]:
-    """Return all windows of a chosen tenant; of all tenants, those of which something is to say."""
+def _shown_windows(tenant: TenantPreview, preview: Preview) -> list[WindowPreview]:
+    """Return all windows of a chosen tenant; of every tenant, those with a change or a note."""
     if preview.choice.tenant is not None:
         return list(tenant.windows)
     return [window for window in tenant.windows if window.raised or window.notes]
@@ -122,8 +122,8 @@ def _print_tenant(
     print_row(console, [(tenant.tenant, "bold"), (line, "red" if tenant.failure else "")])
     for note in tenant_notes(tenant):
         print_row(console, note, indent=2)
-    if quiet := len(tenant.windows) - len(_worth_telling(tenant, preview)):
-        print_row(console, f"{counted(quiet, 'window')} with nothing to be raised", indent=2)
+    if quiet := len(tenant.windows) - len(_shown_windows(tenant, preview)):
+        print_row(console, f"{counted(quiet, 'window')} without a change", indent=2)
     for window in windows:
         style = "bold" if window.raised else ""
         print_row(console, [(str(window.of), style)], indent=2)
@@ -132,18 +132,18 @@ def _print_tenant(
 
 
 def print_applied(console: Console, applied: Applied) -> None:
-    """Write what was done, what was different from the preview, and what that leaves."""
+    """Print what was restored, what differed from the preview, and what remains."""
     is_done = applied.failure is None
     style = "bold green" if is_done else "bold red"
-    word = "DONE" if is_done else "NOT ALL DONE"
+    word = "DONE" if is_done else "INCOMPLETE"
     print_row(console, [(word, style), (f" {applied_headline(applied)}", "")])
     print_row(console, [("Choice  ", "bold"), (str(applied.choice), "")])
     print_row(console, [("Preview ", "bold"), (comparison(applied), "")])
-    for difference in most_telling(applied.differences)[:_DIFFERENCES]:
+    for difference in most_relevant(applied.differences)[:_DIFFERENCES]:
         print_row(console, difference_line(difference), indent=2)
     if len(applied.differences) > _DIFFERENCES:
         more = len(applied.differences) - _DIFFERENCES
-        print_row(console, f"{more:,} more; --json has all of them.", indent=2)
+        print_row(console, f"{more:,} more; --json lists all.", indent=2)
     notes = [
         f"{tenant.tenant}, {entry.of}: {note}"
         for tenant in applied.tenants
@@ -153,11 +153,11 @@ def print_applied(console: Console, applied: Applied) -> None:
     for note in notes[:_NOTES]:
         print_row(console, [("Note    ", "bold"), (note, "")])
     if len(notes) > _NOTES:
-        print_row(console, f"{len(notes) - _NOTES:,} more notes; --json has all of them.")
+        print_row(console, f"{len(notes) - _NOTES:,} more notes; --json lists all.")
     if applied.failure is not None:
         print_row(console, [("Failed  ", "bold red"), (str(applied.failure), "")])
-    if told := end_of_incident(applied):
-        print_row(console, [("Store   ", "bold"), (told, "")])
+    if text := end_of_incident(applied):
+        print_row(console, [("Store   ", "bold"), (text, "")])
 
 
 _CHECKS = 5
@@ -178,7 +178,7 @@ _STYLES: Mapping[Condition, str] = {
 
 
 def print_status(console: Console, status: Status) -> None:
-    """Write the page, without colours where it is not for a terminal."""
+    """Print the status; colours appear only on a terminal."""
     facts, assessment = status.facts, status.assessment
     condition = assessment.condition
     moment = f" at {facts.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -189,7 +189,7 @@ def print_status(console: Console, status: Status) -> None:
 
 
 def _print_section(console: Console, name: str, lines: Iterable[Line]) -> None:
-    """Set lines below each other beside a name; what runs over is indented a little more."""
+    """Print a name and its lines in two columns; continuation lines are indented more."""
     width = max(min(console.width, _WIDEST) - _MARGIN - _STATUS_HANGING, _NARROWEST)
     margin = Text(f"{name:<{_MARGIN}}", "bold")
     for line in lines:
@@ -221,11 +221,11 @@ def _open_incident(incident: Incident, facts: Facts) -> Iterator[str]:
     yield f"Attempts {incident.attempts} of {MAX_ATTEMPTS}, launched {launched}"
     attempt = facts.attempt
     if attempt is not None and attempt.outcome is not None:
-        yield f"The newest attempt ended: {attempt.outcome}"
+        yield f"Newest attempt: {attempt.outcome}"
     waiting = incident.waiting
     if waiting is not None:
-        looked = "once" if waiting.waits == 1 else f"{waiting.waits} times"
-        yield f"Waiting for {in_words(age(waiting.since, now))}, looked {looked}: {waiting.reason}"
+        checks = counted(waiting.waits, "check")
+        yield f"Waiting for {in_words(age(waiting.since, now))}, {checks}: {waiting.reason}"
     yield from _hold(incident, now)
     if incident.given_up is not None:
         given_up = incident.given_up
@@ -238,11 +238,11 @@ def _hold(incident: Incident, now: datetime) -> Iterator[str]:
     held, released_at = incident.held, incident.released_at
     if held is None:
         return
-    # With the incident a hold ends as well.
+    # A hold ends with its incident.
     ended_at = incident.ended.at if incident.is_held and incident.ended else released_at
     is_held = incident.is_held and incident.ended is None
     until = "" if is_held or ended_at is None else f" to {clock_time(ended_at, now)}"
-    what = "On hold since" if is_held else "Was on hold from"
+    what = "On hold since" if is_held else "On hold from"
     yield f"{what} {clock_time(held.at, now)}{until}, by {held.by}: {held.reason}"
 
 
@@ -254,10 +254,10 @@ def _closed_incident(incident: Incident, now: datetime) -> Iterator[str]:
     if ended is not None:
         took = in_words(ended.at - incident.opened_at)
         yield f"Closed after {took}: {OUTCOMES[ended.outcome]}"
-        # It tells what was raised, and what is in no snapshot.
+        # The detail has the counters that were raised, and the usage that no snapshot covers.
         yield ended.detail
         if ended.restored.boards:
-            yield f"Rebuilt {counted(ended.restored.boards, 'leaderboard')}"
+            yield f"{counted(ended.restored.boards, 'leaderboard')} rebuilt"
 
 
 def _losses(incident: Incident, now: datetime) -> Iterator[str]:
@@ -266,16 +266,16 @@ def _losses(incident: Incident, now: datetime) -> Iterator[str]:
 
 
 def _uncovered(incident: Incident, now: datetime) -> str:
-    """Say what no restore can bring back."""
+    """Describe the usage that no restore can bring back."""
     newest, good, missing = incident.newest_point_at, incident.last_good_at, incident.uncovered
     if newest is None:
-        return "Not covered: everything, for there was no snapshot"
+        return "Not covered: all usage, because no snapshot existed"
     if good is None or missing is None:
-        return f"Not covered: what was spent after the snapshot of {clock_time(newest, now)}"
+        return f"Not covered: usage after the snapshot of {clock_time(newest, now)}"
     if missing == timedelta(0):
-        return "Not covered: only what was spent after the last good check"
+        return "Not covered: only usage after the last good check"
     return (
-        f"Not covered: {missing.total_seconds() / 60:.1f} min of spend, from the snapshot of"
+        f"Not covered: {missing.total_seconds() / 60:.1f} min of usage, from the snapshot of"
         f" {clock_time(newest, now)} to the last good check at {clock_time(good, now)}"
     )
 
@@ -284,12 +284,12 @@ def _checks(facts: Facts) -> Iterator[Line]:
     if not facts.checks:
         yield "none yet"
     shown = facts.checks[:_CHECKS]
-    said = ""
+    shown_reason = ""
     for check in shown:
         verdict = check.verdict
-        # A good one says no more than its verdict does, and the same need not be said again.
-        reason = "" if verdict.is_good or check.reason == said else check.reason
-        said = check.reason
+        # The reason of a good check adds nothing, and neither does a repeated reason.
+        reason = "" if verdict.is_good or check.reason == shown_reason else check.reason
+        shown_reason = check.reason
         yield [
             (f"{clock_time(check.checked_at, facts.at)}  ", ""),
             (f"{VERDICTS[verdict]:<{_VERDICT}}", _style(verdict)),
@@ -297,7 +297,7 @@ def _checks(facts: Facts) -> Iterator[Line]:
         ]
     if facts.unknown_in_a_row:
         many = " or more" if facts.unknown_in_a_row == MOST_CHECKS else ""
-        yield f"The newest {facts.unknown_in_a_row}{many} could not tell"
+        yield f"Unknown in a row: {facts.unknown_in_a_row}{many}"
     if facts.newest_good is not None and facts.newest_good not in shown:
         yield f"Last good: {since(facts.newest_good.checked_at, facts.at)}"
 
@@ -312,13 +312,13 @@ def _points(facts: Facts) -> Iterator[str]:
     newest = facts.newest_points
     if newest:
         tenants = counted(len(newest), "tenant")
-        yield f"{tenants}, the newest {since(max(newest.values()), facts.at)}"
+        yield f"{tenants}, newest snapshot {since(max(newest.values()), facts.at)}"
         oldest_of = min(newest, key=lambda tenant: (newest[tenant], tenant))
-        yield f"Oldest of the tenants' newest: {oldest_of}, {since(newest[oldest_of], facts.at)}"
+        yield f"Oldest newest snapshot: {oldest_of}, {since(newest[oldest_of], facts.at)}"
     elif facts.newest_snapshot is None:
         yield "none yet"
     else:
-        yield f"No window is current of the newest one, {since(facts.newest_snapshot, facts.at)}"
+        yield f"The newest snapshot has no open windows, {since(facts.newest_snapshot, facts.at)}"
     if facts.damaged:
         records = counted(sum(facts.damaged.values()), "record")
         yield f"Damaged: {records} of {counted(len(facts.damaged), 'tenant')} (checksum mismatch)"

@@ -61,7 +61,7 @@ CHANGES: Mapping[Change, str] = {
 
 
 def escape_unprintable(console: Console, text: str) -> str:
-    """Write what others may have named so that any terminal can show it, and obeys none of it."""
+    """Escape what a terminal cannot print or would obey, such as control characters in names."""
     shown = "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
@@ -72,12 +72,12 @@ _BAR = 24
 
 
 def usage_or_nothing(usage: Decimal | None) -> str:
-    """Write a usage, or that there is none."""
+    """Write a usage, or ``nothing`` if there is none."""
     return "nothing" if usage is None else format_usage(usage)
 
 
 def headline(preview: Preview) -> str:
-    """Say what a restore would do, and what of it is not known."""
+    """Describe what a restore would do, and what is unknown."""
     return " ".join(_headline(preview))
 
 
@@ -87,34 +87,34 @@ def _headline(preview: Preview) -> Iterator[str]:
     unreadable = sum(window.unreadable for window in windows)
     if preview.raised:
         touched = sum(bool(window.raised) for window in windows)
-        # No sum of it: one request counts in many windows.
+        # No sum of usages: one request counts in many windows.
         raised = counted(preview.raised, "counter")
         yield f"{raised} in {counted(touched, 'window')} would be raised."
     elif windows and all(window.is_closed for window in windows):
-        yield "Nothing would be raised: all its windows have closed."
+        yield "Nothing would be raised: all windows have closed."
     elif any(window.kept for window in windows):
-        low = " that can be read" if unreadable or unknown else ""
-        yield f"Nothing would be raised: no counter{low} is lower than the snapshots say."
+        readable = "readable " if unreadable or unknown else ""
+        yield f"Nothing would be raised: no {readable}counter is lower than in the snapshots."
     else:
         yield "Nothing would be raised."
     if unknown:
-        yield f"Nothing is known of {counted(unknown, 'window')}: no record is as captured."
+        has = "has" if unknown == 1 else "have"
+        yield f"{counted(unknown, 'window')} {has} no intact record (checksum mismatch)."
     if unreadable:
-        yield f"Left as unreadable: {counted(unreadable, 'live counter')}."
+        yield f"{counted(unreadable, 'live counter')} skipped (unreadable)."
     if preview.failures:
-        unseen = counted(len(preview.failures), "tenant")
-        yield f"Nothing is known of {unseen} that could not be read."
+        yield f"{counted(len(preview.failures), 'tenant')} could not be read."
 
 
 def store_line(preview: Preview) -> str:
-    """Say of which store it is, and how that stands."""
+    """Describe the store: its state, the open incident, and its identity."""
     incident = preview.recovery.incident
     is_open = "" if incident is None else f", incident {incident.short_id} is open"
     return f"{preview.recovery.state.name}{is_open}; {preview.identity}"
 
 
 def tenant_line(tenant: TenantPreview, now: datetime) -> str:
-    """Say of which snapshot a tenant would be restored."""
+    """Describe the newest snapshot that a tenant would be restored from."""
     if tenant.failure is not None:
         return "could not be read"
     if tenant.point_at is None:
@@ -123,22 +123,22 @@ def tenant_line(tenant: TenantPreview, now: datetime) -> str:
 
 
 def tenant_notes(tenant: TenantPreview) -> Iterator[str]:
-    """Say what else is to be known of a tenant."""
+    """Yield what an operator must know of a tenant besides its windows."""
     if tenant.failure is not None:
         yield str(tenant.failure)
     if tenant.is_partial:
-        yield "fewer of its live keys arrived than the store announced"
+        yield "fewer live keys arrived than the store announced"
     if tenant.unreadable_count:
         keys = ", ".join(f"{each.key} ({each.reason})" for each in tenant.unreadable)
-        yield f"{counted(tenant.unreadable_count, 'key')} not read in that snapshot: {keys}"
+        yield f"{counted(tenant.unreadable_count, 'key')} unreadable in that snapshot: {keys}"
 
 
 def window_lines(
     window: WindowPreview, now: datetime, point_at: datetime | None = None
 ) -> Iterator[str]:
-    """Say what would become of a window: its figures, what it is blocked by, their sources.
+    """Describe a window: its usage, its limit, the source snapshots, and notes.
 
-    Of a window that all comes from the snapshot of ``point_at``, the source has been told.
+    The source is left out if all of the window comes from the snapshot of ``point_at``.
     """
     rise = f" (+{format_usage(window.rise)})" if window.rise else ""
     yield (
@@ -153,29 +153,29 @@ def window_lines(
 
 
 def figures(window: WindowPreview) -> str:
-    """Write the sums before and after, as far as they are known."""
+    """Write the sums before and after the restore, as far as they are known."""
     if window.is_unknown or (window.unreadable and window.unreadable == window.counters):
-        return "not known"
+        return "unknown"
     least = "at least " if window.unreadable else ""
     return f"{least}{format_usage(window.live)} -> {format_usage(window.result)}"
 
 
 def limit_words(window: WindowPreview) -> str:
-    """Say who is at the limit, now and afterwards."""
+    """Write how many entities the limit blocks, now and after the restore."""
     if window.limit is None:
-        return "no limit is known"
+        return "limit unknown"
     limit = f"limit {format_usage(window.limit)}"
     if not window.is_enforced:
-        return f"{limit}, which is only noted: nobody is blocked"
+        return f"{limit}, not enforced: no entity is blocked"
     least = "at least " if window.unreadable else ""
     return (
         f"{limit}: {least}{window.blocked_before:,} blocked now, "
-        f"{window.blocked_after:,} afterwards"
+        f"{window.blocked_after:,} after the restore"
     )
 
 
 def source_words(window: WindowPreview, now: datetime) -> str:
-    """Say from which snapshots the figures come, and how old they are."""
+    """Write the source snapshots of the usage, and their age."""
     newest, oldest = window.newest_source, window.oldest_source
     if newest is None or oldest is None:
         return "from no snapshot"
@@ -193,7 +193,7 @@ def change_name(change: EntryPreview) -> str:
 
 
 def change_figures(change: EntryPreview) -> str:
-    """Show a counter before and after, with a bar: ``#`` is there, ``+`` comes back."""
+    """Show a counter before and after, with a bar: ``#`` is live, ``+`` is restored usage."""
     live = change.live or Decimal(0)
     filled = int(_BAR * live / change.recorded) if change.recorded else _BAR
     bar = "#" * filled + "+" * (_BAR - filled)
@@ -202,7 +202,7 @@ def change_figures(change: EntryPreview) -> str:
 
 
 def difference_line(difference: Difference) -> str:
-    """Say what is not as it was previewed."""
+    """Describe a difference from the preview."""
     return (
         f"{difference.tenant}, {difference.of}, {shown_entity(difference.entity)}: "
         f"{CHANGES[difference.change]}: {usage_or_nothing(difference.previewed)} -> "
@@ -211,44 +211,44 @@ def difference_line(difference: Difference) -> str:
 
 
 def applied_headline(applied: Applied) -> str:
-    """Say in a sentence what a restore has done."""
+    """Describe in a sentence or two what a restore did."""
     raised = counted(applied.raised, "counter")
-    told = f"Raised {raised}, wrote {counted(applied.boards, 'leaderboard')}."
+    text = f"{raised} raised, {counted(applied.boards, 'leaderboard')} written."
     if applied.absent:
         missing = counted(len(applied.absent), "tenant")
-        told = f"{told} Nothing of {missing} is in the chosen snapshot."
-    return told
+        text = f"{text} {missing} not in the chosen snapshot."
+    return text
 
 
 def comparison(applied: Applied) -> str:
-    """Say how that compares with the preview."""
+    """Compare a restore with its preview."""
     if applied.preview is None:
-        return "There was no preview of just this from the last day to compare with."
+        return "No preview with these options in the last 24 hours."
     made = f"the preview of {applied.preview.at:%Y-%m-%d %H:%M:%S} UTC by {applied.preview.by}"
     unknown = ""
     if applied.uncompared:
-        unknown = f"{counted(len(applied.uncompared), 'tenant')} could not be compared; else: "
+        unknown = f"{counted(len(applied.uncompared), 'tenant')} not compared. "
     if not applied.differences:
-        return f"{unknown}As in {made}, entry by entry."
+        return f"{unknown}No difference from {made}."
     kinds = Counter(each.change for each in applied.differences)
-    told = "; ".join(
+    numbers = "; ".join(
         f"{CHANGES[change]}: {kinds[change]:,}" for change in Change if change in kinds
     )
-    return f"{unknown}{counted(len(applied.differences), 'difference')} from {made}: {told}."
+    return f"{unknown}{counted(len(applied.differences), 'difference')} from {made}: {numbers}."
 
 
-def most_telling(differences: Iterable[Difference]) -> list[Difference]:
-    """Put those first that traffic alone does not bring about."""
+def most_relevant(differences: Iterable[Difference]) -> list[Difference]:
+    """Sort the differences that normal traffic cannot cause to the front."""
     return sorted(differences, key=lambda each: each.change is Change.LIVE)
 
 
 def end_of_incident(applied: Applied) -> str | None:
-    """Say what has become of the open incident; None: none was open."""
+    """Describe the state of the incident after a restore; None: none was open."""
     incident, remainder = applied.incident, applied.remainder
     if incident is None:
         return None
     if incident.ended is not None:
-        return f"Incident {incident.short_id} is closed, the store is HEALTHY. " + (
+        return f"Incident {incident.short_id} is closed; the store is HEALTHY. " + (
             incident.ended.detail
         )
     if remainder is None:
@@ -256,30 +256,30 @@ def end_of_incident(applied: Applied) -> str | None:
     left = []
     if remainder.counters:
         lower = counted(remainder.counters, "counter")
-        left.append(f"{lower} of the whole store lower than the snapshots say.")
+        left.append(f"{lower} of the store lower than in the snapshots.")
     left += [*remainder.unknown(), *remainder.unseen]
-    next_step = "Restore every tenant from the latest, or resolve it."
+    next_step = "Restore every tenant from the latest snapshots, or resolve the incident."
     if incident.given_up is None and not incident.is_held:
-        next_step = "The automatic restore goes on with the rest."
+        next_step = "The automatic restore continues with the rest."
     return f"Incident {incident.short_id} stays open: {' '.join(left)} {next_step}"
 
 
-def told(recorded: RecordedReset) -> tuple[str, ...]:
-    """Say in paragraphs what was recorded, what it does, and what may still be wrong."""
+def reset_report(recorded: RecordedReset) -> tuple[str, ...]:
+    """Describe in paragraphs a recorded reset, its effect, and what to check."""
     reset = recorded.reset
     what = (
         f"Recorded: {_whose(reset)} in {reset.window or 'all windows'} of budget {reset.budget!r}"
-        f" of tenant {reset.tenant!r}, reset at {moment_in_words(reset.at)}. What snapshots of that"
-        f" moment or before hold of {_it(reset)} comes back no more, unless a restore by hand is"
-        " told to."
+        f" of tenant {reset.tenant!r}, reset at {moment_in_words(reset.at)}. Usage recorded until"
+        " then is excluded from every restore without --despite-resets."
     )
     warning = (
-        f"The gateway must have lowered {_it(reset)} before that moment: what a later snapshot"
-        f" reads is used. If it had not, lower {_it(reset)} now and record the reset again."
+        "Usage in later snapshots is restored, so the gateway must have lowered"
+        f" {_it(reset)} before that time. If it had not, lower {_it(reset)} now and record the"
+        " reset again."
     )
     doubt = (
-        "A restore is under way, and may have read the older snapshots before: look at the"
-        " counters when it is done, and lower again what has come back."
+        "A restore is running and may have read the older snapshots already. Check the counters"
+        " after the restore, and lower again what it raised."
     )
     return (what, _left_out(recorded), warning, *((doubt,) if recorded.is_restoring else ()))
 
@@ -297,8 +297,8 @@ def _it(reset: Reset) -> str:
 def _left_out(recorded: RecordedReset) -> str:
     if recorded.windows:
         tokens = ", ".join(of.window.token for of in recorded.windows)
-        return f"It leaves recorded usage out of these current windows: {tokens}."
+        return f"The reset excludes recorded usage in these open windows: {tokens}."
     return (
-        "No snapshot so far has such a usage in a current window, so it changes nothing yet: see"
-        " that names and window are written as in the snapshots."
+        "The reset excludes nothing yet: no snapshot has such usage in an open window. Check that"
+        " the names and the window are those of the snapshots."
     )

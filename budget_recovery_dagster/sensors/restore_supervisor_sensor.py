@@ -1,4 +1,4 @@
-"""The sensor that sees to it that an open incident is worked on."""
+"""The sensor that supervises the restore of an open incident."""
 
 import dagster as dg
 
@@ -21,18 +21,17 @@ from budget_recovery_dagster.sensors.ticks import (
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description=(
-        "Sees to it that an open incident is worked on: launches restore_job while nobody is at "
-        "it, at once for a loss that a capture has found, and again, after a pause of at most "
-        "five minutes, when a run had to wait for the store or has died. Whether somebody works "
-        "is told by a lease in PostgreSQL: a run that is called started and has had none for a "
-        "minute is declared failed. A launch of which no run is known is requested once more. A "
-        "run that a person terminates puts the incident on hold."
+        "Supervises the restore of an open incident: launches restore_job if none is running, at "
+        "once for a loss that a capture found. Launches it again, at most five minutes later, if "
+        "a run had to wait for the store or died. A PostgreSQL lease tracks liveness: a started "
+        "run without a lease for a minute is marked as failed. A launch without a run is "
+        "requested again. Terminating a run puts the incident on hold."
     ),
 )
 def restore_supervisor_sensor(
     context: dg.SensorEvaluationContext, control_plane: ControlPlaneParam
 ) -> dg.SensorResult:
-    """Do once what is to be done; skip with the reason, or request a run."""
+    """Supervise once; skip with the reason, or request a run."""
 
     def observe(deadline: Deadline) -> Supervised:
         with control_plane.opened() as plane:

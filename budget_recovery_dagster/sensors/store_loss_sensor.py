@@ -1,4 +1,4 @@
-"""The sensor that notices the loss of the gateway's store."""
+"""The sensor that detects a loss of the gateway's store."""
 
 from typing import Any
 
@@ -57,12 +57,12 @@ def _check(
         return dg.SensorResult(run_requests=[supervised.request], cursor="0", asset_events=observed)
     if check.verdict is Verdict.UNKNOWN:
         return unknown_tick(context, check.reason, checked.hint, observed)
-    told = f"{VERDICTS[check.verdict]}: {check.reason}"
+    report = f"{VERDICTS[check.verdict]}: {check.reason}"
     if checked.hint:
-        told = f"{told} Try: {checked.hint}"
+        report = f"{report} Try: {checked.hint}"
     if checked.recovery.incident is not None:
-        told = f"{told} {supervised.reason}"
-    return dg.SensorResult(skip_reason=told, cursor="0", asset_events=observed)
+        report = f"{report} {supervised.reason}"
+    return dg.SensorResult(skip_reason=report, cursor="0", asset_events=observed)
 
 
 def _metadata(checked: Checked) -> dict[str, Any]:

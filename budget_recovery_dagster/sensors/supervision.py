@@ -1,4 +1,4 @@
-"""Supervises restore runs: launches, takes over dead workers, notices terminations."""
+"""Supervises restore runs: launches, dead workers, terminations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.sensors.ticks import Deadline
 
 INCIDENT_TAG = "budget_recovery/incident"
-"""On a run: the incident that it is to put right."""
+"""Tag of a run: the incident that it restores."""
 LAUNCH_TAG = "budget_recovery/launch"
-"""On a run: which launch of its incident it is."""
-# Whoever is terminating a run wants the restore to stop, also while that takes time.
+"""Tag of a run: the number of the launch of its incident."""
+# A person who terminates a run wants the restore to stop, even while the termination takes time.
 _PHASES: Mapping[DagsterRunStatus, Phase] = {
     DagsterRunStatus.QUEUED: Phase.QUEUED,
     DagsterRunStatus.NOT_STARTED: Phase.QUEUED,
@@ -39,13 +39,13 @@ _PHASES: Mapping[DagsterRunStatus, Phase] = {
     DagsterRunStatus.CANCELED: Phase.CANCELED,
 }
 _TERMINATIONS = {DagsterEventType.RUN_CANCELING, DagsterEventType.RUN_CANCELED}
-# More than may be on their way at once; older ones are over.
+# More than can be active at once; older runs are over.
 _NEWEST_RUNS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """What was done: a run is requested, or not, and why; what is to be remembered."""
+    """The result of a tick: the reason, the requested run if any, and the suspicion to store."""
 
     reason: str
     request: dg.RunRequest | None = None
@@ -58,9 +58,9 @@ def supervise_restore(
     deadline: Deadline,
     suspicion: Suspicion | None = None,
 ) -> Supervised:
-    """Do what is to be done about the open incident now, if one is open.
+    """Supervise the restore of the open incident, if one is open.
 
-    No launch is counted after the ``deadline``, when nobody would ask for its run any more.
+    No launch is counted after the ``deadline``: its run would not be requested any more.
     """
     recovery = plane.incidents.recovery()
     lease = plane.leases.state_of(RESTORE_LEASE)
@@ -77,12 +77,12 @@ def supervise_restore(
         case DeclareDead(run):
             _declare_dead(instance, run)
             return Supervised(
-                f"Run {run.short_id} was called started, and nobody works in it: it is declared "
-                "failed, and the restore is launched again at the next look."
+                f"Run {run.short_id} is started but has no worker: it is marked as failed. The "
+                "next tick launches the restore again."
             )
         case PutOnHold(incident, run):
             plane.incidents.hold(
-                f"its run {run.short_id} was terminated.", "whoever terminated it", judged=incident
+                f"its run {run.short_id} was terminated.", "the person who did", judged=incident
             )
             return Supervised(
                 f"Run {run.short_id} was terminated, so incident {incident.short_id} is on hold "
@@ -94,16 +94,16 @@ def supervise_restore(
             return _launch(plane, incident)
         case LaunchAgain(incident):
             return Supervised(
-                f"Launch {incident.launches} for incident {incident.short_id} once more: its "
-                "request was lost.",
+                f"Launch {incident.launches} for incident {incident.short_id} is requested again: "
+                "the first request was lost.",
                 _request(incident),
             )
 
 
 def _runs_of(instance: dg.DagsterInstance, incident: Incident) -> tuple[RunSeen, ...]:
-    """Return the newest runs that could put an incident right, newest first.
+    """Return the newest runs that can restore an incident, newest first.
 
-    Those that were started by hand carry no tag; by the hosts' clocks they are of this incident.
+    Runs that were started manually have no tag; those created after the incident belong to it.
     """
     records = instance.get_run_records(dg.RunsFilter(job_name=restore_job.name), limit=_NEWEST_RUNS)
     return tuple(
@@ -122,11 +122,11 @@ def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> RunSeen:
     phase = _PHASES.get(run.status, Phase.OVER)
     terminated_at = _terminated_at(instance, run)
     if terminated_at is not None:
-        # Whatever its status is: a worker that outlives its run's being marked as canceled ends it
-        # as a success or a failure.
+        # Independent of its status: a worker that survives the cancellation of its run ends it as
+        # a success or a failure.
         phase = Phase.CANCELED
         if _has_outlived(record, terminated_at):
-            # Dagster itself ends what takes too long, in the same words as a person.
+            # Dagster terminates a run that takes too long with the same events as a person.
             phase = Phase.OVER if run.is_finished else Phase.STARTED
     launch = run.tags.get(LAUNCH_TAG, "")
     return RunSeen(
@@ -134,19 +134,19 @@ def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> RunSeen:
         phase=phase,
         requested_at=record.create_timestamp.astimezone(UTC),
         terminated_at=terminated_at,
-        # Tags can be given by hand.
+        # Tags can be set manually.
         launch=int(launch) if launch.isdecimal() else None,
     )
 
 
 def _terminated_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> datetime | None:
-    """Return when the end of a run was first asked for, however long it took; None: it was not."""
-    told = [entry.timestamp for entry in instance.all_logs(run.run_id, of_type=_TERMINATIONS)]
-    return datetime.fromtimestamp(min(told), UTC) if told else None
+    """Return when the termination of a run was first requested; None: it was not."""
+    times = [entry.timestamp for entry in instance.all_logs(run.run_id, of_type=_TERMINATIONS)]
+    return datetime.fromtimestamp(min(times), UTC) if times else None
 
 
 def _has_outlived(record: dg.RunRecord, moment: datetime) -> bool:
-    """Whether a run had by then taken longer than it may."""
+    """Whether a run had exceeded its maximum runtime by then."""
     longest = record.dagster_run.tags.get(MAX_RUNTIME_SECONDS_TAG, "")
     if record.start_time is None or not longest.isdecimal():
         return False
@@ -158,7 +158,7 @@ def _declare_dead(instance: dg.DagsterInstance, run: RunSeen) -> None:
     found = instance.get_run_by_id(run.run_id)
     if found is not None and not found.is_finished:
         instance.report_run_failed(
-            found, "Nobody works in this run any more: its host or process is gone."
+            found, "This run has no worker any more: its host or process is gone."
         )
 
 
@@ -172,8 +172,8 @@ def _launch(plane: ControlPlane, incident: Incident) -> Supervised:
 
 
 def _request(incident: Incident) -> dg.RunRequest:
-    """Ask for the run of the launch that was counted last."""
-    # Dagster remembers run keys for ever, those of failed runs too: each launch has its own.
+    """Return the request for the run of the last counted launch."""
+    # Dagster never forgets run keys, not even those of failed runs: each launch has its own.
     return dg.RunRequest(
         run_key=f"{incident.incident_id}/launch-{incident.launches}",
         tags={INCIDENT_TAG: incident.incident_id, LAUNCH_TAG: str(incident.launches)},

@@ -14,31 +14,30 @@ from budget_recovery_dagster.errors import BudgetRecoveryError
 
 Result = TypeVar("Result")
 TICK_SECONDS = 10.0
-"""The most that a tick takes of its own: Dagster breaks it off after a minute, without a reason."""
+"""The longest that a tick works: Dagster terminates it after a minute, without a reason."""
 
 
 class OutOfTimeError(BudgetRecoveryError):
-    """A tick's work was not done in time; what it was at may still end, unheeded."""
+    """A tick's work was not done in time; it may still end, without effect on the tick."""
 
 
 class Deadline:
-    """When a tick's work has to be done."""
+    """The time until which a tick's work must be done."""
 
     def __init__(self, seconds: float) -> None:
         self._at = time.monotonic() + seconds
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits for the work any more."""
+        """Whether the tick has stopped waiting for the work."""
         return time.monotonic() >= self._at
 
 
 def within(seconds: float, work: Callable[[Deadline], Result]) -> Result:
-    """Return what ``work`` returns, or raise what it raises, unless that takes too long.
+    """Return what ``work`` returns, or raise what it raises, within the time limit.
 
-    A server that hangs, rather than refuses, cannot be made to answer, nor can the thread that
-    waits for it be ended; all that it may still do is conditional on what it has read. It is told
-    until when it is waited for.
+    If a server hangs, the thread that waits for it cannot be ended. It gets the deadline, and its
+    later writes are conditional on what it has read.
 
     Raises:
         OutOfTimeError: it is not done in time.
@@ -66,14 +65,14 @@ def within(seconds: float, work: Callable[[Deadline], Result]) -> Result:
 
 
 def write_suspicion(suspicion: Suspicion | None) -> str:
-    """Write a cursor after a tick that found something out."""
+    """Write the cursor after a tick with a known result."""
     if suspicion is None:
         return "0"
     return f"0 {suspicion.suspect} {suspicion.token} {suspicion.since.isoformat()}"
 
 
 def read_suspicion(cursor: str | None) -> Suspicion | None:
-    """Read the suspicion; None where there is none, also where somebody has edited the cursor."""
+    """Read the suspicion; None if there is none, or if a person edited the cursor."""
     try:
         _, suspect, token, since = (cursor or "").split()
         moment = datetime.fromisoformat(since)
@@ -83,7 +82,7 @@ def read_suspicion(cursor: str | None) -> Suspicion | None:
 
 
 ALLOWED = 3
-"""A tick that could find nothing out fails if it is at least this one in a row."""
+"""An unknown tick fails if it is at least this many in a row."""
 
 
 def unknown_tick(
@@ -95,17 +94,17 @@ def unknown_tick(
     """Skip the tick, and count it in the cursor.
 
     Raises:
-        dagster.Failure: it is not the first ones in a row any more.
+        dagster.Failure: too many ticks in a row are unknown.
     """
     count = _counted(context.cursor) + 1
-    told = f"{reason} Try: {hint}" if hint else reason
+    text = f"{reason} Try: {hint}" if hint else reason
     if count >= ALLOWED:
-        # The cursor stays as it is, so the next one fails as well unless it finds something out.
-        raise dg.Failure(f"At least {count} ticks in a row could find nothing out. {told}")
-    return dg.SensorResult(skip_reason=told, cursor=str(count), asset_events=events or [])
+        # The cursor keeps its value, so the next tick fails as well unless its result is known.
+        raise dg.Failure(f"At least {count} ticks in a row are unknown. {text}")
+    return dg.SensorResult(skip_reason=text, cursor=str(count), asset_events=events or [])
 
 
 def _counted(cursor: str | None) -> int:
-    # It can be edited in the UI. The supervisor keeps more behind the count.
+    # It can be edited in the UI. The supervisor stores more after the count.
     count = (cursor or "").partition(" ")[0]
     return int(count) if count.isdecimal() else 0

@@ -48,7 +48,7 @@ from budget_recovery_dagster.ports import (
 )
 from budget_recovery_dagster.services.store_watch import ROUNDS, CaptureWatch
 
-# A gateway gone wrong could write any number of them; the first ones tell the kind.
+# A faulty gateway could write any number of them; the first ones are enough to find the cause.
 MAX_NOTED_KEYS = 100
 
 
@@ -91,7 +91,7 @@ class TenantStored:
 
 @dataclass(frozen=True, slots=True)
 class TenantAbsent:
-    """The tenant was read, has nothing in the store, and nothing of it is still current."""
+    """The tenant was read: it has nothing in the store, and no open window in the snapshots."""
 
     tenant: str
     seconds: float
@@ -101,7 +101,7 @@ class TenantAbsent:
 class TenantFailed:
     """Nothing of the tenant is stored by this run.
 
-    ``error`` is kept for the log; ``seconds`` is 0 where the tenant was not tried any more.
+    ``error`` is for the log; ``seconds`` is 0 if the tenant was not tried.
     """
 
     tenant: str
@@ -112,7 +112,7 @@ class TenantFailed:
 
     @classmethod
     def because(cls, tenant: str, error: Exception, seconds: float) -> "TenantFailed":
-        """Put an error into words."""
+        """Return the failure that an error causes."""
         return cls(tenant, *describe_error(error), seconds, error)
 
 
@@ -121,11 +121,11 @@ TenantOutcome = TenantStored | TenantAbsent | TenantFailed
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A finished capture of one hour; every tenant known or found is in ``outcomes``.
+    """A finished capture of one hour; ``outcomes`` has every tenant that is known or was found.
 
-    ``stopped_by`` is what ended the capture before all tenants were tried, if anything did.
-    ``unreadable`` are keys of the store that name no tenant. ``pruned`` is None where retention
-    was left alone, or failed by ``prune_failure``.
+    ``stopped_by`` is the error that ended the capture before all tenants were tried, if any.
+    ``unreadable`` are keys of the store that name no tenant. ``pruned`` is None if nothing was
+    pruned, or if pruning failed with ``prune_failure``.
     """
 
     hour: Hour
@@ -150,12 +150,12 @@ class Captured:
 
     @property
     def failed(self) -> tuple[TenantFailed, ...]:
-        """The tenants of which nothing is stored."""
+        """The tenants whose snapshot is not stored."""
         return tuple(o for o in self.outcomes if isinstance(o, TenantFailed))
 
     @property
     def may_prune(self) -> bool:
-        """Whether this run may remove what is past retention."""
+        """Whether this run may remove snapshots past retention."""
         return not isinstance(
             self.stopped_by,
             PossibleLossError
@@ -167,19 +167,19 @@ class Captured:
 
     @property
     def read(self) -> frozenset[str]:
-        """The tenants that were read, whose old snapshots may go."""
+        """The tenants that were read, whose old snapshots may be removed."""
         return frozenset(o.tenant for o in self.outcomes if not isinstance(o, TenantFailed))
 
     @property
     def failures(self) -> tuple[CaptureFailure, ...]:
-        """What is noted in the database: the failed tenants, and keys that name no tenant."""
+        """The failures to store: failed tenants, and keys that name no tenant."""
         tenants = (CaptureFailure(o.tenant, self.hour, o.reason, o.hint) for o in self.failed)
         keys = (
             CaptureFailure(
                 bad.key,
                 self.hour,
                 bad.reason,
-                "see which gateway wrote this key; the tenants are not affected.",
+                "find out which gateway wrote this key; the tenants are not affected.",
                 Uncaptured.KEY,
             )
             for bad in self.unreadable[:MAX_NOTED_KEYS]
@@ -187,12 +187,12 @@ class Captured:
         return (*tenants, *keys)
 
 
-# That the store is not, or may not be, the one that was accepted.
+# The store is not, or may not be, the accepted one.
 _LOSSES = (PossibleLossError, StoreLostError, CapturesPausedError)
-# What would meet every tenant that is left just as well.
+# Errors that every remaining tenant would meet as well.
 _STOPS = (*_LOSSES, HourClosedError, LeaseLostError)
-# One refusal may lie in a tenant's own data. So many in a row lie in the database: each may have
-# waited for a time-out, and with a thousand tenants that would take longer than the hour.
+# One refusal may be caused by a tenant's own data. So many in a row are caused by the database.
+# Each may wait for a time-out, and with a thousand tenants that would take longer than the hour.
 _DATABASE_REFUSALS = 3
 
 
@@ -213,11 +213,11 @@ class CaptureRun:
     _refusals: int = field(default=0, init=False)
 
     def capture_all(self, open_store: OpenStore) -> Captured:
-        """Capture the tenants of the store and of earlier snapshots; no one stops another.
+        """Capture the tenants of the store and of earlier snapshots; each one independently.
 
         Raises:
-            StoreError: the store cannot be used, and no tenant is known that this could be told of.
-            ClockSkewError: the same, for clocks that disagree.
+            StoreError: the store cannot be used, and no tenant is known that could be reported.
+            ClockSkewError: the clocks disagree, and no tenant is known that could be reported.
             DatabaseUnreachableError: the database is gone; what is stored stays stored.
         """
         known = self.plane.snapshots.tenants()
@@ -232,7 +232,7 @@ class CaptureRun:
                 try:
                     listing = reader.list_tenants()
                 except StoreError as error:
-                    # The tenants that are known can still be captured, if the store is there.
+                    # The known tenants can still be captured if the store answers.
                     self.watch.require_accepted(store)
                     if not known:
                         raise
@@ -289,8 +289,8 @@ class CaptureRun:
         raise BaselineMovedError(
             f"The accepted identity of the store moved {ROUNDS} times while the snapshot "
             f"of tenant {tenant!r} was compared with it.",
-            "capture the hour again; if it keeps happening, look for a second deployment that "
-            "uses the same database.",
+            "capture the hour again; if this repeats, check for a second deployment that uses the "
+            "same database.",
         )
 
     def _commit(
@@ -308,22 +308,22 @@ class CaptureRun:
         return snapshot
 
     def _require_agreeing_clocks(self, store: UsageStore) -> None:
-        # Hours and windows are named by the database's clock. If that is wrong, a capture would
-        # prune what is still needed.
-        told = store.now()
-        if told is not None and abs(told - self.captured_at) > MAX_CLOCK_SKEW:
+        # The database's clock decides hours and windows. If it is wrong, a capture would prune
+        # snapshots that are still needed.
+        now = store.now()
+        if now is not None and abs(now - self.captured_at) > MAX_CLOCK_SKEW:
             raise ClockSkewError(
                 f"The clocks disagree: the database's says {self.captured_at:%Y-%m-%d %H:%M:%S}, "
-                f"the usage store's {told:%Y-%m-%d %H:%M:%S} UTC. Nothing was captured or pruned.",
-                "set the clocks of both servers by NTP, then capture the hour again.",
+                f"the usage store's {now:%Y-%m-%d %H:%M:%S} UTC. Nothing was captured or pruned.",
+                "synchronize the clocks of both servers with NTP, then capture the hour again.",
             )
 
     def _reason_to_stop(self, store: UsageStore, error: Exception) -> BudgetRecoveryError | None:
         if isinstance(error, _STOPS):
             return error
         if isinstance(error, StoreError):
-            # Whether this tenant alone is refused or the store is gone: with a thousand tenants,
-            # waiting for each one's time-out would take longer than the hour.
+            # Find out whether only this tenant is refused or the store is gone: with a thousand
+            # tenants, a time-out for each would take longer than the hour.
             try:
                 self.watch.require_accepted(store)
             except BudgetRecoveryError as gone:
@@ -346,14 +346,14 @@ class CaptureRun:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Nothing was read: captures are paused in this state."""
+    """Nothing was read: captures are paused in ``state``."""
 
     state: RecoveryState
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A past hour's snapshots were checked, not rewritten; ``damage`` names what does not hold."""
+    """A past hour's snapshots were checked, not rewritten; ``damage`` lists the damaged ones."""
 
     hour: Hour
     snapshots: tuple[CaptureSummary, ...]
@@ -398,8 +398,8 @@ def capture_hour(  # noqa: PLR0913 - by keyword, each the caller's own
     if record.state.captures_paused:
         return Paused(record.state)
     with plane.leases.hold(CAPTURE_LEASE, holder) as lease:
-        # Before anything is read: whatever was counted until then is in the snapshot. Under the
-        # lease: so the snapshots of two captures are in the order of their times.
+        # Before anything is read: usage counted until then is in the snapshot. Under the lease:
+        # the order of two captures is then the order of their times.
         captured_at = plane.clock.now()
         if hour.is_past(captured_at):
             raise HourClosedError(
@@ -431,7 +431,7 @@ def _prune(
             captured.read, policy=retention, now=plane.clock.now(), lease=lease
         )
     except BudgetRecoveryError as error:
-        # The snapshots are stored whatever becomes of the old ones; the next run prunes.
+        # The new snapshots stay stored; the next run prunes again.
         return replace(captured, prune_failure=error)
     return replace(captured, pruned=pruned)
 
@@ -441,8 +441,8 @@ def _verify(plane: ControlPlane, hour: Hour, current: Hour) -> Verified:
     if not stored:
         raise HourNotCapturedError(
             f"No snapshot is stored for the hour {hour}: none was taken, or it is past retention. "
-            "It cannot be captured any more: the store holds only the present, which must not be "
-            "stored as the past.",
+            "The hour cannot be captured any more: the store holds only the present, which must "
+            "not be stored as the past.",
             f"capture the current hour, {current.key}; a recovery point uses all retained "
             "snapshots, so a gap loses nothing that a later snapshot holds.",
         )

@@ -38,10 +38,10 @@ from budget_recovery_dagster.services.words import counted, listed, shown_entity
 
 @dataclass(frozen=True, slots=True)
 class EntryPreview:
-    """What a restore would do to one counter, and where its figure comes from.
+    """What a restore would do to one counter, and the source of its usage.
 
-    ``source`` is the newest snapshot that holds ``recorded``. ``blocks`` tells whether the gateway
-    would refuse the entity afterwards; None where no limit is known.
+    ``source`` is the newest snapshot that holds ``recorded``. ``blocks`` is whether the gateway
+    would block the entity after the restore; None if no limit is known.
     """
 
     tenant: str
@@ -56,7 +56,7 @@ class EntryPreview:
 
     @property
     def rise(self) -> Decimal:
-        """By how much the usage rises."""
+        """The increase of the usage."""
         if self.action is not Action.RAISE:
             return Decimal(0)
         return exact_difference(self.recorded, self.live or Decimal(0))
@@ -66,13 +66,12 @@ class EntryPreview:
 class WindowPreview:
     """The sums over the counters of one budget and window.
 
-    ``live``, ``recorded`` and ``result`` are sums of those counters that are in the snapshots;
-    ``raised``, ``kept`` and ``skipped`` count them, ``made_anew`` those of the raised that the
-    store does not have, and ``unreadable`` those whose live usage nobody knows, so that ``live``
-    and ``result`` are no less than told. ``newest_source`` and ``oldest_source`` are of the
-    snapshots that the figures come from, None where nothing is known. ``limit`` is None where none
-    is known; then nothing is known of ``blocked_before`` and ``blocked_after`` either, the numbers
-    of entities at their limit.
+    ``live``, ``recorded`` and ``result`` are sums over the counters in the snapshots. ``raised``,
+    ``kept`` and ``skipped`` count these counters. ``made_anew`` counts the raised counters that are
+    missing from the store. ``unreadable`` counts those with an unreadable live usage; ``live`` and
+    ``result`` are then lower bounds. ``newest_source`` and ``oldest_source`` are the times of the
+    source snapshots, None if every record is damaged. ``limit`` is None if unknown.
+    ``blocked_before`` and ``blocked_after`` count the entities at the limit, if it is known.
     """
 
     tenant: str
@@ -102,12 +101,12 @@ class WindowPreview:
 
     @property
     def rise(self) -> Decimal:
-        """By how much the sum rises."""
+        """The increase of the sum."""
         return exact_difference(self.result, self.live)
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nobody knows what was used in it: every record is damaged."""
+        """Whether its usage is unknown, because every record is damaged."""
         return bool(self.corrupt) and not self.counters
 
 
@@ -118,39 +117,39 @@ def preview_window(
     definition: BudgetDefinition | None,
     unreadable: Mapping[tuple[BudgetWindow, Entity], str],
 ) -> tuple[WindowPreview, list[EntryPreview]]:
-    """Tell what is planned for a window; ``unreadable`` says why live counters are so."""
-    told = [_entry(tenant, point, entry, definition) for entry in entries]
-    actions = Counter(entry.action for entry in told)
+    """Preview a window; ``unreadable`` has the reason of each unreadable live counter."""
+    previews = [_entry(tenant, point, entry, definition) for entry in entries]
+    actions = Counter(entry.action for entry in previews)
     to_raise, kept = actions[Action.RAISE], actions[Action.KEEP]
-    sources = [entry.source for entry in told]
-    open_ones = [entry for entry in told if entry.action is not Action.SKIP_CLOSED]
+    sources = [entry.source for entry in previews]
+    open_ones = [entry for entry in previews if entry.action is not Action.SKIP_CLOSED]
     sums = WindowPreview(
         tenant=tenant,
         of=point.of,
-        counters=len(told),
+        counters=len(previews),
         raised=to_raise,
         kept=kept,
-        skipped=len(told) - to_raise - kept,
-        made_anew=sum(_is_made_anew(entry) for entry in told),
+        skipped=len(previews) - to_raise - kept,
+        made_anew=sum(_is_made_anew(entry) for entry in previews),
         unreadable=actions[Action.SKIP_UNREADABLE],
-        is_closed=bool(told) and not open_ones,
-        live=exact_sum(entry.live for entry in told if entry.live is not None),
-        recorded=exact_sum(entry.recorded for entry in told),
-        result=exact_sum(entry.result for entry in told if entry.result is not None),
+        is_closed=bool(previews) and not open_ones,
+        live=exact_sum(entry.live for entry in previews if entry.live is not None),
+        recorded=exact_sum(entry.recorded for entry in previews),
+        result=exact_sum(entry.result for entry in previews if entry.result is not None),
         newest_source=max(sources, default=None),
         oldest_source=min(sources, default=None),
         limit=definition.limit if definition else None,
         is_enforced=definition is not None and definition.enforcement is Enforcement.ENFORCE,
         blocked_before=sum(_is_blocked(definition, entry.live) for entry in open_ones),
-        blocked_after=sum(bool(entry.blocks) for entry in told),
+        blocked_after=sum(bool(entry.blocks) for entry in previews),
         is_truncated=point.is_truncated,
         is_partial=point.is_partial,
         omitted=point.omitted,
         omitted_count=point.omitted_count,
         corrupt=point.corrupt,
-        notes=tuple(_notes(point, told, unreadable)),
+        notes=tuple(_notes(point, previews, unreadable)),
     )
-    return sums, told
+    return sums, previews
 
 
 def _entry(
@@ -183,25 +182,25 @@ def _is_made_anew(entry: EntryPreview) -> bool:
 
 def _notes(
     point: WindowPoint,
-    told: Sequence[EntryPreview],
+    previews: Sequence[EntryPreview],
     unreadable: Mapping[tuple[BudgetWindow, Entity], str],
 ) -> Iterator[str]:
-    if any(entry.action is Action.SKIP_CLOSED for entry in told):
-        yield "left, its window has closed"
-    if blind := [entry for entry in told if entry.action is Action.SKIP_UNREADABLE]:
-        yield f"{counted(len(blind), 'live counter')} left as unreadable: " + listed(
+    if any(entry.action is Action.SKIP_CLOSED for entry in previews):
+        yield "skipped, the window has closed"
+    if blind := [entry for entry in previews if entry.action is Action.SKIP_UNREADABLE]:
+        yield f"{counted(len(blind), 'live counter')} skipped (unreadable): " + listed(
             f"{shown_entity(each.entity)} ({unreadable.get((each.of, each.entity), 'no reason')})"
             for each in blind
         )
-    if anew := sum(_is_made_anew(entry) for entry in told):
+    if anew := sum(_is_made_anew(entry) for entry in previews):
         gone = counted(anew, "counter")
-        yield f"{gone} gone from the store: the usage comes back, no other field"
+        yield f"{gone} missing from the store: a restore brings back only the usage field"
     for reset in point.resets:
-        yield _told_of(reset)
+        yield _excluded_by(reset)
     if point.is_truncated:
-        yield "the newest snapshot lists only the largest spenders of it"
+        yield "the newest snapshot lists only the largest spenders"
     if point.is_partial:
-        yield "the newest snapshot of it is partial: not all keys arrived"
+        yield "the newest snapshot is partial: not all keys arrived"
     if point.omitted_count:
         yield f"{counted(point.omitted_count, 'counter')} unreadable in the newest snapshot: " + (
             listed(_omission(each) for each in point.omitted)
@@ -209,16 +208,16 @@ def _notes(
     if point.corrupt:
         times = listed(f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in point.corrupt)
         yield (
-            f"nothing is taken from {counted(len(point.corrupt), 'record')} that is not as it was "
-            f"captured: {times}"
+            f"{counted(len(point.corrupt), 'record')} damaged (checksum mismatch) and not used: "
+            f"{times}"
         )
 
 
-def _told_of(reset: Reset) -> str:
-    whose = "everyone" if reset.entity is EVERYONE else shown_entity(reset.entity)
+def _excluded_by(reset: Reset) -> str:
+    whose = "all entities" if reset.entity is EVERYONE else shown_entity(reset.entity)
     return (
-        f"nothing of {whose} from before the reset at {reset.at:%Y-%m-%d %H:%M:%S} UTC, recorded "
-        f"by {reset.by}: {reset.reason}"
+        f"usage of {whose} recorded before the reset at {reset.at:%Y-%m-%d %H:%M:%S} UTC is "
+        f"excluded; {reset.by}: {reset.reason}"
     )
 
 
@@ -228,18 +227,17 @@ def _omission(omitted: OmittedCounter) -> str:
 
 
 MOST_CHANGES = 20
-"""So many of the largest changes are told one by one."""
+"""How many of the largest changes a preview lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantPreview:
     """What a restore would do to a tenant.
 
-    ``point_at`` is its newest snapshot, or the chosen one; None where it has none that was chosen.
-    ``unreadable`` are the first keys that this snapshot could not read, of ``unreadable_count``.
-    ``is_partial``: fewer live keys arrived than the store announced. ``entries`` are told only
-    where one tenant was chosen. ``failure`` is why nothing is known of it; None if
-    it is.
+    ``point_at`` is the time of its newest snapshot, or of the chosen one; None if that has nothing
+    of it. ``unreadable`` are the first of ``unreadable_count`` unreadable keys of this snapshot.
+    ``is_partial``: fewer live keys arrived than the store announced. ``entries`` is filled only if
+    one tenant was chosen. ``failure`` is why the tenant could not be read; None if it could.
     """
 
     tenant: str
@@ -256,7 +254,7 @@ class TenantPreview:
 class Preview:
     """What a restore would do, as of ``at``; ``changes`` are the largest rises, largest first.
 
-    ``warnings`` say why it could not be applied now, or not at once.
+    ``warnings`` are the reasons why a restore would be refused now, or would wait.
     """
 
     preview_id: str
@@ -280,7 +278,7 @@ class Preview:
 
     @property
     def failures(self) -> list[TenantPreview]:
-        """The tenants that could not be seen."""
+        """The tenants that could not be read."""
         return [tenant for tenant in self.tenants if tenant.failure is not None]
 
 
@@ -292,13 +290,13 @@ def preview_restore(
     by: str,
     on_progress: Callable[[str], None],
 ) -> Preview:
-    """Plan what a restore would do now, keep the plan, and write nothing into the store.
+    """Plan a restore and store the plan; nothing is written into the store.
 
     Raises:
-        ChoiceError: what is asked for does not exist.
+        ChoiceError: the choice does not exist.
         SettingsError: the database belongs to another bucket.
         PreviewOutdatedError: the store was replaced during the preview.
-        StoreError, DatabaseError: it could not be read.
+        StoreError, DatabaseError: the store or the database could not be read.
     """
     plane.registry.claim()
     chosen = choose_points(plane, request)
@@ -332,7 +330,7 @@ def _warnings(watch: StoreWatch) -> Iterator[str]:
     if watch.plane.incidents.recovery().incident is None:
         judgement = watch.compare_with_baseline().judgement
         if not judgement.verdict.is_good:
-            yield f"Nothing can be applied now. {judgement.reason}"
+            yield f"A restore would be refused now. {judgement.reason}"
     problem = objection(watch.store.cluster_view(watch.plane.clock.now()))
     if problem is not None:
         yield f"A restore would wait for the store: {problem}."
@@ -340,7 +338,7 @@ def _warnings(watch: StoreWatch) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Run:
-    """One preview under way."""
+    """A running preview."""
 
     plane: ControlPlane
     store: UsageStore
@@ -372,17 +370,17 @@ class _Run:
         plan = plan_tenant(point, live, running.now())
         self.plane.previews.add(self.preview_id, tenant, plan.entries)
         reasons = {(each.of, each.entity): each.reason for each in live.omitted}
-        windows, told = self._windows(point, plan.by_window(), reasons)
+        windows, entries = self._windows(point, plan.by_window(), reasons)
         self._largest = heapq.nlargest(
             MOST_CHANGES,
-            (entry for entry in (*self._largest, *told) if entry.rise),
+            (entry for entry in (*self._largest, *entries) if entry.rise),
             key=lambda entry: entry.rise,
         )
         return TenantPreview(
             tenant=tenant,
             point_at=point.newest_at,
             windows=windows,
-            entries=tuple(told) if self.chosen.choice.tenant is not None else (),
+            entries=tuple(entries) if self.chosen.choice.tenant is not None else (),
             unreadable=point.unreadable,
             unreadable_count=point.unreadable_count,
             is_partial=live.is_partial,
@@ -395,9 +393,9 @@ class _Run:
         unreadable: dict[tuple[BudgetWindow, Entity], str],
     ) -> tuple[tuple[WindowPreview, ...], list[EntryPreview]]:
         definitions = _by_budget(self.plane.budgets.of_tenant(point.tenant))
-        windows, told = [], []
+        windows, entries = [], []
         for window in point.windows:
-            sums, entries = preview_window(
+            sums, previews = preview_window(
                 point.tenant,
                 window,
                 planned[window.of],
@@ -405,8 +403,8 @@ class _Run:
                 unreadable,
             )
             windows.append(sums)
-            told += entries
-        return tuple(windows), told
+            entries += previews
+        return tuple(windows), entries
 
 
 def _by_budget(

@@ -1,4 +1,4 @@
-"""What a restore would bring back now, tenant by tenant, and how old that is."""
+"""The recovery points of all tenants: what a restore would bring back now, and its age."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -19,13 +19,13 @@ from budget_recovery_dagster.ports import ControlPlane
 
 @dataclass(frozen=True, slots=True)
 class PointWindow:
-    """What a restore would bring back of one current window of one budget.
+    """What a restore would bring back in one open window of one budget.
 
     ``captured_at``, ``source`` and the marks are those of the newest intact record of the window.
     Without one, ``captured_at`` is that of the newest record and ``source`` is None. ``usage`` is
     the aggregate's, or else the sum over the entities. ``from_earlier`` of the entities are missing
     or lower in that record: their usages come from older ones. ``damaged`` counts the damaged
-    records that were met; nothing comes from them.
+    records of the window; a restore does not use them.
     """
 
     tenant: str
@@ -43,7 +43,7 @@ class PointWindow:
 
     @classmethod
     def of_point(cls, tenant: str, window: WindowPoint) -> "PointWindow":
-        """Sum up a window; its usages, of which there may be very many, are not kept."""
+        """Sum up a window; its usages are not kept, because there may be very many."""
         return cls(
             tenant=tenant,
             of=window.of,
@@ -64,8 +64,8 @@ class PointWindow:
 class PointSurvey:
     """The recovery points of all tenants at ``now``, the oldest windows first.
 
-    ``newest_snapshots`` has every tenant with a stored snapshot; one without a window here has
-    none that is still current, so that there is nothing to bring back.
+    ``newest_snapshots`` has every tenant with a stored snapshot. A tenant without a window here has
+    no open window, so a restore would bring back nothing.
     """
 
     now: datetime
@@ -75,12 +75,12 @@ class PointSurvey:
 
     @property
     def without_window(self) -> tuple[str, ...]:
-        """The tenants of which no window is current, by name."""
+        """The tenants without an open window, by name."""
         return tuple(sorted(self.newest_snapshots.keys() - {each.tenant for each in self.windows}))
 
     @property
     def newest_points(self) -> Mapping[str, datetime]:
-        """The time of each tenant's newest intact record of a current window, if it has one."""
+        """The time of each tenant's newest intact record of an open window, if it has one."""
         newest: dict[str, datetime] = {}
         for window in self.windows:
             known = newest.get(window.tenant)
@@ -97,10 +97,10 @@ class PointSurvey:
 class PointAges:
     """How old the newest snapshots are, at ``now``, and which records are damaged.
 
-    ``too_old`` has each tenant whose newest intact record of a current window is too old, with its
-    time. It also has the tenants whose captures fail and whose newest snapshot is too old, whatever
-    its windows, or that have none (None). ``newest_snapshot`` is that of any tenant, None where
-    there is none at all. ``damaged`` counts the damaged records of each tenant that has any.
+    ``too_old`` has each tenant whose newest intact record of an open window is too old, with its
+    time. It also has the tenants whose captures fail and whose newest snapshot is too old (its
+    time) or missing (None). ``newest_snapshot`` is the newest of all tenants, None if there is
+    none. ``damaged`` counts the damaged records of each tenant that has any.
     """
 
     now: datetime
@@ -122,7 +122,7 @@ class PointAges:
 
     @property
     def is_of_the_future(self) -> bool:
-        """Whether the newest snapshot bears a time that has not come: no age can be told."""
+        """Whether the newest snapshot has a time in the future, so that ages are unknown."""
         return self.newest_snapshot is not None and is_of_the_future(self.newest_snapshot, self.now)
 
 
@@ -151,14 +151,14 @@ def _current_windows(plane: ControlPlane, tenant: str, now: datetime) -> Iterato
 
 
 def judge_point_ages(plane: ControlPlane) -> PointAges:
-    """Judge the age of every tenant's newest intact record of a current window.
+    """Judge the age of every tenant's newest intact record of an open window.
 
     Raises:
         DatabaseError: the database failed.
     """
     now = plane.clock.now()
     newest = plane.points.newest_points(now)
-    # If captures of a tenant fail, its last windows may have closed, and new ones be unseen.
+    # If captures of a tenant fail, its last windows may have closed, and new ones are unknown.
     watched: dict[str, datetime | None] = {**plane.points.failing(), **newest}
     return PointAges(
         now=now,

@@ -1,4 +1,4 @@
-"""Recording deliberate resets: what an operator took away on purpose does not come back."""
+"""Recording deliberate resets: a restore does not bring back usage that was reset on purpose."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _CHOICES = 20
 
 @dataclass(frozen=True, slots=True)
 class ResetRequest:
-    """What somebody wants to be recorded; see Reset. ``at`` (aware) None: now."""
+    """A reset to record; see ``Reset``. ``at`` is aware; None means now."""
 
     tenant: str
     budget: str
@@ -28,11 +28,11 @@ class ResetRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordedReset:
-    """A reset as it is kept.
+    """A stored reset, and its effect.
 
-    ``windows`` are the current ones of which it keeps recorded usages out, by token; where there is
-    none, no retained snapshot holds what it names in one. ``is_restoring``: a restore is under
-    way, and may have read its recovery point before.
+    ``windows`` are the open windows in which it excludes recorded usage; empty if no retained
+    snapshot has such usage in an open window. ``is_restoring``: a restore is running, and may have
+    read its recovery point before the reset.
     """
 
     reset: Reset
@@ -47,11 +47,11 @@ def record_reset(plane: ControlPlane, request: ResetRequest) -> RecordedReset:
     excluded.
 
     Raises:
-        ChoiceError: nothing of the tenant or the budget is retained, the window is not in the
-            calendar, the time is in the future, or no reason is given; nothing was recorded.
+        ChoiceError: no snapshot of the tenant or budget is retained, the window does not exist,
+            the time is in the future, or the reason is empty; nothing is recorded.
     """
     if not request.reason.strip():
-        raise ChoiceError("The reason is empty.", "say why the counters were lowered.")
+        raise ChoiceError("The reason is empty.", "give the reason why the counters were lowered.")
     _require_retained(plane, request.tenant, request.budget)
     now = plane.clock.now()
     kept = plane.resets.record(_reset(request, now))
@@ -90,9 +90,9 @@ def _reset(request: ResetRequest, now: datetime) -> Reset:
     at = request.at or now
     if at > now:
         raise ChoiceError(
-            f"The time of the reset, {moment_in_words(at)}, has not come: it is"
+            f"The time of the reset is in the future: {moment_in_words(at)}; it is"
             f" {moment_in_words(now)}.",
-            "lower the counters first, and record the reset then.",
+            "lower the counters first, then record the reset.",
         )
     try:
         return Reset(
@@ -114,11 +114,11 @@ def _reset(request: ResetRequest, now: datetime) -> Reset:
 def _choose(of: str, names: Iterable[str]) -> str:
     known = sorted(names)
     if not known:
-        return "take a snapshot first; there is none of any tenant."
+        return "take a snapshot first; no tenant has one."
     more = f" and {len(known) - _CHOICES:,} more" if len(known) > _CHOICES else ""
     return f"choose one of {of}: {', '.join(map(repr, known[:_CHOICES]))}{more}."
 
 
 def moment_in_words(moment: datetime) -> str:
-    """Write a moment of a reset to the second."""
+    """Write the time of a reset, to the second."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -21,8 +21,8 @@ from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.services.words import clock_time, in_words, since
 
 MISSED_CHECKS = 3
-"""So many checks that did not come, or could not tell, and nobody knows how the store is."""
-# The supervisor of restores looks twice a minute.
+"""After so many checks that are missing or unknown, the state of the store is unknown."""
+# The supervisor of restores runs twice a minute.
 _LAUNCH_IS_LATE = timedelta(minutes=2)
 # As often as a snapshot is due.
 _LONG_HOLD = timedelta(hours=1)
@@ -30,7 +30,7 @@ _NAMED = 3
 
 
 class Condition(StrEnum):
-    """What is to be told of the store in a word."""
+    """The state of the store in one word."""
 
     HEALTHY = "healthy"
     RECOVERING = "recovering"
@@ -42,13 +42,13 @@ class Condition(StrEnum):
 class Facts:
     """What the database knows of the store at ``at``, and how often the store is to be checked.
 
-    ``checks`` are the newest, newest first; ``unknown_in_a_row`` is how many of the newest could
-    not tell, ``newest_good`` the newest that found the store whole. ``attempt`` is the newest of
-    the open incident, ``closed`` the newest incident that is over. ``newest_points`` are the newest
-    intact records of current windows, by tenant; ``newest_snapshot`` is the newest of all.
-    ``damaged`` counts the damaged records in current windows, by tenant. ``failing`` are the
+    ``checks`` are the newest, newest first; ``unknown_in_a_row`` is how many of the newest are
+    unknown, ``newest_good`` the newest that found the store intact. ``attempt`` is the newest of
+    the open incident, ``closed`` the newest closed incident. ``newest_points`` are the newest
+    intact records of open windows, by tenant; ``newest_snapshot`` is the newest of all.
+    ``damaged`` counts the damaged records in open windows, by tenant. ``failing`` are the
     tenants whose last capture failed, with their newest snapshot. ``worker`` is the process that
-    restores now.
+    is restoring.
     """
 
     at: datetime
@@ -67,9 +67,9 @@ class Facts:
 
     @property
     def known_whole_at(self) -> datetime | None:
-        """When the store was last known to be whole: found so, or accepted after a loss.
+        """When the store was last known to be intact: checked, or accepted after a loss.
 
-        Before there is any check, a stored snapshot stands for one: it was compared, too.
+        Before the first check, a stored snapshot counts: a capture compares the store, too.
         """
         known = [self.newest_good.checked_at] if self.newest_good else []
         if self.closed is not None and self.closed.ended is not None:
@@ -81,7 +81,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The condition; why it cannot be told, if so; and the next step, a sentence or two."""
+    """The condition, the doubts about it, and the next step in a sentence or two."""
 
     condition: Condition
     doubts: tuple[str, ...]
@@ -89,7 +89,7 @@ class Assessment:
 
 
 def assess(facts: Facts) -> Assessment:
-    """Say what the facts amount to. A HEALTHY store of which too little is known is not healthy."""
+    """Assess the facts. The condition of a HEALTHY store without recent checks is unknown."""
     match facts.recovery.state:
         case RecoveryState.RECOVERING:
             return Assessment(
@@ -106,15 +106,15 @@ def assess(facts: Facts) -> Assessment:
 
 
 _SEE_CHECKS = (
-    "See in Dagster whether its daemon runs, store_loss_sensor is on, and what its ticks say."
+    "Check in Dagster that the daemon runs and store_loss_sensor is on, and read its ticks."
 )
 _SEE_STORE = "Make the store reachable again, then wait for the next check."
-_SEE_CLOCKS = "Set the clocks of PostgreSQL and NATS right."
-_SEE_LOSS = "Wait for the next check, which opens an incident if it finds the same."
+_SEE_CLOCKS = "Synchronize the clocks of PostgreSQL and NATS with NTP."
+_SEE_LOSS = "Wait for the next check, which opens an incident if it confirms the loss."
 
 
 def _doubts(facts: Facts) -> list[tuple[str, str]]:
-    """Say why it cannot be told that the store is whole, and what is to be done about each."""
+    """Return the reasons why the store may not be intact, each with the next step."""
     newest = facts.checks[0] if facts.checks else None
     whole_at, now = facts.known_whole_at, facts.at
     for what, moment in (
@@ -122,8 +122,8 @@ def _doubts(facts: Facts) -> list[tuple[str, str]]:
         ("snapshot", facts.newest_snapshot),
     ):
         if moment is not None and is_of_the_future(moment, now):
-            late = f"The newest {what} is of {clock_time(moment, now)}, which has not come yet."
-            # No age can be told, so nothing more is said.
+            late = f"The newest {what} has a time in the future: {clock_time(moment, now)}."
+            # Ages are meaningless then, so no other doubt is reported.
             return [(late, _SEE_CLOCKS)]
     if newest is not None and newest.verdict.is_loss and not _is_settled(newest, facts):
         return [(f"The newest check found a loss: {newest.reason}", _SEE_LOSS)]
@@ -131,23 +131,23 @@ def _doubts(facts: Facts) -> list[tuple[str, str]]:
     step = _SEE_CHECKS
     if facts.unknown_in_a_row >= MISSED_CHECKS and newest is not None:
         step = _SEE_STORE
-        blind = f"The newest {facts.unknown_in_a_row} checks could not tell: {newest.reason}"
+        blind = f"The newest {facts.unknown_in_a_row} checks are unknown: {newest.reason}"
         doubts.append((blind, step))
     allowed = facts.check_interval * (MISSED_CHECKS if facts.checks else 1)
     if whole_at is None:
-        doubts.append(("The store has never been found whole.", step))
+        doubts.append(("No check has found the store intact yet.", step))
     elif now - whole_at > allowed:
         interval = in_words(facts.check_interval)
         old = (
-            f"The store was last known to be whole {since(whole_at, now)}; it is to be checked"
-            f" every {interval}."
+            f"The store was last known to be intact {since(whole_at, now)}; a check is due every"
+            f" {interval}."
         )
         doubts.append((old, step))
     return doubts
 
 
 def _is_settled(check: Check, facts: Facts) -> bool:
-    """Whether the incident of the loss that a check found is over."""
+    """Whether the incident of the loss that a check found is closed."""
     ended = facts.closed.ended if facts.closed else None
     return ended is not None and check.checked_at <= ended.at
 
@@ -155,28 +155,29 @@ def _is_settled(check: Check, facts: Facts) -> bool:
 def _step_of_health(facts: Facts) -> str:
     if facts.failing:
         return (
-            f"The store is whole, but captures of {_names(facts.failing)} fail: see the newest run"
+            f"The store is intact, but captures of {_names(facts.failing)} fail: see the newest run"
             " of hourly_snapshot_job in Dagster."
         )
     late = [tenant for tenant, at in facts.newest_points.items() if is_too_old(at, facts.at)]
     if late:
+        has = "has" if len(late) == 1 else "have"
         return (
-            f"The store is whole, but no new snapshot comes of {_names(late)}: see in Dagster"
-            " whether hourly_snapshot_schedule is on and its runs succeed."
+            f"The store is intact, but {_names(late)} {has} no recent snapshot: check in Dagster"
+            " that hourly_snapshot_schedule is on and its runs succeed."
         )
     if facts.damaged:
         return (
-            f"The store is whole, but snapshots of {_names(facts.damaged)} have damaged records:"
-            " see with `budget-recovery preview` what a restore would bring back, and check the"
+            f"The store is intact, but snapshots of {_names(facts.damaged)} have damaged records:"
+            " run `budget-recovery preview` to see what a restore would bring back, and check the"
             " disk of the database."
         )
     return f"Nothing to do. {_next_check(facts)}"
 
 
 def _next_check(facts: Facts) -> str:
-    """Say when a loss that has happened by now would be found."""
+    """Write when the next check is due, which would find a loss that happened by now."""
     if not facts.checks:
-        return "The first check of the store is to come."
+        return "The store has not been checked yet."
     due = facts.checks[0].checked_at + facts.check_interval
     when = f" at {clock_time(due, facts.at)}" if due > facts.at else ""
     return f"The next check of the store is due{when}."
@@ -189,7 +190,7 @@ def _doubts_of_hold(facts: Facts) -> tuple[str, ...]:
     if held is None or facts.at - held.at < _LONG_HOLD:
         return ()
     span = in_words(facts.at - held.at)
-    return (f"The restore is on hold for {span}: nothing is blocked again or captured meanwhile.",)
+    return (f"The restore has been on hold for {span}: no block is restored, captures are paused.",)
 
 
 def _step_of_recovery(facts: Facts) -> str:
@@ -198,45 +199,45 @@ def _step_of_recovery(facts: Facts) -> str:
         return "See the log of restore_supervisor_sensor in Dagster: no incident is open."
     if incident.held is not None and incident.is_held:
         return (
-            f"Remove the reason of the hold ({incident.held.reason.rstrip('.')}), then `budget-"
-            "recovery release`: nothing is restored by itself until then."
+            f"Remove the reason of the hold ({incident.held.reason.rstrip('.')}), then run"
+            " `budget-recovery release`: no automatic restore starts until then."
         )
     if facts.worker is not None:
-        return f"Nothing to do: {facts.worker} is at work."
+        return f"Nothing to do: {facts.worker} is restoring."
     due = incident.next_launch_at or incident.released_at or incident.opened_at
     if facts.at - due > _LAUNCH_IS_LATE:
         return (
-            f"The restore should have begun at {clock_time(due, facts.at)}: see in Dagster whether"
-            " its daemon runs and restore_supervisor_sensor is on."
+            f"The restore was due at {clock_time(due, facts.at)}: check in Dagster that the daemon"
+            " runs and restore_supervisor_sensor is on."
         )
     is_due = due <= facts.at
-    is_next = "at any moment" if is_due else f"at {clock_time(due, facts.at)}"
+    is_next = "now" if is_due else f"at {clock_time(due, facts.at)}"
     if incident.waiting is not None:
         reason = incident.waiting.reason.rstrip(".")
         return (
-            f"Bring the store back to full health; the restore waits for that ({reason}) and looks"
+            f"Bring all servers of the store up; the restore waits for them ({reason}) and checks"
             f" again {is_next}."
         )
     if incident.attempts >= MAX_ATTEMPTS:
-        step = f"the attempts are used up, and a last look follows {is_next}"
+        step = f"all attempts are used; the final check is due {is_next}"
     elif incident.launches and not is_due:
-        step = f"a restore is launched, and again {is_next} if it does not begin"
+        step = f"a restore was launched; it is launched again {is_next} if it does not start"
     else:
-        step = f"a restore is launched {is_next}"
+        step = f"the launch of a restore is due {is_next}"
     return f"Nothing to do: {step}."
 
 
 def _step_after_failure(incident: Incident | None) -> str:
     given_up = incident.given_up if incident else None
     if given_up is None:
-        return "See the newest run of restore_job in Dagster: why it failed is not noted."
+        return "See the newest run of restore_job in Dagster: no reason of the failure is stored."
     if given_up.reason is FailureReason.NO_SNAPSHOTS:
         return (
-            "Nothing can be brought back, for no snapshot is retained: accept the store as it is"
-            " with `budget-recovery resolve`, so that captures begin again."
+            "Nothing can be restored, because no snapshot is retained: accept the store as it is"
+            " with `budget-recovery resolve`, so that captures resume."
         )
     return (
-        f"Put right why it failed: {given_up.detail} Then `budget-recovery preview` and"
+        f"Fix the cause: {given_up.detail} Then run `budget-recovery preview` and"
         " `budget-recovery restore`, or accept the store as it is with `budget-recovery resolve`."
         " Captures are paused until then."
     )
@@ -249,32 +250,32 @@ def _names(tenants: Mapping[str, object] | list[str]) -> str:
 
 
 MOST_CHECKS = 100
-"""How many checks are looked at; so many that could not tell may be more."""
+"""How many checks are read; if all of them are unknown, there may be more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is known of the store, and what that amounts to."""
+    """The facts about the store, and their assessment."""
 
     facts: Facts
     assessment: Assessment
 
 
 def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
-    """Read from the control plane alone what was found last; the store is not observed.
+    """Read the status from the control plane; the store itself is not read.
 
     Raises:
-        DatabaseError: the database failed, so nothing is known.
+        DatabaseError: the database failed.
     """
     now = plane.clock.now()
     recovery = plane.incidents.recovery()
     open_one = recovery.incident
     attempts = plane.incidents.attempts_of(open_one.incident_id) if open_one else ()
-    # At most one is open, and it is the newest.
+    # At most one incident is open, and it is the newest.
     recent = plane.incidents.recent(2)
     checks = plane.registry.newest_checks(MOST_CHECKS)
     closed = next((each for each in recent if each.ended is not None), None)
-    # What could not be told before the store was accepted anew says nothing of it.
+    # Unknown checks from before the store was accepted again do not count.
     accepted_at = closed.ended.at if closed and closed.ended else None
     unknown = takewhile(
         lambda check: (

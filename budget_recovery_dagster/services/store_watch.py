@@ -400,7 +400,7 @@ def _check_target(watch: StoreWatch, incident: Incident) -> Finding:
             # A replica that was cut off may not know yet that the store is gone.
             unled = Judgement(
                 Verdict.UNKNOWN,
-                "The server that answered may not be the leader any more, so the store may still "
+                "The server that answered may no longer be the leader, so the store may still "
                 f"be gone; observed: {seen.identity}.",
             )
             return replace(found, judgement=unled, seen=None)
@@ -491,7 +491,7 @@ class CaptureWatch:
         self.plane.registry.record_check(check_of(incident))
         raise StoreLostError(
             f"{reason} Nothing of it was stored; incident {incident.short_id} is open.",
-            "wait: the restore starts by itself, and captures resume after it.",
+            "wait: the restore starts automatically, and captures resume after it.",
         )
 
     def _compare_with_last(self, seen: Observation | None) -> StoreIdentity:

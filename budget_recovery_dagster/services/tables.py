@@ -18,8 +18,8 @@ from budget_recovery_dagster.ports import (
     UsageTables,
 )
 
-# Of so many tenants at once the retained hours are asked for, so that all of them, at the longest
-# retention, need not fit into memory.
+# The retained hours are read for so many tenants at once: those of all tenants, at the longest
+# retention, may not fit into memory.
 _TENANTS_AT_ONCE = 100
 
 
@@ -33,7 +33,7 @@ class TableWritten:
 
 @dataclass(frozen=True, slots=True)
 class TableFailed:
-    """A tenant's table is not written; an earlier one of the hour is as it was."""
+    """A tenant's table is not written; an earlier one of the hour is unchanged."""
 
     tenant: str
     reason: str
@@ -42,13 +42,13 @@ class TableFailed:
 
     @classmethod
     def because(cls, tenant: str, error: Exception) -> "TableFailed":
-        """Put an error into words."""
+        """Return the failure that an error causes."""
         return cls(tenant, *describe_error(error), error)
 
 
 @dataclass(frozen=True, slots=True)
 class TablesBuilt:
-    """What became of every tenant's table of an hour, and of the tables past retention."""
+    """The result of every tenant's table of an hour, and of removing tables past retention."""
 
     place: str
     written: tuple[TableWritten, ...]
@@ -74,12 +74,12 @@ def build_tables(
     *,
     on_failure: Callable[[TableFailed], None],
 ) -> TablesBuilt:
-    """Write each tenant's table of an hour anew; no tenant's failure stops another.
+    """Rewrite each tenant's table of an hour; no tenant's failure stops another.
 
     Tables of pruned snapshots are removed. ``on_failure`` receives each failure as it happens.
 
     Raises:
-        HourNotCapturedError: no snapshot of the hour is retained; what is past retention has been
+        HourNotCapturedError: no snapshot of the hour is retained; tables past retention are
             removed all the same.
         TablesError: the directory of the tables cannot be used.
         SettingsError: the database belongs to another bucket.
@@ -90,7 +90,7 @@ def build_tables(
     with tables.opened(owner) as opened:
         written: list[TableWritten] = []
         failed: list[TableFailed] = []
-        # Read only now, when no one else writes: so the last to write knows the most.
+        # Read only now, under the lock: so the last writer has the newest snapshots.
         for tenant in plane.retained.tenants_in(hour):
             try:
                 table = _write(plane, opened, tenant, hour)
@@ -104,7 +104,7 @@ def build_tables(
         pruned = opened.keep_only(_retained_hours(plane))
     if not written and not failed:
         raise HourNotCapturedError(
-            f"No table of the hour {hour} can be made: no snapshot of it is retained. None was "
+            f"No table of the hour {hour} can be written: no snapshot of it is retained. None was "
             "taken, or it is past retention.",
             "choose an hour that is green in budget_usage_snapshots and within retention, or "
             f"capture the current one, {Hour.containing(plane.clock.now()).key}.",

@@ -30,39 +30,39 @@ WRITTEN: Mapping[Written, str] = {
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number with its noun, which takes an s where there is not just one."""
+    """Write a number with its noun, in the plural unless the number is 1."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-# So many are named; how many there are is told beside it.
+# So many names are listed; the caller gives the total.
 _NAMED = 5
 
 
 def listed(names: Iterable[str]) -> str:
-    """Name the first few of many."""
+    """List the first few names."""
     first = list(islice(names, _NAMED + 1))
     return ", ".join(first) if len(first) <= _NAMED else f"{', '.join(first[:_NAMED])}, ..."
 
 
 def shown_entity(entity: Entity) -> str:
-    """Name who spends; what cannot be printed is escaped."""
+    """Name an entity; unprintable characters are escaped."""
     return "the aggregate" if entity is None else repr(entity)
 
 
 def clock_time(moment: datetime, now: datetime) -> str:
-    """Write a moment in UTC for people, without the date where it is today's."""
+    """Write a time in UTC for people, without the date if it is today."""
     utc = moment.astimezone(UTC)
     day = "" if utc.date() == now.astimezone(UTC).date() else f"{utc:%Y-%m-%d} "
     return f"{day}{utc:%H:%M:%S} UTC"
 
 
 def since(moment: datetime, now: datetime) -> str:
-    """Write how long ago a moment was, and when."""
+    """Write how long ago a time was, and the time."""
     return f"{in_words(now - moment)} ago, at {clock_time(moment, now)}"
 
 
 def in_words(span: timedelta) -> str:
-    """Write how long something takes, to the largest units that say enough."""
+    """Write a duration in its largest useful unit."""
     seconds = max(round(span.total_seconds()), 0)
     if seconds < 2 * 60:
         return f"{seconds} s"

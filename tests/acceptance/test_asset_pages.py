@@ -190,5 +190,5 @@ def test_a_backfill_makes_the_tables_of_retained_hours(backfilled: Running, page
     choose(page, running.retained[0])
     expect(page.get_by_text("how_to_read", exact=True)).to_be_visible()
     require_refusal(
-        page, running, f"No table of the hour {running.never_captured} can be made: no snapshot"
+        page, running, f"No table of the hour {running.never_captured} can be written: no snapshot"
     )

@@ -95,7 +95,7 @@ def assert_restored(bucket: Bucket, there: Deployment) -> None:
 def see_the_worker_left_alone(there: Deployment, since: float) -> None:
     """Wait until the supervisor has looked again, and has found somebody at work."""
     wait_until(
-        lambda: any("is at work." in told for told in there.ticks_since(since)),
+        lambda: any("is restoring." in told for told in there.ticks_since(since)),
         seconds=_BEGIN_SECONDS,
     )
 

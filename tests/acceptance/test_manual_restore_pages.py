@@ -59,7 +59,7 @@ def open_launchpad(page: Page, there: GivenUp) -> None:
     page.goto(f"{there.dev.ui.url}/server_info")
     page.evaluate("localStorage.clear()")
     page.goto(job(there, "manual_restore_job"))
-    expect(page.get_by_text("In the Launchpad leave mode at preview first")).to_be_visible()
+    expect(page.get_by_text("Start it from the Launchpad with mode preview")).to_be_visible()
     page.get_by_role("tab", name="Launchpad").click()
 
 
@@ -98,7 +98,7 @@ def test_a_wrong_tenant_is_refused_with_the_choices_on_the_page_of_the_run(
     open_launchpad(page, there)
     write(page, "tenant", "'*'", "acmee")
     launch(page, "Failure")
-    refusal = "The tenant is 'acmee', of which no snapshot is retained. Try: choose the tenant from"
+    refusal = "No snapshot of tenant 'acmee' is retained. Try: choose the tenant from"
     expect(page.get_by_text(f"{refusal}: *, acme, globex.").first).to_be_visible()
 
 
@@ -111,7 +111,7 @@ def test_from_failed_to_healthy_and_the_next_snapshot(there: GivenUp, page: Page
     for default in DEFAULTS:
         expect(line(page, default)).to_be_visible()
     line(page, "mode: preview").click()
-    expect(page.get_by_text("tell what would be done, among the Events")).to_be_visible()
+    expect(page.get_by_text("show in the Events of the asset restored_usage")).to_be_visible()
     preview = launch(page, "Success")
 
     page.goto(asset(there, RESTORED, "events"))
@@ -131,10 +131,10 @@ def test_from_failed_to_healthy_and_the_next_snapshot(there: GivenUp, page: Page
     launch(page, "Success")
 
     page.goto(asset(there, RESTORED, "overview"))
-    expect(page.get_by_text("Raised 4 counters, wrote ")).to_be_visible()
+    expect(page.get_by_text("4 counters raised, ")).to_be_visible()
     expect(page.get_by_text(REASON, exact=True)).to_be_visible()
-    expect(page.get_by_text("is closed, the store is HEALTHY.")).to_be_visible()
-    expect(page.get_by_text(re.compile("^As in the preview of .*, entry by entry"))).to_be_visible()
+    expect(page.get_by_text("is closed; the store is HEALTHY.")).to_be_visible()
+    expect(page.get_by_text(re.compile("^No difference from the preview of "))).to_be_visible()
     expect(row(page, "acme", "total", "lifetime", "3", "3", "10", "122.5")).to_be_visible()
     assert there.usage_of_alice == "30"
     assert there.state == "healthy"

@@ -31,7 +31,7 @@ def test_a_terminated_restore_is_on_hold_until_it_is_released(place: Path) -> No
         released = there.command("release")
 
         assert released.returncode == 0
-        assert "is not on hold; its restore is launched soon." in released.stdout
+        assert "The restore starts within 30 s." in released.stdout
         wait_until(lambda: there.incident()["closed_at"], seconds=RECOVERY_SECONDS)
         incident = there.incident()
         assert (incident["outcome"], incident["attempts"]) == ("restored", 1)

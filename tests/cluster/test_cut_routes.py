@@ -143,7 +143,7 @@ def test_what_an_old_leader_shows_while_others_have_a_new_one_is_no_loss(
             )
             for checked in together([side.cut_off for side in sides], GuardedBucket.check):
                 assert checked.check.verdict is Verdict.UNKNOWN
-                assert "may not be the leader any more" in checked.check.reason
+                assert "may no longer be the leader" in checked.check.reason
             for captured in together([side.cut_off for side in sides], GuardedBucket.capture):
                 assert not captured.stored
             together([side.others for side in sides], GuardedBucket.become_sound)

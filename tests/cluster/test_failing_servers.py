@@ -1,4 +1,4 @@
-"""Servers fail during captures, checks and restores: what is unknown is no loss.
+"""Servers fail during captures, checks and restores: what is unknown is not a loss.
 
 The restores of two lost buckets wait through all of this, and the last test brings them to an end.
 """

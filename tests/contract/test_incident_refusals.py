@@ -13,7 +13,9 @@ from tests.contract.incident_scene import CLOSING, GONE, MARKED_TARGET, close, g
 Move = Callable[[ControlPlane, Incident, Lease], object]
 MOVES: dict[str, Move] = {
     "join": lambda plane, judged, _: plane.incidents.join(GONE, target=None, judged=judged),
-    "stand on": lambda plane, judged, _: plane.incidents.adopt_target(MARKED_TARGET, judged=judged),
+    "adopt target": lambda plane, judged, _: plane.incidents.adopt_target(
+        MARKED_TARGET, judged=judged
+    ),
     "wait": lambda plane, judged, lease: plane.incidents.wait("why", judged=judged, lease=lease),
     "claim an attempt": lambda plane, judged, lease: plane.incidents.claim_attempt(
         judged=judged, run_id="r", holder="h", lease=lease
@@ -71,7 +73,7 @@ def test_a_move_of_one_incident_does_not_move_the_next(plane: ControlPlane, name
 def test_a_judgement_on_another_ground_is_void(plane: ControlPlane, name: str) -> None:
     incident = open_one(plane)
     plane.incidents.adopt_target(MARKED_TARGET, judged=incident)
-    refused(plane, MOVES[name], incident, "the store that it stands on is another now")
+    refused(plane, MOVES[name], incident, "its restore target has changed")
 
 
 @pytest.mark.parametrize("name", [*LEASED_AND_RECOVERING, *OF_A_PERSON])
@@ -87,7 +89,7 @@ def test_nothing_moves_under_a_lost_lease_or_one_of_another_name(
     plane: ControlPlane, name: str
 ) -> None:
     incident = open_one(plane)
-    with plane.lease() as other, pytest.raises(ValueError, match="of restore, not of capture"):
+    with plane.lease() as other, pytest.raises(ValueError, match="lease restore, not capture"):
         MOVES[name](plane, incident, other)
     with plane.restore_lease() as lost:
         plane.lose_lease(lost)

@@ -124,7 +124,7 @@ def test_a_snapshot_that_is_newer_than_the_last_good_check_knew_the_store_whole(
 
 def test_a_second_incident_is_not_opened_beside_the_first(plane: ControlPlane) -> None:
     incident = open_one(plane)
-    with pytest.raises(IncidentMovedError, match=f"{incident.short_id} is open already"):
+    with pytest.raises(IncidentMovedError, match=f"{incident.short_id} is already open"):
         plane.incidents.open(LOSS, target=TARGET, judged=ACCEPTED)
     assert plane.incidents.recent(10) == (incident,)
 
@@ -146,16 +146,16 @@ def test_nothing_is_opened_where_the_state_was_moved_by_hand(
     plane: ControlPlane, broken: RecoveryState
 ) -> None:
     plane.set_state(broken)
-    with pytest.raises(IncidentMovedError, match=f"{broken.name} though no incident"):
+    with pytest.raises(IncidentMovedError, match=f"{broken.name}, but no incident"):
         plane.incidents.open(LOSS, target=TARGET, judged=None)
     assert plane.incidents.recovery() == Recovery(broken, None)
 
 
 def test_what_is_no_loss_opens_and_joins_nothing(plane: ControlPlane) -> None:
-    with pytest.raises(ValueError, match="unknown is no loss"):
+    with pytest.raises(ValueError, match="unknown is not a loss"):
         plane.incidents.open(replace(LOSS, verdict=Verdict.UNKNOWN), target=None, judged=None)
     incident = open_one(plane)
-    with pytest.raises(ValueError, match="advanced is no loss"):
+    with pytest.raises(ValueError, match="advanced is not a loss"):
         plane.incidents.join(replace(LOSS, verdict=Verdict.ADVANCED), target=None, judged=incident)
     assert plane.incidents.recovery() == Recovery(RECOVERING, incident)
 

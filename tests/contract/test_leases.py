@@ -17,7 +17,7 @@ def test_a_held_lease_is_given_to_nobody_else(plane: ControlPlane) -> None:
         ):
             pytest.fail("two hold it")
     assert "run 1 on db-host, since 2026-11-25 12:00:00 UTC" in refused.value.message
-    assert "free at 2026-11-25 12:00:3" in refused.value.hint
+    assert "its lease expires at 2026-11-25 12:00:3" in refused.value.hint
 
 
 def test_leases_of_other_names_are_free(plane: ControlPlane) -> None:

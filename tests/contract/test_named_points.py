@@ -238,5 +238,5 @@ def test_a_record_of_what_is_no_window_is_told(
 ) -> None:
     month(postgres_plane, 0, alice="1")
     admin.execute("update budget_recovery.budget_record set window_token = '2026-13'")
-    with pytest.raises(DatabaseError, match="is damaged: '2026-13' is no budget window"):
+    with pytest.raises(DatabaseError, match="is damaged: '2026-13' is not a budget window"):
         postgres_plane.points.snapshot_of("acme", NOON)

@@ -231,7 +231,7 @@ def test_a_database_that_knows_no_store_refuses_commits(
     with plane.lease() as lease:
         snapshot = plane.take(reading("acme", TEAM))
         admin.execute("delete from budget_recovery.store")
-        with pytest.raises(DatabaseError, match="to which store it belongs"):
+        with pytest.raises(DatabaseError, match="does not belong to a store yet"):
             plane.snapshots.commit(snapshot, hour=Hour(NOON), run_id="r", lease=lease, judged=None)
     assert plane.registry.claim().baseline is None
 

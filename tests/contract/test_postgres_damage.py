@@ -14,7 +14,7 @@ from tests.contract.control_planes import NOON, ControlPlane, Counters, point_of
 
 HOUR = timedelta(hours=1)
 TEAM: Counters = {("team", "lifetime"): {"alice": "1"}}
-OTHER_USAGES = "budget 'team', window lifetime, holds other usages than were captured"
+OTHER_USAGES = "budget 'team', window lifetime: usages differ from the capture (checksum mismatch)"
 
 
 @pytest.fixture
@@ -72,14 +72,14 @@ UNCHECKED = (
                 "update budget_recovery.budget_record set window_token = '2026-11',"
                 " window_start = '2026-11-01T00:00Z', window_end = 'infinity'"
             ),
-            "budget 'team', window 2026-11, is stored with the edges of another window",
+            "budget 'team', window 2026-11: stored with the start or end of another window",
         ),
         (
             (
                 "update budget_recovery.budget_record set window_token = '2026-13',"
                 " window_start = '2026-11-01T00:00Z', window_end = '2026-12-01T00:00Z'"
             ),
-            "budget 'team', window 2026-13, is no window that a budget can have",
+            "budget 'team', window 2026-13: not a window of the calendar",
         ),
         (
             "delete from budget_recovery.budget_record",
@@ -94,7 +94,7 @@ UNCHECKED = (
                 "update budget_recovery.budget_record set window_token = '2026-11',"
                 " window_start = '2026-11-02T00:00Z', window_end = '2026-12-01T00:00Z'"
             ),
-            "budget 'team', window 2026-11, is stored with the edges of another window",
+            "budget 'team', window 2026-11: stored with the start or end of another window",
         ),
     ],
 )

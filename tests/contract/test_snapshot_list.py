@@ -1,4 +1,4 @@
-"""Which snapshots there are to restore from."""
+"""The snapshots that a restore can use."""
 
 from dataclasses import replace
 from datetime import timedelta

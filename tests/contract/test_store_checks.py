@@ -10,7 +10,7 @@ GOOD = Check(
     checked_at=NOON,
     checked_by="tick 1",
     verdict=Verdict.ADVANCED,
-    reason="The store is the one that was accepted.",
+    reason="The store is the accepted one.",
     identity=StoreIdentity(BORN, 9007199254740993),
 )
 BLIND = replace(GOOD, verdict=Verdict.UNKNOWN, reason="no answer", identity=None)

@@ -44,7 +44,7 @@ class MemoryStoreRegistry:
         self._bucket = bucket
 
     def claim(self) -> StoreRecord:
-        """Return the store's record, making it at first use.
+        """Return the store's record; the first use creates it.
 
         Raises:
             SettingsError: this control plane already belongs to another bucket.
@@ -73,7 +73,7 @@ class MemoryStoreRegistry:
             return self._keep(moves.intend_marker(self._standing(), nonce, judged=judged))
 
     def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
-        """Replace the baseline; its version is one above that of the judged one.
+        """Replace the baseline; its version is one higher than that of the judged one.
 
         Raises:
             BaselineMovedError, CapturesPausedError: as ``intend_marker``.
@@ -82,7 +82,7 @@ class MemoryStoreRegistry:
             return self._keep(moves.accept(self._standing(), baseline, judged=judged))
 
     def record_check(self, check: Check) -> None:
-        """Record a check, and remove old ones, but not the newest good one."""
+        """Record a check, and remove old ones except the newest good one."""
         with self._plane.lock:
             self._plane.checks.append(storable_check(check))
             cutoff = self._plane.clock.now() - CHECKS_KEPT_FOR
@@ -144,11 +144,11 @@ class MemoryIncidents:
             return tuple(oldest_first[::-1][:count])
 
     def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
-        """Open an incident for a loss: the store is RECOVERING, and captures are paused.
+        """Open an incident for a loss: the store becomes RECOVERING, and captures are paused.
 
         Raises:
             BaselineMovedError: the baseline is not the ``judged`` one any more.
-            IncidentMovedError: an incident is open already.
+            IncidentMovedError: an incident is already open.
         """
         with self._plane.lock:
             good = newest_good_check(self._plane)
@@ -166,7 +166,7 @@ class MemoryIncidents:
             )
 
     def join(self, loss: Loss, *, target: Baseline | None, judged: Incident) -> Incident:
-        """Add a further loss to the open incident; its attempts begin again, and it waits no more.
+        """Add a further loss to the open incident; its attempts start again, at once.
 
         Raises:
             IncidentMovedError: its restore target is not that of ``judged``, or it is closed.
@@ -176,7 +176,7 @@ class MemoryIncidents:
             return self._keep(moves.join(self._standing(), kept, target=target, judged=judged))
 
     def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
-        """Let the recovery stand on this store from now on.
+        """Make a store the restore target of the open incident.
 
         Raises:
             IncidentMovedError: as ``join``.
@@ -185,13 +185,13 @@ class MemoryIncidents:
             return self._keep(moves.adopt_target(self._standing(), target, judged=judged))
 
     def claim_launch(self, *, judged: Incident) -> Incident | None:
-        """Count one more launch of a restore; None if somebody else has, or it is not time."""
+        """Count one more launch; None if another process counted it, or none is due."""
         with self._plane.lock:
             move = moves.claim_launch(self._standing(), judged=judged, now=self._now())
             return None if move is None else self._keep(move)
 
     def wait(self, reason: str, *, judged: Incident, lease: Lease) -> Incident:
-        """Note that a restore waits for the store, and put the next launch off by the backoff.
+        """Record that a restore waits for the store, and delay the next launch by the backoff.
 
         Raises:
             IncidentMovedError: as ``join``.
@@ -206,12 +206,12 @@ class MemoryIncidents:
     def claim_attempt(
         self, *, judged: Incident, run_id: str, holder: str, lease: Lease
     ) -> Incident:
-        """Count one more attempt, before its work begins; the incident waits no more.
+        """Count one more attempt, before its work starts, and end the waiting.
 
         Raises:
             IncidentHeldError: it is on hold.
             AttemptsUsedUpError: the loss has had all its attempts.
-            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
         """
         with self._plane.lock:
             incident = self._keep(moves.claim_attempt(self._leased(lease), judged=judged))
@@ -229,7 +229,7 @@ class MemoryIncidents:
             return incident
 
     def end_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
-        """Say how the newest attempt ended.
+        """Record the outcome of the newest attempt.
 
         Raises:
             LeaseLostError: the lease is no longer held.
@@ -245,21 +245,21 @@ class MemoryIncidents:
     def give_up(
         self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease
     ) -> Incident:
-        """Put the store to FAILED: a person has to look.
+        """Set the store to FAILED: an operator must act.
 
         Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
         """
         with self._plane.lock:
             standing, kept = self._leased(lease), storable(detail)
             return self._keep(moves.give_up(standing, reason, kept, judged=judged, now=self._now()))
 
     def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
-        """Accept a new baseline, close the incident and put the store to HEALTHY, all or nothing.
+        """Accept a new baseline, close the incident and set the store to HEALTHY, all or nothing.
 
         Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not
-                RECOVERING, unless a person ends it.
+            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING, unless
+                a person ends it.
         """
         with self._plane.lock:
             standing, ended = self._leased(lease), ended_by(closing, self._now())
@@ -268,7 +268,7 @@ class MemoryIncidents:
             )
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
-        """Keep the restore from being launched and from going on; held already: nothing changes.
+        """Stop the restore and further launches; an existing hold stays unchanged.
 
         Raises:
             IncidentMovedError: it is closed, or not RECOVERING.
@@ -278,7 +278,7 @@ class MemoryIncidents:
             return self._keep(moves.hold(self._standing(), held, judged=judged))
 
     def release(self, by: str, *, judged: Incident) -> Incident:
-        """Let the restore go on, at once and with all its attempts; not held: nothing changes.
+        """Continue the restore, at once and with all its attempts; without a hold, nothing changes.
 
         Raises:
             IncidentMovedError: as ``hold``.
@@ -287,7 +287,7 @@ class MemoryIncidents:
             standing = self._standing()
             released = self._keep(moves.release(standing, judged=judged, now=self._now()))
             if released != standing.incident:
-                _log.info("Incident %s is released by %s.", released.short_id, by)
+                _log.info("Incident %s was released by %s.", released.short_id, by)
             return released
 
     def attempts_of(self, incident_id: str) -> tuple[Attempt, ...]:

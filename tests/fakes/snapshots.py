@@ -62,18 +62,18 @@ class MemoryResets:
         self._plane = control_plane
 
     def record(self, reset: Reset) -> Reset:
-        """Keep a reset, and return it as it is kept."""
+        """Store a reset, and return it as it is stored."""
         kept = storable_reset(reset)
         with self._plane.lock:
             self._plane.resets.append(kept)
         return kept
 
     def of_tenant(self, tenant: str) -> tuple[Reset, ...]:
-        """Return the resets of a tenant, in the order of their recording."""
+        """Return the resets of a tenant, oldest record first."""
         return resets_of(self._plane, tenant)
 
     def recent(self, count: int) -> tuple[Reset, ...]:
-        """Return the resets of any tenant that were recorded last, the newest first."""
+        """Return the newest recorded resets of any tenant, newest first."""
         return tuple(reversed(self._plane.resets))[:count]
 
 
@@ -135,7 +135,7 @@ class MemorySnapshots:
             return baseline
 
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
-        """Note what a run could not capture."""
+        """Record what a run could not capture."""
         for failure in map(storable_failure, failures):
             noted = NotedFailure(failure, self._plane.clock.now())
             self._plane.failures[storable_id(run_id), failure.kind, failure.name] = noted
@@ -143,7 +143,7 @@ class MemorySnapshots:
     def prune(
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
     ) -> PruneReport:
-        """Remove what is past retention, of these tenants only, and no current recovery point."""
+        """Remove records of these tenants past retention, except those that a restore needs."""
         cutoff = policy.cutoff(now)
         with self._plane.lock:
             require_lease(self._plane, lease, name=CAPTURE_LEASE)
@@ -218,7 +218,7 @@ class MemorySnapshots:
         return tuple(sorted(noted, key=lambda each: (each.kind is Uncaptured.KEY, each.name)))
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
-        """Return the drops named by the snapshots of a run; long lists are cut when stored."""
+        """Return the drops in the snapshots of a run; long lists are cut when stored."""
         return tuple(
             drop
             for stored in sorted(self._by(run_id), key=lambda stored: _order(stored.summary))
@@ -226,7 +226,7 @@ class MemorySnapshots:
         )
 
     def omissions_of(self, run_id: str) -> tuple[NamedOmission, ...]:
-        """Return the omissions named by a run's snapshots; long lists are cut when stored."""
+        """Return the omissions in the snapshots of a run; long lists are cut when stored."""
         return tuple(
             NamedOmission(stored.summary.tenant, storable(omission.key), storable(omission.reason))
             for stored in sorted(self._by(run_id), key=lambda stored: _order(stored.summary))
@@ -235,7 +235,7 @@ class MemorySnapshots:
         )
 
     def newest_run(self, hour: Hour) -> str | None:
-        """Return the run that stored a snapshot of an hour, or noted a failure in it, last."""
+        """Return the newest run that stored a snapshot of an hour, or recorded a failure in it."""
         stored = (
             (each.stored_at, each.summary.run_id)
             for each in self._plane.snapshots.values()
@@ -250,7 +250,7 @@ class MemorySnapshots:
         return None if newest is None else newest[1]
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
-        """Verify the stored snapshots of an hour; name, in a sentence each, what does not hold."""
+        """Verify the stored snapshots of an hour; return a sentence for each damage."""
         return tuple(
             f"tenant {summary.tenant!r}, {summary.captured_at:%Y-%m-%d %H:%M:%S} UTC: {of} holds"
             " other usages than were captured."
@@ -298,7 +298,7 @@ class MemorySnapshotList:
         self._plane = control_plane
 
     def all(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
-        """Return a tenant's snapshots, or of None all tenants' by their moments; newest first."""
+        """Return the snapshots of a tenant, or of all tenants by timestamp; newest first."""
         together: defaultdict[tuple[datetime, CaptureSource], list[StoredSnapshot]]
         together = defaultdict(list)
         for (name, captured_at), stored in self._plane.snapshots.items():
@@ -354,7 +354,7 @@ class MemoryRetainedSnapshots:
         return tuple(sorted({stored.summary.tenant for stored in self._of_hour(hour)}))
 
     def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
-        """Return the hours of which these tenants have a retained snapshot; none: no key."""
+        """Return the hours in which these tenants have a retained snapshot; none: no key."""
         hours: defaultdict[str, set[Hour]] = defaultdict(set)
         for stored in self._whole():
             if stored.summary.tenant in tenants:
@@ -486,12 +486,12 @@ class MemoryRecoveryPoints:
         return {of: each for of, each in usages.items() if each}
 
     def newest_snapshots(self) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest snapshot, of all that have one."""
+        """Return the time of each tenant's newest snapshot, for all that have one."""
         # A tenant's snapshots are in the order of their times.
         return dict(sorted(self._plane.snapshots))
 
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest intact record of a window current at ``now``."""
+        """Return the time of each tenant's newest intact record of a window open at ``now``."""
         return {
             tenant: captured_at
             for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key)
@@ -502,7 +502,7 @@ class MemoryRecoveryPoints:
         }
 
     def damaged(self, now: datetime) -> Mapping[str, int]:
-        """Count the damaged records in the current windows of each tenant that has any."""
+        """Count the damaged records in the open windows of each tenant that has any."""
         counts = {}
         for tenant in sorted(self.tenants()):
             point = self.point_of(tenant, now)
@@ -580,7 +580,7 @@ class MemoryRecoveryPoints:
 
 
 def newest_point_at(plane: MemoryState) -> datetime | None:
-    """Return the time of the newest snapshot of any tenant with more than damaged records."""
+    """Return the time of the newest snapshot of any tenant that is not completely damaged."""
     return max(
         (
             captured_at

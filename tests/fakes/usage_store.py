@@ -93,14 +93,14 @@ class MemoryLiveTenant:
     def raise_counters(
         self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
     ) -> tuple[RaiseResult, ...]:
-        """Raise counters, and give the results in the order of the orders."""
+        """Raise counters, and return the results in the order of the orders."""
         changes = counter_changes(self._tenant, orders, self._keys.terms(is_open))
         return tuple(self._write(changes, self._counters).all())
 
     def rebuild_boards(
         self, orders: Sequence[BoardOrder], *, is_open: IsOpen
     ) -> tuple[BoardResult, ...]:
-        """Bring leaderboards in line, and give the results in the order of the orders."""
+        """Rebuild leaderboards, and return the results in the order of the orders."""
         terms = self._keys.terms(is_open)
         boards = self._keys.read_live_keys(prefix_to_read(BOARDS, self._tenant))
 

@@ -27,7 +27,7 @@ def test_a_detector_that_fails_for_an_hour_is_told_of_by_the_status(
         assert "Try:" in skipped(tick)
         cursor = tick.cursor
     for _ in range(4):
-        with pytest.raises(dg.Failure, match="At least 3 ticks in a row could find nothing out"):
+        with pytest.raises(dg.Failure, match="At least 3 ticks in a row are unknown"):
             check(instance, cursor)
     database.execute(
         "alter table budget_recovery.store_check drop constraint store_check_checked_by_check"
@@ -40,7 +40,7 @@ def test_a_detector_that_fails_for_an_hour_is_told_of_by_the_status(
 
     assert told.exit_code == 3
     said = " ".join(told.output.split())
-    assert "The store was last known to be whole 60 min ago" in said
-    assert "it is to be checked every 10 min." in said
+    assert "The store was last known to be intact 60 min ago" in said
+    assert "a check is due every 10 min." in said
     assert "store_loss_sensor" in said
     assert state(database) == "healthy"

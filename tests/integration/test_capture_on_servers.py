@@ -128,7 +128,7 @@ def test_of_two_captures_at_once_one_wins(configured: Bucket, database_url: str)
     winners = [end for end in ended if isinstance(end, Captured)]
     (loser,) = [end for end in ended if not isinstance(end, Captured)]
     assert len(winners[0].stored) == 20
-    assert "at work already" in str(loser)
+    assert "is running" in str(loser)
 
 
 def test_any_name_is_captured_exactly_and_apart(

@@ -170,7 +170,7 @@ def test_a_stopped_demo_leaves_nothing(
         assert demo.stop(number) == code, demo.said
     demo.require_nothing_left()
     assert not [*place.iterdir()]
-    assert demo.said.endswith("\nStopping ...\nStopped; nothing is left.\n")
+    assert demo.said.endswith("\nStopping ...\nStopped; all data are removed.\n")
     assert "Traceback" not in demo.said
 
 

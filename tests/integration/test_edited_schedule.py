@@ -55,4 +55,4 @@ def test_a_schedule_that_is_edited_within_the_hour_asks_for_no_second_snapshot(
         assert isinstance(tick(instance, current_hour, 0), dg.RunRequest)
         edited = tick(instance, current_hour, 59)
         assert isinstance(edited, dg.SkipReason)
-        assert "has had its run" in str(edited.skip_message)
+        assert "already has its run" in str(edited.skip_message)

@@ -96,8 +96,8 @@ def test_restore_of_one_budget_then_of_all_ends_the_incident(lost: House) -> Non
     assert told["left"] == left(3)
     assert state(lost) is RecoveryState.RECOVERING
     lines = page("restore", "--reason", "all of it", "--yes")
-    assert lines[0] == "DONE Raised 3 counters, wrote 2 leaderboards."
-    assert any("is closed, the store is HEALTHY." in line for line in lines)
+    assert lines[0] == "DONE 3 counters raised, 2 leaderboards written."
+    assert any("is closed; the store is HEALTHY." in line for line in lines)
     assert state(lost) is RecoveryState.HEALTHY
     assert usages(lost.bucket, "acme", "users", LIFETIME) == {"alice": "30.5", "bob": "20"}
 
@@ -106,7 +106,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_restored(lost: House) -> 
     before = all_stored(lost.bucket)
     result = run("restore", "--reason", "why not")
     assert result.exit_code == 2
-    assert "it was not confirmed, and there is no terminal to ask at" in result.stderr
+    assert "there is no terminal to ask for confirmation" in result.stderr
     assert run("resolve", "--reason", "why not").exit_code == 2
     assert state(lost) is RecoveryState.RECOVERING
     assert all_stored(lost.bucket) == before
@@ -118,17 +118,21 @@ def test_without_a_terminal_and_without_yes_nothing_is_restored(lost: House) -> 
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (("preview", "--tenant", "acmee"), "The tenant is 'acmee'", "choose the tenant from: *, "),
+        (
+            ("preview", "--tenant", "acmee"),
+            "No snapshot of tenant 'acmee' is retained",
+            "choose the tenant from: *, ",
+        ),
         (
             ("preview", "--tenant", "acme", "--budget", "x"),
-            "The budget is 'x'",
+            "No snapshot of budget 'x' of tenant 'acme' is retained",
             "choose the budget from: cards, users.",
         ),
-        (("preview", "--budget", "x"), "but the tenant is *", "name the tenant"),
-        (("preview", "--snapshot", "noon"), "neither latest nor a moment", "latest, 20"),
-        (("snapshots", "--tenant", "x"), "The tenant is 'x'", "acme"),
-        (("restore", "--yes", "--reason", " "), "No reason is given.", "say why"),
-        (("resolve", "--yes", "--reason", ""), "No reason is given.", "say why"),
+        (("preview", "--budget", "x"), "but the tenant is *", "give the tenant"),
+        (("preview", "--snapshot", "noon"), "neither latest nor a timestamp", "latest, 20"),
+        (("snapshots", "--tenant", "x"), "No snapshot of tenant 'x' is retained", "acme"),
+        (("restore", "--yes", "--reason", " "), "The reason is empty.", "give a reason"),
+        (("resolve", "--yes", "--reason", ""), "The reason is empty.", "give a reason"),
     ],
 )
 def test_what_is_wrong_is_refused_with_the_choices(
@@ -150,7 +154,7 @@ def test_while_somebody_restores_one_is_told_who(lost: House) -> None:
         for command in (("restore", "--yes"), ("resolve", "--yes")):
             result = run(*command, "--reason", "now")
             assert result.exit_code == 2
-            assert "restore is at work already: bob@night, since 20" in result.stderr
+            assert "Another restore is running: bob@night, since 20" in result.stderr
 
 
 def test_resolve_accepts_the_store_as_it_is(lost: House) -> None:

@@ -65,7 +65,7 @@ def test_a_request_that_never_became_a_run_is_made_again_by_the_next_looks(
         "update budget_recovery.incident set next_launch_at = now() + interval '5 minutes'"
     )
     first = supervise(instance)
-    assert "No run of launch 1 is known yet." in skipped(first)
+    assert "Launch 1 has no run yet." in skipped(first)
     assert "nobody" not in skipped(check(instance))
 
     (again,) = requested(supervise(instance, earlier(first.cursor)))
@@ -74,7 +74,7 @@ def test_a_request_that_never_became_a_run_is_made_again_by_the_next_looks(
     assert (again.run_key, again.tags) == (request_.run_key, request_.tags)
     assert launches(database) == 1
     run = recorded(instance, again, DagsterRunStatus.FAILURE)
-    assert "is tried again at" in skipped(supervise(instance, earlier(first.cursor)))
+    assert "is due at" in skipped(supervise(instance, earlier(first.cursor)))
     assert run.tags["budget_recovery/launch"] == "1"
     due(database)
     (second,) = requested(supervise(instance))

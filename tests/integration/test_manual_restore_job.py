@@ -64,10 +64,10 @@ def test_a_preview_shows_what_would_be_done_and_writes_nothing(
     windows = {row["tenant"]: row for row in metadata["windows"]}
     assert windows["acme"]["usage"] == "0 -> 110"
     assert windows["acme"]["rise"] == "110"
-    assert (windows["acme"]["limit"], windows["acme"]["blocked"]) == ("not known", "not known")
+    assert (windows["acme"]["limit"], windows["acme"]["blocked"]) == ("unknown", "unknown")
     assert windows["acme"]["raised"] == "2 of 2"
     notes = {row["tenant"]: row["note"] for row in metadata["notes"]}
-    assert "the usage comes back, no other field" in notes["acme"]
+    assert "a restore brings back only the usage field" in notes["acme"]
     (choice,) = metadata["snapshots_to_choose"]
     assert choice["snapshot"].replace("T", " ").startswith(windows["acme"]["from_snapshot"])
     assert (choice["tenants"], choice["counters"]) == (2, 3)
@@ -99,7 +99,7 @@ def test_from_failed_to_healthy(
     assert state(database) == "healthy"
     assert usages(failed, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}
     metadata = shown(result)
-    assert metadata["what_was_done"].startswith("Raised 3 counters, wrote ")
+    assert metadata["what_was_done"].startswith("3 counters raised, ")
     assert metadata["reason"] == "the disk has room again"
     assert metadata["preview"].startswith("As in the preview of ")
     assert metadata["incident"].endswith("did not come back.")
@@ -133,25 +133,33 @@ def test_what_moved_since_the_preview_is_shown(lost: Bucket, instance: dg.Dagste
         }
     ]
     assert metadata["incident"].endswith(
-        "stays open: 1 counter of the whole store lower than the snapshots say. The automatic "
-        "restore goes on with the rest."
+        "stays open: 1 counter of the store lower than in the snapshots. The automatic "
+        "restore continues with the rest."
     )
 
 
 @pytest.mark.parametrize(
     ("config", "message", "choices"),
     [
-        ({"tenant": "acmee"}, "The tenant is 'acmee'", "choose the tenant from: *, acme, globex."),
+        (
+            {"tenant": "acmee"},
+            "No snapshot of tenant 'acmee' is retained",
+            "choose the tenant from: *, acme, globex.",
+        ),
         (
             {"tenant": "acme", "budget": "totl"},
-            "The budget is 'totl'",
+            "No snapshot of budget 'totl' of tenant 'acme' is retained",
             "choose the budget from: total.",
         ),
-        ({"budget": "total"}, "The budget is 'total', but the tenant is *", "name the tenant"),
-        ({"snapshot": "yesterday"}, "neither latest nor a moment in UTC", "latest, 20"),
-        ({"snapshot": "2020-01-01"}, "of which none is retained", "latest, 20"),
-        ({"mode": "apply"}, "No reason is given.", "say why"),
-        ({"mode": "apply", "reason": " "}, "No reason is given.", "say why"),
+        (
+            {"budget": "total"},
+            "Budget 'total' needs a tenant, but the tenant is *",
+            "give the tenant",
+        ),
+        ({"snapshot": "yesterday"}, "neither latest nor a timestamp in UTC", "latest, 20"),
+        ({"snapshot": "2020-01-01"}, "No retained snapshot matches", "latest, 20"),
+        ({"mode": "apply"}, "The reason is empty.", "give a reason"),
+        ({"mode": "apply", "reason": " "}, "The reason is empty.", "give a reason"),
     ],
 )
 def test_what_is_wrong_is_refused_with_the_choices_before_anything_is_written(
@@ -181,7 +189,7 @@ def test_an_incident_is_resolved_with_a_reason(
 ) -> None:
     job, op = "resolve_incident_job", "resolve_incident"
     refused = run_by_hand(instance, job, op, {"reason": ""})
-    assert "No reason is given." in failure_text(refused)
+    assert "The reason is empty." in failure_text(refused)
     assert state(database) == "failed"
     assert run_by_hand(instance, job, op, {"reason": "emptied on purpose"}).success
     assert state(database) == "healthy"

@@ -140,7 +140,7 @@ def test_a_snapshot_of_two_days_ago_restores_what_is_current_and_says_what_it_le
     assert (day.of.window.token, day.raised, day.notes[0]) == (
         "2026-05-18",
         0,
-        "left, its window has closed",
+        "skipped, the window has closed",
     )
     assert (month.raised, month.result) == (1, Decimal(5))
     applied = hand.apply(request)
@@ -152,7 +152,7 @@ def test_a_snapshot_of_two_days_ago_restores_what_is_current_and_says_what_it_le
     assert applied.remainder is not None
     assert applied.remainder.counters == 2
     notes = [note for tenant in applied.tenants for each in tenant.entries for note in each.notes]
-    assert notes == ["left, its window has closed"]
+    assert notes == ["skipped, the window has closed"]
 
 
 def test_with_traffic_nothing_goes_down_and_what_moved_is_told(house: House, hand: Hand) -> None:
@@ -200,7 +200,7 @@ def test_of_two_people_at_once_one_restores_and_the_other_is_told_who(
     assert sum(each.raised for each in done.values()) == 6
     for error in told.values():
         (winner,) = done
-        assert f"restore is at work already: {winner}, since 2026-05-20 12:1" in error.message
+        assert f"Another restore is running: {winner}, since 2026-05-20 12:1" in error.message
     assert usages(house.bucket, "acme", "users", LIFETIME)["alice"] == USERS["alice"]
 
 
@@ -225,7 +225,7 @@ def test_a_store_that_is_another_one_than_at_the_preview_is_left_alone(
     hand.preview(EVERYTHING)
     house.lose()
     before = all_stored(house.bucket)
-    with pytest.raises(PreviewOutdatedError, match="preview once more"):
+    with pytest.raises(PreviewOutdatedError, match="preview again"):
         hand.apply(EVERYTHING)
     assert all_stored(house.bucket) == before
     hand.preview(EVERYTHING)
@@ -280,7 +280,7 @@ def test_a_snapshot_of_leaderboards_says_that_it_is_truncated(house: House, hand
     house.find_loss()
     (window,) = hand.preview(OF_ACME).windows
     assert window.counters == 500
-    assert "the newest snapshot lists only the largest spenders of it" in window.notes
+    assert "the newest snapshot lists only the largest spenders" in window.notes
 
 
 def test_keys_that_no_snapshot_could_read_are_named(house: House, hand: Hand) -> None:

@@ -17,9 +17,9 @@ def migrate(url: str | None) -> Result:
 def test_it_makes_the_schema_and_again_is_harmless(empty_database_url: str) -> None:
     first, second = migrate(empty_database_url), migrate(empty_database_url)
     assert (first.exit_code, second.exit_code) == (0, 0)
-    version = first.output.removeprefix("Made the schema, version ").removesuffix(".\n")
+    version = first.output.removeprefix("Created the schema, version ").removesuffix(".\n")
     assert version.isalnum()
-    assert second.output == f"The schema already is at version {version}.\n"
+    assert second.output == f"The schema is already at version {version}.\n"
 
 
 def test_a_schema_of_an_unreleased_checkout_is_refused_in_a_sentence(

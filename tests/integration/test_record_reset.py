@@ -140,7 +140,7 @@ def test_the_command_tells_what_it_did_in_lines_that_a_terminal_holds(
         "Recorded: entity 'alice' in lifetime of budget 'total' of tenant 'acme', reset at"
         f" {at:%Y-%m-%d %H:%M:%S} UTC."
     )
-    assert "The gateway must have lowered it before that moment" in told
+    assert "the gateway must have lowered it before that time" in told
     (row,) = recorded(database)
     assert row.pop("recorded_at") - at < timedelta(minutes=1)
     assert row == {
@@ -177,10 +177,10 @@ def test_the_command_tells_programs_the_same(captured: Bucket) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--at", "2999-01-01"), "The time of the reset, 2999-01-01 00:00:00 UTC, has not come"),
-        (("--at", "yesterday"), "'yesterday' is no moment such as 2026-11-29T14:00"),
-        (("--window", "2026-13"), "'2026-13' is no budget window"),
-        (("--entity", "a", "--aggregate"), "--entity and --aggregate exclude each other"),
+        (("--at", "2999-01-01"), "The time of the reset is in the future: 2999-01-01 00:00:00 UTC"),
+        (("--at", "yesterday"), "'yesterday' is not a time such as 2026-11-29T14:00"),
+        (("--window", "2026-13"), "'2026-13' is not a budget window"),
+        (("--entity", "a", "--aggregate"), "--entity and --aggregate are mutually exclusive"),
         (("--reason", " "), "--reason"),
         (("--tenant", "acne"), "choose one of the tenants: 'acme', 'globex'."),
         (("--budget", "totals"), "choose one of its budgets: 'total'."),
@@ -227,8 +227,8 @@ def test_the_job_records_what_its_config_says(
     ("config", "said"),
     [
         ({"tenant": "acne"}, "choose one of the tenants: 'acme', 'globex'."),
-        ({"at": "2999-01-01"}, "has not come"),
-        ({"at": "yesterday"}, "'yesterday' is no moment"),
+        ({"at": "2999-01-01"}, "is in the future"),
+        ({"at": "yesterday"}, "'yesterday' is not a time"),
         ({"entity": "alice", "aggregate": True}, "choose one of them"),
         ({"reason": ""}, "The reason is empty."),
     ],

@@ -128,7 +128,7 @@ def test_a_bucket_that_is_gone_is_waited_for_without_spending_an_attempt(
         assert (incident["attempts"], incident["waits"]) == (0, waits)
         assert "does not exist" in incident["waiting_reason"]
     # Not at once, but after a pause.
-    assert "is tried again at" in skipped(supervise(instance))
+    assert "is due at" in skipped(supervise(instance))
     database.execute("update budget_recovery.incident set next_launch_at = now()")
     (again,) = requested(supervise(instance))
     assert again.run_key == f"{incident['incident_id']}/launch-2"

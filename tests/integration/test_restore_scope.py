@@ -100,7 +100,7 @@ def test_only_what_may_be_written_is_written(house: House, other_bucket: Bucket)
     (note,) = users.notes
     assert "1 counter left: the live value is unreadable: 'dave'" in note
     assert "NaN" in note
-    assert entries["acme", "users", "2026-05"].notes == ("left, its window has closed",)
+    assert entries["acme", "users", "2026-05"].notes == ("skipped, the window has closed",)
     # Of what has lost nothing there is nothing to tell.
     assert {tenant for tenant, _, _ in entries} == {"acme"}
 
@@ -228,7 +228,7 @@ def test_a_corrupt_newest_record_is_made_up_for_by_the_others_and_named(
     assert usages(house.bucket, "acme", "users", LIFETIME) == {None: "70", "alice": "40"}
     assert usages(house.bucket, "acme", "total", LIFETIME) == {None: "90"}
     notes = {row["budget"]: row["notes"] for row in restored_table(result)}
-    assert "nothing was taken from 1 record that is not as it was captured" in notes["users"]
+    assert "1 record damaged (checksum mismatch) and not used" in notes["users"]
     assert notes["total"] == ""
 
 

@@ -74,7 +74,7 @@ def test_beside_a_living_worker_nothing_is_launched_nor_its_run_declared_dead(
     due(database)
     # Nobody has seen the worker take the lease.
     suspecting = supervise(instance)
-    assert "nobody works in it yet" in skipped(suspecting)
+    assert "has no worker yet" in skipped(suspecting)
     with (
         opened_control_plane(load_settings()) as plane,
         plane.leases.hold(RESTORE_LEASE, "run 1 on gw-7"),
@@ -82,13 +82,13 @@ def test_beside_a_living_worker_nothing_is_launched_nor_its_run_declared_dead(
         cursor: str | None = earlier(suspecting.cursor, timedelta(days=1))
         for _ in range(3):
             tick = supervise(instance, cursor)
-            assert skipped(tick) == "run 1 on gw-7 is at work."
+            assert skipped(tick) == "run 1 on gw-7 is restoring."
             cursor = tick.cursor
             # However Dagster takes it.
-            assert "run 1 on gw-7 is at work." in skipped(check(instance))
+            assert "run 1 on gw-7 is restoring." in skipped(check(instance))
         assert status_of(instance, run) is DagsterRunStatus.STARTED
         instance.report_run_failed(run)
-        assert skipped(supervise(instance, cursor)) == "run 1 on gw-7 is at work."
+        assert skipped(supervise(instance, cursor)) == "run 1 on gw-7 is restoring."
     assert incidents(database)[0]["launches"] == 1
 
 
@@ -99,7 +99,7 @@ def test_a_worker_seen_between_two_looks_begins_the_minute_anew(
     cursor = earlier(supervise(instance).cursor, MINUTE)
     with opened_control_plane(load_settings()) as plane, plane.leases.hold(RESTORE_LEASE, "run 1"):
         pass
-    assert "nobody works in it yet" in skipped(supervise(instance, cursor))
+    assert "has no worker yet" in skipped(supervise(instance, cursor))
     assert status_of(instance, run) is DagsterRunStatus.STARTED
 
 
@@ -113,12 +113,12 @@ def test_a_started_run_without_a_worker_is_dead_after_a_minute_and_launched_agai
     due(database)
     first = supervise(instance)
     later = supervise(instance, earlier(first.cursor, MINUTE / 2))
-    assert "nobody works in it yet" in skipped(later)
+    assert "has no worker yet" in skipped(later)
     assert status_of(instance, silent) is DagsterRunStatus.STARTED
 
     declaring = supervise(instance, earlier(later.cursor, MINUTE / 2))
 
-    assert "it is declared failed" in skipped(declaring)
+    assert "it is marked as failed" in skipped(declaring)
     assert status_of(instance, silent) is DagsterRunStatus.FAILURE
     (again,) = requested(supervise(instance, declaring.cursor))
     assert again.run_key == f"{incidents(database)[0]['incident_id']}/launch-2"

@@ -15,7 +15,7 @@ from tests.integration.recovery_house import House, outcome_of
 from tests.integration.recovery_runs import usages
 from tests.waiting import wait_until
 
-LEFT = "left, its window has closed"
+LEFT = "skipped, the window has closed"
 TOKYO = timezone(timedelta(hours=9))
 
 

@@ -114,7 +114,7 @@ def test_damage_to_a_stored_hour_fails_its_verification_by_name(
     database.execute("update budget_recovery.budget_content set usages = '{8}'")
     result = run_job(instance, past)
     assert not result.success
-    assert "do not hold" in failure_text(result)
+    assert "are damaged" in failure_text(result)
     assert "acme" in failure_text(result)
 
 

@@ -123,14 +123,14 @@ def test_each_state_has_its_page_and_exit_code(opened: ControlPlane, database_ur
     assert recovering.stdout.startswith("RECOVERING at ")
     assert "It was recreated." in recovering.stdout
     assert "Attempts 0 of 3" in recovering.stdout
-    assert "Not covered: everything, for there was no snapshot" in recovering.stdout
+    assert "Not covered: all usage, because no snapshot existed" in recovering.stdout
 
     fail(opened)
     failed = status(database_url)
     assert failed.exit_code == 2
     assert failed.stdout.startswith("FAILED at ")
     assert "writing back did not succeed" in failed.stdout
-    assert f"\n{NEXT}Put right why it failed: The disk is full. " in failed.stdout
+    assert f"\n{NEXT}Fix the cause: The disk is full. " in failed.stdout
     for ended in (healthy, recovering, failed):
         require_tidy(ended.stdout)
         assert ended.stderr == ""
@@ -145,7 +145,7 @@ def test_the_last_closed_incident_says_what_came_back(
     assert ended.exit_code == 0
     assert ": restored\n" in ended.stdout
     said = " ".join(ended.stdout.split())
-    assert "All is back. Rebuilt 4 leaderboards" in said
+    assert "All is back. 4 leaderboards rebuilt" in said
     require_tidy(ended.stdout)
 
 
@@ -158,7 +158,7 @@ def test_a_hold_ends_with_its_incident(opened: ControlPlane, database_url: str) 
     assert re.search(r"On hold since [0-9:]{8} UTC, by ann: looking", held)
     close(opened)
     over = status(database_url).stdout
-    assert re.search(r"Was on hold from [0-9:]{8} UTC to [0-9:]{8} UTC, by ann: looking", over)
+    assert re.search(r"On hold from [0-9:]{8} UTC to [0-9:]{8} UTC, by ann: looking", over)
 
 
 def test_too_many_checks_that_cannot_tell_end_with_3(
@@ -169,7 +169,7 @@ def test_too_many_checks_that_cannot_tell_end_with_3(
     ended = status(database_url)
     assert ended.exit_code == 3
     assert ended.stdout.startswith("CANNOT TELL at ")
-    assert "The newest 3 checks could not tell: No answer came." in ended.stdout
+    assert "The newest 3 checks are unknown: No answer came." in ended.stdout
     require_tidy(ended.stdout)
 
 

@@ -157,7 +157,7 @@ def test_a_purge_that_takes_our_marker_is_a_loss(
         "marker_lost",
         before=2,
         after=2,
-        reason="Part of the store is gone: our marker should stand at sequence 2, and nothing",
+        reason="Part of the store is gone: our marker should be at sequence 2, but it",
     )
 
 
@@ -191,8 +191,8 @@ def test_a_store_set_back_is_lost_also_when_traffic_has_overtaken_it(
         "marker_lost",
         before=4,
         after=6,
-        reason="The store has gone back to older data: our marker should stand at sequence 4, and"
-        " at 2 is another.",
+        reason="The store went back to older data: our marker should be at sequence 4, but"
+        " 2 has another marker.",
     )
 
 
@@ -253,7 +253,7 @@ def test_one_loss_is_one_incident_whoever_sees_it_and_how_often(
     assert isinstance(outcome_of_capture, Paused) or not outcome_of_capture.read
     (request,) = requested(check(scene.instance))
     for _ in range(2):
-        assert "is tried again at" in skipped(check(scene.instance))
+        assert "is due at" in skipped(check(scene.instance))
     (incident,) = incidents(scene.database)
     assert request.run_key == f"{incident['incident_id']}/launch-1"
     assert len(losses(scene.database)) == 1

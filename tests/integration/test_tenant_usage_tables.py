@@ -146,7 +146,7 @@ def test_an_hour_that_was_never_captured_fails_with_the_reason(
     result = materialize(instance, TABLES, never)
     assert not result.success
     text = failure_text(result)
-    assert f"No table of the hour {never} can be made: no snapshot of it is retained." in text
+    assert f"No table of the hour {never} can be written: no snapshot of it is retained." in text
     assert "Try: choose an hour that is green in budget_usage_snapshots" in text
     assert files(tables) == []
 
@@ -185,7 +185,7 @@ def test_one_tenants_table_that_fails_is_named_and_the_others_are_written(
 
     assert not result.success
     text = failure_text(result)
-    assert text.startswith("1 tenants have no new table of this hour, 2 have")
+    assert text.startswith("1 tables of this hour failed, 2 are written")
     assert "'bad'" in text
     assert "BUDGET_RECOVERY_TABLES_DIR" in text
     assert [Path(file).parent.name for file in files(tables)] == [
@@ -335,7 +335,7 @@ def test_without_any_snapshot_the_points_say_so_and_their_check_does_not_pass(
     assert metadata(result, POINTS)["tenants"] == 0
     check = checks(result)["recovery_point_age"]
     assert not check.passed
-    assert check.description == "No snapshot of any tenant is stored: a restore would find nothing."
+    assert check.description == "No snapshot is stored: a restore would bring back nothing."
 
 
 @pytest.mark.parametrize(

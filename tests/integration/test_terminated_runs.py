@@ -112,7 +112,7 @@ def test_a_run_from_before_a_release_that_is_terminated_after_it_holds_again(
     with opened_control_plane(load_settings()) as plane:
         hold_restore(plane, "the disk is changed", by="ann")
         release_restore(plane, by="ann")
-    assert "nobody works in it yet" in skipped(supervise(instance))
+    assert "has no worker yet" in skipped(supervise(instance))
     instance.report_run_canceling(run)
     assert "is on hold until `budget-recovery release`." in skipped(supervise(instance))
     with opened_control_plane(load_settings()) as plane:
@@ -154,7 +154,7 @@ def test_a_run_of_another_incident_holds_nothing(
     before = dg.RunRequest(tags={**request_.tags, "budget_recovery/incident": "an earlier one"})
     recorded(instance, request_, DagsterRunStatus.FAILURE)
     instance.report_run_canceled(recorded(instance, before, DagsterRunStatus.STARTED))
-    assert "is tried again at" in skipped(supervise(instance))
+    assert "is due at" in skipped(supervise(instance))
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -172,7 +172,7 @@ def test_a_run_that_dagster_ends_for_its_length_is_no_wish_of_a_person(
     instance.report_run_canceling(run, "Canceling due to exceeding maximum runtime of 0 seconds.")
     if not has_ended:
         # Its worker may go on for a while, and nobody takes its place.
-        assert "nobody works in it yet" in skipped(supervise(instance))
+        assert "has no worker yet" in skipped(supervise(instance))
         return
     instance.report_run_canceled(run)
     due(database)

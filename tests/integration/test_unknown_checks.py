@@ -108,7 +108,7 @@ def test_a_bucket_that_never_was_is_unknown(
     configured: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     configured.destroy()
-    assert "There is no store, and none is known of before" in unknown(instance)
+    assert "The store does not exist, and none was accepted" in unknown(instance)
     assert incidents(database) == []
     assert store_row(database)["baseline_version"] is None
     configured.create()

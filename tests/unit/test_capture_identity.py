@@ -208,5 +208,5 @@ def test_a_leader_that_may_be_none_any_more_is_captured_from_no_further(house: H
     behind.stream = StoreIdentity(BORN, 1)
     captured = house.capture(store=behind)
     assert isinstance(captured.stopped_by, PossibleLossError)
-    assert "may not be the leader" in captured.stopped_by.message
+    assert "may no longer be the leader" in captured.stopped_by.message
     assert house.plane.incidents.recovery().state is RecoveryState.HEALTHY

@@ -48,7 +48,7 @@ def test_a_cluster_has_converged_once_it_is_settled_for_long_enough() -> None:
     assert why_not_converged([view(0), view(6), view(11.5)]) == (
         "the cluster has been settled for 11 s of 12 s in 3 answers of 3"
     )
-    assert why_not_converged([]) == "nothing is known of the servers yet"
+    assert why_not_converged([]) == "the servers have not answered yet"
 
 
 def test_a_bucket_with_one_replica_in_a_cluster_waits_for_its_leader_to_last() -> None:
@@ -63,13 +63,13 @@ def test_a_bucket_with_one_replica_in_a_cluster_waits_for_its_leader_to_last() -
         (replace(view(), leader=None), "the stream has no leader"),
         (
             replace(view(), replicas=(follower("a"), follower("b"), follower("c"))),
-            "the answer is not the leader's: a is among the replicas",
+            "the answer is not from the leader: a is listed as a replica",
         ),
         (
             replace(view(), replicas=(follower("b"),)),
-            "1 of 2 replicas beside the leader are known",
+            "1 of 2 replicas of the leader are known",
         ),
-        (replace(view(), replicas=()), "0 of 2 replicas beside the leader are known"),
+        (replace(view(), replicas=()), "0 of 2 replicas of the leader are known"),
         (
             replace(view(), replicas=(follower("b"), replace(follower("c"), is_offline=True))),
             "replica c is offline",

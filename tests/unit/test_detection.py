@@ -82,8 +82,8 @@ def test_a_first_store_is_judged_by_nothing(marker: FoundMarker | None) -> None:
 def test_a_rollback_that_traffic_has_overtaken_is_seen_by_the_older_marker() -> None:
     judged = judge_observation(ACCEPTED, seen(500, FoundMarker("ours before", 60)), NOON)
     assert judged.verdict is Verdict.MARKER_LOST
-    assert "gone back to older data" in judged.reason
-    assert "at sequence 100, and at 60 is another" in judged.reason
+    assert "went back to older data" in judged.reason
+    assert "at sequence 100, but 60 has another marker" in judged.reason
 
 
 def test_our_own_nonce_at_an_older_sequence_is_a_rollback_too() -> None:
@@ -94,7 +94,7 @@ def test_our_own_nonce_at_an_older_sequence_is_a_rollback_too() -> None:
 def test_another_marker_at_our_sequence_is_another_past() -> None:
     judged = judge_observation(ACCEPTED, seen(500, FoundMarker("theirs", 100)), NOON)
     assert judged.verdict is Verdict.MARKER_LOST
-    assert "gone back to older data" in judged.reason
+    assert "went back to older data" in judged.reason
 
 
 @pytest.mark.parametrize("nonce", ["theirs", "ours", None])
@@ -216,7 +216,7 @@ def test_a_loss_is_not_believed_of_a_leader_that_may_be_none_any_more(
     assert judge_observation(ACCEPTED, seen(sequence, marker), NOON).verdict.is_loss
     doubted = judge_observation(ACCEPTED, seen(sequence, marker, is_led=False), NOON)
     assert doubted.verdict is Verdict.UNKNOWN
-    assert doubted.reason.startswith("The server that answered may not be the leader any more. ")
+    assert doubted.reason.startswith("The server that answered may no longer be the leader. ")
 
 
 def test_what_such_a_leader_shows_that_is_no_loss_is_taken_as_it_is() -> None:

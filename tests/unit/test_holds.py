@@ -97,7 +97,7 @@ def test_neither_a_moving_ground_nor_a_further_loss_gets_in_the_way(found: Stand
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (Standing(HEALTHY, BASELINE), "11111111 is not as it was judged: it is closed"),
+        (Standing(HEALTHY, BASELINE), "11111111 has changed: it is closed"),
         (standing(incident_id="22222222-b"), "it is closed, and 22222222 is open"),
         (standing(FAILED), "the store is FAILED"),
         (standing(FAILED, held=HELD), "the store is FAILED"),

@@ -95,7 +95,7 @@ def test_a_restore_is_launched_once_its_time_has_come_whatever_was_tried(attempt
     assert may_launch(Recovery(RECOVERING, due), NOON) is None
     assert may_launch(Recovery(RECOVERING, replace(due, next_launch_at=None)), NOON) is None
     early = may_launch(Recovery(RECOVERING, due), NOON - timedelta(microseconds=1))
-    assert early == "Incident 0f8fad5b is tried again at 12:00:00 UTC."
+    assert early == "The next launch for incident 0f8fad5b is due at 12:00:00 UTC."
 
 
 # What an incident says of itself

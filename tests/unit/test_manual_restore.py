@@ -81,7 +81,7 @@ def test_a_window_that_closed_since_the_preview_is_told(house: HandHouse) -> Non
     assert applied.raised == 2
     (tenant,) = applied.tenants
     assert [entry.notes for entry in tenant.entries if entry.notes] == [
-        ("left, its window has closed",)
+        ("skipped, the window has closed",)
     ]
 
 
@@ -100,7 +100,7 @@ def test_a_store_that_is_made_anew_since_the_preview_is_refused(failed: HandHous
     failed.preview(OF_A)
     failed.store.recreate(REBORN + timedelta(minutes=1))
     before = failed.store.stream
-    with pytest.raises(PreviewOutdatedError, match="preview once more"):
+    with pytest.raises(PreviewOutdatedError, match="preview again"):
         failed.apply(OF_A)
     assert failed.store.stream == before
     failed.preview(OF_A)
@@ -185,7 +185,7 @@ def test_while_somebody_else_restores_one_is_told_who_and_since_when(failed: Han
 
 @pytest.mark.parametrize("reason", ["", "  "])
 def test_without_a_reason_nothing_is_done(failed: HandHouse, reason: str) -> None:
-    with pytest.raises(ChoiceError, match="No reason is given"):
+    with pytest.raises(ChoiceError, match="The reason is empty"):
         failed.apply(reason=reason)
     assert failed.usage("a") is None
 

@@ -49,7 +49,7 @@ def test_what_is_unknown_is_told_at_the_end(failed: HandHouse) -> None:
     assert applied.incident is not None
     assert applied.incident.ended is not None
     assert (
-        "1 window without an intact record: usage unknown. Left as unreadable: 1 live counter."
+        "1 window without an intact record: usage unknown. 1 live counter skipped (unreadable)."
     ) in applied.incident.ended.detail
 
 
@@ -60,7 +60,7 @@ def test_of_a_tenant_that_could_not_be_read_nothing_is_said_to_be_as_previewed(
     failed.store.failures["a"] = StoreReadError("Reading a took too long.", "read again.")
     applied = failed.apply()
     assert (applied.uncompared, applied.differences) == (("a",), ())
-    assert comparison(applied).startswith("1 tenant could not be compared; ")
+    assert comparison(applied).startswith("1 tenant not compared. ")
 
 
 def test_a_tenant_that_is_in_no_snapshot_any_more_is_told(failed: HandHouse) -> None:
@@ -86,7 +86,7 @@ def test_a_snapshot_that_is_pruned_while_the_store_is_waited_for_is_refused(
 
     house.store.cluster = prune
     before = house.store.stream
-    with pytest.raises(ChoiceError, match="of which none is retained"):
+    with pytest.raises(ChoiceError, match="No retained snapshot matches"):
         house.apply(replace(OF_A, snapshot="2026-11-25T12:05"))
     assert house.store.stream == before
 
@@ -99,7 +99,7 @@ def test_one_is_held_to_the_preview_that_one_has_seen(failed: HandHouse) -> None
     with pytest.raises(PreviewOutdatedError):
         failed.carry_out(OF_A, order, mine.preview_id)
     for request, preview_id in ((OF_B, mine.preview_id), (OF_A, "a\0"), (OF_A, "")):
-        with pytest.raises(ChoiceError, match="there is none of that id for tenant"):
+        with pytest.raises(ChoiceError, match="has these options: tenant"):
             failed.carry_out(request, order, preview_id)
 
 
@@ -109,7 +109,7 @@ def test_a_purge_since_the_preview_is_noticed_by_the_marker(failed: HandHouse) -
     failed.store.purge()
     failed.check()
     assert len(failed.incident.losses) == 2
-    with pytest.raises(PreviewOutdatedError, match="nothing is there"):
+    with pytest.raises(PreviewOutdatedError, match="but it does not exist"):
         failed.apply(OF_A)
     failed.clock.advance(timedelta(minutes=1))
     failed.preview(OF_A)

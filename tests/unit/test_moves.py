@@ -75,7 +75,7 @@ def test_the_store_was_whole_at_the_last_good_check_or_the_last_snapshot(
 
 def test_nothing_is_opened_beside_an_open_incident() -> None:
     for state in (RECOVERING, FAILED):
-        with pytest.raises(IncidentMovedError, match="11111111 is open already"):
+        with pytest.raises(IncidentMovedError, match="11111111 is already open"):
             moves.open_incident(
                 standing(state), LOSS, target=None, judged=BASELINE, opening=OPENING
             )
@@ -162,7 +162,7 @@ def test_an_attempt_ends_the_waiting_and_the_backoff() -> None:
 
 
 def test_a_fourth_attempt_is_refused() -> None:
-    with pytest.raises(AttemptsUsedUpError, match="11111111 has used up its 3 attempts"):
+    with pytest.raises(AttemptsUsedUpError, match="11111111 has used all 3 attempts"):
         moves.claim_attempt(standing(attempts=3), judged=OPENED)
 
 
@@ -187,7 +187,7 @@ def test_closing_accepts_the_store_under_the_version_that_follows() -> None:
 
 MOVES: dict[str, Callable[[Standing], Move]] = {
     "join": lambda found: moves.join(found, GONE, target=None, judged=OPENED),
-    "stand on": lambda found: moves.adopt_target(found, BASELINE, judged=OPENED),
+    "adopt target": lambda found: moves.adopt_target(found, BASELINE, judged=OPENED),
     "wait": lambda found: moves.wait(found, "why", judged=OPENED, now=NOW),
     "claim": lambda found: moves.claim_attempt(found, judged=OPENED),
     "give up": lambda found: moves.give_up(
@@ -201,10 +201,10 @@ MOVES: dict[str, Callable[[Standing], Move]] = {
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (Standing(HEALTHY, BASELINE), "11111111 is not as it was judged: it is closed"),
+        (Standing(HEALTHY, BASELINE), "11111111 has changed: it is closed"),
         (standing(incident_id="22222222-b"), "it is closed, and 22222222 is open"),
-        (standing(target=None), "the store that it stands on is another"),
-        (standing(target=replace(TARGET, intended="n")), "the store that it stands on is another"),
+        (standing(target=None), "its restore target has changed"),
+        (standing(target=replace(TARGET, intended="n")), "its restore target has changed"),
     ],
 )
 def test_an_incident_that_is_not_as_it_was_judged_does_not_move(

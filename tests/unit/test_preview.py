@@ -99,7 +99,9 @@ def test_counters_that_are_made_anew_are_said_to_lack_other_fields(house: HandHo
     house.spend("a", "3")
     (window,) = house.preview(OF_A).windows
     assert window.made_anew == 1
-    assert window.notes == ("1 counter gone from the store: the usage comes back, no other field",)
+    assert window.notes == (
+        "1 counter missing from the store: a restore brings back only the usage field",
+    )
 
 
 def test_who_would_be_blocked_is_told_where_a_limit_is_known(house: HandHouse) -> None:
@@ -134,7 +136,7 @@ def test_a_named_snapshot_alone_is_taken(house: HandHouse) -> None:
     preview = house.preview(RestoreRequest(tenant="a", snapshot="2026-11-25 12:05"))
     assert preview.choice.snapshot == captured
     assert {entry.source for entry in preview.tenants[0].entries} == {captured}
-    with pytest.raises(ChoiceError, match="of which none is retained") as refusal:
+    with pytest.raises(ChoiceError, match="No retained snapshot matches") as refusal:
         house.preview(RestoreRequest(snapshot="2026-11-24"))
     assert refusal.value.hint == ("choose the snapshot from: latest, 2026-11-25T12:05:00.000000Z.")
 
@@ -147,7 +149,7 @@ def test_closed_windows_are_told_as_left(house: HandHouse) -> None:
     house.clock.set(datetime(2026, 11, 26, 0, 0, 30, tzinfo=UTC))
     day, lifetime = house.preview(OF_A).windows
     assert (day.of.window.token, day.raised, day.skipped) == ("2026-11-25", 0, 1)
-    assert day.notes == ("left, its window has closed",)
+    assert day.notes == ("skipped, the window has closed",)
     assert (day.live, day.result) == (Decimal(0), Decimal(0))
     assert (lifetime.raised, lifetime.skipped) == (2, 0)
 
@@ -157,7 +159,7 @@ def test_an_unreadable_live_counter_is_named(house: HandHouse) -> None:
     preview = house.preview(OF_A)
     (window,) = preview.windows
     assert (window.raised, window.skipped) == (1, 1)
-    assert window.notes[0].startswith("1 live counter left as unreadable: 'alice' (")
+    assert window.notes[0].startswith("1 live counter skipped (unreadable): 'alice' (")
     (alice,) = (each for each in preview.tenants[0].entries if each.entity == "alice")
     assert alice.action is Action.SKIP_UNREADABLE
 
@@ -172,7 +174,7 @@ def test_damaged_records_are_named(house: HandHouse) -> None:
     (window,) = house.preview(OF_A).windows
     assert window.recorded == 110
     assert window.notes == (
-        "nothing is taken from 1 record that is not as it was captured: 2026-11-25 12:15:00 UTC",
+        "1 record damaged (checksum mismatch) and not used: 2026-11-25 12:15:00 UTC",
     )
 
 
@@ -197,7 +199,7 @@ def test_a_preview_of_a_store_that_is_made_anew_meanwhile_is_refused(house: Hand
     house.spend("a", "1")
     house.spend("a", "1", "alice")
     house.store.in_mid_reading = made_anew
-    with pytest.raises(PreviewOutdatedError, match="preview once more"):
+    with pytest.raises(PreviewOutdatedError, match="preview again"):
         house.preview()
     assert house.plane.previews.newest(RestoreChoice(None, None, None)) is None
 
@@ -211,7 +213,7 @@ def test_a_store_that_does_not_answer_is_no_empty_store(house: HandHouse) -> Non
 def test_without_snapshots_there_is_nothing_to_choose() -> None:
     house = HandHouse()
     house.store.stream = StoreIdentity(REBORN, 1)
-    with pytest.raises(ChoiceError, match="There is nothing to restore from"):
+    with pytest.raises(ChoiceError, match="Nothing can be restored"):
         house.preview()
 
 
@@ -222,7 +224,9 @@ def test_a_chosen_budget_is_the_only_one_told(house: HandHouse) -> None:
     house.wipe()
     preview = house.preview(RestoreRequest(tenant="a", budget="cards"))
     assert [(each.of.budget, each.rise) for each in preview.windows] == [("cards", Decimal(7))]
-    with pytest.raises(ChoiceError, match="The budget is 'card'") as refusal:
+    with pytest.raises(
+        ChoiceError, match="No snapshot of budget 'card' of tenant 'a' is retained"
+    ) as refusal:
         house.preview(RestoreRequest(tenant="a", budget="card"))
     assert refusal.value.hint == "choose the budget from: cards, spend."
 
@@ -235,10 +239,10 @@ def test_what_nobody_knows_is_not_said_to_be_there(house: HandHouse) -> None:
         house.plane.points.corrupt(tenant, at, LIFETIME)
     preview = house.preview()
     assert headline(preview) == (
-        "Nothing would be raised. Nothing is known of 2 windows: no record is as captured."
+        "Nothing would be raised. 2 windows have no intact record (checksum mismatch)."
     )
     assert list(window_lines(preview.windows[0], preview.at))[:2] == [
-        "raises 0 of 0 counters: not known",
+        "raises 0 of 0 counters: unknown",
         "from no snapshot",
     ]
 
@@ -250,10 +254,10 @@ def test_an_unreadable_live_counter_is_no_zero(house: HandHouse) -> None:
     house.plane.budgets.define([limit])
     house.store.put("usage.b.spend.lifetime.=", b"rubbish")
     preview = house.preview(RestoreRequest(tenant="b"))
-    assert headline(preview) == "Nothing would be raised. Left as unreadable: 1 live counter."
+    assert headline(preview) == "Nothing would be raised. 1 live counter skipped (unreadable)."
     (window,) = preview.windows
-    assert figures_in(window) == "not known"
-    assert limit_words(window) == "limit 3: at least 0 blocked now, 0 afterwards"
+    assert figures_in(window) == "unknown"
+    assert limit_words(window) == "limit 3: at least 0 blocked now, 0 after the restore"
     assert preview.tenants[0].entries[0].blocks is None
 
 
@@ -275,7 +279,7 @@ def test_why_it_could_not_be_applied_is_warned_about() -> None:
     assert house.preview().warnings == ()
     house.store.recreate(REBORN)
     (warning,) = house.preview().warnings
-    assert warning.startswith("Nothing can be applied now. The store was recreated;")
+    assert warning.startswith("A restore would be refused now. The store was recreated;")
     house.check()
     assert house.preview().warnings == ()
     house.store.cluster = lambda seen_at: ClusterView(seen_at, "c", None, None, 3, ())

@@ -101,7 +101,7 @@ def test_a_store_that_is_back_is_told_as_such() -> None:
     house.store.is_led = False
     found = house.check().check
     assert found.verdict is Verdict.UNKNOWN
-    assert "may not be the leader any more" in found.reason
+    assert "may no longer be the leader" in found.reason
     assert house.incident.target is None
     house.store.is_led = True
     assert house.check().check.reason.startswith("The store exists again: created ")
@@ -134,7 +134,7 @@ def test_a_leaderboard_that_is_refused_is_named_and_fails_nothing(house: Recover
         entry.tenant: entry.notes
         for entry in house.plane.audits.largest(incident.incident_id, 10).largest
     }
-    assert notes["a"] == ("its leaderboard is left: The store is full.",)
+    assert notes["a"] == ("leaderboard not rebuilt: The store is full.",)
 
 
 def test_one_refused_leaderboard_of_a_tenant_is_the_only_one_that_is_noted() -> None:
@@ -152,7 +152,7 @@ def test_one_refused_leaderboard_of_a_tenant_is_the_only_one_that_is_noted() -> 
     assert sorted(entry.notes for entry in told) == [
         (),
         (),
-        ("its leaderboard is left: The store is full.",),
+        ("leaderboard not rebuilt: The store is full.",),
     ]
 
 
@@ -176,8 +176,8 @@ def test_a_value_that_the_store_never_takes_is_named_and_fails_nothing() -> None
         "1 counter left: the store refuses the value: 'alice' (its 53 bytes are more than 50)"
     )
     assert [note.partition(": ")[0] for note in (*a.notes[1:], *b.notes)] == [
-        "its leaderboard is left",
-        "its leaderboard is left",
+        "leaderboard not rebuilt",
+        "leaderboard not rebuilt",
     ]
 
 
@@ -269,7 +269,7 @@ def test_a_clock_that_was_ahead_puts_nothing_off_once_it_is_right(house: Recover
     # What was put off to three hours from now cannot be meant.
     assert may_launch(house.plane.incidents.recovery(), right) is None
     near = replace(house.incident, next_launch_at=right + timedelta(minutes=5))
-    assert "is tried again at" in str(may_launch(Recovery(RecoveryState.RECOVERING, near), right))
+    assert "is due at" in str(may_launch(Recovery(RecoveryState.RECOVERING, near), right))
 
 
 def test_windows_of_which_every_record_is_damaged_are_not_called_whole() -> None:

@@ -137,10 +137,10 @@ def test_what_is_shown_of_a_point_is_exact_and_unknown_is_not_zero(plane: Contro
         {
             "tenant": "daily",
             "budget": "",
-            "window": "none is current",
+            "window": "no open window",
             "usage": "",
             "age": "22h 30min",
-            "marks": "nothing to bring back",
+            "marks": "nothing to restore",
             "entities": 0,
             "source": "",
             "captured_at": "2026-11-25T13:30:00Z",

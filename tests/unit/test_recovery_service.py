@@ -280,7 +280,7 @@ def test_a_restore_under_way_leaves_nothing_to_another(house: RecoveryHouse) -> 
     assert outcome(house.recover()) is Outcome.RESTORED
     (other,) = others
     assert isinstance(other, NothingToDo)
-    assert "at work already" in other.reason
+    assert "is running" in other.reason
 
 
 def test_a_restore_whose_lease_is_lost_writes_nothing_more(house: RecoveryHouse) -> None:
@@ -358,7 +358,7 @@ def test_a_key_that_is_removed_after_its_writing_is_named_and_the_rest_restored(
         for entry in house.plane.audits.largest(incident.incident_id, 10).largest
         if entry.tenant == "a"
     ]
-    assert notes == ("1 counter no longer in the store after the writing: the aggregate",)
+    assert notes == ("1 counter missing from the store after the write: the aggregate",)
 
 
 def test_a_marker_that_somebody_deletes_during_the_restore_is_no_success(

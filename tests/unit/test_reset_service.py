@@ -8,7 +8,7 @@ import pytest
 
 from budget_recovery_dagster.domain import EVERYONE, Entity, Everyone, Outcome, RecoveryState
 from budget_recovery_dagster.errors import ChoiceError
-from budget_recovery_dagster.presentation import told
+from budget_recovery_dagster.presentation import reset_report
 from budget_recovery_dagster.services import RecordedReset, ResetRequest, record_reset
 from budget_recovery_dagster.services.restore import Recovered
 from tests.unit.capture_house import NOW
@@ -59,9 +59,9 @@ def test_a_reset_tells_which_windows_it_leaves_something_out_of(house: RecoveryH
         ({"tenant": "c"}, "tenant 'c'", "choose one of the tenants: 'a', 'b'."),
         ({"tenant": "*"}, "tenant '*'", "choose one of the tenants: 'a', 'b'."),
         ({"budget": "spent"}, "budget 'spent' of tenant 'a'", "one of its budgets: 'spend'."),
-        ({"window": "2026-13"}, "'2026-13' is no budget window", "correct"),
+        ({"window": "2026-13"}, "'2026-13' is not a budget window", "correct"),
         ({"entity": ""}, "an empty name", "correct"),
-        ({"reason": " \n"}, "The reason is empty.", "say why"),
+        ({"reason": " \n"}, "The reason is empty.", "give the reason"),
     ],
 )
 def test_what_no_snapshot_has_is_refused_with_the_choices(
@@ -78,7 +78,7 @@ def test_a_time_to_come_is_refused(house: RecoveryHouse) -> None:
     with pytest.raises(ChoiceError) as refused:
         record(house, replace(REQUEST, at=house.clock.now() + SECOND))
     assert refused.value.message == (
-        "The time of the reset, 2026-11-25 12:15:01 UTC, has not come: it is"
+        "The time of the reset is in the future: 2026-11-25 12:15:01 UTC; it is"
         " 2026-11-25 12:15:00 UTC."
     )
     assert house.plane.resets.recent(1) == ()
@@ -97,7 +97,7 @@ def test_of_very_many_names_the_first_are_told() -> None:
 def test_without_any_snapshot_there_is_nothing_to_choose() -> None:
     with pytest.raises(ChoiceError) as refused:
         record(RecoveryHouse())
-    assert refused.value.hint == "take a snapshot first; there is none of any tenant."
+    assert refused.value.hint == "take a snapshot first; no tenant has one."
 
 
 # What people are told
@@ -114,23 +114,27 @@ def test_without_any_snapshot_there_is_nothing_to_choose() -> None:
 def test_people_are_told_what_was_recorded_and_what_must_have_come_first(
     house: RecoveryHouse, who: Entity | Everyone, window: str | None, said: str
 ) -> None:
-    what, left_out, warning = told(record(house, replace(REQUEST, entity=who, window=window)))
+    what, left_out, warning = reset_report(
+        record(house, replace(REQUEST, entity=who, window=window))
+    )
     assert what.startswith(f"Recorded: {said}")
     assert "reset at 2026-11-25 12:15:00 UTC." in what
-    assert left_out == "It leaves recorded usage out of these current windows: lifetime."
-    assert "The gateway must have lowered" in warning
+    assert left_out == "The reset excludes recorded usage in these open windows: lifetime."
+    assert "the gateway must have lowered" in warning
 
 
 def test_people_are_told_where_nothing_is_left_out(house: RecoveryHouse) -> None:
-    _, left_out, _ = told(record(house, replace(REQUEST, entity="alise")))
-    assert left_out.startswith("No snapshot so far has such a usage in a current window")
+    _, left_out, _ = reset_report(record(house, replace(REQUEST, entity="alise")))
+    assert left_out.startswith(
+        "The reset excludes nothing yet: no snapshot has such usage in an open window"
+    )
 
 
 def test_people_are_told_while_a_restore_may_have_read_the_old_ones(house: RecoveryHouse) -> None:
-    assert len(told(record(house))) == 3
+    assert len(reset_report(record(house))) == 3
     house.wipe()
     assert house.state is RecoveryState.RECOVERING
-    assert told(record(house))[3].startswith("A restore is under way")
+    assert reset_report(record(house))[3].startswith("A restore is running")
 
 
 # Recoveries

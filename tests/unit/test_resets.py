@@ -51,11 +51,11 @@ ALICE = reset("alice")
         ("budget", "", "an empty name"),
         ("entity", "", "an empty name"),
         ("entity", "a\0b", "NUL"),
-        ("window", "2026-13", "'2026-13' is no budget window"),
-        ("window", "", "'' is no budget window"),
+        ("window", "2026-13", "'2026-13' is not a budget window"),
+        ("window", "", "'' is not a budget window"),
         ("at", datetime(2026, 11, 25, 12), "no time zone"),  # noqa: DTZ001 - that is refused
         ("recorded_at", datetime(2026, 11, 25, 12), "no time zone"),  # noqa: DTZ001 - the same
-        ("at", NOON + timedelta(days=9) + SECOND, "that is recorded earlier"),
+        ("at", NOON + timedelta(days=9) + SECOND, "was recorded earlier"),
     ],
 )
 def test_what_names_nothing_or_a_time_to_come_is_refused(field: str, value: Any, said: str) -> None:

@@ -67,7 +67,7 @@ def test_without_an_incident_there_is_nothing_to_resolve() -> None:
 
 
 def test_without_a_reason_nothing_is_resolved(house: HandHouse) -> None:
-    with pytest.raises(ChoiceError, match="No reason is given"):
+    with pytest.raises(ChoiceError, match="The reason is empty"):
         house.resolve(" ")
     assert house.state is RecoveryState.FAILED
 

@@ -45,12 +45,12 @@ def test_the_beginning_of_a_moment_is_enough_where_it_is_of_one(text: str, meant
     [
         (
             "2026-11-30",
-            "The snapshot is '2026-11-30', and 2 of them begin so.",
+            "The snapshot '2026-11-30' is ambiguous: 2 snapshots match.",
             "choose the snapshot from: 2026-11-30T03:17:09.500000Z, 2026-11-30T03:00:04.123456Z.",
         ),
         (
             "2026-11-29 03:00",
-            "The snapshot is '2026-11-29 03:00', of which none is retained.",
+            "No retained snapshot matches '2026-11-29 03:00'.",
             (
                 "choose the snapshot from: latest, 2026-11-30T03:17:09.500000Z, "
                 "2026-11-30T03:00:04.123456Z, 2026-11-28T03:00:04.120000Z."
@@ -59,19 +59,19 @@ def test_the_beginning_of_a_moment_is_enough_where_it_is_of_one(text: str, meant
         # A second that only begins like another is another one.
         (
             "2026-11-30 03:1",
-            "The snapshot is '2026-11-30 03:1', which is neither latest nor a moment in UTC.",
+            "The snapshot '2026-11-30 03:1' is neither latest nor a timestamp in UTC.",
             "latest",
         ),
         (
             "2026-11-30T12:00:04.123456+09:00",
             (
-                "The snapshot is '2026-11-30T12:00:04.123456+09:00', which is neither latest nor a "
-                "moment in UTC."
+                "The snapshot '2026-11-30T12:00:04.123456+09:00' is neither latest nor a "
+                "timestamp in UTC."
             ),
             "latest",
         ),
-        ("٢٠٢٦-11-30", "neither latest nor a moment in UTC.", "latest"),
-        ("", "The snapshot is '', which is neither latest nor a moment in UTC.", "latest"),
+        ("٢٠٢٦-11-30", "neither latest nor a timestamp in UTC.", "latest"),
+        ("", "The snapshot '' is neither latest nor a timestamp in UTC.", "latest"),
     ],
 )
 def test_what_is_no_snapshot_is_refused_with_the_choices(
@@ -105,15 +105,15 @@ def test_tenants_and_budgets_are_chosen_by_their_names() -> None:
 def test_an_unknown_tenant_or_budget_is_refused_with_the_choices() -> None:
     with pytest.raises(ChoiceError) as refusal:
         choose_tenant("acmee", ["globex", "acme"])
-    assert refusal.value.message == "The tenant is 'acmee', of which no snapshot is retained."
+    assert refusal.value.message == "No snapshot of tenant 'acmee' is retained."
     assert refusal.value.hint == "choose the tenant from: *, acme, globex."
     with pytest.raises(ChoiceError) as refusal:
         choose_budget("teem", "acme", ["team", "cards"])
-    assert refusal.value.message == (
-        "The budget is 'teem', of which tenant 'acme' has no retained snapshot."
-    )
+    assert refusal.value.message == ("No snapshot of budget 'teem' of tenant 'acme' is retained.")
     assert refusal.value.hint == "choose the budget from: cards, team."
-    with pytest.raises(ChoiceError, match="The budget is 'team', but the tenant is") as refusal:
+    with pytest.raises(
+        ChoiceError, match="Budget 'team' needs a tenant, but the tenant is"
+    ) as refusal:
         choose_budget("team", None, [])
 
 
@@ -121,8 +121,8 @@ def test_a_choice_says_what_it_is() -> None:
     assert str(RestoreChoice()) == "every tenant, from the latest"
     choice = RestoreChoice("acme", "team", OLD, despite_resets=True)
     assert str(choice) == (
-        "budget 'team' of tenant 'acme', from the snapshot of 2026-11-28T03:00:04.120000Z, also "
-        "what was reset"
+        "budget 'team' of tenant 'acme', from the snapshot of 2026-11-28T03:00:04.120000Z, "
+        "including reset usage"
     )
-    with pytest.raises(ValueError, match="a budget is always a tenant's"):
+    with pytest.raises(ValueError, match="a budget needs its tenant"):
         RestoreChoice(budget="team")

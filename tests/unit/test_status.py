@@ -52,7 +52,7 @@ def test_a_healthy_store_is_told_to_be_as_old_as_its_checks() -> None:
     overdue = Known(checks=(check(10),))
     assert next_step(overdue) == "Nothing to do. The next check of the store is due."
     first = Known(points={"acme": ago(1)})
-    assert next_step(first) == "Nothing to do. The first check of the store is to come."
+    assert next_step(first) == "Nothing to do. The store has not been checked yet."
 
 
 @pytest.mark.parametrize("verdict", [Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED])
@@ -62,7 +62,7 @@ def test_after_three_missed_checks_nobody_can_tell(verdict: Verdict) -> None:
     condition, [doubt], step = told(Known(checks=(check(30 + 1 / 60, verdict),)))
     assert condition is Condition.UNKNOWN
     assert doubt == (
-        "The store was last known to be whole 30 min ago, at 08:01:01 UTC; it is to be checked"
+        "The store was last known to be intact 30 min ago, at 08:01:01 UTC; a check is due"
         " every 10 min."
     )
     assert "store_loss_sensor" in step
@@ -75,7 +75,7 @@ def test_two_checks_that_cannot_tell_are_no_matter_and_three_are() -> None:
     three = Known(checks=(unknown(1), unknown(2), unknown(3), check(4)))
     assert told(three) == (
         Condition.UNKNOWN,
-        ("The newest 3 checks could not tell: No answer came.",),
+        ("The newest 3 checks are unknown: No answer came.",),
         "Make the store reachable again, then wait for the next check.",
     )
 
@@ -87,7 +87,7 @@ def test_checks_that_cannot_tell_are_counted_from_the_newest_only() -> None:
     assert many.status().facts.unknown_in_a_row == MOST_CHECKS
     doubts = told(many)[1]
     assert len(doubts) == 2
-    assert doubts[1].startswith("The store was last known to be whole 33.3 h ago, at 2026-11-28 ")
+    assert doubts[1].startswith("The store was last known to be intact 33.3 h ago, at 2026-11-28 ")
 
 
 def test_before_the_first_check_a_snapshot_tells_for_one_interval() -> None:
@@ -96,12 +96,12 @@ def test_before_the_first_check_a_snapshot_tells_for_one_interval() -> None:
     stale = Known(points={"acme": ago(10) - INSTANT})
     assert told(stale)[0] is Condition.UNKNOWN
     with_a_check = Known(points={"acme": ago(1)}, checks=(unknown(2),))
-    assert told(with_a_check)[1] == ("The store has never been found whole.",)
+    assert told(with_a_check)[1] == ("No check has found the store intact yet.",)
 
 
 def test_of_an_empty_database_nobody_can_tell() -> None:
     condition, doubts, step = told(Known())
-    assert (condition, doubts) == (Condition.UNKNOWN, ("The store has never been found whole.",))
+    assert (condition, doubts) == (Condition.UNKNOWN, ("No check has found the store intact yet.",))
     assert "store_loss_sensor" in step
 
 
@@ -115,8 +115,8 @@ def test_of_an_empty_database_nobody_can_tell() -> None:
 def test_a_moment_that_has_not_come_yet_makes_ages_unknown(known: Known, what: str) -> None:
     assert told(known) == (
         Condition.UNKNOWN,
-        (f"The newest {what} is of 08:33:02 UTC, which has not come yet.",),
-        "Set the clocks of PostgreSQL and NATS right.",
+        (f"The newest {what} has a time in the future: 08:33:02 UTC.",),
+        "Synchronize the clocks of PostgreSQL and NATS with NTP.",
     )
 
 
@@ -146,11 +146,11 @@ def test_after_an_incident_the_store_counts_as_found_whole_at_its_end() -> None:
 def test_what_is_wrong_with_snapshots_is_said_of_a_healthy_store() -> None:
     late = Known(checks=(check(1),), points={"a": ago(91), "b": ago(89)})
     assert told(late)[0] is Condition.HEALTHY
-    assert next_step(late).startswith("The store is whole, but no new snapshot comes of 'a': ")
+    assert next_step(late).startswith("The store is intact, but 'a' has no recent snapshot: ")
     failing = Known(checks=(check(1),), failing_tenants=dict.fromkeys("edcba"))
     assert told(failing)[0] is Condition.HEALTHY
     assert next_step(failing) == (
-        "The store is whole, but captures of 'a', 'b', 'c', 2 more fail: see the newest run of"
+        "The store is intact, but captures of 'a', 'b', 'c', 2 more fail: see the newest run of"
         " hourly_snapshot_job in Dagster."
     )
 
@@ -169,24 +169,25 @@ def test_an_attempt_at_work_needs_nobody() -> None:
     assert told(known) == (
         Condition.RECOVERING,
         (),
-        "Nothing to do: run 60a5271d on gate (pid 7) is at work.",
+        "Nothing to do: run 60a5271d on gate (pid 7) is restoring.",
     )
 
 
 def test_an_attempt_of_an_earlier_loss_is_not_taken_for_the_present_one() -> None:
     open_one = incident(attempts=0, losses=(loss(9), loss(0.2)), next_launch_at=ago(0))
     known = Known(recovering(open_one), attempts=(attempt(1, of=open_one),))
-    assert next_step(known) == "Nothing to do: a restore is launched at any moment."
+    assert next_step(known) == "Nothing to do: the launch of a restore is due now."
 
 
 def test_between_attempts_it_says_when_the_next_one_begins() -> None:
     open_one = incident(attempts=1, launches=1, next_launch_at=ago(-1))
     known = Known(recovering(open_one), attempts=(attempt(1, of=open_one, is_over=True),))
     assert next_step(known) == (
-        "Nothing to do: a restore is launched, and again at 08:32:02 UTC if it does not begin."
+        "Nothing to do: a restore was launched; it is launched again at 08:32:02 UTC if it does not"
+        " start."
     )
     first = Known(recovering(incident(next_launch_at=ago(-1))))
-    assert next_step(first) == "Nothing to do: a restore is launched at 08:32:02 UTC."
+    assert next_step(first) == "Nothing to do: the launch of a restore is due at 08:32:02 UTC."
 
 
 def test_damaged_records_are_the_next_step_of_a_healthy_store() -> None:
@@ -200,7 +201,7 @@ def test_damaged_records_are_the_next_step_of_a_healthy_store() -> None:
 def test_a_restore_that_nobody_begins_points_at_the_daemon() -> None:
     known = Known(recovering(incident(9)))
     assert next_step(known) == (
-        "The restore should have begun at 08:22:02 UTC: see in Dagster whether its daemon runs and"
+        "The restore was due at 08:22:02 UTC: check in Dagster that the daemon runs and"
         " restore_supervisor_sensor is on."
     )
 
@@ -210,8 +211,8 @@ def test_a_waiting_restore_says_for_what_and_when_it_looks_again() -> None:
     known = Known(recovering(incident(waiting=waiting, next_launch_at=ago(-2))))
     assert told(known)[:2] == (Condition.RECOVERING, ())
     assert next_step(known) == (
-        "Bring the store back to full health; the restore waits for that (1 of 3 servers is"
-        " offline) and looks again at 08:33:02 UTC."
+        "Bring all servers of the store up; the restore waits for them (1 of 3 servers is"
+        " offline) and checks again at 08:33:02 UTC."
     )
 
 
@@ -224,17 +225,15 @@ def test_a_hold_names_who_and_how_to_end_it_and_is_warned_of_after_an_hour(
     assert condition is Condition.RECOVERING
     assert len(doubts) == warnings
     assert step == (
-        "Remove the reason of the hold (The disk is being replaced), then `budget-recovery"
-        " release`: nothing is restored by itself until then."
+        "Remove the reason of the hold (The disk is being replaced), then run"
+        " `budget-recovery release`: no automatic restore starts until then."
     )
 
 
 def test_used_up_attempts_are_about_to_be_judged() -> None:
     open_one = incident(attempts=3, next_launch_at=ago(1))
     known = Known(recovering(open_one), attempts=(attempt(3, of=open_one, is_over=True),))
-    assert next_step(known) == (
-        "Nothing to do: the attempts are used up, and a last look follows at any moment."
-    )
+    assert next_step(known) == ("Nothing to do: all attempts are used; the final check is due now.")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +243,7 @@ def test_used_up_attempts_are_about_to_be_judged() -> None:
         (
             FailureReason.NOT_WRITTEN,
             (
-                "Put right why it failed: Its disk is full. Then `budget-recovery preview` and "
+                "Fix the cause: Its disk is full. Then run `budget-recovery preview` and "
                 "`budget-recovery restore`"
             ),
         ),

@@ -59,7 +59,7 @@ def test_where_no_incident_is_open_nothing_is_done() -> None:
 
 def test_a_failed_store_is_left_to_people() -> None:
     assert decide(state=FAILED) == Rest(
-        "The store is FAILED: nothing is tried any more until a person acts."
+        "The store is FAILED: no restore starts until an operator acts."
     )
 
 
@@ -71,7 +71,9 @@ def test_an_incident_on_hold_is_not_launched_and_says_who_holds_it() -> None:
 
 def test_a_launch_waits_for_its_time() -> None:
     early = replace(INCIDENT, next_launch_at=NOW + timedelta(microseconds=1))
-    assert decide(incident=early) == Rest("Incident 0f8fad5b is tried again at 12:00:00 UTC.")
+    assert decide(incident=early) == Rest(
+        "The next launch for incident 0f8fad5b is due at 12:00:00 UTC."
+    )
     due = replace(INCIDENT, next_launch_at=NOW)
     assert decide(incident=due) == Launch(due)
 
@@ -80,7 +82,7 @@ def test_a_launch_waits_for_its_time() -> None:
 def test_nothing_is_launched_beside_a_worker_whatever_the_runs_say(phase: Phase) -> None:
     # A run that Dagster has given up may go on writing, and be the second to do so.
     released = replace(INCIDENT, released_at=NOW)
-    beside = Rest("run 1 on gw-7 is at work.")
+    beside = Rest("run 1 on gw-7 is restoring.")
     old = Suspicion(run(phase).run_id, 4, NOW - timedelta(hours=1))
     worker = "run 1 on gw-7"
     assert decide(run(phase), incident=released, worker=worker, suspicion=old) == beside
@@ -102,7 +104,7 @@ def test_nothing_is_launched_beside_a_run_that_is_about_to_start() -> None:
 
 def test_a_started_run_without_a_worker_is_suspected_and_not_replaced() -> None:
     assert decide(run(Phase.STARTED)) == Rest(
-        "Run run1000- is started, and nobody works in it yet.",
+        "Run run1000- is started but has no worker yet.",
         Suspicion("run1000-rest", 4, NOW),
     )
 
@@ -138,7 +140,7 @@ def test_what_was_suspected_of_another_run_does_not_count() -> None:
 
 def test_a_suspicion_ends_when_somebody_works_or_the_run_is_over() -> None:
     known = Suspicion("run1000-rest", 4, NOW - 60 * SECOND)
-    assert decide(run(Phase.STARTED), worker="w", suspicion=known) == Rest("w is at work.")
+    assert decide(run(Phase.STARTED), worker="w", suspicion=known) == Rest("w is restoring.")
     assert decide(run(Phase.OVER), suspicion=known) == Launch(INCIDENT)
 
 
@@ -197,7 +199,7 @@ def test_a_run_that_was_requested_after_a_release_holds_again() -> None:
         (
             Phase.STARTED,
             Rest(
-                "Run run2000- is started, and nobody works in it yet.",
+                "Run run2000- is started but has no worker yet.",
                 Suspicion("run2000-rest", 4, NOW),
             ),
         ),

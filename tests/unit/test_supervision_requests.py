@@ -29,7 +29,7 @@ HEALTHY, RECOVERING, FAILED = RecoveryState
 RELEASED = replace(INCIDENT, released_at=NOW - 10 * MINUTE)
 # The third launch has been counted, and the fourth is not due.
 COUNTED = replace(INCIDENT, launches=3, next_launch_at=NOW + 2 * MINUTE)
-NOT_DUE = "Incident 0f8fad5b is tried again at 12:02:00 UTC."
+NOT_DUE = "The next launch for incident 0f8fad5b is due at 12:02:00 UTC."
 
 
 def canceled(*, requested: float, terminated: float | None = None) -> RunSeen:
@@ -92,7 +92,7 @@ def test_a_terminated_run_holds_nothing_where_another_was_asked_for_after_that()
 
 
 def test_a_launch_without_a_run_is_given_time_and_then_requested_again() -> None:
-    asked = Rest(f"No run of launch 3 is known yet. {NOT_DUE}", Suspicion("launch-3", 4, NOW))
+    asked = Rest(f"Launch 3 has no run yet. {NOT_DUE}", Suspicion("launch-3", 4, NOW))
     assert decide(incident=COUNTED) == asked
     early = Suspicion("launch-3", 4, NOW - 19 * SECOND)
     decision = decide(incident=COUNTED, suspicion=early)
@@ -126,7 +126,7 @@ def test_where_no_launch_was_counted_or_none_is_to_come_nothing_is_missed() -> N
     assert isinstance(failed, Rest)
     assert "FAILED" in failed.reason
     beside = decide(incident=COUNTED, worker="run 1 on gw-7", suspicion=late)
-    assert beside == Rest("run 1 on gw-7 is at work.")
+    assert beside == Rest("run 1 on gw-7 is restoring.")
     queued = decide(other(Phase.QUEUED, requested=1), incident=COUNTED, suspicion=late)
     assert queued == Rest("Run run2000- is about to start.")
 

@@ -62,7 +62,7 @@ def test_a_token_names_a_calendar_span(
     ],
 )
 def test_anything_else_is_refused_by_name(token: str) -> None:
-    with pytest.raises(InvalidWindowError, match="is no budget window"):
+    with pytest.raises(InvalidWindowError, match="is not a budget window"):
         Window.parse(token)
 
 

@@ -1,4 +1,4 @@
-"""What restores did, in PostgreSQL."""
+"""Restore audits in PostgreSQL."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ set who = excluded.who, why = excluded.why, incident_id = excluded.incident_id,
     skipped = excluded.skipped, usage_before = excluded.usage_before,
     usage_after = excluded.usage_after, notes = excluded.notes
 """
-# What is finished is not begun once more.
+# A finished entry is never replaced by an unfinished one.
 _BEGIN = f"{_INSERT}where a.finished_at is null"
-# A row for each budget and window. Only narrow columns: all of an incident's rows are sorted. What
-# is merely begun counts by what the next plan no longer had to raise.
+# A row for each budget and window. Only narrow columns: all of an incident's rows are sorted. An
+# unfinished entry counts what the next plan no longer had to raise.
 _MERGED = """
 with merged as (
     select tenant, budget_id, window_token,
@@ -57,7 +57,7 @@ with merged as (
         from budget_recovery.restore_audit
         where incident_id = %(incident)s
         window in_time as (partition by tenant, budget_id, window_token order by at, audit_id)
-    ) told
+    ) counted_entry
     group by tenant, budget_id, window_token
 )"""
 _COUNTS = """
@@ -66,8 +66,8 @@ from merged
 where raised > 0
 """
 _RESTORED = f"{_MERGED}{_COUNTS}"
-# The totals stand beside each of the largest, and alone where there is none. Only for these are the
-# wide notes fetched.
+# Each of the largest has the totals; without any, the totals are the only row. The wide notes are
+# read only for these.
 _TOTALS_AND_LARGEST = """
 , totals as (
     select count(*) as windows, coalesce(sum(usage_before), 0) as usage_before,
@@ -90,7 +90,7 @@ order by l.usage_after - l.usage_before desc, l.has_notes desc, a.tenant, a.budg
          a.window_token
 """
 _LARGEST = f"{_MERGED}{_TOTALS_AND_LARGEST}"
-# The server's limit of time is for one statement.
+# The server's time limit is per statement.
 _AT_ONCE = 10_000
 
 
@@ -101,14 +101,14 @@ class PostgresRestoreAudits:
     _database: Database
 
     def begin(self, trail: AuditTrail) -> None:
-        """Keep what a restore is about to do; what is finished stays."""
+        """Store what a restore is about to do; finished entries stay."""
         kept = storable_trail(trail)
         with self._database.writing() as connection:
             for columns in _columns(kept):
                 connection.execute(_BEGIN, (*_common(kept), None, *columns))
 
     def finish(self, trail: AuditTrail) -> None:
-        """Keep what a restore did, in place of what it began; entries not begun are added."""
+        """Store what a restore did, in place of its unfinished entries; new entries are added."""
         kept = storable_trail(trail)
         with self._database.writing() as connection:
             finished_at = self._database.moment(connection)
@@ -116,14 +116,14 @@ class PostgresRestoreAudits:
                 connection.execute(_INSERT, (*_common(kept), finished_at, *columns))
 
     def restored_in(self, incident_id: str) -> Restored:
-        """Count what was raised in an incident; leaderboards are not audited, so 0 of them."""
+        """Count what was raised in an incident; leaderboards are not audited, so 0 boards."""
         with self._database.reading() as connection:
             [counts] = connection.execute(_RESTORED, {"incident": incident_id}).fetchall()
         tenants, windows, counters = counts
         return Restored(tenants=tenants, windows=windows, counters=counters)
 
     def largest(self, incident_id: str, count: int) -> MergedAudits:
-        """Merge what was done to each budget and window in an incident, and return the largest."""
+        """Merge the entries of each budget and window in an incident, and return the largest."""
         scope = {"incident": incident_id, "count": count}
         with self._database.reading() as connection:
             rows = connection.execute(_LARGEST, scope).fetchall()
@@ -141,7 +141,7 @@ def _common(trail: AuditTrail) -> tuple[object, ...]:
 
 
 def _columns(trail: AuditTrail) -> Iterator[list[list[object]]]:
-    """Give the columns of a trail's entries, of so many at a time."""
+    """Yield the columns of a trail's entries, in batches."""
     entries = iter(trail.entries)
     while some := list(islice(entries, _AT_ONCE)):
         yield [list(column) for column in zip(*map(_row, some), strict=True)]

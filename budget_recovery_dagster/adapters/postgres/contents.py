@@ -21,12 +21,12 @@ _AT_ONCE = 500
 def as_captured(
     content_hash: bytes | None, entities: list[Any] | None, usages: list[Any] | None
 ) -> Usages | None:
-    """Return the usages of a stored content; None where it is damaged.
+    """Return the usages of a stored content; None if it is damaged.
 
     The aggregate's empty name becomes None. ``content_is_intact`` is the same rule in SQL.
     """
-    # Nothing is assumed of what is being verified: lists of another length, shape or kind are
-    # damage like any other.
+    # The verified content may have any form: lists of another length, shape or type are damage,
+    # too.
     if content_hash is None or entities is None or usages is None:
         return None
     if not all(isinstance(entity, str) for entity in entities):
@@ -41,10 +41,10 @@ def as_captured(
 def stream_verified(
     connection: Connection, content_ids: Sequence[int]
 ) -> Iterator[tuple[int, Usages | None]]:
-    """Yield contents with their ids, in the order of the ids; None where one is damaged.
+    """Yield contents with their ids, in the order of the ids; None if one is damaged.
 
-    They come one by one, as many of them together may not fit into memory. Until the last one has
-    come, nothing else can use the connection.
+    They are read one by one, because all of them may not fit into memory. Nothing else can use the
+    connection until the last one is read.
     """
     for first in range(0, len(content_ids), _AT_ONCE):
         with connection.cursor() as cursor:

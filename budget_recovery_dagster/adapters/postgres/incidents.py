@@ -58,13 +58,13 @@ insert into budget_recovery.restore_attempt (
     incident_id, loss, number, run_id, holder, started_at
 ) values (%s, %s, %s, %s, %s, %s)
 """
-# Not what the incident counts: that begins again while the attempts that there were stay.
+# Not the incident's own count: a release resets that, but earlier attempts stay stored.
 _NEXT_NUMBER = """
 select coalesce(max(number), 0) + 1
 from budget_recovery.restore_attempt
 where incident_id = %s and loss = %s
 """
-# What has been said once of how an attempt ended stands.
+# The outcome of an attempt is never replaced.
 _END_NEWEST = """
 update budget_recovery.restore_attempt a
 set ended_at = %(ended_at)s, outcome = %(outcome)s
@@ -89,7 +89,7 @@ order by loss, number
 
 
 def insert_attempt(connection: Connection, attempt: Attempt) -> None:
-    """Write an attempt that has just been claimed."""
+    """Insert an attempt that has just been claimed."""
     connection.execute(
         _INSERT_ATTEMPT,
         (
@@ -113,7 +113,7 @@ def next_number(connection: Connection, incident: Incident) -> int:
 def end_newest_attempt(
     connection: Connection, incident_id: str, *, outcome: str, ended_at: datetime
 ) -> None:
-    """Write how the newest attempt of an incident ended, unless that is known."""
+    """Write the outcome of the newest attempt of an incident, unless it has one."""
     values = {"incident_id": incident_id, "outcome": outcome, "ended_at": ended_at}
     connection.execute(_END_NEWEST, values)
 
@@ -134,7 +134,7 @@ select incident_id, opened_at,
 from budget_recovery.incident
 """
 _READ_OPEN = f"{_READ_INCIDENTS} where closed_at is null"
-# After the lock on the store's row, which whoever moves an incident takes first.
+# After the lock on the store's row, which every move of an incident takes first.
 _LOCK_OPEN = f"{_READ_OPEN} for no key update"
 _READ_RECENT = (
     f"{_READ_INCIDENTS} order by opened_at desc, closed_at desc nulls first, incident_id limit %s"
@@ -146,7 +146,7 @@ from budget_recovery.store_loss
 where incident_id = any(%s)
 order by incident_id, position
 """
-# What is known from the beginning and never changes; the rest follows at once, as an update.
+# The columns that never change; an update of the others follows at once.
 _INSERT_INCIDENT = """
 insert into budget_recovery.incident (
     incident_id, opened_at, newest_point_at, last_good_at, attempts, launches, launches_before
@@ -175,12 +175,12 @@ Row = dict[str, Any]
 
 
 def read_open(connection: Connection) -> tuple[Incident | None, int]:
-    """Return the open incident, and how many of its launches the backoff does not count."""
+    """Return the open incident, and the number of its launches that the backoff does not count."""
     return _open(connection, _READ_OPEN)
 
 
 def lock_open(connection: Connection) -> tuple[Incident | None, int]:
-    """Return the same as ``read_open``, and keep it as it is until the transaction ends."""
+    """Return the same as ``read_open``, locked until the transaction ends."""
     return _open(connection, _LOCK_OPEN)
 
 
@@ -190,7 +190,7 @@ def read_recent(connection: Connection, count: int) -> tuple[Incident, ...]:
 
 
 def insert_incident(connection: Connection, incident: Incident) -> None:
-    """Write an incident as it is when it is opened, with its loss."""
+    """Insert a new incident with its loss."""
     connection.execute(
         _INSERT_INCIDENT,
         (
@@ -205,7 +205,7 @@ def insert_incident(connection: Connection, incident: Incident) -> None:
 
 
 def insert_newest_loss(connection: Connection, incident: Incident) -> None:
-    """Write the last of an incident's losses."""
+    """Insert the newest loss of an incident."""
     loss = incident.losses[-1]
     connection.execute(
         _INSERT_LOSS,
@@ -223,7 +223,7 @@ def insert_newest_loss(connection: Connection, incident: Incident) -> None:
 
 
 def update_incident(connection: Connection, incident: Incident, *, launches_before: int) -> None:
-    """Write all of an incident that may change, but not its losses."""
+    """Update all columns of an incident that may change, but not its losses."""
     waiting, held = incident.waiting, incident.held
     given_up, ended = incident.given_up, incident.ended
     restored = ended.restored if ended else None
@@ -369,11 +369,11 @@ class PostgresIncidents:
             return read_recent(connection, count)
 
     def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
-        """Open an incident for a loss: the store is RECOVERING, and captures are paused.
+        """Open an incident for a loss: the store becomes RECOVERING, and captures are paused.
 
         Raises:
             BaselineMovedError: the baseline is not the ``judged`` one any more.
-            IncidentMovedError: an incident is open already.
+            IncidentMovedError: an incident is already open.
         """
         with self._locked() as (connection, standing):
             # Read under the lock: no capture can land after these and before the incident.
@@ -391,7 +391,7 @@ class PostgresIncidents:
             return move.incident
 
     def join(self, loss: Loss, *, target: Baseline | None, judged: Incident) -> Incident:
-        """Add a further loss to the open incident; its attempts begin again, and it waits no more.
+        """Add a further loss to the open incident; its attempts start again, at once.
 
         Raises:
             IncidentMovedError: its restore target is not that of ``judged``, or it is closed.
@@ -402,7 +402,7 @@ class PostgresIncidents:
             return _keep(connection, standing, move)
 
     def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
-        """Let the recovery stand on this store from now on.
+        """Make a store the restore target of the open incident.
 
         Raises:
             IncidentMovedError: as ``join``.
@@ -411,14 +411,14 @@ class PostgresIncidents:
             return _keep(connection, standing, moves.adopt_target(standing, target, judged=judged))
 
     def claim_launch(self, *, judged: Incident) -> Incident | None:
-        """Count one more launch of a restore; None if somebody else has, or it is not time."""
+        """Count one more launch; None if another process counted it, or none is due."""
         with self._locked() as (connection, standing):
             now = self._database.moment(connection)
             move = moves.claim_launch(standing, judged=judged, now=now)
             return None if move is None else _keep(connection, standing, move)
 
     def wait(self, reason: str, *, judged: Incident, lease: Lease) -> Incident:
-        """Note that a restore waits for the store, and put the next launch off by the backoff.
+        """Record that a restore waits for the store, and delay the next launch by the backoff.
 
         Raises:
             IncidentMovedError: as ``join``.
@@ -432,12 +432,12 @@ class PostgresIncidents:
     def claim_attempt(
         self, *, judged: Incident, run_id: str, holder: str, lease: Lease
     ) -> Incident:
-        """Count one more attempt, before its work begins; the incident waits no more.
+        """Count one more attempt, before its work starts, and end the waiting.
 
         Raises:
             IncidentHeldError: it is on hold.
             AttemptsUsedUpError: the loss has had all its attempts.
-            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
         """
         with self._leased(lease) as (connection, standing):
             move = moves.claim_attempt(standing, judged=judged)
@@ -455,7 +455,7 @@ class PostgresIncidents:
             return _keep(connection, standing, move)
 
     def end_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
-        """Say how the newest attempt ended.
+        """Record the outcome of the newest attempt.
 
         Raises:
             LeaseLostError: the lease is no longer held.
@@ -472,10 +472,10 @@ class PostgresIncidents:
     def give_up(
         self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease
     ) -> Incident:
-        """Put the store to FAILED: a person has to look.
+        """Set the store to FAILED: an operator must act.
 
         Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not RECOVERING.
+            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
         """
         with self._leased(lease) as (connection, standing):
             now = self._database.moment(connection)
@@ -483,11 +483,11 @@ class PostgresIncidents:
             return _keep(connection, standing, move)
 
     def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
-        """Accept a new baseline, close the incident and put the store to HEALTHY, all or nothing.
+        """Accept a new baseline, close the incident and set the store to HEALTHY, all or nothing.
 
         Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also where it is not
-                RECOVERING, unless a person ends it.
+            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING, unless
+                a person ends it.
         """
         with self._leased(lease) as (connection, standing):
             ended = ended_by(closing, self._database.moment(connection))
@@ -495,7 +495,7 @@ class PostgresIncidents:
             return _keep(connection, standing, move)
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
-        """Keep the restore from being launched and from going on; held already: nothing changes.
+        """Stop the restore and further launches; an existing hold stays unchanged.
 
         Raises:
             IncidentMovedError: it is closed, or not RECOVERING.
@@ -505,7 +505,7 @@ class PostgresIncidents:
             return _keep(connection, standing, moves.hold(standing, held, judged=judged))
 
     def release(self, by: str, *, judged: Incident) -> Incident:
-        """Let the restore go on, at once and with all its attempts; not held: nothing changes.
+        """Continue the restore, at once and with all its attempts; without a hold, nothing changes.
 
         Raises:
             IncidentMovedError: as ``hold``.
@@ -515,7 +515,7 @@ class PostgresIncidents:
             move = moves.release(standing, judged=judged, now=now)
             released = _keep(connection, standing, move)
             if released != standing.incident:
-                _log.info("Incident %s is released by %s.", released.short_id, by)
+                _log.info("Incident %s was released by %s.", released.short_id, by)
             return released
 
     def attempts_of(self, incident_id: str) -> tuple[Attempt, ...]:
@@ -525,14 +525,14 @@ class PostgresIncidents:
 
     @contextmanager
     def _leased(self, lease: Lease) -> Iterator[tuple[Connection, Standing]]:
-        """Give a transaction that holds, in this order, the lease, the store and the incident."""
+        """Open a transaction that locks, in this order, the lease, the store and the incident."""
         with self._database.writing() as connection:
             require_lease(connection, self._database, lease, name=RESTORE_LEASE)
             yield connection, _lock_standing(connection)
 
     @contextmanager
     def _locked(self) -> Iterator[tuple[Connection, Standing]]:
-        """Give a transaction that holds, in this order, the store and the incident."""
+        """Open a transaction that locks, in this order, the store and the incident."""
         with self._database.writing() as connection:
             yield connection, _lock_standing(connection)
 

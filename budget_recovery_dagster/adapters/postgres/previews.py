@@ -1,4 +1,4 @@
-"""Kept previews, and the budget definitions that previews use."""
+"""Stored previews, and the budget definitions that previews use."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -133,12 +133,12 @@ order by budget_id, window_token
 
 @dataclass(frozen=True, slots=True)
 class PostgresPreviews:
-    """The table of previews, and what was planned in each."""
+    """The tables of previews and their plans."""
 
     _database: Database
 
     def begin(self, preview: KeptPreview) -> None:
-        """Begin to keep a preview, and drop those that are too old."""
+        """Start to store a preview, and remove those that are too old."""
         with self._database.writing() as connection:
             oldest = self._database.moment(connection) - PREVIEWS_KEPT_FOR
             connection.execute(_DROP_OLD, (oldest,))
@@ -155,7 +155,7 @@ class PostgresPreviews:
             )
 
     def add(self, preview_id: str, tenant: str, entries: Sequence[PlannedEntry]) -> None:
-        """Keep what is planned for a tenant."""
+        """Store the plan of a tenant."""
         by_window = RecoveryPlan(tenant, tuple(entries)).by_window()
         with self._database.writing() as connection, connection.cursor() as cursor:
             cursor.executemany(
@@ -176,33 +176,33 @@ class PostgresPreviews:
             )
 
     def complete(self, preview_id: str) -> None:
-        """Say that all tenants of a preview are kept; until then it counts for nothing."""
+        """Complete a preview once all its tenants are stored; until then it is not used."""
         with self._database.writing() as connection:
             connection.execute(_COMPLETE, (preview_id,))
             oldest = self._database.moment(connection) - OUTDATED_KEPT_FOR
             connection.execute(_DROP_OUTDATED, (preview_id, oldest))
 
     def get(self, preview_id: str) -> KeptPreview | None:
-        """Return a complete preview; None: there is none of this id, or not any more."""
+        """Return a complete preview; None: there is none with this id."""
         with self._database.reading() as connection:
             oldest = self._database.moment(connection) - PREVIEWS_KEPT_FOR
             row = connection.execute(_GET, (oldest, preview_id)).fetchone()
         return None if row is None else _kept(*row)
 
     def newest(self, choice: RestoreChoice) -> KeptPreview | None:
-        """Return the newest complete preview of just this choice; None: there is none any more."""
+        """Return the newest complete preview with exactly this choice; None: there is none."""
         with self._database.reading() as connection:
             oldest = self._database.moment(connection) - PREVIEWS_KEPT_FOR
             row = connection.execute(_NEWEST, (oldest, *_columns(choice))).fetchone()
         return None if row is None else _kept(*row)
 
     def tenants_of(self, preview_id: str) -> frozenset[str]:
-        """Return the tenants of whom something was planned."""
+        """Return the tenants with a stored plan."""
         with self._database.reading() as connection:
             return frozenset(tenant for (tenant,) in connection.execute(_TENANTS, (preview_id,)))
 
     def entries_of(self, preview_id: str, tenant: str) -> tuple[PlannedEntry, ...]:
-        """Return what was planned for a tenant, by budget, window and entity."""
+        """Return the plan of a tenant, by budget, window and entity."""
         with self._database.reading() as connection:
             rows = connection.execute(_ENTRIES, (preview_id, tenant)).fetchall()
         return tuple(entry for row in rows for entry in _entries(*row))

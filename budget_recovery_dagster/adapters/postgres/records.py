@@ -1,4 +1,4 @@
-"""Verifies the stored snapshots of an hour, and reads the retained ones whole."""
+"""Verifies the stored snapshots of an hour, and reads complete retained snapshots."""
 
 from collections import defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping
@@ -21,7 +21,7 @@ from budget_recovery.capture
 where captured_at >= %s and captured_at < %s
 order by tenant, captured_at
 """
-# The edges as text: a damaged one may be a moment that Python does not know, such as infinity.
+# Start and end as text: a damaged one may be a time that Python cannot represent, such as infinity.
 _RECORDS = """
 select r.budget_id, r.window_token, r.window_start::text, r.window_end::text, r.omitted_count,
        c.content_hash, c.entities, c.usages
@@ -35,7 +35,7 @@ _COUNTED = ("records", "counters", "omitted counters")
 
 
 def find_damage(connection: Connection, hour: Hour) -> Iterator[str]:
-    """Say in a sentence each what does not hold of the snapshots of an hour."""
+    """Yield a sentence for each damage in the snapshots of an hour."""
     for tenant, captured_at, is_pruned, *captured in connection.execute(
         _CAPTURES, (hour.start, hour.end)
     ).fetchall():
@@ -59,28 +59,28 @@ def _damage(
         entry_count += len(entities or ())
         name = f"budget {budget!r}, window {token}"
         if (damage := _window_damage(token, start, end)) is not None:
-            yield f"{name}, {damage}"
+            yield f"{name}: {damage}"
         if as_captured(content_hash, entities, usages) is None:
-            yield f"{name}, holds other usages than were captured"
+            yield f"{name}: usages differ from the capture (checksum mismatch)"
     stored = (records, entry_count, omitted_count)
     for what, count, expected in zip(_COUNTED, stored, captured, strict=True):
-        # Retention takes whole records out of an old snapshot, and says so.
+        # Retention removes whole records from an old snapshot, and marks it.
         if count > expected or (count < expected and not is_pruned):
-            yield f"{count} {what} are stored and {expected} were captured"
+            yield f"{count} {what} are stored, but {expected} were captured"
 
 
 def _window_damage(token: str, start: str | None, end: str | None) -> str | None:
     try:
         window = Window.parse(token)
     except InvalidWindowError:
-        return "is no window that a budget can have"
+        return "not a window of the calendar"
     if (_as_text(window.start), _as_text(window.end)) != (start, end):
-        return "is stored with the edges of another window"
+        return "stored with the start or end of another window"
     return None
 
 
 def _as_text(moment: datetime | None) -> str | None:
-    """Write a moment in UTC as the server does in a session of ours."""
+    """Write a time in UTC in the form of the server in our sessions."""
     return None if moment is None else f"{moment.replace(tzinfo=None).isoformat(sep=' ')}+00"
 
 
@@ -96,7 +96,7 @@ select distinct tenant, date_trunc('hour', captured_at)
 from budget_recovery.capture
 where tenant = any(%s) and pruned_at is null
 """
-# A snapshot may well have no records: of a tenant whose keys were all unreadable.
+# A snapshot has no records if all keys of the tenant were unreadable.
 _IS_RETAINED = """
 select
 from budget_recovery.capture
@@ -118,7 +118,7 @@ order by r.captured_at, r.budget_id, r.window_token
 
 
 class RecordRow(NamedTuple):
-    """A record as it is stored, without its usages."""
+    """A stored record without its usages."""
 
     captured_at: datetime
     source: str
@@ -149,7 +149,7 @@ class RecordRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PostgresRetainedSnapshots:
-    """The snapshots that are within retention."""
+    """The complete snapshots within retention."""
 
     _database: Database
 
@@ -160,7 +160,7 @@ class PostgresRetainedSnapshots:
             return tuple(tenant for (tenant,) in rows)
 
     def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
-        """Return the hours of which these tenants have a retained snapshot; none: no key."""
+        """Return the hours in which these tenants have a retained snapshot; none: no key."""
         hours: defaultdict[str, set[Hour]] = defaultdict(set)
         with self._database.reading() as connection:
             for tenant, start in connection.execute(_HOURS_OF, (list(tenants),)):
@@ -169,14 +169,14 @@ class PostgresRetainedSnapshots:
 
     @contextmanager
     def records_of(self, tenant: str, hour: Hour) -> Iterator[Iterator[StoredRecord] | None]:
-        """Give the records of a tenant's retained snapshots of an hour, read as they are used."""
+        """Yield the records of a tenant's retained snapshots of an hour, read as they are used."""
         scope = {"tenant": tenant, "start": hour.start, "end": hour.end}
         with self._database.reading() as connection:
             if connection.execute(_IS_RETAINED, scope).fetchone() is None:
                 yield None
                 return
             rows = [RecordRow(*row) for row in connection.execute(_STORED_RECORDS, scope)]
-            # Closed before the transaction, also where a reader gives up in the middle.
+            # Closed before the transaction, even if the reader stops early.
             with closing(_records(connection, tenant, rows)) as records:
                 yield records
 

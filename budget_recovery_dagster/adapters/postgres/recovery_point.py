@@ -1,4 +1,4 @@
-"""Reads recovery points: the one reader, for restores, previews, pages, drops and status alike."""
+"""The one reader of recovery points, for restores, previews, pages, drops and status."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -68,13 +68,13 @@ class Span(NamedTuple):
 
 EVERYTHING = Span(None, None)
 Spans = Mapping[WindowKey, Collection[Span]]
-"""Which records of each window to read."""
+"""The records to read of each window."""
 
 
 def _read_all_spans(connection: Connection, tenant: str, windows: Windows, spans: Spans) -> None:
-    """Add the records of ``spans``, and all others of a window where one of them is damaged.
+    """Add the records of ``spans``, and all others of a window if one of them is damaged.
 
-    A record that covers the earlier ones usually spares reading them. A damaged one covers nothing.
+    Records before a covering one need not be read. A damaged record covers nothing.
     """
     _add_records(connection, tenant, windows, spans)
     doubtful = {key: each for key, each in windows.items() if each.needs_all_records}
@@ -93,7 +93,7 @@ def _add_records(connection: Connection, tenant: str, windows: Windows, spans: S
         "until": [span.until for _, span in wanted],
     }
     holders: defaultdict[int, list[tuple[WindowMerge, datetime]]] = defaultdict(list)
-    # One object per time, however many counters come from it.
+    # One object per time: many counters share it.
     times: dict[datetime, datetime] = {}
     for budget, token, captured_at, content_id in connection.execute(_RECORDS, scope):
         at = times.setdefault(captured_at, captured_at.astimezone(UTC))
@@ -140,7 +140,7 @@ cross join lateral (
     select from budget_recovery.budget_record r where r.tenant = c.tenant limit 1
 ) recorded
 """
-# The newest snapshot of any tenant that holds anything intact, or that never had a record.
+# The newest snapshot of any tenant that has an intact record, or that never had a record.
 _NEWEST = """
 select c.captured_at
 from (
@@ -167,8 +167,8 @@ where tenant = %(tenant)s
 """
 _NEWEST_OF = f"{_CAPTURE} order by captured_at desc limit 1"
 _NAMED_OF = f"{_CAPTURE} and captured_at = %(captured_at)s"
-# A window is current by its token alone, so that damage to the stored edges hides nothing. For each
-# window: its newest record, and the newest that covers the earlier ones.
+# Only the token decides whether a window is open, so damage to the stored start or end hides
+# nothing. For each window: its newest record, and the newest that covers the earlier ones.
 _BY_TOKENS = """
 with w as (
     select budget_id, window_token, max(captured_at) as newest_at,
@@ -179,13 +179,13 @@ with w as (
     group by budget_id, window_token
 )
 """
-# For a capture, which writes no key.
+# For a capture, which writes no keys.
 _WITHOUT_SHAPES = """
 select budget_id, window_token, newest_at, since
 from w
 """
 _CURRENT_WINDOWS = f"{_BY_TOKENS}{_WITHOUT_SHAPES}"
-# For a restore: also the newest record of each window that knows how its keys are written.
+# For a restore: also the shape and expiry of the newest record of each window that has them.
 _WITH_SHAPES = """
 select w.budget_id, w.window_token, w.newest_at, w.since, s.value_shape, s.expiry_seconds
 from w
@@ -217,9 +217,9 @@ _WINDOWS_OF_SNAPSHOT = f"{_IN_SNAPSHOT}{_WITH_SHAPES}{_IN_ORDER}"
 _NEWEST_SNAPSHOTS = """
 select tenant, max(captured_at) from budget_recovery.capture group by tenant order by tenant
 """
-# Backwards by time and only to the first intact one, which is among the newest records, except of a
-# tenant without a current window. `offset 0` makes the server verify in this order: usually one
-# content of each tenant.
+# Backwards in time to the first intact record. It is among the newest records, unless the tenant
+# has no open window. `offset 0` makes the server verify in this order: usually one content of each
+# tenant.
 _NEWEST_POINTS = """
 select t.tenant, newest.captured_at
 from (select distinct tenant from budget_recovery.capture) t
@@ -239,8 +239,8 @@ cross join lateral (
 ) newest
 order by t.tenant
 """
-# Tenants for which the reader would meet a damaged record. The server verifies the contents, so
-# that none has to be transferred; each is verified once.
+# Tenants for which the reader would read a damaged record. The server verifies each content once,
+# so no content is transferred.
 _DAMAGED_TENANTS = """
 with w as (
     select tenant, budget_id, window_token,
@@ -261,7 +261,7 @@ select distinct tenant
 from used
 where not budget_recovery.is_stored_intact(content_id)
 """
-# Tenants whose last capture failed, by what runs stored since their newest snapshot.
+# Tenants whose last capture failed: a failure is newer than their newest snapshot.
 _FAILING = """
 select f.tenant, newest.captured_at
 from (
@@ -282,7 +282,7 @@ order by f.tenant
 
 @dataclass(frozen=True, slots=True)
 class PostgresRecoveryPoints:
-    """What a restore would bring back, from intact records alone."""
+    """What a restore would bring back, from intact records only."""
 
     _database: Database
     _: KW_ONLY
@@ -294,7 +294,7 @@ class PostgresRecoveryPoints:
             return frozenset(tenant for (tenant,) in connection.execute(_TENANTS))
 
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
-        """Read a tenant's recovery point; None where no snapshot of the tenant is retained."""
+        """Read a tenant's recovery point; None if no snapshot of the tenant is retained."""
         with self._database.reading() as connection:
             row = connection.execute(_NEWEST_OF, {"tenant": tenant}).fetchone()
             if row is None:
@@ -328,7 +328,7 @@ class PostgresRecoveryPoints:
                 raise DatabaseError(
                     f"The snapshot of tenant {tenant!r} of {captured_at.astimezone(UTC)} is"
                     f" damaged: {error}.",
-                    "name another snapshot, or `latest`.",
+                    "choose another snapshot, or `latest`.",
                 ) from error
             this = (Span(captured_at, captured_at),)
             _add_records(connection, tenant, windows, dict.fromkeys(windows, this))
@@ -339,7 +339,7 @@ class PostgresRecoveryPoints:
         return PostgresRecoveryPoints(self._database, heeds_resets=False)
 
     def current_usages(self, tenant: str, now: datetime) -> RecoveryPoint:
-        """Read only the usages of a tenant's current windows, for a capture to compare with."""
+        """Read only the usages of a tenant's open windows, for the comparison in a capture."""
         scope = {"tenant": tenant, "tokens": list(tokens_at(now))}
         with self._database.reading() as connection:
             recorded = read_resets(connection, tenant)
@@ -359,19 +359,19 @@ class PostgresRecoveryPoints:
         return {window.of: window.usages for window in merged if window.usages}
 
     def newest_snapshots(self) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest snapshot, of all that have one."""
+        """Return the time of each tenant's newest snapshot, for all that have one."""
         with self._database.reading() as connection:
             rows = connection.execute(_NEWEST_SNAPSHOTS)
             return {tenant: captured_at.astimezone(UTC) for tenant, captured_at in rows}
 
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest intact record of a window current at ``now``."""
+        """Return the time of each tenant's newest intact record of a window open at ``now``."""
         with self._database.reading() as connection:
             rows = connection.execute(_NEWEST_POINTS, {"tokens": list(tokens_at(now))})
             return {tenant: captured_at.astimezone(UTC) for tenant, captured_at in rows}
 
     def damaged(self, now: datetime) -> Mapping[str, int]:
-        """Count the damaged records in the current windows of each tenant that has any."""
+        """Count the damaged records in the open windows of each tenant that has any."""
         with self._database.reading() as connection:
             rows = connection.execute(_DAMAGED_TENANTS, {"tokens": list(tokens_at(now))}).fetchall()
         counts: dict[str, int] = {}
@@ -414,7 +414,7 @@ class PostgresRecoveryPoints:
 
 
 def read_newest_point_time(connection: Connection) -> datetime | None:
-    """Return the time of the newest snapshot of any tenant with more than damaged records."""
+    """Return the time of the newest snapshot of any tenant that is not completely damaged."""
     row = connection.execute(_NEWEST).fetchone()
     return None if row is None else row[0].astimezone(UTC)
 
@@ -434,15 +434,15 @@ def _scope(tenant: str, newest_at: datetime, now: datetime) -> dict[str, Any]:
 
 
 def _covering(covered_since: Mapping[WindowKey, datetime | None]) -> Spans:
-    """Return the records that make the points of windows: they cover all eligible earlier ones."""
+    """Return the spans of records to read: they cover all eligible earlier records."""
     return {key: (Span(since, None),) for key, since in covered_since.items()}
 
 
 def _spans(covered_since: datetime | None, resets: Sequence[Reset]) -> tuple[Span, ...]:
-    """Return the records that make the point of a window despite its resets.
+    """Return the spans of records to read for the point of a window without its resets.
 
-    A record that covers the earlier ones covers what was eligible in them when it was captured.
-    After the newest reset, that is everything; the records before it must be read.
+    A covering record covers the usages of earlier records that were eligible at its capture. After
+    the newest reset, all usages are eligible; the records before the reset must be read.
     """
     reset_at = newest_at(resets)
     if reset_at is None or covered_since is None:

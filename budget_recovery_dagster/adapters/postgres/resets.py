@@ -21,8 +21,8 @@ from budget_recovery.budget_reset
 """
 _OF_TENANT = f"{_RESETS} where tenant = %s order by reset_id"
 _RECENT = f"{_RESETS} order by reset_id desc limit %s"
-# For each window the resets that exclude a usage of some older, intact record. Mostly the newest of
-# those records has it, and the server compares the entities: no content is transferred.
+# For each window, the resets that exclude a usage of an older intact record. Usually the newest of
+# these records has it. The server compares the entities, so no content is transferred.
 _KEEPING_OUT = """
 select w.budget_id, w.window_token,
        s.tenant, s.budget_id, s.window_token, s.of_everyone, s.entity, s.at, s.reset_by, s.reason,
@@ -61,7 +61,7 @@ class PostgresResets:
     _database: Database
 
     def record(self, reset: Reset) -> Reset:
-        """Keep a reset, and return it as it is kept."""
+        """Store a reset, and return it as it is stored."""
         kept = storable_reset(reset)
         with self._database.writing() as connection:
             connection.execute(
@@ -86,7 +86,7 @@ class PostgresResets:
             return read_resets(connection, tenant)
 
     def recent(self, count: int) -> tuple[Reset, ...]:
-        """Return the resets of any tenant that were recorded last, the newest first."""
+        """Return the newest recorded resets of any tenant, newest first."""
         with self._database.reading() as connection:
             return tuple(_reset(row) for row in connection.execute(_RECENT, (count,)))
 
@@ -99,7 +99,7 @@ def read_resets(connection: Connection, tenant: str) -> tuple[Reset, ...]:
 def read_keeping_out(
     connection: Connection, tenant: str, windows: Collection[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], Reset]]:
-    """Give the resets that keep usages out of windows, by budget and token, with each window."""
+    """Yield each window, by budget and token, with the resets that exclude usages from it."""
     scope = {
         "tenant": tenant,
         "budgets": [budget for budget, _ in windows],

@@ -1,8 +1,8 @@
-"""Pruning in PostgreSQL: removing what is past retention and needed by no recovery point.
+"""Pruning in PostgreSQL: removes records past retention that no recovery point needs.
 
-In two steps, since the first may have to read very much. ``find_needed`` finds, in a transaction of
-its own and without a lock, which records past retention are still needed. ``prune_snapshots``
-removes the others under the store's lock. No further record can become needed in between: captures
+It has two steps, because the first may read very much. ``find_needed`` finds the records past
+retention that are still needed, in its own transaction and without a lock. ``prune_snapshots``
+removes the others under the store's lock. No other record can become needed in between: captures
 only add newer records, and a reset does not make an old one eligible.
 """
 
@@ -14,13 +14,13 @@ from budget_recovery_dagster.adapters.postgres.connection import Connection
 from budget_recovery_dagster.adapters.postgres.contents import stream_verified
 from budget_recovery_dagster.domain.snapshots import DatedUsages, PruneReport, needed_past_retention
 
-# Windows that have not closed and have records past retention, except those whose newest intact
-# covering record is within it: that one alone makes all the expired ones needless, and it is the
-# usual case. A damaged record covers nothing. Reading must begin at ``since``, as nothing before a
-# covering record is needed; null: no record covers. It covers what was eligible: of the records up
-# to ``reset_at``, the newest reset of the window, it may lack what that reset excludes. These
-# usages stay needed, since a reset can be overridden. ``whole_since`` is the newest record that
-# covers all usages of the earlier ones, for it was stored before the first reset was recorded.
+# Open windows with records past retention, except those whose newest intact covering record is
+# within retention: in this usual case, no expired record is needed. A damaged record covers
+# nothing. Records before ``since``, a covering record, are not needed; null: no record covers. But
+# it covers only eligible usages: it may lack those of records up to ``reset_at``, the newest reset
+# of the window, that the reset excludes. These stay needed, because a restore can ignore resets.
+# ``whole_since`` is the newest record that covers all usages of the earlier ones, because it was
+# stored before the first reset was recorded.
 # `offset 0` makes the server verify the newest first: usually one content of each window.
 _DOUBTFUL_WINDOWS = """
 with expired as (
@@ -119,7 +119,7 @@ where c.tenant = any(%(tenants)s)
       where r.tenant = c.tenant and r.captured_at = c.captured_at
   )
 """
-# What is left of an expired snapshot is no longer the whole of it.
+# Marks expired snapshots that have lost records.
 _MARK_CAPTURES = """
 update budget_recovery.capture c
 set pruned_at = %(now)s
@@ -131,8 +131,8 @@ where c.tenant = any(%(tenants)s)
       where r.tenant = c.tenant and r.captured_at = c.captured_at
   )
 """
-# Only what the deleted records referred to can have become useless. The lock on the store's row
-# keeps a commit from sharing one of these at this moment.
+# Only contents of the deleted records can be unused now. Under the lock on the store's row, no
+# commit can share one of them meanwhile.
 _DELETE_CONTENTS = """
 delete from budget_recovery.budget_content c
 where c.content_id = any(%s)
@@ -140,7 +140,7 @@ where c.content_id = any(%s)
       select from budget_recovery.budget_record r where r.content_id = c.content_id
   )
 """
-# Of all tenants: some of these names are of keys that name no tenant, or of tenants long gone.
+# For all tenants: some names are keys without a tenant, or tenants that no longer exist.
 _DELETE_FAILURES = "delete from budget_recovery.capture_failure where failed_at < %(cutoff)s"
 RecordKey = tuple[str, str, str, datetime]
 """Tenant, budget, window token and time of a record."""
@@ -149,7 +149,7 @@ RecordKey = tuple[str, str, str, datetime]
 def find_needed(
     connection: Connection, tenants: Collection[str], *, cutoff: datetime, now: datetime
 ) -> list[RecordKey]:
-    """Find the records older than ``cutoff`` that some recovery point needs."""
+    """Find the records older than ``cutoff`` that a recovery point needs."""
     scope = {"tenants": list(tenants), "cutoff": cutoff, "now": now}
     needed: list[RecordKey] = []
     for *window, since, whole_since, reset_at in connection.execute(
@@ -177,9 +177,9 @@ def prune_snapshots(
     cutoff: datetime,
     now: datetime,
 ) -> PruneReport:
-    """Remove, in a transaction that holds the store's row, what is older than ``cutoff``.
+    """Remove records older than ``cutoff``, in a transaction that locks the store's row.
 
-    ``needed`` is kept: what ``find_needed`` found under the lease that is still held.
+    ``needed`` is kept: the result of ``find_needed`` under the lease that is still held.
     """
     scope = {"tenants": list(tenants), "cutoff": cutoff, "now": now}
     records, content_ids = _delete_records(connection, scope, needed)

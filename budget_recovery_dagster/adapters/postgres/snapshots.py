@@ -62,7 +62,7 @@ copy budget_recovery.budget_record (
 
 
 def read_newest(connection: Connection, tenant: str) -> datetime | None:
-    """Return the time of a tenant's last snapshot."""
+    """Return the time of a tenant's newest snapshot."""
     row = connection.execute(_NEWEST, (tenant,)).fetchone()
     return None if row is None else row[0]
 
@@ -70,7 +70,7 @@ def read_newest(connection: Connection, tenant: str) -> datetime | None:
 def insert_snapshot(
     connection: Connection, snapshot: TenantSnapshot, *, run_id: str, stored_at: datetime
 ) -> None:
-    """Write a snapshot within a transaction that holds the store's row."""
+    """Insert a snapshot in a transaction that locks the store's row."""
     _insert_capture(connection, snapshot, run_id, stored_at)
     contents = {record.content_hash: record.usages for record in snapshot.records}
     _copy_records(connection, snapshot, share_contents(connection, contents))
@@ -142,7 +142,7 @@ def _rows(snapshot: TenantSnapshot, content_ids: dict[bytes, int]) -> Iterator[t
 
 
 _TENANTS = "select distinct tenant from budget_recovery.capture"
-# All tenants of a run share a time; the store's sequence tells which of them was read last.
+# All tenants of a run share a time; the highest store sequence belongs to the last one read.
 _NEWEST_IDENTITY = """
 select store_created_at, store_last_sequence
 from budget_recovery.capture
@@ -181,7 +181,7 @@ cross join lateral jsonb_array_elements(r.omitted) with ordinality as o (value, 
 where c.run_id = %s and c.omitted_count > 0
 order by r.tenant, r.captured_at, r.budget_id, r.window_token, o.position
 """
-# A run that is tried again under the same id says last what holds.
+# If a run is retried with the same id, its last failure replaces the earlier one.
 _NOTE_FAILURE = """
 insert into budget_recovery.capture_failure (run_id, kind, name, hour, failed_at, reason, hint)
 values (%(run_id)s, %(kind)s, %(name)s, %(hour)s, %(failed_at)s, %(reason)s, %(hint)s)
@@ -240,7 +240,7 @@ class PostgresSnapshots:
             require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
             store = lock_store(connection)
             facts = Facts(
-                # Asked only now: waiting for the locks may have taken the rest of the hour.
+                # Read only now: the wait for the locks may have taken the rest of the hour.
                 now=self._database.moment(connection),
                 state=store.state,
                 baseline=store.baseline,
@@ -254,7 +254,7 @@ class PostgresSnapshots:
             return baseline
 
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
-        """Note what a run could not capture."""
+        """Record what a run could not capture."""
         with self._database.writing() as connection, connection.cursor() as cursor:
             failed_at = self._database.moment(connection)
             cursor.executemany(
@@ -276,13 +276,13 @@ class PostgresSnapshots:
     def prune(
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
     ) -> PruneReport:
-        """Remove what is past retention, of these tenants only, and no current recovery point."""
+        """Remove records of these tenants past retention, except those that a restore needs."""
         cutoff = policy.cutoff(now)
         with self._database.reading() as connection:
             needed = find_needed(connection, tenants, cutoff=cutoff, now=now)
         with self._database.writing() as connection:
             require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
-            # No commit may share a content while it is being removed.
+            # Under the lock, no commit can share a content that is being removed.
             admit_prune(lock_store(connection).state)
             return prune_snapshots(connection, tenants, needed=needed, cutoff=cutoff, now=now)
 
@@ -306,25 +306,25 @@ class PostgresSnapshots:
             )
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
-        """Return the drops named by the snapshots of a run; long lists are cut when stored."""
+        """Return the drops in the snapshots of a run; long lists are cut when stored."""
         with self._database.reading() as connection:
             rows = connection.execute(_DROPS, (storable_id(run_id),))
             return tuple(NamedDrop(tenant=tenant, **drop) for tenant, drop in rows)
 
     def omissions_of(self, run_id: str) -> tuple[NamedOmission, ...]:
-        """Return the omissions named by a run's snapshots; long lists are cut when stored."""
+        """Return the omissions in the snapshots of a run; long lists are cut when stored."""
         with self._database.reading() as connection:
             rows = connection.execute(_OMISSIONS, (storable_id(run_id),))
             return tuple(NamedOmission(*row) for row in rows)
 
     def newest_run(self, hour: Hour) -> str | None:
-        """Return the run that stored a snapshot of an hour, or noted a failure in it, last."""
+        """Return the newest run that stored a snapshot of an hour, or recorded a failure in it."""
         with self._database.reading() as connection:
             row = connection.execute(_NEWEST_RUN, {"start": hour.start, "end": hour.end}).fetchone()
         return None if row is None else str(row[0])
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
-        """Verify the stored snapshots of an hour; name, in a sentence each, what does not hold."""
+        """Verify the stored snapshots of an hour; return a sentence for each damage."""
         with self._database.reading() as connection:
             return tuple(find_damage(connection, hour))
 
@@ -352,7 +352,7 @@ def _summary(
     )
 
 
-# The sums are of any number of bigints, so they come as numeric.
+# Sums of bigints are numeric.
 _ALL = """
 select captured_at, source, count(*), sum(record_count), sum(entry_count), sum(omitted_count),
        sum(unreadable_count), sum(drop_count), count(*) filter (where is_partial),
@@ -362,7 +362,7 @@ where %(tenant)s::text is null or tenant = %(tenant)s
 group by captured_at, source
 order by captured_at desc, source
 """
-# From one budget to the next by the index, however many records each has.
+# Steps by index from one budget to the next, independent of the number of records.
 _BUDGETS = """
 with recursive found as (
     (select r.budget_id from budget_recovery.budget_record r
@@ -390,7 +390,7 @@ class PostgresSnapshotList:
     _database: Database
 
     def all(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
-        """Return a tenant's snapshots, or of None all tenants' by their moments; newest first."""
+        """Return the snapshots of a tenant, or of all tenants by timestamp; newest first."""
         with self._database.reading() as connection:
             return tuple(_listed(row) for row in connection.execute(_ALL, {"tenant": tenant}))
 

@@ -76,7 +76,7 @@ def columns_of(baseline: Baseline | None) -> BaselineColumns:
     )
 
 
-# At first use; of two at once, one makes the row and both read it.
+# The first use inserts the row; of two at once, one inserts it and both read it.
 _MAKE_STORE = """
 insert into budget_recovery.store (bucket, deployment_id) values (%s, %s) on conflict do nothing
 """
@@ -86,10 +86,9 @@ select bucket, deployment_id, state,
        marker_nonce, marker_revision, marked_at, intended_nonce
 from budget_recovery.store
 """
-# Whoever changes what snapshots depend on takes this lock first, and so one after the other:
-# commits, prunes, and moves of the state or the baseline. It is not FOR SHARE, although a commit
-# mostly reads: two commits that both share the row and then both move the baseline would wait for
-# each other for ever.
+# Commits, prunes, and moves of the state or the baseline take this lock first, so they run one
+# after another. It is not FOR SHARE, although a commit mostly reads: two commits that share the row
+# and then both move the baseline would deadlock.
 _LOCK_STORE = f"{_READ_STORE} for no key update"
 _MOVE_STATE = "update budget_recovery.store set state = %s"
 _MOVE_BASELINE = """
@@ -100,12 +99,12 @@ set baseline_created_at = %s, baseline_last_sequence = %s, baseline_version = %s
 
 
 def read_store(connection: Connection) -> StoreRecord:
-    """Return the store's row as the transaction sees it."""
+    """Return the store's row in this transaction."""
     return _record(connection.execute(_READ_STORE).fetchone())
 
 
 def lock_store(connection: Connection) -> StoreRecord:
-    """Keep the store's row as it is until the transaction ends, and return it."""
+    """Lock the store's row until the transaction ends, and return it."""
     return _record(connection.execute(_LOCK_STORE).fetchone())
 
 
@@ -115,15 +114,15 @@ def move_state(connection: Connection, state: RecoveryState) -> None:
 
 
 def move_baseline(connection: Connection, baseline: Baseline) -> None:
-    """Replace the baseline of the locked row, with all that belongs to it."""
+    """Replace the baseline and marker of the locked row."""
     connection.execute(_MOVE_BASELINE, columns_of(baseline))
 
 
 def _record(row: tuple[Any, ...] | None) -> StoreRecord:
     if row is None:
         raise DatabaseError(
-            "The database does not know yet to which store it belongs.",
-            "wait for the first check or snapshot, which notes it.",
+            "The database does not belong to a store yet.",
+            "wait for the first check or snapshot, which records the store.",
         )
     bucket, deployment_id, state = row[:3]
     return StoreRecord(bucket, deployment_id, RecoveryState(state), baseline_in(row[3:]))
@@ -135,8 +134,8 @@ insert into budget_recovery.store_check (
     checked_at, checked_by, verdict, reason, store_created_at, store_last_sequence, incident_id
 ) values (%s, %s, %s, %s, %s, %s, %s)
 """
-# The newest good one tells until when the store was whole, however long ago that was. While an
-# incident is open, no check finds that.
+# The newest good check is kept: it is the last time at which the store was known to be intact.
+# While an incident is open, no check is good.
 _PRUNE_CHECKS = """
 delete from budget_recovery.store_check
 where checked_at < %(cutoff)s
@@ -162,13 +161,13 @@ limit 1
 
 @dataclass(frozen=True, slots=True)
 class PostgresStoreRegistry:
-    """The row about the one store of this database, and the table of its checks."""
+    """The row of the one store of this database, and the table of its checks."""
 
     _database: Database
     _bucket: str
 
     def claim(self) -> StoreRecord:
-        """Return the store's record, making it at first use.
+        """Return the store's record; the first use creates it.
 
         Raises:
             SettingsError: this database schema already belongs to another bucket.
@@ -194,7 +193,7 @@ class PostgresStoreRegistry:
             return intended
 
     def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
-        """Replace the baseline; its version is one above that of the judged one.
+        """Replace the baseline; its version is one higher than that of the judged one.
 
         Raises:
             BaselineMovedError, CapturesPausedError: as ``intend_marker``.
@@ -207,7 +206,7 @@ class PostgresStoreRegistry:
             return accepted
 
     def record_check(self, check: Check) -> None:
-        """Record a check, and remove old ones, but not the newest good one."""
+        """Record a check, and remove old ones except the newest good one."""
         kept = storable_check(check)
         with self._database.writing() as connection:
             connection.execute(
@@ -236,7 +235,7 @@ class PostgresStoreRegistry:
 
 
 def read_newest_good_time(connection: Connection) -> datetime | None:
-    """Return when the store was found whole by a check for the last time."""
+    """Return the time of the newest check that found the store intact."""
     newest = _newest_good(connection)
     return newest.checked_at if newest else None
 

@@ -140,7 +140,7 @@ class _Run:
             )
         with open_store() as store:
             session = RestoreSession(
-                self.plane, store, self.worker, next_step="The restore is retried by itself."
+                self.plane, store, self.worker, next_step="The restore is retried automatically."
             )
             try:
                 session.await_convergence(convergence_timeout)

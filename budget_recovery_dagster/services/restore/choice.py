@@ -1,4 +1,4 @@
-"""What a person chose to restore, from which snapshot, and what changed since the preview."""
+"""The choice of a manual restore, and its comparison with the preview."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,10 +33,10 @@ from budget_recovery_dagster.ports import ControlPlane, Previews, RecoveryPoints
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Who wants a manual restore or resolve, why, and in which run.
+    """Who orders a manual restore or resolve, why, and in which run.
 
-    ``on_progress`` receives sentences. ``accept_unconverged``: the store is taken as it is,
-    although its servers have not converged.
+    ``on_progress`` receives sentences. ``accept_unconverged``: use the store even if its servers
+    have not converged.
     """
 
     by: str
@@ -55,20 +55,18 @@ class Order:
 
 
 def require_reason(reason: str) -> None:
-    """Refuse a reason that says nothing.
+    """Refuse an empty reason.
 
     Raises:
         ChoiceError: it is empty.
     """
     if not reason.strip():
-        raise ChoiceError(
-            "No reason is given.", "say why; it is kept with what is done, for whoever asks."
-        )
+        raise ChoiceError("The reason is empty.", "give a reason; it is stored with the result.")
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
-    """What a person asks for, as it was written; see ``RestoreChoice``."""
+    """A manual restore as a person requested it; see ``RestoreChoice``."""
 
     tenant: str = EVERY_TENANT
     budget: str = ""
@@ -90,7 +88,7 @@ class ChosenPoints:
         return sorted(self.points.tenants())
 
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
-        """Return a tenant's point with the chosen budgets only; None: it has nothing to restore."""
+        """Return a tenant's point with the chosen budgets; None if it has nothing to restore."""
         points = self.points.despite_resets() if self.choice.despite_resets else self.points
         if self.choice.snapshot is None:
             point = points.point_of(tenant, now)
@@ -103,17 +101,17 @@ class ChosenPoints:
 
 
 def choose_points(plane: ControlPlane, request: RestoreRequest) -> ChosenPoints:
-    """Return the points that are asked for.
+    """Return the points of a request.
 
     Raises:
-        ChoiceError: something of it does not exist; the hint lists the choices.
+        ChoiceError: a part of the request does not exist; the hint lists the choices.
     """
     tenants = sorted(plane.points.tenants())
     if not tenants:
         raise ChoiceError(
-            "There is nothing to restore from: no snapshot is retained.",
-            "see with `budget-recovery status` why; an open incident can be ended with "
-            "`budget-recovery resolve`, so that snapshots are taken again.",
+            "Nothing can be restored: no snapshot is retained.",
+            "run `budget-recovery status` to see why. `budget-recovery resolve` closes an open "
+            "incident, so that captures resume.",
         )
     tenant = choose_tenant(request.tenant, tenants)
     budgets = plane.snapshot_list.budgets_of(tenant) if tenant is not None else ()
@@ -125,15 +123,15 @@ def choose_points(plane: ControlPlane, request: RestoreRequest) -> ChosenPoints:
 
 
 def _snapshot_times(plane: ControlPlane, tenant: str | None) -> Sequence[datetime]:
-    # One of which retention has removed records is no snapshot any more.
+    # A snapshot is incomplete once retention has removed records from it.
     return [each.captured_at for each in plane.snapshot_list.all(tenant) if not each.is_pruned]
 
 
 def require_same(kept: KeptPreview, found: StoreIdentity) -> None:
-    """Refuse to go on with a store that is not the previewed one.
+    """Refuse to restore a store that is not the previewed one.
 
     Raises:
-        PreviewOutdatedError: it was made anew or has gone back since.
+        PreviewOutdatedError: the store was recreated or went back to an earlier state since.
     """
     seen = kept.identity
     if found.created_at != seen.created_at or found.last_sequence < seen.last_sequence:
@@ -141,10 +139,11 @@ def require_same(kept: KeptPreview, found: StoreIdentity) -> None:
 
 
 def require_no_loss_since(kept: KeptPreview, incident: Incident | None) -> None:
-    """Refuse to go on with a store that may have lost data since it was previewed.
+    """Refuse to restore a store that may have lost data since it was previewed.
 
     Raises:
-        PreviewOutdatedError: a loss was found since, and it is not that of the store before.
+        PreviewOutdatedError: a loss was found since, and the preview did not see the store after
+            that loss.
     """
     loss = incident.losses[-1] if incident is not None else None
     if loss is None or loss.found_at <= kept.at:
@@ -168,15 +167,15 @@ def _is_id(preview_id: str) -> bool:
 def _outdated(kept: KeptPreview, why: str) -> PreviewOutdatedError:
     return PreviewOutdatedError(
         f"The store is not the one of the preview at {kept.at:%Y-%m-%d %H:%M:%S} UTC: {why}.",
-        "preview once more, and see what would be restored now.",
+        "preview again to see what would be restored now.",
     )
 
 
 @dataclass(slots=True)
 class Comparison:
-    """What is applied, beside what was previewed; ``preview`` None: there is none to compare with.
+    """Compares a restore with its preview; ``preview`` is None if there is none.
 
-    ``uncompared`` are the tenants of whom it is not known what has changed.
+    ``uncompared`` are the tenants that could not be compared.
     """
 
     previews: Previews
@@ -186,18 +185,18 @@ class Comparison:
 
     @classmethod
     def of(cls, previews: Previews, choice: RestoreChoice, preview_id: str | None) -> "Comparison":
-        """Compare with the preview of this id, or else with the newest one of this choice.
+        """Compare with the preview of this id, or else with the newest one for this choice.
 
         Raises:
-            ChoiceError: there is no such preview, or it is of another choice.
-            DatabaseUnreachableError: the database is away; without it nothing is restored.
+            ChoiceError: there is no such preview, or it has another choice.
+            DatabaseUnreachableError: the database is not reachable; nothing can be restored.
         """
         if preview_id is not None:
             kept = previews.get(preview_id) if _is_id(preview_id) else None
             if kept is None or kept.choice != choice:
                 raise ChoiceError(
-                    f"The preview is {preview_id!r}, and there is none of that id for {choice}.",
-                    "preview once more; one is kept for a day.",
+                    f"No stored preview {preview_id!r} has these options: {choice}.",
+                    "preview again; a preview is stored for a day.",
                 )
             return cls(previews, kept)
         try:
@@ -205,20 +204,20 @@ class Comparison:
         except DatabaseUnreachableError:
             raise
         except DatabaseError:
-            # A restore in need must not fail for what it is only compared with.
+            # A restore must not fail only because there is nothing to compare it with.
             return cls(previews, None)
 
     def tenants(self) -> frozenset[str]:
-        """Return the tenants of whom something was previewed."""
+        """Return the previewed tenants."""
         if self.preview is None:
             return frozenset()
         return self.previews.tenants_of(self.preview.preview_id)
 
     def previewed(self, tenant: str) -> Sequence[PlannedEntry] | None:
-        """Return what was previewed of a tenant; None: it is not known.
+        """Return the previewed entries of a tenant; None if they are unknown.
 
         Raises:
-            DatabaseUnreachableError: the database is away.
+            DatabaseUnreachableError: the database is not reachable.
         """
         if self.preview is None:
             return None
@@ -232,7 +231,7 @@ class Comparison:
     def add(
         self, tenant: str, previewed: Sequence[PlannedEntry] | None, plan: RecoveryPlan | None
     ) -> None:
-        """Compare what is planned of a tenant; None: no plan could be made."""
+        """Compare the plan of a tenant with its preview; ``plan`` None: no plan could be made."""
         if self.preview is None:
             return
         if previewed is None or plan is None:

@@ -110,7 +110,7 @@ class RestoreSession:
         """Observe the store, answered by a leader that hears a majority.
 
         Raises:
-            StoreNotReadyError: the server that answered may not be the leader any more.
+            StoreNotReadyError: the server that answered may no longer be the leader.
             StoreError: the store could not be observed.
         """
         seen = self.store.observe(self.watch.deployment_id)
@@ -227,16 +227,16 @@ class RestoreSession:
             return None
         return StoreNotReadyError(
             f"The usage store has not converged: {reason}.",
-            "bring back the missing servers; an automatic restore is retried by itself, and a "
+            "bring back the missing servers; an automatic restore is retried, and a "
             "manual one can accept an unconverged store.",
         )
 
     def _require_agreeing_clocks(self) -> None:
-        told, now = self.store.now(), self.plane.clock.now()
-        if told is not None and abs(told - now) > RESTORE_CLOCK_SKEW:
+        of_store, now = self.store.now(), self.plane.clock.now()
+        if of_store is not None and abs(of_store - now) > RESTORE_CLOCK_SKEW:
             raise StoreNotReadyError(
                 f"The clocks disagree: the database's says {now:%Y-%m-%d %H:%M:%S}, the usage "
-                f"store's {told:%Y-%m-%d %H:%M:%S} UTC. Which windows are still open is unknown.",
+                f"store's {of_store:%Y-%m-%d %H:%M:%S} UTC, so the open windows are unknown.",
                 "synchronize the clocks of both servers with NTP.",
             )
 
@@ -264,7 +264,7 @@ class Remainder:
         if self.corrupt:
             yield f"{counted(self.corrupt, 'window')} without an intact record: usage unknown."
         if self.unreadable:
-            yield f"Left as unreadable: {counted(self.unreadable, 'live counter')}."
+            yield f"{counted(self.unreadable, 'live counter')} skipped (unreadable)."
 
 
 def find_remainder(

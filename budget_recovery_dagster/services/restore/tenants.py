@@ -46,7 +46,7 @@ from budget_recovery_dagster.services.words import WRITTEN, counted, listed, sho
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What was found and done, to be told by budget and window."""
+    """What was found and done for a tenant, for a report by budget and window."""
 
     point: TenantPoint
     plan: RecoveryPlan
@@ -55,7 +55,7 @@ class RestoreReport:
     after: RecoveryPoint
 
     def shortfall(self, is_open: IsOpen) -> BudgetRecoveryError | None:
-        """Say what is lower than it was written, though it is there; None if nothing is."""
+        """Return an error if counters are lower than they were written; None if none is."""
         low = [
             result
             for result in self.results
@@ -68,13 +68,13 @@ class RestoreReport:
             return None
         order = low[0].order
         return AttemptFailedError(
-            f"Of tenant {self.point.tenant!r}, {counted(len(low), 'counter')} fell again below "
-            f"what was written, the first {_named(order.of, order.entity)}.",
-            "see what lowers the counters, such as a reset by the gateway.",
+            f"{counted(len(low), 'counter')} of tenant {self.point.tenant!r} fell below the "
+            f"restored usage, the first {_named(order.of, order.entity)}.",
+            "find out what lowers the counters, such as a reset by the gateway.",
         )
 
     def entries(self, boards: tuple[BoardResult, ...]) -> tuple[AuditEntry, ...]:
-        """Tell what became of each budget and window in which something was to be done or said."""
+        """Report each budget and window with a planned change or a note."""
         planned = self.plan.by_window()
         results: defaultdict[BudgetWindow, list[RaiseResult]] = defaultdict(list)
         for result in self.results:
@@ -127,11 +127,11 @@ class RestoreReport:
         if window.corrupt:
             times = listed(f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in window.corrupt)
             yield (
-                f"nothing was taken from {counted(len(window.corrupt), 'record')} that is not as "
-                f"it was captured: {times}"
+                f"{counted(len(window.corrupt), 'record')} damaged (checksum mismatch) and not "
+                f"used: {times}"
             )
         if any(entry.action is Action.SKIP_CLOSED for entry in planned):
-            yield "left, its window has closed"
+            yield "skipped, the window has closed"
         yield from self._unreadable(planned, results)
         yield from _with_reasons(Written.REFUSED, _left_as(Written.REFUSED, results))
         for written in (Written.CLOSED, Written.EXPIRED):
@@ -139,11 +139,11 @@ class RestoreReport:
                 yield f"{counted(count, 'counter')} {WRITTEN[written]}"
         if gone := [result.order.entity for result in results if self._is_gone(result)]:
             yield (
-                f"{counted(len(gone), 'counter')} no longer in the store after the writing: "
+                f"{counted(len(gone), 'counter')} missing from the store after the write: "
                 f"{listed(map(shown_entity, gone))}"
             )
         if board is not None:
-            yield f"its leaderboard is left: {board}"
+            yield f"leaderboard not rebuilt: {board}"
 
     def _unreadable(self, planned: list[PlannedEntry], results: list[RaiseResult]) -> Iterator[str]:
         reasons = {(omitted.of, omitted.entity): omitted.reason for omitted in self.live.omitted}
@@ -164,20 +164,20 @@ class RestoreReport:
 
 
 def planned_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ...]:
-    """Tell what is about to be done, of each budget and window in which a counter is raised."""
+    """Report each budget and window in which a counter is about to be raised."""
     planned = plan.by_window()
     entries = (_planned_entry(point.tenant, window, planned[window.of]) for window in point.windows)
     return tuple(entry for entry in entries if entry.planned)
 
 
 def left_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ...]:
-    """Tell what is left to be raised, and will not be, of each budget and window that has such."""
+    """Report each budget and window in which counters stay below the snapshots."""
     return tuple(
         replace(
             entry,
             skipped=entry.entries - entry.kept,
             after=entry.before,
-            notes=(f"{counted(entry.planned, 'counter')} still lower than the snapshots say",),
+            notes=(f"{counted(entry.planned, 'counter')} still lower than in the snapshots",),
         )
         for entry in planned_entries(point, plan)
     )
@@ -209,7 +209,7 @@ def _is_raised(entry: PlannedEntry, written: Written | None, after: Decimal | No
     if entry.action is not Action.RAISE or after is None:
         return False
     if written is None:
-        # The writing was cut short, and how the counter stands is all that is known.
+        # The write was interrupted, and only the present usage of the counter is known.
         return after > (entry.live or Decimal(0))
     return written is Written.RAISED
 
@@ -235,9 +235,9 @@ def _named(of: BudgetWindow, entity: Entity) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TenantRestored:
-    """What a restore did to a tenant; ``failure`` is why it is not done, None if it is.
+    """What a restore did to a tenant; ``failure`` is why it is not restored, None if it is.
 
-    ``plan`` is what was decided upon the reading; None where there was none.
+    ``plan`` is the plan that followed from the reading; None if there was none.
     """
 
     tenant: str
@@ -254,19 +254,19 @@ class TenantRestored:
 
 @dataclass(frozen=True, slots=True)
 class RunningClock:
-    """The database's clock without asking it: one answer, and the time that has passed since."""
+    """The database's clock without a query: one reading, and the time that passed since."""
 
     asked: datetime
     at: float
 
     @classmethod
     def by(cls, clock: Clock) -> "RunningClock":
-        """Ask a clock once. What was on its way counts as passed, so this is never behind."""
+        """Read a clock once. The duration of the query counts as passed, so it is never late."""
         at = time.monotonic()
         return cls(clock.now(), at)
 
     def now(self) -> datetime:
-        """Return the present moment."""
+        """Return the present time."""
         return self.asked + timedelta(seconds=time.monotonic() - self.at)
 
     def is_open(self, window: Window) -> bool:
@@ -275,7 +275,7 @@ class RunningClock:
 
 
 def live_usages(reading: TenantReading) -> RecoveryPoint:
-    """Return what a reading holds, by budget and window."""
+    """Return the usages of a reading, by budget and window."""
     usages: defaultdict[BudgetWindow, dict[Entity, Decimal]] = defaultdict(dict)
     for counter in reading.counters:
         usages[counter.of][counter.entity] = counter.usage
@@ -295,10 +295,10 @@ def plan_tenant(point: TenantPoint, live: TenantReading, now: datetime) -> Recov
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """What is asked and told around the writing of a tenant; what they raise breaks it off.
+    """Callbacks around the writes of a tenant; an exception from them stops the writing.
 
-    ``begin`` is told what is about to be done, before the first write; ``keep_going`` is asked
-    before each.
+    ``begin`` receives the planned changes before the first write; ``keep_going`` is called before
+    each write.
     """
 
     keep_going: Callable[[], None]
@@ -308,13 +308,13 @@ class Guards:
 def restore_tenant(
     store: UsageStore, point: TenantPoint, clock: Clock, guards: Guards
 ) -> TenantRestored:
-    """Raise a tenant's counters to its point, and bring its leaderboards in line with them.
+    """Raise a tenant's counters to its point, and rebuild its leaderboards from them.
 
-    What was done is in the result, also where the rest failed.
+    The result has every change, even if the rest failed.
 
     Raises:
-        StoreError: the tenant could not be read; what was raised before stays raised, and is
-            known from what was begun.
+        StoreError: the tenant could not be read. Raised counters stay raised; the entries that
+            ``begin`` received list them.
     """
     running = RunningClock.by(clock)
 
@@ -340,7 +340,7 @@ def restore_tenant(
     if failure is None:
         orders = _board_orders(point, report.after, running)
         try:
-            # Those that are refused are noted and fail nothing: the gateway derives them anyway.
+            # A refused leaderboard is noted but no failure: the gateway derives it anyway.
             boards = after.rebuild_boards(orders, is_open=may_write)
         except StoreError as error:
             failure = error
@@ -354,17 +354,17 @@ def restore_tenant(
 
 
 def _partial(after: TenantReading) -> BudgetRecoveryError | None:
-    """Say that what was written could not be seen whole; None if it could."""
+    """Return an error if the counters could not be read back completely; None if they could."""
     if not after.is_partial:
         return None
     return AttemptFailedError(
         f"Fewer counters of tenant {after.tenant!r} could be read back than the store announces.",
-        "see whether keys are purged from the gateway's bucket.",
+        "check whether keys are purged from the gateway's bucket.",
     )
 
 
 def failed(tenant: str, error: Exception) -> TenantRestored:
-    """Tell of a tenant that could not even be read."""
+    """Return the result for a tenant that could not be read."""
     if not isinstance(error, BudgetRecoveryError):
         error = AttemptFailedError(*describe_error(error))
     return TenantRestored(tenant, (), 0, error)
@@ -377,7 +377,7 @@ def _orders(plan: RecoveryPlan, point: TenantPoint) -> list[RaiseOrder]:
             entry.of,
             entry.entity,
             entry.recorded,
-            # Leaderboards tell no shape; this is how the contract writes a value.
+            # Leaderboards have no shape; the contract writes a value as text.
             windows[entry.of].shape or ValueShape.TEXT,
             windows[entry.of].expiry_seconds,
         )
@@ -397,7 +397,7 @@ def _board_orders(
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Who restores, in which run, under which lease; ``on_progress`` receives sentences."""
+    """The process that restores, with its run and lease; ``on_progress`` receives sentences."""
 
     run_id: str
     holder: str
@@ -422,7 +422,7 @@ class PointsOfTenants(Protocol):
     """The points that tenants are restored to."""
 
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
-        """Return a tenant's point; None where nothing of the tenant is to be restored."""
+        """Return a tenant's point; None if the tenant has nothing to restore."""
         ...
 
 
@@ -448,12 +448,12 @@ class TenantRestores:
 
     @property
     def undone(self) -> list[TenantRestored]:
-        """Those that are not done."""
+        """The tenants that are not restored."""
         return [tenant for tenant in self.tenants if tenant.failure is not None]
 
     @property
     def noted(self) -> int:
-        """Of how many budgets and windows something was left, or is to be said."""
+        """The number of budgets and windows with a note."""
         return sum(bool(entry.notes) for tenant in self.tenants for entry in tenant.entries)
 
     @property
@@ -462,13 +462,13 @@ class TenantRestores:
         return sum(tenant.boards for tenant in self.tenants)
 
     def restore(self, tenant: str) -> TenantRestored | None:
-        """Restore a tenant; None where nothing of it is to be restored.
+        """Restore a tenant; None if it has nothing to restore.
 
-        A failure of its own is in the result, and so is the plan.
+        A failure of this tenant is in the result, and so is the plan.
 
         Raises:
-            StoreError: nothing can be asked of the store any more.
-            DatabaseUnreachableError, LeaseLostError: the work was cut short.
+            StoreError: the store does not answer any more.
+            DatabaseUnreachableError, LeaseLostError: the work was interrupted.
         """
         self.worker.lease.require_held()
         at = self.plane.clock.now()
@@ -486,7 +486,7 @@ class TenantRestores:
             raise
         except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
             restored = failed(tenant, error)
-        # Plans are large, and only whoever asked for this tenant may want it.
+        # Plans are large, and only the caller of this method may need it.
         self.tenants.append(replace(restored, plan=None))
         self._report(restored)
         if restored.entries:
@@ -496,10 +496,10 @@ class TenantRestores:
         return restored
 
     def left_of(self, tenant: str) -> Left:
-        """Tell what of a tenant is not at its point, writing nothing.
+        """Return the counters of a tenant that are below its point; nothing is written.
 
         Raises:
-            BudgetRecoveryError: they could not be seen.
+            BudgetRecoveryError: they could not be read.
         """
         self.worker.lease.require_held()
         now = self.plane.clock.now()
@@ -512,17 +512,17 @@ class TenantRestores:
         return Left(left_entries(point, plan), unreadable)
 
     def record_left(self, left: Left) -> None:
-        """Record in the audits what is left.
+        """Record in the audits the counters that stay below their point.
 
-        Otherwise a restore that was cut off would count as having raised all that it had started.
+        Otherwise an interrupted restore would count as having raised all that it had started.
         """
         if left.entries:
             self.plane.audits.finish(self._trail(self.plane.clock.now(), left.entries))
 
     def require_answer(self, failure: Exception) -> None:
-        """See, after a tenant's failure, whether that tenant alone is refused or the store is gone.
+        """Check after a tenant's failure whether only this tenant is refused or the store is gone.
 
-        Else each of a thousand tenants would wait for its time-out.
+        Otherwise each of a thousand tenants would wait for its time-out.
 
         Raises:
             StoreError: the store does not answer.
@@ -548,7 +548,7 @@ class TenantRestores:
     def _report(self, restored: TenantRestored) -> None:
         name = f"Tenant {restored.tenant!r}"
         if restored.failure is not None:
-            self.worker.on_progress(f"{name} is not done: {restored.failure}")
+            self.worker.on_progress(f"{name} is not restored: {restored.failure}")
         elif restored.raised or restored.boards:
             self.worker.on_progress(
                 f"{name}: {counted(restored.raised, 'counter')} raised, "
@@ -560,8 +560,8 @@ class TenantRestores:
 
 
 def undone_error(undone: list[TenantRestored]) -> AttemptFailedError:
-    """Name the first of the tenants that are not done, and count the others."""
+    """Return an error that names the first tenant that is not restored, and counts the others."""
     first = undone[0]
     message, hint = describe_error(first.failure) if first.failure else ("", "")
-    others = f" {counted(len(undone) - 1, 'other')} likewise." if len(undone) > 1 else ""
+    others = f" {counted(len(undone) - 1, 'other tenant')} failed." if len(undone) > 1 else ""
     return AttemptFailedError(f"Tenant {first.tenant!r} is not restored: {message}{others}", hint)
