@@ -274,11 +274,11 @@ def test_nothing_is_stored_or_pruned_under_a_lease_of_another_name(plane: Contro
     plane.clock.set(NOON)
     snapshot = plane.take(reading("acme", MORE))
     with plane.leases.hold("restore", "a test") as other:
-        with pytest.raises(ValueError, match="the lease lease capture, not restore"):
+        with pytest.raises(ValueError, match="the lease capture, not restore"):
             plane.snapshots.commit(
                 snapshot, hour=HOUR, run_id="r", lease=other, judged=plane.baseline
             )
-        with pytest.raises(ValueError, match="the lease lease capture, not restore"):
+        with pytest.raises(ValueError, match="the lease capture, not restore"):
             plane.snapshots.prune(["acme"], policy=WEEK, now=NOON, lease=other)
     assert plane.reports.captured_in(HOUR) == ()
     assert plane.prune("acme").records == 0
