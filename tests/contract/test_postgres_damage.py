@@ -43,7 +43,7 @@ UNCHECKED = (
         ),
         (
             "update budget_recovery.budget_content set entities = '{a,a}', usages = '{1,1}'",
-            "2 counters are stored and 1 were captured",
+            "2 counters are stored, but 1 were captured",
         ),
         (f"{UNCHECKED} update budget_recovery.budget_content set usages = '{{1,2}}'", OTHER_USAGES),
         (f"{UNCHECKED} update budget_recovery.budget_content set entities = '{{}}'", OTHER_USAGES),
@@ -83,11 +83,11 @@ UNCHECKED = (
         ),
         (
             "delete from budget_recovery.budget_record",
-            "0 records are stored and 1 were captured",
+            "0 records are stored, but 1 were captured",
         ),
         (
             "update budget_recovery.capture set omitted_count = 1",
-            "0 omitted counters are stored and 1 were captured",
+            "0 omitted counters are stored, but 1 were captured",
         ),
         (
             (
