@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from uuid import uuid4
 
 import pytest
 
@@ -320,7 +321,7 @@ def test_a_preview_broken_off_is_compared_with_nothing(house: House, hand: Hand)
     choice = preview.choice
     kept = house.plane.previews.newest(choice)
     assert kept is not None
-    house.plane.previews.begin(replace(kept, preview_id=kept.preview_id[:-1] + "0"))
+    house.plane.previews.begin(replace(kept, preview_id=str(uuid4())))
     newest = house.plane.previews.newest(choice)
     assert newest is not None
     assert newest.preview_id == kept.preview_id

@@ -9,6 +9,7 @@ import pytest
 
 from budget_recovery_dagster.domain import Hour, Loss, Verdict
 from budget_recovery_dagster.embedded import NatsServer
+from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.jobs.restore import restore
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
@@ -96,14 +97,13 @@ def expired_credentials(
         yield file
 
 
-@dg.job(resource_defs=services.definitions().resources)
-def restore_without_retries() -> None:
-    """The op of restore_job without the pauses that its retries take."""
-    restore.with_retry_policy(dg.RetryPolicy(max_retries=0))()
-
-
 def restored_why_not(instance: dg.DagsterInstance) -> str:
-    """Try once to restore, which fails; return what the run says."""
+    """Try once to restore, without the pauses of retries, which fails; return what the run says."""
+
+    @dg.job(resource_defs=services.definitions().resources)
+    def restore_without_retries() -> None:
+        restore.with_retry_policy(dg.RetryPolicy(max_retries=0))()
+
     result = restore_without_retries.execute_in_process(instance=instance, raise_on_error=False)
     assert not result.success
     return failure_text(result)
@@ -209,7 +209,7 @@ def test_a_wrong_password_of_postgresql(
 
 @pytest.mark.parametrize(
     ("version", "named"),
-    [("0001", "has version 0001, older than"), ("9999", "has version 9999, unknown to")],
+    [("0001", "has version 0001 of an unreleased"), ("9999", "has version 9999, unknown to")],
 )
 def test_an_old_and_a_newer_schema(
     store: Bucket,
@@ -227,13 +227,11 @@ def test_an_old_and_a_newer_schema(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("BUDGET_RECOVERY_RETENTION_DAYS", "x"),
-        ("BUDGET_RECOVERY_BUCKET", "usage.>"),
         (NATS_URL, "http://host"),
         (POSTGRES_URL, "postgresql+psycopg2://host/database"),
     ],
 )
-def test_a_wrong_setting(
+def test_a_wrong_url(
     store: Bucket,
     instance: dg.DagsterInstance,
     current_hour: Hour,
@@ -243,6 +241,19 @@ def test_a_wrong_setting(
 ) -> None:
     monkeypatch.setenv(name, value)
     assert name in captured_why_not(instance, current_hour)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("BUDGET_RECOVERY_RETENTION_DAYS", "x"), ("BUDGET_RECOVERY_BUCKET", "usage.>")],
+)
+def test_a_wrong_setting_keeps_the_definitions_from_loading(
+    store: Bucket, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=f"{name} is '{value}'") as refused:
+        services.definitions()
+    assert f"set {name} to a valid value" in refused.value.hint
 
 
 def test_the_bucket_of_another_database(
