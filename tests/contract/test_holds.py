@@ -129,7 +129,7 @@ def test_who_has_released_it_is_in_the_log(
     with caplog.at_level(logging.INFO):
         held = hold(plane, plane.incidents.release("carl", judged=open_one(plane)))
         plane.incidents.release("bob", judged=held)
-    assert f"Incident {held.short_id} is released by bob." in caplog.text
+    assert f"Incident {held.short_id} was released by bob." in caplog.text
     assert "carl" not in caplog.text
 
 

@@ -58,7 +58,7 @@ def test_a_holder_learns_that_its_lease_is_lost(plane: ControlPlane) -> None:
     with plane.leases.hold("capture", "a") as lease:
         lease.require_held()
         plane.lose_lease(lease)
-        with pytest.raises(LeaseLostError, match="lease of capture is lost"):
+        with pytest.raises(LeaseLostError, match="lease capture is lost"):
             lease.require_held()
 
 

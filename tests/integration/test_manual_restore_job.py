@@ -101,7 +101,7 @@ def test_from_failed_to_healthy(
     metadata = shown(result)
     assert metadata["what_was_done"].startswith("3 counters raised, ")
     assert metadata["reason"] == "the disk has room again"
-    assert metadata["preview"].startswith("As in the preview of ")
+    assert metadata["preview"].startswith("No difference from the preview of ")
     assert metadata["incident"].endswith("did not come back.")
     table = {row["tenant"]: row for row in metadata["before_and_after"]}
     assert (table["acme"]["before"], table["acme"]["after"]) == ("0", "110")

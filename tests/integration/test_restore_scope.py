@@ -196,9 +196,9 @@ def test_a_key_that_the_gateway_removes_meanwhile_is_named_and_the_rest_restored
     assert usages(house.bucket, "acme", "users", LIFETIME) == rest
     assert usages(house.bucket, "globex", "total", LIFETIME) == {None: "5"}
     (note,) = house.entries(incident)["acme", "users", LIFETIME].notes
-    assert "no longer in the store" in note
+    assert "missing from the store after the write" in note
     assert "'alice'" in note
-    assert any("'alice'" in line and "no longer in the store" in line for line in house.told)
+    assert any("'alice'" in line and "missing from the store after the write" in line for line in house.told)
     # It is not in the leaderboard either.
     found = contents(place_of(house))
     assert found.boards == found.boards_of_the_counters
