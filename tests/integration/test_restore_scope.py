@@ -198,7 +198,10 @@ def test_a_key_that_the_gateway_removes_meanwhile_is_named_and_the_rest_restored
     (note,) = house.entries(incident)["acme", "users", LIFETIME].notes
     assert "missing from the store after the write" in note
     assert "'alice'" in note
-    assert any("'alice'" in line and "missing from the store after the write" in line for line in house.told)
+    assert any(
+        "'alice'" in line and "missing from the store after the write" in line
+        for line in house.told
+    )
     # It is not in the leaderboard either.
     found = contents(place_of(house))
     assert found.boards == found.boards_of_the_counters
