@@ -173,11 +173,8 @@ def test_a_large_budget_does_not_delay_the_block_of_another(
         running_aggregator(place, budgets, clock=clock),
         Ledger(tmp_path / "ledger") as book,
     ):
-        began = time.monotonic()
         bucket.put_many(dict.fromkeys(counters, b"5"))
         wait_until(lambda: len(contents(place).boards.get(group, ())) == 500)
-        # How long this machine takes to derive the large budget once.
-        deriving = time.monotonic() - began
         if "closes" in change:
             clock.now = EVENING + timedelta(minutes=1)
         else:
@@ -186,8 +183,7 @@ def test_a_large_budget_does_not_delay_the_block_of_another(
         exhausted = time.monotonic()
         ever = f"{GROUP}.ever.lifetime.user=3Aalice=40example=2Ecom"
         wait_until(lambda: ever in book.blocked())
-        # A second, or on a slow machine what it takes there: shared machines differ by half.
-        assert time.monotonic() - exhausted < max(1, 3 * deriving)
+        assert time.monotonic() - exhausted < 1
         if "closes" in change:
             wait_until(lambda: tokens(place, "usage") == {"lifetime", "2026-06-01"})
         else:
