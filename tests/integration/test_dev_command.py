@@ -185,11 +185,13 @@ def test_a_dev_that_was_killed_during_a_run_repeats_the_snapshot(place: Path) ->
         dev.process.kill()
     with started(data, place / "second.txt", until="\nLogs ") as dev:
         nats_pid = dev.nats_pid
-        # The run cannot be over before it is read.
+        # The run cannot be over before it is read, nor go on before it is dead.
         os.kill(nats_pid, signal.SIGSTOP)
         try:
             assert dev.first_run("STARTED") == waiting
+            others = set(descendants(dev.process.pid)) - {nats_pid}
             dev.process.kill()
+            wait_until(lambda: not any(map(is_running, others)), seconds=60)
         finally:
             os.kill(nats_pid, signal.SIGCONT)
     with started(data, place / "third.txt") as dev:

@@ -63,15 +63,31 @@ def test_the_log_distinguishes_enforced_blocks_from_audited_ones(
 ) -> None:
     gate = made(ledger)
     gate.replace({"blocked.t.agents.2026-11-29.a": Seen(1, b"{}")})
-    gate.change("blocked.t.audited.2026-11-29.a", Seen(2, b"{}"))
-    gate.change("blocked.x", Seen(3, b"{}"))
-    gate.change("blocked.t.agents.2026-11-29.a", NOTHING)
+    gate.change({"blocked.t.audited.2026-11-29.a": Seen(2, b"{}")})
+    gate.change({"blocked.x": Seen(3, b"{}")})
+    gate.change({"blocked.t.agents.2026-11-29.a": NOTHING})
     assert [record.message for record in caplog.records] == [
         "Blocked: budget 'agents' of 't' for 'a', 2026-11-29.",
         "Over its limit, audit only: budget 'audited' of 't' for 'a', 2026-11-29.",
         "Blocked, but matches no request: x.",
         "No longer over its limit: budget 'agents' of 't' for 'a', 2026-11-29.",
     ]
+
+
+def test_blocks_that_change_together_are_taken_together(ledger: Ledger) -> None:
+    ledger.block(["t.agents.2026-11-29.a", "t.agents.2026-11-29.b"])
+    gate = made(ledger)
+    gate.change(
+        {
+            "blocked.t.agents.2026-11-29.a": NOTHING,
+            "blocked.t.agents.2026-11-29.b": Seen(2, b"{}"),
+            "blocked.t.agents.2026-11-29.c": Seen(3, b"{}"),
+            "blocked.t.agents.2026-11-29.d": NOTHING,
+        }
+    )
+    assert ledger.blocked() == {"t.agents.2026-11-29.b", "t.agents.2026-11-29.c"}
+    allowed = {user for user in "abcd" if gate.answer(request(user)).is_allowed}
+    assert allowed == {"a", "d"}
 
 
 def test_the_log_lists_the_blocks_at_the_start(

@@ -194,11 +194,14 @@ class Derivation:
 
     def replace(self, found: Mapping[str, Seen]) -> None:
         """Take all existing keys; called once, at the start."""
-        for key, seen in found.items():
-            self.change(key, seen)
+        self.change(found)
 
-    def change(self, key: str, seen: Seen) -> None:
-        """Take a key; ``keep_consistent`` acts on it soon after."""
+    def change(self, changes: Mapping[str, Seen]) -> None:
+        """Take keys; ``keep_consistent`` acts on them soon after."""
+        for key, seen in changes.items():
+            self._change(key, seen)
+
+    def _change(self, key: str, seen: Seen) -> None:
         kind, _, suffix = key.partition(".")
         try:
             if kind == COUNTERS:

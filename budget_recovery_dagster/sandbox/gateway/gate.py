@@ -123,14 +123,15 @@ class Gate:
         self._block(blocked - self._blocked)
         self._unblock(self._blocked - blocked)
 
-    def change(self, key: str, seen: Seen) -> None:
-        """Take a block that was set or lifted."""
-        if seen.data is None:
-            self._unblock({_suffix(key)} & self._blocked)
-        else:
-            self._block({_suffix(key)} - self._blocked)
+    def change(self, changes: Mapping[str, Seen]) -> None:
+        """Take blocks that were set or lifted."""
+        blocked = {_suffix(key) for key, seen in changes.items() if seen.data is not None}
+        self._block(blocked - self._blocked)
+        self._unblock((set(map(_suffix, changes)) - blocked) & self._blocked)
 
     def _block(self, suffixes: set[str]) -> None:
+        if not suffixes:
+            return
         self._ledger.block(suffixes)
         self._blocked |= suffixes
         for each in sorted(suffixes):
@@ -142,6 +143,8 @@ class Gate:
             log.info("%s: %s.", effect, described(each))
 
     def _unblock(self, suffixes: set[str]) -> None:
+        if not suffixes:
+            return
         self._ledger.unblock(suffixes)
         self._blocked -= suffixes
         for each in sorted(suffixes):

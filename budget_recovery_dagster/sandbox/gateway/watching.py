@@ -69,6 +69,20 @@ class Pull:
         """
         return await self._next(_WAITING, _EXPIRED)
 
+    async def next_arrived(self) -> list[Msg]:
+        """Wait for a message as ``next`` does; return it with those that have arrived meanwhile.
+
+        Raises:
+            StoreLostError: the consumer is gone.
+            nats.errors.Error, TimeoutError: the server does not answer.
+        """
+        arrived = []
+        while (message := await self.next()) is not None:
+            arrived.append(message)
+            if self._messages.empty():
+                break
+        return arrived
+
     async def next_existing(self) -> Msg | None:
         """Return the next message, or None once the server reports that nothing is left.
 
@@ -104,8 +118,8 @@ class View(Protocol):
     def replace(self, found: Mapping[str, Seen]) -> None:
         """Take all existing keys; some may be markers of removed keys."""
 
-    def change(self, key: str, seen: Seen) -> None:
-        """Take one key that was written or removed."""
+    def change(self, changes: Mapping[str, Seen]) -> None:
+        """Take keys that were written or removed, each in its newest state."""
 
 
 async def follow(store: Store, prefix: str, view: View) -> None:
@@ -122,10 +136,10 @@ async def follow(store: Store, prefix: str, view: View) -> None:
         known = {key: seen.revision for key, seen in found.items()}
         tasks.create_task(_find_vanished(store, prefix, view, known))
         while True:
-            if (message := await entries.pull.next()) is not None:
-                key, seen = entries.read(message)
-                known[key] = seen.revision
-                view.change(key, seen)
+            # A lower limit may block thousands at once: a view takes what arrives together in one.
+            if changes := dict(map(entries.read, await entries.pull.next_arrived())):
+                known |= {key: seen.revision for key, seen in changes.items()}
+                view.change(changes)
 
 
 async def read_all(store: Store) -> Mapping[str, Seen]:
@@ -196,10 +210,11 @@ async def _find_vanished(store: Store, prefix: str, view: View, known: dict[str,
         existing = await store.existing(prefix)
         if existing is None:
             continue
-        for key in before.keys() - existing:
-            if known[key] == before[key]:  # not written again meanwhile
-                del known[key]
-                view.change(key, NOTHING)
+        # Those that were written again meanwhile exist.
+        vanished = {key for key in before.keys() - existing if known[key] == before[key]}
+        for key in vanished:
+            del known[key]
+        view.change(dict.fromkeys(vanished, NOTHING))
 
 
 class _Entries:
