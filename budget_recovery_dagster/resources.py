@@ -25,15 +25,6 @@ def failure(message: str, hint: str, metadata: Mapping[str, Any] | None = None) 
     )
 
 
-@contextmanager
-def shown_as_failures() -> Iterator[None]:
-    """Turn our errors into failures of the step, with the hint in the metadata."""
-    try:
-        yield
-    except BudgetRecoveryError as error:
-        raise failure(error.message, error.hint) from error
-
-
 @dataclass(frozen=True, slots=True)
 class ControlPlaneResource:
     """The control-plane database that the settings name, and the usage store that belongs to it.
@@ -51,6 +42,19 @@ class ControlPlaneResource:
             DatabaseError: the database cannot be reached, or its schema is not current.
         """
         return opened_control_plane(self.settings)
+
+    @contextmanager
+    def opened_in_step(self) -> Iterator[ControlPlane]:
+        """Open the database for a step or check; our errors become its failures, with the hint.
+
+        Raises:
+            dagster.Failure: an error of ours, from opening the database or from the step.
+        """
+        try:
+            with self.opened() as plane:
+                yield plane
+        except BudgetRecoveryError as error:
+            raise failure(error.message, error.hint) from error
 
     def store_opener(self) -> OpenStore:
         """Return a function that opens the usage store.

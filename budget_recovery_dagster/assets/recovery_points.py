@@ -12,7 +12,7 @@ from budget_recovery_dagster.presentation.metadata import (
     points_metadata,
     table,
 )
-from budget_recovery_dagster.resources import ControlPlaneParam, shown_as_failures
+from budget_recovery_dagster.resources import ControlPlaneParam
 from budget_recovery_dagster.services.recovery_points import (
     PointAges,
     judge_point_ages,
@@ -52,7 +52,7 @@ def recovery_points(
     context: dg.AssetExecutionContext, control_plane: ControlPlaneParam
 ) -> dg.MaterializeResult[None]:
     """Show the recovery point of every tenant."""
-    with shown_as_failures(), control_plane.opened() as plane:
+    with control_plane.opened_in_step() as plane:
         survey = survey_points(plane)
     if not survey.newest_snapshots:
         context.log.warning("No snapshot is stored: a restore would bring back nothing.")
@@ -71,7 +71,7 @@ def recovery_points(
 )
 def recovery_point_age(control_plane: ControlPlaneParam) -> dg.AssetCheckResult:
     """Check the snapshots that are stored now, not those of the last materialization."""
-    with shown_as_failures(), control_plane.opened() as plane:
+    with control_plane.opened_in_step() as plane:
         ages = judge_point_ages(plane)
     too_old = sorted((_row(ages, tenant) for tenant in ages.too_old), key=_oldest_first)
     rows = [*too_old, *(_damaged_row(ages, tenant) for tenant in sorted(ages.damaged))]

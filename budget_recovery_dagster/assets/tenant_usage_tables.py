@@ -10,7 +10,7 @@ from budget_recovery_dagster.presentation.metadata import (
     USAGE_SCHEMA,
     tables_metadata,
 )
-from budget_recovery_dagster.resources import ControlPlaneParam, failure, shown_as_failures
+from budget_recovery_dagster.resources import ControlPlaneParam, failure
 from budget_recovery_dagster.services.tables import TableFailed, TablesBuilt, build_tables
 from budget_recovery_dagster.wiring import usage_tables
 
@@ -51,7 +51,7 @@ def _tenant_usage_tables(
 ) -> dg.MaterializeResult[None]:
     """Rewrite the tables of the hour; fail at the end if one could not be written."""
     hour = Hour.parse(context.partition_key)
-    with shown_as_failures(), control_plane.opened() as plane:
+    with control_plane.opened_in_step() as plane:
         try:
             built = build_tables(
                 plane,

@@ -12,7 +12,6 @@ from budget_recovery_dagster.resources import (
     ControlPlaneParam,
     failure,
     order_by,
-    shown_as_failures,
 )
 from budget_recovery_dagster.services.resets import ResetRequest, record_reset
 from budget_recovery_dagster.services.restore.manual import (
@@ -45,7 +44,7 @@ def hold_incident(
     """
     if not config.reason.strip():
         raise failure("The reason is empty.", "give the reason why the restore must stop.")
-    with shown_as_failures(), control_plane.opened() as plane:
+    with control_plane.opened_in_step() as plane:
         incident = hold_restore(plane, config.reason, by=f"run {context.run.run_id[:8]}")
     context.log.warning(
         f"Incident {incident.short_id} is on hold until release_restore_job or "
@@ -63,7 +62,7 @@ def release_incident(context: dg.OpExecutionContext, control_plane: ControlPlane
     Raises:
         dagster.Failure: no restore is under way.
     """
-    with shown_as_failures(), control_plane.opened() as plane:
+    with control_plane.opened_in_step() as plane:
         incident = release_restore(plane, by=f"run {context.run.run_id[:8]}")
     context.log.info(f"Released incident {incident.short_id}. The restore starts within 30 s.")
 
@@ -95,7 +94,7 @@ def resolve_open_incident(
         dagster.Failure: no incident is open, the reason is empty, or the store is not reachable.
     """
     order = order_by(context, config.reason, accept_unconverged=config.accept_unconverged)
-    with shown_as_failures(), control_plane.opened() as plane:
+    with control_plane.opened_in_step() as plane:
         resolved = resolve_incident(
             plane,
             control_plane.store_opener(),
@@ -147,7 +146,7 @@ def record_deliberate_reset(
             empty.
     """
     request = _request(config, by=f"run {context.run.run_id[:8]}")
-    with shown_as_failures(), control_plane.opened() as plane:
+    with control_plane.opened_in_step() as plane:
         recorded = record_reset(plane, request)
     for paragraph in reset_report(recorded):
         context.log.info(paragraph)

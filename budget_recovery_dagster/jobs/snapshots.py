@@ -1,6 +1,11 @@
-"""Jobs that capture snapshots and refresh recovery points."""
+"""Jobs that capture snapshots and refresh recovery points, with their schedules."""
+
+from datetime import UTC, datetime
 
 import dagster as dg
+
+from budget_recovery_dagster.domain.windows import Hour
+from budget_recovery_dagster.resources import ControlPlaneParam
 
 IN_ONE_PROCESS = dg.in_process_executor
 """One process per run is enough, and starts in half the time."""
@@ -36,4 +41,70 @@ recovery_points_job = dg.define_asset_job(
     ),
     executor_def=IN_ONE_PROCESS,
     tags={"dagster/max_retries": "0", "dagster/max_runtime": "1800"},
+)
+
+# Tags that Dagster's scheduler sets on the runs that it launches.
+_SCHEDULE = "dagster/schedule_name"
+_RUN_KEY = "dagster/run_key"
+_SCHEDULED_AT = ".dagster/scheduled_execution_time"
+
+
+@dg.schedule(
+    job=hourly_snapshot_job,
+    cron_schedule="0 * * * *",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+    description=(
+        "Takes a snapshot at the start of every UTC hour. Skips, with the reason, while captures "
+        "are paused or if the tick is too late for its hour."
+    ),
+)
+def hourly_snapshot_schedule(
+    context: dg.ScheduleEvaluationContext, control_plane: ControlPlaneParam
+) -> dg.RunRequest | dg.SkipReason:
+    """Request the run of the tick's hour, once even if the tick is evaluated again."""
+    moment = context.scheduled_execution_time.astimezone(UTC)
+    hour = Hour.containing(moment)
+    with control_plane.opened() as plane:
+        state = plane.registry.claim().state
+        if state.captures_paused:
+            incident = plane.incidents.recovery().incident
+            why = f" {incident.losses[-1].reason}" if incident else ""
+            return dg.SkipReason(
+                f"Captures are paused: the usage store is {state.name}.{why} They resume with the "
+                "first hour in which it is HEALTHY again; the last good snapshots are kept."
+            )
+        if hour.is_past(plane.clock.now()):
+            return dg.SkipReason(
+                f"The hour {hour} has closed before its snapshot could start; the store holds "
+                "only the present, which must not be stored as the past."
+            )
+    if _has_had_its_run(context, hour, moment):
+        return dg.SkipReason(
+            f"The hour {hour} already has its run: the schedule was edited within the hour."
+        )
+    return dg.RunRequest(run_key=hour.key, partition_key=hour.key)
+
+
+def _has_had_its_run(context: dg.ScheduleEvaluationContext, hour: Hour, moment: datetime) -> bool:
+    """Whether a tick with another scheduled time has requested a snapshot of the hour.
+
+    Dagster compares run keys only within one scheduled time.
+    """
+    runs = context.instance.get_runs(
+        dg.RunsFilter(tags={_SCHEDULE: hourly_snapshot_schedule.name, _RUN_KEY: hour.key})
+    )
+    return any(run.tags.get(_SCHEDULED_AT) != moment.isoformat() for run in runs)
+
+
+recovery_points_schedule = dg.ScheduleDefinition(
+    name="recovery_points_schedule",
+    job=recovery_points_job,
+    # Between the snapshots: the hourly job itself refreshes the recovery points.
+    cron_schedule="20,50 * * * *",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+    description=(
+        "Checks the age of the recovery points twice an hour, even if captures fail or do not run."
+    ),
 )

@@ -9,8 +9,7 @@ from psycopg.rows import dict_row
 
 from budget_recovery_dagster.domain import BudgetWindow, Entity, Window, format_usage
 from budget_recovery_dagster.sandbox.gateway import Place
-from budget_recovery_dagster.sensors.restore_supervisor_sensor import restore_supervisor_sensor
-from budget_recovery_dagster.sensors.store_loss_sensor import store_loss_sensor
+from budget_recovery_dagster.sensors import restore_supervisor_sensor, store_loss_sensor
 from budget_recovery_dagster.settings import load_settings
 from tests import services
 from tests.integration.gateway_house import contents

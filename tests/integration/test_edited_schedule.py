@@ -13,7 +13,7 @@ from dagster._core.storage.tags import (
 )
 
 from budget_recovery_dagster.domain import Hour
-from budget_recovery_dagster.schedules import hourly_snapshot_schedule
+from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_schedule
 from tests import services
 from tests.nats_servers import Bucket
 

@@ -7,7 +7,7 @@ import dagster as dg
 import psycopg
 
 from budget_recovery_dagster.domain import Hour
-from budget_recovery_dagster.schedules import hourly_snapshot_schedule
+from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_schedule
 from tests import services
 from tests.integration.snapshot_job import run_job
 from tests.nats_servers import Bucket

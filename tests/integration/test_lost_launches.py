@@ -11,8 +11,13 @@ import pytest
 from dagster import DagsterRunStatus
 
 from budget_recovery_dagster.domain import Hour
-from budget_recovery_dagster.sensors.supervision import Supervised, supervise_restore
-from budget_recovery_dagster.sensors.ticks import Deadline, OutOfTimeError, within
+from budget_recovery_dagster.sensors import (
+    Deadline,
+    OutOfTimeError,
+    Supervised,
+    supervise_restore,
+    within,
+)
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests.integration.launched_runs import due, lost, recorded

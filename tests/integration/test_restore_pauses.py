@@ -12,8 +12,8 @@ import pytest
 from budget_recovery_dagster.adapters.postgres import Database, PostgresSnapshots
 from budget_recovery_dagster.domain import Baseline, Hour, RecoveryState
 from budget_recovery_dagster.errors import CapturesPausedError
+from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_schedule
 from budget_recovery_dagster.ports import OpenStore
-from budget_recovery_dagster.schedules import hourly_snapshot_schedule
 from budget_recovery_dagster.services import Captured
 from tests import services
 from tests.integration.interrupted_store import Interruptions, interrupted

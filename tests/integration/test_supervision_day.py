@@ -12,8 +12,7 @@ import pytest
 from dagster import DagsterRunStatus
 
 from budget_recovery_dagster.domain import Suspicion, Verdict
-from budget_recovery_dagster.sensors.supervision import supervise_restore
-from budget_recovery_dagster.sensors.ticks import TICK_SECONDS, Deadline
+from budget_recovery_dagster.sensors import TICK_SECONDS, Deadline, supervise_restore
 from budget_recovery_dagster.services.restore import Recovered
 from tests import services
 from tests.free_ports import unused_port

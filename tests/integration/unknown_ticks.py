@@ -10,7 +10,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.sensors.ticks import TICK_SECONDS
+from budget_recovery_dagster.sensors import TICK_SECONDS
 from tests.integration.recovery_runs import check, incidents, skipped, state, verdict
 from tests.waiting import wait_until
 

@@ -37,9 +37,8 @@ MAY_IMPORT = {
     "resources": {"errors", "ports", "services", "settings", "wiring"},
     "assets": DAGSTER,
     "jobs": DAGSTER | {"assets"},
-    "schedules": {"domain", "jobs", "resources"},
     "sensors": DAGSTER | {"assets", "jobs"},
-    "definitions": {"assets", "jobs", "resources", "schedules", "sensors", "settings"},
+    "definitions": {"assets", "jobs", "resources", "sensors", "settings"},
     "embedded": {"errors"},
     "sandbox": {
         "adapters",

@@ -1,1 +1,0 @@
-"""Sensors, one in each file."""
