@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from budget_recovery_dagster.cli.console import answers
-from budget_recovery_dagster.cli.server_commands import (
+from budget_recovery_dagster.cli.console import (
     StoppedBySignal,
+    answers,
     ignore_stop_signals,
     shown_steps,
     stop_signals_interrupt,

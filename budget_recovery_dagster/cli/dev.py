@@ -10,9 +10,8 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from budget_recovery_dagster.cli.console import answers
+from budget_recovery_dagster.cli.console import answers, shown_steps, stop_signals_interrupt
 from budget_recovery_dagster.cli.options import data_dir_option
-from budget_recovery_dagster.cli.server_commands import shown_steps, stop_signals_interrupt
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.embedded import poll
 from budget_recovery_dagster.sandbox import (

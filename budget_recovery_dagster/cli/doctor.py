@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from budget_recovery_dagster.cli.console import answers, show_failure
-from budget_recovery_dagster.cli.options import data_dir_option
+from budget_recovery_dagster.cli.options import data_dir_option, json_option
 from budget_recovery_dagster.doctor.model import Installation, Outcome, Report
 from budget_recovery_dagster.doctor.runner import run_checks
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
@@ -39,7 +39,7 @@ _NARROWEST = 20
 
 
 @click.command(short_help="Check settings, servers, permissions and bucket.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+@json_option
 @data_dir_option
 @click.pass_context
 def doctor(context: click.Context, data_dir: Path | None, *, as_json: bool) -> None:

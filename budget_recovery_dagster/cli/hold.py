@@ -7,16 +7,17 @@ import click
 from budget_recovery_dagster.cli.options import (
     current_user,
     data_dir_option,
+    json_option,
     settings_with_database,
 )
-from budget_recovery_dagster.presentation.documents import errors_in_json, held_json
+from budget_recovery_dagster.presentation.documents import held_json
 from budget_recovery_dagster.services.restore.manual import hold_restore, release_restore
 from budget_recovery_dagster.wiring import opened_control_plane
 
 
 @click.command(short_help="Stop the restore of the open incident.")
 @click.option("--reason", required=True, help="Why; shown by `budget-recovery status`.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+@json_option
 @data_dir_option
 def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
     """Stop the restore of the open incident until `budget-recovery release`.
@@ -26,10 +27,7 @@ def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
     """
     if not reason.strip():
         raise click.BadParameter("it is empty.", param_hint="--reason")
-    with (
-        errors_in_json(wanted=as_json),
-        opened_control_plane(settings_with_database(data_dir)) as plane,
-    ):
+    with opened_control_plane(settings_with_database(data_dir)) as plane:
         incident = hold_restore(plane, reason, by=current_user())
     if as_json:
         click.echo(held_json(incident))
@@ -41,17 +39,14 @@ def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
 
 
 @click.command(short_help="Continue the restore that is on hold.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+@json_option
 @data_dir_option
 def release(data_dir: Path | None, *, as_json: bool) -> None:
     """Continue the restore of the open incident, at once and with all its attempts.
 
     The database is that of BUDGET_RECOVERY_POSTGRES_URL or of the running `budget-recovery dev`.
     """
-    with (
-        errors_in_json(wanted=as_json),
-        opened_control_plane(settings_with_database(data_dir)) as plane,
-    ):
+    with opened_control_plane(settings_with_database(data_dir)) as plane:
         incident = release_restore(plane, by=current_user())
     if as_json:
         click.echo(held_json(incident))

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from budget_recovery_dagster.cli.console import show_failure
+from budget_recovery_dagster.cli.console import show_error
 from budget_recovery_dagster.cli.demo import demo
 from budget_recovery_dagster.cli.dev import dev
 from budget_recovery_dagster.cli.doctor import doctor
@@ -55,7 +55,7 @@ class _Commands(click.Group):
                 click.echo(usage_error_json(error.format_message()))
             raise
         except BudgetRecoveryError as error:
-            show_failure(error.message, error.hint)
+            show_error(error, as_json=is_json_wanted)
             ctx.exit(REFUSED if isinstance(error, _REFUSALS) else FAILED)
 
 

@@ -139,6 +139,7 @@ def settings_with_servers(data_dir: Path | None) -> Settings:
     return settings.model_copy(update=found)
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),

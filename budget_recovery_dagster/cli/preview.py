@@ -10,10 +10,11 @@ from budget_recovery_dagster.cli.options import (
     choice_options,
     current_user,
     data_dir_option,
+    json_option,
     request_of,
     settings_with_servers,
 )
-from budget_recovery_dagster.presentation.documents import errors_in_json, preview_json
+from budget_recovery_dagster.presentation.documents import preview_json
 from budget_recovery_dagster.presentation.terminal import print_preview
 from budget_recovery_dagster.services.preview import preview_restore
 from budget_recovery_dagster.wiring import opened_control_plane, store_opener
@@ -21,7 +22,7 @@ from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
 @click.command(short_help="Show what a restore would change.")
 @choice_options
-@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+@json_option
 @data_dir_option
 def preview(data_dir: Path | None, *, as_json: bool, **choice: Any) -> None:
     """Show what a restore would change in each budget. Read-only for the gateway's store.
@@ -29,16 +30,15 @@ def preview(data_dir: Path | None, *, as_json: bool, **choice: Any) -> None:
     The preview is stored for a day: `budget-recovery restore` with the same options reports what
     changed since. The servers are those of the settings or of the running `budget-recovery dev`.
     """
-    with errors_in_json(wanted=as_json):
-        settings = settings_with_servers(data_dir)
-        with opened_control_plane(settings) as plane, progress("Reading") as report:
-            previewed = preview_restore(
-                plane,
-                store_opener(settings),
-                request_of(choice),
-                by=current_user(),
-                on_progress=report,
-            )
+    settings = settings_with_servers(data_dir)
+    with opened_control_plane(settings) as plane, progress("Reading") as report:
+        previewed = preview_restore(
+            plane,
+            store_opener(settings),
+            request_of(choice),
+            by=current_user(),
+            on_progress=report,
+        )
     if as_json:
         click.echo(preview_json(previewed))
     else:

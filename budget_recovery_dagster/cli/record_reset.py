@@ -10,12 +10,13 @@ from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.options import (
     current_user,
     data_dir_option,
+    json_option,
     settings_with_database,
 )
 from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.resets import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_moment
-from budget_recovery_dagster.presentation.documents import errors_in_json, reset_json
+from budget_recovery_dagster.presentation.documents import reset_json
 from budget_recovery_dagster.presentation.text import escape_unprintable, reset_report
 from budget_recovery_dagster.services.resets import ResetRequest, record_reset
 from budget_recovery_dagster.wiring import opened_control_plane
@@ -41,7 +42,7 @@ def _moment(_context: click.Context, _option: click.Parameter, text: str | None)
     help="Time of the reset in UTC, such as 2026-11-29T14:00.  [default: now]",
 )
 @click.option("--reason", required=True, help="Why; stored with the reset.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+@json_option
 @data_dir_option
 def record_reset_command(  # noqa: PLR0913 - click passes every option by name
     *,
@@ -71,10 +72,7 @@ def record_reset_command(  # noqa: PLR0913 - click passes every option by name
         raise click.UsageError("--entity and --aggregate are mutually exclusive.")
     who: Entity | Everyone = entity if entity is not None or aggregate else EVERYONE
     request = ResetRequest(tenant, budget, window, who, at, current_user(), reason)
-    with (
-        errors_in_json(wanted=as_json),
-        opened_control_plane(settings_with_database(data_dir)) as plane,
-    ):
+    with opened_control_plane(settings_with_database(data_dir)) as plane:
         recorded = record_reset(plane, request)
     if as_json:
         click.echo(reset_json(recorded))

@@ -1,20 +1,19 @@
 """``budget-recovery resolve``: close the open incident and accept the store as it is."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from budget_recovery_dagster.cli.console import answers, confirmed, progress
+from budget_recovery_dagster.cli.console import answers, confirmed, progress, require_terminal
 from budget_recovery_dagster.cli.options import (
     data_dir_option,
+    json_option,
     order_of,
     order_options,
     settings_with_servers,
 )
-from budget_recovery_dagster.errors import NotConfirmedError
-from budget_recovery_dagster.presentation.documents import errors_in_json, resolved_json
+from budget_recovery_dagster.presentation.documents import resolved_json
 from budget_recovery_dagster.presentation.terminal import print_row
 from budget_recovery_dagster.services.restore.choice import require_reason
 from budget_recovery_dagster.services.restore.manual import resolve_incident
@@ -26,7 +25,7 @@ _DECLINED = 2
 @click.command(short_help="Close the open incident without a restore.")
 @order_options
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+@json_option
 @data_dir_option
 def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) -> None:
     """Close the open incident without restoring anything more.
@@ -36,19 +35,18 @@ def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
     """
     if as_json and not yes:
         raise click.UsageError("--json needs --yes: it cannot ask for confirmation.")
-    with errors_in_json(wanted=as_json):
-        require_reason(options["reason"])
-        if not yes and not _is_wanted():
-            click.echo("Nothing is resolved.")
-            raise click.exceptions.Exit(_DECLINED)
-        settings = settings_with_servers(data_dir)
-        with opened_control_plane(settings) as plane, progress("Reading") as report:
-            resolved = resolve_incident(
-                plane,
-                store_opener(settings),
-                order_of(options, report),
-                convergence_timeout=settings.convergence_timeout,
-            )
+    require_reason(options["reason"])
+    if not yes and not _is_wanted():
+        click.echo("Nothing is resolved.")
+        raise click.exceptions.Exit(_DECLINED)
+    settings = settings_with_servers(data_dir)
+    with opened_control_plane(settings) as plane, progress("Reading") as report:
+        resolved = resolve_incident(
+            plane,
+            store_opener(settings),
+            order_of(options, report),
+            convergence_timeout=settings.convergence_timeout,
+        )
     if as_json:
         click.echo(resolved_json(resolved))
         return
@@ -60,10 +58,6 @@ def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
 
 
 def _is_wanted() -> bool:
-    if not sys.stdin.isatty():
-        raise NotConfirmedError(
-            "Nothing is resolved: there is no terminal to ask for confirmation.",
-            "pass --yes.",
-        )
+    require_terminal("Nothing is resolved")
     click.echo("Usage that only snapshots hold is not restored; see `budget-recovery preview`.")
     return confirmed("Accept the store as it is?")

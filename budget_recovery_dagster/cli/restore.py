@@ -1,13 +1,19 @@
 """``budget-recovery restore``: a manual restore of chosen counters."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from budget_recovery_dagster.cli.console import answers, confirmed, progress, show_failure
+from budget_recovery_dagster.cli.console import (
+    answers,
+    confirmed,
+    progress,
+    require_terminal,
+    show_error,
+    show_failure,
+)
 from budget_recovery_dagster.cli.options import (
     choice_options,
     current_user,
@@ -17,9 +23,9 @@ from budget_recovery_dagster.cli.options import (
     request_of,
     settings_with_servers,
 )
-from budget_recovery_dagster.errors import BudgetRecoveryError, NotConfirmedError
+from budget_recovery_dagster.errors import BudgetRecoveryError
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
-from budget_recovery_dagster.presentation.documents import applied_json, errors_in_json
+from budget_recovery_dagster.presentation.documents import applied_json
 from budget_recovery_dagster.presentation.terminal import print_applied, print_preview
 from budget_recovery_dagster.services.preview import preview_restore
 from budget_recovery_dagster.services.restore.choice import RestoreRequest, require_reason
@@ -49,10 +55,9 @@ def restore(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
     if as_json and not yes:
         raise click.UsageError("--json needs --yes: it cannot ask for confirmation.")
     try:
-        with errors_in_json(wanted=as_json):
-            applied = _restore(data_dir, options, yes=yes)
+        applied = _restore(data_dir, options, yes=yes)
     except BudgetRecoveryError as error:
-        show_failure(error.message, error.hint)
+        show_error(error, as_json=as_json)
         raise click.exceptions.Exit(_REFUSED) from error
     except KeyboardInterrupt as error:
         show_failure(
@@ -97,11 +102,10 @@ def _confirmed_preview(
     plane: ControlPlane, open_store: OpenStore, request: RestoreRequest
 ) -> str | None:
     """Show the preview and ask; return its id, or None if the person declines."""
-    if not sys.stdin.isatty():
-        raise NotConfirmedError(
-            "Nothing is restored: there is no terminal to ask for confirmation.",
-            "check `budget-recovery preview` with the same options, then pass --yes.",
-        )
+    require_terminal(
+        "Nothing is restored",
+        "check `budget-recovery preview` with the same options, then pass --yes.",
+    )
     with progress("Reading") as report:
         previewed = preview_restore(
             plane, open_store, request, by=current_user(), on_progress=report

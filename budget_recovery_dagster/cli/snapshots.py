@@ -8,7 +8,7 @@ from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database
 from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant, moment
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
-from budget_recovery_dagster.presentation.documents import errors_in_json, snapshots_json
+from budget_recovery_dagster.presentation.documents import snapshots_json
 from budget_recovery_dagster.presentation.terminal import print_columns, print_row
 from budget_recovery_dagster.services.words import counted, listed
 from budget_recovery_dagster.wiring import opened_control_plane
@@ -29,10 +29,7 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
 
     The database is that of BUDGET_RECOVERY_POSTGRES_URL or of the running `budget-recovery dev`.
     """
-    with (
-        errors_in_json(wanted=as_json),
-        opened_control_plane(settings_with_database(data_dir)) as plane,
-    ):
+    with opened_control_plane(settings_with_database(data_dir)) as plane:
         chosen = choose_tenant(tenant, sorted(plane.points.tenants()))
         found = plane.snapshot_list.all(chosen)
         budgets = plane.snapshot_list.budgets_of(chosen) if chosen is not None else ()

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from budget_recovery_dagster.cli.console import answers, show_failure
-from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database
+from budget_recovery_dagster.cli.options import data_dir_option, json_option, settings_with_database
 from budget_recovery_dagster.errors import describe_error
 from budget_recovery_dagster.presentation.documents import failure_json, status_json
 from budget_recovery_dagster.presentation.terminal import print_status
@@ -37,7 +37,7 @@ class _Status(click.Command):
 
 
 @click.command(cls=_Status, short_help="Show the state of the store and the next step.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+@json_option
 @data_dir_option
 @click.pass_context
 def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> None:

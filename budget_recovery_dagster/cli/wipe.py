@@ -1,15 +1,14 @@
 """``budget-recovery wipe``: delete the simulated gateway's counters, to see them restored."""
 
 import shlex
-import sys
 from pathlib import Path
 
 import click
 from rich.text import Text
 
-from budget_recovery_dagster.cli.console import answers
+from budget_recovery_dagster.cli.console import answers, confirmed, require_terminal
 from budget_recovery_dagster.cli.options import data_dir_option
-from budget_recovery_dagster.errors import NotConfirmedError, SettingsError
+from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.sandbox import RunningDev, find_running_dev, gateway
 from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 
@@ -36,7 +35,10 @@ def wipe(context: click.Context, data_dir: Path | None, *, yes: bool) -> None:
     _console.print(f"{held.counters:>9,} counters of {held.tenants} tenants")
     _console.print(f"{held.blocked:>9,} blocked keys")
     if not yes:
-        _confirm(context)
+        require_terminal("Nothing is wiped")
+        if not confirmed("Wipe it?"):
+            _console.print("Nothing is wiped.")
+            context.exit(_DECLINED)
     seconds = gateway.wipe(bucket)
     stream = gateway.bucket_stream(bucket.bucket)
     _console.print(Text.assemble(("Wiped:", "bold red"), f" stream {stream} is deleted."))
@@ -66,14 +68,3 @@ def _own_bucket(data_dir: Path, settings: Settings) -> tuple[RunningDev, gateway
             f"start `budget-recovery dev` without {PREFIX}NATS_URL.",
         )
     return running, gateway.Place(running.nats_url, running.bucket)
-
-
-def _confirm(context: click.Context) -> None:
-    if not sys.stdin.isatty():
-        raise NotConfirmedError(
-            "Nothing is wiped: there is no terminal to ask for confirmation.",
-            "pass --yes.",
-        )
-    if not click.confirm("Wipe it?"):
-        _console.print("Nothing is wiped.")
-        context.exit(_DECLINED)

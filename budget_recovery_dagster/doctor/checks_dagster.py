@@ -5,13 +5,9 @@ Dagster's own code would create its tables on connecting, so it is not used.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import sqlalchemy
 import yaml  # type: ignore[import-untyped]  # it ships none
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import NullPool
 
 from budget_recovery_dagster.doctor.model import (
     Check,
@@ -22,6 +18,9 @@ from budget_recovery_dagster.doctor.model import (
     skipped,
     warn,
 )
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
 
 _HOME = "DAGSTER_HOME"
 _FILE = "dagster.yaml"
@@ -110,7 +109,11 @@ def _storage_section(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]
     return "sqlite", {}
 
 
-def _url(settings: Mapping[str, Any], environment: Mapping[str, str], file: Path) -> URL:
+def _url(settings: Mapping[str, Any], environment: Mapping[str, str], file: Path) -> "URL":
+    # Only here and where it connects: other commands start without SQLAlchemy.
+    from sqlalchemy.engine import URL, make_url  # noqa: PLC0415
+    from sqlalchemy.exc import ArgumentError  # noqa: PLC0415
+
     try:
         url = _value(settings.get("postgres_url"), environment, file)
         if url:
@@ -150,8 +153,12 @@ def _value(given: Any, environment: Mapping[str, str], file: Path) -> str:
     return environment[name]
 
 
-def _connect(url: URL) -> str:
+def _connect(url: "URL") -> str:
     """Connect once; return the URL without password and parameters."""
+    import sqlalchemy  # noqa: PLC0415
+    from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError  # noqa: PLC0415
+    from sqlalchemy.pool import NullPool  # noqa: PLC0415
+
     where = url.set(password=None, query={}).render_as_string()
     try:
         driver = url.get_driver_name()

@@ -1,4 +1,7 @@
-"""How results are shown to people and programs: sentences, terminal, JSON, Dagster metadata."""
+"""How results are shown to people and programs: sentences, terminal, JSON, Dagster metadata.
+
+Only ``metadata`` imports Dagster, so nothing of it is exported here: commands start without it.
+"""
 
 from budget_recovery_dagster.presentation.documents import USAGE_ERROR as USAGE_ERROR
 from budget_recovery_dagster.presentation.documents import applied_json as applied_json
@@ -11,10 +14,6 @@ from budget_recovery_dagster.presentation.documents import resolved_json as reso
 from budget_recovery_dagster.presentation.documents import snapshots_json as snapshots_json
 from budget_recovery_dagster.presentation.documents import status_json as status_json
 from budget_recovery_dagster.presentation.documents import usage_error_json as usage_error_json
-from budget_recovery_dagster.presentation.metadata import duration as duration
-from budget_recovery_dagster.presentation.metadata import points_metadata as points_metadata
-from budget_recovery_dagster.presentation.metadata import preview_metadata as preview_metadata
-from budget_recovery_dagster.presentation.metadata import table as table
 from budget_recovery_dagster.presentation.text import CHANGES as CHANGES
 from budget_recovery_dagster.presentation.text import CONDITIONS as CONDITIONS
 from budget_recovery_dagster.presentation.text import FAILURES as FAILURES

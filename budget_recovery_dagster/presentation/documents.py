@@ -1,14 +1,11 @@
 """JSON documents that the commands print."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
-
-import click
 
 from budget_recovery_dagster.domain.audit import AuditEntry
 from budget_recovery_dagster.domain.counters import format_usage
@@ -80,17 +77,6 @@ def error_json(error: BudgetRecoveryError) -> str:
 def usage_error_json(message: str) -> str:
     """Write that a command was called with wrong options, and which."""
     return dumped(error={"code": USAGE_ERROR, "message": message, "hint": "see --help."})
-
-
-@contextmanager
-def errors_in_json(*, wanted: bool) -> Iterator[None]:
-    """Write an error of ours as JSON if ``wanted``, and raise it again."""
-    try:
-        yield
-    except BudgetRecoveryError as error:
-        if wanted:
-            click.echo(error_json(error))
-        raise
 
 
 def held_json(incident: Incident) -> str:

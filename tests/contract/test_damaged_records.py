@@ -7,7 +7,7 @@ import pytest
 
 from budget_recovery_dagster.domain import Hour, PruneReport
 from budget_recovery_dagster.errors import DatabaseError
-from budget_recovery_dagster.presentation import points_metadata
+from budget_recovery_dagster.presentation.metadata import points_metadata
 from budget_recovery_dagster.services import PointAges, PointSurvey, judge_point_ages, survey_points
 from tests.contract.control_planes import NOON, ControlPlane, of, point_of, reading
 from tests.contract.incident_scene import LOSS, TARGET

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.domain import Hour
-from budget_recovery_dagster.presentation import table
+from budget_recovery_dagster.presentation.metadata import table
 from tests.integration.snapshot_job import (
     capture_at,
     checks,

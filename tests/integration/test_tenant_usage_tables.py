@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from budget_recovery_dagster.adapters.parquet import directory_of
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import Hour
-from budget_recovery_dagster.presentation import duration
+from budget_recovery_dagster.presentation.metadata import duration
 from tests import services
 from tests.free_ports import unused_port
 from tests.integration.snapshot_job import capture_at, checks, details, failure_text, run_job

@@ -1,6 +1,6 @@
 """What the page of a preview can show at once."""
 
-from budget_recovery_dagster.presentation import preview_metadata
+from budget_recovery_dagster.presentation.metadata import preview_metadata
 from tests.unit.hand_house import captured_hand_house
 
 # Of a longer text the page shows a link only.

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from alembic.config import Config
@@ -9,18 +10,38 @@ from alembic.script import ScriptDirectory
 
 from budget_recovery_dagster.adapters.postgres import migrations
 
+LIBRARIES = {"alembic", "dagster", "pandas", "pyarrow", "sqlalchemy"}
 
-@pytest.mark.parametrize(
-    "module", ["budget_recovery_dagster.cli.main", "budget_recovery_dagster.wiring"]
-)
-def test_migrations_and_tables_load_their_libraries_when_they_need_them(module: str) -> None:
-    program = (
-        f"import sys, {module}; print({{'alembic', 'pandas', 'pyarrow'}} & sys.modules.keys())"
-    )
+
+def loaded_by(statements: str, home: Path) -> str:
+    program = f"import sys\n{statements}\nprint({LIBRARIES} & sys.modules.keys(), file=sys.stderr)"
     ended = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"HOME": str(home)},
     )
-    assert ended.stdout == "set()\n"
+    return ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("module", ["cli.main", "wiring"])
+def test_a_library_is_loaded_when_it_is_needed(module: str, tmp_path: Path) -> None:
+    assert loaded_by(f"import budget_recovery_dagster.{module}", tmp_path) == "set()"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["preview"], ["status"]])
+def test_a_command_loads_none_of_them(arguments: list[str], tmp_path: Path) -> None:
+    assert (
+        loaded_by(
+            "from budget_recovery_dagster.cli.main import main\n"
+            f"try: main({arguments})\n"
+            "except SystemExit: pass",
+            tmp_path,
+        )
+        == "set()"
+    )
 
 
 def test_the_known_versions_are_those_of_the_migrations() -> None:

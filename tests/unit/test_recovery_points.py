@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.domain import CaptureFailure, Hour, OmittedCounter, age, is_too_old
-from budget_recovery_dagster.presentation import points_metadata
+from budget_recovery_dagster.presentation.metadata import points_metadata
 from budget_recovery_dagster.services import PointAges, PointSurvey, judge_point_ages, survey_points
 from tests.contract.control_planes import NOON, ControlPlane, Counters, in_memory, of, reading
 
