@@ -13,9 +13,8 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Protocol
 
-from budget_recovery_dagster.domain.audit import AuditTrail, MergedAudits
-from budget_recovery_dagster.domain.budgets import BudgetDefinition
 from budget_recovery_dagster.domain.counters import (
+    BudgetDefinition,
     BudgetWindow,
     Entity,
     RecoveryPoint,
@@ -33,9 +32,14 @@ from budget_recovery_dagster.domain.incident import (
     RecoveryState,
     Restored,
 )
-from budget_recovery_dagster.domain.plan import KeptPreview, PlannedEntry, RestoreChoice
-from budget_recovery_dagster.domain.recovery_point import TenantPoint
-from budget_recovery_dagster.domain.resets import Reset
+from budget_recovery_dagster.domain.plan import (
+    AuditTrail,
+    KeptPreview,
+    MergedAudits,
+    PlannedEntry,
+    RestoreChoice,
+)
+from budget_recovery_dagster.domain.recovery_point import Reset, TenantPoint
 from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
     CaptureSource,

@@ -6,14 +6,19 @@ from contextlib import contextmanager
 from budget_recovery_dagster.adapters.nats.connection import Timeouts
 from budget_recovery_dagster.adapters.nats.store import open_usage_store
 from budget_recovery_dagster.adapters.parquet import ParquetTables
-from budget_recovery_dagster.adapters.postgres.audits import PostgresRestoreAudits
 from budget_recovery_dagster.adapters.postgres.database import Database
 from budget_recovery_dagster.adapters.postgres.incidents import PostgresIncidents
 from budget_recovery_dagster.adapters.postgres.leases import PostgresLeases
-from budget_recovery_dagster.adapters.postgres.previews import PostgresBudgets, PostgresPreviews
+from budget_recovery_dagster.adapters.postgres.plans import (
+    PostgresBudgets,
+    PostgresPreviews,
+    PostgresRestoreAudits,
+)
 from budget_recovery_dagster.adapters.postgres.records import PostgresRetainedSnapshots
-from budget_recovery_dagster.adapters.postgres.recovery_point import PostgresRecoveryPoints
-from budget_recovery_dagster.adapters.postgres.resets import PostgresResets
+from budget_recovery_dagster.adapters.postgres.recovery_point import (
+    PostgresRecoveryPoints,
+    PostgresResets,
+)
 from budget_recovery_dagster.adapters.postgres.snapshots import (
     PostgresSnapshotList,
     PostgresSnapshots,

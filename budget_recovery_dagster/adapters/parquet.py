@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from budget_recovery_dagster.domain.counters import MAX_DECIMALS, MAX_INTEGER_DIGITS, Entity
-from budget_recovery_dagster.domain.snapshots import StoredRecord
-from budget_recovery_dagster.domain.usage_columns import USAGE_COLUMNS, ColumnKind
+from budget_recovery_dagster.domain.snapshots import USAGE_COLUMNS, ColumnKind, StoredRecord
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import ForeignTablesError, TablesError
 from budget_recovery_dagster.ports import RemovedTables, TableFile

@@ -14,7 +14,7 @@ from budget_recovery_dagster.cli.options import (
     settings_with_database,
 )
 from budget_recovery_dagster.domain.counters import Entity
-from budget_recovery_dagster.domain.resets import EVERYONE, Everyone
+from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_moment
 from budget_recovery_dagster.presentation.documents import reset_json
 from budget_recovery_dagster.presentation.text import escape_unprintable, reset_report

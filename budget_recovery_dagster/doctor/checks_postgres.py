@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 
-from budget_recovery_dagster.adapters.postgres.connection import (
+from budget_recovery_dagster.adapters.postgres.database import (
     Connection,
     connect,
     connection_parameters,
     driver_errors,
-)
-from budget_recovery_dagster.adapters.postgres.database import (
     require_newest,
     require_usable_server,
     server_clock,

@@ -1,6 +1,7 @@
-"""Counters: names, exact usages, and how several readings of one counter merge.
+"""Counters: names, exact usages, how several readings of one counter merge, and budget limits.
 
 Within a window a counter only grows, so the maximum of all readings is the best known usage.
+Budget definitions are optional: counters are captured and restored without them.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Inexact
 from enum import StrEnum
 
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.domain.windows import Period, Window
 
 MAX_INTEGER_DIGITS = 20
 MAX_DECIMALS = 18
@@ -262,3 +263,53 @@ def budget_usage(usages: Usages) -> Decimal:
     """
     aggregate = usages.get(None)
     return exact_sum(usages.values()) if aggregate is None else aggregate
+
+
+class SplitBy(StrEnum):
+    """The kind of entity that a budget counts separately; each entity has the whole limit."""
+
+    NOTHING = "nothing"
+    USER = "user"
+    MODEL = "model"
+    VIRTUAL_ACCOUNT = "virtual_account"
+    AGENT = "agent"
+    METADATA = "metadata"
+
+
+class Enforcement(StrEnum):
+    """What the gateway does at the limit: refuse requests, or only log."""
+
+    ENFORCE = "enforce"
+    AUDIT = "audit"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetDefinition:
+    """The limit of one period of one budget; with several periods, a definition for each.
+
+    ``limit`` is in the gateway's currency, for each entity and window. ``metadata_key`` names the
+    field of a request's metadata by which the budget is split, and is None for every other split.
+    """
+
+    tenant: str
+    budget: str
+    period: Period
+    limit: Decimal
+    split_by: SplitBy
+    enforcement: Enforcement
+    metadata_key: str | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.tenant)
+        check_name(self.budget)
+        if self.limit.is_nan() or not 0 <= self.limit < 10**MAX_INTEGER_DIGITS:
+            raise ValueError(f"budget {self.budget!r} has the limit {self.limit}")
+        if (self.metadata_key is not None) != (self.split_by is SplitBy.METADATA):
+            raise ValueError(
+                f"budget {self.budget!r} is split by {self.split_by} with the metadata key "
+                f"{self.metadata_key!r}: a split by metadata needs a key, and only that one"
+            )
+
+    def is_exhausted_at(self, usage: Decimal) -> bool:
+        """Whether an entity that has used this much may spend no more."""
+        return usage >= self.limit

@@ -4,7 +4,7 @@ import dagster as dg
 from pydantic import Field
 
 from budget_recovery_dagster.domain.counters import Entity
-from budget_recovery_dagster.domain.resets import EVERYONE, Everyone
+from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_moment
 from budget_recovery_dagster.jobs.snapshots import IN_ONE_PROCESS
 from budget_recovery_dagster.presentation.text import reset_report

@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from budget_recovery_dagster.domain.audit import AuditEntry
 from budget_recovery_dagster.domain.counters import format_usage
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident, Loss
-from budget_recovery_dagster.domain.plan import Difference, RestoreChoice
-from budget_recovery_dagster.domain.resets import Everyone
+from budget_recovery_dagster.domain.plan import AuditEntry, Difference, RestoreChoice
+from budget_recovery_dagster.domain.recovery_point import Everyone
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.domain.store import Check, StoreIdentity
 from budget_recovery_dagster.errors import BudgetRecoveryError, describe_error, error_code

@@ -7,12 +7,10 @@ from typing import Any
 
 import dagster as dg
 
-from budget_recovery_dagster.domain.audit import AuditEntry, MergedAudits
 from budget_recovery_dagster.domain.counters import exact_sum, format_usage
 from budget_recovery_dagster.domain.incident import Restored
-from budget_recovery_dagster.domain.plan import Difference, moment
-from budget_recovery_dagster.domain.snapshots import CaptureSummary, ListedSnapshot
-from budget_recovery_dagster.domain.usage_columns import USAGE_COLUMNS
+from budget_recovery_dagster.domain.plan import AuditEntry, Difference, MergedAudits, moment
+from budget_recovery_dagster.domain.snapshots import USAGE_COLUMNS, CaptureSummary, ListedSnapshot
 from budget_recovery_dagster.presentation.text import (
     applied_headline,
     change_figures,

@@ -10,7 +10,7 @@ from rich.console import Console
 from budget_recovery_dagster.domain.counters import format_usage
 from budget_recovery_dagster.domain.incident import FailureReason
 from budget_recovery_dagster.domain.plan import Change, Difference
-from budget_recovery_dagster.domain.resets import Everyone, Reset
+from budget_recovery_dagster.domain.recovery_point import Everyone, Reset
 from budget_recovery_dagster.domain.store import Verdict
 from budget_recovery_dagster.services.preview import (
     EntryPreview,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from budget_recovery_dagster.adapters.postgres.database import Database, migrate
-from budget_recovery_dagster.adapters.postgres.previews import PostgresBudgets
+from budget_recovery_dagster.adapters.postgres.plans import PostgresBudgets
 from budget_recovery_dagster.embedded import NatsServer, OwnedProcess, PostgresServer, Program
 from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.sandbox import gateway

@@ -8,9 +8,10 @@ from datetime import datetime
 from decimal import Decimal
 from uuid import uuid4
 
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement
 from budget_recovery_dagster.domain.counters import (
+    BudgetDefinition,
     BudgetWindow,
+    Enforcement,
     Entity,
     OmittedCounter,
     UnreadableKey,
@@ -19,8 +20,7 @@ from budget_recovery_dagster.domain.counters import (
 )
 from budget_recovery_dagster.domain.incident import Recovery
 from budget_recovery_dagster.domain.plan import Action, KeptPreview, PlannedEntry, RestoreChoice
-from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
-from budget_recovery_dagster.domain.resets import EVERYONE, Reset
+from budget_recovery_dagster.domain.recovery_point import EVERYONE, Reset, TenantPoint, WindowPoint
 from budget_recovery_dagster.domain.store import StoreIdentity, objection
 from budget_recovery_dagster.domain.windows import Period
 from budget_recovery_dagster.errors import BudgetRecoveryError, DatabaseUnreachableError

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.incident import RecoveryState
-from budget_recovery_dagster.domain.resets import Everyone, Reset
+from budget_recovery_dagster.domain.recovery_point import Everyone, Reset
 from budget_recovery_dagster.errors import ChoiceError
 from budget_recovery_dagster.ports import ControlPlane
 

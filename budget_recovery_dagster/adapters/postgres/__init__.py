@@ -1,13 +1,10 @@
 """The control-plane database in PostgreSQL."""
 
-from budget_recovery_dagster.adapters.postgres.audits import (
-    PostgresRestoreAudits as PostgresRestoreAudits,
-)
-from budget_recovery_dagster.adapters.postgres.connection import Connection as Connection
-from budget_recovery_dagster.adapters.postgres.connection import driver_errors as driver_errors
 from budget_recovery_dagster.adapters.postgres.database import MAX_CONNECTIONS as MAX_CONNECTIONS
+from budget_recovery_dagster.adapters.postgres.database import Connection as Connection
 from budget_recovery_dagster.adapters.postgres.database import Database as Database
 from budget_recovery_dagster.adapters.postgres.database import Migration as Migration
+from budget_recovery_dagster.adapters.postgres.database import driver_errors as driver_errors
 from budget_recovery_dagster.adapters.postgres.database import migrate as migrate
 from budget_recovery_dagster.adapters.postgres.database import (
     refuse_unless_newest as refuse_unless_newest,
@@ -18,15 +15,21 @@ from budget_recovery_dagster.adapters.postgres.incidents import (
 )
 from budget_recovery_dagster.adapters.postgres.leases import PostgresLeases as PostgresLeases
 from budget_recovery_dagster.adapters.postgres.leases import require_lease as require_lease
-from budget_recovery_dagster.adapters.postgres.previews import PostgresBudgets as PostgresBudgets
-from budget_recovery_dagster.adapters.postgres.previews import PostgresPreviews as PostgresPreviews
+from budget_recovery_dagster.adapters.postgres.plans import PostgresBudgets as PostgresBudgets
+from budget_recovery_dagster.adapters.postgres.plans import PostgresPreviews as PostgresPreviews
+from budget_recovery_dagster.adapters.postgres.plans import (
+    PostgresRestoreAudits as PostgresRestoreAudits,
+)
+from budget_recovery_dagster.adapters.postgres.plans import storable_trail as storable_trail
 from budget_recovery_dagster.adapters.postgres.records import (
     PostgresRetainedSnapshots as PostgresRetainedSnapshots,
 )
 from budget_recovery_dagster.adapters.postgres.recovery_point import (
     PostgresRecoveryPoints as PostgresRecoveryPoints,
 )
-from budget_recovery_dagster.adapters.postgres.resets import PostgresResets as PostgresResets
+from budget_recovery_dagster.adapters.postgres.recovery_point import (
+    PostgresResets as PostgresResets,
+)
 from budget_recovery_dagster.adapters.postgres.snapshots import (
     PostgresSnapshotList as PostgresSnapshotList,
 )
@@ -45,7 +48,6 @@ from budget_recovery_dagster.adapters.postgres.storable import storable_failure 
 from budget_recovery_dagster.adapters.postgres.storable import storable_id as storable_id
 from budget_recovery_dagster.adapters.postgres.storable import storable_loss as storable_loss
 from budget_recovery_dagster.adapters.postgres.storable import storable_reset as storable_reset
-from budget_recovery_dagster.adapters.postgres.storable import storable_trail as storable_trail
 from budget_recovery_dagster.adapters.postgres.storable import summary_of as summary_of
 from budget_recovery_dagster.adapters.postgres.store import (
     PostgresStoreRegistry as PostgresStoreRegistry,

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from budget_recovery_dagster.adapters.postgres.connection import Connection
+from budget_recovery_dagster.adapters.postgres.database import Connection
 from budget_recovery_dagster.domain.counters import Usages, hash_usages
 
 # A content that is missing is damage like any other.

@@ -11,8 +11,7 @@ from uuid import uuid4
 
 from psycopg.rows import dict_row
 
-from budget_recovery_dagster.adapters.postgres.connection import Connection
-from budget_recovery_dagster.adapters.postgres.database import Database
+from budget_recovery_dagster.adapters.postgres.database import Connection, Database
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.recovery_point import read_newest_point_time
 from budget_recovery_dagster.adapters.postgres.storable import (

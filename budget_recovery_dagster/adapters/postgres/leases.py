@@ -19,8 +19,7 @@ from typing import Any
 
 import psycopg
 
-from budget_recovery_dagster.adapters.postgres.connection import Connection
-from budget_recovery_dagster.adapters.postgres.database import Database
+from budget_recovery_dagster.adapters.postgres.database import Connection, Database
 from budget_recovery_dagster.adapters.postgres.storable import storable
 from budget_recovery_dagster.domain.admission import (
     Holding,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from budget_recovery_dagster.adapters.postgres.connection import Connection
 from budget_recovery_dagster.adapters.postgres.contents import as_captured, stream_verified
-from budget_recovery_dagster.adapters.postgres.database import Database
+from budget_recovery_dagster.adapters.postgres.database import Connection, Database
 from budget_recovery_dagster.domain.counters import BudgetWindow, Usages
 from budget_recovery_dagster.domain.snapshots import CaptureSource, StoredRecord
 from budget_recovery_dagster.domain.windows import Hour, InvalidWindowError, Window

@@ -9,9 +9,8 @@ from typing import Any, LiteralString
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from budget_recovery_dagster.adapters.postgres.connection import Connection
 from budget_recovery_dagster.adapters.postgres.contents import share_contents
-from budget_recovery_dagster.adapters.postgres.database import Database
+from budget_recovery_dagster.adapters.postgres.database import Connection, Database
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.records import find_damage
 from budget_recovery_dagster.adapters.postgres.retention import find_needed, prune_snapshots

@@ -5,7 +5,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from budget_recovery_dagster.domain.audit import AuditTrail
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     OmittedCounter,
@@ -13,7 +12,7 @@ from budget_recovery_dagster.domain.counters import (
     format_usage,
 )
 from budget_recovery_dagster.domain.incident import Attempt, Closing, Ended, Held, Incident, Loss
-from budget_recovery_dagster.domain.resets import Reset
+from budget_recovery_dagster.domain.recovery_point import Reset
 from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
     CaptureSummary,
@@ -161,22 +160,3 @@ def attempt_after(
         ended_at=None,
         outcome=None,
     )
-
-
-def storable_trail(trail: AuditTrail) -> AuditTrail:
-    """Return the audit trail of a restore in its stored form."""
-    return replace(
-        trail,
-        run_id=storable_id(trail.run_id),
-        who=storable(trail.who),
-        why=storable(trail.why),
-        entries=tuple(
-            replace(entry, notes=_storable_notes(entry.notes)) for entry in trail.entries
-        ),
-    )
-
-
-def _storable_notes(notes: Sequence[str]) -> tuple[str, ...]:
-    kept = tuple(storable(note) for note in notes[:MAX_NAMED])
-    left = len(notes) - len(kept)
-    return (*kept, f"and {left} more") if left else kept

@@ -6,8 +6,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
-from budget_recovery_dagster.adapters.postgres.connection import Connection
-from budget_recovery_dagster.adapters.postgres.database import Database
+from budget_recovery_dagster.adapters.postgres.database import Connection, Database
 from budget_recovery_dagster.adapters.postgres.storable import storable_check
 from budget_recovery_dagster.domain import moves
 from budget_recovery_dagster.domain.incident import RecoveryState

@@ -26,8 +26,8 @@ from budget_recovery_dagster.adapters.nats.codec import (
     UnreadableKeyError,
     decode_value,
 )
-from budget_recovery_dagster.domain.budgets import BudgetDefinition
 from budget_recovery_dagster.domain.counters import (
+    BudgetDefinition,
     Entity,
     UnreadableUsageError,
     format_usage,

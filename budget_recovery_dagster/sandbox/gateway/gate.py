@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from budget_recovery_dagster.adapters.nats.codec import CounterKey, UnreadableKeyError
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement
+from budget_recovery_dagster.domain.counters import BudgetDefinition, Enforcement
 from budget_recovery_dagster.sandbox.gateway.ledger import Ledger, LedgerError
 from budget_recovery_dagster.sandbox.gateway.requests import Budgets, Clock, Request
 from budget_recovery_dagster.sandbox.gateway.store import (

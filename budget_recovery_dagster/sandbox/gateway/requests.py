@@ -13,10 +13,11 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from budget_recovery_dagster.adapters.nats.codec import CounterKey, require_encodable
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, SplitBy
 from budget_recovery_dagster.domain.counters import (
+    BudgetDefinition,
     BudgetWindow,
     Entity,
+    SplitBy,
     UnreadableUsageError,
     UnusableNameError,
     format_usage,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from budget_recovery_dagster.domain.budgets import BudgetDefinition, Enforcement, SplitBy
+from budget_recovery_dagster.domain.counters import BudgetDefinition, Enforcement, SplitBy
 from budget_recovery_dagster.domain.windows import Period
 from budget_recovery_dagster.sandbox.gateway.requests import Budgets, Request
 

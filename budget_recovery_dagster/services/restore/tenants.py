@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Protocol
 
-from budget_recovery_dagster.domain.audit import AuditEntry, AuditTrail
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     Entity,
@@ -16,7 +15,14 @@ from budget_recovery_dagster.domain.counters import (
     ValueShape,
     exact_sum,
 )
-from budget_recovery_dagster.domain.plan import Action, PlannedEntry, RecoveryPlan, plan_restore
+from budget_recovery_dagster.domain.plan import (
+    Action,
+    AuditEntry,
+    AuditTrail,
+    PlannedEntry,
+    RecoveryPlan,
+    plan_restore,
+)
 from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
 from budget_recovery_dagster.domain.snapshots import TenantReading
 from budget_recovery_dagster.domain.windows import Window
