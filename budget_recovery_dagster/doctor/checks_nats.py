@@ -20,15 +20,17 @@ from typing import Any
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from budget_recovery_dagster.adapters.nats.address import (
+from budget_recovery_dagster.adapters.nats.codec import BOARDS, COUNTERS
+from budget_recovery_dagster.adapters.nats.connection import (
+    INBOX_PREFIX,
     Access,
+    NatsConnection,
     ServerAddress,
+    Timeouts,
     credentials_expiry,
     open_access,
     read_credentials,
 )
-from budget_recovery_dagster.adapters.nats.codec import BOARDS, COUNTERS
-from budget_recovery_dagster.adapters.nats.connection import INBOX_PREFIX, NatsConnection, Timeouts
 from budget_recovery_dagster.adapters.nats.reader import (
     CONSUMER_PREFIX,
     INACTIVE_SECONDS,

@@ -1,17 +1,5 @@
 """The gateway's usage store: a key-value bucket in NATS JetStream."""
 
-from budget_recovery_dagster.adapters.nats.address import ServerAddress as ServerAddress
-from budget_recovery_dagster.adapters.nats.address import open_access as open_access
-from budget_recovery_dagster.adapters.nats.address import parse_server as parse_server
-from budget_recovery_dagster.adapters.nats.address import read_credentials as read_credentials
-from budget_recovery_dagster.adapters.nats.boards import read_boards as read_boards
-from budget_recovery_dagster.adapters.nats.changes import (
-    MAX_REJECTIONS as MAX_REJECTIONS,
-)
-from budget_recovery_dagster.adapters.nats.changes import BoardChange as BoardChange
-from budget_recovery_dagster.adapters.nats.changes import ChangeResults as ChangeResults
-from budget_recovery_dagster.adapters.nats.changes import counter_changes as counter_changes
-from budget_recovery_dagster.adapters.nats.changes import rebuild as rebuild
 from budget_recovery_dagster.adapters.nats.codec import BOARDS as BOARDS
 from budget_recovery_dagster.adapters.nats.codec import COUNTERS as COUNTERS
 from budget_recovery_dagster.adapters.nats.codec import MAX_KEY_BYTES as MAX_KEY_BYTES
@@ -40,11 +28,16 @@ from budget_recovery_dagster.adapters.nats.codec import replace_members as repla
 from budget_recovery_dagster.adapters.nats.codec import shortened as shortened
 from budget_recovery_dagster.adapters.nats.codec import tenant_prefix as tenant_prefix
 from budget_recovery_dagster.adapters.nats.codec import ttl_of_new_key as ttl_of_new_key
+from budget_recovery_dagster.adapters.nats.connection import ServerAddress as ServerAddress
 from budget_recovery_dagster.adapters.nats.connection import Timeouts as Timeouts
+from budget_recovery_dagster.adapters.nats.connection import open_access as open_access
+from budget_recovery_dagster.adapters.nats.connection import parse_server as parse_server
+from budget_recovery_dagster.adapters.nats.connection import read_credentials as read_credentials
 from budget_recovery_dagster.adapters.nats.reader import SOURCES as SOURCES
 from budget_recovery_dagster.adapters.nats.reader import SourceReader as SourceReader
 from budget_recovery_dagster.adapters.nats.reader import list_tenants as list_tenants
 from budget_recovery_dagster.adapters.nats.reader import prefix_to_read as prefix_to_read
+from budget_recovery_dagster.adapters.nats.reader import read_boards as read_boards
 from budget_recovery_dagster.adapters.nats.reader import read_counters as read_counters
 from budget_recovery_dagster.adapters.nats.store import NatsUsageStore as NatsUsageStore
 from budget_recovery_dagster.adapters.nats.store import found_marker as found_marker
@@ -52,17 +45,22 @@ from budget_recovery_dagster.adapters.nats.store import marker_conflict as marke
 from budget_recovery_dagster.adapters.nats.store import marker_key as marker_key
 from budget_recovery_dagster.adapters.nats.store import marker_value as marker_value
 from budget_recovery_dagster.adapters.nats.store import open_usage_store as open_usage_store
-from budget_recovery_dagster.adapters.nats.stream import MAX_CONFLICTS as MAX_CONFLICTS
 from budget_recovery_dagster.adapters.nats.stream import NEVER_WRITTEN as NEVER_WRITTEN
-from budget_recovery_dagster.adapters.nats.stream import Change as Change
 from budget_recovery_dagster.adapters.nats.stream import LiveKey as LiveKey
 from budget_recovery_dagster.adapters.nats.stream import LiveKeysRead as LiveKeysRead
-from budget_recovery_dagster.adapters.nats.stream import Outcome as Outcome
-from budget_recovery_dagster.adapters.nats.stream import Write as Write
-from budget_recovery_dagster.adapters.nats.stream import WriteTerms as WriteTerms
-from budget_recovery_dagster.adapters.nats.stream import changes_too_fast as changes_too_fast
 from budget_recovery_dagster.adapters.nats.stream import nanoseconds as nanoseconds
 from budget_recovery_dagster.adapters.nats.stream import read_cluster as read_cluster
 from budget_recovery_dagster.adapters.nats.stream import read_stored_message as read_stored_message
 from budget_recovery_dagster.adapters.nats.stream import sequence_and_time as sequence_and_time
 from budget_recovery_dagster.adapters.nats.writer import IN_FLIGHT as IN_FLIGHT
+from budget_recovery_dagster.adapters.nats.writer import MAX_CONFLICTS as MAX_CONFLICTS
+from budget_recovery_dagster.adapters.nats.writer import MAX_REJECTIONS as MAX_REJECTIONS
+from budget_recovery_dagster.adapters.nats.writer import BoardChange as BoardChange
+from budget_recovery_dagster.adapters.nats.writer import Change as Change
+from budget_recovery_dagster.adapters.nats.writer import ChangeResults as ChangeResults
+from budget_recovery_dagster.adapters.nats.writer import Outcome as Outcome
+from budget_recovery_dagster.adapters.nats.writer import Write as Write
+from budget_recovery_dagster.adapters.nats.writer import WriteTerms as WriteTerms
+from budget_recovery_dagster.adapters.nats.writer import changes_too_fast as changes_too_fast
+from budget_recovery_dagster.adapters.nats.writer import counter_changes as counter_changes
+from budget_recovery_dagster.adapters.nats.writer import rebuild as rebuild

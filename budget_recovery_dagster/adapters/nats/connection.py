@@ -1,40 +1,39 @@
-"""One connection to NATS: every wait is bounded, every driver error becomes a StoreError."""
+"""One connection to NATS: every wait is bounded, every driver error becomes a StoreError.
+
+The settings are checked before anything is sent. Parsing removes the password from the URL first,
+so no message, log or traceback can contain one.
+"""
 
 import asyncio
+import base64
 import contextlib
+import json
 import math
+import os
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
 from secrets import token_hex
 from typing import NoReturn
+from urllib.parse import unquote, urlsplit
 
 import anyio
+import nkeys  # type: ignore[import-untyped]  # no type hints
 from nats import errors
 from nats.aio.client import Client, RawCredentials
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from budget_recovery_dagster.adapters.nats.address import (
-    Access,
-    ServerAddress,
-    credentials_expiry,
-    read_credentials,
-)
-from budget_recovery_dagster.adapters.nats.failures import (
-    connect_failed,
-    connection_lost,
-    credentials_expired,
-    permission_denied,
-    too_large,
-)
 from budget_recovery_dagster.errors import (
     SettingsError,
     StoreError,
     StorePermissionError,
     StoreUnreachableError,
+    StoreWriteError,
 )
 
 INBOX_PREFIX = "_INBOX_budget_recovery"
@@ -50,6 +49,17 @@ _PING_SECONDS = 10
 _VIOLATION = re.compile(
     r'permissions violation for (publish|subscription)[^"]*"([^"]*)"', re.IGNORECASE
 )
+_AUTHENTICATION_ERROR = re.compile(
+    r"authori[sz]ation violation|authentication (?:expired|revoked)", re.IGNORECASE
+)
+_DEFAULT_PORT = 4222
+_SCHEMES = ("nats", "tls")
+_URL_HINT = (
+    "set BUDGET_RECOVERY_NATS_URL to a URL such as nats://host:4222 or tls://user:password@host;"
+    " separate servers by commas and write special characters of the password as %XX."
+)
+_JWT_HEADER = "BEGIN NATS USER JWT"
+_SEED_HEADER = "BEGIN USER NKEY SEED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,129 @@ class Timeouts:
     connect: float = 5.0
     answer: float = 5.0
     reading: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """One server: ``url`` contains no user or password and is safe to show."""
+
+    url: str
+    needs_tls: bool
+    user: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Servers, credentials and TLS of a connection; ``open_access`` checks and creates it."""
+
+    servers: tuple[ServerAddress, ...]
+    credentials: Path | None
+    tls: ssl.SSLContext
+
+    def __str__(self) -> str:
+        return ", ".join(server.url for server in self.servers)
+
+
+def open_access(url: str, credentials: Path | None, certificate_authority: Path | None) -> Access:
+    """Check the settings of a connection.
+
+    Raises:
+        SettingsError: a setting is invalid; the message names it and contains no password.
+    """
+    servers = tuple(
+        parse_server(part.strip(), has_authority=certificate_authority is not None)
+        for part in url.split(",")
+    )
+    if credentials is not None:
+        read_credentials(credentials)
+    return Access(servers, credentials, _tls_context(certificate_authority))
+
+
+def parse_server(url: str, *, has_authority: bool = False) -> ServerAddress:
+    """Parse the URL of one server.
+
+    Raises:
+        SettingsError: the URL is invalid; the message gives the reason and does not show the URL.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        host, port = parts.hostname, parts.port or _DEFAULT_PORT
+    except ValueError:
+        # Python's own error quotes the text that it could not parse, which may be a password.
+        raise SettingsError("The NATS URL is invalid.", _URL_HINT) from None
+    if parts.scheme not in _SCHEMES:
+        raise SettingsError(f"The NATS URL has the unsupported scheme {parts.scheme!r}.", _URL_HINT)
+    if not host:
+        raise SettingsError("The NATS URL has no host.", _URL_HINT)
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise SettingsError("The NATS URL has a path, query or fragment.", _URL_HINT)
+    user = None if parts.username is None else unquote(parts.username)
+    password = None if parts.password is None else unquote(parts.password)
+    shown_host = f"[{host}]" if ":" in host else host
+    return ServerAddress(
+        url=f"{parts.scheme}://{shown_host}:{port}",
+        # A configured authority implies TLS: a server without TLS is then not the expected one.
+        needs_tls=parts.scheme == "tls" or has_authority,
+        user=user if password is not None else None,
+        password=password,
+        token=user if password is None else None,
+    )
+
+
+def read_credentials(path: Path) -> str:
+    """Read and check a credentials file.
+
+    Raises:
+        SettingsError: the file is unreadable or incomplete. With an incomplete file the driver
+            would search for the missing part forever.
+    """
+    hint = "set BUDGET_RECOVERY_NATS_CREDS to the .creds file that nsc created for the NATS user."
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise SettingsError(f"Cannot read the NATS credentials {path}: {reason}.", hint) from error
+    for header in (_JWT_HEADER, _SEED_HEADER):
+        if not _line_after(text, header):
+            raise SettingsError(f"The NATS credentials {path} contain no {header[6:]}.", hint)
+    try:
+        nkeys.from_seed(bytearray(_line_after(text, _SEED_HEADER).encode())).wipe()
+    except nkeys.NkeysError as error:
+        raise SettingsError(
+            f"The NATS credentials {path} contain an invalid seed.", hint
+        ) from error
+    return text
+
+
+def credentials_expiry(text: str) -> datetime | None:
+    """Return when credentials expire (UTC); None if they never expire or the time is unknown."""
+    claims = _line_after(text, _JWT_HEADER).split(".")[1:2]
+    try:
+        padded = "".join(claims) + "=" * (-len("".join(claims)) % 4)
+        expire_at = json.loads(base64.urlsafe_b64decode(padded))["exp"]
+        return datetime.fromtimestamp(expire_at, UTC) if expire_at else None
+    except (ValueError, KeyError, TypeError, OverflowError, OSError):
+        return None
+
+
+def _line_after(text: str, header: str) -> str:
+    lines = text.splitlines()
+    return next((following for line, following in pairwise(lines) if header in line), "")
+
+
+def _tls_context(certificate_authority: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(
+            cafile=None if certificate_authority is None else str(certificate_authority)
+        )
+    except OSError as error:  # includes SSLError
+        raise SettingsError(
+            f"Cannot load the certificate authority {certificate_authority}:"
+            f" {error.strerror or error}.",
+            "set BUDGET_RECOVERY_NATS_CA to a PEM file of trusted certificates.",
+        ) from error
 
 
 class NatsConnection:
@@ -165,7 +298,11 @@ class NatsConnection:
             # reason.
             if expired_at is None or expired_at > datetime.now(UTC):
                 raise
-            raise credentials_expired(server, self._access.credentials, expired_at) from error
+            raise StorePermissionError(
+                f"{server.url} rejected the NATS user: the credentials {self._access.credentials}"
+                f" expired at {expired_at:%Y-%m-%d %H:%M:%S} UTC.",
+                "renew the credentials file of BUDGET_RECOVERY_NATS_CREDS; no restart is needed.",
+            ) from error
         return link
 
     def _read_credentials(self) -> str | None:
@@ -189,7 +326,8 @@ class Link:
         self._exchanges: set[Exchange] = set()
         self._last_error: Exception | None = None
         self._opening = anyio.CancelScope()
-        self.failure: Failure | None = None
+        self.failure: StoreError | None = None
+        """Why the connection ended, with its cause; every waiting and later call raises it."""
 
     @property
     def is_usable(self) -> bool:
@@ -216,7 +354,7 @@ class Link:
                 if self.failure is None:
                     raise connection_lost(self._server, error) from error
             if self.failure is not None:
-                self.failure.throw()
+                raise self.failure
 
     async def open(self, credentials: str | None) -> None:
         """Connect, with the content of a credentials file if there is one.
@@ -231,7 +369,7 @@ class Link:
                 # A server that rejects the user may close the connection without an error.
                 await self._client.flush(math.ceil(self._connect_seconds))
             if self.failure is not None:
-                self.failure.throw()
+                raise self.failure
             if self._opening.cancelled_caught:
                 raise connect_failed(self._server, TimeoutError())
         except BaseException:
@@ -292,7 +430,7 @@ class Link:
         except (errors.Error, OSError, ValueError) as error:
             raise connect_failed(server, error) from error
         # Without a read task the driver receives nothing more and reports no error.
-        self._client.when_read_task_ends(self._on_read_task_ended)
+        self._client.when_read_task_ends(self._on_end)
 
     async def _on_error(self, error: Exception) -> None:
         self._last_error = error
@@ -300,24 +438,23 @@ class Link:
         if violation is None:
             return
         if violation[1] == "subscription":
-            self._fail(Failure(permission_denied(f"receive answers on {INBOX_PREFIX}.>"), error))
+            self._fail(permission_denied(f"receive answers on {INBOX_PREFIX}.>", error))
             return
         for exchange in self._exchanges:
             subject = exchange.subject_sent(violation[2])
             if subject is not None:
-                exchange.fail(Failure(permission_denied(f"publish to {subject}"), error))
+                exchange.fail(permission_denied(f"publish to {subject}", error))
 
     async def _on_closed(self) -> None:
-        cause = self._client.last_error or self._last_error
-        self._fail(Failure(connection_lost(self._server, cause), cause))
+        self._on_end()
 
-    def _on_read_task_ended(self) -> None:
+    def _on_end(self) -> None:
         cause = self._client.last_error or self._last_error
         if cause is None and not self._client.is_closed:
             cause = errors.Error("the driver stopped reading")
-        self._fail(Failure(connection_lost(self._server, cause), cause))
+        self._fail(connection_lost(self._server, cause))
 
-    def _fail(self, failure: "Failure") -> None:
+    def _fail(self, failure: StoreError) -> None:
         if self.failure is None:
             self.failure = failure
         self._opening.cancel()
@@ -335,7 +472,7 @@ class Exchange:
         self._subscription: Subscription | None = None
         self._subjects_sent: dict[str, str] = {}
         self._received: list[Msg] = []
-        self._failure: Failure | None = None
+        self._failure: StoreError | None = None
         self._changed = asyncio.Event()
 
     async def open(self) -> None:
@@ -397,7 +534,7 @@ class Exchange:
         received, self._received = self._received, []
         return received
 
-    def fail(self, failure: "Failure") -> None:
+    def fail(self, failure: StoreError) -> None:
         """End the exchange; waiting and later calls raise the failure."""
         self._failure = failure
         self._changed.set()
@@ -420,23 +557,15 @@ class Exchange:
         # The limit includes the headers; above it the server closes the connection.
         size = len(payload) + (_HEADER_BYTES if headers else 0)
         if size > self._client.max_payload:
-            raise too_large(subject, len(payload), self._client.max_payload)
+            raise StoreWriteError(
+                f"{len(payload)} bytes for {subject} exceed the server's max_payload:"
+                f" {self._client.max_payload} with headers.",
+                "raise max_payload on the NATS servers, or find out why the value is so large.",
+            )
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            self._failure.throw()
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The end of an exchange or a link: detected in one place, raised in every waiting call."""
-
-    error: StoreError
-    cause: Exception | None
-
-    def throw(self) -> NoReturn:
-        """Raise the error with its cause."""
-        raise self.error from self.cause
+            raise self._failure
 
 
 class _Client(Client):
@@ -496,3 +625,65 @@ class _Client(Client):
             _client=self,
             _sid=sid,
         )
+
+
+def connect_failed(server: ServerAddress, error: Exception) -> StoreError:
+    """Return the error for a connection that could not be opened."""
+    if _AUTHENTICATION_ERROR.search(str(error)):
+        return user_rejected(server, error)
+    if isinstance(error, errors.SecureConnWantedError):
+        return StoreUnreachableError(
+            f"{server.url} does not require TLS, so nothing was sent to it.",
+            "configure `tls` on the NATS server, or use nats:// without a certificate authority.",
+        )
+    if isinstance(error, ssl.SSLError):
+        return StoreUnreachableError(
+            f"TLS with {server.url} failed: {error.reason or error}.",
+            "set BUDGET_RECOVERY_NATS_CA to the authority that signed the server's certificate.",
+        )
+    return StoreUnreachableError(
+        f"Cannot connect to NATS at {server.url}: {_reason(error)}.",
+        "start the NATS server, or correct BUDGET_RECOVERY_NATS_URL.",
+    )
+
+
+def user_rejected(server: ServerAddress, error: Exception) -> StorePermissionError:
+    """Return the error for a user whom a server rejects, at login or later."""
+    return StorePermissionError(
+        f"{server.url} rejected the NATS user: {_reason(error)}.",
+        "correct the user and password in BUDGET_RECOVERY_NATS_URL, or renew the credentials file.",
+    )
+
+
+def permission_denied(action: str, cause: Exception) -> StoreError:
+    """Return the error, with its cause, for an action that the NATS user may not do."""
+    error = StorePermissionError(
+        f"The NATS user may not {action}.",
+        "grant it; docs/operations.md lists the permissions that the user needs.",
+    )
+    error.__cause__ = cause
+    return error
+
+
+def connection_lost(server: ServerAddress, cause: Exception | None) -> StoreError:
+    """Return the error, with its cause, for an established connection that was lost."""
+    error: StoreError
+    if cause is not None and _AUTHENTICATION_ERROR.search(str(cause)):
+        error = user_rejected(server, cause)
+    else:
+        error = StoreUnreachableError(
+            f"Lost the connection to {server.url}: {_reason(cause) if cause else 'closed'}.",
+            "check the NATS server; the next call reconnects.",
+        )
+    error.__cause__ = cause
+    return error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, OSError) and error.strerror:
+        # asyncio replaces the system's text by an address; resolver errors are negative.
+        number = error.errno or 0
+        return os.strerror(number) if number > 0 else error.strerror
+    return str(error).removeprefix("nats: ").strip("'") or type(error).__name__

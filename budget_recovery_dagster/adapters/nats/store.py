@@ -1,38 +1,54 @@
 """The usage store on NATS: identity, marker, readers and live tenants."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Protocol, TypeVar, TypeVarTuple
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from budget_recovery_dagster.adapters.nats.address import Access, open_access
-from budget_recovery_dagster.adapters.nats.codec import NEVER, encode_name
-from budget_recovery_dagster.adapters.nats.connection import NatsConnection, Timeouts
-from budget_recovery_dagster.adapters.nats.failures import no_stream_accepts_writes, write_error
-from budget_recovery_dagster.adapters.nats.reader import SOURCES, SourceReader, read_keys
+from budget_recovery_dagster.adapters.nats.codec import BOARDS, COUNTERS, NEVER, encode_name
+from budget_recovery_dagster.adapters.nats.connection import (
+    Access,
+    NatsConnection,
+    Timeouts,
+    open_access,
+)
+from budget_recovery_dagster.adapters.nats.reader import (
+    SOURCES,
+    SourceReader,
+    prefix_to_read,
+    read_counters,
+    read_keys,
+    read_live_keys,
+)
 from budget_recovery_dagster.adapters.nats.stream import (
-    NO_RESPONDERS,
-    STATUS,
     BucketStream,
     LiveKey,
+    LiveKeysRead,
     check_bucket,
+    write_error,
 )
 from budget_recovery_dagster.adapters.nats.writer import (
     WRONG_REVISION,
-    Arguments,
-    NatsLiveTenant,
-    Result,
+    BoardChange,
+    WriteTerms,
     conditional_headers,
-    error_in_write_response,
+    counter_changes,
+    rebuild,
+    write_changes,
 )
-from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
 from budget_recovery_dagster.domain.store import ClusterView, FoundMarker, Marker, Observation
 from budget_recovery_dagster.errors import MarkerConflictError, StoreReadError
+from budget_recovery_dagster.ports import BoardOrder, BoardResult, IsOpen, RaiseOrder, RaiseResult
 
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 GUARD = "__guard"
 """The first token of every marker key."""
 _WRITTEN_BY = "budget-recovery"
@@ -64,6 +80,73 @@ def open_usage_store(
             yield store
         finally:
             portal.call(store.close)
+
+
+class Call(Protocol):
+    """Runs an operation on the store's event loop and waits for its result."""
+
+    def __call__(
+        self,
+        operation: Callable[[*Arguments], Awaitable[Result]],
+        *arguments: *Arguments,
+    ) -> Result:
+        """Run the operation in the store's thread and return its result."""
+        ...
+
+
+class NatsLiveTenant:
+    """A tenant's counters and leaderboards in the bucket, usable while the store is open."""
+
+    def __init__(self, call: Call, stream: BucketStream, tenant: str) -> None:
+        self._call = call
+        self._stream = stream
+        self._tenant = tenant
+        found = self._read(COUNTERS)
+        self._counters: Mapping[str, LiveKey] = found.keys
+        self._reading = read_counters(tenant, found.without_deleted())
+
+    @property
+    def reading(self) -> TenantReading:
+        """The counters as read when the tenant was opened."""
+        return self._reading
+
+    def raise_counters(
+        self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
+    ) -> tuple[RaiseResult, ...]:
+        """Raise counters; return the results in the order of the orders."""
+        if not orders:
+            return ()
+        changes = counter_changes(self._tenant, orders, self._terms(is_open))
+        return tuple(self._call(write_changes, self._stream, changes, self._counters).all())
+
+    def rebuild_boards(
+        self, orders: Sequence[BoardOrder], *, is_open: IsOpen
+    ) -> tuple[BoardResult, ...]:
+        """Update leaderboards; return the results in the order of the orders."""
+        if not orders:
+            return ()
+        terms, boards = self._terms(is_open), self._read(BOARDS).keys
+
+        def write(changes: Sequence[BoardChange]) -> list[BoardResult | str]:
+            return self._call(write_changes, self._stream, changes, boards).all_or_reasons()
+
+        return rebuild(self._tenant, orders, terms, write)
+
+    def _read(self, first: str) -> LiveKeysRead:
+        return self._call(read_live_keys, self._stream, prefix_to_read(first, self._tenant))
+
+    def _terms(self, is_open: IsOpen) -> WriteTerms:
+        return self._call(_read_terms, self._stream, is_open)
+
+
+async def _read_terms(stream: BucketStream, is_open: IsOpen) -> WriteTerms:
+    info = await stream.info()
+    server_time, since = info.server_time or datetime.now(UTC), time.monotonic()
+
+    def now() -> datetime:
+        return server_time + timedelta(seconds=time.monotonic() - since)
+
+    return WriteTerms(is_open=is_open, now=now, supports_ttl=info.supports_ttl)
 
 
 class NatsUsageStore:
@@ -170,10 +253,7 @@ async def write_marker(stream: BucketStream, deployment_id: str, nonce: str, aft
         marker_value(nonce),
         conditional_headers(after, NEVER if info.supports_ttl else None),
     )
-    if (response.headers or {}).get(STATUS) == NO_RESPONDERS:
-        raise no_stream_accepts_writes(stream.bucket)
-    with stream.parsing():
-        error = error_in_write_response(response)
+    error = stream.error_in_write(response)
     if error is None:
         return Marker(nonce, stream.sequence_in(response))
     if error.get("err_code") in WRONG_REVISION:

@@ -1,13 +1,13 @@
-"""The bucket's stream: its state, its cluster, and the live keys in it."""
+"""The bucket's stream: its state, its cluster, the live keys in it, and JetStream's errors."""
 
 import base64
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from nats.aio.msg import Msg
 
@@ -17,21 +17,18 @@ from budget_recovery_dagster.adapters.nats.connection import (
     NatsConnection,
     Timeouts,
 )
-from budget_recovery_dagster.adapters.nats.failures import jetstream_error, jetstream_off
 from budget_recovery_dagster.domain.store import ClusterView, Replica, StoreIdentity, hears_majority
 from budget_recovery_dagster.errors import (
     SettingsError,
+    StoreError,
+    StoreMissingError,
     StoreNoQuorumError,
     StoreReadError,
+    StoreUnreachableError,
     StoreWriteError,
 )
-from budget_recovery_dagster.ports import IsOpen
 
-Outcome = TypeVar("Outcome")
-Outcome_co = TypeVar("Outcome_co", covariant=True)
 Response = Mapping[str, Any]
-MAX_CONFLICTS = 50
-"""How often a key is read again after another client's write; then its change fails."""
 STATUS = "Status"
 """The header in which the driver returns a status line."""
 NO_RESPONDERS = "503"
@@ -40,6 +37,11 @@ TTL_HEADER = "Nats-TTL"
 """The header that gives a key a time to live."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_MESSAGE = 10037
+_NO_STREAM = 10059
+_JETSTREAM_OFF = frozenset({10039, 10076})
+_UNAVAILABLE = 503
+_TEMPORARILY_UNAVAILABLE = 10008
+_MESSAGE_TOO_LARGE = 10054
 # The settings check this too, but a bucket's name can come from elsewhere. In a subject, `*` or `>`
 # would match other streams.
 _BUCKET = re.compile(r"[A-Za-z0-9_-]{1,200}", re.ASCII)
@@ -82,50 +84,6 @@ class LiveKeysRead:
         """Return the values of the keys that are not deleted."""
         values = {key: live.value for key, live in self.keys.items() if live.value is not None}
         return KeysRead(values, self.is_partial)
-
-
-class Write(NamedTuple):
-    """A value to write, with the text of its time to live (None: no time to live)."""
-
-    data: bytes
-    ttl: str | None
-
-
-class Decision(NamedTuple, Generic[Outcome_co]):
-    """The result of a change; with a ``write``, it is valid once the store has accepted that."""
-
-    outcome: Outcome_co
-    write: Write | None = None
-
-
-class Change(Protocol[Outcome]):
-    """A change of one key."""
-
-    @property
-    def key(self) -> str:
-        """The key to change."""
-        ...
-
-    def decide(self, live: LiveKey) -> Decision[Outcome]:
-        """Decide what to write over the live value; called immediately before the write."""
-        ...
-
-    def rejected(self, outcome: Outcome, reason: str) -> Outcome:
-        """Return the result that replaces ``outcome`` if the store rejects the value."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class WriteTerms:
-    """What every write depends on, in addition to its key.
-
-    ``now`` returns the store's time (aware). ``supports_ttl``: the bucket allows times to live of
-    single keys. Without them a key is kept too long, which does no harm.
-    """
-
-    is_open: IsOpen
-    now: Callable[[], datetime]
-    supports_ttl: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +247,24 @@ class BucketStream:
             )
         return leader
 
+    def error_in_write(self, response: Msg) -> Response | None:
+        """Return the error in the response to a write; None: the write is stored.
+
+        Raises:
+            StoreNoQuorumError: no server received the write.
+            StoreReadError: the response is unexpected.
+        """
+        if (response.headers or {}).get(STATUS) == NO_RESPONDERS:
+            raise StoreNoQuorumError(
+                f"No stream accepts writes to the bucket {self.bucket}.",
+                "check that the bucket exists, then wait until its stream has a leader.",
+            )
+        # Parsing the many responses without an error would cost time for nothing.
+        if response.data and b'"error"' not in response.data:
+            return None
+        with self.parsing():
+            return error_in(json.loads(response.data))
+
     def sequence_in(self, message: Msg) -> int:
         """Return the sequence of a stored write."""
         with self.parsing():
@@ -320,12 +296,54 @@ def check_bucket(bucket: str) -> str:
     return bucket
 
 
-def changes_too_fast(bucket: str, key: str) -> StoreWriteError:
-    """Return the error for a key that other clients wrote before each of our attempts."""
-    return StoreWriteError(
-        f"Could not write {key} in the bucket {bucket}: {MAX_CONFLICTS} write conflicts in a row.",
-        "find the client that writes it so often, then run the restore again.",
+def jetstream_off(bucket: str) -> StoreError:
+    """Return the error for a server or account without JetStream."""
+    return StoreUnreachableError(
+        f"JetStream is not enabled, so the bucket {bucket} is not available.",
+        "enable JetStream on the NATS server and for the account of the NATS user.",
     )
+
+
+def jetstream_error(bucket: str, error: Mapping[str, Any]) -> StoreError:
+    """Return the error for an error response of JetStream."""
+    code, number = error.get("code"), error.get("err_code")
+    description = _describe(error)
+    if number == _NO_STREAM:
+        return StoreMissingError(
+            f"The bucket {bucket} does not exist.",
+            "correct BUDGET_RECOVERY_BUCKET, or start the gateway, which creates the bucket.",
+        )
+    if number in _JETSTREAM_OFF:
+        return jetstream_off(bucket)
+    if code == _UNAVAILABLE:
+        return StoreNoQuorumError(
+            f"JetStream cannot serve the bucket {bucket}: {description}.",
+            "restore a quorum of NATS servers, then wait for a leader.",
+        )
+    return StoreReadError(
+        f"JetStream rejected a request for the bucket {bucket}: {description}.",
+        "check the log of the NATS server.",
+    )
+
+
+def write_error(bucket: str, key: str, error: Mapping[str, Any]) -> StoreError:
+    """Return the error for a rejected write, other than a revision conflict."""
+    number = error.get("err_code")
+    if number in {_NO_STREAM, _TEMPORARILY_UNAVAILABLE} or number in _JETSTREAM_OFF:
+        return jetstream_error(bucket, error)
+    return StoreWriteError(
+        f"The bucket {bucket} rejected the write of {key}: {_describe(error)}.",
+        "check the limits of bucket and account, and the disks of the NATS servers.",
+    )
+
+
+def value_error(error: Mapping[str, Any]) -> str | None:
+    """Return why JetStream never stores this value; None if the error has another cause."""
+    return _describe(error) if error.get("err_code") == _MESSAGE_TOO_LARGE else None
+
+
+def _describe(error: Mapping[str, Any]) -> str:
+    return f"{error.get('description', 'no description')} ({error.get('err_code')})"
 
 
 def error_in(response: Response) -> Response | None:
@@ -428,11 +446,6 @@ def _parse_headers(raw: bytes) -> dict[str, str]:
 def nanoseconds(time: datetime) -> int:
     """Return the nanoseconds from 1970 to a time (aware)."""
     return (time - _EPOCH) // timedelta(microseconds=1) * 1000
-
-
-def format_updated_at(time: datetime) -> str:
-    """Format a time (aware) as in stored values: UTC, to the second."""
-    return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _parse_time(text: str) -> datetime:

@@ -1,53 +1,68 @@
-"""A live tenant whose counters can be raised, by pipelined compare-and-set writes."""
+"""Changes of counters and leaderboards: what to write, and pipelined compare-and-set writes."""
 
 import json
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, TypeVarTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
 from nats.aio.msg import Msg
 
-from budget_recovery_dagster.adapters.nats.changes import (
-    BoardChange,
-    ChangeResults,
-    counter_changes,
-    rebuild,
+from budget_recovery_dagster.adapters.nats.codec import (
+    BoardKey,
+    CounterKey,
+    ExpiredKeyError,
+    decode_value,
+    encode_board_key,
+    encode_key,
+    remaining_ttl,
+    replace_all,
+    replace_members,
+    ttl_of_new_key,
 )
-from budget_recovery_dagster.adapters.nats.codec import BOARDS, COUNTERS
 from budget_recovery_dagster.adapters.nats.connection import Exchange
-from budget_recovery_dagster.adapters.nats.failures import (
-    no_stream_accepts_writes,
+from budget_recovery_dagster.adapters.nats.reader import Board, read_board
+from budget_recovery_dagster.adapters.nats.stream import (
+    NEVER_WRITTEN,
+    TTL_HEADER,
+    BucketStream,
+    LiveKey,
+    nanoseconds,
     value_error,
     write_error,
 )
-from budget_recovery_dagster.adapters.nats.reader import (
-    prefix_to_read,
-    read_counters,
-    read_live_keys,
+from budget_recovery_dagster.domain.counters import (
+    Entity,
+    UnreadableUsageError,
+    UnusableNameError,
+    Usages,
+    ValueShape,
+    format_usage,
+    max_merge,
+    parse_usage,
+    rank,
 )
-from budget_recovery_dagster.adapters.nats.stream import (
-    MAX_CONFLICTS,
-    NEVER_WRITTEN,
-    NO_RESPONDERS,
-    STATUS,
-    TTL_HEADER,
-    BucketStream,
-    Change,
-    LiveKey,
-    LiveKeysRead,
-    Outcome,
-    WriteTerms,
-    changes_too_fast,
-    error_in,
-)
-from budget_recovery_dagster.domain.snapshots import TenantReading
 from budget_recovery_dagster.errors import StoreUnreachableError, StoreWriteError
-from budget_recovery_dagster.ports import BoardOrder, BoardResult, IsOpen, RaiseOrder, RaiseResult
+from budget_recovery_dagster.ports import (
+    BoardOrder,
+    BoardResult,
+    IsOpen,
+    RaiseOrder,
+    RaiseResult,
+    Written,
+)
 
+MAX_REJECTIONS = 100
+"""After so many rejected writes in a row the remaining changes are not tried."""
+_NOT_TRIED = f"Not tried: the store rejected {MAX_REJECTIONS} writes in a row."
+Outcome = TypeVar("Outcome")
+Outcome_co = TypeVar("Outcome_co", covariant=True)
+MAX_CONFLICTS = 50
+"""How often a key is read again after another client's write; then its change fails."""
 IN_FLIGHT = 2000
 """The limit of pending requests; the server drops requests above some thousands."""
 BYTES_IN_FLIGHT = 16 * 2**20
@@ -61,75 +76,313 @@ _TOO_MANY_REQUESTS = 10167
 _MAX_TIMEOUTS = 3
 _CHECKPOINT_EVERY = 1000
 _MIN_WAIT_SECONDS = 0.1
-Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
+Ranking = list[tuple[Entity, Decimal]]
+WriteBoards = Callable[[Sequence["BoardChange"]], Sequence[BoardResult | str]]
+"""Carries out changes; returns the result of each, or the reason of its failure."""
 
 
-class Call(Protocol):
-    """Runs an operation on the store's event loop and waits for its result."""
+class Write(NamedTuple):
+    """A value to write, with the text of its time to live (None: no time to live)."""
 
-    def __call__(
-        self,
-        operation: Callable[[*Arguments], Awaitable[Result]],
-        *arguments: *Arguments,
-    ) -> Result:
-        """Run the operation in the store's thread and return its result."""
+    data: bytes
+    ttl: str | None
+
+
+class Decision(NamedTuple, Generic[Outcome_co]):
+    """The result of a change; with a ``write``, it is valid once the store has accepted that."""
+
+    outcome: Outcome_co
+    write: Write | None = None
+
+
+class Change(Protocol[Outcome]):
+    """A change of one key."""
+
+    @property
+    def key(self) -> str:
+        """The key to change."""
+        ...
+
+    def decide(self, live: LiveKey) -> Decision[Outcome]:
+        """Decide what to write over the live value; called immediately before the write."""
+        ...
+
+    def rejected(self, outcome: Outcome, reason: str) -> Outcome:
+        """Return the result that replaces ``outcome`` if the store rejects the value."""
         ...
 
 
-class NatsLiveTenant:
-    """A tenant's counters and leaderboards in the bucket, usable while the store is open."""
+@dataclass(frozen=True, slots=True)
+class WriteTerms:
+    """What every write depends on, in addition to its key.
 
-    def __init__(self, call: Call, stream: BucketStream, tenant: str) -> None:
-        self._call = call
-        self._stream = stream
-        self._tenant = tenant
-        found = self._read(COUNTERS)
-        self._counters: Mapping[str, LiveKey] = found.keys
-        self._reading = read_counters(tenant, found.without_deleted())
+    ``now`` returns the store's time (aware). ``supports_ttl``: the bucket allows times to live of
+    single keys. Without them a key is kept too long, which does no harm.
+    """
+
+    is_open: IsOpen
+    now: Callable[[], datetime]
+    supports_ttl: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CounterChange:
+    """Raises the counter under a key, as ordered."""
+
+    key: str
+    order: RaiseOrder
+    terms: WriteTerms
+
+    def decide(self, live: LiveKey) -> Decision[RaiseResult]:
+        """Return the raised counter, or the reason to leave the live one."""
+        before, shape, reason = _read(live)
+        if not self.terms.is_open(self.order.of.window):
+            return self._skipped(Written.CLOSED, before)
+        if reason:
+            return self._skipped(Written.UNREADABLE, before, reason)
+        if before is not None and before >= self.order.usage:
+            return self._skipped(Written.KEPT, before)
+        try:
+            write = self._write(live, shape)
+        except ExpiredKeyError:
+            return self._skipped(Written.EXPIRED, before)
+        return Decision(RaiseResult(self.order, Written.RAISED, before), write)
+
+    def rejected(self, outcome: RaiseResult, reason: str) -> RaiseResult:
+        """Return the result for a value that the store rejected."""
+        return replace(outcome, written=Written.REFUSED, reason=reason)
+
+    def _skipped(
+        self, written: Written, before: Decimal | None, reason: str = ""
+    ) -> Decision[RaiseResult]:
+        return Decision(RaiseResult(self.order, written, before, reason))
+
+    def _write(self, live: LiveKey, shape: ValueShape | None) -> Write:
+        now = self.terms.now()
+        if live.value is None or shape is None:
+            ttl = ttl_of_new_key(self.order.expiry_seconds, self.order.of.window, nanoseconds(now))
+            text = _new_text(self.order, format_updated_at(now))
+        else:
+            ttl = remaining_ttl(live.value.ttl, live.value.written_ns, nanoseconds(now))
+            text = _raised_text(
+                live.value.data.decode(), shape, self.order.usage, format_updated_at(now)
+            )
+        return Write(text.encode(), ttl if self.terms.supports_ttl else None)
+
+
+def counter_changes(
+    tenant: str, orders: Iterable[RaiseOrder], terms: WriteTerms
+) -> list[CounterChange]:
+    """Return the changes that carry out orders.
+
+    Raises:
+        StoreWriteError: no key can contain a counter's name.
+    """
+    return [CounterChange(_key(tenant, order), order, terms) for order in orders]
+
+
+@dataclass(frozen=True, slots=True)
+class BoardChange:
+    """Updates the leaderboard under a key, as ordered; ``usages`` are the order's, normalized."""
+
+    tenant: str
+    key: str
+    order: BoardOrder
+    usages: Usages
+    terms: WriteTerms
+
+    def decide(self, live: LiveKey) -> Decision[BoardResult]:
+        """Return the rewritten leaderboard, or the reason to leave the live one."""
+        board = Board(self.tenant, self.order.of, self.key)
+        if live.value is not None:
+            board = read_board(self.tenant, self.order.of, self.key, live.value)
+        ranking = rank(max_merge(board.usages, self.usages).items())
+        if not board.omitted and _is_up_to_date(board, ranking):
+            return self._skipped("")
+        if not self.terms.is_open(self.order.of.window):
+            return self._skipped(Written.CLOSED)
+        if board.omitted:
+            # A rewrite would drop the unreadable entries.
+            return self._skipped(f"it is unreadable: {board.omitted[0].reason}")
+        try:
+            return Decision(BoardResult(self.order.of, is_written=True), self._write(live, ranking))
+        except ExpiredKeyError:
+            return self._skipped(Written.EXPIRED)
+
+    def rejected(self, outcome: BoardResult, reason: str) -> BoardResult:
+        """Return the result for a value that the store rejected."""
+        return replace(outcome, is_written=False, reason=reason)
+
+    def _skipped(self, reason: str) -> Decision[BoardResult]:
+        return Decision(BoardResult(self.order.of, is_written=False, reason=str(reason)))
+
+    def _write(self, live: LiveKey, ranking: Ranking) -> Write:
+        now = self.terms.now()
+        if live.value is None:
+            text = f'{{"entries":{_entries(ranking)},"updated_at":"{format_updated_at(now)}"}}'
+            ttl = ttl_of_new_key(self.order.expiry_seconds, self.order.of.window, nanoseconds(now))
+        else:
+            updated_at = f'"{format_updated_at(now)}"'
+            text = replace_members(
+                live.value.data.decode(),
+                {"entries": _entries(ranking)},
+                {"updated_at": updated_at},
+            )
+            ttl = remaining_ttl(live.value.ttl, live.value.written_ns, nanoseconds(now))
+        return Write(text.encode(), ttl if self.terms.supports_ttl else None)
+
+
+def rebuild(
+    tenant: str, orders: Sequence[BoardOrder], terms: WriteTerms, write: WriteBoards
+) -> tuple[BoardResult, ...]:
+    """Carry out orders with ``write``; return the results in the order of the orders."""
+    changes: dict[int, BoardChange] = {}
+    results: dict[int, BoardResult | str] = {}
+    for number, order in enumerate(orders):
+        try:
+            key = encode_board_key(BoardKey(tenant, order.of))
+        except UnusableNameError as error:
+            results[number] = f"No valid key: {error}."
+        else:
+            changes[number] = BoardChange(tenant, key, order, _normalized(order.usages), terms)
+    results.update(zip(changes, write(list(changes.values())), strict=True))
+    return tuple(
+        BoardResult(order.of, is_written=False, reason=result)
+        if isinstance(result := results[number], str)
+        else result
+        for number, order in enumerate(orders)
+    )
+
+
+class ChangeResults(Generic[Outcome]):
+    """The results of changes so far, by the number of the change."""
+
+    def __init__(self, changes: Sequence[Change[Outcome]]) -> None:
+        self._changes = changes
+        self._outcomes: dict[int, Outcome] = {}
+        self._rejections: dict[int, StoreWriteError] = {}
+        self._rejected_in_a_row = 0
+        self._is_given_up = False
 
     @property
-    def reading(self) -> TenantReading:
-        """The counters as read when the tenant was opened."""
-        return self._reading
+    def is_given_up(self) -> bool:
+        """Whether to stop, because the store rejects one write after another."""
+        return self._is_given_up
 
-    def raise_counters(
-        self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
-    ) -> tuple[RaiseResult, ...]:
-        """Raise counters; return the results in the order of the orders."""
-        if not orders:
-            return ()
-        changes = counter_changes(self._tenant, orders, self._terms(is_open))
-        return tuple(self._call(write_changes, self._stream, changes, self._counters).all())
+    def skip(self, number: int, outcome: Outcome) -> None:
+        """Record a change that needs no write."""
+        self._outcomes[number] = outcome
 
-    def rebuild_boards(
-        self, orders: Sequence[BoardOrder], *, is_open: IsOpen
-    ) -> tuple[BoardResult, ...]:
-        """Update leaderboards; return the results in the order of the orders."""
-        if not orders:
-            return ()
-        terms, boards = self._terms(is_open), self._read(BOARDS).keys
+    def store(self, number: int, outcome: Outcome) -> None:
+        """Record a write that the store accepted."""
+        self._outcomes[number] = outcome
+        self._rejected_in_a_row = 0
 
-        def write(changes: Sequence[BoardChange]) -> list[BoardResult | str]:
-            return self._call(write_changes, self._stream, changes, boards).all_or_reasons()
+    def reject_value(self, number: int, outcome: Outcome, reason: str) -> None:
+        """Record a rejected value; writes with other values may still succeed."""
+        self._outcomes[number] = self._changes[number].rejected(outcome, reason)
 
-        return rebuild(self._tenant, orders, terms, write)
+    def reject(self, number: int, error: StoreWriteError) -> None:
+        """Record a write that the store rejects whatever the value."""
+        self._rejections[number] = error
+        self._rejected_in_a_row += 1
+        if self._rejected_in_a_row >= MAX_REJECTIONS:
+            self._is_given_up = True
 
-    def _read(self, first: str) -> LiveKeysRead:
-        return self._call(read_live_keys, self._stream, prefix_to_read(first, self._tenant))
+    def all(self) -> list[Outcome]:
+        """Return the results in the order of the changes.
 
-    def _terms(self, is_open: IsOpen) -> WriteTerms:
-        return self._call(_read_terms, self._stream, is_open)
+        Raises:
+            StoreWriteError: the first write that was rejected whatever the value.
+        """
+        for error in self._rejections.values():
+            raise error
+        return [self._outcomes[number] for number in range(len(self._changes))]
+
+    def all_or_reasons(self) -> list[Outcome | str]:
+        """Return the results in the order of the changes; a failed one is its reason."""
+        return [
+            self._outcomes[number] if number in self._outcomes else self._reason(number)
+            for number in range(len(self._changes))
+        ]
+
+    def _reason(self, number: int) -> str:
+        error = self._rejections.get(number)
+        return _NOT_TRIED if error is None else error.message
 
 
-async def _read_terms(stream: BucketStream, is_open: IsOpen) -> WriteTerms:
-    info = await stream.info()
-    server_time, since = info.server_time or datetime.now(UTC), time.monotonic()
+def _key(tenant: str, order: RaiseOrder) -> str:
+    try:
+        return encode_key(CounterKey(tenant, order.of, order.entity))
+    except UnusableNameError as error:
+        raise StoreWriteError(
+            f"The counter of {order.entity!a} in {str(order.of)!a} has no valid key: {error}.",
+            "restore the tenant's other budgets by name, and find the origin of this name.",
+        ) from error
 
-    def now() -> datetime:
-        return server_time + timedelta(seconds=time.monotonic() - since)
 
-    return WriteTerms(is_open=is_open, now=now, supports_ttl=info.supports_ttl)
+def changes_too_fast(bucket: str, key: str) -> StoreWriteError:
+    """Return the error for a key that other clients wrote before each of our attempts."""
+    return StoreWriteError(
+        f"Could not write {key} in the bucket {bucket}: {MAX_CONFLICTS} write conflicts in a row.",
+        "find the client that writes it so often, then run the restore again.",
+    )
+
+
+def format_updated_at(time: datetime) -> str:
+    """Format a time (aware) as in stored values: UTC, to the second."""
+    return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _read(live: LiveKey) -> tuple[Decimal | None, ValueShape | None, str]:
+    """Return a live counter's usage and shape, if it exists, or why it is unreadable."""
+    if live.value is None:
+        return None, None, ""
+    if live.value.fault is not None:
+        return None, None, live.value.fault
+    try:
+        usage, shape = decode_value(live.value.data)
+    except UnreadableUsageError as error:
+        return None, None, str(error)
+    return usage, shape, ""
+
+
+def _new_text(order: RaiseOrder, now: str) -> str:
+    digits = _digits(order.usage)
+    match order.shape:
+        case ValueShape.BARE:
+            return digits
+        case ValueShape.NUMBER:
+            return f'{{"usage":{digits},"updated_at":"{now}"}}'
+        case ValueShape.TEXT:
+            return f'{{"usage":"{digits}","updated_at":"{now}"}}'
+
+
+def _raised_text(text: str, shape: ValueShape, usage: Decimal, now: str) -> str:
+    digits = _digits(usage)
+    if shape is ValueShape.BARE:
+        return replace_all(text, digits)
+    usage_text = f'"{digits}"' if shape is ValueShape.TEXT else digits
+    return replace_members(text, {"usage": usage_text}, {"updated_at": f'"{now}"'})
+
+
+def _digits(usage: Decimal) -> str:
+    """Format a usage without exponent and trailing zeros, after checking that it parses."""
+    return format_usage(parse_usage(format_usage(usage)))
+
+
+def _entries(ranking: Ranking) -> str:
+    entries = [{"entity": entity, "usage": format_usage(usage)} for entity, usage in ranking]
+    return json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
+
+
+def _normalized(usages: Usages) -> Usages:
+    """Remove trailing zeros, as a reader of counters does."""
+    return {entity: parse_usage(format_usage(usage)) for entity, usage in usages.items()}
+
+
+def _is_up_to_date(board: Board, ranking: Ranking) -> bool:
+    return board.length == len(ranking) and list(board.usages.items()) == ranking
 
 
 async def write_changes(
@@ -156,18 +409,6 @@ def conditional_headers(revision: int, ttl: str | None) -> dict[str, str]:
     if ttl is not None:
         headers[TTL_HEADER] = ttl
     return headers
-
-
-def error_in_write_response(response: Msg) -> Mapping[str, Any] | None:
-    """Return the error in the response to a write; None: the write is stored.
-
-    Raises:
-        ValueError, TypeError, AttributeError: the response is unexpected.
-    """
-    # Parsing the many responses without an error would cost time for nothing.
-    if response.data and b'"error"' not in response.data:
-        return None
-    return error_in(json.loads(response.data))
 
 
 class _PendingRead(NamedTuple):
@@ -286,10 +527,7 @@ class _ChangeWriter(Generic[Outcome]):
             elif not self._results.is_given_up:
                 await self._decide(number, live)
             return
-        if (response.headers or {}).get(STATUS) == NO_RESPONDERS:
-            raise no_stream_accepts_writes(self._stream.bucket)
-        with self._stream.parsing():
-            error = error_in_write_response(response)
+        error = self._stream.error_in_write(response)
         if error is None:
             self._results.store(number, request.outcome)
         elif error.get("err_code") in WRONG_REVISION | {_TOO_MANY_REQUESTS}:
