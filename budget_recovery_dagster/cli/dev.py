@@ -21,13 +21,13 @@ from budget_recovery_dagster.sandbox import (
     announced,
     held_data_dir,
 )
-from budget_recovery_dagster.sandbox.first_snapshot import (
+from budget_recovery_dagster.sandbox.dagster_services import (
     ASSET,
     SnapshotRun,
     request_snapshot,
     snapshot_run,
 )
-from budget_recovery_dagster.sandbox.stack import CONTROL_DATABASE, Stack, running_stack
+from budget_recovery_dagster.sandbox.dev import CONTROL_DATABASE, Stack, running_stack
 from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 
 _FIRST_RUN_SECONDS = 300

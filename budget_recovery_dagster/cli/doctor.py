@@ -13,8 +13,8 @@ from rich.text import Text
 
 from budget_recovery_dagster.cli.console import answers, show_failure
 from budget_recovery_dagster.cli.options import data_dir_option, json_option
+from budget_recovery_dagster.doctor import run_checks
 from budget_recovery_dagster.doctor.model import Installation, Outcome, Report
-from budget_recovery_dagster.doctor.runner import run_checks
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.presentation.documents import dumped, error_or_none, moment_or_none
 from budget_recovery_dagster.presentation.terminal import print_row

@@ -1,4 +1,7 @@
-"""What a check of ``budget-recovery doctor`` is, and what it returns."""
+"""What a check of ``budget-recovery doctor`` is, what it returns, and how checks are run.
+
+A failed check stops no other check, except those that need it.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,3 +134,48 @@ class Report:
     def count(self, outcome: Outcome) -> int:
         """Count the checks that ended in this way."""
         return sum(result.outcome is outcome for _, result in self.results)
+
+
+class Runner:
+    """The results so far, and which needs are not met."""
+
+    def __init__(self, invalid_settings: Iterable[str]) -> None:
+        self.results: list[tuple[Check[Any], Result]] = []
+        # By code or setting: what is to be repaired before a check that needs it can run.
+        self._unmet: dict[str, tuple[str, ...]] = {name: (name,) for name in invalid_settings}
+
+    def run(self, checks: Sequence[Check[Subject]], open_subject: Callable[[], Subject]) -> None:
+        """Run checks of one subject. If it cannot be opened, the first fails and none can run."""
+        first, *others = checks
+        try:
+            subject = open_subject()
+        except Exception as error:  # noqa: BLE001 - the result of the first check
+            self._record(first, failed_with(error))
+            for check in others:
+                self._skip(check, (first.code,))
+            return
+        for check in checks:
+            causes = dict.fromkeys(
+                cause for need in check.needs for cause in self._unmet.get(need, ())
+            )
+            if causes:
+                self._skip(check, tuple(causes))
+            else:
+                self._record(check, _result(check, subject))
+
+    def _skip(self, check: Check[Any], causes: tuple[str, ...]) -> None:
+        self._unmet[check.code] = causes
+        result = skipped(REQUIREMENT_NOT_MET, f"Requires {', '.join(causes)}.", requires=causes)
+        self.results.append((check, result))
+
+    def _record(self, check: Check[Any], result: Result) -> None:
+        if result.outcome in (Outcome.FAIL, Outcome.SKIPPED):
+            self._unmet[check.code] = (check.code,)
+        self.results.append((check, result))
+
+
+def _result(check: Check[Subject], subject: Subject) -> Result:
+    try:
+        return check.run(subject)
+    except Exception as error:  # noqa: BLE001 - a result; it stops no other check
+        return failed_with(error)

@@ -7,12 +7,14 @@ import sysconfig
 from pathlib import Path
 
 from budget_recovery_dagster.embedded.child_process import (
+    EmbeddedServer,
+    MissingProgramError,
     OwnedProcess,
     Program,
     UnusableDataError,
     poll,
+    try_lock,
 )
-from budget_recovery_dagster.embedded.server import EmbeddedServer, MissingProgramError, try_lock
 
 _ANY_PORT = -1
 _HOST = "127.0.0.1"

@@ -24,15 +24,13 @@ from psycopg import sql
 from budget_recovery_dagster.embedded.child_process import (
     ROOT,
     Account,
+    EmbeddedServer,
+    MissingProgramError,
     OwnedProcess,
     Program,
     UnusableDataError,
-    poll,
-)
-from budget_recovery_dagster.embedded.server import (
-    EmbeddedServer,
-    MissingProgramError,
     make_reachable,
+    poll,
     private_socket_dir,
 )
 

@@ -10,9 +10,10 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from budget_recovery_dagster.embedded import (
     poll,
 )
 from budget_recovery_dagster.errors import BudgetRecoveryError
-from budget_recovery_dagster.sandbox.demo.verdict import Figures
+from budget_recovery_dagster.sandbox.dev import CONTROL_DATABASE, Step, define_budgets
 from budget_recovery_dagster.sandbox.gateway import (
     Budgets,
     Ledger,
@@ -41,12 +42,17 @@ from budget_recovery_dagster.sandbox.gateway import (
     running_aggregator,
     running_gate,
     store,
-    traffic,
     utc_clock,
     wipe,
 )
+from budget_recovery_dagster.sandbox.gateway.requests import (
+    BUDGETS,
+    COST_CENTRES,
+    PRICES,
+    USERS,
+    VIRTUAL_ACCOUNTS,
+)
 from budget_recovery_dagster.sandbox.gateway.watching import read_all
-from budget_recovery_dagster.sandbox.stack import CONTROL_DATABASE, Step, define_budgets
 from budget_recovery_dagster.settings import Settings
 
 TENANT, BUDGET = "acme", "agents"
@@ -85,18 +91,18 @@ def _limit(definition: BudgetDefinition) -> Decimal:
     return _CUSTOMERS_LIMIT if definition.budget == "customers" else _OUT_OF_REACH
 
 
-_BUDGETS = Budgets(replace(each, limit=_limit(each)) for each in traffic.BUDGETS.definitions)
+_BUDGETS = Budgets(replace(each, limit=_limit(each)) for each in BUDGETS.definitions)
 
 
 def _request_of(agent: str, cost: str) -> Request:
     return Request(
         TENANT,
-        traffic.USERS[TENANT][0],
-        next(iter(traffic.PRICES)),
+        USERS[TENANT][0],
+        next(iter(PRICES)),
         Decimal(cost),
-        virtual_account=traffic.VIRTUAL_ACCOUNTS[0],
+        virtual_account=VIRTUAL_ACCOUNTS[0],
         agent=agent,
-        metadata={"cost_centre": traffic.COST_CENTRES[0]},
+        metadata={"cost_centre": COST_CENTRES[0]},
     )
 
 
@@ -115,6 +121,22 @@ def counter_of_entity(entity: Entity) -> CounterKey:
 def is_of_the_budget(counter: CounterKey) -> bool:
     """Whether a counter belongs to the budget of the story."""
     return (counter.tenant, counter.of) == (TENANT, counter_of_entity(AGENT).of)
+
+
+Usages = Mapping[CounterKey, Decimal]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Counters and blocks of the store, and the spend in the ledger, all read before ``at``.
+
+    So a window that is current at ``at`` was current during the whole read.
+    """
+
+    at: datetime
+    counters: Usages
+    blocked: frozenset[CounterKey]
+    spent: Usages
 
 
 class DemoGateway:

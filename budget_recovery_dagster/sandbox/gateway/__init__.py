@@ -10,94 +10,52 @@ Three parts that, as in a real gateway, share only NATS:
 The ledger is the exact record of true spend, which the counters must match.
 """
 
-from budget_recovery_dagster.sandbox.gateway.aggregator import UNUSED, Counter, Recent
-from budget_recovery_dagster.sandbox.gateway.derivation import (
-    Group,
-    Standing,
-    board_entries,
-    shown_entries,
-    wanted_blocks,
-    wanted_board,
-    write_board,
-)
-from budget_recovery_dagster.sandbox.gateway.gate import Answer, Gate, Tally, log_every_minute
-from budget_recovery_dagster.sandbox.gateway.ledger import Ledger, LedgerError
+from budget_recovery_dagster.sandbox.gateway.aggregator import UNUSED as UNUSED
+from budget_recovery_dagster.sandbox.gateway.aggregator import Counter as Counter
+from budget_recovery_dagster.sandbox.gateway.aggregator import Recent as Recent
+from budget_recovery_dagster.sandbox.gateway.derivation import Group as Group
+from budget_recovery_dagster.sandbox.gateway.derivation import Standing as Standing
+from budget_recovery_dagster.sandbox.gateway.derivation import board_entries as board_entries
+from budget_recovery_dagster.sandbox.gateway.derivation import shown_entries as shown_entries
+from budget_recovery_dagster.sandbox.gateway.derivation import wanted_blocks as wanted_blocks
+from budget_recovery_dagster.sandbox.gateway.derivation import wanted_board as wanted_board
+from budget_recovery_dagster.sandbox.gateway.derivation import write_board as write_board
+from budget_recovery_dagster.sandbox.gateway.gate import Answer as Answer
+from budget_recovery_dagster.sandbox.gateway.gate import Gate as Gate
+from budget_recovery_dagster.sandbox.gateway.gate import Tally as Tally
+from budget_recovery_dagster.sandbox.gateway.gate import log_every_minute as log_every_minute
+from budget_recovery_dagster.sandbox.gateway.ledger import Ledger as Ledger
+from budget_recovery_dagster.sandbox.gateway.ledger import LedgerError as LedgerError
+from budget_recovery_dagster.sandbox.gateway.operations import AGGREGATOR_READY as AGGREGATOR_READY
+from budget_recovery_dagster.sandbox.gateway.operations import GATE_READY as GATE_READY
 from budget_recovery_dagster.sandbox.gateway.operations import (
-    AGGREGATOR_READY,
-    GATE_READY,
-    REQUESTS_PER_SECOND,
-    NotWipedError,
-    RunningGate,
-    begin,
-    count_contents,
-    count_history,
-    running_aggregator,
-    running_gate,
-    wipe,
+    REQUESTS_PER_SECOND as REQUESTS_PER_SECOND,
 )
+from budget_recovery_dagster.sandbox.gateway.operations import RunningGate as RunningGate
+from budget_recovery_dagster.sandbox.gateway.operations import begin as begin
+from budget_recovery_dagster.sandbox.gateway.operations import count_contents as count_contents
+from budget_recovery_dagster.sandbox.gateway.operations import count_history as count_history
+from budget_recovery_dagster.sandbox.gateway.operations import (
+    running_aggregator as running_aggregator,
+)
+from budget_recovery_dagster.sandbox.gateway.operations import running_gate as running_gate
+from budget_recovery_dagster.sandbox.gateway.operations import wipe as wipe
+from budget_recovery_dagster.sandbox.gateway.requests import BUDGETS as BUDGETS
+from budget_recovery_dagster.sandbox.gateway.requests import USERS as USERS
+from budget_recovery_dagster.sandbox.gateway.requests import Applied as Applied
+from budget_recovery_dagster.sandbox.gateway.requests import Budgets as Budgets
+from budget_recovery_dagster.sandbox.gateway.requests import Charge as Charge
+from budget_recovery_dagster.sandbox.gateway.requests import Request as Request
+from budget_recovery_dagster.sandbox.gateway.requests import Traffic as Traffic
 from budget_recovery_dagster.sandbox.gateway.requests import (
-    Applied,
-    Budgets,
-    Charge,
-    Request,
-    UnreadableChargeError,
-    Watermark,
-    utc_clock,
+    UnreadableChargeError as UnreadableChargeError,
 )
-from budget_recovery_dagster.sandbox.gateway.store import (
-    NOTHING,
-    Place,
-    Seen,
-    board_of,
-    bucket_stream,
-    cost_stream,
-    cost_subject,
-)
-from budget_recovery_dagster.sandbox.gateway.traffic import BUDGETS, USERS, Traffic
-
-__all__ = [
-    "AGGREGATOR_READY",
-    "BUDGETS",
-    "GATE_READY",
-    "NOTHING",
-    "REQUESTS_PER_SECOND",
-    "UNUSED",
-    "USERS",
-    "Answer",
-    "Applied",
-    "Budgets",
-    "Charge",
-    "Counter",
-    "Gate",
-    "Group",
-    "Ledger",
-    "LedgerError",
-    "NotWipedError",
-    "Place",
-    "Recent",
-    "Request",
-    "RunningGate",
-    "Seen",
-    "Standing",
-    "Tally",
-    "Traffic",
-    "UnreadableChargeError",
-    "Watermark",
-    "begin",
-    "board_entries",
-    "board_of",
-    "bucket_stream",
-    "cost_stream",
-    "cost_subject",
-    "count_contents",
-    "count_history",
-    "log_every_minute",
-    "running_aggregator",
-    "running_gate",
-    "shown_entries",
-    "utc_clock",
-    "wanted_blocks",
-    "wanted_board",
-    "wipe",
-    "write_board",
-]
+from budget_recovery_dagster.sandbox.gateway.requests import Watermark as Watermark
+from budget_recovery_dagster.sandbox.gateway.requests import utc_clock as utc_clock
+from budget_recovery_dagster.sandbox.gateway.store import NOTHING as NOTHING
+from budget_recovery_dagster.sandbox.gateway.store import Place as Place
+from budget_recovery_dagster.sandbox.gateway.store import Seen as Seen
+from budget_recovery_dagster.sandbox.gateway.store import board_of as board_of
+from budget_recovery_dagster.sandbox.gateway.store import bucket_stream as bucket_stream
+from budget_recovery_dagster.sandbox.gateway.store import cost_stream as cost_stream
+from budget_recovery_dagster.sandbox.gateway.store import cost_subject as cost_subject

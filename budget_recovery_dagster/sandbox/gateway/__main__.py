@@ -17,9 +17,8 @@ from budget_recovery_dagster.sandbox.gateway.operations import (
     run_aggregator,
     serve,
 )
-from budget_recovery_dagster.sandbox.gateway.requests import utc_clock
+from budget_recovery_dagster.sandbox.gateway.requests import BUDGETS, Traffic, utc_clock
 from budget_recovery_dagster.sandbox.gateway.store import Place
-from budget_recovery_dagster.sandbox.gateway.traffic import BUDGETS, Traffic
 from budget_recovery_dagster.settings import load_settings
 
 

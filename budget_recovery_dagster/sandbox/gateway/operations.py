@@ -26,9 +26,12 @@ from budget_recovery_dagster.sandbox.gateway.gate import (
 )
 from budget_recovery_dagster.sandbox.gateway.ledger import Ledger
 from budget_recovery_dagster.sandbox.gateway.requests import (
+    BUDGETS,
+    USERS,
     Budgets,
     Clock,
     Request,
+    Traffic,
     Watermark,
     utc_clock,
 )
@@ -44,7 +47,6 @@ from budget_recovery_dagster.sandbox.gateway.store import (
     keep_working,
     opened,
 )
-from budget_recovery_dagster.sandbox.gateway.traffic import BUDGETS, USERS, Traffic
 from budget_recovery_dagster.sandbox.gateway.watching import follow, read_all
 
 GATE_READY = "Traffic of"
