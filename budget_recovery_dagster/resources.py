@@ -11,7 +11,7 @@ import dagster as dg
 
 from budget_recovery_dagster.errors import BudgetRecoveryError
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
-from budget_recovery_dagster.services.restore.choice import Order
+from budget_recovery_dagster.services.restore.manual import Order
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 

@@ -32,7 +32,7 @@ from budget_recovery_dagster.domain.supervision import (
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.jobs.restore import restore_job
 from budget_recovery_dagster.ports import ControlPlane
-from budget_recovery_dagster.presentation.text import VERDICTS
+from budget_recovery_dagster.presentation.text import label
 from budget_recovery_dagster.resources import ControlPlaneParam
 from budget_recovery_dagster.services.store_watch import Checked, check_store
 from budget_recovery_dagster.settings import Settings
@@ -333,7 +333,7 @@ def _check(
         return dg.SensorResult(run_requests=[supervised.request], cursor="0", asset_events=observed)
     if check.verdict is Verdict.UNKNOWN:
         return unknown_tick(context, check.reason, checked.hint, observed)
-    report = f"{VERDICTS[check.verdict]}: {check.reason}"
+    report = f"{label(check.verdict)}: {check.reason}"
     if checked.hint:
         report = f"{report} Try: {checked.hint}"
     if checked.recovery.incident is not None:

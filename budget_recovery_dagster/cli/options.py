@@ -14,7 +14,8 @@ from pydantic import SecretStr
 from budget_recovery_dagster.domain.plan import EVERY_TENANT, LATEST
 from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.sandbox import find_running_dev
-from budget_recovery_dagster.services.restore.choice import Order, RestoreRequest
+from budget_recovery_dagster.services.restore.manual import Order
+from budget_recovery_dagster.services.restore.preview import RestoreRequest
 from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 
 

@@ -16,7 +16,7 @@ from budget_recovery_dagster.cli.options import (
 )
 from budget_recovery_dagster.presentation.documents import preview_json
 from budget_recovery_dagster.presentation.terminal import print_preview
-from budget_recovery_dagster.services.preview import preview_restore
+from budget_recovery_dagster.services.restore.preview import preview_restore
 from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
 

@@ -15,8 +15,7 @@ from budget_recovery_dagster.cli.options import (
 )
 from budget_recovery_dagster.presentation.documents import resolved_json
 from budget_recovery_dagster.presentation.terminal import print_row
-from budget_recovery_dagster.services.restore.choice import require_reason
-from budget_recovery_dagster.services.restore.manual import resolve_incident
+from budget_recovery_dagster.services.restore.manual import require_reason, resolve_incident
 from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
 _DECLINED = 2

@@ -27,9 +27,12 @@ from budget_recovery_dagster.errors import BudgetRecoveryError
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
 from budget_recovery_dagster.presentation.documents import applied_json
 from budget_recovery_dagster.presentation.terminal import print_applied, print_preview
-from budget_recovery_dagster.services.preview import preview_restore
-from budget_recovery_dagster.services.restore.choice import RestoreRequest, require_reason
-from budget_recovery_dagster.services.restore.manual import Applied, restore_manually
+from budget_recovery_dagster.services.restore.manual import (
+    Applied,
+    require_reason,
+    restore_manually,
+)
+from budget_recovery_dagster.services.restore.preview import RestoreRequest, preview_restore
 from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
 _NOT_ALL_DONE = 1

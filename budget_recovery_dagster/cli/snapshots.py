@@ -10,7 +10,7 @@ from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant, mom
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.presentation.documents import snapshots_json
 from budget_recovery_dagster.presentation.terminal import print_columns, print_row
-from budget_recovery_dagster.services.words import counted, listed
+from budget_recovery_dagster.services.restore.tenants import counted, listed
 from budget_recovery_dagster.wiring import opened_control_plane
 
 _SHOWN = 24

@@ -15,13 +15,13 @@ from budget_recovery_dagster.presentation.terminal import print_status
 from budget_recovery_dagster.services.status import Condition, read_status
 from budget_recovery_dagster.wiring import opened_control_plane
 
-CANNOT_TELL = 3
+UNKNOWN = 3
 
 _EXIT_CODES: Mapping[Condition, int] = {
     Condition.HEALTHY: 0,
     Condition.RECOVERING: 1,
     Condition.FAILED: 2,
-    Condition.UNKNOWN: CANNOT_TELL,
+    Condition.UNKNOWN: UNKNOWN,
 }
 
 
@@ -33,7 +33,7 @@ class _Status(click.Command):
             return super().make_context(*arguments, **options)
         except click.UsageError as error:
             error.show()
-            raise click.exceptions.Exit(CANNOT_TELL) from error
+            raise click.exceptions.Exit(UNKNOWN) from error
 
 
 @click.command(cls=_Status, short_help="Show the state of the store and the next step.")
@@ -54,9 +54,9 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
         message, hint = describe_error(error)
         show_failure(message, hint)
         if as_json:
-            click.echo(failure_json(error, CANNOT_TELL))
-        context.exit(CANNOT_TELL)
-    exit_code = _EXIT_CODES[found.assessment.condition]
+            click.echo(failure_json(error, UNKNOWN))
+        context.exit(UNKNOWN)
+    exit_code = _EXIT_CODES[found.condition]
     try:
         if as_json:
             click.echo(status_json(found, exit_code))
@@ -65,5 +65,5 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
         sys.stdout.flush()
     except OSError as error:
         show_failure(f"The status cannot be written: {error.strerror}.", "check the output.")
-        exit_code = CANNOT_TELL
+        exit_code = UNKNOWN
     context.exit(exit_code)

@@ -87,6 +87,11 @@ def format_usage(usage: Decimal) -> str:
     return format(usage, "f")
 
 
+def shown_entity(entity: Entity) -> str:
+    """Name an entity; unprintable characters are escaped."""
+    return "the aggregate" if entity is None else repr(entity)
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetWindow:
     """One window of one budget of a tenant: the subject of a record."""

@@ -198,3 +198,15 @@ def _midnight(day: date) -> datetime:
 def _months_later(first: date, months: int) -> date:
     index = first.year * 12 + first.month - 1 + months
     return date(index // 12, index % 12 + 1, 1)
+
+
+def in_words(span: timedelta) -> str:
+    """Write a duration in its largest useful unit."""
+    seconds = max(round(span.total_seconds()), 0)
+    if seconds < 2 * 60:
+        return f"{seconds} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 2 * 86400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"

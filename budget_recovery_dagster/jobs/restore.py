@@ -35,7 +35,6 @@ from budget_recovery_dagster.resources import (
     holder_of,
     order_by,
 )
-from budget_recovery_dagster.services.preview import preview_restore
 from budget_recovery_dagster.services.restore.automatic import (
     GaveUp,
     NothingToDo,
@@ -44,8 +43,8 @@ from budget_recovery_dagster.services.restore.automatic import (
     StillWaiting,
     recover_store,
 )
-from budget_recovery_dagster.services.restore.choice import RestoreRequest
 from budget_recovery_dagster.services.restore.manual import restore_manually
+from budget_recovery_dagster.services.restore.preview import RestoreRequest, preview_restore
 
 OUTCOME_TAG = "budget_recovery/outcome"
 """Tag of a run: its outcome, beyond success or failure."""

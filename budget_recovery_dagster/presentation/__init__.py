@@ -15,12 +15,15 @@ from budget_recovery_dagster.presentation.documents import snapshots_json as sna
 from budget_recovery_dagster.presentation.documents import status_json as status_json
 from budget_recovery_dagster.presentation.documents import usage_error_json as usage_error_json
 from budget_recovery_dagster.presentation.text import CHANGES as CHANGES
-from budget_recovery_dagster.presentation.text import CONDITIONS as CONDITIONS
 from budget_recovery_dagster.presentation.text import FAILURES as FAILURES
-from budget_recovery_dagster.presentation.text import VERDICTS as VERDICTS
 from budget_recovery_dagster.presentation.text import comparison as comparison
+from budget_recovery_dagster.presentation.text import doubts as doubts
 from budget_recovery_dagster.presentation.text import figures as figures
 from budget_recovery_dagster.presentation.text import headline as headline
+from budget_recovery_dagster.presentation.text import label as label
 from budget_recovery_dagster.presentation.text import limit_words as limit_words
+from budget_recovery_dagster.presentation.text import next_step as next_step
 from budget_recovery_dagster.presentation.text import reset_report as reset_report
+from budget_recovery_dagster.presentation.text import warnings as warnings
 from budget_recovery_dagster.presentation.text import window_lines as window_lines
+from budget_recovery_dagster.presentation.text import window_notes as window_notes

@@ -14,14 +14,20 @@ from budget_recovery_dagster.domain.recovery_point import Everyone
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.domain.store import Check, StoreIdentity
 from budget_recovery_dagster.errors import BudgetRecoveryError, describe_error, error_code
-from budget_recovery_dagster.services.preview import (
+from budget_recovery_dagster.presentation.text import (
+    doubts,
+    next_step,
+    warnings,
+    window_notes,
+)
+from budget_recovery_dagster.services.resets import RecordedReset
+from budget_recovery_dagster.services.restore.manual import Applied, Resolved
+from budget_recovery_dagster.services.restore.preview import (
     EntryPreview,
     Preview,
     TenantPreview,
     WindowPreview,
 )
-from budget_recovery_dagster.services.resets import RecordedReset
-from budget_recovery_dagster.services.restore.manual import Applied, Resolved
 from budget_recovery_dagster.services.restore.session import Remainder
 from budget_recovery_dagster.services.restore.tenants import TenantRestored
 from budget_recovery_dagster.services.status import Condition, Status
@@ -100,7 +106,7 @@ def preview_json(preview: Preview) -> str:
         state=preview.recovery.state,
         incident_id=incident.incident_id if incident else None,
         store=identity_or_none(preview.identity),
-        warnings=preview.warnings,
+        warnings=warnings(preview),
         raised=preview.raised,
         tenants=[_tenant(each) for each in preview.tenants],
         largest_changes=[_entry(each) for each in preview.changes],
@@ -231,6 +237,7 @@ def _tenant(tenant: TenantPreview) -> Mapping[str, Any]:
 
 
 def _window(window: WindowPreview) -> Mapping[str, Any]:
+    point = window.point
     return {
         "budget": window.of.budget,
         "window": window.of.window.token,
@@ -251,12 +258,12 @@ def _window(window: WindowPreview) -> Mapping[str, Any]:
         "is_enforced": window.is_enforced,
         "blocked_before": window.blocked_before,
         "blocked_after": window.blocked_after,
-        "is_truncated": window.is_truncated,
-        "is_partial": window.is_partial,
-        "omitted": [{"key": each.key, "reason": each.reason} for each in window.omitted],
-        "omitted_count": window.omitted_count,
-        "damaged_records": [moment_or_none(at) for at in window.corrupt],
-        "notes": window.notes,
+        "is_truncated": point.is_truncated,
+        "is_partial": point.is_partial,
+        "omitted": [{"key": each.key, "reason": each.reason} for each in point.omitted],
+        "omitted_count": point.omitted_count,
+        "damaged_records": [moment_or_none(at) for at in point.corrupt],
+        "notes": list(window_notes(window)),
     }
 
 
@@ -316,28 +323,27 @@ _CHECKS = 10
 
 def status_json(status: Status, exit_code: int) -> str:
     """Write the status; every key is always present."""
-    facts, assessment = status.facts, status.assessment
-    good = facts.newest_good
+    good = status.newest_good
     return dumped(
-        condition=assessment.condition,
+        condition=status.condition,
         exit_code=exit_code,
-        at=moment_or_none(facts.at),
-        state=facts.recovery.state,
-        doubts=assessment.doubts,
-        next_step=assessment.next_step,
-        incident=_incident(facts.recovery.incident, facts.attempt),
-        last_closed_incident=_incident(facts.closed, None),
+        at=moment_or_none(status.at),
+        state=status.recovery.state,
+        doubts=list(doubts(status)),
+        next_step=next_step(status),
+        incident=_incident(status.recovery.incident, status.attempt),
+        last_closed_incident=_incident(status.closed, None),
         checks={
-            "interval_seconds": facts.check_interval.total_seconds(),
-            "unknown_in_a_row": facts.unknown_in_a_row,
+            "interval_seconds": status.check_interval.total_seconds(),
+            "unknown_in_a_row": status.unknown_in_a_row,
             "newest_good": _check(good) if good else None,
-            "newest": [_check(each) for each in facts.checks[:_CHECKS]],
+            "newest": [_check(each) for each in status.checks[:_CHECKS]],
         },
         points={
-            "newest_snapshot_at": moment_or_none(facts.newest_snapshot),
-            "newest_by_tenant": _moments(facts.newest_points),
-            "damaged_records_by_tenant": facts.damaged,
-            "failing_tenants": _moments(facts.failing),
+            "newest_snapshot_at": moment_or_none(status.newest_snapshot),
+            "newest_by_tenant": _moments(status.newest_points),
+            "damaged_records_by_tenant": status.damaged,
+            "failing_tenants": _moments(status.failing),
         },
         error=None,
     )

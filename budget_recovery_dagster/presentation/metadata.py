@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from budget_recovery_dagster.domain.counters import exact_sum, format_usage
+from budget_recovery_dagster.domain.counters import exact_sum, format_usage, shown_entity
 from budget_recovery_dagster.domain.incident import Restored
 from budget_recovery_dagster.domain.plan import AuditEntry, Difference, MergedAudits, moment
 from budget_recovery_dagster.domain.snapshots import USAGE_COLUMNS, CaptureSummary, ListedSnapshot
@@ -23,6 +23,8 @@ from budget_recovery_dagster.presentation.text import (
     store_line,
     tenant_notes,
     usage_or_nothing,
+    warnings,
+    window_notes,
 )
 from budget_recovery_dagster.services.capture import (
     Captured,
@@ -31,12 +33,10 @@ from budget_recovery_dagster.services.capture import (
     TenantOutcome,
     TenantStored,
 )
-from budget_recovery_dagster.services.preview import EntryPreview, Preview, WindowPreview
 from budget_recovery_dagster.services.recovery_points import PointSurvey, PointWindow
-from budget_recovery_dagster.services.restore.choice import Order
-from budget_recovery_dagster.services.restore.manual import Applied
+from budget_recovery_dagster.services.restore.manual import Applied, Order
+from budget_recovery_dagster.services.restore.preview import EntryPreview, Preview, WindowPreview
 from budget_recovery_dagster.services.tables import TablesBuilt
-from budget_recovery_dagster.services.words import shown_entity
 
 MOST_ROWS = 200
 """How many windows are shown: Dagster stores a table in its event log; PostgreSQL has all."""
@@ -338,7 +338,7 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
     remarks += [
         {"tenant": each.tenant, "budget": str(each.of), "note": note}
         for each in windows
-        for note in each.notes
+        for note in window_notes(each)
     ]
     # The page keeps this order: the decisive facts come first, the long tables last.
     metadata: dict[str, Any] = {
@@ -346,8 +346,8 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
         "choice": str(preview.choice),
         "store": store_line(preview),
     }
-    if preview.warnings:
-        metadata["warnings"] = " ".join(preview.warnings)
+    if warned := warnings(preview):
+        metadata["warnings"] = " ".join(warned)
     # An apply that raises nothing still closes an open incident.
     if preview.raised or preview.recovery.incident is not None:
         metadata["to_apply"] = _TO_APPLY

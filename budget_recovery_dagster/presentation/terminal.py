@@ -1,7 +1,7 @@
 """Tables and text that the commands print."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from rich.console import Console
 from rich.text import Text
@@ -9,28 +9,35 @@ from rich.text import Text
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.domain.recovery_point import age
 from budget_recovery_dagster.domain.store import Verdict
+from budget_recovery_dagster.domain.windows import in_words
 from budget_recovery_dagster.presentation.text import (
-    CONDITIONS,
     FAILURES,
-    VERDICTS,
     applied_headline,
     change_figures,
     change_name,
+    clock_time,
     comparison,
     difference_line,
+    doubts,
     end_of_incident,
     escape_unprintable,
+    full_time,
     headline,
+    label,
     most_relevant,
+    next_step,
+    since,
     store_line,
     tenant_line,
     tenant_notes,
+    warnings,
     window_lines,
+    window_notes,
 )
-from budget_recovery_dagster.services.preview import Preview, TenantPreview, WindowPreview
 from budget_recovery_dagster.services.restore.manual import Applied
-from budget_recovery_dagster.services.status import MOST_CHECKS, Condition, Facts, Status
-from budget_recovery_dagster.services.words import OUTCOMES, clock_time, counted, in_words, since
+from budget_recovery_dagster.services.restore.preview import Preview, TenantPreview, WindowPreview
+from budget_recovery_dagster.services.restore.tenants import counted
+from budget_recovery_dagster.services.status import MOST_CHECKS, Condition, Status
 
 _WIDEST = 100
 _NARROWEST = 20
@@ -74,11 +81,11 @@ _NOTES = 20
 
 def print_preview(console: Console, preview: Preview) -> None:
     """Print what a restore would do; tenants with the most counters to raise come first."""
-    at = f"{preview.at:%Y-%m-%d %H:%M:%S} UTC"
+    at = full_time(preview.at)
     print_row(console, [("PREVIEW", "bold"), (f" at {at}; nothing is written", "")])
     print_row(console, [("Choice  ", "bold"), (str(preview.choice), "")])
     print_row(console, [("Store   ", "bold"), (store_line(preview), "")])
-    for warning in preview.warnings:
+    for warning in warnings(preview):
         print_row(console, [("Warning ", "bold yellow"), (warning, "")])
     print_row(console, [("Result  ", "bold"), (headline(preview), "")])
     left, more = _WINDOWS, 0
@@ -111,7 +118,7 @@ def _shown_windows(tenant: TenantPreview, preview: Preview) -> list[WindowPrevie
     """Return all windows of a chosen tenant; of every tenant, those with a change or a note."""
     if preview.choice.tenant is not None:
         return list(tenant.windows)
-    return [window for window in tenant.windows if window.raised or window.notes]
+    return [window for window in tenant.windows if window.raised or any(window_notes(window))]
 
 
 def _print_tenant(
@@ -179,10 +186,9 @@ _STYLES: Mapping[Condition, str] = {
 
 def print_status(console: Console, status: Status) -> None:
     """Print the status; colours appear only on a terminal."""
-    facts, assessment = status.facts, status.assessment
-    condition = assessment.condition
-    moment = f" at {facts.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    console.print(Text.assemble((CONDITIONS[condition].upper(), _STYLES[condition]), moment))
+    condition = status.condition
+    at = f" at {full_time(status.at)}"
+    console.print(Text.assemble((label(condition).upper(), _STYLES[condition]), at))
     for name, lines in _sections(status):
         console.print()
         _print_section(console, name, lines)
@@ -201,25 +207,24 @@ def _print_section(console: Console, name: str, lines: Iterable[Line]) -> None:
 
 
 def _sections(status: Status) -> Iterator[tuple[str, Iterable[Line]]]:
-    facts = status.facts
-    if status.assessment.doubts:
-        yield "Why", status.assessment.doubts
-    yield "Next", [status.assessment.next_step]
-    if facts.recovery.incident is not None:
-        yield "Incident", _open_incident(facts.recovery.incident, facts)
-    yield "Checks", _checks(facts)
-    yield "Snapshots", _points(facts)
-    if facts.closed is not None:
-        yield "Last closed", _closed_incident(facts.closed, facts.at)
+    if why := list(doubts(status)):
+        yield "Why", why
+    yield "Next", [next_step(status)]
+    if status.recovery.incident is not None:
+        yield "Incident", _open_incident(status.recovery.incident, status)
+    yield "Checks", _checks(status)
+    yield "Snapshots", _points(status)
+    if status.closed is not None:
+        yield "Last closed", _closed_incident(status.closed, status.at)
 
 
-def _open_incident(incident: Incident, facts: Facts) -> Iterator[str]:
-    now = facts.at
+def _open_incident(incident: Incident, status: Status) -> Iterator[str]:
+    now = status.at
     yield f"{incident.short_id}, open for {in_words(age(incident.opened_at, now))}"
     yield from _losses(incident, now)
     launched = counted(incident.launches, "time")
     yield f"Attempts {incident.attempts} of {MAX_ATTEMPTS}, launched {launched}"
-    attempt = facts.attempt
+    attempt = status.attempt
     if attempt is not None and attempt.outcome is not None:
         yield f"Newest attempt: {attempt.outcome}"
     waiting = incident.waiting
@@ -253,7 +258,7 @@ def _closed_incident(incident: Incident, now: datetime) -> Iterator[str]:
     ended = incident.ended
     if ended is not None:
         took = in_words(ended.at - incident.opened_at)
-        yield f"Closed after {took}: {OUTCOMES[ended.outcome]}"
+        yield f"Closed after {took}: {label(ended.outcome)}"
         # The detail has the counters that were raised, and the usage that no snapshot covers.
         yield ended.detail
         if ended.restored.boards:
@@ -280,10 +285,10 @@ def _uncovered(incident: Incident, now: datetime) -> str:
     )
 
 
-def _checks(facts: Facts) -> Iterator[Line]:
-    if not facts.checks:
+def _checks(status: Status) -> Iterator[Line]:
+    if not status.checks:
         yield "none yet"
-    shown = facts.checks[:_CHECKS]
+    shown = status.checks[:_CHECKS]
     shown_reason = ""
     for check in shown:
         verdict = check.verdict
@@ -291,15 +296,15 @@ def _checks(facts: Facts) -> Iterator[Line]:
         reason = "" if verdict.is_good or check.reason == shown_reason else check.reason
         shown_reason = check.reason
         yield [
-            (f"{clock_time(check.checked_at, facts.at)}  ", ""),
-            (f"{VERDICTS[verdict]:<{_VERDICT}}", _style(verdict)),
+            (f"{clock_time(check.checked_at, status.at)}  ", ""),
+            (f"{label(verdict):<{_VERDICT}}", _style(verdict)),
             (reason, ""),
         ]
-    if facts.unknown_in_a_row:
-        many = " or more" if facts.unknown_in_a_row == MOST_CHECKS else ""
-        yield f"Unknown in a row: {facts.unknown_in_a_row}{many}"
-    if facts.newest_good is not None and facts.newest_good not in shown:
-        yield f"Last good: {since(facts.newest_good.checked_at, facts.at)}"
+    if status.unknown_in_a_row:
+        many = " or more" if status.unknown_in_a_row == MOST_CHECKS else ""
+        yield f"Unknown in a row: {status.unknown_in_a_row}{many}"
+    if status.newest_good is not None and status.newest_good not in shown:
+        yield f"Last good: {since(status.newest_good.checked_at, status.at)}"
 
 
 def _style(verdict: Verdict) -> str:
@@ -308,25 +313,25 @@ def _style(verdict: Verdict) -> str:
     return "green" if verdict.is_good else "magenta"
 
 
-def _points(facts: Facts) -> Iterator[str]:
-    newest = facts.newest_points
+def _points(status: Status) -> Iterator[str]:
+    newest = status.newest_points
     if newest:
         tenants = counted(len(newest), "tenant")
-        yield f"{tenants}, newest snapshot {since(max(newest.values()), facts.at)}"
+        yield f"{tenants}, newest snapshot {since(max(newest.values()), status.at)}"
         oldest_of = min(newest, key=lambda tenant: (newest[tenant], tenant))
-        yield f"Oldest newest snapshot: {oldest_of}, {since(newest[oldest_of], facts.at)}"
-    elif facts.newest_snapshot is None:
+        yield f"Oldest newest snapshot: {oldest_of}, {since(newest[oldest_of], status.at)}"
+    elif status.newest_snapshot is None:
         yield "none yet"
     else:
-        yield f"The newest snapshot has no open windows, {since(facts.newest_snapshot, facts.at)}"
-    if facts.damaged:
-        records = counted(sum(facts.damaged.values()), "record")
-        yield f"Damaged: {records} of {counted(len(facts.damaged), 'tenant')} (checksum mismatch)"
-    for tenant, at in sorted(facts.failing.items())[:_FAILING]:
-        last = "without any snapshot" if at is None else f"last captured {since(at, facts.at)}"
+        yield f"The newest snapshot has no open windows, {since(status.newest_snapshot, status.at)}"
+    if status.damaged:
+        records = counted(sum(status.damaged.values()), "record")
+        yield f"Damaged: {records} of {counted(len(status.damaged), 'tenant')} (checksum mismatch)"
+    for tenant, at in sorted(status.failing.items())[:_FAILING]:
+        last = "without any snapshot" if at is None else f"last captured {since(at, status.at)}"
         yield f"Failing: {tenant}, {last}"
-    if len(facts.failing) > _FAILING:
-        yield f"Failing: {len(facts.failing) - _FAILING} more"
+    if len(status.failing) > _FAILING:
+        yield f"Failing: {len(status.failing) - _FAILING} more"
 
 
 def _text(console: Console, line: Line) -> Text:

@@ -1,49 +1,29 @@
 """Sentences and labels about results, for people."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from enum import StrEnum
 
 from rich.console import Console
 
-from budget_recovery_dagster.domain.counters import format_usage
-from budget_recovery_dagster.domain.incident import FailureReason
+from budget_recovery_dagster.domain.counters import format_usage, shown_entity
+from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, FailureReason, Incident
 from budget_recovery_dagster.domain.plan import Change, Difference
-from budget_recovery_dagster.domain.recovery_point import Everyone, Reset
-from budget_recovery_dagster.domain.store import Verdict
-from budget_recovery_dagster.services.preview import (
+from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone, Reset, is_too_old
+from budget_recovery_dagster.domain.windows import in_words
+from budget_recovery_dagster.services.resets import RecordedReset
+from budget_recovery_dagster.services.restore.manual import Applied
+from budget_recovery_dagster.services.restore.preview import (
     EntryPreview,
     Preview,
     TenantPreview,
     WindowPreview,
 )
-from budget_recovery_dagster.services.resets import RecordedReset, moment_in_words
-from budget_recovery_dagster.services.restore.manual import Applied
-from budget_recovery_dagster.services.status import Condition
-from budget_recovery_dagster.services.words import (
-    clock_time,
-    counted,
-    in_words,
-    shown_entity,
-    since,
-)
+from budget_recovery_dagster.services.restore.tenants import counted, listed
+from budget_recovery_dagster.services.status import Condition, Doubt, Status
 
-CONDITIONS: Mapping[Condition, str] = {
-    Condition.HEALTHY: "healthy",
-    Condition.RECOVERING: "recovering",
-    Condition.FAILED: "failed",
-    Condition.UNKNOWN: "cannot tell",
-}
-VERDICTS: Mapping[Verdict, str] = {
-    Verdict.UNKNOWN: "unknown",
-    Verdict.FIRST_SEEN: "first seen",
-    Verdict.UNCHANGED: "unchanged",
-    Verdict.ADVANCED: "advanced",
-    Verdict.RECREATED: "recreated",
-    Verdict.REGRESSED: "regressed",
-    Verdict.MARKER_LOST: "marker lost",
-}
 FAILURES: Mapping[FailureReason, str] = {
     FailureReason.NO_SNAPSHOTS: "there are no snapshots to restore from",
     FailureReason.NOT_WRITTEN: "writing back did not succeed",
@@ -57,7 +37,36 @@ CHANGES: Mapping[Change, str] = {
     Change.GONE: "it is no longer in any snapshot",
     Change.LIVE: "its live usage has changed",
 }
-"""Labels of codes, for people; programs read the codes."""
+"""Labels of codes that need more than their own words; programs read the codes."""
+
+
+def label(code: StrEnum) -> str:
+    """Write a code for people."""
+    return code.value.replace("_", " ")
+
+
+def clock_time(at: datetime, now: datetime) -> str:
+    """Write a time in UTC for people, without the date if it is today."""
+    utc = at.astimezone(UTC)
+    day = "" if utc.date() == now.astimezone(UTC).date() else f"{utc:%Y-%m-%d} "
+    return f"{day}{utc:%H:%M:%S} UTC"
+
+
+def full_time(at: datetime) -> str:
+    """Write a time in UTC for people, with its date."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def since(at: datetime, now: datetime) -> str:
+    """Write how long ago a time was, and the time."""
+    return f"{in_words(now - at)} ago, at {clock_time(at, now)}"
+
+
+def named(names: Collection[str], most: int = 3) -> str:
+    """Name the first ``most`` of these, and count the others."""
+    first = ", ".join(map(repr, sorted(names)[:most]))
+    more = len(names) - most
+    return f"{first} and {more} more" if more > 0 else first
 
 
 def escape_unprintable(console: Console, text: str) -> str:
@@ -106,6 +115,13 @@ def _headline(preview: Preview) -> Iterator[str]:
         yield f"{counted(len(preview.failures), 'tenant')} could not be read."
 
 
+def warnings(preview: Preview) -> tuple[str, ...]:
+    """Describe why a restore would be refused now, or would wait."""
+    refused = preview.refusal and f"A restore would be refused now. {preview.refusal}"
+    waits = preview.objection and f"A restore would wait for the store: {preview.objection}."
+    return tuple(each for each in (refused, waits) if each)
+
+
 def store_line(preview: Preview) -> str:
     """Describe the store: its state, the open incident, and its identity."""
     incident = preview.recovery.incident
@@ -149,7 +165,7 @@ def window_lines(
         yield limit_words(window)
     if point_at is None or not window.newest_source == window.oldest_source == point_at:
         yield source_words(window, now)
-    yield from window.notes
+    yield from window_notes(window)
 
 
 def figures(window: WindowPreview) -> str:
@@ -172,6 +188,42 @@ def limit_words(window: WindowPreview) -> str:
         f"{limit}: {least}{window.blocked_before:,} blocked now, "
         f"{window.blocked_after:,} after the restore"
     )
+
+
+def window_notes(window: WindowPreview) -> Iterator[str]:
+    """Describe what is skipped, unknown or not restored in a window."""
+    point = window.point
+    if window.is_closed:
+        yield "skipped, the window has closed"
+    if window.unread:
+        yield f"{counted(window.unreadable, 'live counter')} skipped (unreadable): " + listed(
+            f"{shown_entity(entity)} ({reason})" for entity, reason in window.unread
+        )
+    if window.made_anew:
+        gone = counted(window.made_anew, "counter")
+        yield f"{gone} missing from the store: a restore brings back only the usage field"
+    for reset in point.resets:
+        whose = "all entities" if reset.entity is EVERYONE else shown_entity(reset.entity)
+        yield (
+            f"usage of {whose} recorded before the reset at {full_time(reset.at)} is excluded; "
+            f"{reset.by}: {reset.reason}"
+        )
+    if point.is_truncated:
+        yield "the newest snapshot lists only the largest spenders"
+    if point.is_partial:
+        yield "the newest snapshot is partial: not all keys arrived"
+    if point.omitted_count:
+        omitted = listed(
+            f"{shown_entity(each.entity) if each.is_entity_known else each.key} ({each.reason})"
+            for each in point.omitted
+        )
+        yield f"{counted(point.omitted_count, 'counter')} unreadable in the newest snapshot: " + (
+            omitted
+        )
+    if point.corrupt:
+        records = counted(len(point.corrupt), "record")
+        times = listed(map(full_time, point.corrupt))
+        yield f"{records} damaged (checksum mismatch) and not used: {times}"
 
 
 def source_words(window: WindowPreview, now: datetime) -> str:
@@ -224,7 +276,7 @@ def comparison(applied: Applied) -> str:
     """Compare a restore with its preview."""
     if applied.preview is None:
         return "No preview with these options in the last 24 hours."
-    made = f"the preview of {applied.preview.at:%Y-%m-%d %H:%M:%S} UTC by {applied.preview.by}"
+    made = f"the preview of {full_time(applied.preview.at)} by {applied.preview.by}"
     unknown = ""
     if applied.uncompared:
         unknown = f"{counted(len(applied.uncompared), 'tenant')} not compared. "
@@ -269,7 +321,7 @@ def reset_report(recorded: RecordedReset) -> tuple[str, ...]:
     reset = recorded.reset
     what = (
         f"Recorded: {_whose(reset)} in {reset.window or 'all windows'} of budget {reset.budget!r}"
-        f" of tenant {reset.tenant!r}, reset at {moment_in_words(reset.at)}. Usage recorded until"
+        f" of tenant {reset.tenant!r}, reset at {full_time(reset.at)}. Usage recorded until"
         " then is excluded from every restore without --despite-resets."
     )
     warning = (
@@ -301,4 +353,146 @@ def _left_out(recorded: RecordedReset) -> str:
     return (
         "The reset excludes nothing yet: no snapshot has such usage in an open window. Check that"
         " the names and the window are those of the snapshots."
+    )
+
+
+# The supervisor of restores runs twice a minute.
+_LAUNCH_IS_LATE = timedelta(minutes=2)
+_CLOCKS_STEP = "Synchronize the clocks of PostgreSQL and NATS with NTP."
+_CHECKS_STEP = (
+    "Check in Dagster that the daemon runs and store_loss_sensor is on, and read its ticks."
+)
+# The first doubt decides what to do about all.
+_STEPS: Mapping[Doubt, str] = {
+    Doubt.CHECK_IN_FUTURE: _CLOCKS_STEP,
+    Doubt.SNAPSHOT_IN_FUTURE: _CLOCKS_STEP,
+    Doubt.LOSS_FOUND: ("Wait for the next check, which opens an incident if it confirms the loss."),
+    Doubt.CHECKS_UNKNOWN: "Make the store reachable again, then wait for the next check.",
+    Doubt.NEVER_INTACT: _CHECKS_STEP,
+    Doubt.OVERDUE: _CHECKS_STEP,
+}
+
+
+def doubts(status: Status) -> Iterator[str]:
+    """Describe the doubts about the store, or about its restore."""
+    now, whole_at, incident = status.at, status.known_whole_at, status.recovery.incident
+    newest = status.checks[0] if status.checks else None
+    for doubt in status.doubts:
+        match doubt:
+            case Doubt.CHECK_IN_FUTURE if newest:
+                at = clock_time(newest.checked_at, now)
+                yield f"The newest check has a time in the future: {at}."
+            case Doubt.SNAPSHOT_IN_FUTURE if status.newest_snapshot:
+                at = clock_time(status.newest_snapshot, now)
+                yield f"The newest snapshot has a time in the future: {at}."
+            case Doubt.LOSS_FOUND if newest:
+                yield f"The newest check found a loss: {newest.reason}"
+            case Doubt.CHECKS_UNKNOWN if newest:
+                yield f"The newest {status.unknown_in_a_row} checks are unknown: {newest.reason}"
+            case Doubt.NEVER_INTACT:
+                yield "No check has found the store intact yet."
+            case Doubt.OVERDUE if whole_at:
+                yield (
+                    f"The store was last known to be intact {since(whole_at, now)}; a check is due"
+                    f" every {in_words(status.check_interval)}."
+                )
+            case Doubt.LONG_HOLD if incident and incident.held:
+                span = in_words(now - incident.held.at)
+                yield (
+                    f"The restore has been on hold for {span}: no block is restored, captures are"
+                    " paused."
+                )
+
+
+def next_step(status: Status) -> str:
+    """Describe what the operator does next, in a sentence or two."""
+    match status.condition:
+        case Condition.RECOVERING:
+            return _step_of_recovery(status)
+        case Condition.FAILED:
+            return _step_after_failure(status.recovery.incident)
+        case Condition.UNKNOWN:
+            return _STEPS[status.doubts[0]]
+        case Condition.HEALTHY:
+            return _step_of_health(status)
+
+
+def _step_of_health(status: Status) -> str:
+    if status.failing:
+        return (
+            f"The store is intact, but captures of {named(status.failing)} fail: see the newest run"
+            " of hourly_snapshot_job in Dagster."
+        )
+    late = [tenant for tenant, at in status.newest_points.items() if is_too_old(at, status.at)]
+    if late:
+        has = "has" if len(late) == 1 else "have"
+        return (
+            f"The store is intact, but {named(late)} {has} no recent snapshot: check in Dagster"
+            " that hourly_snapshot_schedule is on and its runs succeed."
+        )
+    if status.damaged:
+        return (
+            f"The store is intact, but snapshots of {named(status.damaged)} have damaged records:"
+            " run `budget-recovery preview` to see what a restore would bring back, and check the"
+            " disk of the database."
+        )
+    return f"Nothing to do. {_next_check(status)}"
+
+
+def _next_check(status: Status) -> str:
+    """Write when the next check is due, which would find a loss that happened by now."""
+    if not status.checks:
+        return "The store has not been checked yet."
+    due = status.checks[0].checked_at + status.check_interval
+    when = f" at {clock_time(due, status.at)}" if due > status.at else ""
+    return f"The next check of the store is due{when}."
+
+
+def _step_of_recovery(status: Status) -> str:
+    incident = status.recovery.incident
+    if incident is None:
+        return "See the log of restore_supervisor_sensor in Dagster: no incident is open."
+    if incident.held is not None and incident.is_held:
+        return (
+            f"Remove the reason of the hold ({incident.held.reason.rstrip('.')}), then run"
+            " `budget-recovery release`: no automatic restore starts until then."
+        )
+    if status.worker is not None:
+        return f"Nothing to do: {status.worker} is restoring."
+    due = incident.next_launch_at or incident.released_at or incident.opened_at
+    if status.at - due > _LAUNCH_IS_LATE:
+        return (
+            f"The restore was due at {clock_time(due, status.at)}: check in Dagster that the daemon"
+            " runs and restore_supervisor_sensor is on."
+        )
+    is_due = due <= status.at
+    is_next = "now" if is_due else f"at {clock_time(due, status.at)}"
+    if incident.waiting is not None:
+        reason = incident.waiting.reason.rstrip(".")
+        return (
+            f"Bring all servers of the store up; the restore waits for them ({reason}) and checks"
+            f" again {is_next}."
+        )
+    if incident.attempts >= MAX_ATTEMPTS:
+        step = f"all attempts are used; the final check is due {is_next}"
+    elif incident.launches and not is_due:
+        step = f"a restore was launched; it is launched again {is_next} if it does not start"
+    else:
+        step = f"the launch of a restore is due {is_next}"
+    return f"Nothing to do: {step}."
+
+
+def _step_after_failure(incident: Incident | None) -> str:
+    given_up = incident.given_up if incident else None
+    if given_up is None:
+        return "See the newest run of restore_job in Dagster: no reason of the failure is stored."
+    if given_up.reason is FailureReason.NO_SNAPSHOTS:
+        return (
+            "Nothing can be restored, because no snapshot is retained: accept the store as it is"
+            " with `budget-recovery resolve`, so that captures resume."
+        )
+    return (
+        f"Fix the cause: {given_up.detail} Then run `budget-recovery preview` and"
+        " `budget-recovery restore`, or accept the store as it is with `budget-recovery resolve`."
+        " Captures are paused until then."
     )

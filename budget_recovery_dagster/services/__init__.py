@@ -7,11 +7,6 @@ from budget_recovery_dagster.services.capture import TenantOutcome as TenantOutc
 from budget_recovery_dagster.services.capture import TenantStored as TenantStored
 from budget_recovery_dagster.services.capture import Verified as Verified
 from budget_recovery_dagster.services.capture import capture_hour as capture_hour
-from budget_recovery_dagster.services.preview import EntryPreview as EntryPreview
-from budget_recovery_dagster.services.preview import Preview as Preview
-from budget_recovery_dagster.services.preview import TenantPreview as TenantPreview
-from budget_recovery_dagster.services.preview import WindowPreview as WindowPreview
-from budget_recovery_dagster.services.preview import preview_restore as preview_restore
 from budget_recovery_dagster.services.recovery_points import PointAges as PointAges
 from budget_recovery_dagster.services.recovery_points import PointSurvey as PointSurvey
 from budget_recovery_dagster.services.recovery_points import (
@@ -23,6 +18,12 @@ from budget_recovery_dagster.services.recovery_points import (
 from budget_recovery_dagster.services.resets import RecordedReset as RecordedReset
 from budget_recovery_dagster.services.resets import ResetRequest as ResetRequest
 from budget_recovery_dagster.services.resets import record_reset as record_reset
+from budget_recovery_dagster.services.restore.preview import EntryPreview as EntryPreview
+from budget_recovery_dagster.services.restore.preview import Preview as Preview
+from budget_recovery_dagster.services.restore.preview import TenantPreview as TenantPreview
+from budget_recovery_dagster.services.restore.preview import WindowPreview as WindowPreview
+from budget_recovery_dagster.services.restore.preview import preview_restore as preview_restore
+from budget_recovery_dagster.services.restore.tenants import WRITTEN as WRITTEN
 from budget_recovery_dagster.services.status import MOST_CHECKS as MOST_CHECKS
 from budget_recovery_dagster.services.status import Condition as Condition
 from budget_recovery_dagster.services.status import Status as Status
@@ -33,5 +34,3 @@ from budget_recovery_dagster.services.store_watch import check_store as check_st
 from budget_recovery_dagster.services.tables import TableFailed as TableFailed
 from budget_recovery_dagster.services.tables import TablesBuilt as TablesBuilt
 from budget_recovery_dagster.services.tables import build_tables as build_tables
-from budget_recovery_dagster.services.words import OUTCOMES as OUTCOMES
-from budget_recovery_dagster.services.words import WRITTEN as WRITTEN

@@ -90,8 +90,8 @@ def _reset(request: ResetRequest, now: datetime) -> Reset:
     at = request.at or now
     if at > now:
         raise ChoiceError(
-            f"The time of the reset is in the future: {moment_in_words(at)}; it is"
-            f" {moment_in_words(now)}.",
+            f"The time of the reset is in the future: {at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC;"
+            f" it is {now:%Y-%m-%d %H:%M:%S} UTC.",
             "lower the counters first, then record the reset.",
         )
     try:
@@ -117,8 +117,3 @@ def _choose(of: str, names: Iterable[str]) -> str:
         return "take a snapshot first; no tenant has one."
     more = f" and {len(known) - _CHOICES:,} more" if len(known) > _CHOICES else ""
     return f"choose one of {of}: {', '.join(map(repr, known[:_CHOICES]))}{more}."
-
-
-def moment_in_words(moment: datetime) -> str:
-    """Write the time of a reset, to the second."""
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -22,6 +22,7 @@ from budget_recovery_dagster.domain import (
     SplitBy,
 )
 from budget_recovery_dagster.errors import LeaseHeldError, PreviewOutdatedError
+from budget_recovery_dagster.presentation import window_notes
 from budget_recovery_dagster.services import Preview
 from budget_recovery_dagster.services.restore import Applied, RestoreRequest
 from tests.integration.hand_runs import Hand
@@ -138,7 +139,7 @@ def test_a_snapshot_of_two_days_ago_restores_what_is_current_and_says_what_it_le
 
     month, day = hand.preview(request).windows
 
-    assert (day.of.window.token, day.raised, day.notes[0]) == (
+    assert (day.of.window.token, day.raised, next(window_notes(day))) == (
         "2026-05-18",
         0,
         "skipped, the window has closed",
@@ -281,7 +282,7 @@ def test_a_snapshot_of_leaderboards_says_that_it_is_truncated(house: House, hand
     house.find_loss()
     (window,) = hand.preview(OF_ACME).windows
     assert window.counters == 500
-    assert "the newest snapshot lists only the largest spenders" in window.notes
+    assert "the newest snapshot lists only the largest spenders" in window_notes(window)
 
 
 def test_keys_that_no_snapshot_could_read_are_named(house: House, hand: Hand) -> None:
@@ -295,7 +296,7 @@ def test_keys_that_no_snapshot_could_read_are_named(house: House, hand: Hand) ->
     assert tenant.unreadable_count == 1
     assert tenant.unreadable[0].key == "usage.acme.not.a.counter.at.all"
     (window,) = (w for w in tenant.windows if str(w.of) == "users lifetime")
-    (note,) = (note for note in window.notes if "unreadable in the newest snapshot" in note)
+    (note,) = (note for note in window_notes(window) if "unreadable in the newest snapshot" in note)
     assert note.startswith("1 counter unreadable in the newest snapshot: 'eve' (")
 
 

@@ -168,7 +168,7 @@ def test_too_many_checks_that_cannot_tell_end_with_3(
         check(opened, minutes=minutes, verdict=Verdict.UNKNOWN, reason="No answer came.")
     ended = status(database_url)
     assert ended.exit_code == 3
-    assert ended.stdout.startswith("CANNOT TELL at ")
+    assert ended.stdout.startswith("UNKNOWN at ")
     assert "The newest 3 checks are unknown: No answer came." in ended.stdout
     require_tidy(ended.stdout)
 

@@ -39,6 +39,7 @@ from budget_recovery_dagster.domain import (
     Verdict,
     Waiting,
     Window,
+    WindowPoint,
 )
 from budget_recovery_dagster.errors import (
     UNEXPECTED_ERROR,
@@ -49,14 +50,13 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.ports import Written
 from budget_recovery_dagster.presentation import (
     CHANGES,
-    CONDITIONS,
     FAILURES,
     USAGE_ERROR,
-    VERDICTS,
     applied_json,
     error_json,
     failure_json,
     held_json,
+    label,
     preview_json,
     reset_json,
     resolved_json,
@@ -66,7 +66,6 @@ from budget_recovery_dagster.presentation import (
 )
 from budget_recovery_dagster.sandbox import NoRunningDevError
 from budget_recovery_dagster.services import (
-    OUTCOMES,
     WRITTEN,
     Condition,
     EntryPreview,
@@ -210,13 +209,24 @@ ENTRY = EntryPreview(
 AGGREGATE = replace(ENTRY, entity=None, live=None, result=None, blocks=None)
 WINDOW = WindowPreview(
     tenant="acme",
-    of=DAY,
+    point=WindowPoint(
+        of=DAY,
+        usages={},
+        newest_at=ago(60),
+        shape=None,
+        expiry_seconds=None,
+        corrupt=(ago(180),),
+        is_truncated=True,
+        is_partial=True,
+        omitted=(OMITTED,),
+        omitted_count=1,
+    ),
     counters=2,
     raised=1,
     kept=1,
     skipped=0,
     made_anew=0,
-    unreadable=0,
+    unread=(),
     is_closed=False,
     live=Decimal(1),
     recorded=Decimal("2.5"),
@@ -227,12 +237,6 @@ WINDOW = WindowPreview(
     is_enforced=True,
     blocked_before=0,
     blocked_after=1,
-    is_truncated=True,
-    is_partial=True,
-    omitted=(OMITTED,),
-    omitted_count=1,
-    corrupt=(ago(180),),
-    notes=("a note",),
 )
 EMPTY_WINDOW = replace(WINDOW, newest_source=None, oldest_source=None, limit=None)
 TENANT = TenantPreview(
@@ -265,7 +269,8 @@ PREVIEW = Preview(
     IDENTITY,
     (TENANT, UNSEEN),
     (ENTRY,),
-    ("A replica is behind.",),
+    None,
+    "a replica is behind",
 )
 AUDIT = AuditEntry(
     "acme", DAY, ago(60), 2, 1, 1, 1, 0, Decimal(1), Decimal("2.5"), ("1 counter left",)
@@ -384,9 +389,9 @@ def test_every_code_is_listed() -> None:
 
 def test_people_read_every_code_in_words() -> None:
     labels: dict[type[StrEnum], Mapping[Any, str]] = {
-        Condition: CONDITIONS,
-        Verdict: VERDICTS,
-        Outcome: OUTCOMES,
+        Condition: {code: label(code) for code in Condition},
+        Verdict: {code: label(code) for code in Verdict},
+        Outcome: {code: label(code) for code in Outcome},
         FailureReason: FAILURES,
         Change: CHANGES,
         Written: WRITTEN,

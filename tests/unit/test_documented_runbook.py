@@ -4,7 +4,7 @@ import pytest
 
 from budget_recovery_dagster.definitions import defs
 from budget_recovery_dagster.domain import Verdict
-from budget_recovery_dagster.presentation import CONDITIONS, VERDICTS
+from budget_recovery_dagster.presentation import label
 from budget_recovery_dagster.services import Condition
 from tests.documentation import headings, rows, section
 
@@ -13,7 +13,7 @@ PAGE = "docs/runbook.md"
 
 @pytest.mark.parametrize("condition", Condition)
 def test_every_state_has_a_section_with_steps(condition: Condition) -> None:
-    assert "\n1. " in section(PAGE, CONDITIONS[condition].upper())
+    assert "\n1. " in section(PAGE, label(condition).upper())
 
 
 def test_every_asset_check_has_a_section_with_steps() -> None:
@@ -29,7 +29,7 @@ def test_every_verdict_is_in_the_table() -> None:
         for cell, *_ in rows(PAGE, "verdict", "meaning")
         for word in cell.split(",")
     }
-    assert told == {VERDICTS[verdict] for verdict in Verdict}
+    assert told == {label(verdict) for verdict in Verdict}
 
 
 @pytest.mark.parametrize("group", ["Warnings of status", "Warnings of preview"])

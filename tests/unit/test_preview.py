@@ -25,7 +25,13 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
 from budget_recovery_dagster.presentation import figures as figures_in
-from budget_recovery_dagster.presentation import headline, limit_words, window_lines
+from budget_recovery_dagster.presentation import (
+    headline,
+    limit_words,
+    warnings,
+    window_lines,
+    window_notes,
+)
 from budget_recovery_dagster.services import Preview
 from budget_recovery_dagster.services.restore import RestoreRequest
 from tests.unit.capture_house import LIFETIME, NOW, REBORN
@@ -99,7 +105,7 @@ def test_counters_that_are_made_anew_are_said_to_lack_other_fields(house: HandHo
     house.spend("a", "3")
     (window,) = house.preview(OF_A).windows
     assert window.made_anew == 1
-    assert window.notes == (
+    assert tuple(window_notes(window)) == (
         "1 counter missing from the store: a restore brings back only the usage field",
     )
 
@@ -149,7 +155,7 @@ def test_closed_windows_are_told_as_left(house: HandHouse) -> None:
     house.clock.set(datetime(2026, 11, 26, 0, 0, 30, tzinfo=UTC))
     day, lifetime = house.preview(OF_A).windows
     assert (day.of.window.token, day.raised, day.skipped) == ("2026-11-25", 0, 1)
-    assert day.notes == ("skipped, the window has closed",)
+    assert tuple(window_notes(day)) == ("skipped, the window has closed",)
     assert (day.live, day.result) == (Decimal(0), Decimal(0))
     assert (lifetime.raised, lifetime.skipped) == (2, 0)
 
@@ -159,7 +165,7 @@ def test_an_unreadable_live_counter_is_named(house: HandHouse) -> None:
     preview = house.preview(OF_A)
     (window,) = preview.windows
     assert (window.raised, window.skipped) == (1, 1)
-    assert window.notes[0].startswith("1 live counter skipped (unreadable): 'alice' (")
+    assert next(window_notes(window)).startswith("1 live counter skipped (unreadable): 'alice' (")
     (alice,) = (each for each in preview.tenants[0].entries if each.entity == "alice")
     assert alice.action is Action.SKIP_UNREADABLE
 
@@ -173,7 +179,7 @@ def test_damaged_records_are_named(house: HandHouse) -> None:
     house.plane.points.corrupt("a", newest, window_of)
     (window,) = house.preview(OF_A).windows
     assert window.recorded == 110
-    assert window.notes == (
+    assert tuple(window_notes(window)) == (
         "1 record damaged (checksum mismatch) and not used: 2026-11-25 12:15:00 UTC",
     )
 
@@ -276,14 +282,14 @@ def test_a_closed_window_frees_nobody() -> None:
 
 def test_why_it_could_not_be_applied_is_warned_about() -> None:
     house = captured_hand_house()
-    assert house.preview().warnings == ()
+    assert warnings(house.preview()) == ()
     house.store.recreate(REBORN)
-    (warning,) = house.preview().warnings
+    (warning,) = warnings(house.preview())
     assert warning.startswith("A restore would be refused now. The store was recreated;")
     house.check()
-    assert house.preview().warnings == ()
+    assert warnings(house.preview()) == ()
     house.store.cluster = lambda seen_at: ClusterView(seen_at, "c", None, None, 3, ())
-    assert house.preview().warnings == (
+    assert warnings(house.preview()) == (
         "A restore would wait for the store: the stream has no leader.",
     )
 

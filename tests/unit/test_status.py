@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from budget_recovery_dagster import presentation
 from budget_recovery_dagster.domain import (
     Attempt,
     Check,
@@ -31,12 +32,12 @@ INSTANT = timedelta(microseconds=1)
 
 
 def told(known: Known) -> tuple[Condition, tuple[str, ...], str]:
-    assessment = known.status().assessment
-    return assessment.condition, assessment.doubts, assessment.next_step
+    status = known.status()
+    return status.condition, tuple(presentation.doubts(status)), presentation.next_step(status)
 
 
 def next_step(known: Known) -> str:
-    return known.status().assessment.next_step
+    return presentation.next_step(known.status())
 
 
 def test_a_store_that_was_found_whole_lately_is_healthy() -> None:
@@ -71,7 +72,7 @@ def test_after_three_missed_checks_nobody_can_tell(verdict: Verdict) -> None:
 def test_two_checks_that_cannot_tell_are_no_matter_and_three_are() -> None:
     two = Known(checks=(unknown(1), unknown(2), check(3)))
     assert told(two)[0] is Condition.HEALTHY
-    assert two.status().facts.unknown_in_a_row == 2
+    assert two.status().unknown_in_a_row == 2
     three = Known(checks=(unknown(1), unknown(2), unknown(3), check(4)))
     assert told(three) == (
         Condition.UNKNOWN,
@@ -82,9 +83,9 @@ def test_two_checks_that_cannot_tell_are_no_matter_and_three_are() -> None:
 
 def test_checks_that_cannot_tell_are_counted_from_the_newest_only() -> None:
     known = Known(checks=(unknown(1), check(2), unknown(3), unknown(4), unknown(5)))
-    assert known.status().facts.unknown_in_a_row == 1
+    assert known.status().unknown_in_a_row == 1
     many = Known(checks=(unknown(1),) * (MOST_CHECKS + 1), older_good=check(2000))
-    assert many.status().facts.unknown_in_a_row == MOST_CHECKS
+    assert many.status().unknown_in_a_row == MOST_CHECKS
     doubts = told(many)[1]
     assert len(doubts) == 2
     assert doubts[1].startswith("The store was last known to be intact 33.3 h ago, at 2026-11-28 ")
@@ -139,7 +140,7 @@ def test_after_an_incident_the_store_counts_as_found_whole_at_its_end() -> None:
     blind = (unknown(5), unknown(6), unknown(7), check(100))
     known = Known(checks=blind, incidents=(closed(4),))
     assert told(known)[0] is Condition.HEALTHY
-    assert known.status().facts.unknown_in_a_row == 0
+    assert known.status().unknown_in_a_row == 0
     assert told(Known(checks=blind, incidents=(closed(31),)))[0] is Condition.UNKNOWN
 
 
@@ -150,7 +151,7 @@ def test_what_is_wrong_with_snapshots_is_said_of_a_healthy_store() -> None:
     failing = Known(checks=(check(1),), failing_tenants=dict.fromkeys("edcba"))
     assert told(failing)[0] is Condition.HEALTHY
     assert next_step(failing) == (
-        "The store is intact, but captures of 'a', 'b', 'c', 2 more fail: see the newest run of"
+        "The store is intact, but captures of 'a', 'b', 'c' and 2 more fail: see the newest run of"
         " hourly_snapshot_job in Dagster."
     )
 
@@ -193,9 +194,9 @@ def test_between_attempts_it_says_when_the_next_one_begins() -> None:
 def test_damaged_records_are_the_next_step_of_a_healthy_store() -> None:
     known = Known(checks=(check(1),), points={"a": ago(1)}, damaged={"a": 2, "b": 1})
     status = known.status()
-    assert status.assessment.condition is Condition.HEALTHY
-    assert "snapshots of 'a', 'b' have damaged records" in status.assessment.next_step
-    assert "budget-recovery preview" in status.assessment.next_step
+    assert status.condition is Condition.HEALTHY
+    assert "snapshots of 'a', 'b' have damaged records" in presentation.next_step(status)
+    assert "budget-recovery preview" in presentation.next_step(status)
 
 
 def test_a_restore_that_nobody_begins_points_at_the_daemon() -> None:
@@ -259,7 +260,7 @@ def test_a_failure_says_what_a_person_has_to_do(reason: FailureReason, says: str
 
 def test_the_closed_incident_is_the_newest_that_is_over() -> None:
     earlier, newest = closed(100), closed(50)
-    assert Known(incidents=(newest, earlier)).status().facts.closed == newest
+    assert Known(incidents=(newest, earlier)).status().closed == newest
     still_open = Known(recovering(incident()), incidents=(newest, earlier))
-    assert still_open.status().facts.closed == newest
-    assert Known(recovering(incident())).status().facts.closed is None
+    assert still_open.status().closed == newest
+    assert Known(recovering(incident())).status().closed is None

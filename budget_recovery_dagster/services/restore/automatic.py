@@ -46,9 +46,9 @@ from budget_recovery_dagster.services.restore.tenants import (
     TenantRestored,
     TenantRestores,
     Worker,
+    counted,
     undone_error,
 )
-from budget_recovery_dagster.services.words import OUTCOMES, counted
 
 # After these nothing can be recorded any more, or what was recorded is about another loss.
 _BEYOND_RECORDING = (DatabaseUnreachableError, IncidentMovedError, LeaseLostError, StoreLostError)
@@ -189,7 +189,7 @@ class _Run:
             raise AttemptFailedError(
                 f"Attempt {number} of {MAX_ATTEMPTS} failed: {message}", hint
             ) from error
-        self._end_attempt(OUTCOMES[closing.outcome])
+        self._end_attempt(closing.outcome.value.replace("_", " "))
         return recovered
 
     def _restore(self, session: RestoreSession) -> Closing:

@@ -1,23 +1,36 @@
 """What a person does about an incident: restore manually, resolve, hold and release."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from uuid import UUID
 
 from budget_recovery_dagster.domain.admission import LONGEST_RESTORE, RESTORE_LEASE
 from budget_recovery_dagster.domain.incident import Closing, Incident, Outcome, RecoveryState
-from budget_recovery_dagster.domain.plan import Difference, KeptPreview, RecoveryPlan, RestoreChoice
-from budget_recovery_dagster.domain.store import Observation
-from budget_recovery_dagster.errors import BudgetRecoveryError, IncidentMovedError, StoreWriteError
-from budget_recovery_dagster.ports import ControlPlane, OpenStore
-from budget_recovery_dagster.services.restore.choice import (
+from budget_recovery_dagster.domain.plan import (
+    Difference,
+    KeptPreview,
+    PlannedEntry,
+    RecoveryPlan,
+    RestoreChoice,
+    differences,
+)
+from budget_recovery_dagster.domain.store import Observation, Verdict
+from budget_recovery_dagster.errors import (
+    BudgetRecoveryError,
+    ChoiceError,
+    DatabaseError,
+    DatabaseUnreachableError,
+    IncidentMovedError,
+    StoreWriteError,
+)
+from budget_recovery_dagster.ports import ControlPlane, OpenStore, Previews
+from budget_recovery_dagster.services.restore.preview import (
     ChosenPoints,
-    Comparison,
-    Order,
     RestoreRequest,
     choose_points,
-    require_no_loss_since,
+    outdated,
     require_same,
 )
 from budget_recovery_dagster.services.restore.session import (
@@ -30,11 +43,45 @@ from budget_recovery_dagster.services.restore.tenants import (
     TenantRestored,
     TenantRestores,
     Worker,
+    counted,
+    listed,
     undone_error,
 )
-from budget_recovery_dagster.services.words import counted, listed
 
 _NEXT_STEP = "See `budget-recovery status`, and preview once more."
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Who orders a manual restore or resolve, why, and in which run.
+
+    ``on_progress`` receives sentences. ``accept_unconverged``: use the store even if its servers
+    have not converged.
+    """
+
+    by: str
+    reason: str
+    run_id: str
+    on_progress: Callable[[str], None]
+    accept_unconverged: bool = False
+
+    def require_reason(self) -> None:
+        """Refuse an order without a reason.
+
+        Raises:
+            ChoiceError: no reason is given.
+        """
+        require_reason(self.reason)
+
+
+def require_reason(reason: str) -> None:
+    """Refuse an empty reason.
+
+    Raises:
+        ChoiceError: it is empty.
+    """
+    if not reason.strip():
+        raise ChoiceError("The reason is empty.", "give a reason; it is stored with the result.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +150,7 @@ def restore_manually(  # noqa: PLR0913 - by keyword, each the caller's own
         seen = _await_ready(session, order, convergence_timeout)
         # Once more: retention may have removed the snapshot during the wait.
         chosen = choose_points(plane, request)
-        comparison = Comparison.of(plane.previews, chosen.choice, preview_id)
+        comparison = _Comparison.of(plane.previews, chosen.choice, preview_id)
         if comparison.preview is None:
             order.on_progress("No preview with these options in the last 24 hours")
         else:
@@ -111,8 +158,27 @@ def restore_manually(  # noqa: PLR0913 - by keyword, each the caller's own
         if refusal := _adopt_target(session):
             raise refusal
         if comparison.preview is not None:
-            require_no_loss_since(comparison.preview, session.incident)
+            _require_no_loss_since(comparison.preview, session.incident)
         return _Run(chosen, order, session, comparison).restore()
+
+
+def _require_no_loss_since(kept: KeptPreview, incident: Incident | None) -> None:
+    """Refuse to restore a store that may have lost data since it was previewed.
+
+    Raises:
+        PreviewOutdatedError: a loss was found since, and the preview did not see the store after
+            that loss.
+    """
+    loss = incident.losses[-1] if incident is not None else None
+    if loss is None or loss.found_at <= kept.at:
+        return
+    was_previewed_after = (
+        loss.verdict is Verdict.RECREATED
+        and loss.after is not None
+        and loss.after.created_at == kept.identity.created_at
+    )
+    if not was_previewed_after:
+        raise outdated(kept, loss.reason.rstrip("."))
 
 
 @contextmanager
@@ -146,13 +212,89 @@ def _adopt_target(session: RestoreSession) -> StoreWriteError | None:
 
 
 @dataclass(slots=True)
+class _Comparison:
+    """Compares a restore with its preview; ``preview`` is None if there is none.
+
+    ``uncompared`` are the tenants that could not be compared.
+    """
+
+    previews: Previews
+    preview: KeptPreview | None
+    found: list[Difference] = field(default_factory=list)
+    uncompared: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, previews: Previews, choice: RestoreChoice, preview_id: str | None) -> "_Comparison":
+        """Compare with the preview of this id, or else with the newest one for this choice.
+
+        Raises:
+            ChoiceError: there is no such preview, or it has another choice.
+            DatabaseUnreachableError: the database is not reachable; nothing can be restored.
+        """
+        if preview_id is not None:
+            kept = previews.get(preview_id) if _is_id(preview_id) else None
+            if kept is None or kept.choice != choice:
+                raise ChoiceError(
+                    f"No stored preview {preview_id!r} has these options: {choice}.",
+                    "preview again; a preview is stored for a day.",
+                )
+            return cls(previews, kept)
+        try:
+            return cls(previews, previews.newest(choice))
+        except DatabaseUnreachableError:
+            raise
+        except DatabaseError:
+            # A restore must not fail only because there is nothing to compare it with.
+            return cls(previews, None)
+
+    def tenants(self) -> frozenset[str]:
+        """Return the previewed tenants."""
+        if self.preview is None:
+            return frozenset()
+        return self.previews.tenants_of(self.preview.preview_id)
+
+    def previewed(self, tenant: str) -> Sequence[PlannedEntry] | None:
+        """Return the previewed entries of a tenant; None if they are unknown.
+
+        Raises:
+            DatabaseUnreachableError: the database is not reachable.
+        """
+        if self.preview is None:
+            return None
+        try:
+            return self.previews.entries_of(self.preview.preview_id, tenant)
+        except DatabaseUnreachableError:
+            raise
+        except DatabaseError:
+            return None
+
+    def add(
+        self, tenant: str, previewed: Sequence[PlannedEntry] | None, plan: RecoveryPlan | None
+    ) -> None:
+        """Compare the plan of a tenant with its preview; ``plan`` None: no plan could be made."""
+        if self.preview is None:
+            return
+        if previewed is None or plan is None:
+            self.uncompared.append(tenant)
+        else:
+            self.found += differences(tenant, previewed, plan.entries)
+
+
+def _is_id(preview_id: str) -> bool:
+    try:
+        return str(UUID(preview_id)) == preview_id
+    except ValueError:
+        return False
+
+
+@dataclass(slots=True)
 class _Run:
     """One manual restore, of the accepted store or of an incident's restore target."""
 
     chosen: ChosenPoints
     order: Order
     session: RestoreSession
-    comparison: Comparison
+    comparison: _Comparison
     absent: list[str] = field(default_factory=list)
     remainder: Remainder | None = None
     restores: TenantRestores = field(init=False)

@@ -20,7 +20,7 @@ from budget_recovery_dagster.domain.store import (
     objection,
     why_not_converged,
 )
-from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW
+from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW, in_words
 from budget_recovery_dagster.errors import (
     DatabaseUnreachableError,
     LeaseLostError,
@@ -36,6 +36,7 @@ from budget_recovery_dagster.services.restore.tenants import (
     PointsOfTenants,
     TenantRestores,
     Worker,
+    counted,
 )
 from budget_recovery_dagster.services.store_watch import (
     StoreWatch,
@@ -43,7 +44,6 @@ from budget_recovery_dagster.services.store_watch import (
     new_nonce,
     watch_store,
 )
-from budget_recovery_dagster.services.words import counted, in_words
 
 # Three polls must span the twelve seconds in which a cut-off leader may still answer.
 _POLL_EVERY = timedelta(seconds=3)

@@ -2,10 +2,11 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from itertools import islice
 from typing import Protocol
 
 from budget_recovery_dagster.domain.counters import (
@@ -14,6 +15,7 @@ from budget_recovery_dagster.domain.counters import (
     RecoveryPoint,
     ValueShape,
     exact_sum,
+    shown_entity,
 )
 from budget_recovery_dagster.domain.plan import (
     Action,
@@ -47,7 +49,31 @@ from budget_recovery_dagster.ports import (
     UsageStore,
     Written,
 )
-from budget_recovery_dagster.services.words import WRITTEN, counted, listed, shown_entity
+
+WRITTEN: Mapping[Written, str] = {
+    Written.RAISED: "raised",
+    Written.KEPT: "kept: the live value is not lower",
+    Written.CLOSED: "left: the window has closed",
+    Written.UNREADABLE: "left: the live value is unreadable",
+    Written.EXPIRED: "left: the key would have expired by now",
+    Written.REFUSED: "left: the store refuses the value",
+}
+"""What became of a counter, for people."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun, in the plural unless the number is 1."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+# So many names are listed; the caller gives the total.
+_NAMED = 5
+
+
+def listed(names: Iterable[str]) -> str:
+    """List the first few names."""
+    first = list(islice(names, _NAMED + 1))
+    return ", ".join(first) if len(first) <= _NAMED else f"{', '.join(first[:_NAMED])}, ..."
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Previews: what a restore would do, budget by budget and counter by counter."""
+"""Previews: what a person chose, and what a restore would do, counter by counter."""
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from uuid import uuid4
@@ -13,27 +13,98 @@ from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     Enforcement,
     Entity,
-    OmittedCounter,
     UnreadableKey,
     exact_difference,
     exact_sum,
 )
 from budget_recovery_dagster.domain.incident import Recovery
-from budget_recovery_dagster.domain.plan import Action, KeptPreview, PlannedEntry, RestoreChoice
-from budget_recovery_dagster.domain.recovery_point import EVERYONE, Reset, TenantPoint, WindowPoint
+from budget_recovery_dagster.domain.plan import (
+    EVERY_TENANT,
+    LATEST,
+    Action,
+    KeptPreview,
+    PlannedEntry,
+    RestoreChoice,
+    choose_budget,
+    choose_snapshot,
+    choose_tenant,
+    is_latest,
+)
+from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
 from budget_recovery_dagster.domain.store import StoreIdentity, objection
 from budget_recovery_dagster.domain.windows import Period
-from budget_recovery_dagster.errors import BudgetRecoveryError, DatabaseUnreachableError
-from budget_recovery_dagster.ports import ControlPlane, OpenStore, UsageStore
-from budget_recovery_dagster.services.restore.choice import (
-    ChosenPoints,
-    RestoreRequest,
-    choose_points,
-    require_same,
+from budget_recovery_dagster.errors import (
+    BudgetRecoveryError,
+    ChoiceError,
+    DatabaseUnreachableError,
+    PreviewOutdatedError,
 )
+from budget_recovery_dagster.ports import ControlPlane, OpenStore, RecoveryPoints, UsageStore
 from budget_recovery_dagster.services.restore.tenants import RunningClock, plan_tenant
-from budget_recovery_dagster.services.store_watch import StoreWatch, watch_store
-from budget_recovery_dagster.services.words import counted, listed, shown_entity
+from budget_recovery_dagster.services.store_watch import watch_store
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """A manual restore as a person requested it; see ``RestoreChoice``."""
+
+    tenant: str = EVERY_TENANT
+    budget: str = ""
+    snapshot: str = LATEST
+    despite_resets: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPoints:
+    """The points that a choice restores tenants to."""
+
+    points: RecoveryPoints
+    choice: RestoreChoice
+
+    def tenants(self) -> Sequence[str]:
+        """Return the tenants that are restored, by name."""
+        if self.choice.tenant is not None:
+            return [self.choice.tenant]
+        return sorted(self.points.tenants())
+
+    def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
+        """Return a tenant's point with the chosen budgets; None if it has nothing to restore."""
+        points = self.points.despite_resets() if self.choice.despite_resets else self.points
+        if self.choice.snapshot is None:
+            point = points.point_of(tenant, now)
+        else:
+            point = points.snapshot_of(tenant, self.choice.snapshot)
+        if point is None or self.choice.budget is None:
+            return point
+        windows = tuple(each for each in point.windows if each.of.budget == self.choice.budget)
+        return replace(point, windows=windows)
+
+
+def choose_points(plane: ControlPlane, request: RestoreRequest) -> ChosenPoints:
+    """Return the points of a request.
+
+    Raises:
+        ChoiceError: a part of the request does not exist; the hint lists the choices.
+    """
+    tenants = sorted(plane.points.tenants())
+    if not tenants:
+        raise ChoiceError(
+            "Nothing can be restored: no snapshot is retained.",
+            "run `budget-recovery status` to see why. `budget-recovery resolve` closes an open "
+            "incident, so that captures resume.",
+        )
+    tenant = choose_tenant(request.tenant, tenants)
+    budgets = plane.snapshot_list.budgets_of(tenant) if tenant is not None else ()
+    budget = choose_budget(request.budget, tenant, budgets)
+    times = () if is_latest(request.snapshot) else _snapshot_times(plane, tenant)
+    snapshot = choose_snapshot(request.snapshot, times)
+    choice = RestoreChoice(tenant, budget, snapshot, request.despite_resets)
+    return ChosenPoints(plane.points, choice)
+
+
+def _snapshot_times(plane: ControlPlane, tenant: str | None) -> Sequence[datetime]:
+    # A snapshot is incomplete once retention has removed records from it.
+    return [each.captured_at for each in plane.snapshot_list.all(tenant) if not each.is_pruned]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +139,21 @@ class WindowPreview:
 
     ``live``, ``recorded`` and ``result`` are sums over the counters in the snapshots. ``raised``,
     ``kept`` and ``skipped`` count these counters. ``made_anew`` counts the raised counters that are
-    missing from the store. ``unreadable`` counts those with an unreadable live usage; ``live`` and
-    ``result`` are then lower bounds. ``newest_source`` and ``oldest_source`` are the times of the
-    source snapshots, None if every record is damaged. ``limit`` is None if unknown.
+    missing from the store. ``unread`` are those with an unreadable live usage, with the reason;
+    ``live`` and ``result`` are then lower bounds. ``newest_source`` and ``oldest_source`` are the
+    times of the source snapshots, None if every record is damaged. ``limit`` is None if unknown.
     ``blocked_before`` and ``blocked_after`` count the entities at the limit, if it is known.
+    ``point`` has the marks of the records and no usages, because there may be very many.
     """
 
     tenant: str
-    of: BudgetWindow
+    point: WindowPoint
     counters: int
     raised: int
     kept: int
     skipped: int
     made_anew: int
-    unreadable: int
+    unread: tuple[tuple[Entity, str], ...]
     is_closed: bool
     live: Decimal
     recorded: Decimal
@@ -92,12 +164,16 @@ class WindowPreview:
     is_enforced: bool
     blocked_before: int
     blocked_after: int
-    is_truncated: bool
-    is_partial: bool
-    omitted: tuple[OmittedCounter, ...]
-    omitted_count: int
-    corrupt: tuple[datetime, ...]
-    notes: tuple[str, ...]
+
+    @property
+    def of(self) -> BudgetWindow:
+        """The budget and window."""
+        return self.point.of
+
+    @property
+    def unreadable(self) -> int:
+        """How many live counters are unreadable."""
+        return len(self.unread)
 
     @property
     def rise(self) -> Decimal:
@@ -107,7 +183,7 @@ class WindowPreview:
     @property
     def is_unknown(self) -> bool:
         """Whether its usage is unknown, because every record is damaged."""
-        return bool(self.corrupt) and not self.counters
+        return bool(self.point.corrupt) and not self.counters
 
 
 def preview_window(
@@ -125,13 +201,17 @@ def preview_window(
     open_ones = [entry for entry in previews if entry.action is not Action.SKIP_CLOSED]
     sums = WindowPreview(
         tenant=tenant,
-        of=point.of,
+        point=replace(point, usages={}, sources={}),
         counters=len(previews),
         raised=to_raise,
         kept=kept,
         skipped=len(previews) - to_raise - kept,
-        made_anew=sum(_is_made_anew(entry) for entry in previews),
-        unreadable=actions[Action.SKIP_UNREADABLE],
+        made_anew=sum(entry.action is Action.RAISE and entry.live is None for entry in previews),
+        unread=tuple(
+            (entry.entity, unreadable.get((entry.of, entry.entity), "no reason"))
+            for entry in previews
+            if entry.action is Action.SKIP_UNREADABLE
+        ),
         is_closed=bool(previews) and not open_ones,
         live=exact_sum(entry.live for entry in previews if entry.live is not None),
         recorded=exact_sum(entry.recorded for entry in previews),
@@ -142,12 +222,6 @@ def preview_window(
         is_enforced=definition is not None and definition.enforcement is Enforcement.ENFORCE,
         blocked_before=sum(_is_blocked(definition, entry.live) for entry in open_ones),
         blocked_after=sum(bool(entry.blocks) for entry in previews),
-        is_truncated=point.is_truncated,
-        is_partial=point.is_partial,
-        omitted=point.omitted,
-        omitted_count=point.omitted_count,
-        corrupt=point.corrupt,
-        notes=tuple(_notes(point, previews, unreadable)),
     )
     return sums, previews
 
@@ -174,56 +248,6 @@ def _is_blocked(definition: BudgetDefinition | None, usage: Decimal | None) -> b
     if definition is None or usage is None or definition.enforcement is not Enforcement.ENFORCE:
         return False
     return definition.is_exhausted_at(usage)
-
-
-def _is_made_anew(entry: EntryPreview) -> bool:
-    return entry.action is Action.RAISE and entry.live is None
-
-
-def _notes(
-    point: WindowPoint,
-    previews: Sequence[EntryPreview],
-    unreadable: Mapping[tuple[BudgetWindow, Entity], str],
-) -> Iterator[str]:
-    if any(entry.action is Action.SKIP_CLOSED for entry in previews):
-        yield "skipped, the window has closed"
-    if blind := [entry for entry in previews if entry.action is Action.SKIP_UNREADABLE]:
-        yield f"{counted(len(blind), 'live counter')} skipped (unreadable): " + listed(
-            f"{shown_entity(each.entity)} ({unreadable.get((each.of, each.entity), 'no reason')})"
-            for each in blind
-        )
-    if anew := sum(_is_made_anew(entry) for entry in previews):
-        gone = counted(anew, "counter")
-        yield f"{gone} missing from the store: a restore brings back only the usage field"
-    for reset in point.resets:
-        yield _excluded_by(reset)
-    if point.is_truncated:
-        yield "the newest snapshot lists only the largest spenders"
-    if point.is_partial:
-        yield "the newest snapshot is partial: not all keys arrived"
-    if point.omitted_count:
-        yield f"{counted(point.omitted_count, 'counter')} unreadable in the newest snapshot: " + (
-            listed(_omission(each) for each in point.omitted)
-        )
-    if point.corrupt:
-        times = listed(f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in point.corrupt)
-        yield (
-            f"{counted(len(point.corrupt), 'record')} damaged (checksum mismatch) and not used: "
-            f"{times}"
-        )
-
-
-def _excluded_by(reset: Reset) -> str:
-    whose = "all entities" if reset.entity is EVERYONE else shown_entity(reset.entity)
-    return (
-        f"usage of {whose} recorded before the reset at {reset.at:%Y-%m-%d %H:%M:%S} UTC is "
-        f"excluded; {reset.by}: {reset.reason}"
-    )
-
-
-def _omission(omitted: OmittedCounter) -> str:
-    name = shown_entity(omitted.entity) if omitted.is_entity_known else omitted.key
-    return f"{name} ({omitted.reason})"
 
 
 MOST_CHANGES = 20
@@ -254,7 +278,8 @@ class TenantPreview:
 class Preview:
     """What a restore would do, as of ``at``; ``changes`` are the largest rises, largest first.
 
-    ``warnings`` are the reasons why a restore would be refused now, or would wait.
+    ``refusal`` is why a restore would be refused now, ``objection`` why it would wait for the
+    store; None: it would not.
     """
 
     preview_id: str
@@ -264,7 +289,8 @@ class Preview:
     identity: StoreIdentity
     tenants: tuple[TenantPreview, ...]
     changes: tuple[EntryPreview, ...]
-    warnings: tuple[str, ...]
+    refusal: str | None
+    objection: str | None
 
     @property
     def windows(self) -> list[WindowPreview]:
@@ -311,7 +337,11 @@ def preview_restore(
             on_progress(f"Tenant {tenant!r}, {number} of {len(tenants)}")
             run.add(tenant)
         after = store.observe(watch.deployment_id).identity
-        warnings = tuple(_warnings(watch))
+        refusal = None
+        if plane.incidents.recovery().incident is None:
+            judgement = watch.compare_with_baseline().judgement
+            refusal = None if judgement.verdict.is_good else judgement.reason
+        objected = objection(store.cluster_view(plane.clock.now()))
     require_same(kept, after)
     plane.previews.complete(kept.preview_id)
     return Preview(
@@ -322,18 +352,28 @@ def preview_restore(
         identity=after,
         tenants=tuple(run.tenants),
         changes=run.changes(),
-        warnings=warnings,
+        refusal=refusal,
+        objection=objected,
     )
 
 
-def _warnings(watch: StoreWatch) -> Iterator[str]:
-    if watch.plane.incidents.recovery().incident is None:
-        judgement = watch.compare_with_baseline().judgement
-        if not judgement.verdict.is_good:
-            yield f"A restore would be refused now. {judgement.reason}"
-    problem = objection(watch.store.cluster_view(watch.plane.clock.now()))
-    if problem is not None:
-        yield f"A restore would wait for the store: {problem}."
+def require_same(kept: KeptPreview, found: StoreIdentity) -> None:
+    """Refuse to restore a store that is not the previewed one.
+
+    Raises:
+        PreviewOutdatedError: the store was recreated or went back to an earlier state since.
+    """
+    seen = kept.identity
+    if found.created_at != seen.created_at or found.last_sequence < seen.last_sequence:
+        raise outdated(kept, f"it was {seen}, and is {found}")
+
+
+def outdated(kept: KeptPreview, why: str) -> PreviewOutdatedError:
+    """Return the error of a restore whose preview saw another store."""
+    return PreviewOutdatedError(
+        f"The store is not the one of the preview at {kept.at:%Y-%m-%d %H:%M:%S} UTC: {why}.",
+        "preview again to see what would be restored now.",
+    )
 
 
 @dataclass(slots=True)
