@@ -13,11 +13,15 @@ SHELL := /bin/sh
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Every command, and every run in Dagster, is a Python of its own. Compiling the package in each
+# takes a quarter of its start; some containers ask for that.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Tests mostly wait for servers: one after the other they use half a core, so that there are more
 # workers than two cores ask for. They get whole files, which start their own servers once, in the
 # order of the directories: otherwise those with the most tests would come first, and last the few
 # that take long. What promises a short time waits until the others are done.
-AT_ONCE := -n 4 --dist loadscope --no-loadscope-reorder -m "not alone and not disaster"
+AT_ONCE := -n 6 --dist loadscope --no-loadscope-reorder -m "not alone and not disaster"
 # pytest says 5 where ARGS leaves it no test, as it may do for one of the two.
 OR_NONE := || [ $$? -eq 5 ]
 

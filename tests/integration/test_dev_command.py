@@ -33,6 +33,7 @@ from tests.integration.dev_command import (
     PASSWORD,
     START_SECONDS,
     STOP_SECONDS,
+    Dev,
     refusal,
     require_one_snapshot_an_hour,
     started,
@@ -89,8 +90,8 @@ def first_start(server_dir: Path) -> Iterator[FirstStart]:
         yield FirstStart(since, data_dir, said, taken, ui_was_found, exit_code, left)
 
 
-def test_dev_takes_a_snapshot_and_keeps_it_over_a_restart(
-    place: Path, first_start: FirstStart
+def test_dev_shows_its_addresses_takes_a_snapshot_and_leaves_no_process(
+    first_start: FirstStart,
 ) -> None:
     said, data_dir = first_start.said, first_start.data_dir
     for name in (
@@ -107,62 +108,67 @@ def test_dev_takes_a_snapshot_and_keeps_it_over_a_restart(
     assert first_start.exit_code == 0
     assert first_start.left == ()
     assert not (data_dir / DEV_FILE).exists()
-    with started(first_start.copy(place), place / "second.txt") as dev:
+
+
+@pytest.fixture(scope="module")
+def second_try(server_dir: Path) -> Iterator[Dev]:
+    """A running command whose first start was interrupted before the history was written."""
+    with tempfile.TemporaryDirectory(prefix="of second try ", dir=server_dir) as directory:
+        path = Path(directory)
+        path.chmod(0o755)
+        for data in (path / "data", path / "data" / "nats"):
+            data.mkdir(mode=0o755)
+        # An older version left this mark, although its bucket and ledger may have been wiped since.
+        for file in ("dev.lock", "history-is-seeded"):
+            (path / "data" / file).touch()
+        with started(path / "data", path / "output.txt") as dev:
+            yield dev
+
+
+def test_the_counters_of_the_gateway_only_rise_and_have_a_history(second_try: Dev) -> None:
+    dev = second_try
+    before = dev.counters()
+    assert {decode_key(key).tenant for key in before} == {"acme", "globex", "team a / 東京"}
+    assert dev.defined_budgets() == len(BUDGETS.definitions)
+    counters = {decode_key(key): usage for key, usage in before.items()}
+    # A minute of traffic costs only some dollars.
+    ever = [key for key in counters if key.of.window.period is Period.LIFETIME]
+    assert sum(counters[key] for key in ever) > 20
+    after: dict[str, Decimal] = {}
+
+    def have_changed() -> bool:
+        after.update(dev.counters())
+        return after != before
+
+    wait_until(have_changed)
+    assert all(after[key] >= usage > 0 for key, usage in before.items())
+
+
+def test_each_refusal_is_one_sentence_and_leaves_the_running_one_alone(second_try: Dev) -> None:
+    dev, place = second_try, second_try.output.parent
+    (place / "file").write_text("")
+    assert f"already runs on {place}/data (pid {dev.process.pid})" in refusal(
+        unused_port(), place / "data"
+    )
+    assert f"port {dev.ui.port}: Address already in use" in refusal(
+        dev.ui.port, place / "other data"
+    )
+    assert list((place / "other data").iterdir()) == [place / "other data" / "dev.lock"]
+    assert f"{place} holds other files" in refusal(unused_port(), place)
+    assert f"{place}/file/data cannot be used: Not a directory" in refusal(
+        unused_port(), place / "file" / "data"
+    )
+    assert dev.ui.is_up()
+
+
+def test_later_starts_keep_the_snapshots_and_a_dead_child_ends_dev(
+    place: Path, first_start: FirstStart
+) -> None:
+    with started(first_start.copy(place), place / "first.txt") as dev:
         assert first_start.taken.items() <= dev.snapshots().items()
         require_one_snapshot_an_hour(dev, first_start.since)
         with pytest.raises(DagsterUiError, match="knows no run"):
             snapshot_run(dev.ui, str(uuid4()))
-        assert dev.stop(signal.SIGTERM) == 0
-
-
-def test_the_counters_of_the_gateway_only_rise_and_have_a_history(place: Path) -> None:
-    # The state after a first start that was interrupted before the history was written.
-    for directory in (place / "data", place / "data" / "nats"):
-        directory.mkdir(mode=0o755)
-    # An older version left this mark, although its bucket and ledger may have been wiped since.
-    for file in ("dev.lock", "history-is-seeded"):
-        (place / "data" / file).touch()
-    with started(place / "data", place / "output.txt") as dev:
-        before = dev.counters()
-        assert {decode_key(key).tenant for key in before} == {"acme", "globex", "team a / 東京"}
-        assert dev.defined_budgets() == len(BUDGETS.definitions)
-        counters = {decode_key(key): usage for key, usage in before.items()}
-        # A minute of traffic costs only some dollars.
-        ever = [key for key in counters if key.of.window.period is Period.LIFETIME]
-        assert sum(counters[key] for key in ever) > 20
-        after: dict[str, Decimal] = {}
-
-        def have_changed() -> bool:
-            after.update(dev.counters())
-            return after != before
-
-        wait_until(have_changed)
-        assert all(after[key] >= usage > 0 for key, usage in before.items())
-
-
-def test_each_refusal_is_one_sentence_and_leaves_the_running_one_alone(
-    place: Path, first_start: FirstStart
-) -> None:
-    (place / "file").write_text("")
-    with started(first_start.copy(place), place / "output.txt") as dev:
-        assert f"already runs on {place}/data (pid {dev.process.pid})" in refusal(
-            unused_port(), place / "data"
-        )
-        assert f"port {dev.ui.port}: Address already in use" in refusal(
-            dev.ui.port, place / "other data"
-        )
-        assert list((place / "other data").iterdir()) == [place / "other data" / "dev.lock"]
-        assert f"{place} holds other files" in refusal(unused_port(), place)
-        assert f"{place}/file/data cannot be used: Not a directory" in refusal(
-            unused_port(), place / "file" / "data"
-        )
-        assert dev.ui.is_up()
-
-
-def test_a_killed_dev_leaves_no_servers_and_starts_again(
-    place: Path, first_start: FirstStart
-) -> None:
-    with started(first_start.copy(place), place / "first.txt") as dev:
         taken = dev.snapshots()
         owned = descendants(dev.process.pid)
         dev.process.kill()
@@ -174,6 +180,13 @@ def test_a_killed_dev_leaves_no_servers_and_starts_again(
     with started(place / "data", place / "second.txt") as dev:
         assert not any(map(is_running, owned))
         assert taken.items() <= dev.snapshots().items()
+        owned = descendants(dev.process.pid)
+        os.kill(dev.nats_pid, signal.SIGKILL)
+        assert dev.process.wait(STOP_SECONDS) == 1
+    said = (place / "second.txt").read_text()
+    assert "Error: NATS ended by SIGKILL" in said
+    assert f"Try: see its log {place}/data/nats.log." in said
+    assert not any(map(is_running, owned))
 
 
 def test_a_dev_that_was_killed_during_a_run_repeats_the_snapshot(place: Path) -> None:
@@ -197,6 +210,7 @@ def test_a_dev_that_was_killed_during_a_run_repeats_the_snapshot(place: Path) ->
     with started(data, place / "third.txt") as dev:
         assert {run["id"]: run["status"] for run in dev.runs()}[waiting] == "CANCELED"
         require_one_snapshot_an_hour(dev, since)
+        assert dev.stop(signal.SIGTERM) == 0
 
 
 def test_limits_in_a_given_database_stay_unchanged(place: Path, database_url: str) -> None:
@@ -223,17 +237,6 @@ def test_a_url_for_dagsters_tables_names_the_driver(place: Path) -> None:
         " works with Dagster's storage."
     )
     assert [path.name for path in (place / "data").iterdir()] == ["dev.lock"]
-
-
-def test_a_child_that_dies_ends_dev_and_is_named(place: Path, first_start: FirstStart) -> None:
-    with started(first_start.copy(place), place / "output.txt") as dev:
-        owned = descendants(dev.process.pid)
-        os.kill(dev.nats_pid, signal.SIGKILL)
-        assert dev.process.wait(STOP_SECONDS) == 1
-    said = (place / "output.txt").read_text()
-    assert "Error: NATS ended by SIGKILL" in said
-    assert f"Try: see its log {place}/data/nats.log." in said
-    assert not any(map(is_running, owned))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as a normal user already")

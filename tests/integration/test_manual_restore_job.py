@@ -138,50 +138,42 @@ def test_what_moved_since_the_preview_is_shown(lost: Bucket, instance: dg.Dagste
     )
 
 
-@pytest.mark.parametrize(
-    ("config", "message", "choices"),
-    [
-        (
-            {"tenant": "acmee"},
-            "No snapshot of tenant 'acmee' is retained",
-            "choose the tenant from: *, acme, globex.",
-        ),
-        (
-            {"tenant": "acme", "budget": "totl"},
-            "No snapshot of budget 'totl' of tenant 'acme' is retained",
-            "choose the budget from: total.",
-        ),
-        (
-            {"budget": "total"},
-            "Budget 'total' needs a tenant, but the tenant is *",
-            "give the tenant",
-        ),
-        ({"snapshot": "yesterday"}, "neither latest nor a timestamp in UTC", "latest, 20"),
-        ({"snapshot": "2020-01-01"}, "No retained snapshot matches", "latest, 20"),
-        ({"mode": "apply"}, "The reason is empty.", "give a reason"),
-        ({"mode": "apply", "reason": " "}, "The reason is empty.", "give a reason"),
-    ],
-)
+REFUSALS: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"tenant": "acmee"},
+        "No snapshot of tenant 'acmee' is retained",
+        "choose the tenant from: *, acme, globex.",
+    ),
+    (
+        {"tenant": "acme", "budget": "totl"},
+        "No snapshot of budget 'totl' of tenant 'acme' is retained",
+        "choose the budget from: total.",
+    ),
+    (
+        {"budget": "total"},
+        "Budget 'total' needs a tenant, but the tenant is *",
+        "give the tenant",
+    ),
+    ({"snapshot": "yesterday"}, "neither latest nor a timestamp in UTC", "latest, 20"),
+    ({"snapshot": "2020-01-01"}, "No retained snapshot matches", "latest, 20"),
+    ({"mode": "apply"}, "The reason is empty.", "give a reason"),
+    ({"mode": "apply", "reason": " "}, "The reason is empty.", "give a reason"),
+]
+
+
 def test_what_is_wrong_is_refused_with_the_choices_before_anything_is_written(
-    lost: Bucket,
-    instance: dg.DagsterInstance,
-    config: dict[str, Any],
-    message: str,
-    choices: str,
+    lost: Bucket, instance: dg.DagsterInstance
 ) -> None:
     before = lost.info().state.last_seq
-    result = run_manual_restore(instance, **config)
-    assert not result.success
-    text = failure_text(result)
-    assert message in text
-    assert choices in text
-    assert lost.info().state.last_seq == before
-
-
-def test_a_wrong_mode_is_refused_at_launch(lost: Bucket, instance: dg.DagsterInstance) -> None:
+    for config, message, choices in REFUSALS:
+        result = run_manual_restore(instance, **config)
+        assert not result.success, config
+        text = failure_text(result)
+        assert message in text
+        assert choices in text
     with pytest.raises(dg.DagsterInvalidConfigError, match="appply"):
         run_manual_restore(instance, mode="appply")
-    assert usages(lost, "acme", "total", LIFETIME) == {}
+    assert lost.info().state.last_seq == before
 
 
 def test_an_incident_is_resolved_with_a_reason(
