@@ -55,6 +55,8 @@ def build_definitions(settings: Settings) -> dg.Definitions:
         schedules=[hourly_snapshot_schedule, recovery_points_schedule],
         sensors=[store_loss_sensor(settings), restore_supervisor_sensor],
         resources={"control_plane": control_plane_resource(settings)},
+        # A process for each step of a job or a backfill would load everything again, for seconds.
+        executor=dg.in_process_executor,
     )
 
 

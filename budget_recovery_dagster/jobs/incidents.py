@@ -6,7 +6,6 @@ from pydantic import Field
 from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_moment
-from budget_recovery_dagster.jobs.snapshots import IN_ONE_PROCESS
 from budget_recovery_dagster.presentation.text import reset_report
 from budget_recovery_dagster.resources import (
     ControlPlaneParam,
@@ -174,7 +173,6 @@ _ONCE = {"dagster/max_retries": "0", "dagster/max_runtime": "300"}
         "running one stops after the current tenant. Terminating a run of restore_job has the "
         "same effect."
     ),
-    executor_def=IN_ONE_PROCESS,
     tags=_ONCE,
 )
 def hold_restore_job() -> None:
@@ -185,7 +183,6 @@ def hold_restore_job() -> None:
 @dg.job(
     name="release_restore_job",
     description="Continues the restore that is on hold, with all its attempts.",
-    executor_def=IN_ONE_PROCESS,
     tags=_ONCE,
 )
 def release_restore_job() -> None:
@@ -200,7 +197,6 @@ def release_restore_job() -> None:
         "Restores then exclude their usage from snapshots up to that time. Lower the counters "
         "first, then run this job. It lowers no counter."
     ),
-    executor_def=IN_ONE_PROCESS,
     tags=_ONCE,
 )
 def record_reset_job() -> None:
@@ -214,7 +210,6 @@ def record_reset_job() -> None:
         "Closes the open incident without restoring anything more. The present store becomes the "
         "new baseline, and captures resume. The snapshots stay available for a manual restore."
     ),
-    executor_def=IN_ONE_PROCESS,
     tags={
         # It waits for the store, and reads all of it.
         "dagster/max_retries": "0",

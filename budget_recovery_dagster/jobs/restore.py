@@ -11,7 +11,6 @@ from budget_recovery_dagster.assets.gateway import restored_usage
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.domain.plan import EVERY_TENANT, LATEST
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
-from budget_recovery_dagster.jobs.snapshots import IN_ONE_PROCESS
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import (
     MOST_ROWS,
@@ -157,7 +156,6 @@ def _show_on_asset(
         "incident. The sensors launch it automatically, with at most three attempts per loss; "
         "a manual launch runs it once. Without an open incident it does nothing."
     ),
-    executor_def=IN_ONE_PROCESS,
     tags={
         # Attempts are counted in the database, and the sensors launch again.
         "dagster/max_retries": "0",
@@ -318,7 +316,6 @@ def _apply(
         "Events of the asset restored_usage. Then set mode to apply and give a reason. If no "
         "counter is lower than in the snapshots afterwards, the open incident is closed."
     ),
-    executor_def=IN_ONE_PROCESS,
     tags={
         "dagster/max_retries": "0",
         "dagster/max_runtime": "3600",

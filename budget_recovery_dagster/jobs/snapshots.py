@@ -7,9 +7,6 @@ import dagster as dg
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.resources import ControlPlaneParam
 
-IN_ONE_PROCESS = dg.in_process_executor
-"""One process per run is enough, and starts in half the time."""
-
 _ASSETS = ("budget_usage_snapshots", "tenant_usage_tables", "recovery_points")
 
 hourly_snapshot_job = dg.define_asset_job(
@@ -21,7 +18,6 @@ hourly_snapshot_job = dg.define_asset_job(
         "checks the copy. Then writes the tenants' tables of the hour and refreshes the recovery "
         "points. Runs every hour; run the current hour manually for one more snapshot."
     ),
-    executor_def=IN_ONE_PROCESS,
     tags={
         # A failed capture is not retried; the next hour takes the next snapshot.
         "dagster/max_retries": "0",
@@ -39,7 +35,6 @@ recovery_points_job = dg.define_asset_job(
         "is correct while the usage store is down, captures fail or captures are paused. Runs "
         "twice an hour on a schedule."
     ),
-    executor_def=IN_ONE_PROCESS,
     tags={"dagster/max_retries": "0", "dagster/max_runtime": "1800"},
 )
 

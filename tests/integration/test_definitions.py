@@ -121,9 +121,15 @@ def test_dagsters_daemon_judges_freshness(tmp_path: Path) -> None:
         assert "FRESHNESS_DAEMON" in instance.get_required_daemon_types()
 
 
-def test_the_job_runs_in_one_process_in_order_and_is_not_repeated() -> None:
+def test_every_run_has_one_process() -> None:
+    jobs = list(defs.resolve_all_job_defs())
+    # The one of backfills, too.
+    assert "__ASSET_JOB" in {job.name for job in jobs}
+    assert {job.executor_def for job in jobs} == {dg.in_process_executor}
+
+
+def test_the_snapshot_job_is_not_repeated_and_takes_the_pool() -> None:
     job = defs.resolve_job_def("hourly_snapshot_job")
-    assert job.executor_def is dg.in_process_executor
     assert job.tags["dagster/max_retries"] == "0"
     assert job.tags["dagster/max_runtime"] == "3600"
     assert asset("budget_usage_snapshots").op.pool == "usage_store"
