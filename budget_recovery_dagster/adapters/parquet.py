@@ -30,10 +30,11 @@ _LONGEST_SLUG = 40
 # 96 bits: finding another tenant with the same directory is infeasible.
 _DIGEST_DIGITS = 24
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
-_DIRECTORY = re.compile(rf"[A-Za-z0-9_-]{{1,{_LONGEST_SLUG}}}-[0-9a-f]{{{_DIGEST_DIGITS}}}")
-_TABLE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}Z\.parquet")
-# Readers of a whole directory skip names that start with a dot.
-_UNFINISHED = re.compile(rf"\.{_TABLE.pattern}\.unfinished")
+DIRECTORY_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{_LONGEST_SLUG}}}-[0-9a-f]{{{_DIGEST_DIGITS}}}")
+TABLE_NAME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}Z\.parquet")
+# A table while it is being written; after that, its run was killed. Readers of a whole directory
+# skip names that start with a dot.
+UNFINISHED_NAME = re.compile(rf"\.{TABLE_NAME.pattern}\.unfinished")
 # Hidden from readers of a whole directory. It contains the owner of the tables, and is locked while
 # they are written.
 _OWNER_FILE = ".budget-recovery"
@@ -122,8 +123,12 @@ class OpenedParquetTables:
     def keep_only(self, retained: Iterable[tuple[str, Collection[Hour]]]) -> RemovedTables:
         """Remove all tables except these hours of these tenants, and files of killed runs."""
         sweep = _Sweep(self.directory, self.root)
-        with file_errors(self.directory):
-            present = {name for name in _directories_in(self.root) if is_directory_name(name)}
+        with file_errors(self.directory), os.scandir(self.root) as entries:
+            present = {
+                entry.name
+                for entry in entries
+                if DIRECTORY_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            }
         for tenant, hours in retained:
             name = directory_of(tenant)
             if name in present:
@@ -147,10 +152,12 @@ class _Sweep:
         """Remove a tenant's tables except ``keep``, then its directory if it is empty."""
         try:
             with file_errors(self.place / name), _opened_subdirectory(self.root, name) as directory:
-                for file in _files_in(directory):
-                    if is_unfinished_name(file):
+                with os.scandir(directory) as entries:
+                    files = [each.name for each in entries if each.is_file(follow_symlinks=False)]
+                for file in sorted(files):
+                    if UNFINISHED_NAME.fullmatch(file):
                         os.unlink(file, dir_fd=directory)
-                    elif is_table_name(file) and file not in keep:
+                    elif TABLE_NAME.fullmatch(file) and file not in keep:
                         os.unlink(file, dir_fd=directory)
                         self.removed += 1
                 if _is_empty(directory):
@@ -174,21 +181,6 @@ def table_of(hour: Hour) -> str:
 def unfinished(table: str) -> str:
     """Return the name of a table while it is being written."""
     return f".{table}.unfinished"
-
-
-def is_directory_name(name: str) -> bool:
-    """Whether this can be the name of a tenant's directory."""
-    return _DIRECTORY.fullmatch(name) is not None
-
-
-def is_table_name(name: str) -> bool:
-    """Whether this can be the name of an hour's table."""
-    return _TABLE.fullmatch(name) is not None
-
-
-def is_unfinished_name(name: str) -> bool:
-    """Whether this is the name of a table whose run was killed while writing."""
-    return _UNFINISHED.fullmatch(name) is not None
 
 
 @contextmanager
@@ -334,18 +326,6 @@ def _write_atomically(
         raise
     os.fsync(directory)
     return written, size
-
-
-def _files_in(directory: int) -> list[str]:
-    """List the regular files in an open directory, without symbolic links."""
-    with os.scandir(directory) as entries:
-        return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
-
-
-def _directories_in(directory: int) -> list[str]:
-    """List the subdirectories of an open directory, without symbolic links."""
-    with os.scandir(directory) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
 def _is_empty(directory: int) -> bool:

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budget_recovery_dagster.adapters.parquet import (
+    DIRECTORY_NAME,
+    TABLE_NAME,
+    UNFINISHED_NAME,
     directory_of,
-    is_directory_name,
-    is_table_name,
-    is_unfinished_name,
     table_of,
     unfinished,
 )
@@ -38,7 +38,7 @@ def test_a_directory_name_starts_with_the_readable_part_of_the_tenant(
 ) -> None:
     name = directory_of(tenant)
     assert re.fullmatch(rf"{readable}-[0-9a-f]{{24}}", name)
-    assert is_directory_name(name)
+    assert DIRECTORY_NAME.fullmatch(name)
 
 
 def test_the_digest_is_that_of_the_tenant_name() -> None:
@@ -51,13 +51,13 @@ def test_every_tenant_name_gives_one_plain_path_component(tenant: str) -> None:
     name = directory_of(tenant)
     assert re.fullmatch(r"[A-Za-z0-9-][A-Za-z0-9_-]*", name)
     assert len(name) <= 65
-    assert is_directory_name(name)
+    assert DIRECTORY_NAME.fullmatch(name)
 
 
 def test_a_table_is_named_after_its_hour() -> None:
     assert table_of(HOUR) == "2026-11-29T14Z.parquet"
-    assert is_table_name(table_of(HOUR))
-    assert is_unfinished_name(unfinished(table_of(HOUR)))
+    assert TABLE_NAME.fullmatch(table_of(HOUR))
+    assert UNFINISHED_NAME.fullmatch(unfinished(table_of(HOUR)))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,6 @@ def test_a_table_is_named_after_its_hour() -> None:
     ["notes.parquet", "2026-11-29T14Z.parquet.bak", "2026-11-29T14Z_parquet", ".2026.unfinished"],
 )
 def test_other_names_are_not_recognized(foreign: str) -> None:
-    assert not is_table_name(foreign)
-    assert not is_unfinished_name(foreign)
-    assert not is_directory_name(foreign)
+    assert not TABLE_NAME.fullmatch(foreign)
+    assert not UNFINISHED_NAME.fullmatch(foreign)
+    assert not DIRECTORY_NAME.fullmatch(foreign)

@@ -295,6 +295,13 @@ class _Number(str):
 _DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number)
 
 
+def usage_in(value: StoredValue) -> tuple[Decimal, ValueShape]:
+    """Decode a counter's value as stored; raises as ``decode_value``."""
+    if value.fault is not None:
+        raise UnreadableUsageError(value.fault)
+    return decode_value(value.data)
+
+
 def decode_value(value: bytes) -> tuple[Decimal, ValueShape]:
     """Decode a counter's value: a JSON object with ``usage``, or a bare JSON number.
 

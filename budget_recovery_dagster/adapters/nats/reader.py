@@ -26,7 +26,6 @@ from budget_recovery_dagster.adapters.nats.codec import (
     decode_key,
     decode_keys,
     decode_name,
-    decode_value,
     expiry_after,
     is_json_text,
     printable,
@@ -34,6 +33,7 @@ from budget_recovery_dagster.adapters.nats.codec import (
     require_encodable,
     shortened,
     tenant_prefix,
+    usage_in,
     usage_of,
 )
 from budget_recovery_dagster.adapters.nats.connection import Exchange
@@ -166,9 +166,7 @@ def read_counters(tenant: str, found: KeysRead) -> TenantReading:
     for key, counter in keys:
         value = found.values[key]
         try:
-            if value.fault is not None:
-                raise UnreadableUsageError(value.fault)
-            usage, shape = decode_value(value.data)
+            usage, shape = usage_in(value)
         except UnreadableUsageError as error:
             omitted.append(OmittedCounter(counter.of, counter.entity, key, str(error)))
             continue
@@ -182,10 +180,6 @@ def read_counters(tenant: str, found: KeysRead) -> TenantReading:
         unreadable=unreadable,
         is_partial=found.is_partial,
     )
-
-
-class _UnreadableBoardError(ValueError):
-    """A leaderboard is unreadable as a whole; the message is short printable ASCII."""
 
 
 @dataclass(slots=True)
@@ -245,7 +239,7 @@ def read_board(tenant: str, of: BudgetWindow, key: str, value: StoredValue) -> B
     board = Board(tenant, of, key)
     try:
         entries = _entries(value)
-    except _UnreadableBoardError as error:
+    except UnreadableUsageError as error:
         board.omitted.append(
             OmittedCounter(board.of, None, board.key, str(error), is_entity_known=False)
         )
@@ -280,20 +274,17 @@ def _entries(value: StoredValue) -> list[object]:
     """Return a leaderboard's entries, not yet decoded.
 
     Raises:
-        _UnreadableBoardError: there is no list of entries.
+        UnreadableUsageError: there is no list of entries; the message is short printable ASCII.
     """
     if value.fault is not None:
-        raise _UnreadableBoardError(value.fault)
-    try:
-        content = decode_json(value.data)
-    except UnreadableUsageError as error:
-        raise _UnreadableBoardError(str(error)) from error
+        raise UnreadableUsageError(value.fault)
+    content = decode_json(value.data)
     if not isinstance(content, dict):
-        raise _UnreadableBoardError("the value is not an object")
+        raise UnreadableUsageError("the value is not an object")
     if "entries" not in content:
-        raise _UnreadableBoardError("the value has no field entries")
+        raise UnreadableUsageError("the value has no field entries")
     if not isinstance(content["entries"], list):
-        raise _UnreadableBoardError("entries is not a list")
+        raise UnreadableUsageError("entries is not a list")
     return content["entries"]
 
 

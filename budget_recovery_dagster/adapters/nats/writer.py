@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import anyio
@@ -16,13 +17,13 @@ from budget_recovery_dagster.adapters.nats.codec import (
     BoardKey,
     CounterKey,
     ExpiredKeyError,
-    decode_value,
     encode_board_key,
     encode_key,
     remaining_ttl,
     replace_all,
     replace_members,
     ttl_of_new_key,
+    usage_in,
 )
 from budget_recovery_dagster.adapters.nats.connection import Exchange
 from budget_recovery_dagster.adapters.nats.reader import Board, read_board
@@ -124,6 +125,23 @@ class WriteTerms:
     now: Callable[[], datetime]
     supports_ttl: bool
 
+    def write(
+        self, live: LiveKey, order: RaiseOrder | BoardOrder, text: Callable[[str], str]
+    ) -> Write:
+        """Return the write of a value that expires when the live one does, or as ordered.
+
+        ``text`` returns the value with the store's time, formatted as in stored values.
+
+        Raises:
+            ExpiredKeyError: the key expires in less than a second.
+        """
+        now = self.now()
+        if live.value is None:
+            ttl = ttl_of_new_key(order.expiry_seconds, order.of.window, nanoseconds(now))
+        else:
+            ttl = remaining_ttl(live.value.ttl, live.value.written_ns, nanoseconds(now))
+        return Write(text(format_updated_at(now)).encode(), ttl if self.supports_ttl else None)
+
 
 @dataclass(frozen=True, slots=True)
 class CounterChange:
@@ -143,7 +161,7 @@ class CounterChange:
         if before is not None and before >= self.order.usage:
             return self._skipped(Written.KEPT, before)
         try:
-            write = self._write(live, shape)
+            write = self.terms.write(live, self.order, partial(self._text, live, shape))
         except ExpiredKeyError:
             return self._skipped(Written.EXPIRED, before)
         return Decision(RaiseResult(self.order, Written.RAISED, before), write)
@@ -157,17 +175,10 @@ class CounterChange:
     ) -> Decision[RaiseResult]:
         return Decision(RaiseResult(self.order, written, before, reason))
 
-    def _write(self, live: LiveKey, shape: ValueShape | None) -> Write:
-        now = self.terms.now()
+    def _text(self, live: LiveKey, shape: ValueShape | None, now: str) -> str:
         if live.value is None or shape is None:
-            ttl = ttl_of_new_key(self.order.expiry_seconds, self.order.of.window, nanoseconds(now))
-            text = _new_text(self.order, format_updated_at(now))
-        else:
-            ttl = remaining_ttl(live.value.ttl, live.value.written_ns, nanoseconds(now))
-            text = _raised_text(
-                live.value.data.decode(), shape, self.order.usage, format_updated_at(now)
-            )
-        return Write(text.encode(), ttl if self.terms.supports_ttl else None)
+            return _new_text(self.order, now)
+        return _raised_text(live.value.data.decode(), shape, self.order.usage, now)
 
 
 def counter_changes(
@@ -205,9 +216,10 @@ class BoardChange:
             # A rewrite would drop the unreadable entries.
             return self._skipped(f"it is unreadable: {board.omitted[0].reason}")
         try:
-            return Decision(BoardResult(self.order.of, is_written=True), self._write(live, ranking))
+            write = self.terms.write(live, self.order, partial(_board_text, live, ranking))
         except ExpiredKeyError:
             return self._skipped(Written.EXPIRED)
+        return Decision(BoardResult(self.order.of, is_written=True), write)
 
     def rejected(self, outcome: BoardResult, reason: str) -> BoardResult:
         """Return the result for a value that the store rejected."""
@@ -215,21 +227,6 @@ class BoardChange:
 
     def _skipped(self, reason: str) -> Decision[BoardResult]:
         return Decision(BoardResult(self.order.of, is_written=False, reason=str(reason)))
-
-    def _write(self, live: LiveKey, ranking: Ranking) -> Write:
-        now = self.terms.now()
-        if live.value is None:
-            text = f'{{"entries":{_entries(ranking)},"updated_at":"{format_updated_at(now)}"}}'
-            ttl = ttl_of_new_key(self.order.expiry_seconds, self.order.of.window, nanoseconds(now))
-        else:
-            updated_at = f'"{format_updated_at(now)}"'
-            text = replace_members(
-                live.value.data.decode(),
-                {"entries": _entries(ranking)},
-                {"updated_at": updated_at},
-            )
-            ttl = remaining_ttl(live.value.ttl, live.value.written_ns, nanoseconds(now))
-        return Write(text.encode(), ttl if self.terms.supports_ttl else None)
 
 
 def rebuild(
@@ -262,12 +259,8 @@ class ChangeResults(Generic[Outcome]):
         self._outcomes: dict[int, Outcome] = {}
         self._rejections: dict[int, StoreWriteError] = {}
         self._rejected_in_a_row = 0
-        self._is_given_up = False
-
-    @property
-    def is_given_up(self) -> bool:
+        self.is_given_up = False
         """Whether to stop, because the store rejects one write after another."""
-        return self._is_given_up
 
     def skip(self, number: int, outcome: Outcome) -> None:
         """Record a change that needs no write."""
@@ -287,7 +280,7 @@ class ChangeResults(Generic[Outcome]):
         self._rejections[number] = error
         self._rejected_in_a_row += 1
         if self._rejected_in_a_row >= MAX_REJECTIONS:
-            self._is_given_up = True
+            self.is_given_up = True
 
     def all(self) -> list[Outcome]:
         """Return the results in the order of the changes.
@@ -338,13 +331,10 @@ def _read(live: LiveKey) -> tuple[Decimal | None, ValueShape | None, str]:
     """Return a live counter's usage and shape, if it exists, or why it is unreadable."""
     if live.value is None:
         return None, None, ""
-    if live.value.fault is not None:
-        return None, None, live.value.fault
     try:
-        usage, shape = decode_value(live.value.data)
+        return *usage_in(live.value), ""
     except UnreadableUsageError as error:
         return None, None, str(error)
-    return usage, shape, ""
 
 
 def _new_text(order: RaiseOrder, now: str) -> str:
@@ -371,9 +361,14 @@ def _digits(usage: Decimal) -> str:
     return format_usage(parse_usage(format_usage(usage)))
 
 
-def _entries(ranking: Ranking) -> str:
-    entries = [{"entity": entity, "usage": format_usage(usage)} for entity, usage in ranking]
-    return json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
+def _board_text(live: LiveKey, ranking: Ranking, now: str) -> str:
+    listed = [{"entity": entity, "usage": format_usage(usage)} for entity, usage in ranking]
+    entries = json.dumps(listed, ensure_ascii=False, separators=(",", ":"))
+    if live.value is None:
+        return f'{{"entries":{entries},"updated_at":"{now}"}}'
+    return replace_members(
+        live.value.data.decode(), {"entries": entries}, {"updated_at": f'"{now}"'}
+    )
 
 
 def _normalized(usages: Usages) -> Usages:
