@@ -9,18 +9,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from decimal import Decimal
-from enum import StrEnum
 from typing import Protocol
 
+from budget_recovery_dagster.domain.admission import LeaseState
 from budget_recovery_dagster.domain.counters import (
     BudgetDefinition,
-    BudgetWindow,
-    Entity,
-    RecoveryPoint,
-    UnreadableKey,
-    Usages,
-    ValueShape,
+    TenantUsages,
 )
 from budget_recovery_dagster.domain.incident import (
     Attempt,
@@ -34,9 +28,13 @@ from budget_recovery_dagster.domain.incident import (
 )
 from budget_recovery_dagster.domain.plan import (
     AuditTrail,
+    BoardOrder,
+    BoardResult,
     KeptPreview,
     MergedAudits,
     PlannedEntry,
+    RaiseOrder,
+    RaiseResult,
     RestoreChoice,
 )
 from budget_recovery_dagster.domain.recovery_point import Reset, TenantPoint
@@ -48,8 +46,11 @@ from budget_recovery_dagster.domain.snapshots import (
     NamedDrop,
     NamedOmission,
     PruneReport,
+    RemovedTables,
     RetentionPolicy,
     StoredRecord,
+    TableFile,
+    TenantListing,
     TenantReading,
     TenantSnapshot,
 )
@@ -64,20 +65,11 @@ from budget_recovery_dagster.domain.store import (
 from budget_recovery_dagster.domain.windows import Hour, Window
 
 
-@dataclass(frozen=True, slots=True)
-class TenantListing:
-    """The tenants that have keys of a source in the store, and keys that name no tenant."""
-
-    tenants: frozenset[str]
-    unreadable: tuple[UnreadableKey, ...]
-
-
 class TenantReader(Protocol):
     """Reads tenants from one source of the store, without any trace in the store."""
 
     def list_tenants(self) -> TenantListing:
         """List the tenants by their keys."""
-        ...
 
     def read(self, tenant: str) -> TenantReading:
         """Read a tenant's counters from every key of the source that existed before the call.
@@ -88,7 +80,6 @@ class TenantReader(Protocol):
         Raises:
             StoreReadError: the reading could not be completed in time.
         """
-        ...
 
 
 class Clock(Protocol):
@@ -96,11 +87,9 @@ class Clock(Protocol):
 
     def now(self) -> datetime:
         """Return the present time."""
-        ...
 
-    def wait_until(self, moment: datetime) -> None:
-        """Return once ``now`` is not before ``moment``."""
-        ...
+    def wait_until(self, at: datetime) -> None:
+        """Return once ``now`` is not before ``at``."""
 
 
 class Lease(Protocol):
@@ -109,12 +98,10 @@ class Lease(Protocol):
     @property
     def name(self) -> str:
         """The kind of work."""
-        ...
 
     @property
     def token(self) -> int:
         """The fencing token: it rises whenever this lease is taken."""
-        ...
 
     def require_held(self) -> None:
         """Check, without I/O, that renewal has not failed.
@@ -122,15 +109,6 @@ class Lease(Protocol):
         Raises:
             LeaseLostError: the lease has expired or was taken over.
         """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseState:
-    """The state of a lease: its newest token, and its holder, None if it is free."""
-
-    token: int
-    holder: str | None
 
 
 class Leases(Protocol):
@@ -138,7 +116,6 @@ class Leases(Protocol):
 
     def state_of(self, name: str) -> LeaseState:
         """Return the state of a lease, without a change."""
-        ...
 
     def hold(
         self, name: str, holder: str, *, at_most: timedelta | None = None
@@ -150,7 +127,6 @@ class Leases(Protocol):
         Raises:
             LeaseHeldError: another holder has it, even if that is the same process.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +151,6 @@ class StoreRegistry(Protocol):
         Raises:
             SettingsError: this database schema already belongs to another bucket.
         """
-        ...
 
     def intend_marker(self, nonce: str, *, judged: Baseline) -> Baseline:
         """Record that a marker with this nonce may be written from now on; a new version.
@@ -184,7 +159,6 @@ class StoreRegistry(Protocol):
             BaselineMovedError: the baseline is not the ``judged`` one any more.
             CapturesPausedError: the store is not HEALTHY.
         """
-        ...
 
     def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
         """Replace the baseline; its version is one higher than that of the judged one.
@@ -192,31 +166,23 @@ class StoreRegistry(Protocol):
         Raises:
             BaselineMovedError, CapturesPausedError: as ``intend_marker``.
         """
-        ...
 
     def record_check(self, check: Check) -> None:
         """Record a check, and remove old ones except the newest good one."""
-        ...
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:
         """Return the newest checks, newest first."""
-        ...
 
     def newest_good_check(self) -> Check | None:
         """Return the newest check that identified the store as the accepted one."""
-        ...
 
 
 class Snapshots(Protocol):
-    """The stored snapshots of all tenants."""
+    """The stored snapshots of all tenants.
 
-    def tenants(self) -> frozenset[str]:
-        """Return the tenants that have a retained snapshot."""
-        ...
-
-    def newest_identity(self) -> StoreIdentity | None:
-        """Return the identity stored with the newest snapshot of any tenant."""
-        ...
+    A snapshot is complete until retention removes records from it. Those that a restore still needs
+    stay.
+    """
 
     def commit(
         self,
@@ -238,11 +204,9 @@ class Snapshots(Protocol):
             BaselineMovedError: the baseline is not the ``judged`` one any more.
             NotNewerError: the tenant has a snapshot at or after this one's time.
         """
-        ...
 
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
         """Record what a run could not capture."""
-        ...
 
     def prune(
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
@@ -255,7 +219,37 @@ class Snapshots(Protocol):
             LeaseLostError: the lease is no longer held; nothing was removed.
             CapturesPausedError: the store is not HEALTHY; nothing was removed.
         """
-        ...
+
+    def tenants(self) -> frozenset[str]:
+        """Return the tenants that have a retained snapshot."""
+
+    def newest_identity(self) -> StoreIdentity | None:
+        """Return the identity stored with the newest snapshot of any tenant."""
+
+    def listed(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
+        """Return the snapshots of a tenant, or of all tenants by timestamp; newest first.
+
+        All tenants of a run share a timestamp. If a timestamp has snapshots of two sources, which
+        is rare, each source has its own entry.
+        """
+
+    def budgets_of(self, tenant: str) -> tuple[str, ...]:
+        """Return the budgets of a tenant that have a retained record, by name."""
+
+    def tenants_in(self, hour: Hour) -> tuple[str, ...]:
+        """Return the tenants that have a complete snapshot of an hour, by name."""
+
+    def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
+        """Return the hours in which these tenants have a complete snapshot; none: no key."""
+
+    def records_of(
+        self, tenant: str, hour: Hour
+    ) -> AbstractContextManager[Iterator[StoredRecord] | None]:
+        """Yield the records of a tenant's complete snapshots of an hour, read as they are used.
+
+        They are sorted by time, budget and window token, and read in one database snapshot. None
+        means that there is no such snapshot.
+        """
 
 
 class CaptureReports(Protocol):
@@ -263,72 +257,33 @@ class CaptureReports(Protocol):
 
     def captured_in(self, hour: Hour) -> tuple[CaptureSummary, ...]:
         """Return the snapshots captured in an hour, by tenant and time."""
-        ...
 
     def captured_by(self, run_id: str) -> tuple[CaptureSummary, ...]:
         """Return the snapshots that a run stored, by tenant."""
-        ...
 
     def failures_of(self, run_id: str) -> tuple[CaptureFailure, ...]:
         """Return what a run could not capture: tenants, then keys, each by name."""
-        ...
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
         """Return the drops in the snapshots of a run; long lists are cut when stored."""
-        ...
 
     def omissions_of(self, run_id: str) -> tuple[NamedOmission, ...]:
         """Return the omissions in the snapshots of a run; long lists are cut when stored."""
-        ...
 
     def newest_run(self, hour: Hour) -> str | None:
         """Return the newest run that stored a snapshot of an hour, or recorded a failure in it."""
-        ...
+
+    def newest_snapshots(self) -> Mapping[str, datetime]:
+        """Return the time of each tenant's newest snapshot, for all that have one."""
+
+    def failing(self) -> Mapping[str, datetime | None]:
+        """Return the tenants whose last capture failed, with the time of their newest snapshot.
+
+        None: there is no snapshot of the tenant.
+        """
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
         """Verify the stored snapshots of an hour; return a sentence for each damage."""
-        ...
-
-
-class SnapshotList(Protocol):
-    """The snapshots that a restore can use."""
-
-    def all(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
-        """Return the snapshots of a tenant, or of all tenants by timestamp; newest first.
-
-        All tenants of a run share a timestamp. If a timestamp has snapshots of two sources, which
-        is rare, each source has its own entry.
-        """
-        ...
-
-    def budgets_of(self, tenant: str) -> tuple[str, ...]:
-        """Return the budgets of a tenant that have a retained record, by name."""
-        ...
-
-
-class RetainedSnapshots(Protocol):
-    """The complete snapshots within retention.
-
-    A snapshot from which retention has removed records is not among them.
-    """
-
-    def tenants_in(self, hour: Hour) -> tuple[str, ...]:
-        """Return the tenants that have a retained snapshot of an hour, by name."""
-        ...
-
-    def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
-        """Return the hours in which these tenants have a retained snapshot; none: no key."""
-        ...
-
-    def records_of(
-        self, tenant: str, hour: Hour
-    ) -> AbstractContextManager[Iterator[StoredRecord] | None]:
-        """Yield the records of a tenant's retained snapshots of an hour, read as they are used.
-
-        They are sorted by time, budget and window token, and read in one database snapshot. None
-        means that no such snapshot is retained.
-        """
-        ...
 
 
 class RecoveryPoints(Protocol):
@@ -341,11 +296,9 @@ class RecoveryPoints(Protocol):
 
     def tenants(self) -> frozenset[str]:
         """Return the tenants that have a retained record of any budget, intact or damaged."""
-        ...
 
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
         """Read a tenant's recovery point; None if no snapshot of the tenant is retained."""
-        ...
 
     def snapshot_of(self, tenant: str, captured_at: datetime) -> TenantPoint | None:
         """Read the records of one snapshot of a tenant, and no others; None: there is none.
@@ -355,26 +308,18 @@ class RecoveryPoints(Protocol):
         Raises:
             DatabaseError: it has a record of an invalid window.
         """
-        ...
 
     def despite_resets(self) -> "RecoveryPoints":
         """Return the same points as if no reset had been recorded."""
-        ...
 
-    def current_usages(self, tenant: str, now: datetime) -> RecoveryPoint:
+    def current_usages(self, tenant: str, now: datetime) -> TenantUsages:
         """Read only the usages of a tenant's open windows; a window without usage has no key."""
-        ...
-
-    def newest_snapshots(self) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest snapshot, for all that have one."""
-        ...
 
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
         """Return the time of each tenant's newest intact record of a window open at ``now``.
 
         A tenant without such a record has no key.
         """
-        ...
 
     def damaged(self, now: datetime) -> Mapping[str, int]:
         """Count the damaged records in the open windows of each tenant that has any.
@@ -382,31 +327,6 @@ class RecoveryPoints(Protocol):
         They are those that ``point_of`` lists. Every content of an open window is verified, so
         this takes about as long as reading all points, but little memory.
         """
-        ...
-
-    def failing(self) -> Mapping[str, datetime | None]:
-        """Return the tenants whose last capture failed, with the time of their newest snapshot.
-
-        None: there is no snapshot of the tenant.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """A written table; ``path`` is for people, ``size`` is in bytes."""
-
-    path: str
-    rows: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class RemovedTables:
-    """How many tables were removed, and a sentence for each failure."""
-
-    removed: int
-    failures: tuple[str, ...]
 
 
 class OpenedTables(Protocol):
@@ -420,14 +340,12 @@ class OpenedTables(Protocol):
         Raises:
             TablesError: it could not be written.
         """
-        ...
 
     def keep_only(self, retained: Iterable[tuple[str, Collection[Hour]]]) -> RemovedTables:
         """Remove all tables except these hours of these tenants, and leftovers of dead runs.
 
         Files that ``write`` did not write are kept.
         """
-        ...
 
 
 class UsageTables(Protocol):
@@ -436,7 +354,6 @@ class UsageTables(Protocol):
     @property
     def place(self) -> str:
         """The directory, for people."""
-        ...
 
     def opened(self, owner: str) -> AbstractContextManager[OpenedTables]:
         """Open the tables exclusively; wait for another process that has them open.
@@ -447,19 +364,20 @@ class UsageTables(Protocol):
             TablesError: the directory cannot be used, or another process has it for too long.
             ForeignTablesError: the tables belong to another installation.
         """
-        ...
 
 
 class Incidents(Protocol):
-    """The incidents of the store; one is open exactly while the store is not HEALTHY."""
+    """The incidents of the store; one is open exactly while the store is not HEALTHY.
+
+    A move of the incident ``judged`` raises IncidentMovedError if that is closed, or if its restore
+    target has changed. A move under a lease raises LeaseLostError if the lease is no longer held.
+    """
 
     def recovery(self) -> Recovery:
         """Return the state, and the open incident."""
-        ...
 
     def recent(self, count: int) -> tuple[Incident, ...]:
         """Return the newest incidents, newest first."""
-        ...
 
     def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
         """Open an incident for a loss: the store becomes RECOVERING, and captures are paused.
@@ -470,39 +388,22 @@ class Incidents(Protocol):
             BaselineMovedError: the baseline is not the ``judged`` one any more.
             IncidentMovedError: an incident is already open.
         """
-        ...
 
     def join(self, loss: Loss, *, target: Baseline | None, judged: Incident) -> Incident:
-        """Add a further loss to the open incident; its attempts start again, at once.
-
-        Raises:
-            IncidentMovedError: its restore target is not that of ``judged``, or it is closed.
-        """
-        ...
+        """Add a further loss to the open incident; its attempts start again, at once."""
 
     def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
-        """Make a store the restore target of the open incident.
-
-        Raises:
-            IncidentMovedError: as ``join``.
-        """
-        ...
+        """Make a store the restore target of the open incident."""
 
     def claim_launch(self, *, judged: Incident) -> Incident | None:
-        """Count one more launch; None if another process counted it, or it is not RECOVERING.
+        """Count one more launch; None if another process counted it, or none is due.
 
         The next launch is delayed by the backoff for the launches since the last claimed attempt.
+        It never raises IncidentMovedError.
         """
-        ...
 
     def wait(self, reason: str, *, judged: Incident, lease: Lease) -> Incident:
-        """Record that a restore waits for the store, and delay the next launch by the backoff.
-
-        Raises:
-            IncidentMovedError: as ``join``.
-            LeaseLostError: the lease is no longer held.
-        """
-        ...
+        """Record that a restore waits for the store, and delay the next launch by the backoff."""
 
     def claim_attempt(
         self, *, judged: Incident, run_id: str, holder: str, lease: Lease
@@ -512,17 +413,11 @@ class Incidents(Protocol):
         Raises:
             IncidentHeldError: it is on hold.
             AttemptsUsedUpError: the loss has had all its attempts.
-            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
+            IncidentMovedError: also if the store is not RECOVERING.
         """
-        ...
 
     def end_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
-        """Record the outcome of the newest attempt.
-
-        Raises:
-            LeaseLostError: the lease is no longer held.
-        """
-        ...
+        """Record the outcome of the newest attempt, even if the incident has changed."""
 
     def give_up(
         self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease
@@ -530,9 +425,8 @@ class Incidents(Protocol):
         """Set the store to FAILED: an operator must act.
 
         Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
+            IncidentMovedError: also if the store is not RECOVERING.
         """
-        ...
 
     def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
         """Accept a new baseline, close the incident and set the store to HEALTHY, all or nothing.
@@ -540,18 +434,15 @@ class Incidents(Protocol):
         The baseline's version becomes one higher than the present one.
 
         Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING, unless
-                a person ends it.
+            IncidentMovedError: also if the store is not RECOVERING, unless a person ends it.
         """
-        ...
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
         """Stop the restore and further launches; an existing hold stays unchanged.
 
         Raises:
-            IncidentMovedError: it is closed, or not RECOVERING.
+            IncidentMovedError: it is closed, or the store is not RECOVERING.
         """
-        ...
 
     def release(self, by: str, *, judged: Incident) -> Incident:
         """Continue the restore, at once and with all its attempts; without a hold, nothing changes.
@@ -559,72 +450,9 @@ class Incidents(Protocol):
         Raises:
             IncidentMovedError: as ``hold``.
         """
-        ...
 
     def attempts_of(self, incident_id: str) -> tuple[Attempt, ...]:
         """Return the attempts of an incident, oldest first."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RaiseOrder:
-    """A counter to raise to ``usage``.
-
-    A missing key is created in this ``shape`` and with this expiry: seconds after the window's end
-    or, for a lifetime, after the write; None means never.
-    """
-
-    of: BudgetWindow
-    entity: Entity
-    usage: Decimal
-    shape: ValueShape
-    expiry_seconds: int | None
-
-
-class Written(StrEnum):
-    """The result of an order."""
-
-    RAISED = "raised"
-    KEPT = "kept"
-    CLOSED = "window_closed"
-    UNREADABLE = "unreadable"
-    EXPIRED = "expired"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class RaiseResult:
-    """The result of one order.
-
-    ``before`` is the live usage at the write, None if it was missing or unreadable; ``reason`` is
-    why it is unreadable, or why the store refuses the value.
-    """
-
-    order: RaiseOrder
-    written: Written
-    before: Decimal | None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class BoardOrder:
-    """A leaderboard to rebuild from these usages.
-
-    A missing leaderboard is created, and expires like a counter (see RaiseOrder).
-    """
-
-    of: BudgetWindow
-    usages: Usages
-    expiry_seconds: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class BoardResult:
-    """Whether a leaderboard was written; ``reason`` is why a wrong one was not."""
-
-    of: BudgetWindow
-    is_written: bool
-    reason: str = ""
 
 
 IsOpen = Callable[[Window], bool]
@@ -645,7 +473,6 @@ class LiveTenant(Protocol):
     @property
     def reading(self) -> TenantReading:
         """The counters as they were read."""
-        ...
 
     def raise_counters(
         self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
@@ -661,7 +488,6 @@ class LiveTenant(Protocol):
                 refused; written values stay.
             StoreError: the writing could not be completed; written values stay.
         """
-        ...
 
     def rebuild_boards(
         self, orders: Sequence[BoardOrder], *, is_open: IsOpen
@@ -676,7 +502,6 @@ class LiveTenant(Protocol):
         Raises:
             StoreError: the writing could not be completed; written values stay.
         """
-        ...
 
 
 class UsageStore(Protocol):
@@ -689,7 +514,6 @@ class UsageStore(Protocol):
             StoreMissingError: the cluster says that the bucket does not exist.
             StorePermissionError: the marker may not be read.
         """
-        ...
 
     def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
         """Write our marker over what its key holds at sequence ``after``; 0: nothing.
@@ -699,19 +523,15 @@ class UsageStore(Protocol):
             StorePermissionError: the marker may not be written.
             StoreWriteError: the store refuses the write.
         """
-        ...
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
         """Ask the stream's leader for the servers of the store; ``seen_at`` is the present time."""
-        ...
 
     def now(self) -> datetime | None:
         """Return the time of the stream's leader; None if its server does not report it."""
-        ...
 
     def reader(self, source: CaptureSource) -> TenantReader:
         """Return a reader of one source, valid while the store is open."""
-        ...
 
     def open_tenant(self, tenant: str) -> LiveTenant:
         """Read a tenant's counters so that they can be raised.
@@ -719,7 +539,6 @@ class UsageStore(Protocol):
         Raises:
             StoreReadError: the reading could not be completed in time.
         """
-        ...
 
 
 OpenStore = Callable[[], AbstractContextManager[UsageStore]]
@@ -742,15 +561,12 @@ class RestoreAudits(Protocol):
         It replaces an unfinished entry with the same run, time, tenant, budget and window; a
         finished entry stays.
         """
-        ...
 
     def finish(self, trail: AuditTrail) -> None:
         """Store what a restore did, in place of its unfinished entries; new entries are added."""
-        ...
 
     def restored_in(self, incident_id: str) -> Restored:
         """Count what was raised in an incident; leaderboards are not audited, so 0 boards."""
-        ...
 
     def largest(self, incident_id: str, count: int) -> MergedAudits:
         """Merge the entries of each budget and window in an incident, and return the largest.
@@ -759,7 +575,6 @@ class RestoreAudits(Protocol):
         of its last one. The order is by rise, highest first, then those with notes, then by tenant,
         budget and window. At most ``count`` are returned.
         """
-        ...
 
 
 class BudgetDefinitions(Protocol):
@@ -767,7 +582,6 @@ class BudgetDefinitions(Protocol):
 
     def of_tenant(self, tenant: str) -> tuple[BudgetDefinition, ...]:
         """Return the definitions of a tenant's budgets, by budget and period; empty: unknown."""
-        ...
 
 
 class Previews(Protocol):
@@ -775,11 +589,9 @@ class Previews(Protocol):
 
     def begin(self, preview: KeptPreview) -> None:
         """Start to store a preview, and remove those that are too old."""
-        ...
 
     def add(self, preview_id: str, tenant: str, entries: Sequence[PlannedEntry]) -> None:
         """Store the plan of a tenant."""
-        ...
 
     def complete(self, preview_id: str) -> None:
         """Complete a preview once all its tenants are stored; until then it is not used.
@@ -787,23 +599,18 @@ class Previews(Protocol):
         Earlier ones with the same choice are removed, except those of the last hour: a running
         restore may be compared with them.
         """
-        ...
 
     def get(self, preview_id: str) -> KeptPreview | None:
         """Return a complete preview; None: there is none with this id."""
-        ...
 
     def newest(self, choice: RestoreChoice) -> KeptPreview | None:
         """Return the newest complete preview with exactly this choice; None: there is none."""
-        ...
 
     def tenants_of(self, preview_id: str) -> frozenset[str]:
         """Return the tenants with a stored plan."""
-        ...
 
     def entries_of(self, preview_id: str, tenant: str) -> tuple[PlannedEntry, ...]:
         """Return the plan of a tenant, by budget, window and entity."""
-        ...
 
 
 class Resets(Protocol):
@@ -815,15 +622,12 @@ class Resets(Protocol):
         Characters that the database cannot store are replaced in texts for people. Once this
         returns, no new reading of a recovery point uses the excluded usages.
         """
-        ...
 
     def of_tenant(self, tenant: str) -> tuple[Reset, ...]:
         """Return the resets of a tenant, oldest record first."""
-        ...
 
     def recent(self, count: int) -> tuple[Reset, ...]:
         """Return the newest recorded resets of any tenant, newest first."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -835,8 +639,6 @@ class ControlPlane:
     leases: Leases
     snapshots: Snapshots
     reports: CaptureReports
-    snapshot_list: SnapshotList
-    retained: RetainedSnapshots
     points: RecoveryPoints
     incidents: Incidents
     audits: RestoreAudits

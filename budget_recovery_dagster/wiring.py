@@ -14,15 +14,12 @@ from budget_recovery_dagster.adapters.postgres.plans import (
     PostgresPreviews,
     PostgresRestoreAudits,
 )
-from budget_recovery_dagster.adapters.postgres.records import PostgresRetainedSnapshots
 from budget_recovery_dagster.adapters.postgres.recovery_point import (
     PostgresRecoveryPoints,
     PostgresResets,
 )
-from budget_recovery_dagster.adapters.postgres.snapshots import (
-    PostgresSnapshotList,
-    PostgresSnapshots,
-)
+from budget_recovery_dagster.adapters.postgres.reports import PostgresCaptureReports
+from budget_recovery_dagster.adapters.postgres.snapshots import PostgresSnapshots
 from budget_recovery_dagster.adapters.postgres.store import PostgresStoreRegistry
 from budget_recovery_dagster.ports import ControlPlane, OpenStore, UsageTables
 from budget_recovery_dagster.settings import Settings
@@ -45,15 +42,12 @@ def opened_control_plane(settings: Settings) -> Iterator[ControlPlane]:
 
 def control_plane_on(database: Database, bucket: str) -> ControlPlane:
     """Return the control plane of the store in ``bucket`` on an opened database."""
-    snapshots = PostgresSnapshots(database)
     return ControlPlane(
         clock=database,
         registry=PostgresStoreRegistry(database, bucket),
         leases=PostgresLeases(database),
-        snapshots=snapshots,
-        reports=snapshots,
-        snapshot_list=PostgresSnapshotList(database),
-        retained=PostgresRetainedSnapshots(database),
+        snapshots=PostgresSnapshots(database),
+        reports=PostgresCaptureReports(database),
         points=PostgresRecoveryPoints(database),
         incidents=PostgresIncidents(database),
         audits=PostgresRestoreAudits(database),

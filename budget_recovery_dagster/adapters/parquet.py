@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from budget_recovery_dagster.domain.counters import MAX_DECIMALS, MAX_INTEGER_DIGITS, Entity
-from budget_recovery_dagster.domain.snapshots import USAGE_COLUMNS, ColumnKind, StoredRecord
+from budget_recovery_dagster.domain.snapshots import (
+    USAGE_COLUMNS,
+    ColumnKind,
+    RemovedTables,
+    StoredRecord,
+    TableFile,
+)
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import ForeignTablesError, TablesError
-from budget_recovery_dagster.ports import RemovedTables, TableFile
 
 if TYPE_CHECKING:
     import pyarrow as pa

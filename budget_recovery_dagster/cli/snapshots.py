@@ -31,8 +31,8 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
     """
     with opened_control_plane(settings_with_database(data_dir)) as plane:
         chosen = choose_tenant(tenant, sorted(plane.points.tenants()))
-        found = plane.snapshot_list.all(chosen)
-        budgets = plane.snapshot_list.budgets_of(chosen) if chosen is not None else ()
+        found = plane.snapshots.listed(chosen)
+        budgets = plane.snapshots.budgets_of(chosen) if chosen is not None else ()
         damaged = plane.points.damaged(plane.clock.now())
     if chosen is not None:
         damaged = {name: count for name, count in damaged.items() if name == chosen}

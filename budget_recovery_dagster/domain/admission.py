@@ -51,6 +51,14 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseState:
+    """The state of a lease: its newest token, and its holder, None if it is free."""
+
+    token: int
+    holder: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """The facts that admit a capture; ``newest`` is the time of the tenant's newest snapshot."""
 

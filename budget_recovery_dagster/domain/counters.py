@@ -168,8 +168,8 @@ def rank(usages: Iterable[tuple[Entity, Decimal]]) -> list[tuple[Entity, Decimal
 
 Usages = Mapping[Entity, Decimal]
 """Usage by entity, of one budget and window."""
-RecoveryPoint = Mapping[BudgetWindow, Usages]
-"""The best known usages of every open window of one tenant."""
+TenantUsages = Mapping[BudgetWindow, Usages]
+"""The usages of one tenant, by budget and window."""
 
 
 def max_merge(*records: Usages) -> dict[Entity, Decimal]:
@@ -204,8 +204,8 @@ class Drop:
 
 
 def find_drops(
-    point: RecoveryPoint,
-    observed: RecoveryPoint,
+    point: TenantUsages,
+    observed: TenantUsages,
     unknown: Iterable[tuple[BudgetWindow, Entity]],
     unlisted: Iterable[UnlistedEntities],
 ) -> tuple[Drop, ...]:

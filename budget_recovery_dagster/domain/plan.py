@@ -8,7 +8,13 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, RecoveryPoint
+from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
+    Entity,
+    TenantUsages,
+    Usages,
+    ValueShape,
+)
 from budget_recovery_dagster.domain.store import StoreIdentity
 from budget_recovery_dagster.domain.windows import require_aware
 from budget_recovery_dagster.errors import ChoiceError
@@ -64,8 +70,8 @@ class RecoveryPlan:
 
 def plan_restore(
     tenant: str,
-    recorded: RecoveryPoint,
-    live: RecoveryPoint,
+    recorded: TenantUsages,
+    live: TenantUsages,
     unreadable: Collection[tuple[BudgetWindow, Entity]],
     now: datetime,
 ) -> RecoveryPlan:
@@ -87,6 +93,67 @@ def plan_restore(
                 action = Action.RAISE if known is None or known < usage else Action.KEEP
             entries.append(PlannedEntry(of, entity, usage, known, action))
     return RecoveryPlan(tenant, tuple(entries))
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseOrder:
+    """A counter to raise to ``usage``.
+
+    A missing key is created in this ``shape`` and with this expiry: seconds after the window's end
+    or, for a lifetime, after the write; None means never.
+    """
+
+    of: BudgetWindow
+    entity: Entity
+    usage: Decimal
+    shape: ValueShape
+    expiry_seconds: int | None
+
+
+class Written(StrEnum):
+    """The result of an order."""
+
+    RAISED = "raised"
+    KEPT = "kept"
+    CLOSED = "window_closed"
+    UNREADABLE = "unreadable"
+    EXPIRED = "expired"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseResult:
+    """The result of one order.
+
+    ``before`` is the live usage at the write, None if it was missing or unreadable; ``reason`` is
+    why it is unreadable, or why the store refuses the value.
+    """
+
+    order: RaiseOrder
+    written: Written
+    before: Decimal | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BoardOrder:
+    """A leaderboard to rebuild from these usages.
+
+    A missing leaderboard is created, and expires like a counter (see RaiseOrder).
+    """
+
+    of: BudgetWindow
+    usages: Usages
+    expiry_seconds: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoardResult:
+    """Whether a leaderboard was written; ``reason`` is why a wrong one was not."""
+
+    of: BudgetWindow
+    is_written: bool
+    reason: str = ""
 
 
 class Change(StrEnum):

@@ -11,7 +11,7 @@ from budget_recovery_dagster.domain.counters import (
     CounterReading,
     Drop,
     OmittedCounter,
-    RecoveryPoint,
+    TenantUsages,
     UnlistedEntities,
     UnreadableKey,
     Usages,
@@ -47,6 +47,14 @@ class TenantReading:
     unreadable: tuple[UnreadableKey, ...]
     is_partial: bool
     unlisted: tuple[UnlistedEntities, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TenantListing:
+    """The tenants that have keys of a source in the store, and keys that name no tenant."""
+
+    tenants: frozenset[str]
+    unreadable: tuple[UnreadableKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,7 @@ def take_snapshot(
     reading: TenantReading,
     captured_at: datetime,
     identity: StoreIdentity,
-    point: RecoveryPoint,
+    point: TenantUsages,
 ) -> TenantSnapshot:
     """Make a snapshot from a reading, compared with the recovery point before it."""
     counters: defaultdict[BudgetWindow, list[CounterReading]] = defaultdict(list)
@@ -452,3 +460,20 @@ USAGE_COLUMNS = (
 Readers combine tables of several hours, so a new column goes to the end, and no column is renamed,
 removed or changed in kind.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A written table; ``path`` is for people, ``size`` is in bytes."""
+
+    path: str
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedTables:
+    """How many tables were removed, and a sentence for each failure."""
+
+    removed: int
+    failures: tuple[str, ...]

@@ -273,7 +273,7 @@ def _preview(
         on_progress=context.log.info,
     )
     context.log.info(headline(preview))
-    choices = plane.snapshot_list.all(preview.choice.tenant)
+    choices = plane.snapshots.listed(preview.choice.tenant)
     _show_on_asset(context, preview_metadata(preview, choices))
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
-from budget_recovery_dagster.domain.counters import RecoveryPoint, UnreadableKey, exact_sum
+from budget_recovery_dagster.domain.counters import TenantUsages, UnreadableKey, exact_sum
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
@@ -15,6 +15,7 @@ from budget_recovery_dagster.domain.snapshots import (
     CaptureSummary,
     PruneReport,
     RetentionPolicy,
+    TenantListing,
     TenantReading,
     TenantSnapshot,
     Uncaptured,
@@ -38,14 +39,7 @@ from budget_recovery_dagster.errors import (
     StoreLostError,
     describe_error,
 )
-from budget_recovery_dagster.ports import (
-    ControlPlane,
-    Lease,
-    OpenStore,
-    TenantListing,
-    TenantReader,
-    UsageStore,
-)
+from budget_recovery_dagster.ports import ControlPlane, Lease, OpenStore, TenantReader, UsageStore
 from budget_recovery_dagster.services.store_watch import ROUNDS, CaptureWatch
 
 # A faulty gateway could write any number of them; the first ones are enough to find the cause.
@@ -294,7 +288,7 @@ class CaptureRun:
         )
 
     def _commit(
-        self, store: UsageStore, reading: TenantReading, point: RecoveryPoint
+        self, store: UsageStore, reading: TenantReading, point: TenantUsages
     ) -> TenantSnapshot:
         identity = self.watch.require_accepted(store)
         snapshot = take_snapshot(reading, self.captured_at, identity, point)

@@ -134,7 +134,7 @@ def survey_points(plane: ControlPlane) -> PointSurvey:
     """
     started = time.monotonic()
     now = plane.clock.now()
-    newest = plane.points.newest_snapshots()
+    newest = plane.reports.newest_snapshots()
     windows = [
         PointWindow.of_point(tenant, window)
         for tenant in newest
@@ -159,10 +159,10 @@ def judge_point_ages(plane: ControlPlane) -> PointAges:
     now = plane.clock.now()
     newest = plane.points.newest_points(now)
     # If captures of a tenant fail, its last windows may have closed, and new ones are unknown.
-    watched: dict[str, datetime | None] = {**plane.points.failing(), **newest}
+    watched: dict[str, datetime | None] = {**plane.reports.failing(), **newest}
     return PointAges(
         now=now,
-        newest_snapshot=max(plane.points.newest_snapshots().values(), default=None),
+        newest_snapshot=max(plane.reports.newest_snapshots().values(), default=None),
         tenants=len(watched),
         too_old={
             tenant: captured_at

@@ -68,7 +68,7 @@ def _require_retained(plane: ControlPlane, tenant: str, budget: str) -> None:
         raise ChoiceError(
             f"No snapshot of tenant {tenant!r} is retained.", _choose("the tenants", tenants)
         )
-    budgets = plane.snapshot_list.budgets_of(tenant)
+    budgets = plane.snapshots.budgets_of(tenant)
     if budget not in budgets:
         raise ChoiceError(
             f"No snapshot of budget {budget!r} of tenant {tenant!r} is retained.",

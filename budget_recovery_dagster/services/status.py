@@ -171,7 +171,7 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
         unknown_in_a_row=sum(1 for _ in unknown),
         newest_good=plane.registry.newest_good_check(),
         newest_points=plane.points.newest_points(now),
-        newest_snapshot=max(plane.points.newest_snapshots().values(), default=None),
+        newest_snapshot=max(plane.reports.newest_snapshots().values(), default=None),
         damaged=plane.points.damaged(now),
-        failing=plane.points.failing(),
+        failing=plane.reports.failing(),
     )

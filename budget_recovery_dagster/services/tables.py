@@ -4,19 +4,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from budget_recovery_dagster.domain.snapshots import RemovedTables, TableFile
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import (
     DatabaseUnreachableError,
     HourNotCapturedError,
     describe_error,
 )
-from budget_recovery_dagster.ports import (
-    ControlPlane,
-    OpenedTables,
-    RemovedTables,
-    TableFile,
-    UsageTables,
-)
+from budget_recovery_dagster.ports import ControlPlane, OpenedTables, UsageTables
 
 # The retained hours are read for so many tenants at once: those of all tenants, at the longest
 # retention, may not fit into memory.
@@ -91,7 +86,7 @@ def build_tables(
         written: list[TableWritten] = []
         failed: list[TableFailed] = []
         # Read only now, under the lock: so the last writer has the newest snapshots.
-        for tenant in plane.retained.tenants_in(hour):
+        for tenant in plane.snapshots.tenants_in(hour):
             try:
                 table = _write(plane, opened, tenant, hour)
             except DatabaseUnreachableError:
@@ -122,7 +117,7 @@ def _write(
     plane: ControlPlane, opened: OpenedTables, tenant: str, hour: Hour
 ) -> TableWritten | None:
     """Write a tenant's table; None if its snapshots were pruned since they were listed."""
-    with plane.retained.records_of(tenant, hour) as records:
+    with plane.snapshots.records_of(tenant, hour) as records:
         if records is None:
             return None
         return TableWritten(tenant, opened.write(tenant, hour, records))
@@ -132,6 +127,6 @@ def _retained_hours(plane: ControlPlane) -> Iterator[tuple[str, frozenset[Hour]]
     tenants = sorted(plane.snapshots.tenants())
     for first in range(0, len(tenants), _TENANTS_AT_ONCE):
         some = tenants[first : first + _TENANTS_AT_ONCE]
-        hours = plane.retained.hours_of(some)
+        hours = plane.snapshots.hours_of(some)
         for tenant in some:
             yield tenant, hours.get(tenant, frozenset())

@@ -7,23 +7,19 @@ from datetime import datetime
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore
 from budget_recovery_dagster.domain import (
+    BoardOrder,
+    BoardResult,
     CaptureSource,
     ClusterView,
     Marker,
     Observation,
-    TenantReading,
-    Window,
-)
-from budget_recovery_dagster.ports import (
-    BoardOrder,
-    BoardResult,
-    IsOpen,
-    LiveTenant,
     RaiseOrder,
     RaiseResult,
     TenantListing,
-    TenantReader,
+    TenantReading,
+    Window,
 )
+from budget_recovery_dagster.ports import IsOpen, LiveTenant, TenantReader
 
 
 def nothing() -> None:

@@ -29,13 +29,13 @@ from budget_recovery_dagster.domain import (
     Hour,
     OmittedCounter,
     PruneReport,
-    RecoveryPoint,
     RecoveryState,
     Reset,
     RetentionPolicy,
     StoreIdentity,
     TenantReading,
     TenantSnapshot,
+    TenantUsages,
     UnreadableKey,
     ValueShape,
     Window,
@@ -66,7 +66,7 @@ def of(budget: str, token: str) -> BudgetWindow:
     return BudgetWindow(budget, Window.parse(token))
 
 
-def point_of(counters: Counters) -> RecoveryPoint:
+def point_of(counters: Counters) -> TenantUsages:
     return {
         of(*budget_window): {entity: Decimal(usage) for entity, usage in usages.items()}
         for budget_window, usages in counters.items()

@@ -4,8 +4,16 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 
 from budget_recovery_dagster.adapters.nats import CounterKey, encode_key
-from budget_recovery_dagster.domain import BudgetWindow, Entity, ValueShape, Window
-from budget_recovery_dagster.ports import BoardOrder, IsOpen, RaiseOrder, Written
+from budget_recovery_dagster.domain import (
+    BoardOrder,
+    BudgetWindow,
+    Entity,
+    RaiseOrder,
+    ValueShape,
+    Window,
+    Written,
+)
+from budget_recovery_dagster.ports import IsOpen
 from tests.contract.usage_stores import Subject
 from tests.nats_servers import Stored
 

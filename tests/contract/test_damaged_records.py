@@ -82,7 +82,7 @@ def test_the_newest_point_is_the_newest_intact_record(plane: ControlPlane) -> No
     capture(plane, 1 * HOUR, alice="2")
     corrupt(plane, 1 * HOUR)
     assert plane.points.newest_points(plane.clock.now()) == {"acme": NOON}
-    assert plane.points.newest_snapshots() == {"acme": NOON + HOUR}
+    assert plane.reports.newest_snapshots() == {"acme": NOON + HOUR}
     corrupt(plane, 0 * HOUR)
     assert plane.points.newest_points(plane.clock.now()) == {}
     assert plane.points.tenants() == {"acme"}
@@ -202,7 +202,7 @@ def test_a_damaged_content_is_not_shared_by_a_new_record(plane: ControlPlane) ->
 def test_a_record_that_is_read_for_a_table_is_verified(plane: ControlPlane) -> None:
     capture(plane, 0 * HOUR, alice="1")
     corrupt(plane, 0 * HOUR)
-    with plane.retained.records_of("acme", Hour(NOON)) as records:
+    with plane.snapshots.records_of("acme", Hour(NOON)) as records:
         assert records is not None
         with pytest.raises(DatabaseError, match=r"damaged \(checksum mismatch\): tenant 'acme'"):
             list(records)

@@ -2,8 +2,8 @@ from datetime import timedelta
 
 import pytest
 
+from budget_recovery_dagster.domain import LeaseState
 from budget_recovery_dagster.errors import LeaseHeldError, LeaseLostError
-from budget_recovery_dagster.ports import LeaseState
 from tests.contract.control_planes import NOON, ControlPlane, in_memory
 
 

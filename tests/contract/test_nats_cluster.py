@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from budget_recovery_dagster.adapters.nats import Timeouts, open_usage_store
-from budget_recovery_dagster.domain import FoundMarker, Window, objection
+from budget_recovery_dagster.domain import FoundMarker, Window, Written, objection
 from budget_recovery_dagster.errors import (
     StoreError,
     StoreMissingError,
     StoreNoQuorumError,
     StoreUnreachableError,
 )
-from budget_recovery_dagster.ports import Written
 from tests.contract.restore_orders import order
 from tests.identities import identity_of
 from tests.nats_cluster import Cluster

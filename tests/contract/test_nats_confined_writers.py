@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, Timeouts, open_usage_store
+from budget_recovery_dagster.domain import Written
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import (
     StorePermissionError,
 )
-from budget_recovery_dagster.ports import Written
 from tests.contract.restore_orders import (
     NOVEMBER,
     always,

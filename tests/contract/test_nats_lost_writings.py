@@ -7,12 +7,11 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
-from budget_recovery_dagster.domain import Window
+from budget_recovery_dagster.domain import RaiseResult, Window, Written
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
-from budget_recovery_dagster.ports import RaiseResult, Written
 from tests.contract.restore_orders import (
     always,
     key,

@@ -10,9 +10,8 @@ from uuid import uuid4
 import pytest
 
 from budget_recovery_dagster.adapters.nats import open_usage_store
-from budget_recovery_dagster.domain import BudgetWindow, Window
+from budget_recovery_dagster.domain import BudgetWindow, RaiseResult, Window, Written
 from budget_recovery_dagster.embedded import NatsServer
-from budget_recovery_dagster.ports import RaiseResult, Written
 from tests.contract.racing_writers import RacingWriters, history_of
 from tests.contract.restore_orders import NOVEMBER, always, key, order
 from tests.nats_servers import PATIENT, Bucket

@@ -7,14 +7,13 @@ from uuid import uuid4
 import pytest
 
 from budget_recovery_dagster.adapters.nats import IN_FLIGHT, NatsUsageStore, open_usage_store
-from budget_recovery_dagster.domain import ValueShape
+from budget_recovery_dagster.domain import RaiseResult, ValueShape, Written
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import (
     StoreMissingError,
     StoreNoQuorumError,
     StoreWriteError,
 )
-from budget_recovery_dagster.ports import RaiseResult, Written
 from tests.contract.nats_scene import counters
 from tests.contract.restore_orders import (
     LIFETIME,

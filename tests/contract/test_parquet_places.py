@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from budget_recovery_dagster.adapters.parquet import ParquetTables, directory_of
-from budget_recovery_dagster.domain import Hour
+from budget_recovery_dagster.domain import Hour, RemovedTables
 from budget_recovery_dagster.errors import ForeignTablesError, TablesError
-from budget_recovery_dagster.ports import RemovedTables
 from tests.contract.test_parquet_tables import HOUR, ME, NAME, record, write
 from tests.waiting import wait_until
 

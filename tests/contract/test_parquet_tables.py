@@ -19,11 +19,11 @@ from budget_recovery_dagster.domain import (
     CaptureSource,
     Hour,
     StoredRecord,
+    TableFile,
     Usages,
     Window,
 )
 from budget_recovery_dagster.errors import DatabaseUnreachableError
-from budget_recovery_dagster.ports import TableFile
 
 NOON = datetime(2026, 11, 25, 12, 0, 0, 123456, tzinfo=UTC)
 HOUR = Hour.containing(NOON)

@@ -120,7 +120,7 @@ def test_a_missing_content_is_a_damaged_record(
     )
     (window,) = plane.current_windows("acme")
     assert (window.usages, window.corrupt) == ({}, (NOON,))
-    with plane.retained.records_of("acme", Hour(NOON)) as records:
+    with plane.snapshots.records_of("acme", Hour(NOON)) as records:
         assert records is not None
         with pytest.raises(DatabaseError, match=r"tenant 'acme', 2026-11-25 12:00:00 UTC, .*team"):
             list(records)

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases
+from budget_recovery_dagster.domain import LeaseState
 from budget_recovery_dagster.errors import LeaseLostError
-from budget_recovery_dagster.ports import LeaseState
 from tests.contract.control_planes import is_held
 from tests.waiting import wait_until
 

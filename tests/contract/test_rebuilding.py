@@ -7,8 +7,7 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.adapters.nats import BoardKey, encode_board_key
-from budget_recovery_dagster.domain import BudgetWindow, Window
-from budget_recovery_dagster.ports import BoardOrder, BoardResult
+from budget_recovery_dagster.domain import BoardOrder, BoardResult, BudgetWindow, Window
 from budget_recovery_dagster.sandbox.gateway import board_entries, write_board
 from tests.contract.restore_orders import (
     LIFETIME,

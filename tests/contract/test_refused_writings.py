@@ -6,9 +6,8 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.adapters.nats import IN_FLIGHT, MAX_REJECTIONS
-from budget_recovery_dagster.domain import BudgetWindow, Window
+from budget_recovery_dagster.domain import BoardOrder, BudgetWindow, Window, Written
 from budget_recovery_dagster.errors import StoreWriteError
-from budget_recovery_dagster.ports import BoardOrder, Written
 from tests.contract import limited_stores
 from tests.contract.limited_stores import MOST_BYTES, Limit
 from tests.contract.restore_orders import NOVEMBER, always, board_order, key, order

@@ -2,8 +2,7 @@
 
 from datetime import UTC, datetime
 
-from budget_recovery_dagster.domain import BudgetWindow, Window
-from budget_recovery_dagster.ports import Written
+from budget_recovery_dagster.domain import BudgetWindow, Window, Written
 from tests.contract.restore_orders import (
     LIFETIME,
     key,

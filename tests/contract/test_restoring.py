@@ -6,9 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain import BudgetWindow, ValueShape, Window
+from budget_recovery_dagster.domain import BudgetWindow, ValueShape, Window, Written
 from budget_recovery_dagster.errors import StoreReadError, StoreWriteError
-from budget_recovery_dagster.ports import Written
 from tests.contract.restore_orders import (
     NOVEMBER,
     always,

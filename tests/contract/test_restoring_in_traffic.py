@@ -5,9 +5,8 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.adapters.nats import MAX_CONFLICTS
-from budget_recovery_dagster.domain import ValueShape, Window
+from budget_recovery_dagster.domain import ValueShape, Window, Written
 from budget_recovery_dagster.errors import StoreWriteError
-from budget_recovery_dagster.ports import Written
 from tests.contract.restore_orders import (
     LIFETIME,
     NOVEMBER,

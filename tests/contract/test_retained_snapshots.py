@@ -36,7 +36,7 @@ def record(at: datetime, budget: str, token: str, **usages: str) -> StoredRecord
 
 
 def records(plane: ControlPlane, tenant: str, at: datetime) -> list[StoredRecord] | None:
-    with plane.retained.records_of(tenant, Hour.containing(at)) as found:
+    with plane.snapshots.records_of(tenant, Hour.containing(at)) as found:
         return None if found is None else list(found)
 
 
@@ -57,9 +57,9 @@ def test_an_hours_records_come_by_time_budget_and_window(plane: ControlPlane) ->
         record(NOON + 59 * MINUTE, "a", "2026-11", x="2"),
     ]
     assert records(plane, "unknown", NOON) is None
-    assert plane.retained.tenants_in(Hour(NOON)) == ("acme",)
-    assert plane.retained.tenants_in(Hour(NOON + HOUR)) == ("acme", "other")
-    assert plane.retained.tenants_in(Hour(NOON - HOUR)) == ()
+    assert plane.snapshots.tenants_in(Hour(NOON)) == ("acme",)
+    assert plane.snapshots.tenants_in(Hour(NOON + HOUR)) == ("acme", "other")
+    assert plane.snapshots.tenants_in(Hour(NOON - HOUR)) == ()
 
 
 def test_a_record_tells_source_marks_and_what_is_omitted(plane: ControlPlane) -> None:
@@ -89,7 +89,7 @@ def test_a_record_tells_source_marks_and_what_is_omitted(plane: ControlPlane) ->
 def test_a_snapshot_of_nothing_is_one_without_records(plane: ControlPlane) -> None:
     plane.capture("acme", TEAM, at=NOON)
     plane.capture("acme", {}, at=NOON + HOUR)
-    assert plane.retained.tenants_in(Hour(NOON + HOUR)) == ("acme",)
+    assert plane.snapshots.tenants_in(Hour(NOON + HOUR)) == ("acme",)
     assert records(plane, "acme", NOON + HOUR) == []
 
 
@@ -103,9 +103,9 @@ def test_what_retention_has_thinned_out_is_not_retained(plane: ControlPlane) -> 
     plane.clock.set(NOON + 7 * DAY + MINUTE)
     assert plane.prune("acme").captures == 0
     late = Hour(NOON + 6 * DAY)
-    assert plane.retained.tenants_in(Hour(NOON)) == ()
+    assert plane.snapshots.tenants_in(Hour(NOON)) == ()
     assert records(plane, "acme", NOON) is None
-    assert plane.retained.hours_of(["acme", "spared", "unknown"]) == {
+    assert plane.snapshots.hours_of(["acme", "spared", "unknown"]) == {
         "acme": {late},
         "spared": {late},
     }
@@ -115,11 +115,11 @@ def test_what_retention_has_thinned_out_is_not_retained(plane: ControlPlane) -> 
 @pytest.mark.parametrize("tenants", [[], ["unknown"]])
 def test_of_nobody_no_hours_are_retained(plane: ControlPlane, tenants: list[str]) -> None:
     plane.capture("acme", TEAM)
-    assert plane.retained.hours_of(tenants) == {}
+    assert plane.snapshots.hours_of(tenants) == {}
 
 
 def write_to_full_disk(plane: ControlPlane) -> None:
-    with plane.retained.records_of("acme", Hour(NOON)) as found:
+    with plane.snapshots.records_of("acme", Hour(NOON)) as found:
         assert found is not None
         next(found)
         raise OSError("the disk is full")
@@ -177,11 +177,11 @@ def test_the_newest_points_are_of_current_windows_only(plane: ControlPlane) -> N
     midnight = datetime(2026, 11, 26, tzinfo=UTC)
     assert plane.points.newest_points(midnight) == {"acme": NOON}
     assert plane.points.newest_points(datetime(2026, 12, 1, tzinfo=UTC)) == {}
-    assert plane.points.newest_snapshots() == {"acme": NOON + HOUR, "daily": NOON}
+    assert plane.reports.newest_snapshots() == {"acme": NOON + HOUR, "daily": NOON}
 
 
 def test_without_snapshots_there_are_no_points(plane: ControlPlane) -> None:
-    assert plane.points.newest_snapshots() == {}
+    assert plane.reports.newest_snapshots() == {}
     assert plane.points.newest_points(NOON) == {}
 
 
@@ -190,11 +190,11 @@ def test_who_failed_after_their_last_snapshot_is_failing(plane: ControlPlane) ->
         failures = [CaptureFailure(name, Hour(NOON), "why", "hint.", kind) for name in names]
         plane.snapshots.record_failures(failures, run_id=f"run at {plane.clock.now()}")
 
-    assert plane.points.failing() == {}
+    assert plane.reports.failing() == {}
     note("mended", "acme", "never")
     note("usage.a key.x", kind=Uncaptured.KEY)
     plane.capture("acme", TEAM, at=NOON + MINUTE)
     plane.capture("mended", TEAM, at=NOON + MINUTE)
     plane.clock.set(NOON + HOUR)
     note("acme")
-    assert plane.points.failing() == {"acme": NOON + MINUTE, "never": None}
+    assert plane.reports.failing() == {"acme": NOON + MINUTE, "never": None}

@@ -29,8 +29,8 @@ PLAIN = ListedSnapshot(
 
 
 def test_where_there_is_no_snapshot_there_is_none_to_list(plane: ControlPlane) -> None:
-    assert plane.snapshot_list.all(None) == plane.snapshot_list.all("acme") == ()
-    assert plane.snapshot_list.budgets_of("acme") == ()
+    assert plane.snapshots.listed(None) == plane.snapshots.listed("acme") == ()
+    assert plane.snapshots.budgets_of("acme") == ()
 
 
 def test_a_tenants_snapshots_come_newest_first_with_what_was_captured(plane: ControlPlane) -> None:
@@ -45,7 +45,7 @@ def test_a_tenants_snapshots_come_newest_first_with_what_was_captured(plane: Con
         is_partial=True,
     )
     plane.commit(plane.take(read))
-    assert plane.snapshot_list.all("acme") == (
+    assert plane.snapshots.listed("acme") == (
         # Bo and the aggregate are missing.
         ListedSnapshot(
             NOON + HOUR,
@@ -61,7 +61,7 @@ def test_a_tenants_snapshots_come_newest_first_with_what_was_captured(plane: Con
         ),
         PLAIN,
     )
-    assert plane.snapshot_list.all("ac") == ()
+    assert plane.snapshots.listed("ac") == ()
 
 
 def test_of_all_tenants_those_of_one_moment_are_summed_up(plane: ControlPlane) -> None:
@@ -69,7 +69,7 @@ def test_of_all_tenants_those_of_one_moment_are_summed_up(plane: ControlPlane) -
     plane.capture("b", TWO, at=NOON)
     plane.commit(plane.take(reading("c", {}, is_partial=True), at=NOON))
     plane.capture("acme", TWO, at=NOON + HOUR)
-    assert plane.snapshot_list.all(None) == (
+    assert plane.snapshots.listed(None) == (
         replace(PLAIN, captured_at=NOON + HOUR),
         ListedSnapshot(
             NOON,
@@ -90,7 +90,7 @@ def test_two_sources_of_one_moment_are_told_apart(plane: ControlPlane) -> None:
     plane.capture("acme", TWO, at=NOON)
     by_boards = replace(reading("b", TWO), source=CaptureSource.LEADERBOARDS)
     plane.commit(plane.take(by_boards, at=NOON))
-    assert plane.snapshot_list.all(None) == (
+    assert plane.snapshots.listed(None) == (
         PLAIN,
         replace(PLAIN, source=CaptureSource.LEADERBOARDS),
     )
@@ -103,9 +103,9 @@ def test_a_snapshot_of_which_retention_took_records_is_marked(plane: ControlPlan
     plane.capture("acme", TWO, at=NOON + 8 * DAY)
     plane.prune("acme")
     pruned = replace(PLAIN, records=3, entries=4, is_pruned=True)
-    assert plane.snapshot_list.all("acme")[1] == pruned
-    assert plane.snapshot_list.all("b") == (PLAIN,)
-    assert plane.snapshot_list.all(None)[1] == replace(pruned, tenants=2, records=5, entries=7)
+    assert plane.snapshots.listed("acme")[1] == pruned
+    assert plane.snapshots.listed("b") == (PLAIN,)
+    assert plane.snapshots.listed(None)[1] == replace(pruned, tenants=2, records=5, entries=7)
 
 
 def test_budgets_are_those_that_have_a_retained_record_by_name(plane: ControlPlane) -> None:
@@ -114,8 +114,8 @@ def test_budgets_are_those_that_have_a_retained_record_by_name(plane: ControlPla
     more: Counters = {("a", token): {"x": "1"} for token in ("lifetime", "2026-Q4", "2026-11")}
     plane.capture("acme", more, at=NOON + HOUR)
     plane.capture("acme2", {("other", "lifetime"): {"x": "1"}})
-    assert plane.snapshot_list.budgets_of("acme") == ("B", "a", "a b", "b", "é")
+    assert plane.snapshots.budgets_of("acme") == ("B", "a", "a b", "b", "é")
     # All that is older goes, and in December nobody needs it.
     plane.capture("acme", more, at=NOON + 30 * DAY)
     plane.prune("acme")
-    assert plane.snapshot_list.budgets_of("acme") == ("a",)
+    assert plane.snapshots.budgets_of("acme") == ("a",)

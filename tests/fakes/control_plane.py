@@ -24,6 +24,7 @@ from budget_recovery_dagster.domain import (
     Holding,
     Incident,
     KeptPreview,
+    LeaseState,
     MergedAudits,
     NamedDrop,
     Period,
@@ -40,7 +41,7 @@ from budget_recovery_dagster.domain import (
     require_lease_of,
     require_ours,
 )
-from budget_recovery_dagster.ports import Lease, LeaseState, StoreRecord
+from budget_recovery_dagster.ports import Lease, StoreRecord
 
 
 class ManualClock:

@@ -15,10 +15,9 @@ from tests.fakes.control_plane import (
 )
 from tests.fakes.incidents import MemoryIncidents, MemoryStoreRegistry
 from tests.fakes.snapshots import (
+    MemoryCaptureReports,
     MemoryRecoveryPoints,
     MemoryResets,
-    MemoryRetainedSnapshots,
-    MemorySnapshotList,
     MemorySnapshots,
 )
 
@@ -33,9 +32,7 @@ class MemoryControlPlane(ControlPlane):
     registry: MemoryStoreRegistry
     leases: MemoryLeases
     snapshots: MemorySnapshots
-    reports: MemorySnapshots
-    snapshot_list: MemorySnapshotList
-    retained: MemoryRetainedSnapshots
+    reports: MemoryCaptureReports
     points: MemoryRecoveryPoints
     incidents: MemoryIncidents
     audits: MemoryRestoreAudits
@@ -49,15 +46,12 @@ class MemoryControlPlane(ControlPlane):
         """Make an empty one whose clock shows ``now``."""
         clock = ManualClock(now)
         state = MemoryState(clock)
-        snapshots = MemorySnapshots(state)
         return cls(
             clock=clock,
             registry=MemoryStoreRegistry(state, bucket),
             leases=MemoryLeases(state),
-            snapshots=snapshots,
-            reports=snapshots,
-            snapshot_list=MemorySnapshotList(state),
-            retained=MemoryRetainedSnapshots(state),
+            snapshots=MemorySnapshots(state),
+            reports=MemoryCaptureReports(state),
             points=MemoryRecoveryPoints(state),
             incidents=MemoryIncidents(state),
             audits=MemoryRestoreAudits(state),

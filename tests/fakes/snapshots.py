@@ -32,13 +32,13 @@ from budget_recovery_dagster.domain import (
     NamedOmission,
     PruneReport,
     RecordMarks,
-    RecoveryPoint,
     Reset,
     RetentionPolicy,
     StoredRecord,
     StoreIdentity,
     TenantPoint,
     TenantSnapshot,
+    TenantUsages,
     Uncaptured,
     WindowMerge,
     WindowPoint,
@@ -196,6 +196,85 @@ class MemorySnapshots:
                     removed += 1
         return removed
 
+    def listed(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
+        """Return the snapshots of a tenant, or of all tenants by timestamp; newest first."""
+        together: defaultdict[tuple[datetime, CaptureSource], list[StoredSnapshot]]
+        together = defaultdict(list)
+        for (name, captured_at), stored in self._plane.snapshots.items():
+            if tenant in (None, name):
+                together[captured_at, stored.summary.source].append(stored)
+        # Of one moment, the sources by name.
+        by_source = sorted(together, key=lambda key: key[1].value)
+        return tuple(
+            _listed(*key, together[key])
+            for key in sorted(by_source, key=lambda key: key[0], reverse=True)
+        )
+
+    def budgets_of(self, tenant: str) -> tuple[str, ...]:
+        """Return the budgets of a tenant that have a retained record, by name."""
+        return tuple(
+            sorted(
+                {
+                    of.budget
+                    for (name, _), stored in self._plane.snapshots.items()
+                    if name == tenant
+                    for of in stored.records
+                }
+            )
+        )
+
+    def tenants_in(self, hour: Hour) -> tuple[str, ...]:
+        """Return the tenants that have a retained snapshot of an hour, by name."""
+        return tuple(sorted({stored.summary.tenant for stored in self._of_hour(hour)}))
+
+    def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
+        """Return the hours in which these tenants have a retained snapshot; none: no key."""
+        hours: defaultdict[str, set[Hour]] = defaultdict(set)
+        for stored in self._whole():
+            if stored.summary.tenant in tenants:
+                hours[stored.summary.tenant].add(Hour.containing(stored.summary.captured_at))
+        return {tenant: frozenset(each) for tenant, each in hours.items()}
+
+    @contextmanager
+    def records_of(self, tenant: str, hour: Hour) -> Iterator[Iterator[StoredRecord] | None]:
+        """Give the records of a tenant's retained snapshots of an hour."""
+        snapshots = [each for each in self._of_hour(hour) if each.summary.tenant == tenant]
+        records = (
+            _stored_record(stored, stored.records[of])
+            for stored in sorted(snapshots, key=lambda each: each.summary.captured_at)
+            for of in sorted(stored.records, key=_entry_order)
+        )
+        yield records if snapshots else None
+
+    def _of_hour(self, hour: Hour) -> Iterator[StoredSnapshot]:
+        for stored in self._whole():
+            if Hour.containing(stored.summary.captured_at) == hour:
+                yield stored
+
+    def _whole(self) -> Iterator[StoredSnapshot]:
+        for stored in self._plane.snapshots.values():
+            if len(stored.records) == stored.summary.record_count:
+                yield stored
+
+    def _of(self, tenants: Collection[str]) -> Iterator[StoredSnapshot]:
+        for (tenant, _), stored in self._plane.snapshots.items():
+            if tenant in tenants:
+                yield stored
+
+    def _hashes(self) -> set[bytes]:
+        return {
+            record.content_hash
+            for stored in self._plane.snapshots.values()
+            for record in stored.records.values()
+        }
+
+
+class MemoryCaptureReports:
+    """The reports on the snapshots of a control plane."""
+
+    def __init__(self, control_plane: MemoryState) -> None:
+        self._plane = control_plane
+
     def captured_in(self, hour: Hour) -> tuple[CaptureSummary, ...]:
         """Return the snapshots captured in an hour, by tenant and time."""
         return self._summaries(
@@ -261,10 +340,26 @@ class MemorySnapshots:
             if not is_intact(record)
         )
 
-    def _of(self, tenants: Collection[str]) -> Iterator[StoredSnapshot]:
-        for (tenant, _), stored in self._plane.snapshots.items():
-            if tenant in tenants:
-                yield stored
+    def newest_snapshots(self) -> Mapping[str, datetime]:
+        """Return the time of each tenant's newest snapshot, for all that have one."""
+        # A tenant's snapshots are in the order of their times.
+        return dict(sorted(self._plane.snapshots))
+
+    def failing(self) -> Mapping[str, datetime | None]:
+        """Return the tenants whose last capture failed, with the time of their newest snapshot."""
+        failed_at: dict[str, datetime] = {}
+        for (_, kind, name), noted in self._plane.failures.items():
+            if kind is Uncaptured.TENANT:
+                failed_at[name] = max(noted.failed_at, failed_at.get(name, noted.failed_at))
+        newest = {
+            tenant: (captured_at, stored.stored_at)
+            for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key)
+        }
+        return {
+            tenant: newest[tenant][0] if tenant in newest else None
+            for tenant in sorted(failed_at)
+            if tenant not in newest or newest[tenant][1] < failed_at[tenant]
+        }
 
     def _by(self, run_id: str) -> Iterator[StoredSnapshot]:
         for stored in self._plane.snapshots.values():
@@ -274,13 +369,6 @@ class MemorySnapshots:
     def _summaries(self, snapshots: Iterable[StoredSnapshot]) -> tuple[CaptureSummary, ...]:
         return tuple(sorted((stored.summary for stored in snapshots), key=_order))
 
-    def _hashes(self) -> set[bytes]:
-        return {
-            record.content_hash
-            for stored in self._plane.snapshots.values()
-            for record in stored.records.values()
-        }
-
 
 def _order(summary: CaptureSummary) -> tuple[str, datetime]:
     return summary.tenant, summary.captured_at
@@ -289,40 +377,6 @@ def _order(summary: CaptureSummary) -> tuple[str, datetime]:
 def is_intact(record: BudgetRecord) -> bool:
     """Whether a record holds what was captured."""
     return hash_usages(record.usages) == record.content_hash
-
-
-class MemorySnapshotList:
-    """The snapshots of a control plane, summed up."""
-
-    def __init__(self, control_plane: MemoryState) -> None:
-        self._plane = control_plane
-
-    def all(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
-        """Return the snapshots of a tenant, or of all tenants by timestamp; newest first."""
-        together: defaultdict[tuple[datetime, CaptureSource], list[StoredSnapshot]]
-        together = defaultdict(list)
-        for (name, captured_at), stored in self._plane.snapshots.items():
-            if tenant in (None, name):
-                together[captured_at, stored.summary.source].append(stored)
-        # Of one moment, the sources by name.
-        by_source = sorted(together, key=lambda key: key[1].value)
-        return tuple(
-            _listed(*key, together[key])
-            for key in sorted(by_source, key=lambda key: key[0], reverse=True)
-        )
-
-    def budgets_of(self, tenant: str) -> tuple[str, ...]:
-        """Return the budgets of a tenant that have a retained record, by name."""
-        return tuple(
-            sorted(
-                {
-                    of.budget
-                    for (name, _), stored in self._plane.snapshots.items()
-                    if name == tenant
-                    for of in stored.records
-                }
-            )
-        )
 
 
 def _listed(
@@ -341,46 +395,6 @@ def _listed(
         partial=sum(each.is_partial for each in summaries),
         is_pruned=any(len(each.records) < each.summary.record_count for each in snapshots),
     )
-
-
-class MemoryRetainedSnapshots:
-    """The snapshots of a control plane that are within retention."""
-
-    def __init__(self, control_plane: MemoryState) -> None:
-        self._plane = control_plane
-
-    def tenants_in(self, hour: Hour) -> tuple[str, ...]:
-        """Return the tenants that have a retained snapshot of an hour, by name."""
-        return tuple(sorted({stored.summary.tenant for stored in self._of_hour(hour)}))
-
-    def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
-        """Return the hours in which these tenants have a retained snapshot; none: no key."""
-        hours: defaultdict[str, set[Hour]] = defaultdict(set)
-        for stored in self._whole():
-            if stored.summary.tenant in tenants:
-                hours[stored.summary.tenant].add(Hour.containing(stored.summary.captured_at))
-        return {tenant: frozenset(each) for tenant, each in hours.items()}
-
-    @contextmanager
-    def records_of(self, tenant: str, hour: Hour) -> Iterator[Iterator[StoredRecord] | None]:
-        """Give the records of a tenant's retained snapshots of an hour."""
-        snapshots = [each for each in self._of_hour(hour) if each.summary.tenant == tenant]
-        records = (
-            _stored_record(stored, stored.records[of])
-            for stored in sorted(snapshots, key=lambda each: each.summary.captured_at)
-            for of in sorted(stored.records, key=_entry_order)
-        )
-        yield records if snapshots else None
-
-    def _of_hour(self, hour: Hour) -> Iterator[StoredSnapshot]:
-        for stored in self._whole():
-            if Hour.containing(stored.summary.captured_at) == hour:
-                yield stored
-
-    def _whole(self) -> Iterator[StoredSnapshot]:
-        for stored in self._plane.snapshots.values():
-            if len(stored.records) == stored.summary.record_count:
-                yield stored
 
 
 def _stored_record(stored: StoredSnapshot, record: BudgetRecord) -> StoredRecord:
@@ -469,7 +483,7 @@ class MemoryRecoveryPoints:
         """Return the same points as if no reset had been recorded."""
         return MemoryRecoveryPoints(self._plane, heeds_resets=False)
 
-    def current_usages(self, tenant: str, now: datetime) -> RecoveryPoint:
+    def current_usages(self, tenant: str, now: datetime) -> TenantUsages:
         """Read only the usages of a tenant's current windows."""
         resets = resets_of(self._plane, tenant) if self._heeds_resets else ()
         usages = {
@@ -484,11 +498,6 @@ class MemoryRecoveryPoints:
             if of.window.is_current(now)
         }
         return {of: each for of, each in usages.items() if each}
-
-    def newest_snapshots(self) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest snapshot, for all that have one."""
-        # A tenant's snapshots are in the order of their times.
-        return dict(sorted(self._plane.snapshots))
 
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
         """Return the time of each tenant's newest intact record of a window open at ``now``."""
@@ -512,22 +521,6 @@ class MemoryRecoveryPoints:
                 if window.of.window.is_current(now)
             )
         return {tenant: count for tenant, count in counts.items() if count}
-
-    def failing(self) -> Mapping[str, datetime | None]:
-        """Return the tenants whose last capture failed, with the time of their newest snapshot."""
-        failed_at: dict[str, datetime] = {}
-        for (_, kind, name), noted in self._plane.failures.items():
-            if kind is Uncaptured.TENANT:
-                failed_at[name] = max(noted.failed_at, failed_at.get(name, noted.failed_at))
-        newest = {
-            tenant: (captured_at, stored.stored_at)
-            for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key)
-        }
-        return {
-            tenant: newest[tenant][0] if tenant in newest else None
-            for tenant in sorted(failed_at)
-            if tenant not in newest or newest[tenant][1] < failed_at[tenant]
-        }
 
     def _records_of(self, tenant: str) -> dict[BudgetWindow, Records]:
         found: dict[BudgetWindow, Records] = {}

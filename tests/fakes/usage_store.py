@@ -38,18 +38,22 @@ from budget_recovery_dagster.adapters.nats import (
     rebuild,
 )
 from budget_recovery_dagster.domain import (
+    BoardOrder,
+    BoardResult,
     BudgetWindow,
     CaptureSource,
     ClusterView,
     Entity,
     Marker,
     Observation,
+    RaiseOrder,
+    RaiseResult,
     StoreIdentity,
     TenantReading,
     Window,
 )
 from budget_recovery_dagster.errors import StoreError, StoreMissingError, StoreWriteError
-from budget_recovery_dagster.ports import BoardOrder, BoardResult, IsOpen, RaiseOrder, RaiseResult
+from budget_recovery_dagster.ports import IsOpen
 
 
 class Keys(Protocol):

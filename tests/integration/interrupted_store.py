@@ -4,17 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from budget_recovery_dagster.domain import CaptureSource, TenantReading
-from budget_recovery_dagster.ports import (
+from budget_recovery_dagster.domain import (
     BoardOrder,
     BoardResult,
-    IsOpen,
-    LiveTenant,
+    CaptureSource,
     RaiseOrder,
     RaiseResult,
     TenantListing,
-    TenantReader,
+    TenantReading,
 )
+from budget_recovery_dagster.ports import IsOpen, LiveTenant, TenantReader
 from tests.integration.timeless_store import TimelessStore, opened_store
 
 

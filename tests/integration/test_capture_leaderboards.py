@@ -9,7 +9,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain import BudgetWindow, Hour, RecoveryPoint, Window
+from budget_recovery_dagster.domain import BudgetWindow, Hour, TenantUsages, Window
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests.integration.confined_user import confined_to
@@ -34,7 +34,7 @@ def by_boards(configured: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     return configured
 
 
-def recovery_point(tenant: str) -> RecoveryPoint:
+def recovery_point(tenant: str) -> TenantUsages:
     with opened_control_plane(load_settings()) as plane:
         return plane.points.current_usages(tenant, datetime.now(UTC))
 

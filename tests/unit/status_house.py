@@ -10,6 +10,7 @@ from budget_recovery_dagster.domain import (
     Check,
     Ended,
     Incident,
+    LeaseState,
     Loss,
     Outcome,
     Recovery,
@@ -18,12 +19,11 @@ from budget_recovery_dagster.domain import (
     StoreIdentity,
     Verdict,
 )
-from budget_recovery_dagster.ports import LeaseState
 from budget_recovery_dagster.services import Status, read_status
 from tests.fakes.control_plane import MemoryLeases
 from tests.fakes.incidents import MemoryIncidents, MemoryStoreRegistry
 from tests.fakes.plane import MemoryControlPlane
-from tests.fakes.snapshots import MemoryRecoveryPoints
+from tests.fakes.snapshots import MemoryCaptureReports, MemoryRecoveryPoints
 
 NOW = datetime(2026, 11, 30, 8, 31, 2, tzinfo=UTC)
 INTERVAL = timedelta(minutes=10)
@@ -97,6 +97,7 @@ class Known:
             incidents=cast(MemoryIncidents, _Incidents(self)),
             registry=cast(MemoryStoreRegistry, _Checks(self)),
             points=cast(MemoryRecoveryPoints, _Points(self)),
+            reports=cast(MemoryCaptureReports, _Reports(self)),
             leases=cast(MemoryLeases, _Leases(self)),
         )
         return read_status(plane, check_interval=INTERVAL)
@@ -144,16 +145,21 @@ class _Checks:
 class _Points:
     known: Known
 
-    def newest_snapshots(self) -> Mapping[str, datetime]:
-        return {**self.known.points, **self.known.snapshots}
-
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
         assert now == NOW
         return self.known.points
 
-    def failing(self) -> Mapping[str, datetime | None]:
-        return self.known.failing_tenants
-
     def damaged(self, now: datetime) -> Mapping[str, int]:
         assert now == NOW
         return self.known.damaged
+
+
+@dataclass
+class _Reports:
+    known: Known
+
+    def newest_snapshots(self) -> Mapping[str, datetime]:
+        return {**self.known.points, **self.known.snapshots}
+
+    def failing(self) -> Mapping[str, datetime | None]:
+        return self.known.failing_tenants

@@ -105,8 +105,8 @@ def test_a_store_of_another_identity_stores_nothing_and_prunes_nothing(
     assert isinstance(captured.stopped_by, StoreLostError)
     assert what in captured.stopped_by.message
     assert captured.pruned is None
-    assert len(house.plane.snapshots.captured_by("old")) == 3
-    assert [f.name for f in house.plane.snapshots.failures_of("new")] == ["a", "b", "c"]
+    assert len(house.plane.reports.captured_by("old")) == 3
+    assert [f.name for f in house.plane.reports.failures_of("new")] == ["a", "b", "c"]
 
 
 def test_a_baseline_lost_from_the_database_is_no_first_install(house: House) -> None:

@@ -41,7 +41,7 @@ def stored(house: House, source: CaptureSource) -> TenantStored:
 
 
 def drops(house: House) -> dict[str | None, tuple[str, str | None]]:
-    named = house.plane.snapshots.drops_of(f"run at {house.clock.now()}")
+    named = house.plane.reports.drops_of(f"run at {house.clock.now()}")
     return {drop.entity: (drop.before, drop.after) for drop in named}
 
 
@@ -57,7 +57,7 @@ def test_the_tenants_are_those_of_the_source(house: House) -> None:
     captured = house.capture()
     assert [outcome.tenant for outcome in captured.stored] == ["both", "ranked"]
     assert house.known("both", "bob") == Decimal(3)
-    (summary,) = [s for s in house.plane.snapshots.captured_by("a run") if s.tenant == "both"]
+    (summary,) = [s for s in house.plane.reports.captured_by("a run") if s.tenant == "both"]
     assert (summary.source, summary.entry_count) == (BOARDS, 1)
 
 
@@ -133,7 +133,7 @@ def test_a_board_that_cannot_be_read_costs_no_other_and_calls_nothing_missing(
     outcome = stored(house, BOARDS)
     assert (outcome.records, outcome.entries, outcome.omitted, outcome.drops) == (2, 1, 1, 0)
     assert outcome.truncated == 0
-    (omission,) = house.plane.snapshots.omissions_of(f"run at {house.clock.now()}")
+    (omission,) = house.plane.reports.omissions_of(f"run at {house.clock.now()}")
     assert omission.key == "leaderboard.a.spend.lifetime"
     assert omission.reason == "the value is not JSON"
     assert point(house) == {"bob": Decimal(2), None: Decimal(5)}
@@ -145,6 +145,6 @@ def test_a_board_that_is_gone_is_told(house: House) -> None:
     stored(house, BOARDS)
     house.store.purge("leaderboard.a.spend.")
     assert stored(house, BOARDS).drops == 1
-    assert house.plane.snapshots.drops_of(f"run at {house.clock.now()}") == (
+    assert house.plane.reports.drops_of(f"run at {house.clock.now()}") == (
         NamedDrop("a", "spend", "lifetime", "bob", "2", None),
     )

@@ -44,7 +44,7 @@ def test_an_unreachable_store_is_told_of_every_known_tenant(house: House) -> Non
     house.capture()
     house.store.identity_failure = StoreUnreachableError("No answer.", "see whether NATS runs.")
     captured = house.capture("later")
-    assert [f.name for f in house.plane.snapshots.failures_of("later")] == ["a", "b", "c"]
+    assert [f.name for f in house.plane.reports.failures_of("later")] == ["a", "b", "c"]
     assert captured.read == frozenset()
 
 
@@ -146,7 +146,7 @@ def test_a_current_hour_can_be_captured_again(house: House) -> None:
     house.clock.advance(timedelta(minutes=10))
     house.spend("a", "11")
     house.capture("second")
-    assert [s.run_id for s in house.plane.snapshots.captured_in(house.hour) if s.tenant == "a"] == [
+    assert [s.run_id for s in house.plane.reports.captured_in(house.hour) if s.tenant == "a"] == [
         "first",
         "second",
     ]
@@ -167,4 +167,4 @@ def test_the_night_of_the_autumn_clock_change_has_25_snapshots(house: House) -> 
         house.capture(f"run {len(hours)}")
         house.clock.advance(timedelta(hours=1))
     assert len(hours) == 25
-    assert all(len(house.plane.snapshots.captured_in(hour)) == 3 for hour in hours)
+    assert all(len(house.plane.reports.captured_in(hour)) == 3 for hour in hours)

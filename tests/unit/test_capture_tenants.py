@@ -22,8 +22,8 @@ def test_one_tenant_that_cannot_be_read_stops_no_other(house: House) -> None:
     ]
     assert captured.stopped_by is None
     assert house.outcomes == list(captured.outcomes)
-    assert [s.tenant for s in house.plane.snapshots.captured_by("one")] == ["a", "c"]
-    assert [(f.name, f.hint) for f in house.plane.snapshots.failures_of("one")] == [
+    assert [s.tenant for s in house.plane.reports.captured_by("one")] == ["a", "c"]
+    assert [(f.name, f.hint) for f in house.plane.reports.failures_of("one")] == [
         ("b", "grant it.")
     ]
 
@@ -167,6 +167,6 @@ def test_keys_that_name_no_tenant_are_reported(house: House) -> None:
     house.store.put("usage.=zz.spend.lifetime.=", b"1")
     captured = house.capture("a run")
     assert names(captured.stored) == ["a", "b", "c"]
-    (noted,) = house.plane.snapshots.failures_of("a run")
+    (noted,) = house.plane.reports.failures_of("a run")
     assert (noted.kind, noted.name) == (Uncaptured.KEY, "usage.=zz.spend.lifetime.=")
     assert [bad.key for bad in captured.unreadable] == ["usage.=zz.spend.lifetime.="]

@@ -40,6 +40,7 @@ from budget_recovery_dagster.domain import (
     Waiting,
     Window,
     WindowPoint,
+    Written,
 )
 from budget_recovery_dagster.errors import (
     UNEXPECTED_ERROR,
@@ -47,7 +48,6 @@ from budget_recovery_dagster.errors import (
     LeaseHeldError,
     SettingsError,
 )
-from budget_recovery_dagster.ports import Written
 from budget_recovery_dagster.presentation import (
     CHANGES,
     FAILURES,

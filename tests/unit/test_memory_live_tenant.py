@@ -11,8 +11,11 @@ from budget_recovery_dagster.domain import (
     BudgetWindow,
     CaptureSource,
     ClusterView,
+    RaiseOrder,
+    RaiseResult,
     ValueShape,
     Window,
+    Written,
 )
 from budget_recovery_dagster.errors import (
     StoreError,
@@ -21,7 +24,6 @@ from budget_recovery_dagster.errors import (
     StorePermissionError,
     StoreWriteError,
 )
-from budget_recovery_dagster.ports import RaiseOrder, RaiseResult, Written
 from tests.fakes.usage_store import MemoryUsageStore, alone
 from tests.identities import identity_of
 

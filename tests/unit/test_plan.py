@@ -12,7 +12,7 @@ from budget_recovery_dagster.domain import (
     Entity,
     PlannedEntry,
     RecoveryPlan,
-    RecoveryPoint,
+    TenantUsages,
     Window,
     plan_restore,
 )
@@ -88,7 +88,7 @@ def test_an_unreadable_live_counter_is_left_alone_and_costs_no_other() -> None:
 def test_a_window_that_has_closed_is_never_written(
     captured: tuple[str, ...], now: datetime, closed: set[str], open_still: set[str]
 ) -> None:
-    recorded: RecoveryPoint = {
+    recorded: TenantUsages = {
         BudgetWindow("team", Window.parse(token)): usages({"alice": "5"}) for token in captured
     }
     plan = plan_restore("acme", recorded, {}, (), now)
@@ -124,7 +124,7 @@ points = st.dictionaries(
 
 @given(points, points)
 def test_a_restore_is_the_maximum_and_a_second_one_does_nothing(
-    recorded: RecoveryPoint, live: RecoveryPoint
+    recorded: TenantUsages, live: TenantUsages
 ) -> None:
     plan = plan_restore("acme", recorded, live, (), NOW)
     after = {of: dict(each) for of, each in live.items()}

@@ -7,7 +7,7 @@ from budget_recovery_dagster.domain import (
     BudgetWindow,
     Drop,
     Entity,
-    RecoveryPoint,
+    TenantUsages,
     UnlistedEntities,
     Window,
     covers,
@@ -49,11 +49,11 @@ def test_covering_means_nothing_missing_and_nothing_lower() -> None:
 
 
 def test_missing_and_lower_counters_are_named() -> None:
-    point: RecoveryPoint = {
+    point: TenantUsages = {
         MONTH: {"gone": Decimal(5), "lower": Decimal(3), "same": Decimal(1)},
         LIFETIME: {None: Decimal(9)},
     }
-    observed: RecoveryPoint = {MONTH: {"lower": Decimal(2), "same": Decimal(1), "new": Decimal(0)}}
+    observed: TenantUsages = {MONTH: {"lower": Decimal(2), "same": Decimal(1), "new": Decimal(0)}}
     assert find_drops(point, observed, unknown=[], unlisted=[]) == (
         Drop(MONTH, "gone", Decimal(5), None),
         Drop(MONTH, "lower", Decimal(3), Decimal(2)),
@@ -62,14 +62,14 @@ def test_missing_and_lower_counters_are_named() -> None:
 
 
 def test_an_unreadable_counter_is_not_called_missing() -> None:
-    point: RecoveryPoint = {MONTH: {"a": Decimal(5), "b": Decimal(5)}}
+    point: TenantUsages = {MONTH: {"a": Decimal(5), "b": Decimal(5)}}
     assert find_drops(point, {}, unknown=[(MONTH, "a")], unlisted=[]) == (
         Drop(MONTH, "b", Decimal(5), None),
     )
 
 
 def test_who_is_not_listed_is_a_drop_only_above_the_lowest_that_is() -> None:
-    point: RecoveryPoint = {
+    point: TenantUsages = {
         MONTH: {
             "above": Decimal("7.01"),
             "equal": Decimal(7),
@@ -80,7 +80,7 @@ def test_who_is_not_listed_is_a_drop_only_above_the_lowest_that_is() -> None:
         },
         LIFETIME: {"below": Decimal(1)},
     }
-    observed: RecoveryPoint = {
+    observed: TenantUsages = {
         MONTH: {"listed and lower": Decimal(8), "listed": Decimal(7), "new": Decimal(50)}
     }
     full = UnlistedEntities(MONTH, Decimal(7), is_truncated=True)
@@ -93,10 +93,10 @@ def test_who_is_not_listed_is_a_drop_only_above_the_lowest_that_is() -> None:
 
 
 def test_where_nothing_is_known_of_the_unlisted_only_who_is_listed_is_judged() -> None:
-    point: RecoveryPoint = {
+    point: TenantUsages = {
         MONTH: {None: Decimal(99), "gone": Decimal(99), "lower": Decimal(3), "same": Decimal(1)}
     }
-    observed: RecoveryPoint = {MONTH: {"lower": Decimal(2), "same": Decimal(1)}}
+    observed: TenantUsages = {MONTH: {"lower": Decimal(2), "same": Decimal(1)}}
     for is_truncated in (True, False):
         unlisted = [UnlistedEntities(MONTH, None, is_truncated)]
         assert find_drops(point, observed, unknown=[], unlisted=unlisted) == (

@@ -8,10 +8,10 @@ from budget_recovery_dagster.domain import (
     Drop,
     Entity,
     OmittedCounter,
-    RecoveryPoint,
     StoreIdentity,
     TenantReading,
     TenantSnapshot,
+    TenantUsages,
     UnlistedEntities,
     UnreadableKey,
     Usages,
@@ -41,7 +41,7 @@ def snapshot(
     *counters: CounterReading,
     omitted: tuple[OmittedCounter, ...] = (),
     unreadable: tuple[UnreadableKey, ...] = (),
-    point: RecoveryPoint | None = None,
+    point: TenantUsages | None = None,
 ) -> TenantSnapshot:
     reading = TenantReading(
         "acme", CaptureSource.COUNTERS, counters, omitted, unreadable, is_partial=False
@@ -62,7 +62,7 @@ def test_counters_become_one_record_per_budget_and_window() -> None:
 
 
 def test_a_record_covers_what_came_before_unless_something_is_missing_or_lower() -> None:
-    point: RecoveryPoint = {MONTH: {"a": Decimal(2), "b": Decimal(2)}}
+    point: TenantUsages = {MONTH: {"a": Decimal(2), "b": Decimal(2)}}
     whole = snapshot(counter(MONTH, "a", "2"), counter(MONTH, "b", "3"), point=point)
     missing = snapshot(counter(MONTH, "a", "2"), point=point)
     lower = snapshot(counter(MONTH, "a", "1"), counter(MONTH, "b", "3"), point=point)
@@ -133,7 +133,7 @@ def from_boards(
     *counters: CounterReading,
     omitted: tuple[OmittedCounter, ...] = (),
     unlisted: tuple[UnlistedEntities, ...] = (),
-    point: RecoveryPoint | None = None,
+    point: TenantUsages | None = None,
 ) -> TenantSnapshot:
     reading = TenantReading(
         "acme",
@@ -187,7 +187,7 @@ def test_the_records_of_full_boards_alone_are_truncated() -> None:
 
 def test_a_truncated_record_covers_only_if_nobody_earlier_is_missing_or_lower() -> None:
     full = (UnlistedEntities(MONTH, Decimal(2), is_truncated=True),)
-    point: RecoveryPoint = {MONTH: {"a": Decimal(2), "b": Decimal(1)}}
+    point: TenantUsages = {MONTH: {"a": Decimal(2), "b": Decimal(1)}}
     whole = from_boards(
         listed(MONTH, "a", "2"), listed(MONTH, "b", "2"), unlisted=full, point=point
     )
@@ -210,7 +210,7 @@ def test_a_truncated_record_covers_only_if_nobody_earlier_is_missing_or_lower() 
 def test_an_entry_of_nobody_is_not_taken_for_the_aggregate() -> None:
     nobody = OmittedCounter(MONTH, None, "key", "entry 2: no field entity", is_entity_known=False)
     aggregate = OmittedCounter(MONTH, None, "key", "entry 2: NaN", is_entity_known=True)
-    point: RecoveryPoint = {MONTH: {None: Decimal(5)}}
+    point: TenantUsages = {MONTH: {None: Decimal(5)}}
     unlisted = (UnlistedEntities(MONTH, None, is_truncated=False),)
     lower = listed(MONTH, None, "4")
     assert from_boards(lower, omitted=(nobody,), unlisted=unlisted, point=point).drops == (

@@ -1,8 +1,6 @@
 """Tables of the hour, from a control plane in memory, as real files."""
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -10,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from budget_recovery_dagster.adapters.parquet import ParquetTables, directory_of
-from budget_recovery_dagster.domain import Hour, StoredRecord
+from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.errors import HourNotCapturedError
-from budget_recovery_dagster.ports import RetainedSnapshots
 from budget_recovery_dagster.services import TableFailed, TablesBuilt, build_tables
 from tests.contract.control_planes import NOON, ControlPlane, Counters, in_memory
+from tests.fakes.snapshots import MemorySnapshots
 
 TEAM: Counters = {("team", "lifetime"): {"alice": "1.5", None: "7"}}
 HOUR = timedelta(hours=1)
@@ -133,27 +131,18 @@ def test_a_snapshot_of_nothing_makes_a_table_without_rows(scene: Scene) -> None:
     assert pq.read_schema(without.path).equals(pq.read_schema(with_rows.path))
 
 
-@dataclass
-class LateListing:
+class LateListing(MemorySnapshots):
     """Lists also tenants whose snapshots of the hour have just been pruned."""
 
-    retained: RetainedSnapshots
-
     def tenants_in(self, hour: Hour) -> tuple[str, ...]:
-        return ("acme", *self.retained.tenants_in(hour), "pruned")
-
-    def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
-        return self.retained.hours_of(tenants)
-
-    def records_of(
-        self, tenant: str, hour: Hour
-    ) -> AbstractContextManager[Iterator[StoredRecord] | None]:
-        return self.retained.records_of(tenant, hour)
+        return ("acme", *super().tenants_in(hour), "pruned")
 
 
 def test_what_is_pruned_after_it_was_listed_gets_no_table(scene: Scene) -> None:
     scene.plane.capture("other", TEAM, at=NOON)
-    scene.plane = replace(scene.plane, retained=LateListing(scene.plane.retained))
+    snapshots = scene.plane.snapshots
+    assert isinstance(snapshots, MemorySnapshots)
+    scene.plane = replace(scene.plane, snapshots=LateListing(snapshots._plane))
     built = scene.build(NOON)
     assert [each.tenant for each in built.written] == ["other"]
     assert scene.failures == []

@@ -56,7 +56,7 @@ from budget_recovery_dagster.domain.counters import (
     UnreadableUsageError,
     UnusableNameError,
 )
-from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
+from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantListing, TenantReading
 from budget_recovery_dagster.errors import (
     StoreError,
     StoreNoQuorumError,
@@ -64,7 +64,6 @@ from budget_recovery_dagster.errors import (
     StoreReadError,
     StoreUnreachableError,
 )
-from budget_recovery_dagster.ports import TenantListing
 
 _log = logging.getLogger(__name__)
 BATCH = 5000

@@ -1,6 +1,7 @@
 """The control-plane database in PostgreSQL."""
 
 from budget_recovery_dagster.adapters.postgres.database import MAX_CONNECTIONS as MAX_CONNECTIONS
+from budget_recovery_dagster.adapters.postgres.database import MAX_NAMED as MAX_NAMED
 from budget_recovery_dagster.adapters.postgres.database import Connection as Connection
 from budget_recovery_dagster.adapters.postgres.database import Database as Database
 from budget_recovery_dagster.adapters.postgres.database import Migration as Migration
@@ -10,9 +11,15 @@ from budget_recovery_dagster.adapters.postgres.database import (
     refuse_unless_newest as refuse_unless_newest,
 )
 from budget_recovery_dagster.adapters.postgres.database import server_clock as server_clock
+from budget_recovery_dagster.adapters.postgres.database import storable as storable
+from budget_recovery_dagster.adapters.postgres.database import storable_id as storable_id
 from budget_recovery_dagster.adapters.postgres.incidents import (
     PostgresIncidents as PostgresIncidents,
 )
+from budget_recovery_dagster.adapters.postgres.incidents import attempt_after as attempt_after
+from budget_recovery_dagster.adapters.postgres.incidents import ended_by as ended_by
+from budget_recovery_dagster.adapters.postgres.incidents import held_by as held_by
+from budget_recovery_dagster.adapters.postgres.incidents import storable_loss as storable_loss
 from budget_recovery_dagster.adapters.postgres.leases import PostgresLeases as PostgresLeases
 from budget_recovery_dagster.adapters.postgres.leases import require_lease as require_lease
 from budget_recovery_dagster.adapters.postgres.plans import PostgresBudgets as PostgresBudgets
@@ -21,34 +28,26 @@ from budget_recovery_dagster.adapters.postgres.plans import (
     PostgresRestoreAudits as PostgresRestoreAudits,
 )
 from budget_recovery_dagster.adapters.postgres.plans import storable_trail as storable_trail
-from budget_recovery_dagster.adapters.postgres.records import (
-    PostgresRetainedSnapshots as PostgresRetainedSnapshots,
-)
 from budget_recovery_dagster.adapters.postgres.recovery_point import (
     PostgresRecoveryPoints as PostgresRecoveryPoints,
 )
 from budget_recovery_dagster.adapters.postgres.recovery_point import (
     PostgresResets as PostgresResets,
 )
-from budget_recovery_dagster.adapters.postgres.snapshots import (
-    PostgresSnapshotList as PostgresSnapshotList,
+from budget_recovery_dagster.adapters.postgres.recovery_point import (
+    storable_reset as storable_reset,
+)
+from budget_recovery_dagster.adapters.postgres.reports import (
+    PostgresCaptureReports as PostgresCaptureReports,
 )
 from budget_recovery_dagster.adapters.postgres.snapshots import (
     PostgresSnapshots as PostgresSnapshots,
 )
-from budget_recovery_dagster.adapters.postgres.storable import MAX_NAMED as MAX_NAMED
-from budget_recovery_dagster.adapters.postgres.storable import attempt_after as attempt_after
-from budget_recovery_dagster.adapters.postgres.storable import ended_by as ended_by
-from budget_recovery_dagster.adapters.postgres.storable import held_by as held_by
-from budget_recovery_dagster.adapters.postgres.storable import kept_omissions as kept_omissions
-from budget_recovery_dagster.adapters.postgres.storable import named_drops_of as named_drops_of
-from budget_recovery_dagster.adapters.postgres.storable import storable as storable
-from budget_recovery_dagster.adapters.postgres.storable import storable_check as storable_check
-from budget_recovery_dagster.adapters.postgres.storable import storable_failure as storable_failure
-from budget_recovery_dagster.adapters.postgres.storable import storable_id as storable_id
-from budget_recovery_dagster.adapters.postgres.storable import storable_loss as storable_loss
-from budget_recovery_dagster.adapters.postgres.storable import storable_reset as storable_reset
-from budget_recovery_dagster.adapters.postgres.storable import summary_of as summary_of
+from budget_recovery_dagster.adapters.postgres.snapshots import kept_omissions as kept_omissions
+from budget_recovery_dagster.adapters.postgres.snapshots import named_drops_of as named_drops_of
+from budget_recovery_dagster.adapters.postgres.snapshots import storable_failure as storable_failure
+from budget_recovery_dagster.adapters.postgres.snapshots import summary_of as summary_of
 from budget_recovery_dagster.adapters.postgres.store import (
     PostgresStoreRegistry as PostgresStoreRegistry,
 )
+from budget_recovery_dagster.adapters.postgres.store import storable_check as storable_check

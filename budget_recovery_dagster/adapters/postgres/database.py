@@ -1,12 +1,12 @@
 """The control-plane database: connections, driver errors, clock, stored texts and migrations."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, LiteralString, Self, cast
 
 import psycopg
 from psycopg import IsolationLevel
@@ -182,10 +182,32 @@ def _unreachable_hint(message: str) -> str:
     return _MISSING_HINT if message.endswith("does not exist") else _UNREACHABLE_HINT
 
 
+MAX_NAMED = 100
+"""How many drops, unreadable keys or omitted counters a list names; the total is stored too."""
+_MAX_TEXT_LENGTH = 2000
+# An index entry is limited to about 2,700 bytes; a character takes up to four.
+_MAX_ID_LENGTH = 250
+
+
+def storable(text: str) -> str:
+    """Return a text in a form that PostgreSQL can store, cut to 2,000 characters."""
+    return _clean(text, _MAX_TEXT_LENGTH)
+
+
+def storable_id(text: str) -> str:
+    """Return an id, such as a run's, that PostgreSQL can store and index: 250 characters."""
+    return _clean(text, _MAX_ID_LENGTH)
+
+
+def _clean(text: str, max_length: int) -> str:
+    clean = text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+    return clean if len(clean) <= max_length else f"{clean[: max_length - 1]}…"
+
+
 def server_clock(connection: Connection) -> datetime:
     """Return the server's time; it advances within a transaction."""
-    [(moment,)] = connection.execute("select clock_timestamp()").fetchall()
-    return cast(datetime, moment)
+    [(now,)] = connection.execute("select clock_timestamp()").fetchall()
+    return cast(datetime, now)
 
 
 class Database:
@@ -246,15 +268,15 @@ class Database:
     def now(self) -> datetime:
         """Return the present time (UTC)."""
         with self.reading() as connection:
-            return self.moment(connection)
+            return self.time_on(connection)
 
-    def wait_until(self, moment: datetime) -> None:
-        """Return once ``now`` is not before ``moment`` (aware)."""
-        require_aware(moment)
-        while (left := (moment - self.now()).total_seconds()) > 0:
+    def wait_until(self, at: datetime) -> None:
+        """Sleep until ``now`` is not before ``at`` (aware)."""
+        require_aware(at)
+        while (left := (at - self.now()).total_seconds()) > 0:
             time.sleep(min(left, _MAX_SLEEP_SECONDS))
 
-    def moment(self, connection: Connection) -> datetime:
+    def time_on(self, connection: Connection) -> datetime:
         """Return the present time (UTC), read on a connection that is already in use."""
         return self._clock(connection).astimezone(UTC)
 
@@ -273,6 +295,13 @@ class Database:
         """Provide a read-only transaction; all its statements see the same snapshot."""
         with self._transaction(IsolationLevel.REPEATABLE_READ, read_only=True) as connection:
             yield connection
+
+    def rows(
+        self, query: LiteralString, parameters: Sequence[object] | Mapping[str, object] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Return the rows of one query, read in a transaction of its own."""
+        with self.reading() as connection:
+            return connection.execute(query, parameters).fetchall()
 
     @contextmanager
     def _transaction(self, isolation: IsolationLevel, *, read_only: bool) -> Iterator[Connection]:

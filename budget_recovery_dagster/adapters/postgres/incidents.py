@@ -4,23 +4,21 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, LiteralString
 from uuid import uuid4
 
 from psycopg.rows import dict_row
 
-from budget_recovery_dagster.adapters.postgres.database import Connection, Database
+from budget_recovery_dagster.adapters.postgres.database import (
+    Connection,
+    Database,
+    storable,
+    storable_id,
+)
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.recovery_point import read_newest_point_time
-from budget_recovery_dagster.adapters.postgres.storable import (
-    attempt_after,
-    ended_by,
-    held_by,
-    storable,
-    storable_loss,
-)
 from budget_recovery_dagster.adapters.postgres.store import (
     baseline_in,
     columns_of,
@@ -347,6 +345,37 @@ def _ended(row: Row) -> Ended | None:
     )
 
 
+def storable_loss(loss: Loss) -> Loss:
+    """Return a loss in its stored form."""
+    return replace(loss, found_by=storable(loss.found_by), reason=storable(loss.reason))
+
+
+def ended_by(closing: Closing, at: datetime) -> Ended:
+    """Return the end of an incident in its stored form."""
+    return Ended(at, closing.outcome, storable(closing.detail), closing.restored)
+
+
+def held_by(by: str, reason: str, at: datetime) -> Held:
+    """Return a hold in its stored form."""
+    return Held(at, storable(by), storable(reason))
+
+
+def attempt_after(
+    incident: Incident, *, number: int, run_id: str, holder: str, started_at: datetime
+) -> Attempt:
+    """Return the newest attempt of an incident, not yet ended, in its stored form."""
+    return Attempt(
+        incident_id=incident.incident_id,
+        loss=len(incident.losses),
+        number=number,
+        run_id=storable_id(run_id),
+        holder=storable(holder),
+        started_at=started_at,
+        ended_at=None,
+        outcome=None,
+    )
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -378,7 +407,7 @@ class PostgresIncidents:
             # Read under the lock: no capture can land after these and before the incident.
             opening = Opening(
                 incident_id=str(uuid4()),
-                at=self._database.moment(connection),
+                at=self._database.time_on(connection),
                 newest_point_at=read_newest_point_time(connection),
                 newest_good_check_at=read_newest_good_time(connection),
             )
@@ -412,7 +441,7 @@ class PostgresIncidents:
     def claim_launch(self, *, judged: Incident) -> Incident | None:
         """Count one more launch; None if another process counted it, or none is due."""
         with self._locked() as (connection, standing):
-            now = self._database.moment(connection)
+            now = self._database.time_on(connection)
             move = moves.claim_launch(standing, judged=judged, now=now)
             return None if move is None else _keep(connection, standing, move)
 
@@ -424,7 +453,7 @@ class PostgresIncidents:
             LeaseLostError: the lease is no longer held.
         """
         with self._leased(lease) as (connection, standing):
-            now = self._database.moment(connection)
+            now = self._database.time_on(connection)
             move = moves.wait(standing, storable(reason), judged=judged, now=now)
             return _keep(connection, standing, move)
 
@@ -440,7 +469,7 @@ class PostgresIncidents:
         """
         with self._leased(lease) as (connection, standing):
             move = moves.claim_attempt(standing, judged=judged)
-            started_at = self._database.moment(connection)
+            started_at = self._database.time_on(connection)
             insert_attempt(
                 connection,
                 attempt_after(
@@ -465,7 +494,7 @@ class PostgresIncidents:
                 connection,
                 judged.incident_id,
                 outcome=storable(outcome),
-                ended_at=self._database.moment(connection),
+                ended_at=self._database.time_on(connection),
             )
 
     def give_up(
@@ -477,7 +506,7 @@ class PostgresIncidents:
             IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
         """
         with self._leased(lease) as (connection, standing):
-            now = self._database.moment(connection)
+            now = self._database.time_on(connection)
             move = moves.give_up(standing, reason, storable(detail), judged=judged, now=now)
             return _keep(connection, standing, move)
 
@@ -489,7 +518,7 @@ class PostgresIncidents:
                 a person ends it.
         """
         with self._leased(lease) as (connection, standing):
-            ended = ended_by(closing, self._database.moment(connection))
+            ended = ended_by(closing, self._database.time_on(connection))
             move = moves.close(standing, ended, baseline=closing.baseline, judged=judged)
             return _keep(connection, standing, move)
 
@@ -500,7 +529,7 @@ class PostgresIncidents:
             IncidentMovedError: it is closed, or not RECOVERING.
         """
         with self._locked() as (connection, standing):
-            held = held_by(by, reason, self._database.moment(connection))
+            held = held_by(by, reason, self._database.time_on(connection))
             return _keep(connection, standing, moves.hold(standing, held, judged=judged))
 
     def release(self, by: str, *, judged: Incident) -> Incident:
@@ -510,7 +539,7 @@ class PostgresIncidents:
             IncidentMovedError: as ``hold``.
         """
         with self._locked() as (connection, standing):
-            now = self._database.moment(connection)
+            now = self._database.time_on(connection)
             move = moves.release(standing, judged=judged, now=now)
             released = _keep(connection, standing, move)
             if released != standing.incident:

@@ -19,10 +19,10 @@ from typing import Any
 
 import psycopg
 
-from budget_recovery_dagster.adapters.postgres.database import Connection, Database
-from budget_recovery_dagster.adapters.postgres.storable import storable
+from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable
 from budget_recovery_dagster.domain.admission import (
     Holding,
+    LeaseState,
     holder_at,
     lease_lost,
     require_free,
@@ -30,7 +30,7 @@ from budget_recovery_dagster.domain.admission import (
     require_ours,
 )
 from budget_recovery_dagster.errors import DatabaseError
-from budget_recovery_dagster.ports import Lease, LeaseState
+from budget_recovery_dagster.ports import Lease
 
 _log = logging.getLogger(__name__)
 # A lease's row is created once, without a holder.
@@ -78,7 +78,7 @@ def require_lease(connection: Connection, database: Database, lease: Lease, *, n
     lease.require_held()
     row = connection.execute(_LOCK_FOR_WORK, (lease.name,)).fetchone()
     # Read the clock after the lock: the lease may have expired while waiting for it.
-    now = database.moment(connection)
+    now = database.time_on(connection)
     require_ours(lease.name, lease.token, _holding(row), now)
 
 
@@ -95,7 +95,7 @@ class PostgresLeases:
         """Return the token and the holder of a lease, without locking it."""
         with self._database.reading() as connection:
             row = connection.execute(_OBSERVE, (name,)).fetchone()
-            now = self._database.moment(connection)
+            now = self._database.time_on(connection)
         return LeaseState(row[1] if row else 0, holder_at(_holding(row), now))
 
     @contextmanager
@@ -117,7 +117,7 @@ class PostgresLeases:
             connection.execute(_CREATE, (name,))
             holding = _holding(connection.execute(_LOCK_FOR_TAKEOVER, (name,)).fetchone())
             sent_at = time.monotonic()
-            now = self._database.moment(connection)
+            now = self._database.time_on(connection)
             require_free(name, holding, now)
             values = {
                 "name": name,
@@ -226,7 +226,7 @@ def _renew(
 ) -> None:
     sent_at = time.monotonic()
     with connection.transaction():
-        now = database.moment(connection)
+        now = database.time_on(connection)
         values = {
             "name": lease.name,
             "token": lease.token,

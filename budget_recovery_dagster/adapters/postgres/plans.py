@@ -9,8 +9,13 @@ from typing import Any, LiteralString
 
 from psycopg.types.json import Jsonb
 
-from budget_recovery_dagster.adapters.postgres.database import Connection, Database
-from budget_recovery_dagster.adapters.postgres.storable import MAX_NAMED, storable, storable_id
+from budget_recovery_dagster.adapters.postgres.database import (
+    MAX_NAMED,
+    Connection,
+    Database,
+    storable,
+    storable_id,
+)
 from budget_recovery_dagster.domain.counters import (
     BudgetDefinition,
     BudgetWindow,
@@ -189,7 +194,7 @@ class PostgresPreviews:
         """Complete a preview, and remove outdated ones with the same choice."""
         with self._database.writing() as connection:
             connection.execute(_COMPLETE, (preview_id,))
-            oldest = self._database.moment(connection) - OUTDATED_KEPT_FOR
+            oldest = self._database.time_on(connection) - OUTDATED_KEPT_FOR
             connection.execute(_DROP_OUTDATED, (preview_id, oldest))
 
     def get(self, preview_id: str) -> KeptPreview | None:
@@ -228,7 +233,7 @@ class PostgresPreviews:
         )
 
     def _oldest(self, connection: Connection) -> datetime:
-        return self._database.moment(connection) - PREVIEWS_KEPT_FOR
+        return self._database.time_on(connection) - PREVIEWS_KEPT_FOR
 
 
 _choice_row = attrgetter("tenant", "budget", "snapshot", "despite_resets")
@@ -352,7 +357,7 @@ class PostgresRestoreAudits:
     def finish(self, trail: AuditTrail) -> None:
         """Insert what a restore did, or replace its rows."""
         with self._database.writing() as connection:
-            _store(connection, _FINISH, trail, finished_at=self._database.moment(connection))
+            _store(connection, _FINISH, trail, finished_at=self._database.time_on(connection))
 
     def restored_in(self, incident_id: str) -> Restored:
         """Count what was raised in an incident."""

@@ -1,19 +1,21 @@
-"""The one reader of recovery points, for restores, previews, pages, drops and status."""
+"""The one reader of recovery points, and the resets and verified contents that it needs."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, LiteralString, NamedTuple, cast
+from decimal import Decimal
+from typing import Any, LiteralString, NamedTuple
 
-from budget_recovery_dagster.adapters.postgres.contents import stream_verified
-from budget_recovery_dagster.adapters.postgres.database import Connection, Database
-from budget_recovery_dagster.adapters.postgres.storable import omissions_from, storable_reset
+from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
-    RecoveryPoint,
+    OmittedCounter,
+    TenantUsages,
     UnreadableKey,
+    Usages,
     ValueShape,
+    hash_usages,
 )
 from budget_recovery_dagster.domain.recovery_point import (
     EVERYONE,
@@ -28,6 +30,52 @@ from budget_recovery_dagster.domain.recovery_point import (
 from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.domain.windows import InvalidWindowError, Window, tokens_at
 from budget_recovery_dagster.errors import DatabaseError
+
+# A content that is missing is damage like any other.
+_CONTENTS = """
+select wanted.content_id, c.content_hash, c.entities, c.usages
+from unnest(%s::bigint[]) with ordinality as wanted (content_id, position)
+left join budget_recovery.budget_content c using (content_id)
+order by wanted.position
+"""
+# The server's time limit is per statement, and reading everything may well take longer.
+_AT_ONCE = 500
+
+
+def as_captured(
+    content_hash: bytes | None, entities: list[Any] | None, usages: list[Any] | None
+) -> Usages | None:
+    """Return the usages of a stored content; None if it is damaged.
+
+    The aggregate's empty name becomes None. ``content_is_intact`` is the same rule in SQL.
+    """
+    # The verified content may have any form: lists of another length, shape or type are damage,
+    # too.
+    if content_hash is None or entities is None or usages is None:
+        return None
+    if not all(isinstance(entity, str) for entity in entities):
+        return None
+    if not all(isinstance(usage, Decimal) and usage.is_finite() for usage in usages):
+        return None
+    content = {entity or None: usage for entity, usage in zip(entities, usages, strict=False)}
+    is_whole = len(content) == len(entities) == len(usages)
+    return content if is_whole and hash_usages(content) == content_hash else None
+
+
+def stream_verified(
+    connection: Connection, content_ids: Sequence[int]
+) -> Iterator[tuple[int, Usages | None]]:
+    """Yield contents with their ids, in the order of the ids; None if one is damaged.
+
+    They are read one by one, because all of them may not fit into memory. Nothing else can use the
+    connection until the last one is read.
+    """
+    for first in range(0, len(content_ids), _AT_ONCE):
+        with connection.cursor() as cursor:
+            wanted = list(content_ids[first : first + _AT_ONCE])
+            for content_id, *content in cursor.stream(_CONTENTS, (wanted,)):
+                yield content_id, as_captured(*content)
+
 
 # Narrow rows only; the wide contents follow by id, each once.
 _RECORDS = """
@@ -122,11 +170,12 @@ def _finish(connection: Connection, tenant: str, windows: Windows) -> tuple[Wind
     for budget, token, source, is_truncated, is_partial, omitted, count in connection.execute(
         _MARKS, scope
     ):
+        of = windows[budget, token].of
         marks[budget, token] = RecordMarks(
             source=CaptureSource(source),
             is_truncated=is_truncated,
             is_partial=is_partial,
-            omitted=omissions_from(windows[budget, token].of, omitted or []),
+            omitted=tuple(OmittedCounter(of, **each) for each in omitted or ()),
             omitted_count=count,
         )
     return tuple(window.merged(marks.get(key)) for key, window in windows.items())
@@ -173,7 +222,11 @@ cross join lateral (
     limit 1
 ) older
 """
-_Row = tuple[str, str, str | None, bool, str | None, datetime, str, str, datetime]
+
+
+def storable_reset(reset: Reset) -> Reset:
+    """Return a reset in its stored form."""
+    return replace(reset, by=storable(reset.by), reason=storable(reset.reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +262,7 @@ class PostgresResets:
 
     def recent(self, count: int) -> tuple[Reset, ...]:
         """Return the newest recorded resets of any tenant, newest first."""
-        with self._database.reading() as connection:
-            return tuple(_reset(row) for row in connection.execute(_RECENT, (count,)))
+        return tuple(_reset(row) for row in self._database.rows(_RECENT, (count,)))
 
 
 def read_resets(connection: Connection, tenant: str) -> tuple[Reset, ...]:
@@ -228,13 +280,12 @@ def read_keeping_out(
         "windows": [token for _, token in windows],
     }
     for budget, token, *row in connection.execute(_KEEPING_OUT, scope):
-        yield (budget, token), _reset(cast(_Row, row))
+        yield (budget, token), _reset(row)
 
 
-def _reset(row: _Row) -> Reset:
-    tenant, budget, window, of_everyone, entity, at, by, reason, recorded_at = row
-    who = EVERYONE if of_everyone else entity
-    return Reset(tenant, budget, window, who, at, by, reason, recorded_at)
+def _reset(row: Sequence[Any]) -> Reset:
+    tenant, budget, window, of_everyone, entity, *rest = row
+    return Reset(tenant, budget, window, EVERYONE if of_everyone else entity, *rest)
 
 
 # A capture may have no record: only unreadable keys were found, or retention removed the records.
@@ -287,7 +338,7 @@ with w as (
 """
 # For a capture, which writes no keys.
 _WITHOUT_SHAPES = """
-select budget_id, window_token, newest_at, since
+select budget_id, window_token, newest_at, since, null as value_shape, null as expiry_seconds
 from w
 """
 _CURRENT_WINDOWS = f"{_BY_TOKENS}{_WITHOUT_SHAPES}"
@@ -320,9 +371,6 @@ with w as (
 )
 """
 _WINDOWS_OF_SNAPSHOT = f"{_IN_SNAPSHOT}{_WITH_SHAPES}{_IN_ORDER}"
-_NEWEST_SNAPSHOTS = """
-select tenant, max(captured_at) from budget_recovery.capture group by tenant order by tenant
-"""
 # Backwards in time to the first intact record. It is among the newest records, unless the tenant
 # has no open window. `offset 0` makes the server verify in this order: usually one content of each
 # tenant.
@@ -367,28 +415,11 @@ select distinct tenant
 from used
 where not budget_recovery.is_stored_intact(content_id)
 """
-# Tenants whose last capture failed: a failure is newer than their newest snapshot.
-_FAILING = """
-select f.tenant, newest.captured_at
-from (
-    select name as tenant, max(failed_at) as failed_at
-    from budget_recovery.capture_failure
-    where kind = 'tenant'
-    group by name
-) f
-left join lateral (
-    select max(c.captured_at) as captured_at, max(c.stored_at) as stored_at
-    from budget_recovery.capture c
-    where c.tenant = f.tenant
-) newest on true
-where newest.stored_at is null or newest.stored_at < f.failed_at
-order by f.tenant
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresRecoveryPoints:
-    """What a restore would bring back, from intact records only."""
+    """Recovery points from the tables of captures, records, contents and resets."""
 
     _database: Database
     _: KW_ONLY
@@ -396,11 +427,10 @@ class PostgresRecoveryPoints:
 
     def tenants(self) -> frozenset[str]:
         """Return the tenants that have a retained record of any budget."""
-        with self._database.reading() as connection:
-            return frozenset(tenant for (tenant,) in connection.execute(_TENANTS))
+        return frozenset(tenant for (tenant,) in self._database.rows(_TENANTS))
 
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
-        """Read a tenant's recovery point; None if no snapshot of the tenant is retained."""
+        """Read a tenant's recovery point: the records since the covering one of each window."""
         with self._database.reading() as connection:
             row = connection.execute(_NEWEST_OF, {"tenant": tenant}).fetchone()
             if row is None:
@@ -444,42 +474,24 @@ class PostgresRecoveryPoints:
         """Return the same points as if no reset had been recorded."""
         return PostgresRecoveryPoints(self._database, heeds_resets=False)
 
-    def current_usages(self, tenant: str, now: datetime) -> RecoveryPoint:
+    def current_usages(self, tenant: str, now: datetime) -> TenantUsages:
         """Read only the usages of a tenant's open windows, for the comparison in a capture."""
         scope = {"tenant": tenant, "tokens": list(tokens_at(now))}
         with self._database.reading() as connection:
             recorded = read_resets(connection, tenant)
-            windows: Windows = {}
-            covered_since: dict[WindowKey, datetime | None] = {}
-            for budget, token, last, since in connection.execute(_CURRENT_WINDOWS, scope):
-                windows[budget, token] = WindowMerge(
-                    BudgetWindow(budget, Window.parse(token)),
-                    newest_at=last.astimezone(UTC),
-                    shape=None,
-                    expiry_seconds=None,
-                    resets=recorded if self.heeds_resets else (),
-                )
-                covered_since[budget, token] = since
-            _read_all_spans(connection, tenant, windows, _covering(covered_since))
+            windows, since = self._find_windows(connection, _CURRENT_WINDOWS, scope, recorded)
+            _read_all_spans(connection, tenant, windows, _covering(since))
         merged = (window.merged(None) for window in windows.values())
         return {window.of: window.usages for window in merged if window.usages}
 
-    def newest_snapshots(self) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest snapshot, for all that have one."""
-        with self._database.reading() as connection:
-            rows = connection.execute(_NEWEST_SNAPSHOTS)
-            return {tenant: captured_at.astimezone(UTC) for tenant, captured_at in rows}
-
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
         """Return the time of each tenant's newest intact record of a window open at ``now``."""
-        with self._database.reading() as connection:
-            rows = connection.execute(_NEWEST_POINTS, {"tokens": list(tokens_at(now))})
-            return {tenant: captured_at.astimezone(UTC) for tenant, captured_at in rows}
+        rows = self._database.rows(_NEWEST_POINTS, {"tokens": list(tokens_at(now))})
+        return {tenant: captured_at.astimezone(UTC) for tenant, captured_at in rows}
 
     def damaged(self, now: datetime) -> Mapping[str, int]:
-        """Count the damaged records in the open windows of each tenant that has any."""
-        with self._database.reading() as connection:
-            rows = connection.execute(_DAMAGED_TENANTS, {"tokens": list(tokens_at(now))}).fetchall()
+        """Find the tenants with damage in SQL, and read only their points to count it."""
+        rows = self._database.rows(_DAMAGED_TENANTS, {"tokens": list(tokens_at(now))})
         counts: dict[str, int] = {}
         for (tenant,) in sorted(rows):
             point = self.point_of(tenant, now)
@@ -488,14 +500,6 @@ class PostgresRecoveryPoints:
                 len(each.corrupt) for each in windows if each.of.window.is_current(now)
             )
         return {tenant: count for tenant, count in counts.items() if count}
-
-    def failing(self) -> Mapping[str, datetime | None]:
-        """Return the tenants whose last capture failed, with the time of their newest snapshot."""
-        with self._database.reading() as connection:
-            return {
-                tenant: captured_at and captured_at.astimezone(UTC)
-                for tenant, captured_at in connection.execute(_FAILING)
-            }
 
     def _find_windows(
         self,

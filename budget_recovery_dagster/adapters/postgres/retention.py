@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import Any
 
-from budget_recovery_dagster.adapters.postgres.contents import stream_verified
 from budget_recovery_dagster.adapters.postgres.database import Connection
+from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
 from budget_recovery_dagster.domain.snapshots import DatedUsages, PruneReport, needed_past_retention
 
 # Open windows with records past retention, except those whose newest intact covering record is

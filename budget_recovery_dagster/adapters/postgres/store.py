@@ -1,13 +1,12 @@
 """The ``store`` row and its checks: state, accepted baseline, intended marker."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
-from budget_recovery_dagster.adapters.postgres.database import Connection, Database
-from budget_recovery_dagster.adapters.postgres.storable import storable_check
+from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable
 from budget_recovery_dagster.domain import moves
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.moves import Standing
@@ -127,6 +126,11 @@ def _record(row: tuple[Any, ...] | None) -> StoreRecord:
     return StoreRecord(bucket, deployment_id, RecoveryState(state), baseline_in(row[3:]))
 
 
+def storable_check(check: Check) -> Check:
+    """Return a check in its stored form."""
+    return replace(check, checked_by=storable(check.checked_by), reason=storable(check.reason))
+
+
 _GOOD = [verdict.value for verdict in Verdict if verdict.is_good]
 _INSERT_CHECK = """
 insert into budget_recovery.store_check (
@@ -219,7 +223,7 @@ class PostgresStoreRegistry:
                     kept.incident_id,
                 ),
             )
-            cutoff = self._database.moment(connection) - CHECKS_KEPT_FOR
+            cutoff = self._database.time_on(connection) - CHECKS_KEPT_FOR
             connection.execute(_PRUNE_CHECKS, {"cutoff": cutoff, "good": _GOOD})
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:

@@ -94,7 +94,7 @@ def choose_points(plane: ControlPlane, request: RestoreRequest) -> ChosenPoints:
             "incident, so that captures resume.",
         )
     tenant = choose_tenant(request.tenant, tenants)
-    budgets = plane.snapshot_list.budgets_of(tenant) if tenant is not None else ()
+    budgets = plane.snapshots.budgets_of(tenant) if tenant is not None else ()
     budget = choose_budget(request.budget, tenant, budgets)
     times = () if is_latest(request.snapshot) else _snapshot_times(plane, tenant)
     snapshot = choose_snapshot(request.snapshot, times)
@@ -104,7 +104,7 @@ def choose_points(plane: ControlPlane, request: RestoreRequest) -> ChosenPoints:
 
 def _snapshot_times(plane: ControlPlane, tenant: str | None) -> Sequence[datetime]:
     # A snapshot is incomplete once retention has removed records from it.
-    return [each.captured_at for each in plane.snapshot_list.all(tenant) if not each.is_pruned]
+    return [each.captured_at for each in plane.snapshots.listed(tenant) if not each.is_pruned]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     Entity,
-    RecoveryPoint,
+    TenantUsages,
     ValueShape,
     exact_sum,
     shown_entity,
@@ -21,8 +21,13 @@ from budget_recovery_dagster.domain.plan import (
     Action,
     AuditEntry,
     AuditTrail,
+    BoardOrder,
+    BoardResult,
     PlannedEntry,
+    RaiseOrder,
+    RaiseResult,
     RecoveryPlan,
+    Written,
     plan_restore,
 )
 from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
@@ -37,18 +42,7 @@ from budget_recovery_dagster.errors import (
     StoreWriteError,
     describe_error,
 )
-from budget_recovery_dagster.ports import (
-    BoardOrder,
-    BoardResult,
-    Clock,
-    ControlPlane,
-    IsOpen,
-    Lease,
-    RaiseOrder,
-    RaiseResult,
-    UsageStore,
-    Written,
-)
+from budget_recovery_dagster.ports import Clock, ControlPlane, IsOpen, Lease, UsageStore
 
 WRITTEN: Mapping[Written, str] = {
     Written.RAISED: "raised",
@@ -84,7 +78,7 @@ class RestoreReport:
     plan: RecoveryPlan
     live: TenantReading
     results: tuple[RaiseResult, ...]
-    after: RecoveryPoint
+    after: TenantUsages
 
     def shortfall(self, is_open: IsOpen) -> BudgetRecoveryError | None:
         """Return an error if counters are lower than they were written; None if none is."""
@@ -306,7 +300,7 @@ class RunningClock:
         return window.is_current(self.now())
 
 
-def live_usages(reading: TenantReading) -> RecoveryPoint:
+def live_usages(reading: TenantReading) -> TenantUsages:
     """Return the usages of a reading, by budget and window."""
     usages: defaultdict[BudgetWindow, dict[Entity, Decimal]] = defaultdict(dict)
     for counter in reading.counters:
@@ -418,7 +412,7 @@ def _orders(plan: RecoveryPlan, point: TenantPoint) -> list[RaiseOrder]:
 
 
 def _board_orders(
-    point: TenantPoint, live: RecoveryPoint, running: RunningClock
+    point: TenantPoint, live: TenantUsages, running: RunningClock
 ) -> list[BoardOrder]:
     return [
         BoardOrder(window.of, live[window.of], window.expiry_seconds)
