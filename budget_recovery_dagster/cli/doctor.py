@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 
 import click
@@ -16,7 +15,7 @@ from budget_recovery_dagster.cli.options import data_dir_option, json_option
 from budget_recovery_dagster.doctor import run_checks
 from budget_recovery_dagster.doctor.model import Installation, Outcome, Report
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
-from budget_recovery_dagster.presentation.documents import dumped, error_or_none, moment_or_none
+from budget_recovery_dagster.presentation.documents import dumped
 from budget_recovery_dagster.presentation.terminal import print_row
 from budget_recovery_dagster.presentation.text import escape_unprintable
 from budget_recovery_dagster.sandbox import NoRunningDevError, RunningDev, find_running_dev
@@ -72,17 +71,14 @@ def doctor(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
 def _report_json(report: Report, exit_code: int) -> str:
     return dumped(
         exit_code=exit_code,
-        at=moment_or_none(report.at),
+        at=report.at,
         counts={outcome.value: report.count(outcome) for outcome in Outcome},
         checks=[
             {
                 "check": check.code,
                 "outcome": result.outcome.value,
                 "code": result.code,
-                "facts": {
-                    name: moment_or_none(fact) if isinstance(fact, datetime) else fact
-                    for name, fact in result.facts.items()
-                },
+                "facts": result.facts,
                 "message": result.message,
                 "hint": result.hint or None,
             }
@@ -99,7 +95,7 @@ def _refusal_json(error: BudgetRecoveryError) -> str:
         at=None,
         counts=None,
         checks=None,
-        error=error_or_none(error),
+        error=error,
     )
 
 

@@ -1,25 +1,25 @@
-"""JSON documents that the commands print."""
+"""JSON documents that the commands print.
+
+One encoder writes every value: times in UTC to the microsecond, usages as text, an error as its
+code with the sentences for people, and any other object by its fields, unless it is named here.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import singledispatch
 from typing import Any
 
-from budget_recovery_dagster.domain.counters import format_usage
-from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident, Loss
-from budget_recovery_dagster.domain.plan import AuditEntry, Difference, RestoreChoice
+from budget_recovery_dagster.domain.counters import OmittedCounter, format_usage
+from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident
+from budget_recovery_dagster.domain.plan import AuditEntry, Difference, KeptPreview
 from budget_recovery_dagster.domain.recovery_point import Everyone
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
-from budget_recovery_dagster.domain.store import Check, StoreIdentity
-from budget_recovery_dagster.errors import BudgetRecoveryError, describe_error, error_code
-from budget_recovery_dagster.presentation.text import (
-    doubts,
-    next_step,
-    warnings,
-    window_notes,
-)
+from budget_recovery_dagster.domain.store import StoreIdentity
+from budget_recovery_dagster.errors import describe_error, error_code
+from budget_recovery_dagster.presentation.text import doubts, next_step, warnings, window_notes
 from budget_recovery_dagster.services.resets import RecordedReset
 from budget_recovery_dagster.services.restore.manual import Applied, Resolved
 from budget_recovery_dagster.services.restore.preview import (
@@ -41,42 +41,41 @@ SCHEMA = 1
 
 def dumped(**content: Any) -> str:
     """Write a document: its version, and these keys in their order."""
-    return json.dumps({"schema": SCHEMA, **content}, indent=2)
+    return json.dumps({"schema": SCHEMA, **content}, indent=2, default=_encoded)
 
 
-def moment_or_none(moment: datetime | None) -> str | None:
-    """Write a time in UTC, to the microsecond."""
-    if moment is None:
-        return None
-    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+@singledispatch
+def _encoded(value: Any) -> Any:
+    """Encode an object by its fields; those of special types have their own encoding."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
-def usage_or_none(usage: Decimal | None) -> str | None:
-    """Write a usage as text: most programs would round a number."""
-    return None if usage is None else format_usage(usage)
+@_encoded.register
+def _time(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def identity_or_none(identity: StoreIdentity | None) -> Mapping[str, str | None] | None:
-    """Write an identity; its sequence is text, because it may exceed 2^53."""
-    if identity is None:
-        return None
-    return {
-        "created_at": moment_or_none(identity.created_at),
-        "last_sequence": str(identity.last_sequence),
-    }
+@_encoded.register
+def _usage(value: Decimal) -> str:
+    # As text: most programs would round a number.
+    return format_usage(value)
 
 
-def error_or_none(error: Exception | None) -> Mapping[str, str] | None:
-    """Write why something was not done: a stable code, and the message and hint for people."""
-    if error is None:
-        return None
-    message, hint = describe_error(error)
-    return {"code": error_code(error), "message": message, "hint": hint}
+@_encoded.register
+def _identity(value: StoreIdentity) -> Mapping[str, Any]:
+    # The sequence is text, because it may exceed 2^53.
+    return {"created_at": value.created_at, "last_sequence": str(value.last_sequence)}
 
 
-def error_json(error: BudgetRecoveryError) -> str:
-    """Write that something was not done, and why."""
-    return dumped(error=error_or_none(error))
+@_encoded.register
+def _error(value: Exception) -> Mapping[str, str]:
+    message, hint = describe_error(value)
+    return {"code": error_code(value), "message": message, "hint": hint}
+
+
+def error_json(error: Exception) -> str:
+    """Write that something was not done, and why: a stable code, and sentences for people."""
+    return dumped(error=error)
 
 
 def usage_error_json(message: str) -> str:
@@ -86,12 +85,11 @@ def usage_error_json(message: str) -> str:
 
 def held_json(incident: Incident) -> str:
     """Write the current or last hold of an incident: who, when and why."""
-    held = incident.held
     return dumped(
         incident_id=incident.incident_id,
         is_held=incident.is_held,
-        held=held and {"at": moment_or_none(held.at), "by": held.by, "reason": held.reason},
-        released_at=moment_or_none(incident.released_at),
+        held=incident.held,
+        released_at=incident.released_at,
         error=None,
     )
 
@@ -101,36 +99,31 @@ def preview_json(preview: Preview) -> str:
     incident = preview.recovery.incident
     return dumped(
         preview_id=preview.preview_id,
-        at=moment_or_none(preview.at),
-        choice=_choice(preview.choice),
+        at=preview.at,
+        choice=preview.choice,
         state=preview.recovery.state,
         incident_id=incident.incident_id if incident else None,
-        store=identity_or_none(preview.identity),
+        store=preview.identity,
         warnings=warnings(preview),
         raised=preview.raised,
-        tenants=[_tenant(each) for each in preview.tenants],
-        largest_changes=[_entry(each) for each in preview.changes],
+        tenants=preview.tenants,
+        largest_changes=preview.changes,
         error=None,
     )
 
 
 def applied_json(applied: Applied) -> str:
     """Write what a restore did."""
-    preview, incident, remainder = applied.preview, applied.incident, applied.remainder
+    incident = applied.incident
     return dumped(
-        choice=_choice(applied.choice),
+        choice=applied.choice,
         raised=applied.raised,
         boards=applied.boards,
-        preview=preview
-        and {
-            "preview_id": preview.preview_id,
-            "at": moment_or_none(preview.at),
-            "by": preview.by,
-        },
-        differences=None if preview is None else [_difference(d) for d in applied.differences],
+        preview=applied.preview,
+        differences=None if applied.preview is None else applied.differences,
         uncompared=applied.uncompared,
         absent=applied.absent,
-        tenants=[_restored(each) for each in applied.tenants],
+        tenants=applied.tenants,
         incident=incident
         and {
             "id": incident.incident_id,
@@ -138,8 +131,8 @@ def applied_json(applied: Applied) -> str:
             "outcome": incident.ended.outcome if incident.ended else None,
             "detail": incident.ended.detail if incident.ended else None,
         },
-        left=_left(remainder),
-        error=error_or_none(applied.failure),
+        left=applied.remainder,
+        error=applied.failure,
     )
 
 
@@ -148,10 +141,10 @@ def resolved_json(resolved: Resolved) -> str:
     ended = resolved.incident.ended
     return dumped(
         incident_id=resolved.incident.incident_id,
-        ended_at=moment_or_none(ended.at if ended else None),
+        ended_at=ended.at if ended else None,
         outcome=ended.outcome if ended else None,
         detail=ended.detail if ended else None,
-        left=_left(resolved.remainder),
+        left=resolved.remainder,
         error=None,
     )
 
@@ -165,10 +158,10 @@ def reset_json(recorded: RecordedReset) -> str:
         window=reset.window,
         everyone=reset.is_of_everyone,
         entity=None if isinstance(reset.entity, Everyone) else reset.entity,
-        at=moment_or_none(reset.at),
+        at=reset.at,
         by=reset.by,
         reason=reset.reason,
-        recorded_at=moment_or_none(reset.recorded_at),
+        recorded_at=reset.recorded_at,
         left_out_of=[of.window.token for of in recorded.windows],
         restore_is_under_way=recorded.is_restoring,
         error=None,
@@ -180,142 +173,8 @@ def snapshots_json(
 ) -> str:
     """Write the retained snapshots, the budgets of a chosen tenant, and the damaged records."""
     return dumped(
-        snapshots=[_listed(each) for each in snapshots],
-        budgets=budgets,
-        damaged_records_by_tenant=damaged,
-        error=None,
+        snapshots=snapshots, budgets=budgets, damaged_records_by_tenant=damaged, error=None
     )
-
-
-def _listed(listed: ListedSnapshot) -> Mapping[str, Any]:
-    return {
-        "captured_at": moment_or_none(listed.captured_at),
-        "source": listed.source,
-        "tenants": listed.tenants,
-        "windows": listed.records,
-        "counters": listed.entries,
-        "omitted": listed.omitted,
-        "unreadable": listed.unreadable,
-        "drops": listed.drops,
-        "partial": listed.partial,
-        "is_pruned": listed.is_pruned,
-    }
-
-
-def _left(remainder: Remainder | None) -> Mapping[str, Any] | None:
-    """Write what keeps an incident open, or remained at its end; None: it was not checked."""
-    if remainder is None:
-        return None
-    return {
-        "counters": remainder.counters,
-        "unreadable": remainder.unreadable,
-        "windows_unknown": remainder.corrupt,
-        "unseen": remainder.unseen,
-    }
-
-
-def _choice(choice: RestoreChoice) -> Mapping[str, Any]:
-    return {
-        "tenant": choice.tenant,
-        "budget": choice.budget,
-        "snapshot": moment_or_none(choice.snapshot),
-        "despite_resets": choice.despite_resets,
-    }
-
-
-def _tenant(tenant: TenantPreview) -> Mapping[str, Any]:
-    return {
-        "tenant": tenant.tenant,
-        "point_at": moment_or_none(tenant.point_at),
-        "is_partial": tenant.is_partial,
-        "unreadable_keys": [{"key": k.key, "reason": k.reason} for k in tenant.unreadable],
-        "unreadable_count": tenant.unreadable_count,
-        "windows": [_window(each) for each in tenant.windows],
-        "entries": [_entry(each) for each in tenant.entries],
-        "error": error_or_none(tenant.failure),
-    }
-
-
-def _window(window: WindowPreview) -> Mapping[str, Any]:
-    point = window.point
-    return {
-        "budget": window.of.budget,
-        "window": window.of.window.token,
-        "counters": window.counters,
-        "raised": window.raised,
-        "made_anew": window.made_anew,
-        "kept": window.kept,
-        "skipped": window.skipped,
-        "unreadable": window.unreadable,
-        "is_closed": window.is_closed,
-        "live": usage_or_none(window.live),
-        "recorded": usage_or_none(window.recorded),
-        "result": usage_or_none(window.result),
-        "rise": usage_or_none(window.rise),
-        "newest_source": moment_or_none(window.newest_source),
-        "oldest_source": moment_or_none(window.oldest_source),
-        "limit": usage_or_none(window.limit),
-        "is_enforced": window.is_enforced,
-        "blocked_before": window.blocked_before,
-        "blocked_after": window.blocked_after,
-        "is_truncated": point.is_truncated,
-        "is_partial": point.is_partial,
-        "omitted": [{"key": each.key, "reason": each.reason} for each in point.omitted],
-        "omitted_count": point.omitted_count,
-        "damaged_records": [moment_or_none(at) for at in point.corrupt],
-        "notes": list(window_notes(window)),
-    }
-
-
-def _entry(entry: EntryPreview) -> Mapping[str, Any]:
-    return {
-        "tenant": entry.tenant,
-        "budget": entry.of.budget,
-        "window": entry.of.window.token,
-        "entity": entry.entity,
-        "live": usage_or_none(entry.live),
-        "recorded": usage_or_none(entry.recorded),
-        "result": usage_or_none(entry.result),
-        "rise": usage_or_none(entry.rise),
-        "action": entry.action,
-        "source": moment_or_none(entry.source),
-        "would_be_blocked": entry.blocks,
-    }
-
-
-def _difference(difference: Difference) -> Mapping[str, Any]:
-    return {
-        "tenant": difference.tenant,
-        "budget": difference.of.budget,
-        "window": difference.of.window.token,
-        "entity": difference.entity,
-        "change": difference.change,
-        "previewed": usage_or_none(difference.previewed),
-        "found": usage_or_none(difference.found),
-    }
-
-
-def _restored(tenant: TenantRestored) -> Mapping[str, Any]:
-    return {
-        "tenant": tenant.tenant,
-        "raised": tenant.raised,
-        "boards": tenant.boards,
-        "windows": [_audit(each) for each in tenant.entries],
-        "error": error_or_none(tenant.failure),
-    }
-
-
-def _audit(entry: AuditEntry) -> Mapping[str, Any]:
-    return {
-        "budget": entry.of.budget,
-        "window": entry.of.window.token,
-        "counters": entry.entries,
-        "planned": entry.planned,
-        "raised": entry.raised,
-        "before": usage_or_none(entry.before),
-        "after": usage_or_none(entry.after),
-        "notes": entry.notes,
-    }
 
 
 _CHECKS = 10
@@ -323,11 +182,10 @@ _CHECKS = 10
 
 def status_json(status: Status, exit_code: int) -> str:
     """Write the status; every key is always present."""
-    good = status.newest_good
     return dumped(
         condition=status.condition,
         exit_code=exit_code,
-        at=moment_or_none(status.at),
+        at=status.at,
         state=status.recovery.state,
         doubts=list(doubts(status)),
         next_step=next_step(status),
@@ -336,14 +194,14 @@ def status_json(status: Status, exit_code: int) -> str:
         checks={
             "interval_seconds": status.check_interval.total_seconds(),
             "unknown_in_a_row": status.unknown_in_a_row,
-            "newest_good": _check(good) if good else None,
-            "newest": [_check(each) for each in status.checks[:_CHECKS]],
+            "newest_good": status.newest_good,
+            "newest": status.checks[:_CHECKS],
         },
         points={
-            "newest_snapshot_at": moment_or_none(status.newest_snapshot),
-            "newest_by_tenant": _moments(status.newest_points),
+            "newest_snapshot_at": status.newest_snapshot,
+            "newest_by_tenant": dict(sorted(status.newest_points.items())),
             "damaged_records_by_tenant": status.damaged,
-            "failing_tenants": _moments(status.failing),
+            "failing_tenants": dict(sorted(status.failing.items())),
         },
         error=None,
     )
@@ -363,91 +221,178 @@ def failure_json(error: Exception, exit_code: int) -> str:
         last_closed_incident=None,
         checks=None,
         points=None,
-        error=error_or_none(error),
+        error=error,
     )
 
 
 def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str, Any] | None:
     if incident is None:
         return None
-    waiting, held = incident.waiting, incident.held
-    given_up, ended = incident.given_up, incident.ended
-    uncovered = incident.uncovered
+    held, uncovered = incident.held, incident.uncovered
+    released_at = None if incident.is_held else incident.released_at
     return {
         "id": incident.incident_id,
-        "opened_at": moment_or_none(incident.opened_at),
-        "losses": [_loss(each) for each in incident.losses],
+        "opened_at": incident.opened_at,
+        "losses": incident.losses,
         "attempts": incident.attempts,
         "max_attempts": MAX_ATTEMPTS,
         "launches": incident.launches,
-        "next_launch_at": moment_or_none(incident.next_launch_at),
-        "newest_attempt": _attempt(attempt),
-        "held": held
-        and {
-            "at": moment_or_none(held.at),
-            "by": held.by,
-            "reason": held.reason,
-            "released_at": moment_or_none(incident.released_at) if not incident.is_held else None,
-        },
-        "waiting": waiting
-        and {
-            "since": moment_or_none(waiting.since),
-            "reason": waiting.reason,
-            "waits": waiting.waits,
-        },
-        "given_up": given_up
-        and {
-            "at": moment_or_none(given_up.at),
-            "reason": given_up.reason,
-            "detail": given_up.detail,
-        },
-        "ended": ended
-        and {
-            "at": moment_or_none(ended.at),
-            "outcome": ended.outcome,
-            "detail": ended.detail,
-            "restored": asdict(ended.restored),
-        },
-        "newest_point_at": moment_or_none(incident.newest_point_at),
-        "last_good_at": moment_or_none(incident.last_good_at),
+        "next_launch_at": incident.next_launch_at,
+        "newest_attempt": attempt,
+        "held": held and {**_encoded(held), "released_at": released_at},
+        "waiting": incident.waiting,
+        "given_up": incident.given_up,
+        "ended": incident.ended,
+        "newest_point_at": incident.newest_point_at,
+        "last_good_at": incident.last_good_at,
         "uncovered_seconds": None if uncovered is None else uncovered.total_seconds(),
     }
 
 
-def _loss(loss: Loss) -> Mapping[str, Any]:
-    return {
-        "found_at": moment_or_none(loss.found_at),
-        "found_by": loss.found_by,
-        "verdict": loss.verdict,
-        "reason": loss.reason,
-        "before": identity_or_none(loss.before),
-        "after": identity_or_none(loss.after),
-    }
-
-
-def _attempt(attempt: Attempt | None) -> Mapping[str, Any] | None:
-    if attempt is None:
-        return None
+@_encoded.register
+def _attempt(attempt: Attempt) -> Mapping[str, Any]:
     return {
         "loss": attempt.loss,
         "number": attempt.number,
         "run_id": attempt.run_id,
-        "started_at": moment_or_none(attempt.started_at),
-        "ended_at": moment_or_none(attempt.ended_at),
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
         "outcome": attempt.outcome,
     }
 
 
-def _check(check: Check) -> Mapping[str, Any]:
+@_encoded.register
+def _listed(listed: ListedSnapshot) -> Mapping[str, Any]:
     return {
-        "checked_at": moment_or_none(check.checked_at),
-        "checked_by": check.checked_by,
-        "verdict": check.verdict,
-        "reason": check.reason,
-        "identity": identity_or_none(check.identity),
-        "incident_id": check.incident_id,
+        "captured_at": listed.captured_at,
+        "source": listed.source,
+        "tenants": listed.tenants,
+        "windows": listed.records,
+        "counters": listed.entries,
+        "omitted": listed.omitted,
+        "unreadable": listed.unreadable,
+        "drops": listed.drops,
+        "partial": listed.partial,
+        "is_pruned": listed.is_pruned,
     }
 
 
-def _moments(by_tenant: Mapping[str, datetime | None]) -> Mapping[str, str | None]:
-    return {tenant: moment_or_none(by_tenant[tenant]) for tenant in sorted(by_tenant)}
+@_encoded.register
+def _left(remainder: Remainder) -> Mapping[str, Any]:
+    return {
+        "counters": remainder.counters,
+        "unreadable": remainder.unreadable,
+        "windows_unknown": remainder.corrupt,
+        "unseen": remainder.unseen,
+    }
+
+
+@_encoded.register
+def _kept(preview: KeptPreview) -> Mapping[str, Any]:
+    return {"preview_id": preview.preview_id, "at": preview.at, "by": preview.by}
+
+
+@_encoded.register
+def _omitted(omitted: OmittedCounter) -> Mapping[str, str]:
+    return {"key": omitted.key, "reason": omitted.reason}
+
+
+@_encoded.register
+def _tenant(tenant: TenantPreview) -> Mapping[str, Any]:
+    return {
+        "tenant": tenant.tenant,
+        "point_at": tenant.point_at,
+        "is_partial": tenant.is_partial,
+        "unreadable_keys": tenant.unreadable,
+        "unreadable_count": tenant.unreadable_count,
+        "windows": tenant.windows,
+        "entries": tenant.entries,
+        "error": tenant.failure,
+    }
+
+
+@_encoded.register
+def _window(window: WindowPreview) -> Mapping[str, Any]:
+    point = window.point
+    return {
+        "budget": window.of.budget,
+        "window": window.of.window.token,
+        "counters": window.counters,
+        "raised": window.raised,
+        "made_anew": window.made_anew,
+        "kept": window.kept,
+        "skipped": window.skipped,
+        "unreadable": window.unreadable,
+        "is_closed": window.is_closed,
+        "live": window.live,
+        "recorded": window.recorded,
+        "result": window.result,
+        "rise": window.rise,
+        "newest_source": window.newest_source,
+        "oldest_source": window.oldest_source,
+        "limit": window.limit,
+        "is_enforced": window.is_enforced,
+        "blocked_before": window.blocked_before,
+        "blocked_after": window.blocked_after,
+        "is_truncated": point.is_truncated,
+        "is_partial": point.is_partial,
+        "omitted": point.omitted,
+        "omitted_count": point.omitted_count,
+        "damaged_records": point.corrupt,
+        "notes": list(window_notes(window)),
+    }
+
+
+@_encoded.register
+def _entry(entry: EntryPreview) -> Mapping[str, Any]:
+    return {
+        "tenant": entry.tenant,
+        "budget": entry.of.budget,
+        "window": entry.of.window.token,
+        "entity": entry.entity,
+        "live": entry.live,
+        "recorded": entry.recorded,
+        "result": entry.result,
+        "rise": entry.rise,
+        "action": entry.action,
+        "source": entry.source,
+        "would_be_blocked": entry.blocks,
+    }
+
+
+@_encoded.register
+def _difference(difference: Difference) -> Mapping[str, Any]:
+    return {
+        "tenant": difference.tenant,
+        "budget": difference.of.budget,
+        "window": difference.of.window.token,
+        "entity": difference.entity,
+        "change": difference.change,
+        "previewed": difference.previewed,
+        "found": difference.found,
+    }
+
+
+@_encoded.register
+def _restored(tenant: TenantRestored) -> Mapping[str, Any]:
+    return {
+        "tenant": tenant.tenant,
+        "raised": tenant.raised,
+        "boards": tenant.boards,
+        "windows": tenant.entries,
+        "error": tenant.failure,
+    }
+
+
+@_encoded.register
+def _audit(entry: AuditEntry) -> Mapping[str, Any]:
+    return {
+        "budget": entry.of.budget,
+        "window": entry.of.window.token,
+        "counters": entry.entries,
+        "planned": entry.planned,
+        "raised": entry.raised,
+        "before": entry.before,
+        "after": entry.after,
+        "notes": entry.notes,
+    }

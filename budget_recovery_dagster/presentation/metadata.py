@@ -1,15 +1,18 @@
 """Dagster metadata of captures, recovery points, tables and restores."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import dagster as dg
 
 from budget_recovery_dagster.domain.counters import exact_sum, format_usage, shown_entity
 from budget_recovery_dagster.domain.incident import Restored
 from budget_recovery_dagster.domain.plan import AuditEntry, Difference, MergedAudits, moment
+from budget_recovery_dagster.domain.recovery_point import age
 from budget_recovery_dagster.domain.snapshots import USAGE_COLUMNS, CaptureSummary, ListedSnapshot
 from budget_recovery_dagster.presentation.text import (
     applied_headline,
@@ -39,20 +42,64 @@ from budget_recovery_dagster.services.restore.preview import EntryPreview, Previ
 from budget_recovery_dagster.services.tables import TablesBuilt
 
 MOST_ROWS = 200
-"""How many windows are shown: Dagster stores a table in its event log; PostgreSQL has all."""
+"""How many rows a table shows: Dagster stores it in one event of its log; PostgreSQL has all."""
+Cell = str | int | float | bool | None
+Row = dict[str, Cell]
+Item = TypeVar("Item")
 
 
-_AUDIT_COLUMNS = [
-    dg.TableColumn("tenant", "string"),
-    dg.TableColumn("budget", "string"),
-    dg.TableColumn("window", "string"),
-    dg.TableColumn("counters", "int", "Counters in the snapshots"),
-    dg.TableColumn("raised", "int", "Counters that the restore raised"),
-    dg.TableColumn("before", "string", "Sum of these counters in the store before the restore"),
-    dg.TableColumn("after", "string", "Sum of these counters in the store after the restore"),
-    dg.TableColumn("from_snapshot", "string", "Newest source snapshot, UTC"),
-    dg.TableColumn("notes", "string", "Counters that were skipped, and why"),
-]
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Item]):
+    """A column of a table: its name, and what it shows of an item."""
+
+    name: str
+    show: Callable[[Item], Cell]
+    description: str | None = None
+    kind: str = "string"
+
+
+def _table_of(columns: Sequence[Column[Item]], items: Iterable[Item]) -> dg.TableMetadataValue:
+    """Show the first ``MOST_ROWS`` items; another entry gives the number of the rest."""
+    return dg.MetadataValue.table(
+        records=[
+            dg.TableRecord({column.name: column.show(item) for column in columns})
+            for item in islice(items, MOST_ROWS)
+        ],
+        schema=dg.TableSchema(
+            columns=[dg.TableColumn(each.name, each.kind, each.description) for each in columns]
+        ),
+    )
+
+
+def table(rows: Sequence[Row]) -> dg.TableMetadataValue:
+    """Show rows with the same columns: the first ``MOST_ROWS``, and how many more there are."""
+    shown = [*rows[:MOST_ROWS]]
+    if len(rows) > MOST_ROWS:
+        rest: Row = dict.fromkeys(rows[0], "")
+        rest[next(iter(rest))] = f"and {len(rows) - MOST_ROWS} more"
+        shown.append(rest)
+    return dg.MetadataValue.table([dg.TableRecord(row) for row in shown])
+
+
+_AUDIT_COLUMNS: Sequence[Column[AuditEntry]] = (
+    Column("tenant", lambda entry: entry.tenant),
+    Column("budget", lambda entry: entry.of.budget),
+    Column("window", lambda entry: entry.of.window.token),
+    Column("counters", lambda entry: entry.entries, "Counters in the snapshots", "int"),
+    Column("raised", lambda entry: entry.raised, "Counters that the restore raised", "int"),
+    Column(
+        "before",
+        lambda entry: format_usage(entry.before),
+        "Sum of these counters in the store before the restore",
+    ),
+    Column(
+        "after",
+        lambda entry: format_usage(entry.after),
+        "Sum of these counters in the store after the restore",
+    ),
+    Column("from_snapshot", lambda entry: _second(entry.point_at), "Newest source snapshot, UTC"),
+    Column("notes", lambda entry: "; ".join(entry.notes), "Counters that were skipped, and why"),
+)
 
 
 def restored_metadata(restored: Restored, audits: MergedAudits) -> Mapping[str, Any]:
@@ -64,33 +111,9 @@ def restored_metadata(restored: Restored, audits: MergedAudits) -> Mapping[str, 
         "tenants_raised": restored.tenants,
         "usage_before": format_usage(audits.before),
         "usage_after": format_usage(audits.after),
-        "before_and_after": audit_table(shown),
+        "before_and_after": _table_of(_AUDIT_COLUMNS, shown),
         "windows_not_shown": audits.windows - len(shown),
     }
-
-
-def audit_table(entries: Iterable[AuditEntry]) -> dg.TableMetadataValue:
-    """Show the result of each budget and window."""
-    return dg.MetadataValue.table(
-        records=[_audit_row(entry) for entry in entries],
-        schema=dg.TableSchema(columns=_AUDIT_COLUMNS),
-    )
-
-
-def _audit_row(entry: AuditEntry) -> dg.TableRecord:
-    return dg.TableRecord(
-        {
-            "tenant": entry.tenant,
-            "budget": entry.of.budget,
-            "window": entry.of.window.token,
-            "counters": entry.entries,
-            "raised": entry.raised,
-            "before": format_usage(entry.before),
-            "after": format_usage(entry.after),
-            "from_snapshot": f"{entry.point_at:%Y-%m-%d %H:%M:%S}",
-            "notes": "; ".join(entry.notes),
-        }
-    )
 
 
 OWNERS = ["team:budget-recovery"]
@@ -147,21 +170,6 @@ USAGE_SCHEMA = dg.TableSchema(
     ]
 )
 """Columns of every tenant's Parquet table."""
-
-
-# Dagster stores a table in one event of its log; PostgreSQL has the rest.
-MAX_ROWS = 200
-Row = dict[str, str | int | float | bool | None]
-
-
-def table(rows: Sequence[Row]) -> dg.TableMetadataValue:
-    """Show rows with the same columns: the first 200, and how many more there are."""
-    shown = [*rows[:MAX_ROWS]]
-    if len(rows) > MAX_ROWS:
-        rest: Row = dict.fromkeys(rows[0], "")
-        rest[next(iter(rest))] = f"and {len(rows) - MAX_ROWS} more"
-        shown.append(rest)
-    return dg.MetadataValue.table([dg.TableRecord(row) for row in shown])
 
 
 def capture_metadata(captured: Captured) -> dict[str, Any]:
@@ -280,47 +288,92 @@ def _remarks(stored: TenantStored) -> list[str]:
     return remarks
 
 
+def _blocked(window: WindowPreview) -> str:
+    if window.limit is None:
+        return "unknown"
+    if not window.is_enforced:
+        return "none"
+    return f"{window.blocked_before:,} -> {window.blocked_after:,}"
+
+
+def _sources(window: WindowPreview) -> str:
+    newest, oldest = window.newest_source, window.oldest_source
+    if newest is None or oldest is None:
+        return "none"
+    if oldest == newest:
+        return _second(newest)
+    return f"{_second(oldest)} to {_second(newest)}"
+
+
 # The page is narrow: with more columns, or sentences in them, it shows one word per line.
-_WINDOW_COLUMNS = [
-    dg.TableColumn("tenant", "string"),
-    dg.TableColumn("budget", "string", "The budget and its window"),
-    dg.TableColumn("usage", "string", "Sum of the counters in the snapshots, now -> restored"),
-    dg.TableColumn("rise", "string", "Increase of the sum"),
-    dg.TableColumn("limit", "string", "Limit of each counter"),
-    dg.TableColumn("blocked", "string", "Entities blocked by the limit, now -> restored"),
-    dg.TableColumn("raised", "string", "Counters that a restore would raise"),
-    dg.TableColumn("from_snapshot", "string", "Source snapshots, UTC"),
-]
-_NOTE_COLUMNS = [
-    dg.TableColumn("tenant", "string"),
-    dg.TableColumn("budget", "string", "The budget and its window"),
-    dg.TableColumn("note", "string", "What is skipped, unknown or not restored"),
-]
-_ENTRY_COLUMNS = [
-    dg.TableColumn("budget", "string", "The budget and its window"),
-    dg.TableColumn("entity", "string"),
-    dg.TableColumn("live", "string", "Usage in the store now"),
-    dg.TableColumn("snapshot", "string", "Usage in the snapshots"),
-    dg.TableColumn("action", "string", "What a restore would do"),
-    dg.TableColumn("blocked", "string", "Whether a limit blocks the entity after the restore"),
-    dg.TableColumn("from_snapshot", "string", "Newest snapshot with this usage, UTC"),
-]
-_CHOICE_COLUMNS = [
-    dg.TableColumn("snapshot", "string", "Value for the config field snapshot"),
-    dg.TableColumn("tenants", "int"),
-    dg.TableColumn("windows", "int"),
-    dg.TableColumn("counters", "int"),
-]
+_WINDOW_COLUMNS: Sequence[Column[WindowPreview]] = (
+    Column("tenant", lambda window: window.tenant),
+    Column("budget", lambda window: str(window.of), "The budget and its window"),
+    Column("usage", figures, "Sum of the counters in the snapshots, now -> restored"),
+    Column(
+        "rise",
+        lambda window: format_usage(window.rise) if window.rise else "0",
+        "Increase of the sum",
+    ),
+    Column(
+        "limit",
+        lambda window: "unknown" if window.limit is None else format_usage(window.limit),
+        "Limit of each counter",
+    ),
+    Column(
+        "blocked",
+        _blocked,
+        "Entities blocked by the limit, now -> restored",
+    ),
+    Column(
+        "raised",
+        lambda window: f"{window.raised:,} of {window.counters:,}",
+        "Counters that a restore would raise",
+    ),
+    Column("from_snapshot", _sources, "Source snapshots, UTC"),
+)
+_NOTE_COLUMNS: Sequence[Column[tuple[str, str, str]]] = (
+    Column("tenant", lambda noted: noted[0]),
+    Column("budget", lambda noted: noted[1], "The budget and its window"),
+    Column("note", lambda noted: noted[2], "What is skipped, unknown or not restored"),
+)
 _BLOCKED = {None: "unknown", False: "no", True: "yes"}
-_DIFFERENCE_COLUMNS = [
-    dg.TableColumn("tenant", "string"),
-    dg.TableColumn("budget", "string"),
-    dg.TableColumn("window", "string"),
-    dg.TableColumn("entity", "string"),
-    dg.TableColumn("change", "string"),
-    dg.TableColumn("previewed", "string"),
-    dg.TableColumn("found", "string"),
-]
+_ENTRY_COLUMNS: Sequence[Column[EntryPreview]] = (
+    Column("budget", lambda entry: str(entry.of), "The budget and its window"),
+    Column("entity", lambda entry: shown_entity(entry.entity)),
+    Column("live", lambda entry: usage_or_nothing(entry.live), "Usage in the store now"),
+    Column("snapshot", lambda entry: format_usage(entry.recorded), "Usage in the snapshots"),
+    Column("action", lambda entry: entry.action.value, "What a restore would do"),
+    Column(
+        "blocked",
+        lambda entry: _BLOCKED[entry.blocks],
+        "Whether a limit blocks the entity after the restore",
+    ),
+    Column(
+        "from_snapshot",
+        lambda entry: _second(entry.source),
+        "Newest snapshot with this usage, UTC",
+    ),
+)
+_CHOICE_COLUMNS: Sequence[Column[ListedSnapshot]] = (
+    Column(
+        "snapshot",
+        lambda listed: moment(listed.captured_at),
+        "Value for the config field snapshot",
+    ),
+    Column("tenants", lambda listed: listed.tenants, kind="int"),
+    Column("windows", lambda listed: listed.records, kind="int"),
+    Column("counters", lambda listed: listed.entries, kind="int"),
+)
+_DIFFERENCE_COLUMNS: Sequence[Column[Difference]] = (
+    Column("tenant", lambda each: each.tenant),
+    Column("budget", lambda each: each.of.budget),
+    Column("window", lambda each: each.of.window.token),
+    Column("entity", lambda each: shown_entity(each.entity)),
+    Column("change", lambda each: each.change.value),
+    Column("previewed", lambda each: usage_or_nothing(each.previewed)),
+    Column("found", lambda each: usage_or_nothing(each.found)),
+)
 # The page hides a longer text behind a click.
 _SHOWN_LENGTH = 999
 _TO_APPLY = "open the run of this preview in the Launchpad, set mode to apply and give a reason"
@@ -330,16 +383,8 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
     """Show what would be restored, and the snapshots to choose from."""
     windows = sorted(preview.windows, key=lambda each: each.rise, reverse=True)
     entries = [entry for tenant in preview.tenants for entry in tenant.entries]
-    remarks = [
-        {"tenant": each.tenant, "budget": "", "note": note}
-        for each in preview.tenants
-        for note in tenant_notes(each)
-    ]
-    remarks += [
-        {"tenant": each.tenant, "budget": str(each.of), "note": note}
-        for each in windows
-        for note in window_notes(each)
-    ]
+    notes = [(each.tenant, "", note) for each in preview.tenants for note in tenant_notes(each)]
+    notes += [(each.tenant, str(each.of), note) for each in windows for note in window_notes(each)]
     # The page keeps this order: the decisive facts come first, the long tables last.
     metadata: dict[str, Any] = {
         "what_would_be_done": headline(preview),
@@ -353,17 +398,17 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
         metadata["to_apply"] = _TO_APPLY
     if preview.changes:
         metadata["largest_changes"] = dg.MetadataValue.md(_picture(preview.changes))
-    metadata["windows"] = _table(_WINDOW_COLUMNS, map(_window_row, windows))
+    metadata["windows"] = _table_of(_WINDOW_COLUMNS, windows)
     metadata["windows_not_shown"] = max(len(windows) - MOST_ROWS, 0)
-    if remarks:
-        metadata["notes"] = _table(_NOTE_COLUMNS, remarks)
-        metadata["notes_not_shown"] = max(len(remarks) - MOST_ROWS, 0)
+    if notes:
+        metadata["notes"] = _table_of(_NOTE_COLUMNS, notes)
+        metadata["notes_not_shown"] = max(len(notes) - MOST_ROWS, 0)
     if entries:
         entries.sort(key=lambda each: each.rise, reverse=True)
-        metadata["counters"] = _table(_ENTRY_COLUMNS, (_entry_row(each) for each in entries))
+        metadata["counters"] = _table_of(_ENTRY_COLUMNS, entries)
         metadata["counters_not_shown"] = max(len(entries) - MOST_ROWS, 0)
-    metadata["snapshots_to_choose"] = _table(
-        _CHOICE_COLUMNS, (_choice_row(each) for each in choices if not each.is_pruned)
+    metadata["snapshots_to_choose"] = _table_of(
+        _CHOICE_COLUMNS, [each for each in choices if not each.is_pruned]
     )
     metadata["counters_to_raise"] = preview.raised
     metadata["preview_id"] = preview.preview_id
@@ -384,13 +429,11 @@ def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
         "preview": comparison(applied),
     }
     if applied.differences:
-        metadata["differences"] = _table(
-            _DIFFERENCE_COLUMNS, map(_difference_row, most_relevant(applied.differences))
-        )
+        metadata["differences"] = _table_of(_DIFFERENCE_COLUMNS, most_relevant(applied.differences))
         metadata["differences_not_shown"] = max(len(applied.differences) - MOST_ROWS, 0)
     return metadata | {
-        "before_and_after": audit_table(shown[:MOST_ROWS]),
-        "windows_not_shown": len(shown) - len(shown[:MOST_ROWS]),
+        "before_and_after": _table_of(_AUDIT_COLUMNS, shown),
+        "windows_not_shown": max(len(shown) - MOST_ROWS, 0),
         "counters_raised": applied.raised,
     }
 
@@ -416,80 +459,9 @@ def _length(text: str) -> int:
     return len(text.encode("utf-16-le")) // 2
 
 
-def _table(
-    columns: Sequence[dg.TableColumn], rows: Iterable[Mapping[str, Any]]
-) -> dg.TableMetadataValue:
-    """Show the first ``MOST_ROWS`` rows; another entry gives the number of the rest."""
-    records = [dg.TableRecord(dict(row)) for _, row in zip(range(MOST_ROWS), rows, strict=False)]
-    return dg.MetadataValue.table(records=records, schema=dg.TableSchema(columns=list(columns)))
-
-
-def _window_row(window: WindowPreview) -> Mapping[str, Any]:
-    return {
-        "tenant": window.tenant,
-        "budget": str(window.of),
-        "usage": figures(window),
-        "rise": format_usage(window.rise) if window.rise else "0",
-        "limit": "unknown" if window.limit is None else format_usage(window.limit),
-        "blocked": _blocked(window),
-        "raised": f"{window.raised:,} of {window.counters:,}",
-        "from_snapshot": _sources(window),
-    }
-
-
-def _blocked(window: WindowPreview) -> str:
-    if window.limit is None:
-        return "unknown"
-    if not window.is_enforced:
-        return "none"
-    return f"{window.blocked_before:,} -> {window.blocked_after:,}"
-
-
-def _sources(window: WindowPreview) -> str:
-    newest, oldest = window.newest_source, window.oldest_source
-    if newest is None or oldest is None:
-        return "none"
-    if oldest == newest:
-        return _second(newest)
-    return f"{_second(oldest)} to {_second(newest)}"
-
-
-def _entry_row(entry: EntryPreview) -> Mapping[str, Any]:
-    return {
-        "budget": str(entry.of),
-        "entity": shown_entity(entry.entity),
-        "live": usage_or_nothing(entry.live),
-        "snapshot": format_usage(entry.recorded),
-        "action": entry.action.value,
-        "blocked": _BLOCKED[entry.blocks],
-        "from_snapshot": _second(entry.source),
-    }
-
-
 def _second(at: datetime) -> str:
     """Write a timestamp that can be chosen, with a space at which the page can break it."""
     return f"{at:%Y-%m-%d %H:%M:%S}"
-
-
-def _choice_row(listed: ListedSnapshot) -> Mapping[str, Any]:
-    return {
-        "snapshot": moment(listed.captured_at),
-        "tenants": listed.tenants,
-        "windows": listed.records,
-        "counters": listed.entries,
-    }
-
-
-def _difference_row(difference: Difference) -> Mapping[str, Any]:
-    return {
-        "tenant": difference.tenant,
-        "budget": difference.of.budget,
-        "window": difference.of.window.token,
-        "entity": shown_entity(difference.entity),
-        "change": difference.change.value,
-        "previewed": usage_or_nothing(difference.previewed),
-        "found": usage_or_nothing(difference.found),
-    }
 
 
 POINT_SCHEMA = dg.TableSchema(
@@ -528,19 +500,19 @@ def points_metadata(survey: PointSurvey) -> dict[str, Any]:
         *(_point_row(survey, window) for window in survey.windows),
         *(_row_without_window(survey, tenant) for tenant in survey.without_window),
     ]
-    moments = [window.captured_at for window in survey.windows if window.has_intact_record]
+    times = [each.point.newest_at for each in survey.windows if each.point.has_intact_record]
     return {
         "as_of": dg.MetadataValue.timestamp(survey.now),
         # Without any window there is no age, and no table.
-        **({"newest_point_age_seconds": _seconds(survey, max(moments))} if moments else {}),
-        **({"oldest_point_age_seconds": _seconds(survey, min(moments))} if moments else {}),
+        **({"newest_point_age_seconds": _seconds(survey, max(times))} if times else {}),
+        **({"oldest_point_age_seconds": _seconds(survey, min(times))} if times else {}),
         "tenants": len(survey.newest_snapshots),
         "tenants_without_window": len(survey.without_window),
         "budget_windows": len(survey.windows),
         "dagster/row_count": len(survey.windows),
         "entities": sum(window.entities for window in survey.windows),
         "marked_windows": sum(bool(marks_of(window)) for window in survey.windows),
-        "damaged_records": sum(window.damaged for window in survey.windows),
+        "damaged_records": sum(len(window.point.corrupt) for window in survey.windows),
         "duration_seconds": round(survey.seconds, 3),
         "made_from": dg.MetadataValue.asset(dg.AssetKey("budget_usage_snapshots")),
         **({"points": table(rows)} if rows else {}),
@@ -549,28 +521,30 @@ def points_metadata(survey: PointSurvey) -> dict[str, Any]:
 
 def marks_of(window: PointWindow) -> str:
     """Return the marks of a window: the reasons to doubt its usage."""
-    marks = [
-        *(["truncated"] if window.is_truncated else []),
-        *(["partial"] if window.is_partial else []),
-        *([f"omitted({window.omitted})"] if window.omitted else []),
-        *([f"earlier({window.from_earlier})"] if window.from_earlier else []),
-        *([f"damaged({window.damaged})"] if window.damaged else []),
-    ]
-    return ", ".join(marks)
+    point = window.point
+    marks = {
+        "truncated": point.is_truncated,
+        "partial": point.is_partial,
+        f"omitted({point.omitted_count})": point.omitted_count,
+        f"earlier({window.from_earlier})": window.from_earlier,
+        f"damaged({len(point.corrupt)})": point.corrupt,
+    }
+    return ", ".join(mark for mark, is_set in marks.items() if is_set)
 
 
 def _point_row(survey: PointSurvey, window: PointWindow) -> Row:
+    point = window.point
     return {
         "tenant": window.tenant,
-        "budget": window.of.budget,
-        "window": window.of.window.token,
+        "budget": point.of.budget,
+        "window": point.of.window.token,
         # Without a readable counter the usage is unknown, which is not zero.
         "usage": format_usage(window.usage) if window.entities else "unknown",
-        "age": duration(survey.age_of(window.captured_at)),
+        "age": duration(age(point.newest_at, survey.now)),
         "marks": marks_of(window),
         "entities": window.entities,
-        "source": window.source.value if window.source else "",
-        "captured_at": _moment(window.captured_at),
+        "source": point.source.value if point.source else "",
+        "captured_at": _unbroken(point.newest_at),
     }
 
 
@@ -581,21 +555,21 @@ def _row_without_window(survey: PointSurvey, tenant: str) -> Row:
         "budget": "",
         "window": "no open window",
         "usage": "",
-        "age": duration(survey.age_of(newest)),
+        "age": duration(age(newest, survey.now)),
         "marks": "nothing to restore",
         "entities": 0,
         "source": "",
-        "captured_at": _moment(newest),
+        "captured_at": _unbroken(newest),
     }
 
 
-def _moment(moment: datetime) -> str:
+def _unbroken(at: datetime) -> str:
     # Without a space, at which the page would break it.
-    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _seconds(survey: PointSurvey, moment: datetime) -> float:
-    return round(survey.age_of(moment).total_seconds(), 3)
+def _seconds(survey: PointSurvey, at: datetime) -> float:
+    return round(age(at, survey.now).total_seconds(), 3)
 
 
 def duration(time: timedelta) -> str:

@@ -2,18 +2,16 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime
 from decimal import Decimal
 
-from budget_recovery_dagster.domain.counters import BudgetWindow, budget_usage
+from budget_recovery_dagster.domain.counters import budget_usage
 from budget_recovery_dagster.domain.recovery_point import (
     WindowPoint,
-    age,
     is_of_the_future,
     is_too_old,
 )
-from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.ports import ControlPlane
 
 
@@ -21,42 +19,26 @@ from budget_recovery_dagster.ports import ControlPlane
 class PointWindow:
     """What a restore would bring back in one open window of one budget.
 
-    ``captured_at``, ``source`` and the marks are those of the newest intact record of the window.
-    Without one, ``captured_at`` is that of the newest record and ``source`` is None. ``usage`` is
-    the aggregate's, or else the sum over the entities. ``from_earlier`` of the entities are missing
-    or lower in that record: their usages come from older ones. ``damaged`` counts the damaged
-    records of the window; a restore does not use them.
+    ``usage`` is the aggregate's, or else the sum over the entities. ``from_earlier`` of the
+    entities are missing or lower in the newest intact record: their usages come from older ones.
+    ``point`` has the rest, without the usages, because there may be very many.
     """
 
     tenant: str
-    of: BudgetWindow
-    captured_at: datetime
-    has_intact_record: bool
-    source: CaptureSource | None
+    point: WindowPoint
     entities: int
     usage: Decimal
-    is_truncated: bool
-    is_partial: bool
-    omitted: int
     from_earlier: int
-    damaged: int
 
     @classmethod
-    def of_point(cls, tenant: str, window: WindowPoint) -> "PointWindow":
-        """Sum up a window; its usages are not kept, because there may be very many."""
+    def of_point(cls, tenant: str, point: WindowPoint) -> "PointWindow":
+        """Sum up a window."""
         return cls(
             tenant=tenant,
-            of=window.of,
-            captured_at=window.newest_at,
-            has_intact_record=window.has_intact_record,
-            source=window.source,
-            entities=len(window.usages),
-            usage=budget_usage(window.usages),
-            is_truncated=window.is_truncated,
-            is_partial=window.is_partial,
-            omitted=window.omitted_count,
-            from_earlier=window.from_earlier,
-            damaged=len(window.corrupt),
+            point=replace(point, usages={}, sources={}),
+            entities=len(point.usages),
+            usage=budget_usage(point.usages),
+            from_earlier=point.from_earlier,
         )
 
 
@@ -77,20 +59,6 @@ class PointSurvey:
     def without_window(self) -> tuple[str, ...]:
         """The tenants without an open window, by name."""
         return tuple(sorted(self.newest_snapshots.keys() - {each.tenant for each in self.windows}))
-
-    @property
-    def newest_points(self) -> Mapping[str, datetime]:
-        """The time of each tenant's newest intact record of an open window, if it has one."""
-        newest: dict[str, datetime] = {}
-        for window in self.windows:
-            known = newest.get(window.tenant)
-            if window.has_intact_record and (known is None or known < window.captured_at):
-                newest[window.tenant] = window.captured_at
-        return newest
-
-    def age_of(self, captured_at: datetime) -> timedelta:
-        """Return how old a snapshot is."""
-        return age(captured_at, self.now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,4 +142,5 @@ def judge_point_ages(plane: ControlPlane) -> PointAges:
 
 
 def _oldest_first(window: PointWindow) -> tuple[datetime, str, str, str]:
-    return window.captured_at, window.tenant, window.of.budget, window.of.window.token
+    of = window.point.of
+    return window.point.newest_at, window.tenant, of.budget, of.window.token

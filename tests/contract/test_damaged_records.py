@@ -43,7 +43,7 @@ def test_the_page_takes_nothing_from_a_damaged_record_and_counts_it(plane: Contr
     corrupt(plane, 1 * HOUR)
     (window,) = survey(plane).windows
     assert (window.usage, window.entities) == (Decimal(4), 2)
-    assert (window.captured_at, window.damaged) == (NOON, 1)
+    assert (window.point.newest_at, window.point.corrupt) == (NOON, (NOON + HOUR,))
     shown = points_metadata(survey(plane))
     assert shown["damaged_records"] == 1
     assert shown["newest_point_age_seconds"] == 3600
@@ -57,7 +57,8 @@ def test_a_window_with_damaged_records_only_is_unknown_on_the_page(plane: Contro
     corrupt(plane, 0 * HOUR)
     corrupt(plane, 1 * HOUR)
     found = survey(plane)
-    assert (found.newest_points, found.without_window) == ({}, ())
+    assert not any(window.point.has_intact_record for window in found.windows)
+    assert found.without_window == ()
     shown = points_metadata(found)
     assert "newest_point_age_seconds" not in shown
     (row,) = shown["points"].records

@@ -42,13 +42,13 @@ def test_the_survey_has_every_window_the_oldest_first(plane: ControlPlane) -> No
     plane.capture("early", TEAM, at=NOON)
     plane.capture("acme", {**TEAM, **TODAY}, at=NOON + LIMIT)
     survey = survey_at(plane, NOON + 2 * LIMIT)
-    assert [(each.tenant, each.of, each.entities, each.usage) for each in survey.windows] == [
+    assert [(each.tenant, each.point.of, each.entities, each.usage) for each in survey.windows] == [
         ("early", of("team", "lifetime"), 2, Decimal("3.5")),
         ("acme", of("team", "2026-11-25"), 2, Decimal(7)),
         ("acme", of("team", "lifetime"), 2, Decimal("3.5")),
     ]
-    assert survey.newest_points == {"early": NOON, "acme": NOON + LIMIT}
-    assert survey.age_of(NOON) == timedelta(hours=3)
+    assert [each.point.newest_at for each in survey.windows] == [NOON, *([NOON + LIMIT] * 2)]
+    assert age(NOON, survey.now) == timedelta(hours=3)
     assert survey.without_window == ()
 
 
