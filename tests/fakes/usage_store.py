@@ -18,7 +18,6 @@ from budget_recovery_dagster.adapters.nats import (
     CounterKey,
     KeysRead,
     LiveKey,
-    LiveKeysRead,
     Outcome,
     SourceReader,
     StoredValue,
@@ -59,7 +58,7 @@ from budget_recovery_dagster.ports import IsOpen
 class Keys(Protocol):
     """The store, as far as a live tenant needs it."""
 
-    def read_live_keys(self, prefix: str) -> LiveKeysRead:
+    def read_keys(self, prefix: str) -> KeysRead:
         """Read all keys under a prefix, deleted ones too."""
         ...
 
@@ -86,8 +85,8 @@ class MemoryLiveTenant:
     def __init__(self, keys: Keys, tenant: str) -> None:
         self._keys = keys
         self._tenant = tenant
-        self._counters = keys.read_live_keys(prefix_to_read(COUNTERS, tenant))
-        self._reading = read_counters(tenant, self._counters.without_deleted())
+        self._counters = keys.read_keys(prefix_to_read(COUNTERS, tenant))
+        self._reading = read_counters(tenant, self._counters)
 
     @property
     def reading(self) -> TenantReading:
@@ -106,16 +105,14 @@ class MemoryLiveTenant:
     ) -> tuple[BoardResult, ...]:
         """Rebuild leaderboards, and return the results in the order of the orders."""
         terms = self._keys.terms(is_open)
-        boards = self._keys.read_live_keys(prefix_to_read(BOARDS, self._tenant))
+        boards = self._keys.read_keys(prefix_to_read(BOARDS, self._tenant))
 
         def write(changes: Sequence[BoardChange]) -> list[BoardResult | str]:
             return self._write(changes, boards).all_or_reasons()
 
         return rebuild(self._tenant, orders, terms, write)
 
-    def _write(
-        self, changes: Sequence[Change[Outcome]], known: LiveKeysRead
-    ) -> ChangeResults[Outcome]:
+    def _write(self, changes: Sequence[Change[Outcome]], known: KeysRead) -> ChangeResults[Outcome]:
         results = ChangeResults(changes)
         for number, change in enumerate(changes):
             if results.is_given_up:
@@ -131,7 +128,7 @@ class MemoryLiveTenant:
         results: ChangeResults[Outcome],
         number: int,
         change: Change[Outcome],
-        known: LiveKeysRead,
+        known: KeysRead,
     ) -> None:
         live = known.keys.get(change.key, NEVER_WRITTEN)
         for _ in range(MAX_CONFLICTS + 1):
@@ -250,11 +247,9 @@ class MemoryUsageStore:
 
     def reader(self, source: CaptureSource) -> SourceReader:
         """Return a reader of one source."""
-        return SourceReader(
-            SOURCES[source], list_keys=self._list_keys, read_values=self._read_values
-        )
+        return SourceReader(SOURCES[source], list_keys=self._list_keys, read_keys=self.read_keys)
 
-    def read_live_keys(self, prefix: str) -> LiveKeysRead:
+    def read_keys(self, prefix: str) -> KeysRead:
         """Read all keys under a prefix that ends in a dot, deleted ones too."""
         _, token, _ = prefix.split(".")
         tenant = decode_name(token)
@@ -262,7 +257,7 @@ class MemoryUsageStore:
         keys, is_complete = self._read_once(tenant, prefix)
         if not is_complete:
             keys, is_complete = self._read_once(tenant, prefix)
-        return LiveKeysRead(keys, is_partial=not is_complete)
+        return KeysRead(keys, is_partial=not is_complete)
 
     def live_key(self, key: str) -> LiveKey:
         """Read one key as it stands."""
@@ -297,9 +292,6 @@ class MemoryUsageStore:
     def _list_keys(self, prefix: str) -> list[str]:
         self._answer(self.listing_failure)
         return [key for key in self._under(prefix) if self._keys[key].value is not None]
-
-    def _read_values(self, prefix: str) -> KeysRead:
-        return self.read_live_keys(prefix).without_deleted()
 
     def _read_once(self, tenant: str, prefix: str) -> tuple[dict[str, LiveKey], bool]:
         announced = self._under(prefix)

@@ -8,6 +8,7 @@ from budget_recovery_dagster.adapters.nats import (
     BoardKey,
     CounterKey,
     KeysRead,
+    LiveKey,
     StoredValue,
     UnreadableKeyError,
     decode_entity,
@@ -86,7 +87,7 @@ def test_the_leaderboard_that_is_shown_is_read() -> None:
     of = BudgetWindow("team", Window.parse("2026-11"))
     key = encode_board_key(BoardKey("acme", of))
     reading = read_boards(
-        "acme", KeysRead({key: StoredValue(shown.encode(), None, 0)}, is_partial=False)
+        "acme", KeysRead({key: LiveKey(1, StoredValue(shown.encode(), None, 0))}, is_partial=False)
     )
     assert [(each.entity, each.usage) for each in reading.counters] == [
         ("user:alice@example.com", Decimal("12.34"))

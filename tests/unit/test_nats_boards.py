@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from budget_recovery_dagster.adapters.nats import (
     CounterKey,
     KeysRead,
+    LiveKey,
     StoredValue,
     encode_key,
     read_boards,
@@ -32,7 +33,8 @@ OF = BudgetWindow("b", Window.parse("2026-11"))
 
 
 def found(values: dict[str, bytes], *, is_partial: bool = False) -> KeysRead:
-    return KeysRead({key: StoredValue(value, None, 0) for key, value in values.items()}, is_partial)
+    keys = {key: LiveKey(1, StoredValue(value, None, 0)) for key, value in values.items()}
+    return KeysRead(keys, is_partial)
 
 
 def reading(value: bytes) -> TenantReading:
@@ -116,7 +118,7 @@ def test_the_entities_of_an_unreadable_board_are_unknown(value: bytes, reason: s
 
 def test_a_board_with_unreadable_headers_is_omitted() -> None:
     value = StoredValue(board({"a": "1"}), None, 0, "the headers are unreadable")
-    read = read_boards("t", KeysRead({KEY: value}, is_partial=False))
+    read = read_boards("t", KeysRead({KEY: LiveKey(1, value)}, is_partial=False))
     assert read.counters == ()
     assert [omission.reason for omission in read.omitted] == ["the headers are unreadable"]
     assert read.unlisted == (UnlistedEntities(OF, None, is_truncated=False),)

@@ -12,6 +12,7 @@ from budget_recovery_dagster.adapters.nats import (
     BoardKey,
     CounterKey,
     KeysRead,
+    LiveKey,
     StoredValue,
     UnreadableKeyError,
     decode_board_key,
@@ -47,8 +48,8 @@ names = st.text(
 windows = st.sampled_from(["2026-11-29", "2026-W48", "2026-11", "2026-Q4", "lifetime"])
 
 
-def stored(data: bytes) -> StoredValue:
-    return StoredValue(data, None, 0)
+def stored(data: bytes) -> LiveKey:
+    return LiveKey(1, StoredValue(data, None, 0))
 
 
 # Names and tokens

@@ -7,7 +7,6 @@ from budget_recovery_dagster.adapters.nats.codec import NEVER as NEVER
 from budget_recovery_dagster.adapters.nats.codec import BoardKey as BoardKey
 from budget_recovery_dagster.adapters.nats.codec import CounterKey as CounterKey
 from budget_recovery_dagster.adapters.nats.codec import ExpiredKeyError as ExpiredKeyError
-from budget_recovery_dagster.adapters.nats.codec import KeysRead as KeysRead
 from budget_recovery_dagster.adapters.nats.codec import StoredValue as StoredValue
 from budget_recovery_dagster.adapters.nats.codec import UnreadableKeyError as UnreadableKeyError
 from budget_recovery_dagster.adapters.nats.codec import decode_board_key as decode_board_key
@@ -46,8 +45,8 @@ from budget_recovery_dagster.adapters.nats.store import marker_key as marker_key
 from budget_recovery_dagster.adapters.nats.store import marker_value as marker_value
 from budget_recovery_dagster.adapters.nats.store import open_usage_store as open_usage_store
 from budget_recovery_dagster.adapters.nats.stream import NEVER_WRITTEN as NEVER_WRITTEN
+from budget_recovery_dagster.adapters.nats.stream import KeysRead as KeysRead
 from budget_recovery_dagster.adapters.nats.stream import LiveKey as LiveKey
-from budget_recovery_dagster.adapters.nats.stream import LiveKeysRead as LiveKeysRead
 from budget_recovery_dagster.adapters.nats.stream import nanoseconds as nanoseconds
 from budget_recovery_dagster.adapters.nats.stream import read_cluster as read_cluster
 from budget_recovery_dagster.adapters.nats.stream import read_stored_message as read_stored_message

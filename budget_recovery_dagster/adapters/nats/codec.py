@@ -78,14 +78,6 @@ class StoredValue(NamedTuple):
     fault: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KeysRead:
-    """The keys under a prefix. Partial: two reads returned fewer keys than the server counted."""
-
-    values: dict[str, StoredValue]
-    is_partial: bool
-
-
 def encode_key(counter: CounterKey) -> str:
     """Encode a counter's key.
 

@@ -19,7 +19,6 @@ from budget_recovery_dagster.adapters.nats.codec import (
     BOARDS,
     COUNTERS,
     CounterKey,
-    KeysRead,
     StoredValue,
     decode_board_key,
     decode_json,
@@ -40,8 +39,8 @@ from budget_recovery_dagster.adapters.nats.connection import Exchange
 from budget_recovery_dagster.adapters.nats.stream import (
     STATUS,
     BucketStream,
+    KeysRead,
     LiveKey,
-    LiveKeysRead,
     read_message,
     sequence_and_time,
 )
@@ -103,13 +102,13 @@ class Source:
 class SourceReader:
     """Reads tenants from one source of a store.
 
-    ``list_keys`` returns the keys under a prefix that ends in a dot, ``read_values`` also their
+    ``list_keys`` returns the keys under a prefix that ends in a dot, ``read_keys`` also their
     values.
     """
 
     source: Source
     list_keys: Callable[[str], Iterable[str]]
-    read_values: Callable[[str], KeysRead]
+    read_keys: Callable[[str], KeysRead]
 
     def list_tenants(self) -> TenantListing:
         """List the tenants that have keys; a tenant whose keys are all deleted may be listed."""
@@ -117,9 +116,8 @@ class SourceReader:
 
     def read(self, tenant: str) -> TenantReading:
         """Read a tenant's counters from every key of the source that existed before the call."""
-        return self.source.decode(
-            tenant, self.read_values(prefix_to_read(self.source.first, tenant))
-        )
+        found = self.read_keys(prefix_to_read(self.source.first, tenant))
+        return self.source.decode(tenant, found)
 
 
 def list_tenants(first: str, keys: Iterable[str]) -> TenantListing:
@@ -159,11 +157,12 @@ def prefix_to_read(first: str, tenant: str) -> str:
 
 def read_counters(tenant: str, found: KeysRead) -> TenantReading:
     """Decode all counters under a tenant's prefix; the reading names what is unreadable."""
-    keys, unreadable = decode_keys(found.values, decode_key)
+    values = found.values()
+    keys, unreadable = decode_keys(values, decode_key)
     counters: list[CounterReading] = []
     omitted: list[OmittedCounter] = []
     for key, counter in keys:
-        value = found.values[key]
+        value = values[key]
         try:
             usage, shape = usage_in(value)
         except UnreadableUsageError as error:
@@ -220,8 +219,9 @@ class Board:
 
 def read_boards(tenant: str, found: KeysRead) -> TenantReading:
     """Decode all leaderboards under a tenant's prefix; the reading names what is unreadable."""
-    keys, unreadable = decode_keys(found.values, decode_board_key)
-    boards = [read_board(tenant, board.of, key, found.values[key]) for key, board in keys]
+    values = found.values()
+    keys, unreadable = decode_keys(values, decode_board_key)
+    boards = [read_board(tenant, board.of, key, values[key]) for key, board in keys]
     return TenantReading(
         tenant=tenant,
         source=CaptureSource.LEADERBOARDS,
@@ -318,11 +318,6 @@ SOURCES: Mapping[CaptureSource, Source] = {
 
 
 async def read_keys(stream: BucketStream, prefix: str) -> KeysRead:
-    """Read all values under a prefix; promise and errors are those of ``read_live_keys``."""
-    return (await read_live_keys(stream, prefix)).without_deleted()
-
-
-async def read_live_keys(stream: BucketStream, prefix: str) -> LiveKeysRead:
     """Read all keys under ``prefix``, which ends in a dot, with their revisions.
 
     The result includes every key that existed before the call. The consumer is removed afterwards.
@@ -332,22 +327,20 @@ async def read_live_keys(stream: BucketStream, prefix: str) -> LiveKeysRead:
     """
     try:
         with anyio.fail_after(stream.timeouts.reading):
-            keys, is_complete = await _read_whole(stream, prefix)
-            if not is_complete:
-                keys, is_complete = await _read_whole(stream, prefix)
+            found = await _read_whole(stream, prefix)
+            return await _read_whole(stream, prefix) if found.is_partial else found
     except TimeoutError as error:
         raise StoreReadError(
             f"Reading {prefix}> timed out after {stream.timeouts.reading:g} s.",
             "check whether the gateway writes faster than this host reads, and the servers' load.",
         ) from error
-    return LiveKeysRead(keys, is_partial=not is_complete)
 
 
 class _ReadInterruptedError(StoreReadError):
     """The server ended a read early, with a status."""
 
 
-async def _read_whole(stream: BucketStream, prefix: str) -> tuple[dict[str, LiveKey], bool]:
+async def _read_whole(stream: BucketStream, prefix: str) -> KeysRead:
     """Read, and restart if the server interrupts the read: a consumer dies with its leader.
 
     Gives up after at least three reads and at least ``_MIN_RETRY_SECONDS``.
@@ -364,13 +357,13 @@ async def _read_whole(stream: BucketStream, prefix: str) -> tuple[dict[str, Live
             await anyio.sleep(_RETRY_DELAY_SECONDS)
 
 
-async def _read_once(stream: BucketStream, prefix: str) -> tuple[dict[str, LiveKey], bool]:
+async def _read_once(stream: BucketStream, prefix: str) -> KeysRead:
     announced = await stream.count(prefix)
     drain = _Drain(stream)
     async with _consumer(stream, prefix, announced.leader) as consumer:
         await drain.run(consumer)
     # The announced count includes deleted keys.
-    return drain.keys, len(drain.keys) >= announced.subject_count
+    return KeysRead(drain.keys, is_partial=len(drain.keys) < announced.subject_count)
 
 
 class _Drain:

@@ -2,11 +2,11 @@
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol, TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -24,12 +24,11 @@ from budget_recovery_dagster.adapters.nats.reader import (
     prefix_to_read,
     read_counters,
     read_keys,
-    read_live_keys,
 )
 from budget_recovery_dagster.adapters.nats.stream import (
     BucketStream,
+    KeysRead,
     LiveKey,
-    LiveKeysRead,
     check_bucket,
     write_error,
 )
@@ -83,28 +82,15 @@ def open_usage_store(
             portal.call(store.close)
 
 
-class Call(Protocol):
-    """Runs an operation on the store's event loop and waits for its result."""
-
-    def __call__(
-        self,
-        operation: Callable[[*Arguments], Awaitable[Result]],
-        *arguments: *Arguments,
-    ) -> Result:
-        """Run the operation in the store's thread and return its result."""
-        ...
-
-
 class NatsLiveTenant:
     """A tenant's counters and leaderboards in the bucket, usable while the store is open."""
 
-    def __init__(self, call: Call, stream: BucketStream, tenant: str) -> None:
-        self._call = call
+    def __init__(self, store: "NatsUsageStore", stream: BucketStream, tenant: str) -> None:
+        self._store = store
         self._stream = stream
         self._tenant = tenant
-        found = self._read(COUNTERS)
-        self._counters: Mapping[str, LiveKey] = found.keys
-        self._reading = read_counters(tenant, found.without_deleted())
+        self._counters = self._read(COUNTERS)
+        self._reading = read_counters(tenant, self._counters)
 
     @property
     def reading(self) -> TenantReading:
@@ -118,7 +104,8 @@ class NatsLiveTenant:
         if not orders:
             return ()
         changes = counter_changes(self._tenant, orders, self._terms(is_open))
-        return tuple(self._call(write_changes, self._stream, changes, self._counters).all())
+        written = self._store.call(write_changes, self._stream, changes, self._counters.keys)
+        return tuple(written.all())
 
     def rebuild_boards(
         self, orders: Sequence[BoardOrder], *, is_open: IsOpen
@@ -129,15 +116,15 @@ class NatsLiveTenant:
         terms, boards = self._terms(is_open), self._read(BOARDS).keys
 
         def write(changes: Sequence[BoardChange]) -> list[BoardResult | str]:
-            return self._call(write_changes, self._stream, changes, boards).all_or_reasons()
+            return self._store.call(write_changes, self._stream, changes, boards).all_or_reasons()
 
         return rebuild(self._tenant, orders, terms, write)
 
-    def _read(self, first: str) -> LiveKeysRead:
-        return self._call(read_live_keys, self._stream, prefix_to_read(first, self._tenant))
+    def _read(self, first: str) -> KeysRead:
+        return self._store.call(read_keys, self._stream, prefix_to_read(first, self._tenant))
 
     def _terms(self, is_open: IsOpen) -> WriteTerms:
-        return self._call(_read_terms, self._stream, is_open)
+        return self._store.call(_read_terms, self._stream, is_open)
 
 
 async def _read_terms(stream: BucketStream, is_open: IsOpen) -> WriteTerms:
@@ -163,30 +150,30 @@ class NatsUsageStore:
 
     def now(self) -> datetime | None:
         """Return the time of the stream's leader (UTC); None if its server does not report it."""
-        return self._call(self._stream.info).server_time
+        return self.call(self._stream.info).server_time
 
     def observe(self, deployment_id: str) -> Observation:
         """Read identity and marker from the stream's leader."""
-        return self._call(observe, self._stream, deployment_id)
+        return self.call(observe, self._stream, deployment_id)
 
     def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
         """Write our marker over sequence ``after`` of its key; 0: the key must not exist."""
-        return self._call(write_marker, self._stream, deployment_id, nonce, after)
+        return self.call(write_marker, self._stream, deployment_id, nonce, after)
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
         """Request the servers that hold the stream; ``seen_at`` is the present time."""
-        return self._call(self._stream.cluster_view, seen_at)
+        return self.call(self._stream.cluster_view, seen_at)
 
     def open_tenant(self, tenant: str) -> NatsLiveTenant:
         """Read a tenant's counters in order to raise them."""
-        return NatsLiveTenant(self._call, self._stream, tenant)
+        return NatsLiveTenant(self, self._stream, tenant)
 
     def reader(self, source: CaptureSource) -> SourceReader:
         """Return a reader of one source, usable while the store is open."""
         return SourceReader(
             SOURCES[source],
-            list_keys=lambda prefix: self._call(self._stream.keys, prefix),
-            read_values=lambda prefix: self._call(read_keys, self._stream, prefix),
+            list_keys=lambda prefix: self.call(self._stream.keys, prefix),
+            read_keys=lambda prefix: self.call(read_keys, self._stream, prefix),
         )
 
     async def close(self) -> None:
@@ -197,11 +184,12 @@ class NatsUsageStore:
             await ended.wait()
         await self._connection.close()
 
-    def _call(
+    def call(
         self,
         operation: Callable[[*Arguments], Awaitable[Result]],
         *arguments: *Arguments,
     ) -> Result:
+        """Run an operation on the store's event loop and return its result."""
         future = self._portal.start_task_soon(self._run, operation, *arguments)
         try:
             return future.result()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from nats.aio.msg import Msg
 
-from budget_recovery_dagster.adapters.nats.codec import KeysRead, StoredValue
+from budget_recovery_dagster.adapters.nats.codec import StoredValue
 from budget_recovery_dagster.adapters.nats.connection import (
     UNREADABLE_HEADERS,
     NatsConnection,
@@ -74,16 +74,18 @@ NEVER_WRITTEN = LiveKey(0, None)
 
 
 @dataclass(frozen=True, slots=True)
-class LiveKeysRead:
-    """The keys under a prefix, including deleted ones. Partial: see ``KeysRead``."""
+class KeysRead:
+    """The keys under a prefix, including deleted ones.
 
-    keys: dict[str, LiveKey]
+    Partial: two reads returned fewer keys than the server counted.
+    """
+
+    keys: Mapping[str, LiveKey]
     is_partial: bool
 
-    def without_deleted(self) -> KeysRead:
+    def values(self) -> Mapping[str, StoredValue]:
         """Return the values of the keys that are not deleted."""
-        values = {key: live.value for key, live in self.keys.items() if live.value is not None}
-        return KeysRead(values, self.is_partial)
+        return {key: live.value for key, live in self.keys.items() if live.value is not None}
 
 
 @dataclass(frozen=True, slots=True)
