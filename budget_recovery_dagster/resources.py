@@ -10,18 +10,24 @@ from typing import Any
 import dagster as dg
 
 from budget_recovery_dagster.errors import BudgetRecoveryError
-from budget_recovery_dagster.ports import ControlPlane, OpenStore
+from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.services.restore.manual import Order
 from budget_recovery_dagster.settings import Settings
-from budget_recovery_dagster.wiring import opened_control_plane, store_opener
+from budget_recovery_dagster.wiring import opened_control_plane
 
 
-def failure(message: str, hint: str, metadata: Mapping[str, Any] | None = None) -> dg.Failure:
+def failure(
+    message: str,
+    hint: str,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    allow_retries: bool = False,
+) -> dg.Failure:
     """Return the failure of a step: first what happened, then what to do."""
     return dg.Failure(
         description=f"{message} Try: {hint}",
         metadata={"what_to_do": hint, **(metadata or {})},
-        allow_retries=False,
+        allow_retries=allow_retries,
     )
 
 
@@ -55,14 +61,6 @@ class ControlPlaneResource:
                 yield plane
         except BudgetRecoveryError as error:
             raise failure(error.message, error.hint) from error
-
-    def store_opener(self) -> OpenStore:
-        """Return a function that opens the usage store.
-
-        Raises:
-            SettingsError: BUDGET_RECOVERY_NATS_URL is not set.
-        """
-        return store_opener(self.settings)
 
 
 ControlPlaneParam = dg.ResourceParam[ControlPlaneResource]

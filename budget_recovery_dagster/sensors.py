@@ -36,7 +36,7 @@ from budget_recovery_dagster.presentation.text import label
 from budget_recovery_dagster.resources import ControlPlaneParam
 from budget_recovery_dagster.services.store_watch import Checked, check_store
 from budget_recovery_dagster.settings import Settings
-from budget_recovery_dagster.wiring import store_opener_in_a_tick
+from budget_recovery_dagster.wiring import store_opener
 
 Result = TypeVar("Result")
 TICK_SECONDS = 10.0
@@ -101,8 +101,8 @@ def read_suspicion(cursor: str | None) -> Suspicion | None:
     """Read the suspicion; None if there is none, or if a person edited the cursor."""
     try:
         _, suspect, token, since = (cursor or "").split()
-        moment = datetime.fromisoformat(since)
-        return Suspicion(suspect, int(token), moment) if moment.tzinfo else None
+        at = datetime.fromisoformat(since)
+        return Suspicion(suspect, int(token), at) if at.tzinfo else None
     except ValueError:
         return None
 
@@ -128,6 +128,23 @@ def unknown_tick(
         # The cursor keeps its value, so the next tick fails as well unless its result is known.
         raise dg.Failure(f"At least {count} ticks in a row are unknown. {text}")
     return dg.SensorResult(skip_reason=text, cursor=str(count), asset_events=events or [])
+
+
+def _tick(
+    context: dg.SensorEvaluationContext, work: Callable[[Deadline], dg.SensorResult]
+) -> dg.SensorResult:
+    """Do the work of a tick within its deadline; an error of a server makes it unknown.
+
+    Raises:
+        SettingsError: a setting is missing or invalid.
+        dagster.Failure: too many ticks in a row are unknown.
+    """
+    try:
+        return within(TICK_SECONDS, work)
+    except SettingsError:
+        raise
+    except BudgetRecoveryError as error:
+        return unknown_tick(context, error.message, error.hint)
 
 
 def _counted(cursor: str | None) -> int:
@@ -256,13 +273,13 @@ def _terminated_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> datetime
     return datetime.fromtimestamp(min(times), UTC) if times else None
 
 
-def _has_outlived(record: dg.RunRecord, moment: datetime) -> bool:
+def _has_outlived(record: dg.RunRecord, at: datetime) -> bool:
     """Whether a run had exceeded its maximum runtime by then."""
     longest = record.dagster_run.tags.get(MAX_RUNTIME_SECONDS_TAG, "")
     if record.start_time is None or not longest.isdecimal():
         return False
     started_at = datetime.fromtimestamp(record.start_time, UTC)
-    return moment - started_at > timedelta(seconds=int(longest))
+    return at - started_at > timedelta(seconds=int(longest))
 
 
 def _declare_dead(instance: dg.DagsterInstance, run: RunSeen) -> None:
@@ -315,18 +332,18 @@ def _check(
 ) -> dg.SensorResult:
     """Check the store once; skip with the reason, or request the run of a restore."""
 
-    def check_and_launch(deadline: Deadline) -> tuple[Checked, Supervised]:
-        open_store = store_opener_in_a_tick(control_plane.settings)
+    def check_and_launch(deadline: Deadline) -> dg.SensorResult:
+        open_store = store_opener(control_plane.settings, in_a_tick=True)
         with control_plane.opened() as plane:
             checked = check_store(plane, open_store, checked_by="store_loss_sensor")
-            return checked, supervise_restore(context.instance, plane, deadline)
+            return _checked(context, checked, supervise_restore(context.instance, plane, deadline))
 
-    try:
-        checked, supervised = within(TICK_SECONDS, check_and_launch)
-    except SettingsError:
-        raise
-    except BudgetRecoveryError as error:
-        return unknown_tick(context, error.message, error.hint)
+    return _tick(context, check_and_launch)
+
+
+def _checked(
+    context: dg.SensorEvaluationContext, checked: Checked, supervised: Supervised
+) -> dg.SensorResult:
     observed = [dg.AssetObservation("gateway_usage_store", metadata=_metadata(checked))]
     check = checked.check
     if supervised.request is not None:
@@ -375,18 +392,13 @@ def restore_supervisor_sensor(
 ) -> dg.SensorResult:
     """Supervise once; skip with the reason, or request a run."""
 
-    def observe(deadline: Deadline) -> Supervised:
+    def supervise_once(deadline: Deadline) -> dg.SensorResult:
         with control_plane.opened() as plane:
             known = read_suspicion(context.cursor)
-            return supervise_restore(context.instance, plane, deadline, known)
+            supervised = supervise_restore(context.instance, plane, deadline, known)
+        cursor = write_suspicion(supervised.suspicion)
+        if supervised.request is not None:
+            return dg.SensorResult(run_requests=[supervised.request], cursor=cursor)
+        return dg.SensorResult(skip_reason=supervised.reason, cursor=cursor)
 
-    try:
-        supervised = within(TICK_SECONDS, observe)
-    except SettingsError:
-        raise
-    except BudgetRecoveryError as error:
-        return unknown_tick(context, error.message, error.hint)
-    cursor = write_suspicion(supervised.suspicion)
-    if supervised.request is not None:
-        return dg.SensorResult(run_requests=[supervised.request], cursor=cursor)
-    return dg.SensorResult(skip_reason=supervised.reason, cursor=cursor)
+    return _tick(context, supervise_once)

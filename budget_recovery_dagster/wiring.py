@@ -57,8 +57,8 @@ def control_plane_on(database: Database, bucket: str) -> ControlPlane:
     )
 
 
-def store_opener(settings: Settings, timeouts: Timeouts | None = None) -> OpenStore:
-    """Return what opens the usage store.
+def store_opener(settings: Settings, *, in_a_tick: bool = False) -> OpenStore:
+    """Return what opens the usage store; ``in_a_tick``: within the short time of a sensor's tick.
 
     Raises:
         SettingsError: BUDGET_RECOVERY_NATS_URL is not set.
@@ -69,17 +69,8 @@ def store_opener(settings: Settings, timeouts: Timeouts | None = None) -> OpenSt
         settings.bucket,
         credentials=settings.nats_creds,
         certificate_authority=settings.nats_ca,
-        timeouts=timeouts,
+        timeouts=_IN_A_TICK if in_a_tick else None,
     )
-
-
-def store_opener_in_a_tick(settings: Settings) -> OpenStore:
-    """Return what opens the usage store within the short time of a sensor's tick.
-
-    Raises:
-        SettingsError: BUDGET_RECOVERY_NATS_URL is not set.
-    """
-    return store_opener(settings, _IN_A_TICK)
 
 
 def usage_tables(settings: Settings) -> UsageTables:

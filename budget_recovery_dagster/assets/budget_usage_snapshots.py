@@ -34,6 +34,7 @@ from budget_recovery_dagster.services.capture import (
     Verified,
     capture_hour,
 )
+from budget_recovery_dagster.wiring import store_opener
 
 _DESCRIPTION = (
     "Every tenant's budget counters, copied from the gateway's usage store to PostgreSQL once "
@@ -85,7 +86,7 @@ def _budget_usage_snapshots(
     with control_plane.opened_in_step() as plane:
         result = capture_hour(
             plane,
-            control_plane.store_opener(),
+            store_opener(control_plane.settings),
             hour,
             source=control_plane.settings.capture_source,
             retention=control_plane.settings.retention,

@@ -4,6 +4,7 @@ import getpass
 import os
 import socket
 from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,8 +30,15 @@ def current_user() -> str:
     return f"{account}@{socket.gethostname()}"
 
 
-_Command = Callable[..., Any]
-_CHOICE_OPTIONS = (
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _together(*options: _Decorator) -> _Decorator:
+    """Return the decorator that adds these options to a command, in this order."""
+    return lambda command: reduce(lambda done, option: option(done), reversed(options), command)
+
+
+choice_options = _together(
     click.option(
         "--tenant",
         default=EVERY_TENANT,
@@ -49,13 +57,7 @@ _CHOICE_OPTIONS = (
         "--despite-resets", is_flag=True, help="Also restore usage that was reset on purpose."
     ),
 )
-
-
-def choice_options(command: _Command) -> _Command:
-    """Add the options to a command, which receives them as ``tenant``, ``budget``, and so on."""
-    for option in reversed(_CHOICE_OPTIONS):
-        command = option(command)
-    return command
+"""The options of a choice; see ``request_of``."""
 
 
 def request_of(options: Mapping[str, Any]) -> RestoreRequest:
@@ -68,7 +70,7 @@ def request_of(options: Mapping[str, Any]) -> RestoreRequest:
     )
 
 
-_ORDER_OPTIONS = (
+order_options = _together(
     click.option("--reason", required=True, help="Why; stored with the result."),
     click.option(
         "--accept-unconverged",
@@ -76,13 +78,7 @@ _ORDER_OPTIONS = (
         help="Use the store even if its servers have not converged.",
     ),
 )
-
-
-def order_options(command: _Command) -> _Command:
-    """Add the options to a command; see ``order_of``."""
-    for option in reversed(_ORDER_OPTIONS):
-        command = option(command)
-    return command
+"""The options of an order; see ``order_of``."""
 
 
 def order_of(options: Mapping[str, Any], on_progress: Callable[[str], None]) -> Order:
@@ -107,14 +103,9 @@ def settings_with_database(data_dir: Path | None) -> Settings:
     if settings.postgres_url is not None:
         return settings
     running = find_running_dev(data_dir or settings.data_place)
-    if running.postgres_url is None:
-        raise SettingsError(
-            f"The running dev uses the database that its {PREFIX}POSTGRES_URL names.",
-            f"set {PREFIX}POSTGRES_URL for this command, too.",
-        )
     return settings.model_copy(
         update={
-            "postgres_url": SecretStr(running.postgres_url),
+            "postgres_url": _own(running.postgres_url, "database", "POSTGRES_URL"),
             "check_interval_seconds": running.check_interval_seconds,
         }
     )
@@ -131,13 +122,18 @@ def settings_with_servers(data_dir: Path | None) -> Settings:
     if settings.nats_url is not None:
         return settings
     running = find_running_dev(data_dir or settings.data_place)
-    if running.nats_url is None:
+    url = _own(running.nats_url, "store", "NATS_URL")
+    return settings.model_copy(update={"nats_url": url, "bucket": running.bucket})
+
+
+def _own(url: str | None, what: str, setting: str) -> SecretStr:
+    """Return the URL of a server that the running dev started itself."""
+    if url is None:
         raise SettingsError(
-            f"The running dev uses the store that its {PREFIX}NATS_URL names.",
-            f"set {PREFIX}NATS_URL for this command, too.",
+            f"The running dev uses the {what} that its {PREFIX}{setting} names.",
+            f"set {PREFIX}{setting} for this command, too.",
         )
-    found = {"nats_url": SecretStr(running.nats_url), "bucket": running.bucket}
-    return settings.model_copy(update=found)
+    return SecretStr(url)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")

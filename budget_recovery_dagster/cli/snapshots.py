@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import click
+from rich.table import Table
 
 from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database
 from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant, moment
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.presentation.documents import snapshots_json
-from budget_recovery_dagster.presentation.terminal import print_columns, print_row
+from budget_recovery_dagster.presentation.terminal import print_row
 from budget_recovery_dagster.services.restore.tenants import counted, listed
 from budget_recovery_dagster.wiring import opened_control_plane
 
@@ -44,9 +45,13 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
         print_row(console, "No snapshot is retained.")
         return
     shown = found if show_all else found[:_SHOWN]
-    head = ["captured at (UTC)", "tenants", "windows", "counters", "remarks"]
-    rows = [head, *(_row(each) for each in shown)]
-    print_columns(console, rows, right=(1, 2, 3))
+    table = Table("captured at (UTC)", box=None, pad_edge=False, header_style="")
+    for count in ("tenants", "windows", "counters"):
+        table.add_column(count, justify="right")
+    table.add_column("remarks")
+    for each in shown:
+        table.add_row(*_row(each))
+    console.print(table)
     if len(found) > len(shown):
         print_row(console, f"{len(found) - len(shown):,} older; --all lists them.")
     if damaged:

@@ -18,6 +18,7 @@ from budget_recovery_dagster.services.restore.manual import (
     release_restore,
     resolve_incident,
 )
+from budget_recovery_dagster.wiring import store_opener
 
 
 class HoldConfig(dg.Config):
@@ -96,7 +97,7 @@ def resolve_open_incident(
     with control_plane.opened_in_step() as plane:
         resolved = resolve_incident(
             plane,
-            control_plane.store_opener(),
+            store_opener(control_plane.settings),
             order,
             convergence_timeout=control_plane.settings.convergence_timeout,
         )

@@ -44,6 +44,7 @@ from budget_recovery_dagster.services.restore.automatic import (
 )
 from budget_recovery_dagster.services.restore.manual import restore_manually
 from budget_recovery_dagster.services.restore.preview import RestoreRequest, preview_restore
+from budget_recovery_dagster.wiring import store_opener
 
 OUTCOME_TAG = "budget_recovery/outcome"
 """Tag of a run: its outcome, beyond success or failure."""
@@ -75,7 +76,7 @@ def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneParam) ->
         with control_plane.opened() as plane:
             result = recover_store(
                 plane,
-                control_plane.store_opener(),
+                store_opener(control_plane.settings),
                 run_id=run_id,
                 holder=holder_of(run_id),
                 convergence_timeout=control_plane.settings.convergence_timeout,
@@ -85,10 +86,9 @@ def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneParam) ->
     except dg.DagsterExecutionInterruptedError as error:
         # Otherwise the policy would start another attempt in a terminated run.
         raise dg.Failure("The run was terminated.", allow_retries=False) from error
-    except SettingsError as error:
-        raise failure(error.message, error.hint) from error
     except BudgetRecoveryError as error:
-        raise dg.Failure(str(error), metadata={"what_to_do": error.hint}) from error
+        is_temporary = not isinstance(error, SettingsError)
+        raise failure(error.message, error.hint, allow_retries=is_temporary) from error
 
 
 def _show_result(
@@ -267,7 +267,7 @@ def _preview(
     run_id = context.run.run_id
     preview = preview_restore(
         plane,
-        control_plane.store_opener(),
+        store_opener(control_plane.settings),
         config.request(),
         by=f"run {run_id[:8]}",
         on_progress=context.log.info,
@@ -287,7 +287,7 @@ def _apply(
     try:
         applied = restore_manually(
             plane,
-            control_plane.store_opener(),
+            store_opener(control_plane.settings),
             config.request(),
             order,
             convergence_timeout=control_plane.settings.convergence_timeout,

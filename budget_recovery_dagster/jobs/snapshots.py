@@ -58,8 +58,8 @@ def hourly_snapshot_schedule(
     context: dg.ScheduleEvaluationContext, control_plane: ControlPlaneParam
 ) -> dg.RunRequest | dg.SkipReason:
     """Request the run of the tick's hour, once even if the tick is evaluated again."""
-    moment = context.scheduled_execution_time.astimezone(UTC)
-    hour = Hour.containing(moment)
+    tick_at = context.scheduled_execution_time.astimezone(UTC)
+    hour = Hour.containing(tick_at)
     with control_plane.opened() as plane:
         state = plane.registry.claim().state
         if state.captures_paused:
@@ -74,14 +74,14 @@ def hourly_snapshot_schedule(
                 f"The hour {hour} has closed before its snapshot could start; the store holds "
                 "only the present, which must not be stored as the past."
             )
-    if _has_had_its_run(context, hour, moment):
+    if _has_had_its_run(context, hour, tick_at):
         return dg.SkipReason(
             f"The hour {hour} already has its run: the schedule was edited within the hour."
         )
     return dg.RunRequest(run_key=hour.key, partition_key=hour.key)
 
 
-def _has_had_its_run(context: dg.ScheduleEvaluationContext, hour: Hour, moment: datetime) -> bool:
+def _has_had_its_run(context: dg.ScheduleEvaluationContext, hour: Hour, tick_at: datetime) -> bool:
     """Whether a tick with another scheduled time has requested a snapshot of the hour.
 
     Dagster compares run keys only within one scheduled time.
@@ -89,7 +89,7 @@ def _has_had_its_run(context: dg.ScheduleEvaluationContext, hour: Hour, moment: 
     runs = context.instance.get_runs(
         dg.RunsFilter(tags={_SCHEDULE: hourly_snapshot_schedule.name, _RUN_KEY: hour.key})
     )
-    return any(run.tags.get(_SCHEDULED_AT) != moment.isoformat() for run in runs)
+    return any(run.tags.get(_SCHEDULED_AT) != tick_at.isoformat() for run in runs)
 
 
 recovery_points_schedule = dg.ScheduleDefinition(

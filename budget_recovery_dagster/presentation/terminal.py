@@ -58,22 +58,6 @@ def print_row(console: Console, parts: Parts, *, indent: int = 0) -> None:
         console.print(Text.assemble(margin, hanging, row), soft_wrap=True)
 
 
-def print_columns(
-    console: Console, rows: Sequence[Sequence[str]], *, right: Sequence[int], indent: int = 0
-) -> None:
-    """Print rows in columns as wide as their content; those in ``right`` are right-aligned."""
-    if not rows:
-        return
-    shown = [[escape_unprintable(console, cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
-    for row in shown:
-        cells = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        console.print(Text((" " * indent + "  ".join(cells)).rstrip()), soft_wrap=True)
-
-
 _WINDOWS = 40
 _DIFFERENCES = 20
 _NOTES = 20
