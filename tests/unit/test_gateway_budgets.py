@@ -118,7 +118,7 @@ def test_a_time_in_another_zone_is_read_as_utc() -> None:
     charge = Charge("ledger", 7, datetime.fromisoformat("2023-10-02T01:30:00+02:00"), FULL)
     read = Charge.from_json(charge.to_json())
     assert read == charge
-    assert read.moment.tzinfo is UTC
+    assert read.at.tzinfo is UTC
 
 
 @pytest.mark.parametrize("message", [b"", b"[]", b"{}", b"null", b"\xff"])

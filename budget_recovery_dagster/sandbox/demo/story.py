@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from typing import TypeVar
 from uuid import uuid4
 
 import psycopg
@@ -78,6 +79,7 @@ select tenant, budget_id, window_token, entity, usage from budget_recovery.budge
 where captured_at = %s
 """
 
+Found = TypeVar("Found")
 NotCaptured = Verified | Paused | HourClosedError | HourNotCapturedError
 
 
@@ -493,13 +495,10 @@ class _Story:
 
     def _find_loss(self) -> Incident:
         """Check the store, again if the verdict is unknown, and return the incident."""
-        open_store = store_opener(self.settings)
-        checked = check_store(self.plane, open_store, checked_by=_HOLDER)
-        for _ in range(_TRIES - 1):
-            if checked.check.verdict is not Verdict.UNKNOWN:
-                break
-            time.sleep(_RETRY_SECONDS)
-            checked = check_store(self.plane, open_store, checked_by=_HOLDER)
+        checked = _retried(
+            lambda: check_store(self.plane, store_opener(self.settings), checked_by=_HOLDER),
+            lambda result: result.check.verdict is Verdict.UNKNOWN,
+        )
         incident = checked.recovery.incident
         if incident is None:
             raise DemoError(
@@ -510,12 +509,9 @@ class _Story:
 
     def _recover(self) -> tuple[bool, str]:
         """Recover, again after a wait or a failed attempt; return whether it succeeded, and how."""
-        result = self._try_to_recover()
-        for _ in range(_TRIES - 1):
-            if not isinstance(result, StillWaiting | AttemptFailedError):
-                break
-            time.sleep(_RETRY_SECONDS)
-            result = self._try_to_recover()
+        result = _retried(
+            self._try_to_recover, lambda each: isinstance(each, StillWaiting | AttemptFailedError)
+        )
         match result:
             case Recovered(incident=incident):
                 return True, incident.ended.detail if incident.ended else ""
@@ -538,6 +534,15 @@ class _Story:
             )
         except AttemptFailedError as error:
             return error
+
+
+def _retried(work: Callable[[], Found], must_retry: Callable[[Found], bool]) -> Found:
+    """Do the work, again while its result demands it and tries are left; return the last result."""
+    for _ in range(_TRIES - 1):
+        if not must_retry(result := work()):
+            return result
+        time.sleep(_RETRY_SECONDS)
+    return work()
 
 
 def _why_not(captured: Captured | NotCaptured) -> str:

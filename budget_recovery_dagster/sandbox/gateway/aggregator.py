@@ -162,7 +162,7 @@ class Counting:
         Raises:
             ExceptionGroup: of errors that end the work on a store.
         """
-        raised_by = self._budgets.raised_by(charge.request, charge.moment)
+        raised_by = self._budgets.raised_by(charge.request, charge.at)
         cost = charge.request.cost
         await self.add_usages({counter: cost for _, counter in raised_by}, charge.watermark)
 

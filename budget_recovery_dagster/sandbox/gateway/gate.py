@@ -73,21 +73,21 @@ class Gate:
         Raises:
             UnusableNameError: no key can hold a name of the request; nothing is recorded.
         """
-        moment = self._clock()
+        at = self._clock()
         exhausted = [
             definition
-            for definition, counter in self._budgets.raised_by(request, moment)
+            for definition, counter in self._budgets.raised_by(request, at)
             if suffix_of(counter) in self._blocked
         ]
         noted = tuple(each for each in exhausted if each.enforcement is Enforcement.AUDIT)
         blocked_by = tuple(each for each in exhausted if each.enforcement is Enforcement.ENFORCE)
         if blocked_by:
             return Answer(blocked_by, noted, None)
-        return Answer((), noted, self._record(moment, request))
+        return Answer((), noted, self._record(at, request))
 
-    def _record(self, moment: datetime, request: Request) -> int | None:
+    def _record(self, at: datetime, request: Request) -> int | None:
         try:
-            number = self._ledger.record(moment, request)
+            number = self._ledger.record(at, request)
         except LedgerError as error:
             if not self._is_ledger_failing:
                 self._is_ledger_failing = True

@@ -99,9 +99,9 @@ class Ledger:
     def __exit__(self, *exception: object) -> None:
         self._connection.close()
 
-    def record(self, moment: datetime, request: Request) -> int:
-        """Record a request that is allowed at ``moment`` (aware); return its number."""
-        number = self._execute(_INSERT, _row(moment, request)).lastrowid
+    def record(self, at: datetime, request: Request) -> int:
+        """Record a request, allowed at the time ``at`` (aware); return its number."""
+        number = self._execute(_INSERT, _row(at, request)).lastrowid
         if number is None:
             raise AssertionError("every insert has a row id")
         return number
@@ -115,7 +115,7 @@ class Ledger:
         with self._transaction():
             if self.has_begun():
                 return False
-            self._connection.executemany(_INSERT, (_row(moment, each) for moment, each in past))
+            self._connection.executemany(_INSERT, (_row(at, each) for at, each in past))
             last = self._last_number()
             self._connection.execute(_SET, (_REPORTED, last))
             self._connection.execute(_SET, (_UNCOUNTED, last))
@@ -165,7 +165,7 @@ class Ledger:
         for charge in self.charges():
             if up_to is not None and charge.number > up_to:
                 break
-            for _, counter in budgets.raised_by(charge.request, charge.moment):
+            for _, counter in budgets.raised_by(charge.request, charge.at):
                 if counter.of.window.is_current(now):
                     spend[counter] = exact_sum((spend[counter], charge.request.cost))
         return dict(spend)
@@ -200,7 +200,7 @@ class Ledger:
         return int(number)
 
     def _charge(self, row: tuple[Any, ...]) -> Charge:
-        number, moment, tenant, user, model, virtual_account, agent, metadata, cost = row
+        number, at, tenant, user, model, virtual_account, agent, metadata, cost = row
         request = Request(
             tenant=tenant,
             user=user,
@@ -210,7 +210,7 @@ class Ledger:
             agent=agent,
             metadata=json.loads(metadata),
         )
-        return Charge(self.id, number, datetime.fromisoformat(moment), request)
+        return Charge(self.id, number, datetime.fromisoformat(at), request)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -247,9 +247,9 @@ class Ledger:
             raise LedgerError(f"the ledger {self._file} cannot be used: {error}") from error
 
 
-def _row(moment: datetime, request: Request) -> tuple[str | None, ...]:
+def _row(at: datetime, request: Request) -> tuple[str | None, ...]:
     return (
-        moment.isoformat(),
+        at.isoformat(),
         request.tenant,
         request.user,
         request.model,

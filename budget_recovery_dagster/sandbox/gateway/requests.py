@@ -8,7 +8,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
@@ -134,13 +134,13 @@ class Budgets:
             self._by_period[each.tenant, each.budget, each.period] = each
 
     def raised_by(
-        self, request: Request, moment: datetime
+        self, request: Request, at: datetime
     ) -> Iterator[tuple[BudgetDefinition, CounterKey]]:
-        """Return the counters that a request at ``moment`` (aware) raises by its cost.
+        """Return the counters that a request at ``at`` (aware) raises by its cost.
 
-        They belong to the windows that contain ``moment``, whatever the current time is.
+        They belong to the windows that contain ``at``, whatever the current time is.
         """
-        day = moment.astimezone(UTC).date()
+        day = at.astimezone(UTC).date()
         for definition in self._by_tenant.get(request.tenant, ()):
             try:
                 entity = request.entity(definition)
@@ -203,11 +203,11 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A request that was allowed at ``moment`` (aware), with its number in its ledger."""
+    """A request that was allowed at ``at`` (aware), with its number in its ledger."""
 
     ledger: str
     number: int
-    moment: datetime
+    at: datetime
     request: Request
 
     @property
@@ -217,18 +217,12 @@ class Charge:
 
     def to_json(self) -> bytes:
         """Write it as a message."""
-        request = self.request
         content = {
             "ledger": self.ledger,
             "number": self.number,
-            "moment": self.moment.isoformat(),
-            "tenant": request.tenant,
-            "user": request.user,
-            "model": request.model,
-            "virtual_account": request.virtual_account,
-            "agent": request.agent,
-            "metadata": dict(request.metadata),
-            "cost": format_usage(request.cost),
+            "moment": self.at.isoformat(),
+            **asdict(self.request),
+            "cost": format_usage(self.request.cost),
         }
         return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -252,7 +246,7 @@ class Charge:
         charged = Watermark.parse(f"{read.ledger}:{read.number}")
         if charged is None:
             raise UnreadableChargeError("ledger and number do not identify a charge")
-        return cls(charged.ledger, charged.number, _moment(read.moment), request)
+        return cls(charged.ledger, charged.number, _time(read.moment), request)
 
 
 class _ChargeMessage(BaseModel):
@@ -272,14 +266,14 @@ class _ChargeMessage(BaseModel):
     cost: str
 
 
-def _moment(text: str) -> datetime:
+def _time(text: str) -> datetime:
     try:
-        moment = require_aware(datetime.fromisoformat(text)).astimezone(UTC)
+        at = require_aware(datetime.fromisoformat(text)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise UnreadableChargeError("moment is not a time with a time zone") from error
-    if moment.year > _LAST_YEAR:
+    if at.year > _LAST_YEAR:
         raise UnreadableChargeError("moment is too late for the calendar")
-    return moment
+    return at
 
 
 def _definitions_of(tenant: str) -> Iterator[BudgetDefinition]:
