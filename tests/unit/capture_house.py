@@ -103,7 +103,7 @@ class House:
         return self.plane.points.current_usages(tenant, self.clock.now())[LIFETIME][entity]
 
     def while_reading(self, tenant: str, happen: Callable[[], object]) -> None:
-        """Let something happen when half of the tenant's keys have been read, once."""
+        """Call something once, when half of the tenant's keys have been read."""
 
         def hook(read: str) -> None:
             if read == tenant:

@@ -7,7 +7,7 @@ from tests.unit.capture_house import House
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own settings must not decide a unit test."""
+    """Unset the developer's own settings, so that they do not affect a unit test."""
     for name in list(os.environ):
         if name.startswith("BUDGET_RECOVERY_"):
             monkeypatch.delenv(name)

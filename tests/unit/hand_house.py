@@ -1,4 +1,4 @@
-"""Previews, manual restores and resolving, with everything around them in memory."""
+"""Preview, manual restore and resolve, with an in-memory control plane and a fake store."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class HandHouse(RecoveryHouse):
         return Order(by, reason, "a run", self.said.append, accept_unconverged=unconverged)
 
     def fail(self) -> None:
-        """Lose the store and let all attempts to restore it die; a last look gives it up."""
+        """Lose the store, let all restore attempts die, and let the final check give it up."""
         self.wipe()
         for _ in range(MAX_ATTEMPTS):
             self.die_in_an_attempt()
@@ -74,12 +74,12 @@ class HandHouse(RecoveryHouse):
 
 
 def captured_hand_house() -> HandHouse:
-    """A store of two tenants that was captured and checked, ten minutes ago."""
+    """Return a store of two tenants, captured and checked ten minutes ago."""
     return captured(HandHouse())
 
 
 def failed_hand_house() -> HandHouse:
-    """The same, lost and given up."""
+    """Return the same store, lost and FAILED."""
     house = captured_hand_house()
     house.fail()
     assert house.state is RecoveryState.FAILED

@@ -1,4 +1,4 @@
-"""Detection and recovery with everything around them in memory."""
+"""Detection and recovery with an in-memory control plane and a fake store."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -26,7 +26,7 @@ class RecoveryHouse(House):
 
     @property
     def incident(self) -> Incident:
-        """The open incident."""
+        """Return the open incident."""
         incident = self.plane.incidents.recovery().incident
         assert incident is not None
         return incident
@@ -45,18 +45,18 @@ class RecoveryHouse(House):
         )
 
     def wipe(self) -> None:
-        """Lose the store, which its owner makes anew, and notice it."""
+        """Lose the store, recreate it empty, and run a check."""
         self.store.recreate(REBORN)
         self.check()
 
     def usage(self, tenant: str, entity: str | None = None) -> str | None:
-        """Return what a lifetime counter says in the store."""
+        """Return the usage of a lifetime counter in the store."""
         reading = self.store.open_tenant(tenant).reading
         found = [format_usage(each.usage) for each in reading.counters if each.entity == entity]
         return found[0] if found else None
 
     def before_write(self, number: int, happen: Callable[[], object]) -> None:
-        """Let something happen between the decision on a write and the writing, once."""
+        """Call something once, between the decision on the numbered write and the write."""
         count = 0
 
         def hook(_key: str) -> None:
@@ -68,7 +68,7 @@ class RecoveryHouse(House):
         self.store.before_write = hook
 
     def die_in_an_attempt(self) -> None:
-        """Claim an attempt as a worker does that then dies without a word."""
+        """Claim an attempt like a worker that then dies."""
         with self.plane.leases.hold(RESTORE_LEASE, "a worker") as lease:
             self.plane.incidents.claim_attempt(
                 judged=self.incident, run_id="dead", holder="a worker", lease=lease
@@ -76,12 +76,12 @@ class RecoveryHouse(House):
 
 
 def captured_house() -> RecoveryHouse:
-    """A store of two tenants that was captured and checked, ten minutes ago."""
+    """Return a store of two tenants, captured and checked ten minutes ago."""
     return captured(RecoveryHouse())
 
 
 def captured(house: AnyHouse) -> AnyHouse:
-    """Let the store of a house have two tenants, captured and checked ten minutes ago."""
+    """Give the store two tenants, captured and checked ten minutes ago."""
     house.spend("a", "80")
     house.spend("a", "30", "alice")
     house.spend("b", "5")

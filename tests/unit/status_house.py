@@ -1,4 +1,4 @@
-"""What a database may know of a store, put together by hand; no adapter is behind it."""
+"""Known states of a store for status tests, built without adapters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ from tests.fakes.snapshots import MemoryCaptureReports, MemoryRecoveryPoints
 
 NOW = datetime(2026, 11, 30, 8, 31, 2, tzinfo=UTC)
 INTERVAL = timedelta(minutes=10)
-# More than a double holds exactly.
+# More than a double represents exactly.
 LARGE = 2**53 + 1
 IDENTITY = StoreIdentity(datetime(2026, 11, 1, tzinfo=UTC), LARGE)
 
@@ -49,7 +49,7 @@ def loss(minutes: float, reason: str = "The store was recreated.") -> Loss:
 
 
 def incident(minutes: float = 9, **fields: object) -> Incident:
-    """An incident that was opened so many minutes ago, 15 minutes of spend after a snapshot."""
+    """Return an incident opened so many minutes ago, 15 minutes after the last snapshot."""
     given: dict[str, object] = {
         "incident_id": f"{minutes:08.0f}-2222-4333-8444-555555555555",
         "opened_at": ago(minutes),
@@ -63,7 +63,7 @@ def incident(minutes: float = 9, **fields: object) -> Incident:
 
 
 def closed(minutes: float, *, lasted: float = 1) -> Incident:
-    """An incident that ended so many minutes ago."""
+    """Return an incident that ended so many minutes ago."""
     ended = Ended(ago(minutes), Outcome.RESTORED, "All is back.", Restored(3, 19, 1312, 19))
     return incident(minutes + lasted, ended=ended)
 
@@ -78,7 +78,7 @@ def failed(open_one: Incident) -> Recovery:
 
 @dataclass
 class Known:
-    """Incidents, checks, points and clock at once, as far as a status reads them."""
+    """Incidents, checks, points and clock in one fake, as far as a status reads them."""
 
     recovered: Recovery = field(default_factory=lambda: Recovery(RecoveryState.HEALTHY, None))
     attempts: tuple[Attempt, ...] = ()
@@ -114,7 +114,7 @@ class _Leases:
 
 @dataclass
 class _Incidents:
-    """The reading half; a status that moved anything would fail here."""
+    """The reading half; a status that wrote anything would fail here."""
 
     known: Known
 

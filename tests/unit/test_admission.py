@@ -1,4 +1,4 @@
-"""Who holds a lease, by a clock that may have been wrong."""
+"""Whether a lease is held, even if the clock was wrong when it was taken."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -11,7 +11,7 @@ NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 
 
 def holding(seconds: float) -> Holding:
-    """A lease that is to last so many seconds from noon."""
+    """Return a lease that expires so many seconds after noon."""
     return Holding("a worker", 7, NOON, NOON + timedelta(seconds=seconds))
 
 
@@ -23,7 +23,7 @@ def test_a_lease_is_held_until_it_expires(seconds: float, holder: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1, 0, 120.001, 3 * 3600])
-def test_one_that_is_over_or_of_a_clock_that_was_ahead_is_free(seconds: float) -> None:
+def test_a_lease_is_free_if_it_expired_or_was_taken_with_a_clock_ahead(seconds: float) -> None:
     assert holder_at(holding(seconds), NOON) is None
     require_free("restore", holding(seconds), NOON)
     assert holder_at(None, NOON) is None

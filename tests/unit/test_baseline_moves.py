@@ -1,4 +1,4 @@
-"""The moves of the baseline, by values worked out by hand."""
+"""Moves of the baseline, compared with literal values."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from budget_recovery_dagster.errors import BaselineMovedError, CapturesPausedErr
 from tests.unit.test_moves import BASELINE, FAILED, HEALTHY, IDENTITY, LOST, RECOVERING, TARGET
 
 
-def test_a_healthy_stores_baseline_gets_the_version_that_follows() -> None:
+def test_accepting_a_healthy_store_increments_the_baseline_version() -> None:
     healthy = Standing(HEALTHY, BASELINE)
     assert moves.accept(healthy, TARGET, judged=BASELINE) == Baseline(LOST, version=8)
     assert moves.accept(Standing(HEALTHY, None), BASELINE, judged=None).version == 1
@@ -18,7 +18,7 @@ def test_a_healthy_stores_baseline_gets_the_version_that_follows() -> None:
     )
 
 
-def test_a_baseline_does_not_move_on_another_judgement() -> None:
+def test_a_baseline_does_not_move_if_it_changed_since_it_was_judged() -> None:
     judged = replace(BASELINE, intended="n2")
     with pytest.raises(BaselineMovedError):
         moves.accept(Standing(HEALTHY, BASELINE), TARGET, judged=judged)

@@ -37,7 +37,7 @@ def test_a_budget_is_exhausted_once_its_limit_is_reached() -> None:
     ],
     ids=str,
 )
-def test_a_definition_that_means_nothing_is_refused(changes: dict[str, Any]) -> None:
+def test_an_invalid_definition_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"name|limit|metadata"):
         defined(**changes)
 

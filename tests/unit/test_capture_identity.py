@@ -1,4 +1,4 @@
-"""Captures of a store that may not be the one we knew."""
+"""Captures of a store whose identity may have changed."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +18,7 @@ from tests.fakes.usage_store import MemoryUsageStore
 from tests.unit.capture_house import BORN, NOW, REBORN, House, names
 
 
-def test_a_store_recreated_during_the_reading_is_not_stored(house: House) -> None:
+def test_a_store_recreated_during_a_read_is_not_stored(house: House) -> None:
     house.capture("good")
     house.clock.advance(timedelta(minutes=1))
 
@@ -50,7 +50,7 @@ def test_a_store_recreated_during_the_reading_is_not_stored(house: House) -> Non
 
 
 @pytest.mark.parametrize("what", ["recreated", "regressed", "gone"])
-def test_a_wipe_during_the_very_first_capture_is_noticed(what: str, house: House) -> None:
+def test_a_wipe_during_the_first_capture_is_detected(what: str, house: House) -> None:
     def wipe() -> None:
         house.store.purge()
         if what == "recreated":
@@ -68,7 +68,7 @@ def test_a_wipe_during_the_very_first_capture_is_noticed(what: str, house: House
     assert house.plane.registry.claim().baseline is None
 
 
-def test_a_bucket_that_goes_before_the_listing_is_a_loss(house: House) -> None:
+def test_a_bucket_that_disappears_before_the_listing_is_a_loss(house: House) -> None:
     house.capture()
     house.clock.advance(timedelta(minutes=1))
     house.store.listing_failure = StoreMissingError("No bucket.", "look.")
@@ -87,7 +87,7 @@ def test_a_bucket_that_goes_before_the_listing_is_a_loss(house: House) -> None:
 
 
 @pytest.mark.parametrize("what", ["recreated", "regressed", "gone"])
-def test_a_store_of_another_identity_stores_nothing_and_prunes_nothing(
+def test_a_store_with_another_identity_is_neither_captured_nor_pruned(
     what: str, house: House
 ) -> None:
     house.capture("old")
@@ -109,7 +109,7 @@ def test_a_store_of_another_identity_stores_nothing_and_prunes_nothing(
     assert [f.name for f in house.plane.reports.failures_of("new")] == ["a", "b", "c"]
 
 
-def test_a_baseline_lost_from_the_database_is_no_first_install(house: House) -> None:
+def test_a_baseline_missing_from_the_database_is_not_a_first_install(house: House) -> None:
     house.capture()
     house.plane.state.store = None
     house.clock.advance(timedelta(minutes=1))
@@ -119,14 +119,14 @@ def test_a_baseline_lost_from_the_database_is_no_first_install(house: House) -> 
     assert house.known("a") == Decimal(10)
 
 
-def test_a_missing_bucket_before_any_snapshot_is_a_mistake_not_a_loss() -> None:
+def test_a_missing_bucket_before_the_first_snapshot_is_an_error_and_not_a_loss() -> None:
     house = House()
     house.store.identity_failure = StoreMissingError("No bucket.", "check BUCKET.")
     with pytest.raises(StoreMissingError):
         house.run()
 
 
-def test_a_baseline_that_another_moved_is_judged_again(house: House) -> None:
+def test_the_store_is_judged_again_if_another_process_moved_the_baseline(house: House) -> None:
     house.capture()
     house.clock.advance(timedelta(minutes=1))
 
@@ -146,7 +146,7 @@ def test_a_baseline_that_another_moved_is_judged_again(house: House) -> None:
     assert names(house.capture().stored) == ["a", "b", "c"]
 
 
-def test_clocks_that_disagree_store_nothing_and_prune_nothing(house: House) -> None:
+def test_nothing_is_stored_or_pruned_if_the_clocks_disagree(house: House) -> None:
     house.capture("good")
     house.store.clock = NOW
     house.clock.advance(timedelta(days=25))
@@ -159,7 +159,7 @@ def test_clocks_that_disagree_store_nothing_and_prune_nothing(house: House) -> N
     assert names(house.capture("right again").stored) == ["a", "b", "c"]
 
 
-def test_two_looks_that_disagree_open_no_incident(house: House) -> None:
+def test_two_observations_that_disagree_open_no_incident(house: House) -> None:
     house.capture()
     house.clock.advance(timedelta(minutes=1))
     sequences = iter([2, 400])
@@ -177,7 +177,7 @@ def test_two_looks_that_disagree_open_no_incident(house: House) -> None:
     assert house.plane.incidents.recovery().state is RecoveryState.HEALTHY
 
 
-def test_a_marker_that_is_renewed_during_a_capture_is_no_loss(house: House) -> None:
+def test_a_marker_renewed_during_a_capture_is_not_a_loss(house: House) -> None:
     house.capture()
     house.clock.advance(timedelta(minutes=1))
     registry = house.plane.registry
@@ -196,7 +196,7 @@ def test_a_marker_that_is_renewed_during_a_capture_is_no_loss(house: House) -> N
     assert house.baseline.marker is not None
 
 
-def test_a_leader_that_may_be_none_any_more_is_captured_from_no_further(house: House) -> None:
+def test_a_capture_stops_at_a_server_that_may_no_longer_be_the_leader(house: House) -> None:
     house.capture()
     house.clock.advance(timedelta(minutes=1))
 

@@ -1,4 +1,4 @@
-"""Captures by leaderboards, and from one source after the other."""
+"""Captures from leaderboards, and from counters and leaderboards in turn."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -12,7 +12,7 @@ from tests.unit.capture_house import LIFETIME, House
 
 COUNTERS, BOARDS = CaptureSource.COUNTERS, CaptureSource.LEADERBOARDS
 SIX_HUNDRED: dict[str | None, str] = {f"e{number}": str(number) for number in range(1, 601)}
-"""Of which the leaderboard lists e101 and above: the lowest that it lists is 101."""
+"""The leaderboard lists e101 and above, so its lowest usage is 101."""
 
 
 @pytest.fixture
@@ -23,14 +23,14 @@ def house() -> House:
 
 
 def spend(house: House, usages: dict[str | None, str]) -> None:
-    """Have the gateway count usages, and write both of its kinds of keys."""
+    """Write usages as the gateway does: as counters and as a leaderboard."""
     for entity, usage in usages.items():
         house.spend("a", usage, entity)
     house.rank("a", usages)
 
 
 def stored(house: House, source: CaptureSource) -> TenantStored:
-    """Capture the one tenant, a minute later than the last time."""
+    """Capture the only tenant, one minute after the last capture."""
     house.source = source
     house.clock.advance(timedelta(minutes=1))
     captured = house.capture(f"run at {house.clock.now()}")
@@ -49,7 +49,7 @@ def point(house: House) -> dict[str | None, Decimal]:
     return dict(house.plane.points.current_usages("a", house.clock.now())[LIFETIME])
 
 
-def test_the_tenants_are_those_of_the_source(house: House) -> None:
+def test_tenants_are_listed_from_the_source(house: House) -> None:
     house.spend("counted", "1")
     house.rank("ranked", {"bob": "2"})
     house.rank("both", {"bob": "3"})
@@ -61,27 +61,27 @@ def test_the_tenants_are_those_of_the_source(house: House) -> None:
     assert (summary.source, summary.entry_count) == (BOARDS, 1)
 
 
-def test_a_board_without_entries_makes_no_record(house: House) -> None:
+def test_a_board_without_entries_creates_no_record(house: House) -> None:
     house.rank("a", {})
     captured = house.capture()
     assert [type(outcome) for outcome in captured.outcomes] == [TenantAbsent]
     house.rank("a", {"bob": "2"})
     assert stored(house, BOARDS).entries == 1
-    # Whoever was there before is gone from a board that leaves nobody out.
+    # The board is not full, so an entity that is not listed has no usage.
     house.rank("a", {})
     outcome = stored(house, BOARDS)
     assert (outcome.records, outcome.drops) == (0, 1)
     assert drops(house) == {"bob": ("2", None)}
 
 
-def test_a_full_board_is_marked_and_a_short_one_is_not(house: House) -> None:
+def test_a_full_board_is_marked_truncated_and_a_short_one_is_not(house: House) -> None:
     spend(house, SIX_HUNDRED)
     house.store.put(board_key("a", "other", "lifetime"), board({"bob": "1"}))
     outcome = stored(house, BOARDS)
     assert (outcome.records, outcome.entries, outcome.truncated) == (2, 501, 1)
 
 
-def test_from_counters_to_boards_and_back_nothing_is_called_missing_or_forgotten(
+def test_switching_between_counters_and_boards_drops_and_forgets_nothing(
     house: House,
 ) -> None:
     spend(house, SIX_HUNDRED)
@@ -93,7 +93,7 @@ def test_from_counters_to_boards_and_back_nothing_is_called_missing_or_forgotten
     assert outcome.entries == 600
 
 
-def test_from_boards_to_counters_the_rest_is_added(house: House) -> None:
+def test_switching_from_boards_to_counters_adds_the_other_entities(house: House) -> None:
     spend(house, SIX_HUNDRED)
     stored(house, BOARDS)
     assert point(house) == {f"e{number}": Decimal(number) for number in range(101, 601)}
@@ -101,19 +101,19 @@ def test_from_boards_to_counters_the_rest_is_added(house: House) -> None:
     assert len(point(house)) == 600
 
 
-def test_after_a_loss_a_full_board_names_what_it_can_tell(house: House) -> None:
+def test_a_full_board_reports_the_drops_above_its_lowest_usage(house: House) -> None:
     spend(house, SIX_HUNDRED)
     stored(house, COUNTERS)
     lost = SIX_HUNDRED | {"e600": "550", "e200": "50", "e90": "1"}
     del lost["e500"]
     house.store.purge("usage.")
     spend(house, lost)
-    # 498 have more than 100; e100 and e99 make the board full, and 99 the lowest that it lists.
+    # 498 entities exceed 100; e100 and e99 fill the board, so its lowest usage is 99.
     outcome = stored(house, BOARDS)
     assert drops(house) == {"e600": ("600", "550"), "e500": ("500", None), "e200": ("200", None)}
     assert outcome.drops == 3
     assert point(house)["e90"] == Decimal(90)
-    # The counters themselves tell all.
+    # The counters show every drop.
     stored(house, COUNTERS)
     assert drops(house) == {
         "e600": ("600", "550"),
@@ -123,7 +123,7 @@ def test_after_a_loss_a_full_board_names_what_it_can_tell(house: House) -> None:
     }
 
 
-def test_a_board_that_cannot_be_read_costs_no_other_and_calls_nothing_missing(
+def test_an_unreadable_board_affects_no_other_board_and_reports_no_drop(
     house: House,
 ) -> None:
     spend(house, {"bob": "2", None: "5"})
@@ -139,7 +139,7 @@ def test_a_board_that_cannot_be_read_costs_no_other_and_calls_nothing_missing(
     assert point(house) == {"bob": Decimal(2), None: Decimal(5)}
 
 
-def test_a_board_that_is_gone_is_told(house: House) -> None:
+def test_a_missing_board_is_reported_as_a_drop(house: House) -> None:
     spend(house, {"bob": "2"})
     house.store.put(board_key("a", "other", "lifetime"), board({"bob": "1"}))
     stored(house, BOARDS)

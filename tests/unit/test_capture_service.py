@@ -1,4 +1,4 @@
-"""When a capture may run, and what ends it; on fakes that pass the ports' contract tests."""
+"""When a capture may run, and what stops it; with fakes that pass the contract tests."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ from tests.fakes.incidents import MemoryStoreRegistry
 from tests.unit.capture_house import DENIED, House, RefusingSnapshots, UnprunableSnapshots, names
 
 
-def test_a_store_that_goes_down_is_not_waited_for_tenant_by_tenant(house: House) -> None:
+def test_a_store_that_goes_down_is_not_tried_for_the_remaining_tenants(house: House) -> None:
     gone = StoreUnreachableError("No answer.", "see whether NATS runs.")
 
     def go_down() -> None:
@@ -35,12 +35,12 @@ def test_a_store_that_goes_down_is_not_waited_for_tenant_by_tenant(house: House)
     house.while_reading("a", go_down)
     captured = house.capture()
 
-    # "c" was not tried: its own failure would have been another.
+    # "c" was not read: its own failure has another message.
     assert [f.reason for f in captured.failed] == ["No answer."] * 3
     assert captured.stopped_by is gone
 
 
-def test_an_unreachable_store_is_told_of_every_known_tenant(house: House) -> None:
+def test_an_unreachable_store_is_recorded_as_a_failure_of_every_known_tenant(house: House) -> None:
     house.capture()
     house.store.identity_failure = StoreUnreachableError("No answer.", "see whether NATS runs.")
     captured = house.capture("later")
@@ -48,7 +48,7 @@ def test_an_unreachable_store_is_told_of_every_known_tenant(house: House) -> Non
     assert captured.read == frozenset()
 
 
-def test_a_scheduler_that_is_a_little_ahead_is_waited_for(house: House) -> None:
+def test_a_capture_waits_for_its_hour_if_the_scheduler_is_slightly_ahead(house: House) -> None:
     next_hour = Hour(house.hour.end)
     house.clock.set(next_hour.start - timedelta(seconds=8))
     captured = house.run(hour=next_hour)
@@ -56,7 +56,7 @@ def test_a_scheduler_that_is_a_little_ahead_is_waited_for(house: House) -> None:
     assert next_hour.start <= captured.captured_at < next_hour.end
 
 
-def test_a_database_that_refuses_one_after_another_is_not_asked_for_each(house: House) -> None:
+def test_a_capture_stops_after_three_commits_that_the_database_refuses(house: House) -> None:
     for tenant in "defgh":
         house.spend(tenant, "10")
     refused = DatabaseError("The database refused: disk full.", "free disk space.")
@@ -66,7 +66,7 @@ def test_a_database_that_refuses_one_after_another_is_not_asked_for_each(house: 
     assert [f.seconds > 0 for f in captured.failed] == [True] * 3 + [False] * 5
 
 
-def test_a_prune_that_fails_does_not_hide_the_snapshots(house: House) -> None:
+def test_snapshots_are_reported_even_if_pruning_fails(house: House) -> None:
     failure = DatabaseError("The database refused: too slow.", "look in pg_stat_activity.")
     house.plane = replace(house.plane, snapshots=UnprunableSnapshots(house.plane.state, failure))
     captured = house.capture()
@@ -74,7 +74,7 @@ def test_a_prune_that_fails_does_not_hide_the_snapshots(house: House) -> None:
     assert captured.prune_failure is failure
 
 
-def test_a_database_that_is_gone_ends_the_capture(house: House) -> None:
+def test_an_unreachable_database_ends_the_capture(house: House) -> None:
     gone = DatabaseUnreachableError("No connection.", "see whether PostgreSQL runs.")
     house.plane = replace(house.plane, snapshots=RefusingSnapshots(house.plane.state, gone))
     with pytest.raises(DatabaseUnreachableError):
@@ -82,7 +82,7 @@ def test_a_database_that_is_gone_ends_the_capture(house: House) -> None:
     assert house.outcomes == []
 
 
-def test_a_second_capture_is_told_who_is_at_it(house: House) -> None:
+def test_a_second_capture_is_refused_with_the_lease_holder(house: House) -> None:
     with (
         house.plane.leases.hold(CAPTURE_LEASE, "run 1234 on host-a (pid 7)"),
         pytest.raises(LeaseHeldError, match=r"run 1234 on host-a \(pid 7\)"),
@@ -91,7 +91,7 @@ def test_a_second_capture_is_told_who_is_at_it(house: House) -> None:
     assert names(house.capture().stored) == ["a", "b", "c"]
 
 
-def test_a_lost_lease_stores_nothing_more(house: House) -> None:
+def test_nothing_is_stored_after_the_lease_is_lost(house: House) -> None:
     house.while_reading("b", lambda: house.plane.leases.lose(CAPTURE_LEASE))
     captured = house.capture()
     assert names(captured.stored) == ["a"]
@@ -99,14 +99,14 @@ def test_a_lost_lease_stores_nothing_more(house: House) -> None:
     assert captured.pruned is None
 
 
-def test_an_hour_that_closes_in_the_middle_stores_nothing_more(house: House) -> None:
+def test_nothing_is_stored_after_the_hour_has_closed(house: House) -> None:
     house.while_reading("b", lambda: house.clock.set(house.hour.end))
     captured = house.capture()
     assert names(captured.stored) == ["a"]
     assert isinstance(captured.stopped_by, HourClosedError)
 
 
-def test_a_pause_in_the_middle_stores_nothing_more(house: House) -> None:
+def test_nothing_is_stored_after_captures_are_paused(house: House) -> None:
     house.while_reading("b", lambda: house.plane.registry.set_state(RecoveryState.RECOVERING))
     captured = house.capture()
     assert names(captured.stored) == ["a"]
@@ -114,14 +114,14 @@ def test_a_pause_in_the_middle_stores_nothing_more(house: House) -> None:
 
 
 @pytest.mark.parametrize("state", [RecoveryState.RECOVERING, RecoveryState.FAILED])
-def test_while_captures_are_paused_nothing_is_read(state: RecoveryState, house: House) -> None:
+def test_nothing_is_read_while_captures_are_paused(state: RecoveryState, house: House) -> None:
     house.plane.registry.claim()
     house.plane.registry.set_state(state)
     assert house.run() == Paused(state)
     assert house.outcomes == []
 
 
-def test_a_past_hour_is_verified_if_stored_and_refused_if_not(house: House) -> None:
+def test_a_past_hour_is_verified_if_captured_and_refused_if_not(house: House) -> None:
     stored_hour = house.hour
     house.capture("stored")
     house.clock.advance(timedelta(hours=3))

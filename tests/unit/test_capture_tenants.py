@@ -1,4 +1,4 @@
-"""Captures tenant by tenant: no one stops another, and nothing is forgotten."""
+"""Captures of several tenants: failures are isolated, and no usage is forgotten."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -11,7 +11,7 @@ from budget_recovery_dagster.errors import (
 from tests.unit.capture_house import DENIED, House, names
 
 
-def test_one_tenant_that_cannot_be_read_stops_no_other(house: House) -> None:
+def test_an_unreadable_tenant_does_not_affect_others(house: House) -> None:
     house.store.failures["b"] = DENIED
 
     captured = house.capture("one")
@@ -28,8 +28,8 @@ def test_one_tenant_that_cannot_be_read_stops_no_other(house: House) -> None:
     ]
 
 
-def test_cleanup_spares_the_tenant_that_failed_in_this_run(house: House) -> None:
-    # Two snapshots each, so that the older one of a healthy tenant is not needed any more.
+def test_pruning_skips_a_tenant_that_failed_in_this_run(house: House) -> None:
+    # Two snapshots each, so that the older one of a healthy tenant is no longer needed.
     house.capture()
     house.clock.advance(timedelta(hours=1))
     house.capture()
@@ -43,7 +43,7 @@ def test_cleanup_spares_the_tenant_that_failed_in_this_run(house: House) -> None
     assert kept == {"a": 1, "b": 2, "c": 1}
 
 
-def test_an_error_that_nobody_foresaw_is_named_and_stops_no_other(house: House) -> None:
+def test_an_unexpected_error_is_reported_and_does_not_affect_other_tenants(house: House) -> None:
     def break_down() -> None:
         raise RuntimeError("out of cheese")
 
@@ -54,7 +54,7 @@ def test_an_error_that_nobody_foresaw_is_named_and_stops_no_other(house: House) 
     assert isinstance(captured.failed[0].error, RuntimeError)
 
 
-def test_known_tenants_are_captured_also_if_the_store_cannot_be_listed(house: House) -> None:
+def test_known_tenants_are_captured_even_if_the_listing_fails(house: House) -> None:
     house.capture()
     house.clock.advance(timedelta(minutes=1))
     failure = house.store.listing_failure = StoreReadError("Too many keys.", "look.")
@@ -63,7 +63,7 @@ def test_known_tenants_are_captured_also_if_the_store_cannot_be_listed(house: Ho
     assert captured.stopped_by is failure
 
 
-def test_eight_days_of_failing_captures_leave_the_last_good_point(house: House) -> None:
+def test_the_last_good_recovery_point_survives_eight_days_of_failed_captures(house: House) -> None:
     house.capture()
     house.store.identity_failure = StoreUnreachableError("No answer.", "see whether NATS runs.")
     for _ in range(8 * 24):
@@ -75,7 +75,7 @@ def test_eight_days_of_failing_captures_leave_the_last_good_point(house: House) 
     assert house.known("a") == Decimal(10)
 
 
-def test_a_budget_missing_for_eight_days_keeps_its_own_point(house: House) -> None:
+def test_a_budget_missing_for_eight_days_keeps_its_recovery_point(house: House) -> None:
     house.store.put_usage("a", "other", "lifetime", "bob", "5")
     house.capture()
     house.store.purge("usage.a.other.")
@@ -86,13 +86,13 @@ def test_a_budget_missing_for_eight_days_keeps_its_own_point(house: House) -> No
     other = BudgetWindow("other", Window.parse("lifetime"))
     point = house.plane.points.current_usages("a", house.clock.now())
     assert point[other] == {"bob": Decimal(5)}
-    # One record of it, beside a week of the budget that was there all the time.
+    # One record of it, and a week of records of the other budget.
     records = [s.records for (tenant, _), s in house.plane.state.snapshots.items() if tenant == "a"]
     assert sum(other in record for record in records) == 1
     assert len(records) <= 7 * 24 + 2
 
 
-def test_a_tenant_gone_from_the_store_is_missed_not_forgotten(house: House) -> None:
+def test_a_tenant_missing_from_the_store_is_reported_as_dropped_and_kept(house: House) -> None:
     house.capture()
     house.clock.advance(timedelta(hours=1))
     house.store.purge("usage.b.")
@@ -101,7 +101,7 @@ def test_a_tenant_gone_from_the_store_is_missed_not_forgotten(house: House) -> N
     assert house.known("b") == Decimal(10)
 
 
-def test_a_tenant_whose_windows_have_closed_fades_away(house: House) -> None:
+def test_a_missing_tenant_is_pruned_after_its_windows_have_closed(house: House) -> None:
     house.store.purge()
     house.store.put_usage("d", "spend", "2026-11-25", None, "1")
     house.spend("a", "10")
@@ -113,13 +113,13 @@ def test_a_tenant_whose_windows_have_closed_fades_away(house: House) -> None:
     assert house.plane.snapshots.tenants() == {"a"}
 
 
-def test_a_partial_reading_is_stored_marked_and_the_point_still_has_the_rest(house: House) -> None:
+def test_a_partial_reading_is_stored_with_a_mark_and_the_point_keeps_the_rest(house: House) -> None:
     for entity in ("x", "y", "z"):
         house.spend("a", "3", entity)
     house.capture()
     house.clock.advance(timedelta(minutes=1))
 
-    # Of the reading and of the one that repeats it: each is short of what was announced.
+    # Both the read and its retry find fewer keys than announced.
     doomed = iter(["usage.a.spend.lifetime.z", "usage.a.spend.lifetime.y"])
 
     def purge_next(read: str) -> None:
@@ -133,7 +133,7 @@ def test_a_partial_reading_is_stored_marked_and_the_point_still_has_the_rest(hou
     assert house.known("a", "y") == house.known("a", "z") == Decimal(3)
 
 
-def test_a_partial_reading_that_found_nothing_is_not_taken_for_nothing(house: House) -> None:
+def test_an_empty_partial_reading_is_not_an_absent_tenant(house: House) -> None:
     house.store.put_usage("new", "spend", "lifetime", "x", "1")
     house.store.put_usage("new", "spend", "lifetime", "y", "1")
     purges = iter(["usage.new.spend.lifetime.y", "usage.new."])
@@ -147,7 +147,7 @@ def test_a_partial_reading_that_found_nothing_is_not_taken_for_nothing(house: Ho
     assert (new.tenant, new.is_partial) == ("new", True)
 
 
-def test_unreadable_values_are_omitted_by_name_and_stand_in_the_point(house: House) -> None:
+def test_unreadable_values_are_omitted_and_stay_in_the_recovery_point(house: House) -> None:
     house.spend("a", "7", "bob")
     house.capture()
     house.clock.advance(timedelta(minutes=1))

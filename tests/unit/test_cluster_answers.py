@@ -1,4 +1,4 @@
-"""What answers about a stream say of the servers that hold it."""
+"""The cluster state in JetStream's description of a stream."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -10,7 +10,7 @@ from budget_recovery_dagster.domain import ClusterView, Replica, objection
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
 
-def test_the_replicas_are_told_as_the_leader_sees_them() -> None:
+def test_replicas_are_read_as_the_leader_reports_them() -> None:
     info = {
         "config": {"num_replicas": 3},
         "cluster": {
@@ -47,7 +47,7 @@ def test_the_replicas_are_told_as_the_leader_sees_them() -> None:
     )
 
 
-def test_a_stream_without_a_leader_is_told_as_one() -> None:
+def test_a_stream_without_a_leader_is_reported() -> None:
     replicas = [{"name": f"n{n}", "current": True, "active": 0} for n in range(3)]
     view = read_cluster(
         {"config": {"num_replicas": 3}, "cluster": {"name": "C", "replicas": replicas}}, NOW
@@ -56,7 +56,7 @@ def test_a_stream_without_a_leader_is_told_as_one() -> None:
     assert objection(view) == "the stream has no leader"
 
 
-def test_a_stream_of_one_replica_in_a_cluster_has_the_clusters_name() -> None:
+def test_a_stream_with_one_replica_in_a_cluster_has_the_clusters_name() -> None:
     info = {"config": {"num_replicas": 1}, "cluster": {"name": "C", "leader": "n0"}}
     assert read_cluster(info, NOW) == ClusterView(NOW, "C", "n0", None, 1, ())
 
@@ -72,6 +72,6 @@ def test_a_single_server_is_in_no_cluster(cluster: dict[str, object]) -> None:
     "info",
     [{}, {"config": {}}, {"config": {"num_replicas": 3}, "cluster": {"replicas": [{"name": "n"}]}}],
 )
-def test_an_answer_without_sense_is_not_guessed_at(info: dict[str, object]) -> None:
+def test_an_incomplete_description_raises_an_error(info: dict[str, object]) -> None:
     with pytest.raises(KeyError):
         read_cluster(info, NOW)

@@ -1,4 +1,4 @@
-"""The hooks of pre-commit are the steps of ``make check``."""
+"""The pre-commit hooks are the steps of ``make check``."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_a_commit_runs_what_make_check_runs() -> None:
 
     assert [hook["entry"] for hook in hooks] == steps
     for hook in hooks:
-        # Of all files, as `make check` does, whatever the commit holds.
+        # On all files, as `make check` does, whatever the commit contains.
         assert (hook["language"], hook["pass_filenames"], hook["always_run"]) == (
             "system",
             False,

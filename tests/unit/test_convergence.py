@@ -21,7 +21,7 @@ def follower(name: str) -> Replica:
 
 
 def view(seconds: float = 0) -> ClusterView:
-    """What the leader of a sound cluster of three says after so many seconds."""
+    """Return what the leader of a healthy cluster of three reports after so many seconds."""
     return ClusterView(
         seen_at=START + seconds * SECOND,
         cluster="C1",
@@ -35,12 +35,12 @@ def view(seconds: float = 0) -> ClusterView:
 SOUND = [view(0), view(6), view(12)]
 
 
-def test_a_single_server_has_nobody_to_wait_for() -> None:
+def test_a_single_server_has_converged() -> None:
     alone = ClusterView(START, None, "a", None, 1, ())
     assert why_not_converged([alone]) is None
 
 
-def test_a_cluster_has_converged_once_it_is_settled_for_long_enough() -> None:
+def test_a_cluster_has_converged_after_twelve_settled_seconds_and_three_answers() -> None:
     assert why_not_converged(SOUND) is None
     assert why_not_converged([view(0), view(12)]) == (
         "the cluster has been settled for 12 s of 12 s in 2 answers of 3"
@@ -51,7 +51,7 @@ def test_a_cluster_has_converged_once_it_is_settled_for_long_enough() -> None:
     assert why_not_converged([]) == "the servers have not answered yet"
 
 
-def test_a_bucket_with_one_replica_in_a_cluster_waits_for_its_leader_to_last() -> None:
+def test_a_bucket_with_one_replica_in_a_cluster_needs_a_stable_leader() -> None:
     alone = [replace(each, replica_count=1, replicas=(), leader_since=None) for each in SOUND]
     assert why_not_converged(alone) is None
     assert why_not_converged(alone[:1]) is not None
@@ -92,23 +92,21 @@ def test_a_bucket_with_one_replica_in_a_cluster_waits_for_its_leader_to_last() -
         ),
     ],
 )
-def test_one_bad_answer_rules_it_out_and_the_waiting_begins_anew(
-    bad: ClusterView, reason: str
-) -> None:
+def test_a_bad_answer_restarts_the_wait(bad: ClusterView, reason: str) -> None:
     assert objection(bad) == reason
     assert why_not_converged([*SOUND, replace(bad, seen_at=START + 13 * SECOND)]) == reason
-    # In the middle, it is what came after it that counts.
+    # After a bad answer, only later answers count.
     amid = [view(0), replace(bad, seen_at=START + 6 * SECOND), view(12), view(18), view(23.9)]
     assert why_not_converged(amid) is not None
     assert why_not_converged([*amid, view(24)]) is None
 
 
-def test_a_replica_that_is_silent_for_three_seconds_may_still_be_well() -> None:
+def test_a_replica_may_be_silent_for_three_seconds() -> None:
     quiet = replace(follower("b"), silent_for=3 * SECOND)
     assert objection(replace(view(), replicas=(quiet, follower("c")))) is None
 
 
-def test_another_leader_or_another_election_begins_the_waiting_anew() -> None:
+def test_a_new_leader_or_election_restarts_the_wait() -> None:
     other = [
         replace(each, leader="b", replicas=(follower("a"), follower("c")))
         for each in (view(18), view(24), view(29.9))
@@ -123,14 +121,14 @@ def test_another_leader_or_another_election_begins_the_waiting_anew() -> None:
     ("silent", "offline", "hears"),
     [
         ((0.5, 0.5), (), True),
-        # One dead follower of two is no reason to doubt the leader; two are.
+        # With one dead follower of two the leader still hears a majority; with two it does not.
         ((0.5, 90), (), True),
         ((3, 90), (), True),
         ((3.1, 90), (), False),
         ((0.5, 0.5), ("b", "c"), False),
     ],
 )
-def test_a_leader_is_doubted_that_hears_of_no_majority(
+def test_a_leader_is_trusted_only_while_it_hears_a_majority(
     silent: tuple[float, float], offline: tuple[str, ...], hears: object
 ) -> None:
     replicas = tuple(
@@ -140,5 +138,5 @@ def test_a_leader_is_doubted_that_hears_of_no_majority(
     assert hears_majority(replace(view(), replicas=replicas)) is hears
 
 
-def test_a_stream_without_replicas_has_nobody_to_hear_of() -> None:
+def test_a_stream_without_replicas_needs_no_majority() -> None:
     assert hears_majority(replace(view(), replica_count=1, replicas=()))

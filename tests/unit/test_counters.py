@@ -64,7 +64,7 @@ def test_small_costs_add_up_exactly() -> None:
         ("9" * 101, "101 characters"),
     ],
 )
-def test_what_is_no_usage_is_refused_with_the_reason(text: str, why: str) -> None:
+def test_an_invalid_usage_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(UnreadableUsageError, match=why):
         parse_usage(text)
 
@@ -77,13 +77,13 @@ def test_what_is_no_usage_is_refused_with_the_reason(text: str, why: str) -> Non
         places=18,
     )
 )
-def test_every_usage_in_bounds_survives_writing_and_reading(usage: Decimal) -> None:
+def test_every_usage_in_bounds_survives_a_round_trip(usage: Decimal) -> None:
     assert parse_usage(format_usage(usage)) == usage
     assert parse_usage(str(usage)) == usage
 
 
 @pytest.mark.parametrize("name", ["*", ">", "a.b", "team a / 東京", "\n\x01", "=", " "])
-def test_any_real_name_is_kept(name: str) -> None:
+def test_a_valid_name_is_kept_unchanged(name: str) -> None:
     assert check_name(name) == name
 
 

@@ -1,4 +1,4 @@
-"""The verdict of the demo on the figures that it has read."""
+"""The verdict of the demo on the figures it has read."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -111,7 +111,7 @@ def test_an_allowed_request_breaks_a_promise() -> None:
 
 
 def test_a_sum_of_snapshot_and_live_counts_money_twice() -> None:
-    # 3 before the wipe and 1 after it are 4 in truth; another 3 and more were never spent.
+    # 3 before the wipe and 1 after it are 4; the other 2 were never spent.
     assert broken(with_counters({BOB: "4"})) == []
     assert broken(with_counters({BOB: "6"})) == [f"{BOB_NAMED} is 6, but the true spend is 4"]
 

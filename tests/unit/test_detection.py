@@ -1,4 +1,4 @@
-"""What a look at the store means: every case that people have met, and some that nobody has yet."""
+"""The verdict on an observation of the store, for each known and conceivable case."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -48,12 +48,12 @@ def test_a_store_with_our_marker_is_judged_by_its_sequence(sequence: int, verdic
     ("sequence", "verdict"),
     [(LARGE, Verdict.UNCHANGED), (LARGE - 1, Verdict.REGRESSED), (LARGE + 1, Verdict.ADVANCED)],
 )
-def test_large_sequences_are_told_apart(sequence: int, verdict: Verdict) -> None:
+def test_large_sequences_are_compared_exactly(sequence: int, verdict: Verdict) -> None:
     accepted = replace(ACCEPTED, identity=StoreIdentity(BORN, LARGE))
     assert judge_observation(accepted, seen(sequence), NOON).verdict is verdict
 
 
-def test_a_store_that_was_made_anew_is_recreated_whatever_it_holds() -> None:
+def test_a_store_with_another_creation_time_is_recreated() -> None:
     anew = Observation(StoreIdentity(BORN + timedelta(microseconds=1), 500), OURS)
     judged = judge_observation(ACCEPTED, anew, NOON)
     assert judged.verdict is Verdict.RECREATED
@@ -61,37 +61,37 @@ def test_a_store_that_was_made_anew_is_recreated_whatever_it_holds() -> None:
     assert str(anew.identity) in judged.reason
 
 
-def test_a_store_that_is_gone_is_recreated_and_says_what_it_was() -> None:
+def test_a_missing_store_is_recreated_and_the_reason_names_the_old_one() -> None:
     judged = judge_observation(ACCEPTED, None, NOON)
     assert judged.verdict is Verdict.RECREATED
     assert judged.reason == f"The store is gone; it was: {ACCEPTED.identity}."
 
 
-def test_where_nothing_is_known_no_store_is_no_loss() -> None:
+def test_a_missing_store_without_a_baseline_is_unknown() -> None:
     assert judge_observation(None, None, NOON).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize("marker", [None, OURS])
-def test_a_first_store_is_judged_by_nothing(marker: FoundMarker | None) -> None:
+def test_a_store_without_a_baseline_is_first_seen(marker: FoundMarker | None) -> None:
     assert judge_observation(None, seen(3, marker), NOON).verdict is Verdict.FIRST_SEEN
 
 
 # The marker
 
 
-def test_a_rollback_that_traffic_has_overtaken_is_seen_by_the_older_marker() -> None:
+def test_an_older_marker_reveals_a_rollback_behind_later_traffic() -> None:
     judged = judge_observation(ACCEPTED, seen(500, FoundMarker("ours before", 60)), NOON)
     assert judged.verdict is Verdict.MARKER_LOST
     assert "went back to older data" in judged.reason
     assert "at sequence 100, but 60 has another marker" in judged.reason
 
 
-def test_our_own_nonce_at_an_older_sequence_is_a_rollback_too() -> None:
+def test_our_nonce_at_an_older_sequence_is_a_rollback() -> None:
     judged = judge_observation(ACCEPTED, seen(500, FoundMarker("ours", 99)), NOON)
     assert judged.verdict is Verdict.MARKER_LOST
 
 
-def test_another_marker_at_our_sequence_is_another_past() -> None:
+def test_another_marker_at_our_sequence_is_a_rollback() -> None:
     judged = judge_observation(ACCEPTED, seen(500, FoundMarker("theirs", 100)), NOON)
     assert judged.verdict is Verdict.MARKER_LOST
     assert "went back to older data" in judged.reason
@@ -104,23 +104,23 @@ def test_a_foreign_marker_at_a_later_sequence_is_a_loss(nonce: str | None) -> No
     assert "another installation uses a copy" in judged.reason
 
 
-def test_a_purge_of_the_whole_store_leaves_no_marker() -> None:
+def test_a_missing_marker_is_a_loss() -> None:
     judged = judge_observation(ACCEPTED, seen(121, None), NOON)
     assert judged.verdict is Verdict.MARKER_LOST
     assert "Part of the store is gone" in judged.reason
 
 
-def test_a_marker_that_somebody_deleted_by_its_key_is_no_loss() -> None:
+def test_a_marker_deleted_by_its_key_is_not_a_loss() -> None:
     deleted = FoundMarker(None, 121, is_deleted=True)
     assert judge_observation(ACCEPTED, seen(121, deleted), NOON).verdict is Verdict.ADVANCED
 
 
-def test_an_older_deletion_than_our_marker_is_a_rollback() -> None:
+def test_a_deletion_older_than_our_marker_is_a_rollback() -> None:
     deleted = FoundMarker(None, 60, is_deleted=True)
     assert judge_observation(ACCEPTED, seen(121, deleted), NOON).verdict is Verdict.MARKER_LOST
 
 
-# The store drops it when a clock a minute ahead of ours would say that it is a day old.
+# A marker may have expired if it is a day old by a clock one minute ahead of ours.
 @pytest.mark.parametrize(
     ("age", "verdict"),
     [
@@ -130,19 +130,17 @@ def test_an_older_deletion_than_our_marker_is_a_rollback() -> None:
         (timedelta(hours=1), Verdict.MARKER_LOST),
     ],
 )
-def test_a_marker_that_the_store_dropped_for_its_age_is_no_loss(
-    age: timedelta, verdict: Verdict
-) -> None:
+def test_a_marker_that_may_have_expired_is_not_a_loss(age: timedelta, verdict: Verdict) -> None:
     accepted = replace(ACCEPTED, marked_at=NOON - age)
     assert judge_observation(accepted, seen(121, None, keeps_for=DAY), NOON).verdict is verdict
 
 
-def test_a_store_that_drops_nothing_for_its_age_has_lost_even_an_old_marker() -> None:
+def test_an_old_marker_missing_from_a_store_without_a_maximum_age_is_a_loss() -> None:
     accepted = replace(ACCEPTED, marked_at=NOON - 400 * DAY)
     assert judge_observation(accepted, seen(121, None), NOON).verdict is Verdict.MARKER_LOST
 
 
-def test_an_old_marker_does_not_excuse_an_older_one_in_its_place() -> None:
+def test_an_older_marker_in_place_of_an_expired_one_is_a_loss() -> None:
     accepted = replace(ACCEPTED, marked_at=NOON - 400 * DAY)
     older = seen(121, FoundMarker("before", 60), keeps_for=DAY)
     assert judge_observation(accepted, older, NOON).verdict is Verdict.MARKER_LOST
@@ -157,30 +155,30 @@ def test_an_old_marker_does_not_excuse_an_older_one_in_its_place() -> None:
         (FoundMarker("next", 60), Verdict.MARKER_LOST),
     ],
 )
-def test_the_intended_marker_counts_at_a_later_sequence_only(
+def test_the_intended_marker_counts_only_at_a_later_sequence(
     marker: FoundMarker, verdict: Verdict
 ) -> None:
     assert judge_observation(INTENDED, seen(121, marker), NOON).verdict is verdict
 
 
 @pytest.mark.parametrize("marker", [None, FoundMarker("theirs", 5), FoundMarker(None, 5)])
-def test_where_no_marker_was_accepted_none_is_missed(marker: FoundMarker | None) -> None:
+def test_a_baseline_without_a_marker_expects_none(marker: FoundMarker | None) -> None:
     for accepted in (UNMARKED, replace(UNMARKED, intended="next")):
         assert judge_observation(accepted, seen(121, marker), NOON).verdict is Verdict.ADVANCED
 
 
-def test_a_regressed_or_recreated_store_is_that_and_not_a_lost_marker() -> None:
+def test_regressed_and_recreated_take_precedence_over_a_lost_marker() -> None:
     assert judge_observation(ACCEPTED, seen(119, None), NOON).verdict is Verdict.REGRESSED
     anew = Observation(StoreIdentity(NOON, 500), None)
     assert judge_observation(ACCEPTED, anew, NOON).verdict is Verdict.RECREATED
 
 
-def test_a_judgement_wants_a_moment() -> None:
+def test_a_time_without_a_zone_is_refused() -> None:
     with pytest.raises(ValueError, match="no time zone"):
         judge_observation(ACCEPTED, seen(121), datetime(2026, 11, 25))  # noqa: DTZ001
 
 
-# Which marker stands
+# Which marker is valid
 
 
 @pytest.mark.parametrize(
@@ -210,7 +208,7 @@ def test_a_marker_is_ours_if_it_is_the_accepted_one_or_its_successor(
 @pytest.mark.parametrize(
     ("sequence", "marker"), [(119, OURS), (500, None)], ids=["regressed", "marker lost"]
 )
-def test_a_loss_is_not_believed_of_a_leader_that_may_be_none_any_more(
+def test_a_loss_reported_by_a_possibly_deposed_leader_is_unknown(
     sequence: int, marker: FoundMarker | None
 ) -> None:
     assert judge_observation(ACCEPTED, seen(sequence, marker), NOON).verdict.is_loss
@@ -219,5 +217,5 @@ def test_a_loss_is_not_believed_of_a_leader_that_may_be_none_any_more(
     assert doubted.reason.startswith("The server that answered may no longer be the leader. ")
 
 
-def test_what_such_a_leader_shows_that_is_no_loss_is_taken_as_it_is() -> None:
+def test_a_good_verdict_from_a_possibly_deposed_leader_counts() -> None:
     assert judge_observation(ACCEPTED, seen(121, is_led=False), NOON).verdict is Verdict.ADVANCED

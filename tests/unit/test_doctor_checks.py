@@ -1,4 +1,4 @@
-"""What the checks of `budget-recovery doctor` conclude, without any server."""
+"""The results of the checks of `budget-recovery doctor`, without a server."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -163,9 +163,9 @@ def test_bucket_settings(
     result = judge_bucket(f"bucket_{check}", bucket(**config))
     assert (result.outcome, result.code) == (outcome, code)
     assert message in result.message
-    # The facts are the settings of NATS as it reports them.
+    # The facts are the settings as NATS reports them.
     assert config.items() <= result.facts.items()
-    # One setting affects no other check.
+    # One setting does not affect the other checks.
     others = {
         each: judge_bucket(each, bucket(**config)).outcome
         for each in BUCKET_JUDGEMENTS

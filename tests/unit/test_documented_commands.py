@@ -1,4 +1,4 @@
-"""Every command that the docs show exists, with the options that they give it."""
+"""Every command and option shown in the docs exists."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ OPTIONS = {
 
 
 def require_valid(command: Command) -> None:
-    """Refuse a call of budget-recovery that its parser would refuse; nothing is executed."""
+    """Raise an error if the parser of budget-recovery refuses the command; execute nothing."""
     _, words, _ = main.make_parser(GROUP).parse_args(list(command.arguments))
     if not words:
         return
@@ -37,7 +37,7 @@ def require_valid(command: Command) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_parser_takes_every_command(page: str) -> None:
+def test_the_parser_accepts_every_command(page: str) -> None:
     for command in shown_commands(page, "budget-recovery"):
         try:
             require_valid(command)
@@ -59,7 +59,7 @@ def test_make_has_every_target(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_option_that_is_named_alone_exists(page: str) -> None:
+def test_every_option_named_without_a_command_exists(page: str) -> None:
     for span in spans(page):
         if span.startswith("--"):
             assert span.split()[0] in OPTIONS, span
@@ -75,13 +75,13 @@ def test_every_option_that_is_named_alone_exists(page: str) -> None:
         ("budget-recovery dev --port many", "not a valid integer"),
     ],
 )
-def test_what_no_parser_takes_is_noticed(line: str, wrong: str) -> None:
+def test_an_invalid_command_is_detected(line: str, wrong: str) -> None:
     (command,) = commands(line, "budget-recovery")
     with pytest.raises((AssertionError, click.UsageError), match=wrong):
         require_valid(command)
 
 
-def test_commands_are_found_wherever_a_script_has_them() -> None:
+def test_commands_are_found_anywhere_in_a_script() -> None:
     script = """
     # budget-recovery is a comment here
     told=$(budget-recovery status --json 2>/dev/null); code=$?

@@ -1,4 +1,4 @@
-"""What docs/integration.md tells a gateway to write is what is read here."""
+"""Gateways that follow docs/integration.md write what the code reads."""
 
 from decimal import Decimal
 
@@ -33,7 +33,7 @@ PAGE = "docs/integration.md"
 
 
 @pytest.mark.parametrize(("name", "token"), rows(PAGE, "name", "token"))
-def test_each_name_has_the_token_that_is_told(name: str, token: str) -> None:
+def test_each_name_has_the_documented_token(name: str, token: str) -> None:
     assert encode_name(code(name)) == code(token)
     assert decode_entity(code(token)) == code(name)
 
@@ -42,7 +42,7 @@ def test_each_name_has_the_token_that_is_told(name: str, token: str) -> None:
     ("tenant", "budget", "window", "entity", "key"),
     rows(PAGE, "tenant", "budget", "window", "entity", "key"),
 )
-def test_each_counter_has_the_key_that_is_told(
+def test_each_counter_has_the_documented_key(
     tenant: str, budget: str, window: str, entity: str, key: str
 ) -> None:
     who = None if entity == "the aggregate" else code(entity)
@@ -53,36 +53,32 @@ def test_each_counter_has_the_key_that_is_told(
 
 
 @pytest.mark.parametrize(("key", "why"), rows(PAGE, "key", "why it is not read"))
-def test_each_key_that_is_not_read_is_refused_for_the_reason_that_is_told(
-    key: str, why: str
-) -> None:
+def test_each_unreadable_key_is_refused_with_the_documented_reason(key: str, why: str) -> None:
     with pytest.raises(UnreadableKeyError) as refused:
         decode_key(code(key))
     assert why in str(refused.value)
 
 
 @pytest.mark.parametrize(("value", "usage"), rows(PAGE, "value", "usage"))
-def test_each_value_is_read_as_is_told(value: str, usage: str) -> None:
+def test_each_value_is_read_as_documented(value: str, usage: str) -> None:
     assert decode_value(code(value).encode())[0] == Decimal(usage)
 
 
 @pytest.mark.parametrize(("value", "why"), rows(PAGE, "value", "why it is not read"))
-def test_each_value_that_is_not_read_is_refused_for_the_reason_that_is_told(
-    value: str, why: str
-) -> None:
+def test_each_unreadable_value_is_refused_with_the_documented_reason(value: str, why: str) -> None:
     with pytest.raises(UnreadableUsageError) as refused:
         decode_value(code(value).encode())
     assert why in str(refused.value)
 
 
 @pytest.mark.parametrize(("token", "start", "end"), rows(PAGE, "token", "from", "until"))
-def test_each_window_lasts_as_long_as_is_told(token: str, start: str, end: str) -> None:
+def test_each_window_has_the_documented_bounds(token: str, start: str, end: str) -> None:
     window = Window.parse(code(token))
     told = [f"{edge:%Y-%m-%d}" if edge else "" for edge in (window.start, window.end)]
     assert told == [start, end]
 
 
-def test_the_leaderboard_that_is_shown_is_read() -> None:
+def test_the_documented_leaderboard_is_read() -> None:
     (shown,) = blocks(PAGE, "json")
     of = BudgetWindow("team", Window.parse("2026-11"))
     key = encode_board_key(BoardKey("acme", of))
@@ -94,7 +90,7 @@ def test_the_leaderboard_that_is_shown_is_read() -> None:
     ]
 
 
-def test_the_columns_of_a_definition_take_what_is_told() -> None:
+def test_the_columns_of_a_definition_accept_the_documented_values() -> None:
     told = dict(rows(PAGE, "column", "one of"))
     for column, choices in (
         ("period", Period),

@@ -1,4 +1,4 @@
-"""docs/doctor.md lists the checks, codes and keys of `budget-recovery doctor` as they are."""
+"""docs/doctor.md lists all checks, codes and keys of `budget-recovery doctor`."""
 
 import ast
 import json
@@ -17,7 +17,7 @@ from budget_recovery_dagster.errors import UNEXPECTED_ERROR
 PAGE = (Path(__file__).parents[2] / "docs/doctor.md").read_text(encoding="utf-8")
 NATS_URL = "BUDGET_RECOVERY_NATS_URL"
 POSTGRES_URL = "BUDGET_RECOVERY_POSTGRES_URL"
-# By these names a check ends with a code, which is their first argument.
+# The functions and errors that end a check; their first argument is the code.
 ENDS = {"warn", "fail", "skipped", "CheckFailed"}
 
 
@@ -70,7 +70,7 @@ def test_every_key_is_listed(tmp_path: Path) -> None:
         return json.loads(CliRunner().invoke(main, command, env=environment).stdout)
 
     keys = [codes(key)[0] for key, _ in rows("JSON")]
-    # Without any server nothing is checked.
+    # No server is configured, so no check runs.
     assert list(report(None)) == keys
     unreachable = report("nats://127.0.0.1:1")
     assert list(unreachable) == keys

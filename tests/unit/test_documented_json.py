@@ -1,4 +1,4 @@
-"""docs/json.md lists the keys, types and codes of all JSON documents as they are."""
+"""docs/json.md lists all keys, types and codes of all JSON documents."""
 
 import json
 import re
@@ -95,7 +95,7 @@ CODES = {member.value for enum in ENUMS.values() for member in enum}
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is a text, and not a code that the page would have to name."""
+    """Whether the text is free text, not a code that the page must list."""
     return isinstance(value, str) and value not in CODES
 
 
@@ -112,7 +112,7 @@ SCALARS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def first_column(heading: str, named: str) -> Iterator[list[str]]:
-    """The rows of the table below a heading whose first column has this name."""
+    """Return the rows of the table below a heading whose first column has this name."""
     table = documentation.section(PAGE, heading).split(f"| {named} |", 1)[1].split("\n\n")[0]
     for line in table.splitlines()[2:]:
         yield [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -135,7 +135,7 @@ def headings_of(column: str) -> set[str]:
 
 
 def named(link: str) -> str:
-    """The heading that a type links."""
+    """Return the heading that a type links to."""
     text, anchor = re.fullmatch(r"\[([^]]+)\]\(#([\w-]+)\)", link).groups()  # type: ignore[union-attr]
     assert anchor == text.replace(" ", "-")
     (heading,) = [each for each in documentation.headings(PAGE) if each.lower() == text]
@@ -143,7 +143,7 @@ def named(link: str) -> str:
 
 
 class Documented:
-    """What of the page was seen in documents: headings of objects, and keys that were null."""
+    """What the documents contained: headings of objects, and keys that were null."""
 
     def __init__(self) -> None:
         self.objects: set[str] = set()
@@ -151,7 +151,7 @@ class Documented:
         self.filled: set[tuple[str, str]] = set()
 
     def compare(self, document: Any, heading: str) -> None:
-        """Require that an object has the keys of a heading, in their order, and their types."""
+        """Require that an object has the keys and types below a heading, in this order."""
         kinds = keys_of(heading)
         assert list(document) == list(kinds), heading
         self.objects.add(heading)
@@ -322,7 +322,7 @@ def statuses() -> Iterator[str]:
 
 
 def documents() -> Iterator[tuple[str, str]]:
-    """The JSON documents of all commands but doctor, filled and empty, with their headings."""
+    """Return the JSON documents of all commands but doctor, filled and empty, with headings."""
     for status in statuses():
         yield "status", status
     yield "preview", preview_json(PREVIEW)
@@ -344,7 +344,7 @@ def documents() -> Iterator[tuple[str, str]]:
 
 
 def refusals() -> Iterator[str]:
-    """What commands print that were refused or called with wrong options."""
+    """Return what refused commands and commands with wrong options print."""
     yield error_json(ERROR)
     yield usage_error_json("--json needs --yes.")
     yield CliRunner().invoke(main, ["restore", "--reason", "x", "--json"]).stdout
@@ -356,7 +356,7 @@ ALWAYS_NULL = {
 }
 
 
-def test_every_key_and_type_is_documented_as_it_is() -> None:
+def test_every_key_and_type_is_documented() -> None:
     documented = Documented()
     for heading, document in documents():
         documented.compare(json.loads(document), heading)
@@ -387,7 +387,7 @@ def test_every_code_is_listed() -> None:
     assert headings_of("code") == {*ENUMS, "Error code"}
 
 
-def test_people_read_every_code_in_words() -> None:
+def test_every_code_has_a_label_for_people() -> None:
     labels: dict[type[StrEnum], Mapping[Any, str]] = {
         Condition: {code: label(code) for code in Condition},
         Verdict: {code: label(code) for code in Verdict},
@@ -407,11 +407,11 @@ def test_every_error_code_is_listed() -> None:
         for each in vars(errors).values()
         if isinstance(each, type) and issubclass(each, BudgetRecoveryError)
     }
-    # No error is of the base alone. The other errors are of commands without JSON.
+    # The base class is never raised. The other errors belong to commands without JSON.
     expected = own - {BudgetRecoveryError.code} | {NoRunningDevError.code}
     assert set(codes_of("Error code")) == expected | {USAGE_ERROR, UNEXPECTED_ERROR}
 
 
-def test_an_error_has_the_name_of_its_class_as_its_code() -> None:
+def test_the_code_of_an_error_is_the_name_of_its_class() -> None:
     assert errors.StoreNoQuorumError.code == "store_no_quorum"
     assert errors.error_code(KeyError("x")) == UNEXPECTED_ERROR

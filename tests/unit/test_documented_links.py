@@ -1,4 +1,4 @@
-"""Every link between the pages of this project leads to a page and a heading."""
+"""Every link between the pages of this project points to an existing page and heading."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.documentation import PAGES, PROJECT, anchors, languages, links, spans
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_to_pages_and_headings(page: str) -> None:
+def test_links_point_to_existing_pages_and_headings(page: str) -> None:
     for link in links(page):
         if "://" in link:
             continue
@@ -32,8 +32,8 @@ def test_every_page_is_linked_from_another(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_that_are_named_exist(page: str) -> None:
-    """A path within a line is that of a file of the project or of its package."""
+def test_named_files_exist(page: str) -> None:
+    """A path in the text is relative to the project or to its package."""
     for span in spans(page):
         if "/" not in span.strip("/") or not span.endswith((".py", ".md")) or " " in span:
             continue
@@ -43,6 +43,6 @@ def test_files_that_are_named_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_code_block_names_its_language(page: str) -> None:
-    """Commands are found by it, and output is told from them."""
+    """The language distinguishes commands from output."""
     known = {"sh", "text", "sql", "python", "json", "yaml", "conf"}
     assert languages(page) <= known

@@ -1,4 +1,4 @@
-"""The table of settings in docs/operations.md is that of the settings."""
+"""The table of settings in docs/operations.md matches the settings."""
 
 import re
 from pathlib import Path
@@ -14,26 +14,26 @@ TOLD = {
 }
 
 
-def test_every_setting_is_in_the_table_and_no_other() -> None:
+def test_the_table_lists_exactly_the_settings() -> None:
     assert list(TOLD) == [PREFIX + field.upper() for field in Settings.model_fields]
 
 
-def test_each_default_is_the_one_that_is_told() -> None:
+def test_each_default_is_documented() -> None:
     for field, info in Settings.model_fields.items():
         default, _ = TOLD[PREFIX + field.upper()]
         if info.default is None:
-            # Of the two directories it is told in words.
+            # The defaults of the two directories are described in words.
             assert not default.startswith("`") or field == "tables_dir"
         else:
             assert code(default) == str(info.default)
 
 
-def test_each_range_is_the_one_with_which_a_wrong_value_is_refused() -> None:
+def test_each_documented_range_is_the_one_in_the_error_message() -> None:
     for field, info in Settings.model_fields.items():
         if info.description is None:
             continue
         _, bounds = TOLD[PREFIX + field.upper()]
         assert bounds in info.description
-        # Of a range of numbers both ends are told.
+        # The page shows both ends of a numeric range.
         if numbers := re.findall(r"\d+", info.description):
             assert re.findall(r"\d+", bounds) == numbers

@@ -1,4 +1,4 @@
-"""The ledger: the exact record of true spend, which outlives its process."""
+"""The ledger: the exact and durable record of true spend."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -59,7 +59,7 @@ def test_true_spend_is_exact_and_of_current_windows(tmp_path: Path) -> None:
         }
 
 
-def test_what_is_reported_is_not_reported_again(tmp_path: Path) -> None:
+def test_a_reported_charge_is_not_reported_again(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger") as ledger:
         for cost in ("1", "2", "3"):
             ledger.record(NOON, request("a", cost))
@@ -86,7 +86,7 @@ def test_only_a_new_ledger_gets_a_history_and_it_counts_once(tmp_path: Path) -> 
         assert len(list(ledger.charges())) == 3
 
 
-def test_a_ledger_that_has_begun_gets_no_history(tmp_path: Path) -> None:
+def test_a_ledger_in_use_gets_no_history(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger") as ledger:
         assert not ledger.has_begun()
         ledger.begin_without_history()

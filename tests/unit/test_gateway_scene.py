@@ -24,7 +24,7 @@ FIRST_MINUTES = 3
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """With the history of a new sandbox."""
+    """Return a ledger with the history of a new sandbox."""
     with Ledger(tmp_path / "ledger") as ledger:
         ledger.record_history(Traffic(seed=1).history(NOW))
         yield ledger
@@ -68,7 +68,7 @@ def test_another_budget_is_exhausted_in_the_first_minutes_and_traffic_continues(
         ledger.record(NOW, traffic.request())
     after = exhausted(ledger.true_spend(BUDGETS, NOW), Enforcement.ENFORCE)
     assert len(after) > len(before) > 0
-    # The budgets that every request counts into are never among them.
+    # Budgets that count every request are not exhausted.
     splits = {definition.split_by for each in after if (definition := BUDGETS.definition_of(each))}
     assert splits <= {SplitBy.AGENT, SplitBy.METADATA}
 

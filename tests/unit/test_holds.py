@@ -1,4 +1,4 @@
-"""Holds and releases of an incident, by values worked out by hand."""
+"""Holds and releases of an incident, compared with literal values."""
 
 from dataclasses import replace
 from typing import Any
@@ -43,30 +43,30 @@ USED: dict[str, Any] = {
 }
 
 
-def test_a_hold_changes_nothing_else() -> None:
+def test_a_hold_changes_only_the_hold() -> None:
     before = standing(launches_before=2, released_at=NOW, **USED)
     assert before.incident is not None
     held = replace(before.incident, held=HELD)
     assert moves.hold(before, HELD, judged=OPENED) == Move(RECOVERING, BASELINE, held, 2)
 
 
-def test_the_first_hold_stays() -> None:
+def test_a_second_hold_does_not_replace_the_first() -> None:
     before = standing(held=HELD)
     assert moves.hold(before, LATER, judged=OPENED).incident.held == HELD
 
 
-def test_a_release_begins_everything_again() -> None:
+def test_a_release_resets_attempts_waiting_and_backoff() -> None:
     before = standing(launches_before=2, held=HELD, **USED)
     released = replace(OPENED, launches=5, held=HELD, released_at=NOW)
     assert moves.release(before, judged=OPENED, now=NOW) == Move(RECOVERING, BASELINE, released, 5)
-    # So the backoff begins with half a minute.
+    # The backoff starts again at 30 seconds.
     again = Standing(RECOVERING, BASELINE, released, 5)
     launched = moves.claim_launch(again, judged=released, now=NOW)
     assert launched is not None
     assert launched.incident.next_launch_at == NOW + 30 * SECOND
 
 
-def test_a_release_of_what_is_not_on_hold_changes_nothing() -> None:
+def test_releasing_an_incident_that_is_not_on_hold_changes_nothing() -> None:
     before = standing(launches_before=2, **USED)
     assert before.incident is not None
     move = moves.release(before, judged=OPENED, now=NOW)
@@ -81,12 +81,14 @@ def test_a_release_of_what_is_not_on_hold_changes_nothing() -> None:
         standing(losses=(LOSS, GONE)),
     ],
 )
-def test_neither_a_moving_ground_nor_a_further_loss_gets_in_the_way(found: Standing) -> None:
+def test_a_new_restore_target_or_a_further_loss_prevents_neither_hold_nor_release(
+    found: Standing,
+) -> None:
     held = moves.hold(found, HELD, judged=OPENED)
     assert held.incident.held == HELD
     released = moves.release(Standing(RECOVERING, BASELINE, held.incident), judged=OPENED, now=NOW)
     assert not released.incident.is_held
-    # Who held it, and why, stays known.
+    # The holder and the reason are kept.
     assert released.incident.held == HELD
     assert (released.incident.target, released.incident.losses) == (
         held.incident.target,
@@ -103,20 +105,18 @@ def test_neither_a_moving_ground_nor_a_further_loss_gets_in_the_way(found: Stand
         (standing(FAILED, held=HELD), "the store is FAILED"),
     ],
 )
-def test_only_the_restore_of_an_open_incident_is_held_and_released(
-    found: Standing, why: str
-) -> None:
+def test_only_a_recovering_incident_can_be_held_and_released(found: Standing, why: str) -> None:
     with pytest.raises(IncidentMovedError, match=why):
         moves.hold(found, HELD, judged=OPENED)
     with pytest.raises(IncidentMovedError, match=why):
         moves.release(found, judged=OPENED, now=NOW)
 
 
-# What a hold keeps from happening, and what not
+# What a hold prevents, and what it does not
 
 
 @pytest.mark.parametrize("attempts", [0, 3])
-def test_no_attempt_is_claimed_and_the_refusal_says_who_and_why(attempts: int) -> None:
+def test_a_hold_refuses_an_attempt_with_its_holder_and_reason(attempts: int) -> None:
     with pytest.raises(IncidentHeldError) as refused:
         moves.claim_attempt(standing(held=HELD, attempts=attempts), judged=OPENED)
     assert refused.value.message == ON_HOLD
@@ -124,7 +124,7 @@ def test_no_attempt_is_claimed_and_the_refusal_says_who_and_why(attempts: int) -
     moves.require_not_held(OPENED)
 
 
-def test_nothing_is_launched() -> None:
+def test_a_hold_prevents_launches() -> None:
     found = standing(held=HELD)
     assert moves.claim_launch(found, judged=OPENED, now=NOW) is None
     assert may_launch(Recovery(found.state, found.incident), NOW) == ON_HOLD
@@ -135,7 +135,7 @@ def test_a_further_loss_keeps_the_hold() -> None:
     assert (joined.incident.held, joined.incident.released_at) == (HELD, NOW)
 
 
-def test_a_worker_that_was_past_the_check_may_end_it() -> None:
+def test_a_hold_does_not_prevent_a_worker_from_ending_the_incident() -> None:
     found = standing(held=HELD)
     assert moves.close(found, ENDED, baseline=TARGET, judged=OPENED).incident == replace(
         OPENED, held=HELD, ended=ENDED

@@ -25,12 +25,12 @@ def test_an_identity_is_judged_against_the_baseline(
     assert verdict.is_loss is loss
 
 
-def test_without_a_baseline_nothing_is_judged() -> None:
+def test_an_identity_without_a_baseline_is_first_seen() -> None:
     assert judge(None, BASELINE) is Verdict.FIRST_SEEN
     assert not Verdict.FIRST_SEEN.is_loss
 
 
-def test_an_identity_wants_a_moment_and_a_sequence() -> None:
+def test_an_identity_needs_a_time_zone_and_a_sequence_of_at_least_zero() -> None:
     with pytest.raises(ValueError, match="no time zone"):
         StoreIdentity(datetime(2026, 11, 1), 1)  # noqa: DTZ001
     with pytest.raises(ValueError, match="below zero"):

@@ -22,7 +22,7 @@ DAGSTER = {
     "wiring",
 }
 
-# Each layer may import itself and these; a module at the top is a layer of its own.
+# Each layer may import itself and these. A top-level module is its own layer.
 MAY_IMPORT = {
     "__init__": set(),
     "errors": set(),
@@ -88,7 +88,7 @@ def ids(module: Path) -> str:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=ids)
-def test_imports_go_one_way(module: Path) -> None:
+def test_imports_follow_the_layers(module: Path) -> None:
     ours = {name.split(".")[1] for name in imports(module) if name.startswith(PACKAGE + ".")}
     assert ours <= MAY_IMPORT[layer(module)] | {layer(module)}
 
@@ -96,7 +96,9 @@ def test_imports_go_one_way(module: Path) -> None:
 @pytest.mark.parametrize(
     "module", [m for m in MODULES if layer(m) in ("domain", "errors")], ids=ids
 )
-def test_domain_and_errors_use_the_standard_library_and_no_clock_io_or_log(module: Path) -> None:
+def test_domain_and_errors_use_only_the_standard_library_without_clock_io_and_logging(
+    module: Path,
+) -> None:
     outside = {name.split(".")[0] for name in imports(module)} - {PACKAGE}
     assert outside <= sys.stdlib_module_names
     assert not outside & {"asyncio", "io", "logging", "os", "pathlib", "socket", "time"}
@@ -109,7 +111,7 @@ def test_domain_and_errors_use_the_standard_library_and_no_clock_io_or_log(modul
 
 
 @pytest.mark.parametrize("layer_name", ["services", "domain", "ports", "errors"])
-def test_the_core_knows_no_driver(layer_name: str) -> None:
+def test_the_core_imports_no_driver(layer_name: str) -> None:
     drivers = {
         "nats",
         "psycopg",

@@ -30,7 +30,7 @@ INCIDENT = Incident(
     last_good_at=None,
 )
 
-# Written out once more, by hand: what is not here cannot happen.
+# A second copy of the table, to compare with. Other moves are illegal.
 MOVES = {
     HEALTHY: {Event.LOSS: RECOVERING},
     RECOVERING: {
@@ -51,7 +51,7 @@ MOVES = {
 
 @pytest.mark.parametrize("event", Event)
 @pytest.mark.parametrize("state", RecoveryState)
-def test_a_state_moves_as_the_table_says_or_not_at_all(state: RecoveryState, event: Event) -> None:
+def test_a_state_moves_only_as_the_table_allows(state: RecoveryState, event: Event) -> None:
     if event in MOVES[state]:
         assert after(state, event) is MOVES[state][event]
     else:
@@ -67,7 +67,7 @@ def test_captures_are_paused_unless_the_store_is_trusted() -> None:
     ]
 
 
-# How long a store is left alone
+# When a restore is launched
 
 
 @pytest.mark.parametrize(
@@ -79,18 +79,18 @@ def test_the_backoff_doubles_up_to_five_minutes(waits: int, seconds: int) -> Non
 
 
 @pytest.mark.parametrize("state", [HEALTHY, FAILED])
-def test_nothing_is_launched_unless_the_store_is_recovering(state: RecoveryState) -> None:
+def test_no_restore_is_launched_unless_the_store_is_recovering(state: RecoveryState) -> None:
     reason = may_launch(Recovery(state, INCIDENT), NOON)
     assert reason is not None
     assert state.name in reason
 
 
-def test_nothing_is_launched_where_no_incident_is_open() -> None:
+def test_no_restore_is_launched_without_an_open_incident() -> None:
     assert may_launch(Recovery(RECOVERING, None), NOON) is not None
 
 
 @pytest.mark.parametrize("attempts", range(MAX_ATTEMPTS + 1))
-def test_a_restore_is_launched_once_its_time_has_come_whatever_was_tried(attempts: int) -> None:
+def test_a_restore_is_launched_when_due_whatever_the_number_of_attempts(attempts: int) -> None:
     due = replace(INCIDENT, attempts=attempts, next_launch_at=NOON)
     assert may_launch(Recovery(RECOVERING, due), NOON) is None
     assert may_launch(Recovery(RECOVERING, replace(due, next_launch_at=None)), NOON) is None
@@ -98,7 +98,7 @@ def test_a_restore_is_launched_once_its_time_has_come_whatever_was_tried(attempt
     assert early == "The next launch for incident 0f8fad5b is due at 12:00:00 UTC."
 
 
-# What an incident says of itself
+# Properties of an incident
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ def test_usage_between_the_last_snapshot_and_the_last_good_check_is_in_no_snapsh
     assert incident.uncovered == uncovered
 
 
-def test_an_incident_has_a_loss() -> None:
+def test_an_incident_needs_a_loss() -> None:
     with pytest.raises(ValueError, match="at least one loss"):
         replace(INCIDENT, losses=())
 
 
-def test_what_brought_nothing_back_is_no_restore() -> None:
+def test_each_outcome_has_its_event() -> None:
     assert {outcome: outcome.event for outcome in Outcome} == {
         Outcome.RESTORED_IN_PART: Event.RESTORED,
         Outcome.RESTORED_MANUALLY: Event.RESTORED_MANUALLY,

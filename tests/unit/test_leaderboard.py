@@ -12,7 +12,7 @@ USAGES = st.dictionaries(
 
 
 @given(USAGES)
-def test_the_largest_come_first_and_equal_ones_by_name(usages: dict[Entity, Decimal]) -> None:
+def test_usages_are_ranked_by_size_and_then_by_name(usages: dict[Entity, Decimal]) -> None:
     ranking = rank(usages.items())
     assert dict(ranking) == usages
     assert rank(reversed(list(usages.items()))) == ranking
@@ -20,12 +20,12 @@ def test_the_largest_come_first_and_equal_ones_by_name(usages: dict[Entity, Deci
         assert usage > next_usage or (usage == next_usage and (name or "") < (next_name or ""))
 
 
-def test_usages_that_differ_in_the_last_of_38_digits_are_told_apart() -> None:
+def test_usages_that_differ_in_the_last_of_38_digits_are_ranked_correctly() -> None:
     lower, higher = Decimal("9" * 20 + "." + "9" * 17 + "8"), Decimal("9" * 20 + "." + "9" * 18)
     assert rank([("a", lower), ("b", higher)]) == [("b", higher), ("a", lower)]
 
 
-def test_only_the_500_largest_stay() -> None:
+def test_only_the_500_largest_are_kept() -> None:
     usages = [(str(number), Decimal(number)) for number in range(1001)]
     ranking = rank(usages)
     assert len(ranking) == BOARD_SIZE == 500

@@ -1,4 +1,4 @@
-"""What a person restores by hand: as previewed, and the end of an incident where all is back."""
+"""Manual restores: they apply what was previewed, and close the incident once all is restored."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -37,17 +37,17 @@ from tests.unit.hand_house import (
 
 @pytest.fixture
 def house() -> HandHouse:
-    """A store of two tenants that was captured and checked."""
+    """Return a store of two tenants, captured and checked."""
     return captured_hand_house()
 
 
 @pytest.fixture
 def failed() -> HandHouse:
-    """The same, lost and given up."""
+    """Return the same store, lost and FAILED."""
     return failed_hand_house()
 
 
-def test_without_traffic_what_is_applied_is_what_was_previewed(failed: HandHouse) -> None:
+def test_a_restore_without_traffic_applies_exactly_the_preview(failed: HandHouse) -> None:
     preview = failed.preview(OF_A)
     applied = failed.apply(OF_A)
     assert applied.preview is not None
@@ -58,7 +58,9 @@ def test_without_traffic_what_is_applied_is_what_was_previewed(failed: HandHouse
     assert failed.usage("b") is None
 
 
-def test_with_traffic_nothing_is_lowered_and_every_difference_is_told(failed: HandHouse) -> None:
+def test_a_restore_with_traffic_lowers_nothing_and_reports_every_difference(
+    failed: HandHouse,
+) -> None:
     failed.preview(OF_A)
     failed.spend("a", "95")
     failed.spend("a", "2", "alice")
@@ -70,7 +72,7 @@ def test_with_traffic_nothing_is_lowered_and_every_difference_is_told(failed: Ha
     assert (failed.usage("a"), failed.usage("a", "alice")) == ("95", "30")
 
 
-def test_a_window_that_closed_since_the_preview_is_told(house: HandHouse) -> None:
+def test_a_window_that_closed_since_the_preview_is_reported(house: HandHouse) -> None:
     house.store.put_usage("a", "spend", "2026-11-25", None, "7")
     house.capture()
     house.fail()
@@ -85,7 +87,7 @@ def test_a_window_that_closed_since_the_preview_is_told(house: HandHouse) -> Non
     ]
 
 
-def test_a_preview_of_another_choice_or_of_the_day_before_is_not_compared(
+def test_a_preview_with_other_options_or_older_than_a_day_is_not_compared(
     failed: HandHouse,
 ) -> None:
     failed.preview()
@@ -96,7 +98,7 @@ def test_a_preview_of_another_choice_or_of_the_day_before_is_not_compared(
     assert "No preview with these options in the last 24 hours" in failed.said
 
 
-def test_a_store_that_is_made_anew_since_the_preview_is_refused(failed: HandHouse) -> None:
+def test_a_store_recreated_since_the_preview_is_refused(failed: HandHouse) -> None:
     failed.preview(OF_A)
     failed.store.recreate(REBORN + timedelta(minutes=1))
     before = failed.store.stream
@@ -107,7 +109,7 @@ def test_a_store_that_is_made_anew_since_the_preview_is_refused(failed: HandHous
     assert failed.apply(OF_A).raised == 2
 
 
-def test_an_incident_ends_once_nothing_is_left_to_be_raised(failed: HandHouse) -> None:
+def test_the_incident_is_closed_once_no_counter_remains_to_be_raised(failed: HandHouse) -> None:
     applied = failed.apply(OF_A, reason="the first half.")
     assert applied.remainder is not None
     assert (applied.remainder.counters, applied.has_ended_incident) == (1, False)
@@ -126,14 +128,14 @@ def test_an_incident_ends_once_nothing_is_left_to_be_raised(failed: HandHouse) -
     assert (ended.restored.tenants, ended.restored.windows, ended.restored.counters) == (2, 2, 3)
 
 
-def test_afterwards_captures_and_checks_go_on_as_ever(failed: HandHouse) -> None:
+def test_captures_and_checks_resume_after_a_restore(failed: HandHouse) -> None:
     failed.apply()
     assert failed.check().check.is_good
     failed.clock.advance(timedelta(hours=1))
     assert len(failed.capture().outcomes) == 2
 
 
-def test_a_recovering_store_is_restored_by_hand_as_well(house: HandHouse) -> None:
+def test_a_recovering_store_can_be_restored_manually(house: HandHouse) -> None:
     house.wipe()
     assert house.apply().has_ended_incident
     assert house.state is RecoveryState.HEALTHY
@@ -149,7 +151,7 @@ def test_a_healthy_store_is_restored_and_stays_healthy(house: HandHouse) -> None
     assert house.check().check.is_good
 
 
-def test_a_healthy_store_that_is_not_the_accepted_one_is_left_alone(house: HandHouse) -> None:
+def test_a_healthy_store_that_is_not_the_accepted_one_is_not_written(house: HandHouse) -> None:
     house.store.recreate(REBORN)
     before = house.store.stream
     with pytest.raises(PossibleLossError, match="not the one that was accepted"):
@@ -157,7 +159,7 @@ def test_a_healthy_store_that_is_not_the_accepted_one_is_left_alone(house: HandH
     assert house.store.stream == before
 
 
-def test_a_healthy_store_that_is_lost_meanwhile_is_no_success(house: HandHouse) -> None:
+def test_a_loss_of_a_healthy_store_during_a_restore_is_a_failure(house: HandHouse) -> None:
     house.spend("a", "3", "alice")
     house.before_write(1, lambda: house.store.recreate(REBORN))
     applied = house.apply(OF_A)
@@ -165,7 +167,7 @@ def test_a_healthy_store_that_is_lost_meanwhile_is_no_success(house: HandHouse) 
     assert applied.incident is None
 
 
-def test_a_failed_store_that_is_lost_once_more_joins_the_incident(failed: HandHouse) -> None:
+def test_a_further_loss_of_a_failed_store_joins_the_incident(failed: HandHouse) -> None:
     failed.before_write(3, lambda: failed.store.recreate(REBORN + timedelta(minutes=1)))
     applied = failed.apply()
     assert isinstance(applied.failure, StoreLostError)
@@ -174,7 +176,7 @@ def test_a_failed_store_that_is_lost_once_more_joins_the_incident(failed: HandHo
     assert len(failed.incident.losses) == 2
 
 
-def test_while_somebody_else_restores_one_is_told_who_and_since_when(failed: HandHouse) -> None:
+def test_a_restore_is_refused_with_holder_and_time_while_another_runs(failed: HandHouse) -> None:
     with failed.plane.leases.hold(RESTORE_LEASE, "bob@night"):
         before = failed.store.stream
         with pytest.raises(LeaseHeldError, match=r"bob@night, since 2026-11-25 12:1[0-9]:"):
@@ -184,13 +186,13 @@ def test_while_somebody_else_restores_one_is_told_who_and_since_when(failed: Han
 
 
 @pytest.mark.parametrize("reason", ["", "  "])
-def test_without_a_reason_nothing_is_done(failed: HandHouse, reason: str) -> None:
+def test_a_restore_without_a_reason_is_refused(failed: HandHouse, reason: str) -> None:
     with pytest.raises(ChoiceError, match="The reason is empty"):
         failed.apply(reason=reason)
     assert failed.usage("a") is None
 
 
-def test_what_does_not_exist_is_refused_before_anything_is_written(failed: HandHouse) -> None:
+def test_unknown_choices_are_refused_before_anything_is_written(failed: HandHouse) -> None:
     before = failed.store.stream
     for request in (
         RestoreRequest(tenant="nobody"),
@@ -203,7 +205,7 @@ def test_what_does_not_exist_is_refused_before_anything_is_written(failed: HandH
     assert failed.store.stream == before
 
 
-def test_a_tenant_that_cannot_be_written_keeps_the_incident_open(failed: HandHouse) -> None:
+def test_a_tenant_that_cannot_be_restored_keeps_the_incident_open(failed: HandHouse) -> None:
     failed.store.failures["a"] = StoreReadError("Reading a took too long.", "read again.")
     applied = failed.apply()
     assert applied.failure is not None
@@ -214,7 +216,7 @@ def test_a_tenant_that_cannot_be_written_keeps_the_incident_open(failed: HandHou
     assert failed.apply().has_ended_incident
 
 
-def test_a_store_that_takes_no_writes_is_said_to_be_so(failed: HandHouse) -> None:
+def test_a_full_store_is_reported(failed: HandHouse) -> None:
     failed.store.marker_failure = StoreWriteError("The store is full.", "make room.")
     with pytest.raises(StoreWriteError, match="The store is full"):
         failed.apply()
@@ -226,7 +228,7 @@ def lagging(seen_at: datetime) -> ClusterView:
     return ClusterView(seen_at, "c", "n1", None, 2, (replica,))
 
 
-def test_an_unconverged_store_is_waited_for_unless_a_person_accepts_it(failed: HandHouse) -> None:
+def test_an_unconverged_store_is_refused_unless_the_operator_accepts_it(failed: HandHouse) -> None:
     failed.store.cluster = lagging
     with pytest.raises(StoreNotReadyError, match="has not converged"):
         failed.apply()
@@ -236,7 +238,7 @@ def test_an_unconverged_store_is_waited_for_unless_a_person_accepts_it(failed: H
     assert any("Continuing although the store has not converged" in said for said in failed.said)
 
 
-def test_what_may_be_another_store_by_now_is_not_accepted_either(failed: HandHouse) -> None:
+def test_an_unconverged_store_without_a_leader_cannot_be_accepted(failed: HandHouse) -> None:
     failed.store.cluster = lagging
     failed.store.is_led = False
     before = failed.store.stream
@@ -246,7 +248,7 @@ def test_what_may_be_another_store_by_now_is_not_accepted_either(failed: HandHou
     assert failed.store.stream == before
 
 
-def test_the_clock_of_an_accepted_store_must_still_be_right(failed: HandHouse) -> None:
+def test_an_accepted_unconverged_store_still_needs_a_correct_clock(failed: HandHouse) -> None:
     failed.store.clock = failed.clock.now() + timedelta(seconds=6)
     order = failed.order("in a hurry", unconverged=True)
     with pytest.raises(StoreNotReadyError, match="The clocks disagree"):
@@ -254,7 +256,7 @@ def test_the_clock_of_an_accepted_store_must_still_be_right(failed: HandHouse) -
     assert failed.usage("a") is None
 
 
-def test_what_is_done_is_audited_with_who_and_why(failed: HandHouse) -> None:
+def test_a_restore_is_audited_with_operator_and_reason(failed: HandHouse) -> None:
     incident = failed.incident.incident_id
     failed.apply(OF_B, reason="b is missing")
     (kept,) = [each for each in failed.plane.state.audits.values() if each.entry.tenant == "b"]
@@ -264,7 +266,7 @@ def test_what_is_done_is_audited_with_who_and_why(failed: HandHouse) -> None:
         incident,
     )
     assert (kept.entry.raised, kept.entry.before, kept.entry.after) == (1, Decimal(0), Decimal(5))
-    # What of others is left is no work of this restore.
+    # Other tenants are not part of this restore.
     assert {each.entry.tenant for each in failed.plane.state.audits.values()} <= {"a", "b"}
     assert all(
         each.trail.who != "ann" or each.entry.tenant == "b"
@@ -272,7 +274,7 @@ def test_what_is_done_is_audited_with_who_and_why(failed: HandHouse) -> None:
     )
 
 
-def test_a_budget_of_one_tenant_alone_is_touched(house: HandHouse) -> None:
+def test_a_restore_of_one_budget_writes_no_other(house: HandHouse) -> None:
     house.store.put_usage("a", "cards", "lifetime", None, "7")
     house.capture()
     house.fail()
@@ -282,7 +284,7 @@ def test_a_budget_of_one_tenant_alone_is_touched(house: HandHouse) -> None:
     assert [(each.of.budget, each.usage) for each in reading.counters] == [("cards", Decimal(7))]
 
 
-def test_a_named_snapshot_brings_back_no_more_than_it_holds(house: HandHouse) -> None:
+def test_a_restore_from_a_snapshot_brings_back_only_its_usages(house: HandHouse) -> None:
     house.spend("a", "81")
     house.spend("a", "35", "alice")
     house.clock.advance(timedelta(minutes=1))

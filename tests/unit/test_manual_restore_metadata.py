@@ -1,16 +1,16 @@
-"""What the page of a preview can show at once."""
+"""What Dagster's page of a preview shows without a click."""
 
 from budget_recovery_dagster.presentation.metadata import preview_metadata
 from tests.unit.hand_house import captured_hand_house
 
-# Of a longer text the page shows a link only.
+# The page shows longer texts only as a link.
 SHOWN_AT_ONCE = 999
 
 # A browser counts it as two characters.
 PIZZA = "\N{SLICE OF PIZZA}"
 
 
-def test_the_largest_changes_are_drawn_as_far_as_the_page_shows_them_without_a_click() -> None:
+def test_the_chart_of_largest_changes_fits_on_the_page() -> None:
     house = captured_hand_house()
     for number in range(20):
         house.spend(PIZZA * 20, str(200 + number), f"user {number}")
@@ -24,7 +24,7 @@ def test_the_largest_changes_are_drawn_as_far_as_the_page_shows_them_without_a_c
     assert picture.endswith("\n```")
 
 
-def test_a_change_that_alone_is_too_long_is_drawn_nevertheless() -> None:
+def test_a_single_change_is_drawn_even_if_it_is_too_long() -> None:
     house = captured_hand_house()
     house.spend("a", "200", "x" * 950)
     house.capture()
@@ -34,7 +34,7 @@ def test_a_change_that_alone_is_too_long_is_drawn_nevertheless() -> None:
     assert picture.count("->") == 1
 
 
-def test_a_preview_tells_how_to_go_on_where_that_changes_something() -> None:
+def test_a_preview_shows_how_to_apply_it_if_that_changes_something() -> None:
     house = captured_hand_house()
     assert "to_apply" not in preview_metadata(house.preview(), [])
     house.spend("a", "20")
@@ -44,5 +44,5 @@ def test_a_preview_tells_how_to_go_on_where_that_changes_something() -> None:
     house.spend("a", "80")
     house.spend("a", "30", "alice")
     house.spend("b", "5")
-    # Nothing is to be raised, but it ends the incident.
+    # A restore raises nothing, but closes the incident.
     assert "to_apply" in preview_metadata(house.preview(), [])

@@ -1,4 +1,4 @@
-"""What a restore by hand tells is so: what is unknown, uncompared, cut short, lost meanwhile."""
+"""What a manual restore reports as unknown, not compared, stopped early or lost meanwhile."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -29,17 +29,17 @@ from tests.unit.hand_house import (
 
 @pytest.fixture
 def house() -> HandHouse:
-    """A store of two tenants that was captured and checked."""
+    """Return a store of two tenants, captured and checked."""
     return captured_hand_house()
 
 
 @pytest.fixture
 def failed() -> HandHouse:
-    """The same, lost and given up."""
+    """Return the same store, lost and FAILED."""
     return failed_hand_house()
 
 
-def test_what_is_unknown_is_told_at_the_end(failed: HandHouse) -> None:
+def test_unknown_usage_is_reported_when_the_incident_is_closed(failed: HandHouse) -> None:
     failed.store.put("usage.b.spend.lifetime.=", b"rubbish")
     for tenant, at in list(failed.plane.state.snapshots):
         if tenant == "a":
@@ -53,7 +53,7 @@ def test_what_is_unknown_is_told_at_the_end(failed: HandHouse) -> None:
     ) in applied.incident.ended.detail
 
 
-def test_of_a_tenant_that_could_not_be_read_nothing_is_said_to_be_as_previewed(
+def test_an_unreadable_tenant_is_reported_as_not_compared(
     failed: HandHouse,
 ) -> None:
     failed.preview()
@@ -63,7 +63,7 @@ def test_of_a_tenant_that_could_not_be_read_nothing_is_said_to_be_as_previewed(
     assert comparison(applied).startswith("1 tenant not compared. ")
 
 
-def test_a_tenant_that_is_in_no_snapshot_any_more_is_told(failed: HandHouse) -> None:
+def test_a_tenant_that_no_snapshot_contains_any_more_is_reported(failed: HandHouse) -> None:
     failed.preview()
     for key in [key for key in failed.plane.state.snapshots if key[0] == "b"]:
         del failed.plane.state.snapshots[key]
@@ -72,7 +72,7 @@ def test_a_tenant_that_is_in_no_snapshot_any_more_is_told(failed: HandHouse) -> 
     assert applied.absent == ("b",)
 
 
-def test_a_snapshot_that_is_pruned_while_the_store_is_waited_for_is_refused(
+def test_a_snapshot_pruned_while_waiting_for_the_store_is_refused(
     house: HandHouse,
 ) -> None:
     house.clock.advance(timedelta(hours=1))
@@ -91,7 +91,7 @@ def test_a_snapshot_that_is_pruned_while_the_store_is_waited_for_is_refused(
     assert house.store.stream == before
 
 
-def test_one_is_held_to_the_preview_that_one_has_seen(failed: HandHouse) -> None:
+def test_a_restore_is_compared_with_the_preview_that_the_operator_names(failed: HandHouse) -> None:
     mine = failed.preview(OF_A)
     failed.store.recreate(REBORN + timedelta(minutes=1))
     preview_restore(failed.plane, failed.opened, OF_A, by="bob", on_progress=failed.said.append)
@@ -103,7 +103,7 @@ def test_one_is_held_to_the_preview_that_one_has_seen(failed: HandHouse) -> None
             failed.carry_out(request, order, preview_id)
 
 
-def test_a_purge_since_the_preview_is_noticed_by_the_marker(failed: HandHouse) -> None:
+def test_a_missing_marker_reveals_a_purge_since_the_preview(failed: HandHouse) -> None:
     failed.preview(OF_A)
     failed.clock.advance(timedelta(minutes=1))
     failed.store.purge()
@@ -116,7 +116,9 @@ def test_a_purge_since_the_preview_is_noticed_by_the_marker(failed: HandHouse) -
     assert failed.apply(OF_A).raised == 2
 
 
-def test_what_was_raised_before_the_store_went_away_is_told(failed: HandHouse) -> None:
+def test_counters_raised_before_the_store_became_unreachable_are_reported(
+    failed: HandHouse,
+) -> None:
     def go_away(tenant: str) -> None:
         if tenant == "b":
             away = StoreUnreachableError("Nobody answers.", "start it.")
@@ -129,7 +131,7 @@ def test_what_was_raised_before_the_store_went_away_is_told(failed: HandHouse) -
     assert failed.usage("a") == "80"
 
 
-def test_a_loss_that_a_check_finds_meanwhile_is_told_as_one(failed: HandHouse) -> None:
+def test_a_loss_detected_by_a_check_during_a_restore_is_reported(failed: HandHouse) -> None:
     def lose() -> None:
         failed.store.recreate(REBORN + timedelta(minutes=1))
         failed.check()
@@ -140,7 +142,7 @@ def test_a_loss_that_a_check_finds_meanwhile_is_told_as_one(failed: HandHouse) -
     assert applied.failure.message.startswith("The store was lost once more during the restore.")
 
 
-def test_an_incident_that_is_opened_meanwhile_is_told(house: HandHouse) -> None:
+def test_an_incident_opened_during_a_restore_is_reported(house: HandHouse) -> None:
     house.spend("a", "3", "alice")
 
     def lose() -> None:
@@ -153,7 +155,7 @@ def test_an_incident_that_is_opened_meanwhile_is_told(house: HandHouse) -> None:
     assert applied.failure.message.endswith("has been opened.")
 
 
-def test_a_leader_that_is_cut_off_at_the_end_ends_nothing(failed: HandHouse) -> None:
+def test_a_leader_cut_off_at_the_end_does_not_close_the_incident(failed: HandHouse) -> None:
     def cut_off(_tenant: str) -> None:
         failed.store.is_led = False
 

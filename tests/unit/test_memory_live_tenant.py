@@ -1,4 +1,4 @@
-"""What writing into the usage store in memory can be made to do."""
+"""Failures and races that the fake usage store can simulate during writes."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -53,7 +53,7 @@ def usages(store: MemoryUsageStore) -> list[Decimal]:
     return [counter.usage for counter in store.open_tenant("t").reading.counters]
 
 
-def test_a_writing_is_refused_by_its_number_and_what_was_written_stays(
+def test_a_write_is_refused_by_its_number_and_earlier_writes_are_kept(
     store: MemoryUsageStore,
 ) -> None:
     store.write_failures[2] = REFUSAL
@@ -69,7 +69,7 @@ def test_a_writing_is_refused_by_its_number_and_what_was_written_stays(
     ]
 
 
-def test_refusals_with_a_writing_between_them_stop_nothing(store: MemoryUsageStore) -> None:
+def test_the_limit_of_refusals_counts_only_consecutive_ones(store: MemoryUsageStore) -> None:
     store.write_failures = dict.fromkeys(range(1, 1000), REFUSAL)
     written = [100, 200, 300]
     for number in written:
@@ -82,14 +82,14 @@ def test_refusals_with_a_writing_between_them_stop_nothing(store: MemoryUsageSto
     assert [counter.entity for counter in found] == [str(number) for number in written]
 
 
-def test_a_failure_that_is_no_refusal_ends_the_writing(store: MemoryUsageStore) -> None:
+def test_a_failure_other_than_a_refusal_ends_the_writes(store: MemoryUsageStore) -> None:
     store.write_failures[2] = StoreNoQuorumError("no quorum.", "wait.")
     with pytest.raises(StoreNoQuorumError):
         raise_all(store)
     assert usages(store) == [5, 1, 1]
 
 
-def test_a_value_that_is_too_large_is_left(store: MemoryUsageStore) -> None:
+def test_a_value_that_is_too_large_is_not_written(store: MemoryUsageStore) -> None:
     store.max_value = 10
     results = raise_all(store)
     assert {(each.written, each.before) for each in results} == {(Written.REFUSED, Decimal(1))}
@@ -97,7 +97,7 @@ def test_a_value_that_is_too_large_is_left(store: MemoryUsageStore) -> None:
     assert store.writes == 0
 
 
-def test_somebody_else_can_write_between_the_decision_and_the_writing(
+def test_another_writer_can_write_between_decision_and_write(
     store: MemoryUsageStore,
 ) -> None:
     competing = iter([lambda: store.put_usage("t", "b", "2026-11", "a", "7")])
@@ -112,7 +112,7 @@ def test_somebody_else_can_write_between_the_decision_and_the_writing(
     assert usages(store) == [7, 5, 5]
 
 
-def test_it_writes_at_the_time_that_was_set(store: MemoryUsageStore) -> None:
+def test_writes_use_the_time_that_was_set(store: MemoryUsageStore) -> None:
     store.clock = MONDAY
     store.put(
         "usage.t.b.lifetime.e", b'{"usage":"1","updated_at":"?"}', ttl="1h", written_at=MONDAY
@@ -128,7 +128,7 @@ def test_it_writes_at_the_time_that_was_set(store: MemoryUsageStore) -> None:
     assert value.ttl == "3000"
 
 
-def test_markers_and_the_cluster_fail_apart(store: MemoryUsageStore) -> None:
+def test_marker_observation_and_cluster_fail_separately(store: MemoryUsageStore) -> None:
     store.marker_failure = StorePermissionError("denied.", "grant it.")
     with pytest.raises(StorePermissionError):
         store.write_marker("d", "n", after=0)
@@ -144,7 +144,7 @@ def test_markers_and_the_cluster_fail_apart(store: MemoryUsageStore) -> None:
     assert identity_of(store).last_sequence == 4
 
 
-def test_the_cluster_and_the_age_of_keys_are_what_was_set(store: MemoryUsageStore) -> None:
+def test_the_cluster_and_the_age_limit_can_be_set(store: MemoryUsageStore) -> None:
     assert store.cluster_view(MONDAY) == alone(MONDAY)
     store.cluster = lambda seen_at: ClusterView(seen_at, "C", None, None, 3, ())
     assert store.cluster_view(MONDAY).leader is None
@@ -152,7 +152,7 @@ def test_the_cluster_and_the_age_of_keys_are_what_was_set(store: MemoryUsageStor
     assert store.observe("d").keeps_for == timedelta(days=30)
 
 
-def test_a_bucket_that_is_gone_is_missing_to_every_call(store: MemoryUsageStore) -> None:
+def test_every_call_reports_a_missing_bucket(store: MemoryUsageStore) -> None:
     live = store.open_tenant("t")
     store.is_gone = True
     calls: list[Callable[[], object]] = [
@@ -172,7 +172,7 @@ def test_a_bucket_that_is_gone_is_missing_to_every_call(store: MemoryUsageStore)
     assert usages(store) == [1, 1, 1]
 
 
-def test_a_tenant_that_fails_costs_no_other(store: MemoryUsageStore) -> None:
+def test_a_failing_tenant_does_not_affect_others(store: MemoryUsageStore) -> None:
     failure: StoreError = StoreNoQuorumError("no quorum.", "wait.")
     store.failures["t"] = failure
     with pytest.raises(StoreNoQuorumError):

@@ -1,4 +1,4 @@
-"""What the usage store in memory can be made to do, besides what the contract asks of it."""
+"""What the fake usage store can simulate, in addition to its contract."""
 
 from datetime import UTC, datetime
 
@@ -26,7 +26,7 @@ def entities(store: MemoryUsageStore) -> list[str | None]:
     return [counter.entity for counter in store.reader(COUNTERS).read("t").counters]
 
 
-def test_a_failure_is_the_tenants_own(store: MemoryUsageStore) -> None:
+def test_a_failing_tenant_does_not_affect_others(store: MemoryUsageStore) -> None:
     store.put_usage("other", "budget", "lifetime", None, "2")
     failure = store.failures["t"] = StoreReadError("broken off.", "read again.")
     with pytest.raises(StoreReadError) as caught:
@@ -38,7 +38,7 @@ def test_a_failure_is_the_tenants_own(store: MemoryUsageStore) -> None:
     assert len(store.reader(COUNTERS).read("t").counters) == 4
 
 
-def test_the_listing_and_the_identity_fail_apart(store: MemoryUsageStore) -> None:
+def test_the_listing_and_the_identity_fail_separately(store: MemoryUsageStore) -> None:
     store.listing_failure = StoreUnreachableError("down.", "start it.")
     with pytest.raises(StoreUnreachableError):
         store.reader(COUNTERS).list_tenants()
@@ -51,7 +51,7 @@ def test_the_listing_and_the_identity_fail_apart(store: MemoryUsageStore) -> Non
     assert store.reader(COUNTERS).list_tenants().tenants == {"t"}
 
 
-def test_it_tells_the_time_that_was_set_and_else_none(store: MemoryUsageStore) -> None:
+def test_it_reports_the_time_that_was_set_or_none(store: MemoryUsageStore) -> None:
     assert store.now() is None
     store.clock = MONDAY
     assert store.now() == MONDAY
@@ -64,12 +64,12 @@ def test_the_store_can_be_replaced_by_an_empty_one(store: MemoryUsageStore) -> N
     assert store.reader(COUNTERS).list_tenants().tenants == frozenset()
 
 
-def test_a_writing_in_mid_reading_is_in_it(store: MemoryUsageStore) -> None:
+def test_a_read_includes_a_concurrent_write(store: MemoryUsageStore) -> None:
     store.in_mid_reading = lambda tenant: store.put_usage(tenant, "budget", "2026-11", "e", "2")
     assert entities(store) == ["a", "b", "c", "d", "e"]
 
 
-def test_a_leaderboard_written_in_mid_reading_is_in_it(store: MemoryUsageStore) -> None:
+def test_a_read_includes_a_leaderboard_written_meanwhile(store: MemoryUsageStore) -> None:
     for budget in ("x", "y"):
         store.put(board_key("t", budget, "2026-11"), board({"a": "1"}))
     store.in_mid_reading = lambda tenant: store.put(
@@ -80,13 +80,13 @@ def test_a_leaderboard_written_in_mid_reading_is_in_it(store: MemoryUsageStore) 
     assert not reading.is_partial
 
 
-def test_a_purge_in_mid_reading_makes_it_begin_again(store: MemoryUsageStore) -> None:
+def test_a_purge_during_a_read_restarts_the_read(store: MemoryUsageStore) -> None:
     store.in_mid_reading = lambda _: store.purge("usage.t.budget.2026-11.d")
     assert entities(store) == ["a", "b", "c"]
     assert not store.reader(COUNTERS).read("t").is_partial
 
 
-def test_purges_in_two_readings_make_it_partial(store: MemoryUsageStore) -> None:
+def test_purges_during_two_reads_make_the_reading_partial(store: MemoryUsageStore) -> None:
     purged = iter("dc")
     store.in_mid_reading = lambda _: store.purge(f"usage.t.budget.2026-11.{next(purged)}")
     reading = store.reader(COUNTERS).read("t")

@@ -14,12 +14,12 @@ def test_an_hour_is_named_by_its_start_in_utc() -> None:
 
 
 @pytest.mark.parametrize("key", ["2026-11-29-14:30", "2026-11-29", "latest", ""])
-def test_other_keys_are_refused(key: str) -> None:
+def test_invalid_keys_are_refused(key: str) -> None:
     with pytest.raises(ValueError, match=r"not the start|does not match"):
         Hour.parse(key)
 
 
-def test_half_hour_zones_still_name_utc_hours() -> None:
+def test_times_in_half_hour_zones_belong_to_utc_hours() -> None:
     kolkata = timezone(timedelta(hours=5, minutes=30))
     moment = datetime(2026, 11, 29, 20, 15, tzinfo=kolkata)
     assert Hour.containing(moment).key == "2026-11-29-14:00"
@@ -57,15 +57,13 @@ def test_an_hour_closes_exactly_at_its_end() -> None:
         ("2026-11-29", datetime(2026, 11, 29, tzinfo=UTC)),
     ],
 )
-def test_a_moment_that_a_person_writes_is_utc_unless_it_names_a_zone(
-    text: str, moment: datetime
-) -> None:
+def test_a_time_without_a_zone_is_utc(text: str, moment: datetime) -> None:
     assert parse_moment(text) == moment
     assert parse_moment(text).tzinfo is UTC
 
 
 @pytest.mark.parametrize("text", ["", "UTC", "yesterday", "14:00", "0001-01-01T00:00+01:00"])
-def test_what_is_no_moment_is_quoted(text: str) -> None:
+def test_an_invalid_time_is_quoted_in_the_error(text: str) -> None:
     with pytest.raises(ValueError, match="is not a time such as 2026-11-29T14:00") as refused:
         parse_moment(text)
     assert repr(text) in str(refused.value)

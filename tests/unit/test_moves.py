@@ -1,4 +1,4 @@
-"""The moves of an incident, by values worked out by hand."""
+"""Moves of an incident, compared with literal values."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,7 +45,7 @@ ENDED = Ended(NOW, Outcome.RESTORED, "all is back", Restored(1, 2, 3, 4))
 
 
 def standing(state: RecoveryState = RECOVERING, launches_before: int = 0, **of: object) -> Standing:
-    """Return the standing with an open incident that differs from the first one in some things."""
+    """Return a standing whose open incident differs from OPENED in the given fields."""
     incident = replace(OPENED, **of)  # type: ignore[arg-type]
     return Standing(state, BASELINE, incident, launches_before)
 
@@ -64,7 +64,7 @@ def test_a_first_loss_opens_an_incident_and_leaves_the_baseline() -> None:
     ("point", "check", "last_good"),
     [(None, None, None), (3, None, 3), (None, 5, 5), (3, 5, 5), (5, 3, 5), (5, 5, 5)],
 )
-def test_the_store_was_whole_at_the_last_good_check_or_the_last_snapshot(
+def test_the_last_good_time_is_the_later_of_check_and_snapshot(
     point: int | None, check: int | None, last_good: int | None
 ) -> None:
     def at(minutes: int | None) -> datetime | None:
@@ -73,7 +73,7 @@ def test_the_store_was_whole_at_the_last_good_check_or_the_last_snapshot(
     assert Opening("id", NOW, at(point), at(check)).last_good_at == at(last_good)
 
 
-def test_nothing_is_opened_beside_an_open_incident() -> None:
+def test_a_second_incident_is_refused_while_one_is_open() -> None:
     for state in (RECOVERING, FAILED):
         with pytest.raises(IncidentMovedError, match="11111111 is already open"):
             moves.open_incident(
@@ -81,7 +81,7 @@ def test_nothing_is_opened_beside_an_open_incident() -> None:
             )
 
 
-def test_a_further_loss_begins_the_attempts_and_the_backoff_again() -> None:
+def test_a_further_loss_resets_attempts_and_backoff() -> None:
     before = standing(
         launches_before=2,
         attempts=3,
@@ -111,7 +111,7 @@ def test_a_further_loss_of_a_failed_store_leaves_it_failed() -> None:
     ("launches", "launches_before", "pause"),
     [(0, 0, 30), (1, 0, 60), (2, 0, 120), (3, 0, 240), (4, 0, 300), (90, 0, 300), (90, 90, 30)],
 )
-def test_a_launch_puts_the_next_off_by_those_since_the_last_attempt(
+def test_the_backoff_grows_with_the_launches_since_the_last_attempt(
     launches: int, launches_before: int, pause: int
 ) -> None:
     before = standing(launches_before=launches_before, launches=launches)
@@ -131,15 +131,15 @@ def test_a_launch_puts_the_next_off_by_those_since_the_last_attempt(
         standing(next_launch_at=NOW + timedelta(microseconds=1)),
     ],
 )
-def test_a_launch_that_is_not_to_come_is_not_claimed(found: Standing) -> None:
+def test_a_launch_that_is_not_due_is_not_claimed(found: Standing) -> None:
     assert moves.claim_launch(found, judged=OPENED, now=NOW) is None
 
 
-def test_a_launch_is_claimed_at_its_time() -> None:
+def test_a_launch_is_claimed_when_due() -> None:
     assert moves.claim_launch(standing(next_launch_at=NOW), judged=OPENED, now=NOW) is not None
 
 
-def test_waiting_keeps_its_beginning_and_counts() -> None:
+def test_waiting_keeps_its_start_and_counts() -> None:
     since = NOW - timedelta(hours=3)
     waited = moves.wait(
         standing(waiting=Waiting(since, "before", 2)), "now", judged=OPENED, now=NOW
@@ -153,7 +153,7 @@ def test_waiting_keeps_its_beginning_and_counts() -> None:
     )
 
 
-def test_an_attempt_ends_the_waiting_and_the_backoff() -> None:
+def test_an_attempt_resets_waiting_and_backoff() -> None:
     before = standing(
         attempts=2, launches=9, waiting=Waiting(NOW, "why", 4), next_launch_at=NOW + 240 * SECOND
     )
@@ -169,14 +169,14 @@ def test_a_fourth_attempt_is_refused() -> None:
 # Ends
 
 
-def test_giving_up_leaves_the_baseline_and_waits_no_more() -> None:
+def test_giving_up_keeps_the_baseline_and_ends_waiting() -> None:
     before = standing(waiting=Waiting(NOW, "why", 4), next_launch_at=NOW + 240 * SECOND)
     move = moves.give_up(before, FailureReason.NO_SNAPSHOTS, "none", judged=OPENED, now=NOW)
     given_up = GivenUp(NOW, FailureReason.NO_SNAPSHOTS, "none")
     assert move == Move(FAILED, BASELINE, replace(OPENED, given_up=given_up), launches_before=0)
 
 
-def test_closing_accepts_the_store_under_the_version_that_follows() -> None:
+def test_closing_accepts_the_store_and_increments_the_baseline_version() -> None:
     before = standing(attempts=2, launches=4)
     move = moves.close(before, ENDED, baseline=TARGET, judged=OPENED)
     closed = replace(OPENED, attempts=2, launches=4, ended=ENDED)
@@ -207,7 +207,7 @@ MOVES: dict[str, Callable[[Standing], Move]] = {
         (standing(target=replace(TARGET, intended="n")), "its restore target has changed"),
     ],
 )
-def test_an_incident_that_is_not_as_it_was_judged_does_not_move(
+def test_an_incident_that_changed_since_it_was_judged_does_not_move(
     name: str, found: Standing, why: str
 ) -> None:
     with pytest.raises(IncidentMovedError, match=why) as refused:

@@ -33,7 +33,7 @@ DAY = Window.parse("2026-11-29")
         ("1000000\N{GREEK SMALL LETTER MU}s", 1),
         ("2000000000ns", 2),
         ("+5s", 5),
-        ("0.9999999999s1ns", 1),  # of a nanosecond the rest is dropped in each part
+        ("0.9999999999s1ns", 1),  # fractions of a nanosecond are dropped in each part
         ("00000000000000000000000000000000000060", 60),
         ("9223372036", 9_223_372_036),
         ("9223372036854775807ns", 9_223_372_036),

@@ -13,7 +13,7 @@ from budget_recovery_dagster.domain import UnreadableUsageError, ValueShape
     [
         (b'{"usage":"12.345678","updated_at":"2026-11-29T12:00:00Z"}', "12.345678", "TEXT"),
         (b'{"usage":12.345678}', "12.345678", "NUMBER"),
-        (b'{"usage":0.1}', "0.1", "NUMBER"),  # no float in between
+        (b'{"usage":0.1}', "0.1", "NUMBER"),  # not converted through a float
         (b'{"usage":99999999999999999999.999999999999999999}', "9" * 20 + "." + "9" * 18, "NUMBER"),
         (b'{"usage":"1E2"}', "100", "TEXT"),
         (b'{"usage":1e-18}', "0.000000000000000001", "NUMBER"),

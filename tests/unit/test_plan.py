@@ -31,7 +31,7 @@ def planned(plan: RecoveryPlan) -> dict[Entity, Action]:
     return {entry.entity: entry.action for entry in plan.entries}
 
 
-def test_what_is_lower_or_missing_is_raised_and_what_is_as_high_is_kept() -> None:
+def test_lower_and_missing_counters_are_raised_and_the_others_kept() -> None:
     recorded = {EVER: usages({"lower": "5", "missing": "3", "equal": "2", "higher": "1"})}
     live = {EVER: usages({"lower": "4.5", "equal": "2", "higher": "7", "new": "9"})}
     plan = plan_restore("acme", recorded, live, (), NOW)
@@ -46,7 +46,7 @@ def test_what_is_lower_or_missing_is_raised_and_what_is_as_high_is_kept() -> Non
     assert [entry.entity for entry in plan.that(Action.RAISE)] == ["lower", "missing"]
 
 
-def test_an_unreadable_live_counter_is_left_alone_and_costs_no_other() -> None:
+def test_an_unreadable_live_counter_is_skipped_without_affecting_others() -> None:
     recorded = {EVER: usages({"bad": "5", None: "6"})}
     plan = plan_restore("acme", recorded, {}, {(EVER, "bad")}, NOW)
     assert planned(plan) == {"bad": Action.SKIP_UNREADABLE, None: Action.RAISE}
@@ -55,21 +55,21 @@ def test_an_unreadable_live_counter_is_left_alone_and_costs_no_other() -> None:
 @pytest.mark.parametrize(
     ("captured", "now", "closed", "open_still"),
     [
-        # 31 May 23:59 restored on 1 June: the month is over, the quarter and the lifetime are not.
+        # Captured on 31 May, restored on 1 June: the month has closed, the quarter has not.
         (
             ("2026-05-31", "2026-05", "2026-Q2", "lifetime"),
             datetime(2026, 6, 1, 0, 5, tzinfo=UTC),
             {"2026-05-31", "2026-05"},
             {"2026-Q2", "lifetime"},
         ),
-        # Sunday to Monday.
+        # From Sunday to Monday.
         (
             ("2026-W48", "2026-11"),
             datetime(2026, 11, 30, tzinfo=UTC),
             {"2026-W48"},
             {"2026-11"},
         ),
-        # A week 53 goes on into the next year.
+        # Week 53 ends in the next year.
         (
             ("2026-W53", "2026-12", "2026-Q4"),
             datetime(2027, 1, 1, tzinfo=UTC),
@@ -85,7 +85,7 @@ def test_an_unreadable_live_counter_is_left_alone_and_costs_no_other() -> None:
         ),
     ],
 )
-def test_a_window_that_has_closed_is_never_written(
+def test_a_closed_window_is_never_written(
     captured: tuple[str, ...], now: datetime, closed: set[str], open_still: set[str]
 ) -> None:
     recorded: TenantUsages = {
@@ -96,7 +96,7 @@ def test_a_window_that_has_closed_is_never_written(
     assert {e.of.window.token for e in plan.that(Action.RAISE)} == open_still
 
 
-def test_the_last_instant_of_a_window_still_counts() -> None:
+def test_a_window_is_open_until_its_last_instant() -> None:
     end = datetime(2026, 12, 1, tzinfo=UTC)
     recorded = {MONTH: usages({"alice": "5"})}
     before = plan_restore("acme", recorded, {}, (), end - INSTANT)
@@ -104,12 +104,12 @@ def test_the_last_instant_of_a_window_still_counts() -> None:
     assert planned(plan_restore("acme", recorded, {}, (), end)) == {"alice": Action.SKIP_CLOSED}
 
 
-def test_a_plan_needs_a_moment_with_a_time_zone() -> None:
+def test_a_plan_needs_a_time_zone() -> None:
     with pytest.raises(ValueError, match="no time zone"):
         plan_restore("acme", {}, {}, (), NOW.replace(tzinfo=None))
 
 
-def test_of_nothing_recorded_nothing_is_raised() -> None:
+def test_a_plan_without_records_raises_nothing() -> None:
     plan = plan_restore("acme", {}, {EVER: usages({"alice": "5"})}, (), NOW)
     assert plan.entries == ()
     assert not any(plan.that(Action.RAISE))

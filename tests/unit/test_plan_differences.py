@@ -1,4 +1,4 @@
-"""What is told of a plan that is not as it was previewed."""
+"""Differences between a plan and its preview."""
 
 from decimal import Decimal
 
@@ -40,14 +40,14 @@ RAISED = entry(3)
         (RAISED, entry(12, action=Action.KEEP), [(Change.LIVE, 3, 12)]),
         (RAISED, entry(3, 11), [(Change.RECORDED, 10, 11)]),
         (RAISED, entry(4, 11), [(Change.RECORDED, 10, 11), (Change.LIVE, 3, 4)]),
-        # Of a closed window it does not matter how the live counter has moved.
+        # Changes of live counters in a closed window do not matter.
         (RAISED, entry(7, action=Action.SKIP_CLOSED), [(Change.CLOSED, 10, 7)]),
         (entry(3, action=Action.SKIP_CLOSED), entry(7, action=Action.SKIP_CLOSED), []),
         (RAISED, entry(None, action=Action.SKIP_UNREADABLE), [(Change.UNREADABLE, 10, None)]),
         (entry(None, action=Action.SKIP_UNREADABLE), RAISED, [(Change.READABLE, None, 10)]),
     ],
 )
-def test_each_change_is_told_with_what_was_and_what_is(
+def test_each_change_is_reported_with_old_and_new_values(
     before: PlannedEntry, now: PlannedEntry, expected: list[tuple[Change, int | None, int | None]]
 ) -> None:
     assert differences("acme", [before], [now]) == tuple(
@@ -63,7 +63,7 @@ def test_each_change_is_told_with_what_was_and_what_is(
     )
 
 
-def test_entries_that_came_and_went_are_told() -> None:
+def test_new_and_missing_entries_are_reported() -> None:
     other = entry(1, 2, entity=None)
     assert differences("acme", [RAISED], [other]) == (
         Difference("acme", MONTH, None, Change.NEW, None, Decimal(2)),

@@ -1,4 +1,4 @@
-"""What a preview tells before anything is restored."""
+"""What a preview reports."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -40,7 +40,7 @@ from tests.unit.hand_house import OF_A, HandHouse, captured_hand_house
 
 @pytest.fixture
 def house() -> HandHouse:
-    """A store of two tenants, 80 and alice's 30 of one, 5 of the other, that was wiped."""
+    """Return a wiped store of two tenants: a had used 80, alice 30 of it, and b 5."""
     house = captured_hand_house()
     house.wipe()
     return house
@@ -60,7 +60,7 @@ def figures(preview: Preview) -> dict[tuple[str, str | None], tuple[str, ...]]:
     }
 
 
-def test_each_counter_of_a_tenant_is_told_with_what_it_becomes(house: HandHouse) -> None:
+def test_each_counter_of_a_tenant_is_shown_with_its_result(house: HandHouse) -> None:
     house.spend("a", "95")
     house.spend("a", "1", "alice")
     preview = house.preview(OF_A)
@@ -77,7 +77,7 @@ def test_each_counter_of_a_tenant_is_told_with_what_it_becomes(house: HandHouse)
     assert preview.identity.created_at == REBORN
 
 
-def test_the_whole_store_is_told_by_windows_and_its_largest_changes(house: HandHouse) -> None:
+def test_the_whole_store_is_summarized_by_window_and_largest_changes(house: HandHouse) -> None:
     preview = house.preview()
     assert [(each.tenant, each.raised, each.rise) for each in preview.windows] == [
         ("a", 2, Decimal(110)),
@@ -88,12 +88,12 @@ def test_the_whole_store_is_told_by_windows_and_its_largest_changes(house: HandH
         ("a", "alice", Decimal(30)),
         ("b", None, Decimal(5)),
     ]
-    # Of many tenants not every counter is told: there may be millions.
+    # A preview of many tenants does not list every counter: there may be millions.
     assert all(tenant.entries == () for tenant in preview.tenants)
     assert "Tenant 'b', 2 of 2" in house.said
 
 
-def test_nothing_is_written(house: HandHouse) -> None:
+def test_a_preview_writes_nothing(house: HandHouse) -> None:
     before = house.store.stream
     house.preview()
     house.preview(OF_A)
@@ -101,7 +101,7 @@ def test_nothing_is_written(house: HandHouse) -> None:
     assert house.usage("a") is None
 
 
-def test_counters_that_are_made_anew_are_said_to_lack_other_fields(house: HandHouse) -> None:
+def test_missing_counters_are_noted_as_restored_without_other_fields(house: HandHouse) -> None:
     house.spend("a", "3")
     (window,) = house.preview(OF_A).windows
     assert window.made_anew == 1
@@ -110,7 +110,7 @@ def test_counters_that_are_made_anew_are_said_to_lack_other_fields(house: HandHo
     )
 
 
-def test_who_would_be_blocked_is_told_where_a_limit_is_known(house: HandHouse) -> None:
+def test_resulting_blocks_are_shown_if_a_limit_is_known(house: HandHouse) -> None:
     limit = BudgetDefinition(
         "a", "spend", Period.LIFETIME, Decimal(30), SplitBy.USER, Enforcement.ENFORCE
     )
@@ -135,7 +135,7 @@ def test_who_would_be_blocked_is_told_where_a_limit_is_known(house: HandHouse) -
     assert (window.is_enforced, window.blocked_after) == (False, 0)
 
 
-def test_a_named_snapshot_alone_is_taken(house: HandHouse) -> None:
+def test_a_preview_of_a_snapshot_uses_only_that_snapshot(house: HandHouse) -> None:
     captured = datetime(2026, 11, 25, 12, 5, tzinfo=UTC)
     assert captured == NOW
     house.clock.set(NOW - timedelta(minutes=1))
@@ -147,7 +147,7 @@ def test_a_named_snapshot_alone_is_taken(house: HandHouse) -> None:
     assert refusal.value.hint == ("choose the snapshot from: latest, 2026-11-25T12:05:00.000000Z.")
 
 
-def test_closed_windows_are_told_as_left(house: HandHouse) -> None:
+def test_closed_windows_are_shown_as_skipped(house: HandHouse) -> None:
     house = captured_hand_house()
     house.store.put_usage("a", "spend", "2026-11-25", None, "7")
     house.capture()
@@ -184,7 +184,7 @@ def test_damaged_records_are_named(house: HandHouse) -> None:
     )
 
 
-def test_a_tenant_that_cannot_be_read_hides_no_other(house: HandHouse) -> None:
+def test_an_unreadable_tenant_does_not_hide_others(house: HandHouse) -> None:
     slow = house.store.failures["a"] = StoreReadError("Reading a took too long.", "read again.")
     preview = house.preview()
     assert [(each.tenant, each.failure) for each in preview.tenants] == [
@@ -192,12 +192,12 @@ def test_a_tenant_that_cannot_be_read_hides_no_other(house: HandHouse) -> None:
         ("b", None),
     ]
     assert preview.failures == [preview.tenants[0]]
-    # Of one tenant alone there is nothing else to tell.
+    # A preview of this tenant alone fails.
     with pytest.raises(StoreReadError):
         house.preview(OF_A)
 
 
-def test_a_preview_of_a_store_that_is_made_anew_meanwhile_is_refused(house: HandHouse) -> None:
+def test_a_preview_fails_if_the_store_is_recreated_meanwhile(house: HandHouse) -> None:
     def made_anew(_tenant: str) -> None:
         house.store.in_mid_reading = None
         house.store.recreate(REBORN + timedelta(minutes=1))
@@ -210,20 +210,20 @@ def test_a_preview_of_a_store_that_is_made_anew_meanwhile_is_refused(house: Hand
     assert house.plane.previews.newest(RestoreChoice(None, None, None)) is None
 
 
-def test_a_store_that_does_not_answer_is_no_empty_store(house: HandHouse) -> None:
+def test_an_unreachable_store_is_not_an_empty_store(house: HandHouse) -> None:
     house.store.look_failure = StoreUnreachableError("Nobody answers.", "start it.")
     with pytest.raises(StoreUnreachableError):
         house.preview()
 
 
-def test_without_snapshots_there_is_nothing_to_choose() -> None:
+def test_a_preview_without_snapshots_is_refused() -> None:
     house = HandHouse()
     house.store.stream = StoreIdentity(REBORN, 1)
     with pytest.raises(ChoiceError, match="Nothing can be restored"):
         house.preview()
 
 
-def test_a_chosen_budget_is_the_only_one_told(house: HandHouse) -> None:
+def test_a_preview_of_one_budget_shows_no_other(house: HandHouse) -> None:
     house = captured_hand_house()
     house.store.put_usage("a", "cards", "lifetime", None, "7")
     house.capture()
@@ -240,7 +240,7 @@ def test_a_chosen_budget_is_the_only_one_told(house: HandHouse) -> None:
 # Unknown is never zero
 
 
-def test_what_nobody_knows_is_not_said_to_be_there(house: HandHouse) -> None:
+def test_a_window_without_intact_records_is_shown_as_unknown(house: HandHouse) -> None:
     for tenant, at in list(house.plane.state.snapshots):
         house.plane.points.corrupt(tenant, at, LIFETIME)
     preview = house.preview()
@@ -253,7 +253,7 @@ def test_what_nobody_knows_is_not_said_to_be_there(house: HandHouse) -> None:
     ]
 
 
-def test_an_unreadable_live_counter_is_no_zero(house: HandHouse) -> None:
+def test_an_unreadable_live_counter_is_unknown_and_not_zero(house: HandHouse) -> None:
     limit = BudgetDefinition(
         "b", "spend", Period.LIFETIME, Decimal(3), SplitBy.USER, Enforcement.ENFORCE
     )
@@ -267,7 +267,7 @@ def test_an_unreadable_live_counter_is_no_zero(house: HandHouse) -> None:
     assert preview.tenants[0].entries[0].blocks is None
 
 
-def test_a_closed_window_frees_nobody() -> None:
+def test_a_closed_window_shows_no_blocks() -> None:
     house = captured_hand_house()
     house.plane.budgets.define(
         [BudgetDefinition("a", "spend", Period.DAY, Decimal(5), SplitBy.USER, Enforcement.ENFORCE)]
@@ -280,7 +280,7 @@ def test_a_closed_window_frees_nobody() -> None:
     assert not any("limit" in line for line in window_lines(day, NOW))
 
 
-def test_why_it_could_not_be_applied_is_warned_about() -> None:
+def test_a_preview_warns_if_a_restore_would_be_refused_or_wait() -> None:
     house = captured_hand_house()
     assert warnings(house.preview()) == ()
     house.store.recreate(REBORN)
@@ -294,7 +294,7 @@ def test_why_it_could_not_be_applied_is_warned_about() -> None:
     )
 
 
-def test_a_rise_is_exact_however_many_digits_it_has() -> None:
+def test_a_rise_of_38_digits_is_exact() -> None:
     house = HandHouse()
     house.spend("a", "99999999999999999999.999999999999999999", "alice")
     house.capture()

@@ -1,4 +1,4 @@
-"""Commands start without the libraries that only some of them use."""
+"""Commands start without importing the libraries that only some of them use."""
 
 import subprocess
 import sys
@@ -27,12 +27,12 @@ def loaded_by(statements: str, home: Path) -> str:
 
 
 @pytest.mark.parametrize("module", ["cli.main", "wiring"])
-def test_a_library_is_loaded_when_it_is_needed(module: str, tmp_path: Path) -> None:
+def test_imports_load_no_heavy_library(module: str, tmp_path: Path) -> None:
     assert loaded_by(f"import budget_recovery_dagster.{module}", tmp_path) == "set()"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["preview"], ["status"]])
-def test_a_command_loads_none_of_them(arguments: list[str], tmp_path: Path) -> None:
+def test_simple_commands_load_no_heavy_library(arguments: list[str], tmp_path: Path) -> None:
     assert (
         loaded_by(
             "from budget_recovery_dagster.cli.main import main\n"
@@ -44,7 +44,7 @@ def test_a_command_loads_none_of_them(arguments: list[str], tmp_path: Path) -> N
     )
 
 
-def test_the_known_versions_are_those_of_the_migrations() -> None:
+def test_the_known_versions_match_the_migrations() -> None:
     config = Config()
     config.set_main_option(
         "script_location", "budget_recovery_dagster.adapters.postgres:migrations"

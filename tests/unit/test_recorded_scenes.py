@@ -1,4 +1,4 @@
-"""What recordings of scenes replace, and what their comparison shows."""
+"""Placeholders in recorded scenes, and the comparison of recordings."""
 
 from datetime import UTC, datetime
 
@@ -47,7 +47,7 @@ def test_times_are_numbered_by_first_appearance_in_each_document() -> None:
     }
 
 
-def test_numbers_stay_unless_their_key_says_that_they_are_volatile() -> None:
+def test_only_numbers_with_a_volatile_key_are_replaced() -> None:
     content = {"counters": 3, "last_sequence": "17", "duration_seconds": 0.25, "usage": "12.5"}
     assert normalized(content, KNOWN) == {
         "counters": 3,
@@ -57,7 +57,7 @@ def test_numbers_stay_unless_their_key_says_that_they_are_volatile() -> None:
     }
 
 
-def test_rows_are_sorted_by_what_is_not_volatile() -> None:
+def test_rows_are_sorted_by_their_stable_values() -> None:
     late, early = "2026-11-29T15:00:02.5Z", "2026-11-29T15:00:01.5Z"
     rows = Rows([{"at": early, "tenant": "b"}, {"at": late, "tenant": "a"}])
     assert normalized(rows, KNOWN) == [
@@ -66,7 +66,7 @@ def test_rows_are_sorted_by_what_is_not_volatile() -> None:
     ]
 
 
-def test_numbers_that_are_ids_are_numbered_by_their_name() -> None:
+def test_ids_are_numbered_for_each_key() -> None:
     content = [{"content_id": 7, "check_id": 7}, {"content_id": 9}, {"content_id": 7}]
     assert normalized(content, KNOWN) == [
         {"content_id": "<content_id 1>", "check_id": "<check_id 1>"},
@@ -75,7 +75,7 @@ def test_numbers_that_are_ids_are_numbered_by_their_name() -> None:
     ]
 
 
-def test_rows_alike_are_sorted_by_ids_that_the_document_has_numbered() -> None:
+def test_equal_rows_are_sorted_by_the_number_of_their_ids() -> None:
     first, second = RUN, RUN.replace("0c9a", "000a")
     content = {"runs": [first, second], "rows": Rows([{"run": second}, {"run": first}])}
     assert normalized(content, KNOWN)["rows"] == [{"run": "<id 1>"}, {"run": "<id 2>"}]

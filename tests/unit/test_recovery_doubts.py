@@ -1,4 +1,4 @@
-"""Where less is known than it seems: short time-outs, partial readings, checks of a lost store."""
+"""Restores with incomplete information: short timeouts, partial readings, refused writes."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -30,7 +30,7 @@ AWAY = StoreUnreachableError("Nobody answers.", "start it.")
 
 @pytest.fixture
 def house() -> RecoveryHouse:
-    """A store of two tenants that was captured, checked, and wiped."""
+    """Return a store of two tenants: captured, checked and wiped."""
     house = captured_house()
     house.wipe()
     return house
@@ -49,7 +49,7 @@ def outcome(house: RecoveryHouse) -> Outcome:
 
 
 @pytest.mark.parametrize("seconds", [0, 5, 11])
-def test_a_cluster_that_is_well_is_given_the_time_to_prove_it(
+def test_a_healthy_cluster_gets_the_time_to_converge_despite_a_short_timeout(
     seconds: int, house: RecoveryHouse
 ) -> None:
     house.store.cluster = well
@@ -58,7 +58,7 @@ def test_a_cluster_that_is_well_is_given_the_time_to_prove_it(
     assert outcome(house) is Outcome.RESTORED
 
 
-def test_a_leader_that_changes_all_the_time_is_not_waited_for_without_end(
+def test_the_wait_for_a_flapping_leader_is_bounded(
     house: RecoveryHouse,
 ) -> None:
     terms = iter(range(10**6))
@@ -70,11 +70,11 @@ def test_a_leader_that_changes_all_the_time_is_not_waited_for_without_end(
     begun = house.clock.now()
     result = house.recover()
     assert isinstance(result, StillWaiting)
-    # The time-out of 30 s, and what it takes to settle.
+    # The timeout of 30 s, and the time for the cluster to settle.
     assert house.clock.now() - begun <= timedelta(seconds=30 + 12 + 3 + 3)
 
 
-def test_a_check_of_what_stands_in_the_place_of_a_lost_store_is_no_good_check(
+def test_a_check_of_the_store_that_replaced_a_lost_one_is_not_a_good_check(
     house: RecoveryHouse,
 ) -> None:
     last_good = house.plane.registry.newest_good_check()
@@ -89,7 +89,7 @@ def test_a_check_of_what_stands_in_the_place_of_a_lost_store_is_no_good_check(
     assert accepted.checked_at == house.clock.now()
 
 
-def test_a_store_that_is_back_is_told_as_such() -> None:
+def test_a_store_that_exists_again_is_reported() -> None:
     house = RecoveryHouse()
     house.spend("a", "80")
     house.capture()
@@ -97,7 +97,7 @@ def test_a_store_that_is_back_is_told_as_such() -> None:
     house.store.is_gone = True
     house.check()
     house.store.is_gone = False
-    # A leader that was cut off may still show the store that is gone.
+    # A leader that was cut off may still report the missing store.
     house.store.is_led = False
     found = house.check().check
     assert found.verdict is Verdict.UNKNOWN
@@ -108,8 +108,8 @@ def test_a_store_that_is_back_is_told_as_such() -> None:
     assert house.incident.target is not None
 
 
-def test_a_partial_reading_back_is_no_success(house: RecoveryHouse) -> None:
-    # The first reading is whole; in both tries of the second one a key goes without a trace.
+def test_a_partial_verification_read_fails_the_attempt(house: RecoveryHouse) -> None:
+    # The first reading is complete. In both tries of the second, a key is purged without a marker.
     purged = iter(["nothing", "usage.a.spend.lifetime.alice", "usage.a.spend.lifetime.="])
 
     def purge(tenant: str) -> None:
@@ -125,9 +125,11 @@ def test_a_partial_reading_back_is_no_success(house: RecoveryHouse) -> None:
     assert (house.usage("a"), house.usage("b")) == ("80", "5")
 
 
-def test_a_leaderboard_that_is_refused_is_named_and_fails_nothing(house: RecoveryHouse) -> None:
+def test_a_refused_leaderboard_is_reported_and_does_not_fail_the_restore(
+    house: RecoveryHouse,
+) -> None:
     incident = house.incident
-    # Two counters of "a", then its leaderboard.
+    # Write 3 is the leaderboard of "a", after its two counters.
     house.store.write_failures = {3: FULL}
     assert outcome(house) is Outcome.RESTORED
     notes = {
@@ -137,7 +139,7 @@ def test_a_leaderboard_that_is_refused_is_named_and_fails_nothing(house: Recover
     assert notes["a"] == ("leaderboard not rebuilt: The store is full.",)
 
 
-def test_one_refused_leaderboard_of_a_tenant_is_the_only_one_that_is_noted() -> None:
+def test_only_the_refused_leaderboard_of_a_tenant_has_a_note() -> None:
     house = RecoveryHouse()
     for budget in ("one", "two", "three"):
         house.store.put_usage("a", budget, "lifetime", None, "5")
@@ -145,7 +147,7 @@ def test_one_refused_leaderboard_of_a_tenant_is_the_only_one_that_is_noted() -> 
     house.check()
     house.wipe()
     incident = house.incident
-    # Three counters, then three leaderboards.
+    # Write 5 is the second of three leaderboards, after three counters.
     house.store.write_failures = {5: FULL}
     assert outcome(house) is Outcome.RESTORED
     told = house.plane.audits.largest(incident.incident_id, 10).largest
@@ -156,7 +158,7 @@ def test_one_refused_leaderboard_of_a_tenant_is_the_only_one_that_is_noted() -> 
     ]
 
 
-def test_a_value_that_the_store_never_takes_is_named_and_fails_nothing() -> None:
+def test_a_value_that_the_store_refuses_is_reported_and_does_not_fail_the_restore() -> None:
     house = RecoveryHouse()
     house.spend("a", "80")
     house.spend("a", "30.25", "alice")
@@ -181,7 +183,7 @@ def test_a_value_that_the_store_never_takes_is_named_and_fails_nothing() -> None
     ]
 
 
-def test_a_last_look_that_cannot_see_one_tenant_decides_all_the_same(house: RecoveryHouse) -> None:
+def test_the_final_check_fails_the_store_if_a_tenant_cannot_be_read(house: RecoveryHouse) -> None:
     for _ in range(3):
         house.die_in_an_attempt()
     house.store.failures = {"b": AWAY}
@@ -190,7 +192,7 @@ def test_a_last_look_that_cannot_see_one_tenant_decides_all_the_same(house: Reco
 
 
 @pytest.mark.parametrize(("write", "written"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3)])
-def test_what_a_run_raised_before_it_died_is_counted_by_the_next(
+def test_the_next_run_counts_what_a_killed_run_raised(
     write: int, written: int, house: RecoveryHouse
 ) -> None:
     incident = house.incident
@@ -201,7 +203,7 @@ def test_what_a_run_raised_before_it_died_is_counted_by_the_next(
     def die() -> None:
         raise KilledError
 
-    # Two counters and a leaderboard of "a", then one of each of "b".
+    # The writes: two counters and a leaderboard of "a", then a counter and a leaderboard of "b".
     house.before_write(write, die)
     with pytest.raises(KilledError):
         house.recover()
@@ -224,7 +226,7 @@ def test_what_a_run_raised_before_it_died_is_counted_by_the_next(
     assert (str(told.before), str(told.after)) == ("0", "115")
 
 
-def test_a_store_that_goes_away_amid_the_writing_is_counted_right_later(
+def test_counters_are_counted_correctly_after_the_store_was_unreachable_during_writes(
     house: RecoveryHouse,
 ) -> None:
     incident = house.incident
@@ -247,7 +249,7 @@ def test_a_store_that_goes_away_amid_the_writing_is_counted_right_later(
     assert str(told.before) == "0"
 
 
-def test_a_marker_that_may_not_be_written_keeps_nobody_from_restoring(
+def test_a_missing_permission_to_write_the_marker_does_not_prevent_a_restore(
     house: RecoveryHouse,
 ) -> None:
     house.store.marker_failure = StorePermissionError("The user may not.", "grant it.")
@@ -259,20 +261,22 @@ def test_a_marker_that_may_not_be_written_keeps_nobody_from_restoring(
     assert "The marker was not renewed" in found.reason
 
 
-def test_a_clock_that_was_ahead_puts_nothing_off_once_it_is_right(house: RecoveryHouse) -> None:
+def test_a_launch_time_set_by_a_clock_ahead_is_ignored_once_it_is_correct(
+    house: RecoveryHouse,
+) -> None:
     right = house.clock.now()
     house.store.cluster_failure = AWAY
     house.clock.advance(timedelta(hours=3))
     assert isinstance(house.recover(), StillWaiting)
     house.clock.set(right)
     house.store.cluster_failure = None
-    # What was put off to three hours from now cannot be meant.
+    # A launch time three hours ahead comes from a wrong clock and is ignored.
     assert may_launch(house.plane.incidents.recovery(), right) is None
     near = replace(house.incident, next_launch_at=right + timedelta(minutes=5))
     assert "is due at" in str(may_launch(Recovery(RecoveryState.RECOVERING, near), right))
 
 
-def test_windows_of_which_every_record_is_damaged_are_not_called_whole() -> None:
+def test_a_window_whose_records_are_all_damaged_is_restored_in_part() -> None:
     house = RecoveryHouse()
     house.spend("a", "80")
     house.capture()

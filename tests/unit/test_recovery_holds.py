@@ -1,4 +1,4 @@
-"""Recoveries that a person keeps from going on, and one that hangs."""
+"""Restores on hold, and a restore whose worker hangs."""
 
 from datetime import timedelta
 
@@ -14,7 +14,7 @@ FULL = StoreWriteError("The store is full.", "make room.")
 
 @pytest.fixture
 def house() -> RecoveryHouse:
-    """A store of two tenants, captured, checked and then lost."""
+    """Return a store of two tenants: captured, checked and wiped."""
     house = RecoveryHouse()
     house.spend("a", "80")
     house.spend("b", "5")
@@ -43,7 +43,7 @@ def is_told(result: RecoveryResult) -> bool:
     )
 
 
-def test_a_held_incident_is_left_alone_before_anything_is_done(house: RecoveryHouse) -> None:
+def test_a_restore_does_nothing_while_the_incident_is_on_hold(house: RecoveryHouse) -> None:
     hold(house)
     before, stream = house.incident, house.store.stream
     assert is_told(house.recover())
@@ -52,7 +52,7 @@ def test_a_held_incident_is_left_alone_before_anything_is_done(house: RecoveryHo
     assert attempts(house) == ()
 
 
-def test_a_held_incident_without_snapshots_is_not_given_up() -> None:
+def test_an_incident_on_hold_is_not_given_up_without_snapshots() -> None:
     house = RecoveryHouse()
     house.spend("a", "1")
     house.check()
@@ -62,7 +62,7 @@ def test_a_held_incident_without_snapshots_is_not_given_up() -> None:
     assert house.state is RecoveryState.RECOVERING
 
 
-def test_a_hold_that_comes_while_the_store_is_waited_for_lets_no_attempt_begin(
+def test_a_hold_during_the_wait_for_the_store_prevents_an_attempt(
     house: RecoveryHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = house.store.write_marker
@@ -76,7 +76,7 @@ def test_a_hold_that_comes_while_the_store_is_waited_for_lets_no_attempt_begin(
     assert (attempts(house), house.store.writes) == ((), 0)
 
 
-def test_used_up_attempts_are_not_decided_upon_while_it_is_held(
+def test_used_up_attempts_are_not_judged_while_the_incident_is_on_hold(
     house: RecoveryHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
@@ -98,7 +98,7 @@ def test_used_up_attempts_are_not_decided_upon_while_it_is_held(
 def test_a_hold_stops_an_attempt_before_the_next_tenant(house: RecoveryHouse) -> None:
     house.before_write(1, lambda: hold(house))
 
-    # No error: Dagster would try again.
+    # Not an error: Dagster would retry the run.
     assert is_told(house.recover())
 
     assert (house.usage("a"), house.usage("b")) == ("80", None)
@@ -111,7 +111,7 @@ def test_a_hold_stops_an_attempt_before_the_next_tenant(house: RecoveryHouse) ->
     assert len(attempts(house)) == 1
 
 
-def test_a_hold_stops_the_last_attempt_too_and_does_not_give_up(house: RecoveryHouse) -> None:
+def test_a_hold_stops_the_last_attempt_without_giving_up(house: RecoveryHouse) -> None:
     house.store.marker_failure = FULL
     for _ in range(2):
         with pytest.raises(AttemptFailedError):
@@ -122,7 +122,7 @@ def test_a_hold_stops_the_last_attempt_too_and_does_not_give_up(house: RecoveryH
     assert (house.state, house.incident.attempts) == (RecoveryState.RECOVERING, 3)
 
 
-def test_a_released_restore_goes_on_with_all_its_attempts(house: RecoveryHouse) -> None:
+def test_a_released_restore_has_all_its_attempts_again(house: RecoveryHouse) -> None:
     house.before_write(1, lambda: hold(house))
     house.recover()
     house.store.before_write = None
@@ -138,8 +138,8 @@ def test_a_released_restore_goes_on_with_all_its_attempts(house: RecoveryHouse) 
     assert [each.number for each in attempts(house)] == [1, 2, 3, 4]
 
 
-def test_a_worker_that_was_past_the_last_tenant_may_end_it(house: RecoveryHouse) -> None:
-    # Of each tenant a counter and a leaderboard are written.
+def test_a_hold_after_the_last_tenant_does_not_prevent_the_end(house: RecoveryHouse) -> None:
+    # Two writes for each tenant: a counter and a leaderboard.
     house.before_write(4, lambda: hold(house))
     result = house.recover()
     assert isinstance(result, Recovered)
@@ -150,7 +150,7 @@ def test_a_worker_that_was_past_the_last_tenant_may_end_it(house: RecoveryHouse)
 # A worker that hangs
 
 
-def test_a_worker_that_hangs_for_an_hour_leaves_the_restore_to_another(
+def test_a_worker_that_hangs_for_an_hour_loses_the_restore_to_another(
     house: RecoveryHouse,
 ) -> None:
     others: list[RecoveryResult] = []
@@ -166,7 +166,7 @@ def test_a_worker_that_hangs_for_an_hour_leaves_the_restore_to_another(
     assert (house.usage("a"), house.usage("b")) == ("80", "5")
 
 
-def test_a_worker_that_takes_less_than_an_hour_keeps_the_restore_to_itself(
+def test_a_worker_that_takes_less_than_an_hour_keeps_the_restore(
     house: RecoveryHouse,
 ) -> None:
     others: list[RecoveryResult] = []

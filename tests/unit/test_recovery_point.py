@@ -24,7 +24,7 @@ usages = st.dictionaries(
 )
 
 
-def test_the_higher_value_wins_entity_by_entity() -> None:
+def test_merging_keeps_the_higher_usage_of_each_entity() -> None:
     merged = max_merge(
         {None: Decimal(5), "a": Decimal(1)}, {"a": Decimal(3), "b": Decimal(2)}, {None: Decimal(4)}
     )
@@ -41,14 +41,14 @@ def test_merging_is_associative_commutative_and_idempotent(
     assert covers(max_merge(one, two), one)
 
 
-def test_covering_means_nothing_missing_and_nothing_lower() -> None:
+def test_usages_cover_others_if_nothing_is_missing_or_lower() -> None:
     earlier = {None: Decimal(5), "a": Decimal(1)}
     assert covers({None: Decimal(5), "a": Decimal(2), "new": Decimal(0)}, earlier)
     assert not covers({None: Decimal(5)}, earlier)
     assert not covers({None: Decimal("4.99"), "a": Decimal(1)}, earlier)
 
 
-def test_missing_and_lower_counters_are_named() -> None:
+def test_missing_and_lower_counters_are_drops() -> None:
     point: TenantUsages = {
         MONTH: {"gone": Decimal(5), "lower": Decimal(3), "same": Decimal(1)},
         LIFETIME: {None: Decimal(9)},
@@ -61,14 +61,14 @@ def test_missing_and_lower_counters_are_named() -> None:
     )
 
 
-def test_an_unreadable_counter_is_not_called_missing() -> None:
+def test_an_unreadable_counter_is_not_a_drop() -> None:
     point: TenantUsages = {MONTH: {"a": Decimal(5), "b": Decimal(5)}}
     assert find_drops(point, {}, unknown=[(MONTH, "a")], unlisted=[]) == (
         Drop(MONTH, "b", Decimal(5), None),
     )
 
 
-def test_who_is_not_listed_is_a_drop_only_above_the_lowest_that_is() -> None:
+def test_an_unlisted_entity_is_a_drop_only_above_the_lowest_listed_usage() -> None:
     point: TenantUsages = {
         MONTH: {
             "above": Decimal("7.01"),
@@ -87,12 +87,12 @@ def test_who_is_not_listed_is_a_drop_only_above_the_lowest_that_is() -> None:
     assert find_drops(point, observed, unknown=[(MONTH, "unreadable")], unlisted=[full]) == (
         Drop(MONTH, "above", Decimal("7.01"), None),
         Drop(MONTH, "listed and lower", Decimal(9), Decimal(8)),
-        # The other window leaves nobody out.
+        # The board of the other window is not full, so it lists every entity.
         Drop(LIFETIME, "below", Decimal(1), None),
     )
 
 
-def test_where_nothing_is_known_of_the_unlisted_only_who_is_listed_is_judged() -> None:
+def test_only_listed_entities_are_compared_if_unlisted_ones_are_unknown() -> None:
     point: TenantUsages = {
         MONTH: {None: Decimal(99), "gone": Decimal(99), "lower": Decimal(3), "same": Decimal(1)}
     }
@@ -105,7 +105,7 @@ def test_where_nothing_is_known_of_the_unlisted_only_who_is_listed_is_judged() -
 
 
 @given(usages, usages)
-def test_what_the_largest_alone_call_a_drop_is_one_by_all_counters(
+def test_every_drop_found_in_a_board_is_a_drop_by_counters(
     earlier: dict[Entity, Decimal], held: dict[Entity, Decimal]
 ) -> None:
     by_counters = find_drops({MONTH: earlier}, {MONTH: held}, unknown=[], unlisted=[])

@@ -1,4 +1,4 @@
-"""What is told of recovery points, from a control plane in memory."""
+"""Survey and age of recovery points, with an in-memory control plane."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -38,7 +38,7 @@ def test_a_snapshot_is_too_old_after_ninety_minutes() -> None:
     assert age(NOON, NOON - LIMIT) == timedelta(0)
 
 
-def test_the_survey_has_every_window_the_oldest_first(plane: ControlPlane) -> None:
+def test_the_survey_lists_every_window_oldest_first(plane: ControlPlane) -> None:
     plane.capture("early", TEAM, at=NOON)
     plane.capture("acme", {**TEAM, **TODAY}, at=NOON + LIMIT)
     survey = survey_at(plane, NOON + 2 * LIMIT)
@@ -52,17 +52,17 @@ def test_the_survey_has_every_window_the_oldest_first(plane: ControlPlane) -> No
     assert survey.without_window == ()
 
 
-def test_a_tenant_without_a_current_window_is_named(plane: ControlPlane) -> None:
+def test_a_tenant_without_an_open_window_is_named(plane: ControlPlane) -> None:
     plane.capture("daily", TODAY, at=NOON)
     survey = survey_at(plane, NOON + timedelta(days=1))
     assert survey.windows == ()
     assert survey.without_window == ("daily",)
 
 
-def test_the_age_is_that_of_each_tenants_newest_current_window(plane: ControlPlane) -> None:
+def test_the_age_is_that_of_each_tenants_newest_open_window(plane: ControlPlane) -> None:
     plane.capture("late", {**TEAM, **TODAY}, at=NOON)
     plane.capture("acme", {**TEAM, **TODAY}, at=NOON)
-    # One window of acme's comes no more: usage_never_drops tells of that, the age does not.
+    # One window of acme is missing: that is reported by usage_never_drops, not by the age.
     plane.capture("acme", TEAM, at=NOON + LIMIT)
     assert ages_at(plane, NOON + LIMIT).is_sound
     ages = ages_at(plane, NOON + LIMIT + INSTANT)
@@ -71,13 +71,13 @@ def test_the_age_is_that_of_each_tenants_newest_current_window(plane: ControlPla
     assert (ages.tenants, ages.newest_snapshot) == (2, NOON + LIMIT)
 
 
-def test_without_any_snapshot_the_age_is_not_sound(plane: ControlPlane) -> None:
+def test_the_age_is_not_sound_without_snapshots(plane: ControlPlane) -> None:
     ages = ages_at(plane, NOON)
     assert not ages.is_sound
     assert ages.newest_snapshot is None
 
 
-def test_captures_that_have_ended_are_not_sound_though_nothing_is_current(
+def test_the_age_is_not_sound_after_captures_have_stopped_and_windows_closed(
     plane: ControlPlane,
 ) -> None:
     plane.capture("daily", TODAY, at=NOON)
@@ -87,7 +87,7 @@ def test_captures_that_have_ended_are_not_sound_though_nothing_is_current(
     assert ages.too_old == {}
 
 
-def test_a_tenant_that_has_left_does_not_warn_once_its_windows_are_over(
+def test_a_tenant_that_left_causes_no_warning_once_its_windows_have_closed(
     plane: ControlPlane,
 ) -> None:
     plane.capture("left", TODAY, at=NOON)
@@ -95,7 +95,9 @@ def test_a_tenant_that_has_left_does_not_warn_once_its_windows_are_over(
     assert ages_at(plane, NOON + timedelta(days=1)).is_sound
 
 
-def test_what_is_shown_of_a_point_is_exact_and_unknown_is_not_zero(plane: ControlPlane) -> None:
+def test_the_table_of_points_is_exact_and_shows_unknown_usage_as_unknown(
+    plane: ControlPlane,
+) -> None:
     omitted = tuple(
         OmittedCounter(of("unread", "lifetime"), entity, f"key {entity}", "not a number")
         for entity in ("alice", "bo")
@@ -151,12 +153,12 @@ def test_what_is_shown_of_a_point_is_exact_and_unknown_is_not_zero(plane: Contro
     assert shown["newest_point_age_seconds"] == shown["oldest_point_age_seconds"] == 86400
 
 
-def test_what_comes_from_older_snapshots_than_the_age_says_is_marked(plane: ControlPlane) -> None:
+def test_usages_from_earlier_snapshots_are_marked(plane: ControlPlane) -> None:
     window = ("team", "lifetime")
     plane.capture("acme", {window: {"alice": "5", "bo": "2", "cy": "3", None: "1"}}, at=NOON)
     plane.capture("acme", {window: {"alice": "4", "cy": "3", "di": "1"}}, at=NOON + LIMIT)
     (row,) = points_metadata(survey_at(plane, NOON + LIMIT))["points"].records
-    # alice is lower in the newest snapshot; bo and the aggregate are missing from it.
+    # In the newest snapshot alice is lower, and bo and the aggregate are missing.
     assert (row.data["marks"], row.data["entities"]) == ("earlier(3)", 5)
     assert row.data["captured_at"] == "2026-11-25T13:30:00Z"
 
@@ -167,7 +169,7 @@ def fail(plane: ControlPlane, tenant: str, at: datetime) -> None:
     plane.snapshots.record_failures([failure], run_id=f"run at {at}")
 
 
-def test_a_tenant_whose_captures_fail_is_watched_though_its_windows_are_over(
+def test_a_tenant_whose_captures_fail_is_too_old_even_after_its_windows_have_closed(
     plane: ControlPlane,
 ) -> None:
     midnight = datetime(2026, 11, 26, tzinfo=UTC)
@@ -185,7 +187,7 @@ def test_a_tenant_whose_captures_fail_is_watched_though_its_windows_are_over(
     assert ages_at(plane, midnight + LIMIT + INSTANT).is_sound
 
 
-def test_a_snapshot_of_the_future_tells_no_age(plane: ControlPlane) -> None:
+def test_a_snapshot_from_the_future_has_no_age(plane: ControlPlane) -> None:
     plane.capture("acme", TEAM, at=NOON)
     assert ages_at(plane, NOON - timedelta(minutes=1)).is_sound
     ages = ages_at(plane, NOON - timedelta(minutes=1) - INSTANT)

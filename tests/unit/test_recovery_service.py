@@ -1,4 +1,4 @@
-"""A recovery from its incident to its end."""
+"""A recovery from the open incident to its end."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -41,7 +41,7 @@ AWAY = StoreUnreachableError("Nobody answers.", "start it.")
 
 @pytest.fixture
 def house() -> RecoveryHouse:
-    """A store of two tenants, captured and checked."""
+    """Return a store of two tenants, captured and checked."""
     return captured_house()
 
 
@@ -51,7 +51,7 @@ def outcome(result: RecoveryResult) -> Outcome:
     return result.incident.ended.outcome
 
 
-def test_a_wiped_store_is_raised_to_the_snapshots_and_accepted(house: RecoveryHouse) -> None:
+def test_a_wiped_store_is_restored_from_snapshots_and_accepted(house: RecoveryHouse) -> None:
     house.wipe()
     house.spend("a", "31", "alice")
     house.spend("a", "2")
@@ -67,12 +67,12 @@ def test_a_wiped_store_is_raised_to_the_snapshots_and_accepted(house: RecoveryHo
     assert (ended.restored.tenants, ended.restored.windows, ended.restored.counters) == (2, 2, 2)
     assert house.baseline.identity.created_at == REBORN
     assert house.baseline.marker is not None
-    # The next check finds all well, and the next snapshot is stored.
+    # The next check is good, and the next snapshot is stored.
     assert house.check().check.verdict.is_good
     assert len(house.capture("next").stored) == 2
 
 
-def test_what_every_budget_was_before_and_after_is_audited(house: RecoveryHouse) -> None:
+def test_usages_of_every_budget_before_and_after_are_audited(house: RecoveryHouse) -> None:
     house.wipe()
     house.spend("a", "2")
     incident = house.incident
@@ -81,14 +81,14 @@ def test_what_every_budget_was_before_and_after_is_audited(house: RecoveryHouse)
         entry.tenant: (entry.entries, entry.raised, str(entry.before), str(entry.after))
         for entry in house.plane.audits.largest(incident.incident_id, 10).largest
     }
-    # 2 is what "a" had before; 80 and 30 is what the snapshot knows.
+    # Tenant "a" had 2 before; its snapshot contains 80 and 30.
     assert told == {"a": (2, 2, "2", "110"), "b": (1, 1, "0", "5")}
     trails = [audit.trail for audit in house.plane.state.audits.values()]
     assert {(trail.who, trail.run_id) for trail in trails} == {("a restore", "a run")}
 
 
-def test_a_restore_that_finds_everything_there_says_nothing_lost(house: RecoveryHouse) -> None:
-    # Some servers move the creation time by themselves.
+def test_a_restore_that_finds_all_usage_ends_with_nothing_lost(house: RecoveryHouse) -> None:
+    # Some servers change the creation time on their own.
     house.store.stream = StoreIdentity(REBORN, house.store.stream.last_sequence)
     house.check()
     result = house.recover()
@@ -96,7 +96,7 @@ def test_a_restore_that_finds_everything_there_says_nothing_lost(house: Recovery
     assert (house.usage("a"), house.usage("b")) == ("80", "5")
 
 
-def test_no_snapshot_at_all_fails_at_once_even_while_the_store_is_away() -> None:
+def test_a_recovery_without_snapshots_fails_at_once_even_if_the_store_is_unreachable() -> None:
     house = RecoveryHouse()
     house.spend("a", "1")
     house.check()
@@ -109,7 +109,7 @@ def test_no_snapshot_at_all_fails_at_once_even_while_the_store_is_away() -> None
 
 
 @pytest.mark.parametrize("failing", ["cluster_failure", "look_failure", "identity_failure"])
-def test_a_store_that_is_away_is_waited_for_and_costs_no_attempt(
+def test_a_restore_waits_for_an_unreachable_store_without_using_an_attempt(
     failing: str, house: RecoveryHouse
 ) -> None:
     house.wipe()
@@ -149,11 +149,11 @@ def test_nothing_is_written_before_the_cluster_has_converged(house: RecoveryHous
     lag = 0
     begun = house.clock.now()
     assert outcome(house.recover()) is Outcome.RESTORED
-    # A cluster is blind for some ten seconds, so the same good answer must last for twelve.
+    # A cluster notices a failure within ten seconds, so good answers must last for twelve.
     assert house.clock.now() - begun >= timedelta(seconds=12)
 
 
-def test_clocks_that_disagree_by_more_than_five_seconds_are_waited_for(
+def test_a_restore_waits_while_clocks_disagree_by_more_than_five_seconds(
     house: RecoveryHouse,
 ) -> None:
     house.wipe()
@@ -165,9 +165,9 @@ def test_clocks_that_disagree_by_more_than_five_seconds_are_waited_for(
     assert outcome(house.recover()) is Outcome.RESTORED
 
 
-def test_three_refusals_fail_and_what_was_raised_before_them_stays(house: RecoveryHouse) -> None:
+def test_three_failed_attempts_give_up_and_keep_what_was_raised(house: RecoveryHouse) -> None:
     house.wipe()
-    # Of "a" the first counter is written, its second refused each time.
+    # The first counter of "a" is written; its second is refused each time.
     house.store.write_failures = dict.fromkeys(range(2, 100), FULL)
     for number in (1, 2):
         with pytest.raises(AttemptFailedError, match=f"Attempt {number} of 3 .*The store is full"):
@@ -182,7 +182,7 @@ def test_three_refusals_fail_and_what_was_raised_before_them_stays(house: Recove
     assert isinstance(house.recover(), NothingToDo)
 
 
-def test_a_tenant_that_is_refused_stops_no_other_and_is_named(house: RecoveryHouse) -> None:
+def test_a_refused_tenant_is_named_and_does_not_affect_others(house: RecoveryHouse) -> None:
     house.wipe()
     house.store.write_failures = {1: FULL}
     with pytest.raises(AttemptFailedError, match="Tenant 'a' is not restored: The store is full"):
@@ -192,7 +192,7 @@ def test_a_tenant_that_is_refused_stops_no_other_and_is_named(house: RecoveryHou
     assert house.usage("a", "alice") == "30"
 
 
-def test_a_marker_that_is_refused_spends_an_attempt(house: RecoveryHouse) -> None:
+def test_a_refused_marker_uses_an_attempt(house: RecoveryHouse) -> None:
     house.wipe()
     house.store.marker_failure = FULL
     with pytest.raises(AttemptFailedError, match="The store is full"):
@@ -200,11 +200,11 @@ def test_a_marker_that_is_refused_spends_an_attempt(house: RecoveryHouse) -> Non
     assert house.incident.attempts == 1
 
 
-def test_a_further_loss_during_a_restore_is_no_success_and_begins_again(
+def test_a_further_loss_during_a_restore_fails_it_and_resets_the_attempts(
     house: RecoveryHouse,
 ) -> None:
     house.wipe()
-    # Three counters and two leaderboards are written.
+    # Write 5 is the last of three counters and two leaderboards.
     house.before_write(5, lambda: house.store.recreate(LATER))
     with pytest.raises(StoreLostError, match="lost once more"):
         house.recover()
@@ -233,7 +233,9 @@ def test_a_further_loss_between_two_runs_joins_the_incident(house: RecoveryHouse
     assert house.usage("b") == "5"
 
 
-def test_a_crash_between_marker_and_note_is_no_further_loss(house: RecoveryHouse) -> None:
+def test_a_crash_between_writing_and_recording_the_marker_is_not_a_further_loss(
+    house: RecoveryHouse,
+) -> None:
     house.wipe()
 
     class CrashError(Exception):
@@ -257,11 +259,11 @@ def test_a_crash_between_marker_and_note_is_no_further_loss(house: RecoveryHouse
     assert len(result.incident.losses) == 1
 
 
-def test_a_loss_that_comes_and_goes_while_it_waits_is_one_more_loss(house: RecoveryHouse) -> None:
+def test_a_store_that_disappears_again_is_a_further_loss(house: RecoveryHouse) -> None:
     house.store.is_gone = True
     house.check()
     assert house.incident.target is None
-    # Still gone is nothing new, and coming back is none.
+    # A store that is still missing is no further loss, nor is its return.
     house.check()
     house.store.recreate(REBORN)
     house.store.is_gone = False
@@ -273,7 +275,7 @@ def test_a_loss_that_comes_and_goes_while_it_waits_is_one_more_loss(house: Recov
     assert len(house.incident.losses) == 2
 
 
-def test_a_restore_under_way_leaves_nothing_to_another(house: RecoveryHouse) -> None:
+def test_a_second_restore_does_nothing_while_one_is_running(house: RecoveryHouse) -> None:
     house.wipe()
     others: list[RecoveryResult] = []
     house.before_write(1, lambda: others.append(house.recover()))
@@ -283,20 +285,20 @@ def test_a_restore_under_way_leaves_nothing_to_another(house: RecoveryHouse) -> 
     assert "is running" in other.reason
 
 
-def test_a_restore_whose_lease_is_lost_writes_nothing_more(house: RecoveryHouse) -> None:
+def test_a_restore_writes_nothing_after_its_lease_is_lost(house: RecoveryHouse) -> None:
     house.wipe()
-    # As if it had been paused, and another had taken over meanwhile.
+    # As if the worker had been paused and another had taken over.
     house.before_write(2, lambda: house.plane.leases.lose(RESTORE_LEASE))
     with pytest.raises(LeaseLostError):
         house.recover()
-    # The second write was on its way already; the third, that of "b", never was.
+    # The second write was already sent. The third, of "b", was not.
     assert house.store.writes == 2
     assert house.usage("b") is None
     assert house.state is RecoveryState.RECOVERING
     assert outcome(house.recover()) is Outcome.RESTORED
 
 
-def test_a_check_during_a_restore_writes_nothing_and_disturbs_nothing(
+def test_a_check_during_a_restore_writes_nothing_and_does_not_disturb_it(
     house: RecoveryHouse,
 ) -> None:
     house.wipe()
@@ -314,7 +316,7 @@ def test_a_check_during_a_restore_writes_nothing_and_disturbs_nothing(
     assert verdict.is_good
 
 
-def test_windows_that_have_all_closed_leave_nothing_to_bring_back() -> None:
+def test_a_restore_of_closed_windows_only_raises_nothing() -> None:
     house = RecoveryHouse()
     house.store.put_usage("a", "spend", "2026-11-25", None, "7")
     house.capture()
@@ -325,7 +327,7 @@ def test_windows_that_have_all_closed_leave_nothing_to_bring_back() -> None:
     assert house.usage("a") is None
 
 
-def test_forty_minutes_after_the_last_snapshot_are_told_as_not_covered(
+def test_the_time_after_the_last_snapshot_is_reported_as_not_covered(
     house: RecoveryHouse,
 ) -> None:
     for _ in range(3):
@@ -333,7 +335,7 @@ def test_forty_minutes_after_the_last_snapshot_are_told_as_not_covered(
         house.check()
     house.clock.advance(timedelta(minutes=5))
     house.wipe()
-    # Captured at 12:05, checked at 12:15 no more than at 12:25, 12:35 and 12:45.
+    # Captured at 12:05; the last check before the loss was at 12:45.
     assert house.incident.uncovered == timedelta(minutes=40)
     result = house.recover()
     assert isinstance(result, Recovered)
@@ -344,12 +346,12 @@ def test_forty_minutes_after_the_last_snapshot_are_told_as_not_covered(
     )
 
 
-def test_a_key_that_is_removed_after_its_writing_is_named_and_the_rest_restored(
+def test_a_key_removed_after_its_write_is_reported_and_the_others_are_restored(
     house: RecoveryHouse,
 ) -> None:
     house.wipe()
     incident = house.incident
-    # While the leaderboard of "a" is written, its counters are there; that of "b" is read then.
+    # Before write 2, the aggregate of "a" is written, but not yet verified.
     house.before_write(2, lambda: house.store.remove("usage.a.spend.lifetime.="))
     assert outcome(house.recover()) is Outcome.RESTORED
     assert (house.usage("a"), house.usage("a", "alice"), house.usage("b")) == (None, "30", "5")
@@ -361,7 +363,7 @@ def test_a_key_that_is_removed_after_its_writing_is_named_and_the_rest_restored(
     assert notes == ("1 counter missing from the store after the write: the aggregate",)
 
 
-def test_a_marker_that_somebody_deletes_during_the_restore_is_no_success(
+def test_a_marker_deleted_during_a_restore_fails_the_attempt(
     house: RecoveryHouse,
 ) -> None:
     house.wipe()
@@ -370,12 +372,12 @@ def test_a_marker_that_somebody_deletes_during_the_restore_is_no_success(
     with pytest.raises(AttemptFailedError, match="marker is no longer in the store"):
         house.recover()
     house.store.before_write = None
-    # A restore in the same run is known by its time.
+    # Restores of the same run are distinguished by their time.
     house.clock.advance(timedelta(seconds=1))
     assert outcome(house.recover()) is Outcome.RESTORED
 
 
-def test_attempts_count_for_each_loss_alone(house: RecoveryHouse) -> None:
+def test_attempts_are_counted_for_each_loss(house: RecoveryHouse) -> None:
     house.wipe()
     house.store.write_failures = dict.fromkeys(range(1, 100), FULL)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Recording resets, and recoveries after them, with everything in memory."""
+"""Recording resets and restoring after them, with an in-memory control plane."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -20,7 +20,7 @@ REQUEST = ResetRequest("a", "spend", None, "alice", None, "ann", "pardoned")
 
 @pytest.fixture
 def house() -> RecoveryHouse:
-    """Tenant a has used 80, alice 30 of it, and b 5, ten minutes ago."""
+    """Return a store captured ten minutes ago: tenant a had used 80, alice 30 of it, and b 5."""
     return captured_house()
 
 
@@ -31,7 +31,7 @@ def record(house: RecoveryHouse, request: ResetRequest = REQUEST) -> RecordedRes
 # What is recorded
 
 
-def test_a_reset_is_of_now_unless_another_time_is_named(house: RecoveryHouse) -> None:
+def test_a_reset_applies_from_now_unless_a_time_is_given(house: RecoveryHouse) -> None:
     now = house.clock.now()
     reset = record(house).reset
     assert (reset.at, reset.recorded_at) == (now, now)
@@ -40,7 +40,7 @@ def test_a_reset_is_of_now_unless_another_time_is_named(house: RecoveryHouse) ->
     assert house.plane.resets.of_tenant("a") == (reset, earlier)
 
 
-def test_a_reset_tells_which_windows_it_leaves_something_out_of(house: RecoveryHouse) -> None:
+def test_a_reset_lists_the_open_windows_with_excluded_usage(house: RecoveryHouse) -> None:
     house.store.put_usage("a", "spend", "2026-11", "alice", "7")
     house.store.put_usage("a", "spend", "2026-11-24", "alice", "7")
     house.clock.advance(SECOND)
@@ -48,7 +48,7 @@ def test_a_reset_tells_which_windows_it_leaves_something_out_of(house: RecoveryH
     assert [of.window.token for of in record(house).windows] == ["2026-11", "lifetime"]
     of_month = record(house, replace(REQUEST, window="2026-11"))
     assert [of.window.token for of in of_month.windows] == ["2026-11"]
-    # Yesterday has closed, and of nobody is there anything.
+    # The window of yesterday has closed, and no snapshot has an entity 'alise'.
     assert record(house, replace(REQUEST, window="2026-11-24")).windows == ()
     assert record(house, replace(REQUEST, entity="alise")).windows == ()
 
@@ -64,7 +64,7 @@ def test_a_reset_tells_which_windows_it_leaves_something_out_of(house: RecoveryH
         ({"reason": " \n"}, "The reason is empty.", "give the reason"),
     ],
 )
-def test_what_no_snapshot_has_is_refused_with_the_choices(
+def test_an_unknown_choice_is_refused_with_the_valid_ones(
     house: RecoveryHouse, change: dict[str, Any], said: str, hint: str
 ) -> None:
     with pytest.raises(ChoiceError) as refused:
@@ -74,7 +74,7 @@ def test_what_no_snapshot_has_is_refused_with_the_choices(
     assert house.plane.resets.recent(1) == ()
 
 
-def test_a_time_to_come_is_refused(house: RecoveryHouse) -> None:
+def test_a_time_in_the_future_is_refused(house: RecoveryHouse) -> None:
     with pytest.raises(ChoiceError) as refused:
         record(house, replace(REQUEST, at=house.clock.now() + SECOND))
     assert refused.value.message == (
@@ -84,7 +84,7 @@ def test_a_time_to_come_is_refused(house: RecoveryHouse) -> None:
     assert house.plane.resets.recent(1) == ()
 
 
-def test_of_very_many_names_the_first_are_told() -> None:
+def test_a_long_list_of_choices_is_cut() -> None:
     house = RecoveryHouse()
     for number in range(1200):
         house.spend(f"t{number:04}", "1")
@@ -94,13 +94,13 @@ def test_of_very_many_names_the_first_are_told() -> None:
     assert refused.value.hint.endswith(", 't0018', 't0019' and 1,180 more.")
 
 
-def test_without_any_snapshot_there_is_nothing_to_choose() -> None:
+def test_a_reset_without_snapshots_is_refused() -> None:
     with pytest.raises(ChoiceError) as refused:
         record(RecoveryHouse())
     assert refused.value.hint == "take a snapshot first; no tenant has one."
 
 
-# What people are told
+# The report
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_without_any_snapshot_there_is_nothing_to_choose() -> None:
         (EVERYONE, None, "every entity and the aggregate in all windows of budget 'spend'"),
     ],
 )
-def test_people_are_told_what_was_recorded_and_what_must_have_come_first(
+def test_the_report_shows_what_was_recorded_and_what_must_precede_it(
     house: RecoveryHouse, who: Entity | Everyone, window: str | None, said: str
 ) -> None:
     what, left_out, warning = reset_report(
@@ -123,14 +123,14 @@ def test_people_are_told_what_was_recorded_and_what_must_have_come_first(
     assert "the gateway must have lowered" in warning
 
 
-def test_people_are_told_where_nothing_is_left_out(house: RecoveryHouse) -> None:
+def test_the_report_says_if_the_reset_excludes_nothing(house: RecoveryHouse) -> None:
     _, left_out, _ = reset_report(record(house, replace(REQUEST, entity="alise")))
     assert left_out.startswith(
         "The reset excludes nothing yet: no snapshot has such usage in an open window"
     )
 
 
-def test_people_are_told_while_a_restore_may_have_read_the_old_ones(house: RecoveryHouse) -> None:
+def test_the_report_warns_if_a_restore_may_have_read_earlier_resets(house: RecoveryHouse) -> None:
     assert len(reset_report(record(house))) == 3
     house.wipe()
     assert house.state is RecoveryState.RECOVERING
@@ -140,7 +140,7 @@ def test_people_are_told_while_a_restore_may_have_read_the_old_ones(house: Recov
 # Recoveries
 
 
-def test_reset_wipe_automatic_restore_the_reset_stands(house: RecoveryHouse) -> None:
+def test_a_reset_survives_a_wipe_and_an_automatic_restore(house: RecoveryHouse) -> None:
     house.spend("a", "0", "alice")
     record(house)
     house.wipe()
@@ -149,14 +149,14 @@ def test_reset_wipe_automatic_restore_the_reset_stands(house: RecoveryHouse) -> 
     assert (house.usage("a"), house.usage("b")) == ("80", "5")
 
 
-def test_a_reset_that_is_recorded_after_the_loss_stands_too(house: RecoveryHouse) -> None:
+def test_a_reset_recorded_after_the_loss_is_effective(house: RecoveryHouse) -> None:
     house.wipe()
     record(house)
     assert isinstance(house.recover(), Recovered)
     assert (house.usage("a", "alice"), house.usage("a")) == (None, "80")
 
 
-def test_what_was_used_after_the_reset_comes_back(house: RecoveryHouse) -> None:
+def test_usage_after_the_reset_is_restored(house: RecoveryHouse) -> None:
     house.spend("a", "0", "alice")
     record(house)
     house.clock.advance(SECOND)
@@ -168,7 +168,7 @@ def test_what_was_used_after_the_reset_comes_back(house: RecoveryHouse) -> None:
     assert house.usage("a", "alice") == "2"
 
 
-def test_where_everything_was_reset_a_loss_ends_with_nothing_to_raise() -> None:
+def test_a_restore_raises_nothing_if_all_usage_was_reset() -> None:
     house = RecoveryHouse()
     house.spend("a", "80")
     house.capture()

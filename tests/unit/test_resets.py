@@ -41,7 +41,7 @@ def reset(
 ALICE = reset("alice")
 
 
-# What a reset can be
+# Valid resets
 
 
 @pytest.mark.parametrize(
@@ -58,19 +58,19 @@ ALICE = reset("alice")
         ("at", NOON + timedelta(days=9) + SECOND, "was recorded earlier"),
     ],
 )
-def test_what_names_nothing_or_a_time_to_come_is_refused(field: str, value: Any, said: str) -> None:
+def test_an_invalid_name_window_or_time_is_refused(field: str, value: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         replace(ALICE, **{field: value})
 
 
-def test_its_moments_are_kept_in_utc() -> None:
+def test_times_are_converted_to_utc() -> None:
     berlin = timezone(timedelta(hours=1))
     told = replace(ALICE, at=datetime(2026, 11, 25, 13, tzinfo=berlin))
     assert told == ALICE
     assert told.at.tzinfo is UTC
 
 
-def test_the_aggregate_is_not_everyone_and_everyone_is_nobodys_name() -> None:
+def test_aggregate_everyone_and_an_entity_named_everyone_differ() -> None:
     assert not reset(None).is_of_everyone
     assert reset(EVERYONE).is_of_everyone
     assert not reset("EVERYONE").is_of_everyone
@@ -78,19 +78,19 @@ def test_the_aggregate_is_not_everyone_and_everyone_is_nobodys_name() -> None:
     assert len({reset(None), reset(EVERYONE), reset("everyone")}) == 3
 
 
-def test_it_is_about_one_window_or_about_all_of_its_budget() -> None:
+def test_a_reset_concerns_one_window_or_all_windows_of_its_budget() -> None:
     assert [reset("alice").is_about(of) for of in (MONTH, LIFETIME, OTHER)] == [True, True, False]
     of_month = reset("alice", window="2026-11")
     assert [of_month.is_about(of) for of in (MONTH, LIFETIME, OTHER)] == [True, False, False]
     assert concerning(LIFETIME, [of_month, ALICE]) == (ALICE,)
 
 
-def test_the_newest_is_that_of_the_latest_moment() -> None:
+def test_the_newest_reset_has_the_latest_time() -> None:
     assert newest_at([]) is None
     assert newest_at([ALICE, reset("bob", at=NOON + SECOND), reset(None)]) == NOON + SECOND
 
 
-# What it keeps out
+# Excluded usage
 
 
 @pytest.mark.parametrize(
@@ -102,40 +102,40 @@ def test_the_newest_is_that_of_the_latest_moment() -> None:
         ("nobody", USAGES),
     ],
 )
-def test_the_usages_of_one_entity_or_of_all_are_left_out(
+def test_a_reset_excludes_the_usages_of_one_entity_or_of_all(
     who: Entity | Everyone, left: Usages
 ) -> None:
     assert eligible(USAGES, NOON, MONTH, [reset(who)]) == left
 
 
-def test_of_the_moment_itself_is_left_out_and_of_later_is_not() -> None:
+def test_a_reset_excludes_usages_up_to_and_including_its_time() -> None:
     assert eligible(USAGES, NOON, MONTH, [ALICE]).keys() == {"bob", None}
     assert eligible(USAGES, NOON - SECOND, MONTH, [ALICE]).keys() == {"bob", None}
     assert eligible(USAGES, NOON + timedelta(microseconds=1), MONTH, [ALICE]) is USAGES
 
 
-def test_other_budgets_and_windows_are_left_as_they_are() -> None:
+def test_a_reset_does_not_affect_other_budgets_and_windows() -> None:
     assert eligible(USAGES, NOON, OTHER, [ALICE]) is USAGES
     assert eligible(USAGES, NOON, LIFETIME, [reset(EVERYONE, window="2026-11")]) is USAGES
     assert eligible(USAGES, NOON, MONTH, []) is USAGES
 
 
-def test_several_resets_each_leave_out_their_own() -> None:
+def test_each_reset_excludes_its_own_usages() -> None:
     resets = [ALICE, reset("bob", at=NOON - SECOND), reset("alice", at=NOON - SECOND)]
     assert eligible(USAGES, NOON - SECOND, MONTH, resets) == {None: Decimal(8)}
     assert eligible(USAGES, NOON, MONTH, resets) == {"bob": Decimal(3), None: Decimal(8)}
 
 
-def test_those_are_named_that_keep_something_out() -> None:
+def test_only_resets_that_exclude_something_are_listed() -> None:
     everyone, late = reset(EVERYONE), reset("bob", at=NOON + SECOND)
     resets = [reset("nobody"), everyone, late, ALICE, reset("bob", budget="other")]
     assert keeping_out(USAGES, NOON, MONTH, resets) == (everyone, late, ALICE)
     assert keeping_out(USAGES, NOON + SECOND, MONTH, resets) == (late,)
-    # Of a record without usages nobody keeps anything out.
+    # No reset excludes anything from a record without usages.
     assert keeping_out({}, NOON, MONTH, resets) == ()
 
 
-# What makes it safe to trust what a record covers
+# Why `covers_earlier` stays valid after later resets
 
 usages = st.dictionaries(
     st.one_of(st.none(), st.sampled_from("ab")),
@@ -150,7 +150,7 @@ resets = st.builds(
 
 
 def merged(records: Sequence[Usages], told: Sequence[Reset]) -> Usages:
-    """Merge what is eligible of records that were captured hour by hour."""
+    """Merge the eligible usages of records captured hour by hour."""
     return max_merge(
         *[
             eligible(each, NOON + timedelta(hours=hour), MONTH, told)
@@ -160,7 +160,7 @@ def merged(records: Sequence[Usages], told: Sequence[Reset]) -> Usages:
 
 
 @given(st.lists(usages, max_size=6), st.lists(resets, max_size=3), st.lists(resets, max_size=3))
-def test_what_covers_the_eligible_usages_goes_on_covering_them_whatever_is_reset_later(
+def test_a_record_that_covers_the_eligible_usages_still_covers_them_after_later_resets(
     records: list[dict[Entity, Decimal]], before: list[Reset], later: list[Reset]
 ) -> None:
     *earlier, newest = records or [{}]

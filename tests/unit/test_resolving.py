@@ -1,4 +1,4 @@
-"""A person ends an incident without restoring: the store is accepted as it is."""
+"""`resolve` closes an incident without restoring, and accepts the store in its present state."""
 
 from datetime import timedelta
 
@@ -20,13 +20,13 @@ from tests.unit.hand_house import HandHouse, captured_hand_house
 
 @pytest.fixture
 def house() -> HandHouse:
-    """A store of two tenants that was captured, lost and given up."""
+    """Return a store of two tenants: captured, lost and FAILED."""
     house = captured_hand_house()
     house.fail()
     return house
 
 
-def test_the_store_is_accepted_as_it_is(house: HandHouse) -> None:
+def test_resolve_accepts_the_store_and_reports_what_is_lower(house: HandHouse) -> None:
     resolved = house.resolve("it was emptied on purpose.")
     assert house.state is RecoveryState.HEALTHY
     ended = resolved.incident.ended
@@ -40,7 +40,7 @@ def test_the_store_is_accepted_as_it_is(house: HandHouse) -> None:
     assert (house.usage("a"), house.usage("b")) == (None, None)
 
 
-def test_captures_and_checks_go_on_with_what_was_accepted(house: HandHouse) -> None:
+def test_captures_and_checks_resume_with_the_accepted_store(house: HandHouse) -> None:
     house.resolve()
     assert house.baseline.identity.created_at == REBORN
     assert house.baseline.marker is not None
@@ -48,25 +48,25 @@ def test_captures_and_checks_go_on_with_what_was_accepted(house: HandHouse) -> N
     house.spend("a", "1")
     house.clock.advance(timedelta(hours=1))
     house.capture()
-    # The next loss is one of this store.
+    # The next loss is a loss of the accepted store.
     house.store.recreate(REBORN + timedelta(hours=2))
     assert house.check().check.verdict.is_loss
 
 
-def test_a_recovering_store_is_accepted_as_well() -> None:
+def test_a_recovering_store_can_be_accepted() -> None:
     house = captured_hand_house()
     house.wipe()
     house.resolve()
     assert house.state is RecoveryState.HEALTHY
 
 
-def test_without_an_incident_there_is_nothing_to_resolve() -> None:
+def test_resolve_is_refused_without_an_open_incident() -> None:
     house = captured_hand_house()
     with pytest.raises(IncidentMovedError, match="The store is HEALTHY, and no incident is open"):
         house.resolve()
 
 
-def test_without_a_reason_nothing_is_resolved(house: HandHouse) -> None:
+def test_resolve_is_refused_without_a_reason(house: HandHouse) -> None:
     with pytest.raises(ChoiceError, match="The reason is empty"):
         house.resolve(" ")
     assert house.state is RecoveryState.FAILED
@@ -80,7 +80,7 @@ def test_without_a_reason_nothing_is_resolved(house: HandHouse) -> None:
         StorePermissionError("The marker may not be read.", "grant it."),
     ],
 )
-def test_a_store_that_cannot_be_seen_is_never_accepted(
+def test_a_store_that_cannot_be_observed_is_never_accepted(
     house: HandHouse, failure: StoreUnreachableError
 ) -> None:
     house.store.look_failure = failure
@@ -89,7 +89,7 @@ def test_a_store_that_cannot_be_seen_is_never_accepted(
     assert house.state is RecoveryState.FAILED
 
 
-def test_while_somebody_restores_nothing_is_resolved(house: HandHouse) -> None:
+def test_resolve_is_refused_while_a_restore_runs(house: HandHouse) -> None:
     with (
         house.plane.leases.hold(RESTORE_LEASE, "bob@night"),
         pytest.raises(LeaseHeldError, match="bob@night"),
@@ -99,7 +99,7 @@ def test_while_somebody_restores_nothing_is_resolved(house: HandHouse) -> None:
 
 
 @pytest.mark.parametrize("kind", [StorePermissionError, StoreWriteError])
-def test_a_store_that_takes_no_marker_can_be_accepted(
+def test_a_store_that_refuses_the_marker_can_be_accepted(
     house: HandHouse, kind: type[StorePermissionError]
 ) -> None:
     house.store.marker_failure = kind("No marker here.", "see why.")
@@ -108,7 +108,7 @@ def test_a_store_that_takes_no_marker_can_be_accepted(
     assert any("A further loss may go undetected: No marker here." in said for said in house.said)
 
 
-def test_what_a_dead_worker_only_began_is_not_said_to_be_raised() -> None:
+def test_counters_planned_by_a_killed_worker_are_not_reported_as_raised() -> None:
     house = captured_hand_house()
     house.wipe()
 

@@ -1,4 +1,4 @@
-"""What people write to choose what is restored, and what they are told if it does not exist."""
+"""The choice of snapshot, tenant and budget, and the errors if it does not exist."""
 
 from datetime import UTC, datetime
 
@@ -19,7 +19,7 @@ RETAINED = [OLD, LATER, EARLY]
 
 
 @pytest.mark.parametrize("text", ["latest", " Latest "])
-def test_the_latest_is_no_snapshot_but_the_recovery_point(text: str) -> None:
+def test_latest_means_the_recovery_point(text: str) -> None:
     assert choose_snapshot(text, RETAINED) is None
 
 
@@ -36,7 +36,7 @@ def test_the_latest_is_no_snapshot_but_the_recovery_point(text: str) -> None:
         ("2026-11-30T03:17:09.5Z", LATER),
     ],
 )
-def test_the_beginning_of_a_moment_is_enough_where_it_is_of_one(text: str, meant: datetime) -> None:
+def test_a_unique_prefix_selects_a_snapshot(text: str, meant: datetime) -> None:
     assert choose_snapshot(text, RETAINED) == meant
 
 
@@ -56,7 +56,7 @@ def test_the_beginning_of_a_moment_is_enough_where_it_is_of_one(text: str, meant
                 "2026-11-30T03:00:04.123456Z, 2026-11-28T03:00:04.120000Z."
             ),
         ),
-        # A second that only begins like another is another one.
+        # A prefix must end between two parts of a timestamp.
         (
             "2026-11-30 03:1",
             "The snapshot '2026-11-30 03:1' is neither latest nor a timestamp in UTC.",
@@ -74,7 +74,7 @@ def test_the_beginning_of_a_moment_is_enough_where_it_is_of_one(text: str, meant
         ("", "The snapshot '' is neither latest nor a timestamp in UTC.", "latest"),
     ],
 )
-def test_what_is_no_snapshot_is_refused_with_the_choices(
+def test_an_unknown_snapshot_is_refused_with_the_choices(
     text: str, message: str, choices: str
 ) -> None:
     with pytest.raises(ChoiceError) as refusal:
@@ -83,7 +83,7 @@ def test_what_is_no_snapshot_is_refused_with_the_choices(
     assert choices in refusal.value.hint
 
 
-def test_of_many_choices_the_newest_are_named() -> None:
+def test_the_newest_of_many_choices_are_listed() -> None:
     hours = [EARLY.replace(day=day, hour=hour) for day in (28, 29) for hour in range(24)]
     with pytest.raises(ChoiceError) as refusal:
         choose_snapshot("2026-12-01", hours)
@@ -94,7 +94,7 @@ def test_of_many_choices_the_newest_are_named() -> None:
     )
 
 
-def test_tenants_and_budgets_are_chosen_by_their_names() -> None:
+def test_tenants_and_budgets_are_chosen_by_name() -> None:
     assert choose_tenant("*", ["acme"]) is None
     assert choose_tenant("acme", ["acme"]) == "acme"
     assert choose_budget("", "acme", ["team"]) is None
@@ -117,7 +117,7 @@ def test_an_unknown_tenant_or_budget_is_refused_with_the_choices() -> None:
         choose_budget("team", None, [])
 
 
-def test_a_choice_says_what_it_is() -> None:
+def test_a_choice_describes_itself_and_a_budget_needs_a_tenant() -> None:
     assert str(RestoreChoice()) == "every tenant, from the latest"
     choice = RestoreChoice("acme", "team", OLD, despite_resets=True)
     assert str(choice) == (

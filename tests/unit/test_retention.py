@@ -35,23 +35,23 @@ def test_the_cutoff_is_whole_days_of_24_hours() -> None:
     assert RetentionPolicy(7).cutoff(NOW) == datetime(2026, 11, 23, 12, tzinfo=UTC)
 
 
-def test_what_newer_records_hold_as_high_is_not_needed() -> None:
+def test_a_record_covered_by_newer_ones_is_not_needed() -> None:
     records = [hours_ago(1, a="3", b="2"), hours_ago(190, a="2", b="2"), hours_ago(200, a="1")]
     assert needed_past_retention(records, CUTOFF) == set()
 
 
-def test_the_last_record_of_an_entity_gone_since_is_kept() -> None:
+def test_the_newest_record_of_an_entity_missing_since_is_kept() -> None:
     with_b = hours_ago(195, a="2", b="7")
     records = [hours_ago(1, a="4"), hours_ago(190, a="3"), with_b, hours_ago(200, a="1", b="6")]
     assert needed_past_retention(records, CUTOFF) == {with_b.captured_at}
 
 
-def test_without_retained_records_the_newest_expired_one_is_kept() -> None:
+def test_the_newest_expired_record_is_kept_if_no_other_is_retained() -> None:
     newest = hours_ago(190, a="3")
     assert needed_past_retention([newest, hours_ago(200, a="1")], CUTOFF) == {newest.captured_at}
 
 
-def test_a_record_exactly_as_old_as_retention_is_not_past_it() -> None:
+def test_a_record_exactly_as_old_as_the_retention_is_not_past_it() -> None:
     assert needed_past_retention([DatedUsages(CUTOFF, {"a": Decimal(1)})], CUTOFF) == set()
 
 
@@ -59,7 +59,7 @@ def damaged_hours_ago(hours: int) -> DatedUsages:
     return DatedUsages(NOW - timedelta(hours=hours), None)
 
 
-def test_a_damaged_record_makes_no_older_one_needless() -> None:
+def test_a_damaged_record_covers_no_older_one() -> None:
     intact = hours_ago(200, a="1")
     assert needed_past_retention([damaged_hours_ago(1), intact], CUTOFF) == {intact.captured_at}
 
@@ -79,7 +79,7 @@ def test_records_in_another_order_are_refused() -> None:
         needed_past_retention([hours_ago(200, a="1"), hours_ago(190, a="1")], CUTOFF)
 
 
-def test_records_are_taken_one_by_one() -> None:
+def test_records_are_read_one_by_one() -> None:
     taken = 0
     given: list[weakref.ref[Content]] = []
 
@@ -97,7 +97,7 @@ def test_records_are_taken_one_by_one() -> None:
 
 
 class Content(dict[Entity, Decimal]):
-    """Usages that can be watched."""
+    """Usages with weak references."""
 
 
 contents: st.SearchStrategy[dict[Entity, Decimal]] = st.dictionaries(
@@ -107,7 +107,7 @@ contents: st.SearchStrategy[dict[Entity, Decimal]] = st.dictionaries(
 
 
 @given(st.lists(contents, max_size=8), st.lists(contents, max_size=3))
-def test_what_is_kept_gives_the_same_maximum_as_everything(
+def test_the_kept_records_have_the_same_maximum_as_all_records(
     old: list[dict[Entity, Decimal]], retained: list[dict[Entity, Decimal]]
 ) -> None:
     hours = (*range(len(retained)), *range(200, 200 + len(old)))

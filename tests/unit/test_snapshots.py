@@ -61,7 +61,7 @@ def test_counters_become_one_record_per_budget_and_window() -> None:
     assert taken.entry_count == 3
 
 
-def test_a_record_covers_what_came_before_unless_something_is_missing_or_lower() -> None:
+def test_a_record_covers_earlier_ones_unless_something_is_missing_or_lower() -> None:
     point: TenantUsages = {MONTH: {"a": Decimal(2), "b": Decimal(2)}}
     whole = snapshot(counter(MONTH, "a", "2"), counter(MONTH, "b", "3"), point=point)
     missing = snapshot(counter(MONTH, "a", "2"), point=point)
@@ -76,11 +76,11 @@ def test_a_record_covers_what_came_before_unless_something_is_missing_or_lower()
     assert missing.drops == (Drop(MONTH, "b", Decimal(2), None),)
 
 
-def test_a_closed_window_never_claims_to_cover() -> None:
+def test_a_record_of_a_closed_window_never_covers_earlier_ones() -> None:
     assert not snapshot(counter(CLOSED, "a", "2")).records[0].covers_earlier
 
 
-def test_an_omitted_counter_is_named_in_its_record_and_not_called_dropped() -> None:
+def test_an_omitted_counter_is_listed_in_its_record_and_is_not_a_drop() -> None:
     omission = OmittedCounter(MONTH, "b", "usage.acme.spend.2026-11.b", "-5 is negative")
     taken = snapshot(
         counter(MONTH, "a", "2"),
@@ -93,13 +93,13 @@ def test_an_omitted_counter_is_named_in_its_record_and_not_called_dropped() -> N
     assert taken.drops == ()
 
 
-def test_a_budget_of_unreadable_values_only_still_has_a_record() -> None:
+def test_a_budget_with_only_unreadable_values_has_a_record() -> None:
     omission = OmittedCounter(MONTH, None, "usage.acme.spend.2026-11.=", "not JSON")
     record = snapshot(omitted=(omission,)).records[0]
     assert (dict(record.usages), record.shape, record.omitted) == ({}, None, (omission,))
 
 
-def test_shape_and_expiry_are_those_a_new_key_should_get() -> None:
+def test_the_most_common_shape_and_the_longest_expiry_are_recorded() -> None:
     mixed = snapshot(
         counter(MONTH, "a", "1", ValueShape.BARE, expiry=60),
         counter(MONTH, "b", "1", ValueShape.NUMBER, expiry=3600),
@@ -110,13 +110,13 @@ def test_shape_and_expiry_are_those_a_new_key_should_get() -> None:
     assert one_forever.records[0].expiry_seconds is None
 
 
-def test_a_snapshot_is_empty_only_if_nothing_was_there_and_nothing_expected() -> None:
+def test_a_snapshot_is_empty_only_without_keys_and_without_a_recovery_point() -> None:
     assert snapshot().is_empty
     assert not snapshot(unreadable=(UnreadableKey("usage.acme.x", "no window"),)).is_empty
     assert not snapshot(point={MONTH: {"a": Decimal(2)}}).is_empty
 
 
-def test_equal_usages_hash_alike_in_any_order_and_others_do_not() -> None:
+def test_equal_usages_have_equal_hashes_in_any_order() -> None:
     one = hash_usages({"a": Decimal("1.5"), None: Decimal(2)})
     assert one == hash_usages({None: Decimal(2), "a": Decimal("1.5")})
     different: list[Usages] = [
@@ -151,12 +151,12 @@ def listed(of: BudgetWindow, entity: Entity, usage: str) -> CounterReading:
     return CounterReading(of, entity, Decimal(usage), shape=None, expiry_seconds=None)
 
 
-def test_a_snapshot_says_its_source() -> None:
+def test_a_snapshot_records_its_source() -> None:
     assert snapshot().source is CaptureSource.COUNTERS
     assert from_boards().source is CaptureSource.LEADERBOARDS
 
 
-def test_what_the_source_does_not_tell_is_not_made_up() -> None:
+def test_shape_and_expiry_are_unknown_if_the_source_lacks_them() -> None:
     record = from_boards(listed(MONTH, "a", "2")).records[0]
     assert (record.shape, record.expiry_seconds) == (None, None)
     some = from_boards(
@@ -165,7 +165,7 @@ def test_what_the_source_does_not_tell_is_not_made_up() -> None:
     assert some.records[0].shape is ValueShape.TEXT
 
 
-def test_the_records_of_full_boards_alone_are_truncated() -> None:
+def test_only_records_of_full_boards_are_truncated() -> None:
     week = BudgetWindow("spend", Window.parse("2026-W48"))
     day = BudgetWindow("spend", Window.parse("2026-11-29"))
     taken = from_boards(
@@ -185,7 +185,7 @@ def test_the_records_of_full_boards_alone_are_truncated() -> None:
     assert taken.truncated_count == 1
 
 
-def test_a_truncated_record_covers_only_if_nobody_earlier_is_missing_or_lower() -> None:
+def test_a_truncated_record_covers_only_if_no_earlier_usage_is_missing_or_lower() -> None:
     full = (UnlistedEntities(MONTH, Decimal(2), is_truncated=True),)
     point: TenantUsages = {MONTH: {"a": Decimal(2), "b": Decimal(1)}}
     whole = from_boards(
@@ -202,12 +202,12 @@ def test_a_truncated_record_covers_only_if_nobody_earlier_is_missing_or_lower() 
         False,
         False,
     ]
-    # Unknown is not missing: b may well have its 1 still.
+    # Unknown is not missing: b may still have its 1.
     assert (whole.drops, unlisted.drops) == ((), ())
     assert lower.drops == (Drop(MONTH, "b", Decimal(1), Decimal("0.5")),)
 
 
-def test_an_entry_of_nobody_is_not_taken_for_the_aggregate() -> None:
+def test_an_entry_without_an_entity_is_not_the_aggregate() -> None:
     nobody = OmittedCounter(MONTH, None, "key", "entry 2: no field entity", is_entity_known=False)
     aggregate = OmittedCounter(MONTH, None, "key", "entry 2: NaN", is_entity_known=True)
     point: TenantUsages = {MONTH: {None: Decimal(5)}}

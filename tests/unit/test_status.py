@@ -1,4 +1,4 @@
-"""What is told of a store in each situation, and what to do about it."""
+"""The status of a store in each situation, and the next step."""
 
 from datetime import timedelta
 
@@ -40,7 +40,7 @@ def next_step(known: Known) -> str:
     return presentation.next_step(known.status())
 
 
-def test_a_store_that_was_found_whole_lately_is_healthy() -> None:
+def test_a_recently_checked_store_is_healthy() -> None:
     known = Known(checks=(check(6), check(16)), points={"acme": ago(31)})
     assert told(known) == (
         Condition.HEALTHY,
@@ -49,7 +49,7 @@ def test_a_store_that_was_found_whole_lately_is_healthy() -> None:
     )
 
 
-def test_a_healthy_store_is_told_to_be_as_old_as_its_checks() -> None:
+def test_the_next_step_of_a_healthy_store_shows_an_overdue_or_missing_check() -> None:
     overdue = Known(checks=(check(10),))
     assert next_step(overdue) == "Nothing to do. The next check of the store is due."
     first = Known(points={"acme": ago(1)})
@@ -57,7 +57,7 @@ def test_a_healthy_store_is_told_to_be_as_old_as_its_checks() -> None:
 
 
 @pytest.mark.parametrize("verdict", [Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED])
-def test_after_three_missed_checks_nobody_can_tell(verdict: Verdict) -> None:
+def test_the_status_is_unknown_after_three_missed_checks(verdict: Verdict) -> None:
     at_the_limit = Known(checks=(check(30, verdict),))
     assert told(at_the_limit)[0] is Condition.HEALTHY
     condition, [doubt], step = told(Known(checks=(check(30 + 1 / 60, verdict),)))
@@ -69,7 +69,7 @@ def test_after_three_missed_checks_nobody_can_tell(verdict: Verdict) -> None:
     assert "store_loss_sensor" in step
 
 
-def test_two_checks_that_cannot_tell_are_no_matter_and_three_are() -> None:
+def test_the_status_is_unknown_after_three_unknown_checks() -> None:
     two = Known(checks=(unknown(1), unknown(2), check(3)))
     assert told(two)[0] is Condition.HEALTHY
     assert two.status().unknown_in_a_row == 2
@@ -81,7 +81,7 @@ def test_two_checks_that_cannot_tell_are_no_matter_and_three_are() -> None:
     )
 
 
-def test_checks_that_cannot_tell_are_counted_from_the_newest_only() -> None:
+def test_unknown_checks_are_counted_from_the_newest() -> None:
     known = Known(checks=(unknown(1), check(2), unknown(3), unknown(4), unknown(5)))
     assert known.status().unknown_in_a_row == 1
     many = Known(checks=(unknown(1),) * (MOST_CHECKS + 1), older_good=check(2000))
@@ -91,7 +91,7 @@ def test_checks_that_cannot_tell_are_counted_from_the_newest_only() -> None:
     assert doubts[1].startswith("The store was last known to be intact 33.3 h ago, at 2026-11-28 ")
 
 
-def test_before_the_first_check_a_snapshot_tells_for_one_interval() -> None:
+def test_a_snapshot_replaces_the_first_check_for_one_interval() -> None:
     fresh = Known(points={"acme": ago(10)})
     assert told(fresh)[0] is Condition.HEALTHY
     stale = Known(points={"acme": ago(10) - INSTANT})
@@ -100,7 +100,7 @@ def test_before_the_first_check_a_snapshot_tells_for_one_interval() -> None:
     assert told(with_a_check)[1] == ("No check has found the store intact yet.",)
 
 
-def test_of_an_empty_database_nobody_can_tell() -> None:
+def test_the_status_of_an_empty_database_is_unknown() -> None:
     condition, doubts, step = told(Known())
     assert (condition, doubts) == (Condition.UNKNOWN, ("No check has found the store intact yet.",))
     assert "store_loss_sensor" in step
@@ -113,7 +113,7 @@ def test_of_an_empty_database_nobody_can_tell() -> None:
         (Known(checks=(check(1),), points={"acme": ago(-2)}), "snapshot"),
     ],
 )
-def test_a_moment_that_has_not_come_yet_makes_ages_unknown(known: Known, what: str) -> None:
+def test_a_time_in_the_future_makes_the_status_unknown(known: Known, what: str) -> None:
     assert told(known) == (
         Condition.UNKNOWN,
         (f"The newest {what} has a time in the future: 08:33:02 UTC.",),
@@ -125,7 +125,7 @@ def test_clocks_may_differ_by_a_minute() -> None:
     assert told(Known(checks=(check(-1),)))[0] is Condition.HEALTHY
 
 
-def test_a_loss_that_is_found_and_not_yet_an_incident_is_not_healthy() -> None:
+def test_a_loss_without_an_incident_makes_the_status_unknown() -> None:
     gone = check(1, Verdict.RECREATED, "The store is gone.")
     known = Known(checks=(gone, check(11)))
     assert told(known)[:2] == (
@@ -134,7 +134,7 @@ def test_a_loss_that_is_found_and_not_yet_an_incident_is_not_healthy() -> None:
     )
 
 
-def test_after_an_incident_the_store_counts_as_found_whole_at_its_end() -> None:
+def test_the_end_of_an_incident_counts_as_a_good_check() -> None:
     before: tuple[Check, ...] = (check(5, Verdict.RECREATED), unknown(6), unknown(7), check(100))
     assert told(Known(checks=before, incidents=(closed(4),)))[0] is Condition.HEALTHY
     blind = (unknown(5), unknown(6), unknown(7), check(100))
@@ -144,7 +144,7 @@ def test_after_an_incident_the_store_counts_as_found_whole_at_its_end() -> None:
     assert told(Known(checks=blind, incidents=(closed(31),)))[0] is Condition.UNKNOWN
 
 
-def test_what_is_wrong_with_snapshots_is_said_of_a_healthy_store() -> None:
+def test_the_next_step_of_a_healthy_store_names_snapshot_problems() -> None:
     late = Known(checks=(check(1),), points={"a": ago(91), "b": ago(89)})
     assert told(late)[0] is Condition.HEALTHY
     assert next_step(late).startswith("The store is intact, but 'a' has no recent snapshot: ")
@@ -163,7 +163,7 @@ def attempt(number: int, *, of: Incident, is_over: bool = False) -> Attempt:
     )
 
 
-def test_an_attempt_at_work_needs_nobody() -> None:
+def test_a_running_attempt_needs_no_action() -> None:
     open_one = incident(attempts=2)
     worker = "run 60a5271d on gate (pid 7)"
     known = Known(recovering(open_one), attempts=(attempt(2, of=open_one),), worker=worker)
@@ -174,13 +174,13 @@ def test_an_attempt_at_work_needs_nobody() -> None:
     )
 
 
-def test_an_attempt_of_an_earlier_loss_is_not_taken_for_the_present_one() -> None:
+def test_an_attempt_for_an_earlier_loss_is_ignored() -> None:
     open_one = incident(attempts=0, losses=(loss(9), loss(0.2)), next_launch_at=ago(0))
     known = Known(recovering(open_one), attempts=(attempt(1, of=open_one),))
     assert next_step(known) == "Nothing to do: the launch of a restore is due now."
 
 
-def test_between_attempts_it_says_when_the_next_one_begins() -> None:
+def test_the_time_of_the_next_launch_is_shown_between_attempts() -> None:
     open_one = incident(attempts=1, launches=1, next_launch_at=ago(-1))
     known = Known(recovering(open_one), attempts=(attempt(1, of=open_one, is_over=True),))
     assert next_step(known) == (
@@ -199,7 +199,7 @@ def test_damaged_records_are_the_next_step_of_a_healthy_store() -> None:
     assert "budget-recovery preview" in presentation.next_step(status)
 
 
-def test_a_restore_that_nobody_begins_points_at_the_daemon() -> None:
+def test_a_restore_that_does_not_start_points_to_the_daemon() -> None:
     known = Known(recovering(incident(9)))
     assert next_step(known) == (
         "The restore was due at 08:22:02 UTC: check in Dagster that the daemon runs and"
@@ -207,7 +207,7 @@ def test_a_restore_that_nobody_begins_points_at_the_daemon() -> None:
     )
 
 
-def test_a_waiting_restore_says_for_what_and_when_it_looks_again() -> None:
+def test_a_waiting_restore_shows_the_reason_and_the_next_check() -> None:
     waiting = Waiting(ago(8), "1 of 3 servers is offline.", 4)
     known = Known(recovering(incident(waiting=waiting, next_launch_at=ago(-2))))
     assert told(known)[:2] == (Condition.RECOVERING, ())
@@ -218,7 +218,7 @@ def test_a_waiting_restore_says_for_what_and_when_it_looks_again() -> None:
 
 
 @pytest.mark.parametrize(("minutes", "warnings"), [(59, 0), (60, 1)])
-def test_a_hold_names_who_and_how_to_end_it_and_is_warned_of_after_an_hour(
+def test_a_hold_shows_how_to_release_it_and_causes_a_warning_after_an_hour(
     minutes: float, warnings: int
 ) -> None:
     held = Held(ago(minutes), "ann@ops", "The disk is being replaced.")
@@ -231,7 +231,7 @@ def test_a_hold_names_who_and_how_to_end_it_and_is_warned_of_after_an_hour(
     )
 
 
-def test_used_up_attempts_are_about_to_be_judged() -> None:
+def test_the_final_check_is_due_after_all_attempts() -> None:
     open_one = incident(attempts=3, next_launch_at=ago(1))
     known = Known(recovering(open_one), attempts=(attempt(3, of=open_one, is_over=True),))
     assert next_step(known) == ("Nothing to do: all attempts are used; the final check is due now.")
@@ -250,7 +250,7 @@ def test_used_up_attempts_are_about_to_be_judged() -> None:
         ),
     ],
 )
-def test_a_failure_says_what_a_person_has_to_do(reason: FailureReason, says: str) -> None:
+def test_a_failed_store_shows_what_the_operator_must_do(reason: FailureReason, says: str) -> None:
     given_up = GivenUp(ago(2), reason, "Its disk is full.")
     condition, doubts, step = told(Known(failed(incident(given_up=given_up, attempts=3))))
     assert (condition, doubts) == (Condition.FAILED, ())
@@ -258,7 +258,7 @@ def test_a_failure_says_what_a_person_has_to_do(reason: FailureReason, says: str
     assert "`budget-recovery resolve`" in step
 
 
-def test_the_closed_incident_is_the_newest_that_is_over() -> None:
+def test_the_newest_closed_incident_is_shown() -> None:
     earlier, newest = closed(100), closed(50)
     assert Known(incidents=(newest, earlier)).status().closed == newest
     still_open = Known(recovering(incident()), incidents=(newest, earlier))

@@ -1,4 +1,4 @@
-"""What is done about an open incident, by scenes and decisions worked out by hand."""
+"""Decisions of the supervision about an open incident, compared with literal values."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -41,35 +41,35 @@ def decide(
     token: int = 4,
     suspicion: Suspicion | None = None,
 ) -> Decision:
-    """Decide at noon, where nobody works unless it is said."""
+    """Decide at noon, by default without a worker."""
     return supervise(Scene(Recovery(state, incident), runs, worker, token, suspicion), NOW)
 
 
 # Launches
 
 
-def test_an_incident_that_nobody_works_on_is_launched() -> None:
+def test_a_restore_is_launched_for_an_incident_without_a_worker() -> None:
     assert decide() == Launch(INCIDENT)
     assert decide(run(Phase.OVER), run(Phase.OVER, 2)) == Launch(INCIDENT)
 
 
-def test_where_no_incident_is_open_nothing_is_done() -> None:
+def test_nothing_is_done_without_an_open_incident() -> None:
     assert decide(state=HEALTHY, incident=None) == Rest("The store is HEALTHY.")
 
 
-def test_a_failed_store_is_left_to_people() -> None:
+def test_a_failed_store_is_left_to_the_operator() -> None:
     assert decide(state=FAILED) == Rest(
         "The store is FAILED: no restore starts until an operator acts."
     )
 
 
-def test_an_incident_on_hold_is_not_launched_and_says_who_holds_it() -> None:
+def test_no_restore_is_launched_for_an_incident_on_hold() -> None:
     assert decide(incident=HELD) == Rest(
         "Incident 0f8fad5b is on hold since 2026-11-25 11:55:00 UTC, by ann: the disk is changed"
     )
 
 
-def test_a_launch_waits_for_its_time() -> None:
+def test_a_restore_is_launched_only_when_due() -> None:
     early = replace(INCIDENT, next_launch_at=NOW + timedelta(microseconds=1))
     assert decide(incident=early) == Rest(
         "The next launch for incident 0f8fad5b is due at 12:00:00 UTC."
@@ -79,8 +79,8 @@ def test_a_launch_waits_for_its_time() -> None:
 
 
 @pytest.mark.parametrize("phase", EVERY_PHASE)
-def test_nothing_is_launched_beside_a_worker_whatever_the_runs_say(phase: Phase) -> None:
-    # A run that Dagster has given up may go on writing, and be the second to do so.
+def test_no_restore_is_launched_while_a_worker_holds_the_lease(phase: Phase) -> None:
+    # A run that Dagster has given up may still write, as a second writer.
     released = replace(INCIDENT, released_at=NOW)
     beside = Rest("run 1 on gw-7 is restoring.")
     old = Suspicion(run(phase).run_id, 4, NOW - timedelta(hours=1))
@@ -91,15 +91,15 @@ def test_nothing_is_launched_beside_a_worker_whatever_the_runs_say(phase: Phase)
     assert decide(state=FAILED, worker=worker) == beside
 
 
-def test_nothing_is_launched_beside_a_run_that_is_about_to_start() -> None:
+def test_no_restore_is_launched_while_a_run_is_queued() -> None:
     assert decide(run(Phase.QUEUED)) == Rest("Run run1000- is about to start.")
-    # However long it is queued: it will start.
+    # A queued run starts eventually, however long it has been queued.
     assert decide(run(Phase.OVER, 2), run(Phase.QUEUED, minutes_ago=9000)) == Rest(
         "Run run1000- is about to start."
     )
 
 
-# Runs that are called started and in which nobody works
+# Runs that Dagster shows as started, but that have no worker
 
 
 def test_a_started_run_without_a_worker_is_suspected_and_not_replaced() -> None:
@@ -110,42 +110,42 @@ def test_a_started_run_without_a_worker_is_suspected_and_not_replaced() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 59])
-def test_a_silent_run_is_given_time(seconds: int) -> None:
+def test_a_run_without_a_worker_is_given_a_minute(seconds: int) -> None:
     known = Suspicion("run1000-rest", 4, NOW - seconds * SECOND)
     decision = decide(run(Phase.STARTED), suspicion=known)
     assert isinstance(decision, Rest)
-    # Since the first look, and not since this one: else it would never be up.
+    # The time counts from the first observation; otherwise it would never be up.
     assert decision.suspicion == known
 
 
 @pytest.mark.parametrize("seconds", [60, 3600])
-def test_a_run_that_has_been_silent_for_a_minute_is_dead(seconds: int) -> None:
+def test_a_run_without_a_worker_for_a_minute_is_dead(seconds: int) -> None:
     known = Suspicion("run1000-rest", 4, NOW - seconds * SECOND)
     assert decide(run(Phase.STARTED), suspicion=known) == DeclareDead(run(Phase.STARTED))
 
 
-def test_a_run_that_had_the_lease_in_between_is_suspected_anew() -> None:
+def test_a_new_lease_token_restarts_the_suspicion() -> None:
     known = Suspicion("run1000-rest", 3, NOW - 60 * SECOND)
     decision = decide(run(Phase.STARTED), token=4, suspicion=known)
     assert isinstance(decision, Rest)
     assert decision.suspicion == Suspicion("run1000-rest", 4, NOW)
 
 
-def test_what_was_suspected_of_another_run_does_not_count() -> None:
+def test_the_suspicion_of_another_run_does_not_count() -> None:
     known = Suspicion("run2000-rest", 4, NOW - 60 * SECOND)
     decision = decide(run(Phase.STARTED), run(Phase.OVER, 2), suspicion=known)
     assert isinstance(decision, Rest)
     assert decision.suspicion == Suspicion("run1000-rest", 4, NOW)
 
 
-def test_a_suspicion_ends_when_somebody_works_or_the_run_is_over() -> None:
+def test_a_suspicion_ends_when_a_worker_appears_or_the_run_is_over() -> None:
     known = Suspicion("run1000-rest", 4, NOW - 60 * SECOND)
     assert decide(run(Phase.STARTED), worker="w", suspicion=known) == Rest("w is restoring.")
     assert decide(run(Phase.OVER), suspicion=known) == Launch(INCIDENT)
 
 
 @pytest.mark.parametrize("newest", [Phase.QUEUED, Phase.OVER])
-def test_a_dead_run_is_declared_so_behind_others_too(newest: Phase) -> None:
+def test_a_dead_run_is_declared_dead_behind_newer_runs(newest: Phase) -> None:
     known = Suspicion("run1000-rest", 4, NOW - 60 * SECOND)
     started = run(Phase.STARTED)
     assert decide(run(newest, 2), started, suspicion=known) == DeclareDead(started)
@@ -153,7 +153,7 @@ def test_a_dead_run_is_declared_so_behind_others_too(newest: Phase) -> None:
 
 @pytest.mark.parametrize("incident", [HELD, INCIDENT])
 @pytest.mark.parametrize("state", [RECOVERING, FAILED])
-def test_a_dead_run_is_declared_so_whether_or_not_another_is_to_come(
+def test_a_dead_run_is_declared_dead_in_every_state(
     state: RecoveryState, incident: Incident
 ) -> None:
     known = Suspicion("run1000-rest", 4, NOW - 60 * SECOND)
@@ -161,31 +161,31 @@ def test_a_dead_run_is_declared_so_whether_or_not_another_is_to_come(
     assert decision == DeclareDead(run(Phase.STARTED))
 
 
-# Runs that a person has terminated
+# Runs that an operator has terminated
 
 
 def test_a_terminated_run_puts_the_incident_on_hold() -> None:
     canceled = run(Phase.CANCELED)
     assert decide(canceled) == PutOnHold(INCIDENT, canceled)
-    # Also while its worker has not noticed, or another launch is not due.
+    # Also if its worker has not noticed yet, or if the next launch is not due.
     assert decide(canceled, worker="run 1 on gw-7") == PutOnHold(INCIDENT, canceled)
     early = replace(INCIDENT, next_launch_at=NOW + SECOND)
     assert decide(canceled, incident=early) == PutOnHold(early, canceled)
 
 
-def test_an_incident_that_is_on_hold_is_not_put_on_hold_again() -> None:
+def test_an_incident_on_hold_is_not_put_on_hold_again() -> None:
     assert isinstance(decide(run(Phase.CANCELED), incident=HELD), Rest)
 
 
 @pytest.mark.parametrize("minutes_ago", [10, 11])
-def test_a_run_that_was_requested_before_a_release_does_not_hold_again(minutes_ago: int) -> None:
+def test_a_run_requested_before_a_release_does_not_hold_again(minutes_ago: int) -> None:
     released = replace(INCIDENT, released_at=NOW - timedelta(minutes=10))
     assert decide(run(Phase.CANCELED, minutes_ago=minutes_ago), incident=released) == Launch(
         released
     )
 
 
-def test_a_run_that_was_requested_after_a_release_holds_again() -> None:
+def test_a_run_requested_after_a_release_holds_again() -> None:
     released = replace(INCIDENT, released_at=NOW - timedelta(minutes=10))
     canceled = run(Phase.CANCELED, minutes_ago=9)
     assert decide(canceled, incident=released) == PutOnHold(released, canceled)
@@ -205,12 +205,12 @@ def test_a_run_that_was_requested_after_a_release_holds_again() -> None:
         ),
     ],
 )
-def test_a_terminated_run_that_a_newer_one_follows_holds_nothing(
+def test_a_terminated_run_followed_by_a_newer_one_does_not_hold(
     newest: Phase, decision: Decision
 ) -> None:
     assert decide(run(newest, 2, minutes_ago=5), run(Phase.CANCELED)) == decision
 
 
-def test_a_terminated_run_of_a_store_that_failed_holds_nothing() -> None:
-    # There is nothing to stop, and a hold would be refused at every look.
+def test_a_terminated_run_of_a_failed_store_does_not_hold() -> None:
+    # There is nothing to stop, and a hold would be refused at every tick.
     assert isinstance(decide(run(Phase.CANCELED), state=FAILED), Rest)

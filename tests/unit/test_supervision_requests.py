@@ -1,4 +1,4 @@
-"""Runs that are unwanted or never came, by scenes and decisions worked out by hand."""
+"""Decisions about terminated runs and lost launches, compared with literal values."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -27,13 +27,13 @@ SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 HEALTHY, RECOVERING, FAILED = RecoveryState
 RELEASED = replace(INCIDENT, released_at=NOW - 10 * MINUTE)
-# The third launch has been counted, and the fourth is not due.
+# Launch 3 is recorded, and launch 4 is not due.
 COUNTED = replace(INCIDENT, launches=3, next_launch_at=NOW + 2 * MINUTE)
 NOT_DUE = "The next launch for incident 0f8fad5b is due at 12:02:00 UTC."
 
 
 def canceled(*, requested: float, terminated: float | None = None) -> RunSeen:
-    """A run that a person has terminated; both so many minutes ago."""
+    """Return a run that an operator has terminated; both times are minutes ago."""
     return RunSeen(
         "run1000-rest",
         Phase.CANCELED,
@@ -56,42 +56,42 @@ def decide(
     return supervise(Scene(Recovery(state, incident), runs, worker, 4, suspicion), NOW)
 
 
-# When a person wanted the restore to stop
+# Terminated runs
 
 
-def test_a_run_from_before_a_release_that_is_terminated_after_it_holds_again() -> None:
+def test_a_run_requested_before_a_release_and_terminated_after_it_holds_again() -> None:
     run = canceled(requested=20, terminated=9)
     assert decide(run, incident=RELEASED) == PutOnHold(RELEASED, run)
 
 
 @pytest.mark.parametrize("terminated", [10, 11])
-def test_a_run_that_was_terminated_before_a_release_does_not_hold_again(terminated: float) -> None:
+def test_a_run_terminated_before_a_release_does_not_hold_again(terminated: float) -> None:
     assert decide(canceled(requested=20, terminated=terminated), incident=RELEASED) == Launch(
         RELEASED
     )
 
 
-def test_a_run_from_after_a_release_holds_again_though_its_end_is_told_by_a_slow_clock() -> None:
+def test_a_run_requested_after_a_release_holds_again_even_if_a_slow_clock_dates_its_end() -> None:
     run = canceled(requested=9, terminated=11)
     assert decide(run, incident=RELEASED) == PutOnHold(RELEASED, run)
 
 
 @pytest.mark.parametrize("phase", [Phase.OVER, Phase.QUEUED, Phase.STARTED])
-def test_a_terminated_run_holds_also_where_another_came_while_it_worked(phase: Phase) -> None:
+def test_a_terminated_run_holds_even_if_another_was_requested_before_its_end(phase: Phase) -> None:
     run = canceled(requested=20, terminated=5)
     beside = other(phase, requested=15)
     assert decide(beside, run, incident=INCIDENT) == PutOnHold(INCIDENT, run)
 
 
-def test_a_terminated_run_holds_nothing_where_another_was_asked_for_after_that() -> None:
+def test_a_terminated_run_does_not_hold_if_another_was_requested_after_its_end() -> None:
     run = canceled(requested=20, terminated=15)
     assert decide(other(Phase.OVER, requested=5), run, incident=INCIDENT) == Launch(INCIDENT)
 
 
-# Launches of which there is no run
+# Launches without a run
 
 
-def test_a_launch_without_a_run_is_given_time_and_then_requested_again() -> None:
+def test_a_launch_without_a_run_is_requested_again_after_a_while() -> None:
     asked = Rest(f"Launch 3 has no run yet. {NOT_DUE}", Suspicion("launch-3", 4, NOW))
     assert decide(incident=COUNTED) == asked
     early = Suspicion("launch-3", 4, NOW - 19 * SECOND)
@@ -100,7 +100,7 @@ def test_a_launch_without_a_run_is_given_time_and_then_requested_again() -> None
     assert decision.suspicion == early
     late = Suspicion("launch-3", 4, NOW - 20 * SECOND)
     assert decide(incident=COUNTED, suspicion=late) == LaunchAgain(COUNTED)
-    # Runs of earlier launches, and those started by hand, are no runs of this one.
+    # Runs of earlier launches and manually started runs do not belong to this launch.
     earlier = (other(Phase.OVER, requested=5), other(Phase.OVER, requested=9, launch=2))
     assert decide(*earlier, incident=COUNTED, suspicion=late) == LaunchAgain(COUNTED)
     for stale in (
@@ -111,13 +111,13 @@ def test_a_launch_without_a_run_is_given_time_and_then_requested_again() -> None
         assert decide(incident=COUNTED, suspicion=stale) == asked
 
 
-def test_a_launch_with_a_run_is_not_requested_again_whatever_became_of_it() -> None:
+def test_a_launch_with_a_run_is_never_requested_again() -> None:
     late = Suspicion("launch-3", 4, NOW - MINUTE)
     run = other(Phase.OVER, requested=1, launch=3)
     assert decide(run, incident=COUNTED, suspicion=late) == Rest(NOT_DUE)
 
 
-def test_where_no_launch_was_counted_or_none_is_to_come_nothing_is_missed() -> None:
+def test_no_launch_is_missing_if_none_is_recorded_or_expected() -> None:
     late = Suspicion("launch-3", 4, NOW - MINUTE)
     assert decide(incident=replace(COUNTED, launches=0)) == Rest(NOT_DUE)
     held = replace(COUNTED, held=Held(NOW, "ann", "the disk is changed"))
@@ -131,7 +131,7 @@ def test_where_no_launch_was_counted_or_none_is_to_come_nothing_is_missed() -> N
     assert queued == Rest("Run run2000- is about to start.")
 
 
-def test_a_launch_that_is_due_is_a_new_one() -> None:
+def test_a_due_launch_replaces_a_missing_one() -> None:
     due = replace(COUNTED, next_launch_at=NOW)
     late = Suspicion("launch-3", 4, NOW - MINUTE)
     assert decide(incident=due, suspicion=late) == Launch(due)

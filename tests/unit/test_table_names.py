@@ -30,7 +30,7 @@ HOUR = Hour(datetime(2026, 11, 29, 14, tzinfo=UTC))
         ("_hidden", "hidden"),
         (".hidden", "hidden"),
         ("x" * 600, "x" * 40),
-        ("a=1", "a-1"),  # readers take name=value for a partition
+        ("a=1", "a-1"),  # readers interpret name=value as a partition
     ],
 )
 def test_a_directory_name_starts_with_the_readable_part_of_the_tenant(
@@ -64,7 +64,7 @@ def test_a_table_is_named_after_its_hour() -> None:
     "foreign",
     ["notes.parquet", "2026-11-29T14Z.parquet.bak", "2026-11-29T14Z_parquet", ".2026.unfinished"],
 )
-def test_other_names_are_not_recognized(foreign: str) -> None:
+def test_other_file_names_are_ignored(foreign: str) -> None:
     assert not TABLE_NAME.fullmatch(foreign)
     assert not UNFINISHED_NAME.fullmatch(foreign)
     assert not DIRECTORY_NAME.fullmatch(foreign)

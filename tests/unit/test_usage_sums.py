@@ -10,7 +10,7 @@ def test_sums_are_exact_beyond_the_digits_of_one_usage() -> None:
     assert exact_sum([]) == 0
 
 
-def test_a_budgets_usage_is_its_aggregate_or_else_the_sum_of_its_entities() -> None:
+def test_the_usage_of_a_budget_is_its_aggregate_or_the_sum_of_its_entities() -> None:
     assert budget_usage({"alice": Decimal("1.5"), "bo": Decimal("0.25")}) == Decimal("1.75")
     assert budget_usage({"alice": Decimal("1.5"), None: Decimal("1.75")}) == Decimal("1.75")
     assert budget_usage({None: Decimal(0), "alice": Decimal(0)}) == 0

@@ -1,4 +1,4 @@
-"""Tables of the hour, from a control plane in memory, as real files."""
+"""Hourly tables as real files, with an in-memory control plane."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -20,7 +20,7 @@ DAY = timedelta(days=1)
 
 
 class Scene:
-    """A control plane, and the place of its tables."""
+    """A control plane and the directory of its tables."""
 
     def __init__(self, place: Path) -> None:
         self.plane: ControlPlane = in_memory()
@@ -44,7 +44,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path / "tables")
 
 
-def test_each_tenant_of_the_hour_gets_its_table(scene: Scene) -> None:
+def test_each_tenant_of_the_hour_gets_a_table(scene: Scene) -> None:
     scene.plane.capture("acme", TEAM, at=NOON)
     scene.plane.capture("other", {**TEAM, ("team", "2026-11"): {"bo": "1"}}, at=NOON)
     scene.plane.capture("later", TEAM, at=NOON + HOUR)
@@ -56,7 +56,7 @@ def test_each_tenant_of_the_hour_gets_its_table(scene: Scene) -> None:
     assert scene.files("later") == []
 
 
-def test_an_hour_that_is_captured_twice_has_both_in_its_table(scene: Scene) -> None:
+def test_the_table_of_an_hour_contains_both_of_its_captures(scene: Scene) -> None:
     scene.plane.capture("acme", TEAM, at=NOON)
     scene.build(NOON)
     again = NOON + timedelta(minutes=30)
@@ -66,7 +66,7 @@ def test_an_hour_that_is_captured_twice_has_both_in_its_table(scene: Scene) -> N
     assert moments == [NOON, NOON, again, again]
 
 
-def test_a_past_hour_that_is_built_again_is_the_same_file(scene: Scene) -> None:
+def test_the_table_of_a_past_hour_is_reproducible(scene: Scene) -> None:
     scene.plane.capture("acme", TEAM, at=NOON)
     path = Path(scene.build(NOON).written[0].file.path)
     before = path.read_bytes()
@@ -76,7 +76,7 @@ def test_a_past_hour_that_is_built_again_is_the_same_file(scene: Scene) -> None:
     assert path.read_bytes() == before
 
 
-def test_no_tenants_failure_costs_another_its_table(scene: Scene) -> None:
+def test_a_tenant_whose_table_fails_does_not_affect_others(scene: Scene) -> None:
     for tenant in ("a", "b", "c"):
         scene.plane.capture(tenant, TEAM, at=NOON)
     scene.place.mkdir()
@@ -89,7 +89,7 @@ def test_no_tenants_failure_costs_another_its_table(scene: Scene) -> None:
     assert scene.failures == [failed]
 
 
-def test_tables_go_with_their_snapshots_and_a_spared_tenant_keeps_its_own(scene: Scene) -> None:
+def test_tables_are_removed_with_their_snapshots(scene: Scene) -> None:
     for tenant in ("acme", "spared"):
         scene.plane.capture(tenant, TEAM, at=NOON)
     scene.build(NOON)
@@ -101,7 +101,7 @@ def test_tables_go_with_their_snapshots_and_a_spared_tenant_keeps_its_own(scene:
     assert scene.files("spared") == ["2026-11-25T12Z.parquet"]
 
 
-def test_a_snapshot_of_which_only_the_recovery_point_is_left_has_no_table(scene: Scene) -> None:
+def test_a_snapshot_kept_only_for_the_recovery_point_has_no_table(scene: Scene) -> None:
     old: Counters = {("gone", "lifetime"): {"alice": "5"}, **TEAM}
     scene.plane.capture("acme", old, at=NOON)
     scene.build(NOON)
@@ -109,13 +109,13 @@ def test_a_snapshot_of_which_only_the_recovery_point_is_left_has_no_table(scene:
     scene.plane.capture("acme", TEAM, at=late)
     scene.plane.prune("acme")
     assert scene.plane.reports.captured_in(Hour(NOON)) != ()
-    # The hour itself is asked for: its table goes all the same.
+    # Its table is removed although this hour is requested.
     with pytest.raises(HourNotCapturedError, match="past retention"):
         scene.build(NOON)
     assert scene.files("acme") == []
 
 
-def test_an_hour_without_snapshot_is_refused_with_what_to_do(scene: Scene) -> None:
+def test_an_hour_without_a_snapshot_is_refused_with_a_hint(scene: Scene) -> None:
     scene.plane.capture("acme", TEAM, at=NOON)
     with pytest.raises(HourNotCapturedError) as refused:
         scene.build(NOON - HOUR)
@@ -123,7 +123,7 @@ def test_an_hour_without_snapshot_is_refused_with_what_to_do(scene: Scene) -> No
     assert "2026-11-25-12:00" in refused.value.hint
 
 
-def test_a_snapshot_of_nothing_makes_a_table_without_rows(scene: Scene) -> None:
+def test_an_empty_snapshot_has_a_table_without_rows(scene: Scene) -> None:
     scene.plane.capture("acme", TEAM, at=NOON)
     scene.plane.capture("acme", {}, at=NOON + HOUR)
     with_rows, without = (scene.build(at).written[0].file for at in (NOON, NOON + HOUR))
@@ -132,13 +132,13 @@ def test_a_snapshot_of_nothing_makes_a_table_without_rows(scene: Scene) -> None:
 
 
 class LateListing(MemorySnapshots):
-    """Lists also tenants whose snapshots of the hour have just been pruned."""
+    """Also lists tenants whose snapshots of the hour have just been pruned."""
 
     def tenants_in(self, hour: Hour) -> tuple[str, ...]:
         return ("acme", *super().tenants_in(hour), "pruned")
 
 
-def test_what_is_pruned_after_it_was_listed_gets_no_table(scene: Scene) -> None:
+def test_a_snapshot_pruned_after_the_listing_gets_no_table(scene: Scene) -> None:
     scene.plane.capture("other", TEAM, at=NOON)
     snapshots = scene.plane.snapshots
     assert isinstance(snapshots, MemorySnapshots)

@@ -27,7 +27,7 @@ def utc(year: int, month: int, day: int, hour: int = 0, minute: int = 0) -> date
         ("lifetime", Period.LIFETIME, None, None),
     ],
 )
-def test_a_token_names_a_calendar_span(
+def test_a_token_names_a_calendar_period(
     token: str, period: Period, start: datetime | None, end: datetime | None
 ) -> None:
     window = Window.parse(token)
@@ -61,7 +61,7 @@ def test_a_token_names_a_calendar_span(
         "2026-11-29T00",
     ],
 )
-def test_anything_else_is_refused_by_name(token: str) -> None:
+def test_any_other_token_is_refused(token: str) -> None:
     with pytest.raises(InvalidWindowError, match="is not a budget window"):
         Window.parse(token)
 
@@ -74,14 +74,14 @@ def test_windows_are_half_open() -> None:
     assert not day.is_current(utc(2026, 5, 31) - timedelta(microseconds=1))
 
 
-def test_windows_are_judged_in_utc_whatever_zone_the_moment_is_in() -> None:
+def test_windows_are_compared_in_utc() -> None:
     kolkata = timezone(timedelta(hours=5, minutes=30))
     local_june = datetime(2026, 6, 1, 5, 29, tzinfo=kolkata)
     assert Window.parse("2026-05").is_current(local_june)
     assert Window.containing(Period.DAY, local_june).token == "2026-05-31"
 
 
-def test_a_moment_without_a_zone_is_refused() -> None:
+def test_a_time_without_a_zone_is_refused() -> None:
     with pytest.raises(ValueError, match="no time zone"):
         Window.parse("lifetime").is_current(datetime(2026, 6, 1))  # noqa: DTZ001
 
@@ -107,7 +107,7 @@ def test_a_week_runs_from_monday(moment: datetime, week: str) -> None:
         timezones=st.just(UTC),
     ),
 )
-def test_every_moment_is_in_its_window_and_the_token_reads_back(
+def test_every_time_is_in_its_window_and_every_token_is_parsed_back(
     period: Period, moment: datetime
 ) -> None:
     window = Window.containing(period, moment)
