@@ -32,15 +32,16 @@ INCOMPLETE = 1
 _console = answers()
 
 
-@click.command(short_help="Lose a store and see it restored, in a minute.")
+@click.command(short_help="Wipe a temporary store and restore it, in a minute.")
 @click.option("--keep", is_flag=True, help="Keep the data and logs, and print their directory.")
 @click.pass_context
 def demo(context: click.Context, *, keep: bool) -> None:
-    """Show how a store is lost and restored, with figures, in about a minute.
+    """Wipe a temporary store and restore it, with figures, in less than a minute.
 
-    PostgreSQL, NATS and a simulated gateway run in a temporary directory. The demo uses no setting
-    and no running `budget-recovery dev`. Exit code 0: everything in the newest snapshot came back;
-    1: something did not.
+    PostgreSQL, NATS and a simulated gateway run in a temporary directory. The demo ignores all
+    settings and does not touch a running `budget-recovery dev`.
+
+    Exit codes: 0, everything in the newest snapshot was restored; 1, something was not.
     """
     begun = time.monotonic()
     try:

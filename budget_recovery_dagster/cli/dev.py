@@ -51,8 +51,8 @@ def dev(port: int, host: str, data_dir: Path | None) -> None:
     """Run all services on this machine, with simulated traffic, until Ctrl-C.
 
     PostgreSQL and NATS come with the package. To use your own servers, set
-    BUDGET_RECOVERY_POSTGRES_URL and BUDGET_RECOVERY_NATS_URL. Your own NATS gets no simulated
-    traffic.
+    BUDGET_RECOVERY_POSTGRES_URL and BUDGET_RECOVERY_NATS_URL. With your own NATS, there is no
+    simulated traffic.
     """
     settings = load_settings()
     ui = DagsterUi(host, port)

@@ -44,8 +44,10 @@ _NARROWEST = 20
 def doctor(context: click.Context, data_dir: Path | None, *, as_json: bool) -> None:
     """Check everything that the services need, and show how to fix each problem. Read-only.
 
+    If no server is configured, the command checks the servers of the running `budget-recovery dev`.
+
     Exit codes: 0, no check failed, though some may warn; 1, a check failed; 2, no server is
-    configured. Without settings, the servers are those of the running `budget-recovery dev`.
+    configured and no `dev` runs.
     """
     try:
         installation = _find(data_dir)

@@ -62,7 +62,11 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="budget-recovery")
 def main() -> None:
-    """Keep the budget counters of an AI gateway recoverable."""
+    """Back up the budget counters of an AI gateway and restore them after a loss.
+
+    Exit codes, if a command's help has no others: 0, done; 1, failed; 2, refused, nothing was
+    done.
+    """
 
 
 main.add_command(demo)
