@@ -37,17 +37,17 @@ _WIDEST = 100
 _NARROWEST = 20
 
 
-@click.command(short_help="Check settings, servers, permissions and bucket.")
+@click.command(short_help="Check settings, servers, permissions, bucket and clocks.")
 @json_option
 @data_dir_option
 @click.pass_context
 def doctor(context: click.Context, data_dir: Path | None, *, as_json: bool) -> None:
     """Check everything that the services need, and show how to fix each problem. Read-only.
 
-    If no server is configured, the command checks the servers of the running `budget-recovery dev`.
+    Uses the configured servers, or those of the running `budget-recovery dev`.
 
-    Exit codes: 0, no check failed, though some may warn; 1, a check failed; 2, no server is
-    configured and no `dev` runs.
+    Exit codes: 0, no check failed (some may warn); 1, a check failed; 2, no server is configured
+    and no dev runs.
     """
     try:
         installation = _find(data_dir)

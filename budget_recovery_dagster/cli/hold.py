@@ -15,15 +15,17 @@ from budget_recovery_dagster.services.restore.manual import hold_restore, releas
 from budget_recovery_dagster.wiring import opened_control_plane
 
 
-@click.command(short_help="Stop the restore of the open incident.")
-@click.option("--reason", required=True, help="Why; shown by `budget-recovery status`.")
+@click.command(short_help="Pause the automatic restore of the open incident.")
+@click.option("--reason", required=True, help="Reason, shown by `budget-recovery status`.")
 @json_option
 @data_dir_option
 def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
-    """Stop the restore of the open incident until `budget-recovery release`.
+    """Pause the automatic restore of the open incident until `budget-recovery release`.
 
-    No restore starts; a running one stops after the current tenant. Captures stay paused. The
-    database is that of BUDGET_RECOVERY_POSTGRES_URL or of the running `budget-recovery dev`.
+    No automatic restore starts, and a running one stops after the current tenant. Captures stay
+    paused. A manual `budget-recovery restore` still works.
+
+    Uses the database of BUDGET_RECOVERY_POSTGRES_URL, or that of the running `budget-recovery dev`.
     """
     if not reason.strip():
         raise click.BadParameter("it is empty.", param_hint="--reason")
@@ -38,13 +40,13 @@ def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
     click.echo(f"Incident {incident.short_id} is on hold. To continue: budget-recovery release")
 
 
-@click.command(short_help="Continue the restore that is on hold.")
+@click.command(short_help="Resume the restore that is on hold.")
 @json_option
 @data_dir_option
 def release(data_dir: Path | None, *, as_json: bool) -> None:
-    """Continue the restore of the open incident, at once and with all its attempts.
+    """Resume the automatic restore of the open incident within 30 s, with three new attempts.
 
-    The database is that of BUDGET_RECOVERY_POSTGRES_URL or of the running `budget-recovery dev`.
+    Uses the database of BUDGET_RECOVERY_POSTGRES_URL, or that of the running `budget-recovery dev`.
     """
     with opened_control_plane(settings_with_database(data_dir)) as plane:
         incident = release_restore(plane, by=current_user())

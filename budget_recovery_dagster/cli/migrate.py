@@ -6,9 +6,12 @@ from budget_recovery_dagster.adapters.postgres import database
 from budget_recovery_dagster.settings import load_settings
 
 
-@click.command(short_help="Bring the database's schema up to date.")
+@click.command(short_help="Create or upgrade the database schema.")
 def migrate() -> None:
-    """Bring the schema of BUDGET_RECOVERY_POSTGRES_URL up to date; safe to repeat."""
+    """Create or upgrade the schema in the database of BUDGET_RECOVERY_POSTGRES_URL.
+
+    Run it as the owner of the database. It is safe to repeat.
+    """
     migration = database.migrate(load_settings().require_postgres_url())
     if not migration.changed:
         click.echo(f"The schema is already at version {migration.to_version}.")

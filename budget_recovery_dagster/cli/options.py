@@ -43,18 +43,18 @@ choice_options = _together(
         "--tenant",
         default=EVERY_TENANT,
         show_default=True,
-        help=f"Tenant to restore; {EVERY_TENANT} restores every tenant.",
+        help=f"Tenant to restore, or {EVERY_TENANT} for every tenant.",
     ),
-    click.option("--budget", default="", help="Budget of the tenant.  [default: all]"),
+    click.option("--budget", default="", help="Budget of that tenant.  [default: all]"),
     click.option(
         "--snapshot",
         default=LATEST,
         show_default=True,
-        help="Snapshot timestamp in UTC, or a unique prefix (see `budget-recovery snapshots`);"
-        f" {LATEST} takes the highest usage of all snapshots.",
+        help="Snapshot timestamp in UTC, or a unique prefix (see `budget-recovery snapshots`), or"
+        f" {LATEST} for the highest usage in all snapshots.",
     ),
     click.option(
-        "--despite-resets", is_flag=True, help="Also restore usage that was reset on purpose."
+        "--despite-resets", is_flag=True, help="Ignore recorded resets: restore their usage, too."
     ),
 )
 """The options of a choice; see ``request_of``."""
@@ -71,11 +71,11 @@ def request_of(options: Mapping[str, Any]) -> RestoreRequest:
 
 
 order_options = _together(
-    click.option("--reason", required=True, help="Why; stored with the result."),
+    click.option("--reason", required=True, help="Reason, stored with the result."),
     click.option(
         "--accept-unconverged",
         is_flag=True,
-        help="Use the store even if its servers have not converged.",
+        help="Continue even if replicas of the store are missing or behind.",
     ),
 )
 """The options of an order; see ``order_of``."""

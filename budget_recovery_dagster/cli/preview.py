@@ -27,8 +27,10 @@ from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 def preview(data_dir: Path | None, *, as_json: bool, **choice: Any) -> None:
     """Show what a restore would change in each budget. Read-only for the gateway's store.
 
-    The preview is stored for a day: `budget-recovery restore` with the same options reports what
-    changed since. The servers are those of the settings or of the running `budget-recovery dev`.
+    The preview is stored for a day. `budget-recovery restore` with the same options reports what
+    changed since the preview.
+
+    Uses the configured servers, or those of the running `budget-recovery dev`.
     """
     settings = settings_with_servers(data_dir)
     with opened_control_plane(settings) as plane, progress("Reading") as report:

@@ -31,9 +31,9 @@ def _moment(_context: click.Context, _option: click.Parameter, text: str | None)
 
 @click.command("record-reset", short_help="Record that counters were lowered on purpose.")
 @click.option("--tenant", required=True, help="Tenant of the budget.")
-@click.option("--budget", required=True, help="Budget that was reset.")
+@click.option("--budget", required=True, help="Budget whose counters were reset.")
 @click.option("--entity", help="Entity that was reset.  [default: all, and the aggregate]")
-@click.option("--aggregate", is_flag=True, help="Only the aggregate of the budget.")
+@click.option("--aggregate", is_flag=True, help="Only the aggregate (total) of the budget.")
 @click.option("--window", help="Window that was reset, such as 2026-11.  [default: all]")
 @click.option(
     "--at",
@@ -41,7 +41,7 @@ def _moment(_context: click.Context, _option: click.Parameter, text: str | None)
     callback=_moment,
     help="Time of the reset in UTC, such as 2026-11-29T14:00.  [default: now]",
 )
-@click.option("--reason", required=True, help="Why; stored with the reset.")
+@click.option("--reason", required=True, help="Reason, stored with the reset.")
 @json_option
 @data_dir_option
 def record_reset_command(  # noqa: PLR0913 - click passes every option by name
@@ -58,13 +58,14 @@ def record_reset_command(  # noqa: PLR0913 - click passes every option by name
 ) -> None:
     """Record that you lowered or cleared counters of a budget in the gateway.
 
-    A restore takes the highest usage of all snapshots. Usage of these counters recorded until the
-    reset is excluded from every restore without --despite-resets. This command lowers no counter.
+    This command lowers no counter. Lower the counters in the gateway FIRST, then record the reset.
+    In the other order, a snapshot taken in between holds the old value, and a restore uses it.
 
-    Lower the counters in the gateway FIRST, then record the reset. In the other order, a snapshot
-    taken in between holds the old value, and a restore uses it.
+    Without a recorded reset, a restore brings back the highest usage in all snapshots. With it,
+    restores ignore usage of these counters in snapshots up to the time of the reset. To include
+    that usage, run `budget-recovery restore` with --despite-resets.
 
-    The database is that of BUDGET_RECOVERY_POSTGRES_URL or of the running `budget-recovery dev`.
+    Uses the database of BUDGET_RECOVERY_POSTGRES_URL, or that of the running `budget-recovery dev`.
     """
     if not reason.strip():
         raise click.BadParameter("it is empty.", param_hint="--reason")

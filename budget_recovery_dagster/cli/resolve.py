@@ -21,16 +21,16 @@ from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 _DECLINED = 2
 
 
-@click.command(short_help="Close the open incident without a restore.")
+@click.command(short_help="Close the open incident and accept the store as it is.")
 @order_options
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @data_dir_option
 def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) -> None:
-    """Close the open incident without restoring anything more.
+    """Close the open incident and accept the store as it is.
 
-    The present store becomes the new baseline, and captures resume. You can still restore usage
-    from snapshots manually. The command is refused while the store is not reachable.
+    Nothing more is restored automatically, and captures resume. A manual `budget-recovery restore`
+    is still possible. The command is refused while the store cannot be reached.
     """
     if as_json and not yes:
         raise click.UsageError("--json needs --yes: it cannot ask for confirmation.")

@@ -49,10 +49,11 @@ _INTERRUPTED = 130
 def restore(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) -> None:
     """Raise the chosen counters to the usage in the snapshots. No counter is ever lowered.
 
-    The command shows a preview, asks, applies the same plan, and reports what changed in between.
-    If no counter is lower than in the snapshots afterwards, the open incident is closed.
+    The command shows a preview and asks for confirmation. Then it raises the counters and reports
+    every difference from the preview. If no counter of the store is then lower than in the
+    snapshots, the command closes the open incident.
 
-    Exit codes: 0, restored; 1, not all is restored, and raised counters stay raised; 2, nothing is
+    Exit codes: 0, restored; 1, not all restored, but raised counters stay raised; 2, nothing
     restored.
     """
     if as_json and not yes:

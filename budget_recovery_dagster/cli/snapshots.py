@@ -17,18 +17,19 @@ from budget_recovery_dagster.wiring import opened_control_plane
 _SHOWN = 24
 
 
-@click.command(short_help="List the snapshots to restore from.")
-@click.option("--tenant", default=EVERY_TENANT, show_default=True, help="Tenant of the snapshots.")
+@click.command(short_help="List the retained snapshots.")
+@click.option("--tenant", default=EVERY_TENANT, show_default=True, help="Tenant, or * for all.")
 @click.option("--all", "show_all", is_flag=True, help=f"List all, not only the newest {_SHOWN}.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs; lists all.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs; implies --all.")
 @data_dir_option
 def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bool) -> None:
-    """List the retained snapshots, newest first, by the timestamp that --snapshot takes.
+    """List the retained snapshots, newest first.
 
-    A pruned snapshot cannot be chosen: retention keeps only the records that a restore still
-    needs. Counts are those of the capture; `budget-recovery preview` verifies the records.
+    The first column is the timestamp for `budget-recovery restore --snapshot`. A snapshot with the
+    remark "pruned" cannot be chosen, because retention has removed some of its records. The counts
+    are from the time of the capture. To verify the stored records, run `budget-recovery preview`.
 
-    The database is that of BUDGET_RECOVERY_POSTGRES_URL or of the running `budget-recovery dev`.
+    Uses the database of BUDGET_RECOVERY_POSTGRES_URL, or that of the running `budget-recovery dev`.
     """
     with opened_control_plane(settings_with_database(data_dir)) as plane:
         chosen = choose_tenant(tenant, sorted(plane.points.tenants()))

@@ -41,10 +41,12 @@ class _Status(click.Command):
 @data_dir_option
 @click.pass_context
 def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> None:
-    """Show the state of the gateway's store, as of the last checks.
+    """Show the state of the gateway's store as of the last check, and the next step.
 
-    Exit codes: 0, healthy; 1, recovering; 2, failed, an operator must act; 3, unknown. The
-    database is that of BUDGET_RECOVERY_POSTGRES_URL or of the running `budget-recovery dev`.
+    Uses the database of BUDGET_RECOVERY_POSTGRES_URL, or that of the running `budget-recovery dev`.
+    The store itself is not read.
+
+    Exit codes: 0, healthy; 1, recovering; 2, failed, an operator must act; 3, unknown.
     """
     try:
         settings = settings_with_database(data_dir)

@@ -17,15 +17,17 @@ _DECLINED = 1
 _console = answers(soft_wrap=True)
 
 
-@click.command(short_help="Delete the counters of a running dev, to see them restored.")
+@click.command(short_help="Wipe the store of a running dev, to see it restored.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @data_dir_option
 @click.pass_context
 def wipe(context: click.Context, data_dir: Path | None, *, yes: bool) -> None:
-    """Delete the bucket of the running `budget-recovery dev`, as an accident would.
+    """Delete the store of the running `budget-recovery dev`, to see it restored.
 
-    Requests do not fail then: usage reads as zero, and blocks end. A store that
-    BUDGET_RECOVERY_NATS_URL names is never wiped.
+    Afterwards requests do not fail: usage reads as zero, and blocks end. The command never wipes a
+    store of BUDGET_RECOVERY_NATS_URL.
+
+    Exit codes: 0, wiped; 1, declined or failed; 2, refused.
     """
     settings = load_settings()
     place = data_dir or settings.data_place
