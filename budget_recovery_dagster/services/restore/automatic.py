@@ -17,7 +17,6 @@ from budget_recovery_dagster.domain.incident import (
     Incident,
     Outcome,
     RecoveryState,
-    Restored,
 )
 from budget_recovery_dagster.domain.moves import require_not_held
 from budget_recovery_dagster.domain.store import Observation
@@ -39,17 +38,13 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
 from budget_recovery_dagster.services.restore.session import (
     RestoreSession,
-    find_remainder,
-    uncovered,
-)
-from budget_recovery_dagster.services.restore.tenants import (
-    TenantRestored,
     TenantRestores,
     Worker,
-    counted,
-    undone_error,
+    uncovered,
 )
+from budget_recovery_dagster.services.restore.tenants import TenantRestored, counted, undone_error
 
+_NEXT_STEP = "The restore is retried automatically."
 # After these nothing can be recorded any more, or what was recorded is about another loss.
 _BEYOND_RECORDING = (DatabaseUnreachableError, IncidentMovedError, LeaseLostError, StoreLostError)
 
@@ -113,69 +108,67 @@ def recover_store(  # noqa: PLR0913 - by keyword, each the caller's own
     try:
         with plane.leases.hold(RESTORE_LEASE, holder, at_most=LONGEST_RESTORE) as lease:
             recovery = plane.incidents.recovery()
-            if recovery.state is not RecoveryState.RECOVERING or recovery.incident is None:
+            incident = recovery.incident
+            if recovery.state is not RecoveryState.RECOVERING or incident is None:
                 return NothingToDo(f"The store is {recovery.state.name}; no restore is due.")
-            if recovery.incident.on_hold is not None:
-                return NothingToDo(recovery.incident.on_hold)
-            run = _Run(plane, Worker(run_id, holder, lease, on_progress), recovery.incident)
-            return run.recover(open_store, convergence_timeout)
+            if incident.on_hold is not None:
+                return NothingToDo(incident.on_hold)
+            if not plane.points.tenants():
+                detail = "No snapshot of any tenant is stored, so there is nothing to restore from."
+                reason = FailureReason.NO_SNAPSHOTS
+                incident = plane.incidents.give_up(reason, detail, judged=incident, lease=lease)
+                return GaveUp(incident, reason, detail, ())
+            worker = Worker(run_id, holder, lease, on_progress)
+            with open_store() as store:
+                session = RestoreSession(plane, store, worker, _NEXT_STEP, incident)
+                return _Run(session).recover(convergence_timeout)
     except LeaseHeldError as error:
         return NothingToDo(error.message)
 
 
 @dataclass(slots=True)
 class _Run:
-    """One run of a recovery, under its lease; ``incident`` is as this run knows it."""
+    """One run of a recovery, in its session."""
 
-    plane: ControlPlane
-    worker: Worker
-    incident: Incident
+    session: RestoreSession
     _restores: TenantRestores | None = field(default=None, init=False)
 
-    def recover(self, open_store: OpenStore, convergence_timeout: timedelta) -> RecoveryResult:
-        if not self.plane.points.tenants():
-            return self._give_up(
-                FailureReason.NO_SNAPSHOTS,
-                "No snapshot of any tenant is stored, so there is nothing to restore from.",
-            )
-        with open_store() as store:
-            session = RestoreSession(
-                self.plane, store, self.worker, next_step="The restore is retried automatically."
-            )
-            try:
-                session.await_convergence(convergence_timeout)
-                refusal = session.adopt_target(self.incident)
-            except (StoreError, PossibleLossError) as error:
-                self.incident = session.incident or self.incident
-                return self._wait(error)
-            return self._claim_attempt(session, refusal)
-
-    def _claim_attempt(
-        self, session: RestoreSession, refusal: StoreWriteError | None
-    ) -> RecoveryResult:
+    def recover(self, convergence_timeout: timedelta) -> RecoveryResult:
         try:
-            session.incident = self.plane.incidents.claim_attempt(
-                judged=session.incident or self.incident,
-                run_id=self.worker.run_id,
-                holder=self.worker.holder,
-                lease=self.worker.lease,
+            self.session.await_convergence(convergence_timeout)
+            refusal = self.session.adopt_target(self._incident)
+        except (StoreError, PossibleLossError) as error:
+            return self._wait(error)
+        worker = self.session.worker
+        try:
+            self.session.incident = self._plane.incidents.claim_attempt(
+                judged=self._incident,
+                run_id=worker.run_id,
+                holder=worker.holder,
+                lease=worker.lease,
             )
         except IncidentHeldError as error:
             return NothingToDo(error.message)
         except AttemptsUsedUpError:
-            self.incident = session.incident or self.incident
-            return self._decide(session)
-        self.incident = session.incident
-        return self._attempt(session, refusal)
+            return self._decide()
+        return self._attempt(refusal)
 
-    def _attempt(self, session: RestoreSession, refusal: StoreWriteError | None) -> RecoveryResult:
-        number = self.incident.attempts
-        self.worker.on_progress(f"Attempt {number} of {MAX_ATTEMPTS}")
+    @property
+    def _plane(self) -> ControlPlane:
+        return self.session.plane
+
+    @property
+    def _incident(self) -> Incident:
+        return self.session.open_incident
+
+    def _attempt(self, refusal: StoreWriteError | None) -> RecoveryResult:
+        number = self._incident.attempts
+        self.session.worker.on_progress(f"Attempt {number} of {MAX_ATTEMPTS}")
         try:
             if refusal is not None:
                 raise refusal
-            closing = self._restore(session)
-            recovered = self._close(session, closing)
+            closing = self._restore()
+            recovered = self._close(closing)
         except _BEYOND_RECORDING:
             raise
         except IncidentHeldError as error:
@@ -185,14 +178,14 @@ class _Run:
             message, hint = describe_error(error)
             self._end_attempt(message)
             if number >= MAX_ATTEMPTS:
-                return self._give_up(FailureReason.NOT_WRITTEN, f"{message} Try: {hint}")
+                return self._give_up(f"{message} Try: {hint}")
             raise AttemptFailedError(
                 f"Attempt {number} of {MAX_ATTEMPTS} failed: {message}", hint
             ) from error
         self._end_attempt(closing.outcome.value.replace("_", " "))
         return recovered
 
-    def _restore(self, session: RestoreSession) -> Closing:
+    def _restore(self) -> Closing:
         """Raise every tenant's counters, and return how the incident can be closed.
 
         Raises:
@@ -201,31 +194,33 @@ class _Run:
             AttemptFailedError: some tenants are not restored; what was raised stays raised.
             StoreError, DatabaseError, LeaseLostError: the work was cut short; likewise.
         """
-        restores = self._restores = self._tenant_restores(session)
-        for tenant in sorted(self.plane.points.tenants()):
-            self.worker.lease.require_held()
+        restores = self._restores = self._tenant_restores()
+        for tenant in sorted(self._plane.points.tenants()):
+            self.session.worker.lease.require_held()
             self._require_not_held()
             restores.restore(tenant)
-        seen = session.require_same_store()
+        seen = self.session.require_same_store()
         if undone := restores.undone:
             raise undone_error(undone)
-        return self._closing(session, restores, seen)
+        return self._closing(restores, seen)
 
-    def _decide(self, session: RestoreSession) -> RecoveryResult:
+    def _decide(self) -> RecoveryResult:
         """End an incident whose attempts are used up, after a verification that writes nothing."""
-        self.worker.on_progress("All attempts are used up; verifying without raising anything")
+        self.session.worker.on_progress(
+            "All attempts are used up; verifying without raising anything"
+        )
         try:
-            closing = self._verify(session)
+            closing = self._verify()
         except AttemptFailedError as error:
-            return self._give_up(FailureReason.NOT_WRITTEN, str(error))
+            return self._give_up(str(error))
         except (StoreError, PossibleLossError) as error:
             return self._wait(error)
-        return self._close(session, closing)
+        return self._close(closing)
 
-    def _verify(self, session: RestoreSession) -> Closing:
-        restores = self._tenant_restores(session)
-        remainder = find_remainder(session, restores, restores.record_left)
-        seen = session.require_same_store()
+    def _verify(self) -> Closing:
+        restores = self._tenant_restores()
+        remainder = restores.remainder(is_final=True)
+        seen = self.session.require_same_store()
         if not remainder.is_nothing:
             unseen = "".join(f" {sentence}" for sentence in remainder.unseen[-1:])
             raise AttemptFailedError(
@@ -233,21 +228,22 @@ class _Run:
                 f"lower than in the snapshots.{unseen}",
                 "read the logs of the runs of restore_job to see how they ended.",
             )
-        return self._closing(session, restores, seen)
+        return self._closing(restores, seen)
 
-    def _tenant_restores(self, session: RestoreSession) -> TenantRestores:
-        return session.restores(self.plane.points, self.incident.losses[-1].reason)
+    def _tenant_restores(self) -> TenantRestores:
+        reason = self._incident.losses[-1].reason
+        return TenantRestores(self.session, self._plane.points, reason)
 
     def _require_not_held(self) -> None:
-        incident = self.plane.incidents.recovery().incident
+        incident = self._plane.incidents.recovery().incident
         # Another incident is not judged here: the end of this one will not be accepted.
-        if incident is not None and incident.incident_id == self.incident.incident_id:
+        if incident is not None and incident.incident_id == self._incident.incident_id:
             require_not_held(incident)
 
-    def _closing(
-        self, session: RestoreSession, restores: TenantRestores, seen: Observation
-    ) -> Closing:
-        restored = self._restored(restores)
+    def _closing(self, restores: TenantRestores, seen: Observation) -> Closing:
+        # What all attempts of the incident raised.
+        restored = self._plane.audits.restored_in(self._incident.incident_id)
+        restored = replace(restored, boards=restores.boards)
         raised = (
             f"Raised {counted(restored.counters, 'counter')} in "
             f"{counted(restored.windows, 'window')} of {counted(restored.tenants, 'tenant')}."
@@ -258,10 +254,10 @@ class _Run:
             sentences = [
                 raised,
                 f"{unknown} without an intact record: usage unknown.",
-                uncovered(self.incident),
+                uncovered(self._incident),
             ]
         elif restored.counters:
-            outcome, sentences = Outcome.RESTORED, [raised, uncovered(self.incident)]
+            outcome, sentences = Outcome.RESTORED, [raised, uncovered(self._incident)]
         elif restores.has_current:
             outcome = Outcome.NOTHING_LOST
             sentences = ["No counter that can be raised is lower than in the snapshots."]
@@ -269,37 +265,30 @@ class _Run:
             outcome = Outcome.NOTHING_CURRENT
             sentences = [
                 "Every window in the snapshots has closed, so there was nothing to restore.",
-                uncovered(self.incident),
+                uncovered(self._incident),
             ]
         if noted := restores.noted:
             sentences.append(f"{counted(noted, 'window')} with notes on what was left.")
-        return Closing(outcome, " ".join(sentences), restored, session.accepted_with(seen))
+        return Closing(outcome, " ".join(sentences), restored, self.session.accepted_with(seen))
 
-    def _restored(self, restores: TenantRestores) -> Restored:
-        """Sum up what all attempts of the incident raised."""
-        restored = self.plane.audits.restored_in(self.incident.incident_id)
-        return replace(restored, boards=restores.boards)
-
-    def _close(self, session: RestoreSession, closing: Closing) -> Recovered:
-        return Recovered(
-            session.close(closing, reason="Accepted after the recovery"), self._tenants
-        )
+    def _close(self, closing: Closing) -> Recovered:
+        closed = self.session.close(closing, reason="Accepted after the recovery")
+        return Recovered(closed, self._tenants)
 
     @property
     def _tenants(self) -> tuple[TenantRestored, ...]:
         return tuple(self._restores.tenants) if self._restores else ()
 
     def _end_attempt(self, outcome: str) -> None:
-        self.plane.incidents.end_attempt(outcome, judged=self.incident, lease=self.worker.lease)
+        lease = self.session.worker.lease
+        self._plane.incidents.end_attempt(outcome, judged=self._incident, lease=lease)
 
     def _wait(self, error: BudgetRecoveryError) -> StillWaiting:
-        self.incident = self.plane.incidents.wait(
-            error.message, judged=self.incident, lease=self.worker.lease
-        )
-        return StillWaiting(self.incident, error.message, error.hint)
+        lease = self.session.worker.lease
+        incident = self._plane.incidents.wait(error.message, judged=self._incident, lease=lease)
+        return StillWaiting(incident, error.message, error.hint)
 
-    def _give_up(self, reason: FailureReason, detail: str) -> GaveUp:
-        incident = self.plane.incidents.give_up(
-            reason, detail, judged=self.incident, lease=self.worker.lease
-        )
+    def _give_up(self, detail: str) -> GaveUp:
+        reason, lease = FailureReason.NOT_WRITTEN, self.session.worker.lease
+        incident = self._plane.incidents.give_up(reason, detail, judged=self._incident, lease=lease)
         return GaveUp(incident, reason, detail, self._tenants)

@@ -36,13 +36,12 @@ from budget_recovery_dagster.services.restore.preview import (
 from budget_recovery_dagster.services.restore.session import (
     Remainder,
     RestoreSession,
-    find_remainder,
+    TenantRestores,
+    Worker,
     uncovered,
 )
 from budget_recovery_dagster.services.restore.tenants import (
     TenantRestored,
-    TenantRestores,
-    Worker,
     counted,
     listed,
     undone_error,
@@ -300,7 +299,7 @@ class _Run:
     restores: TenantRestores = field(init=False)
 
     def __post_init__(self) -> None:
-        self.restores = self.session.restores(self.chosen, self.order.reason)
+        self.restores = TenantRestores(self.session, self.chosen, self.order.reason)
 
     def restore(self) -> Applied:
         failure: BudgetRecoveryError | None = None
@@ -339,8 +338,8 @@ class _Run:
         """Close the open incident if nothing of the whole store is left; return how it is now."""
         session = self.session
         if session.incident is not None and failure is None:
-            restores = session.restores(session.plane.points, self.order.reason)
-            self.remainder = find_remainder(session, restores, lambda _: None)
+            restores = TenantRestores(session, session.plane.points, self.order.reason)
+            self.remainder = restores.remainder(is_final=False)
         seen = session.require_same_store()
         incident, remainder = session.incident, self.remainder
         if incident is None or remainder is None or not remainder.is_nothing:
@@ -417,8 +416,8 @@ def resolve_incident(
             order.on_progress(f"A further loss may go undetected: {refusal}")
         if session.incident is None:
             _require_open(plane)
-        restores = session.restores(plane.points, order.reason)
-        remainder = find_remainder(session, restores, restores.record_left)
+        restores = TenantRestores(session, plane.points, order.reason)
+        remainder = restores.remainder(is_final=True)
         seen = session.require_same_store()
         detail = " ".join(_left(remainder, session.incident)) if session.incident else ""
         return Resolved(_close(session, order, Outcome.ACCEPTED, detail, seen), remainder)

@@ -7,9 +7,12 @@ the store is still the same.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Protocol
 
 from budget_recovery_dagster.domain.incident import Closing, Incident
+from budget_recovery_dagster.domain.plan import Action, AuditEntry, AuditTrail
+from budget_recovery_dagster.domain.recovery_point import TenantPoint
 from budget_recovery_dagster.domain.store import (
     SETTLED_FOR,
     Baseline,
@@ -30,13 +33,15 @@ from budget_recovery_dagster.errors import (
     StoreWriteError,
     describe_error,
 )
-from budget_recovery_dagster.ports import ControlPlane, UsageStore
+from budget_recovery_dagster.ports import ControlPlane, Lease, UsageStore
 from budget_recovery_dagster.services.restore.tenants import (
-    Left,
-    PointsOfTenants,
-    TenantRestores,
-    Worker,
+    Guards,
+    TenantRestored,
     counted,
+    failed,
+    left_entries,
+    plan_tenant,
+    restore_tenant,
 )
 from budget_recovery_dagster.services.store_watch import (
     StoreWatch,
@@ -48,6 +53,16 @@ from budget_recovery_dagster.services.store_watch import (
 # Three polls must span the twelve seconds in which a cut-off leader may still answer.
 _POLL_EVERY = timedelta(seconds=3)
 _TO_SETTLE = SETTLED_FOR + _POLL_EVERY
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """The process that restores, with its run and lease; ``on_progress`` receives sentences."""
+
+    run_id: str
+    holder: str
+    lease: Lease
+    on_progress: Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -67,6 +82,17 @@ class RestoreSession:
 
     def __post_init__(self) -> None:
         self.watch = watch_store(self.plane, self.store, self.worker.holder)
+
+    @property
+    def open_incident(self) -> Incident:
+        """The open incident.
+
+        Raises:
+            ValueError: there is none; the accepted store is restored.
+        """
+        if self.incident is None:
+            raise ValueError("no incident is open")
+        return self.incident
 
     def await_convergence(self, timeout: timedelta) -> None:
         """Return once the cluster has converged and its clock agrees with the database's.
@@ -159,18 +185,6 @@ class RestoreSession:
             return self.watch.require_accepted()
         return self.watch.require_target(self.incident, next_step=self.next_step)
 
-    def restores(self, points: PointsOfTenants, reason: str) -> TenantRestores:
-        """Return the restoring of tenants to these points; ``reason`` is for the audit."""
-        return TenantRestores(
-            plane=self.plane,
-            points=points,
-            worker=self.worker,
-            store=self.store,
-            deployment_id=self.watch.deployment_id,
-            reason=reason,
-            incident_id=self.incident.incident_id if self.incident else None,
-        )
-
     def close(self, closing: Closing, *, reason: str) -> Incident:
         """Close the incident and accept the store; ``reason`` is recorded with the check.
 
@@ -178,7 +192,7 @@ class RestoreSession:
             IncidentMovedError: the incident has been moved by someone else.
             LeaseLostError: the lease is no longer held.
         """
-        plane, incident = self.plane, self._open_incident()
+        plane, incident = self.plane, self.open_incident
         closed = plane.incidents.close(closing, judged=incident, lease=self.worker.lease)
         identity = closing.baseline.identity
         plane.registry.record_check(
@@ -194,15 +208,10 @@ class RestoreSession:
 
     def accepted_with(self, seen: Observation) -> Baseline:
         """Return the baseline that is accepted when the incident closes."""
-        target = self._open_incident().target
+        target = self.open_incident.target
         if target is None:
             raise ValueError("an incident without a restore target cannot be closed")
         return replace(target, identity=seen.identity, intended=None)
-
-    def _open_incident(self) -> Incident:
-        if self.incident is None:
-            raise ValueError("there is no incident to close")
-        return self.incident
 
     def _join_further_loss(self, incident: Incident) -> tuple[Incident, Observation]:
         seen = self.require_led()
@@ -267,31 +276,158 @@ class Remainder:
             yield f"{counted(self.unreadable, 'live counter')} skipped (unreadable)."
 
 
-def find_remainder(
-    session: RestoreSession, restores: TenantRestores, on_left: Callable[[Left], None]
-) -> Remainder:
-    """Count, tenant by tenant, what a restore to the points would still raise, writing nothing.
+class PointsOfTenants(Protocol):
+    """The points that tenants are restored to."""
 
-    ``on_left`` receives what is left of each tenant.
+    def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
+        """Return a tenant's point; None if the tenant has nothing to restore."""
+        ...
 
-    Raises:
-        DatabaseUnreachableError, LeaseLostError: the work was cut short.
-        StoreError: the store does not answer any more.
+
+@dataclass(slots=True)
+class TenantRestores:
+    """Restores tenants to their points, in a session.
+
+    ``reason`` is for the audit. ``tenants`` has the result of each, in the order of their
+    restoring. ``corrupt`` counts the open windows without an intact record, whose usage is unknown.
     """
-    counters, unreadable, unseen = 0, 0, []
-    for tenant in sorted(session.plane.points.tenants()):
+
+    session: RestoreSession
+    points: PointsOfTenants
+    reason: str
+    tenants: list[TenantRestored] = field(default_factory=list, init=False)
+    has_current: bool = field(default=False, init=False)
+    corrupt: int = field(default=0, init=False)
+
+    @property
+    def undone(self) -> list[TenantRestored]:
+        """The tenants that are not restored."""
+        return [tenant for tenant in self.tenants if tenant.failure is not None]
+
+    @property
+    def noted(self) -> int:
+        """The number of budgets and windows with a note."""
+        return sum(bool(entry.notes) for tenant in self.tenants for entry in tenant.entries)
+
+    @property
+    def boards(self) -> int:
+        """How many leaderboards were written."""
+        return sum(tenant.boards for tenant in self.tenants)
+
+    def restore(self, tenant: str) -> TenantRestored | None:
+        """Restore a tenant; None if it has nothing to restore.
+
+        A failure of this tenant is in the result, and so is the plan.
+
+        Raises:
+            StoreError: the store does not answer any more.
+            DatabaseUnreachableError, LeaseLostError: the work was interrupted.
+        """
+        self.session.worker.lease.require_held()
+        at = self._now()
+        guards = Guards(
+            keep_going=self.session.worker.lease.require_held,
+            begin=lambda entries: self.session.plane.audits.begin(self._trail(at, entries)),
+        )
         try:
-            left = restores.left_of(tenant)
-            on_left(left)
+            point = self.points.point_of(tenant, at)
+            if point is None:
+                return None
+            self._note_current(point, at)
+            restored = restore_tenant(self.session.store, point, self.session.plane.clock, guards)
         except (DatabaseUnreachableError, LeaseLostError):
             raise
-        except Exception as error:  # noqa: BLE001 - reported by name; no tenant hides another
-            restores.require_answer(error)
-            unseen.append(f"Tenant {tenant!r} cannot be read: {describe_error(error)[0]}")
-        else:
-            counters += left.counters
-            unreadable += left.unreadable
-    return Remainder(counters, unreadable, restores.corrupt, tuple(unseen))
+        except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
+            restored = failed(tenant, error)
+        # Plans are large, and only the caller of this method may need it.
+        self.tenants.append(replace(restored, plan=None))
+        self._report(restored)
+        if restored.entries:
+            self.session.plane.audits.finish(self._trail(at, restored.entries))
+        if restored.failure is not None:
+            self._require_answer(restored.failure)
+        return restored
+
+    def remainder(self, *, is_final: bool) -> Remainder:
+        """Count, tenant by tenant, what a restore to the points would still raise, writing nothing.
+
+        ``is_final``: record in the audits the counters that stay below their point. Otherwise an
+        interrupted restore would count as having raised all that it had started.
+
+        Raises:
+            DatabaseUnreachableError, LeaseLostError: the work was cut short.
+            StoreError: the store does not answer any more.
+        """
+        counters, unreadable, unseen = 0, 0, []
+        for tenant in sorted(self.session.plane.points.tenants()):
+            try:
+                left, unread = self._left_of(tenant)
+                if is_final and left:
+                    self.session.plane.audits.finish(self._trail(self._now(), left))
+            except (DatabaseUnreachableError, LeaseLostError):
+                raise
+            except Exception as error:  # noqa: BLE001 - reported by name; no tenant hides another
+                self._require_answer(error)
+                unseen.append(f"Tenant {tenant!r} cannot be read: {describe_error(error)[0]}")
+            else:
+                counters += sum(entry.planned for entry in left)
+                unreadable += unread
+        return Remainder(counters, unreadable, self.corrupt, tuple(unseen))
+
+    def _left_of(self, tenant: str) -> tuple[tuple[AuditEntry, ...], int]:
+        """Return the windows with counters below their point, and how many are unreadable."""
+        self.session.worker.lease.require_held()
+        now = self._now()
+        point = self.points.point_of(tenant, now)
+        if point is None:
+            return (), 0
+        self._note_current(point, now)
+        plan = plan_tenant(point, self.session.store.open_tenant(tenant).reading, now)
+        unreadable = sum(1 for _ in plan.that(Action.SKIP_UNREADABLE))
+        return left_entries(point, plan), unreadable
+
+    def _require_answer(self, failure: Exception) -> None:
+        """Check after a tenant's failure whether only this tenant is refused or the store is gone.
+
+        Otherwise each of a thousand tenants would wait for its time-out.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        if isinstance(failure, StoreError) and not isinstance(failure, StoreWriteError):
+            self.session.store.observe(self.session.watch.deployment_id)
+
+    def _now(self) -> datetime:
+        return self.session.plane.clock.now()
+
+    def _note_current(self, point: TenantPoint, now: datetime) -> None:
+        current = [each for each in point.windows if each.of.window.is_current(now)]
+        self.has_current |= bool(current)
+        self.corrupt += sum(bool(each.corrupt) and not each.usages for each in current)
+
+    def _trail(self, at: datetime, entries: tuple[AuditEntry, ...]) -> AuditTrail:
+        incident = self.session.incident
+        return AuditTrail(
+            at=at,
+            run_id=self.session.worker.run_id,
+            who=self.session.worker.holder,
+            why=self.reason,
+            incident_id=incident.incident_id if incident else None,
+            entries=entries,
+        )
+
+    def _report(self, restored: TenantRestored) -> None:
+        name = f"Tenant {restored.tenant!r}"
+        if restored.failure is not None:
+            self.session.worker.on_progress(f"{name} is not restored: {restored.failure}")
+        elif restored.raised or restored.boards:
+            self.session.worker.on_progress(
+                f"{name}: {counted(restored.raised, 'counter')} raised, "
+                f"{counted(restored.boards, 'leaderboard')} written"
+            )
+        for entry in restored.entries:
+            for note in entry.notes:
+                self.session.worker.on_progress(f"{name}, {entry.of}: {note}")
 
 
 def uncovered(incident: Incident) -> str:

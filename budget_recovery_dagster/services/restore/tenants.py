@@ -2,12 +2,11 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import islice
-from typing import Protocol
 
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
@@ -20,7 +19,6 @@ from budget_recovery_dagster.domain.counters import (
 from budget_recovery_dagster.domain.plan import (
     Action,
     AuditEntry,
-    AuditTrail,
     BoardOrder,
     BoardResult,
     PlannedEntry,
@@ -36,13 +34,10 @@ from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     BudgetRecoveryError,
-    DatabaseUnreachableError,
-    LeaseLostError,
     StoreError,
-    StoreWriteError,
     describe_error,
 )
-from budget_recovery_dagster.ports import Clock, ControlPlane, IsOpen, Lease, UsageStore
+from budget_recovery_dagster.ports import Clock, IsOpen, UsageStore
 
 WRITTEN: Mapping[Written, str] = {
     Written.RAISED: "raised",
@@ -93,9 +88,10 @@ class RestoreReport:
         if not low:
             return None
         order = low[0].order
+        first = f"{shown_entity(order.entity)} of {order.of}"
         return AttemptFailedError(
             f"{counted(len(low), 'counter')} of tenant {self.point.tenant!r} fell below the "
-            f"restored usage, the first {_named(order.of, order.entity)}.",
+            f"restored usage, the first {first}.",
             "find out what lowers the counters, such as a reset by the gateway.",
         )
 
@@ -129,17 +125,14 @@ class RestoreReport:
             entry.action is Action.KEEP or written.get(entry.entity) is Written.KEPT
             for entry in planned
         )
-        return AuditEntry(
-            tenant=self.point.tenant,
-            of=window.of,
-            point_at=window.newest_at,
-            entries=len(planned),
-            planned=sum(entry.action is Action.RAISE for entry in planned),
+        return replace(
+            _planned_entry(self.point.tenant, window, planned),
             raised=raised,
             kept=kept,
             skipped=len(planned) - raised - kept,
-            before=_sum_before(planned),
-            after=exact_sum(after[entity] for entity in _entities(planned) & after.keys()),
+            after=exact_sum(
+                after[entity] for entity in {entry.entity for entry in planned} & after.keys()
+            ),
             notes=tuple(self._notes(window, planned, results, board)),
         )
 
@@ -221,14 +214,10 @@ def _planned_entry(tenant: str, window: WindowPoint, planned: list[PlannedEntry]
         raised=0,
         kept=kept,
         skipped=len(planned) - to_raise - kept,
-        before=_sum_before(planned),
+        before=exact_sum(entry.live for entry in planned if entry.live is not None),
         after=exact_sum(entry.result for entry in planned if entry.result is not None),
         notes=(),
     )
-
-
-def _sum_before(planned: list[PlannedEntry]) -> Decimal:
-    return exact_sum(entry.live for entry in planned if entry.live is not None)
 
 
 def _is_raised(entry: PlannedEntry, written: Written | None, after: Decimal | None) -> bool:
@@ -249,14 +238,6 @@ def _with_reasons(written: Written, left: list[tuple[Entity, str]]) -> Iterator[
         yield f"{counted(len(left), 'counter')} {WRITTEN[written]}: " + listed(
             f"{shown_entity(entity)} ({reason})" for entity, reason in left
         )
-
-
-def _entities(planned: Collection[PlannedEntry]) -> set[Entity]:
-    return {entry.entity for entry in planned}
-
-
-def _named(of: BudgetWindow, entity: Entity) -> str:
-    return f"{shown_entity(entity)} of {of}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,170 +400,6 @@ def _board_orders(
         for window in point.windows
         if live.get(window.of) and running.is_open(window.of.window)
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """The process that restores, with its run and lease; ``on_progress`` receives sentences."""
-
-    run_id: str
-    holder: str
-    lease: Lease
-    on_progress: Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """The windows with counters below their point, and how many live counters are unreadable."""
-
-    entries: tuple[AuditEntry, ...]
-    unreadable: int
-
-    @property
-    def counters(self) -> int:
-        """How many counters are below their point."""
-        return sum(entry.planned for entry in self.entries)
-
-
-class PointsOfTenants(Protocol):
-    """The points that tenants are restored to."""
-
-    def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
-        """Return a tenant's point; None if the tenant has nothing to restore."""
-        ...
-
-
-@dataclass(slots=True)
-class TenantRestores:
-    """Restores tenants to their points, in an opened store.
-
-    ``reason`` and ``incident_id`` are for the audit; None: no incident is open. ``tenants`` has the
-    result of each, in the order of their restoring. ``corrupt`` counts the open windows without an
-    intact record, whose usage is unknown.
-    """
-
-    plane: ControlPlane
-    points: PointsOfTenants
-    worker: Worker
-    store: UsageStore
-    deployment_id: str
-    reason: str
-    incident_id: str | None
-    tenants: list[TenantRestored] = field(default_factory=list, init=False)
-    has_current: bool = field(default=False, init=False)
-    corrupt: int = field(default=0, init=False)
-
-    @property
-    def undone(self) -> list[TenantRestored]:
-        """The tenants that are not restored."""
-        return [tenant for tenant in self.tenants if tenant.failure is not None]
-
-    @property
-    def noted(self) -> int:
-        """The number of budgets and windows with a note."""
-        return sum(bool(entry.notes) for tenant in self.tenants for entry in tenant.entries)
-
-    @property
-    def boards(self) -> int:
-        """How many leaderboards were written."""
-        return sum(tenant.boards for tenant in self.tenants)
-
-    def restore(self, tenant: str) -> TenantRestored | None:
-        """Restore a tenant; None if it has nothing to restore.
-
-        A failure of this tenant is in the result, and so is the plan.
-
-        Raises:
-            StoreError: the store does not answer any more.
-            DatabaseUnreachableError, LeaseLostError: the work was interrupted.
-        """
-        self.worker.lease.require_held()
-        at = self.plane.clock.now()
-        guards = Guards(
-            keep_going=self.worker.lease.require_held,
-            begin=lambda entries: self.plane.audits.begin(self._trail(at, entries)),
-        )
-        try:
-            point = self.points.point_of(tenant, at)
-            if point is None:
-                return None
-            self._note_current(point, at)
-            restored = restore_tenant(self.store, point, self.plane.clock, guards)
-        except (DatabaseUnreachableError, LeaseLostError):
-            raise
-        except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
-            restored = failed(tenant, error)
-        # Plans are large, and only the caller of this method may need it.
-        self.tenants.append(replace(restored, plan=None))
-        self._report(restored)
-        if restored.entries:
-            self.plane.audits.finish(self._trail(at, restored.entries))
-        if restored.failure is not None:
-            self.require_answer(restored.failure)
-        return restored
-
-    def left_of(self, tenant: str) -> Left:
-        """Return the counters of a tenant that are below its point; nothing is written.
-
-        Raises:
-            BudgetRecoveryError: they could not be read.
-        """
-        self.worker.lease.require_held()
-        now = self.plane.clock.now()
-        point = self.points.point_of(tenant, now)
-        if point is None:
-            return Left((), 0)
-        self._note_current(point, now)
-        plan = plan_tenant(point, self.store.open_tenant(tenant).reading, now)
-        unreadable = sum(1 for _ in plan.that(Action.SKIP_UNREADABLE))
-        return Left(left_entries(point, plan), unreadable)
-
-    def record_left(self, left: Left) -> None:
-        """Record in the audits the counters that stay below their point.
-
-        Otherwise an interrupted restore would count as having raised all that it had started.
-        """
-        if left.entries:
-            self.plane.audits.finish(self._trail(self.plane.clock.now(), left.entries))
-
-    def require_answer(self, failure: Exception) -> None:
-        """Check after a tenant's failure whether only this tenant is refused or the store is gone.
-
-        Otherwise each of a thousand tenants would wait for its time-out.
-
-        Raises:
-            StoreError: the store does not answer.
-        """
-        if isinstance(failure, StoreError) and not isinstance(failure, StoreWriteError):
-            self.store.observe(self.deployment_id)
-
-    def _note_current(self, point: TenantPoint, now: datetime) -> None:
-        current = [each for each in point.windows if each.of.window.is_current(now)]
-        self.has_current |= bool(current)
-        self.corrupt += sum(bool(each.corrupt) and not each.usages for each in current)
-
-    def _trail(self, at: datetime, entries: tuple[AuditEntry, ...]) -> AuditTrail:
-        return AuditTrail(
-            at=at,
-            run_id=self.worker.run_id,
-            who=self.worker.holder,
-            why=self.reason,
-            incident_id=self.incident_id,
-            entries=entries,
-        )
-
-    def _report(self, restored: TenantRestored) -> None:
-        name = f"Tenant {restored.tenant!r}"
-        if restored.failure is not None:
-            self.worker.on_progress(f"{name} is not restored: {restored.failure}")
-        elif restored.raised or restored.boards:
-            self.worker.on_progress(
-                f"{name}: {counted(restored.raised, 'counter')} raised, "
-                f"{counted(restored.boards, 'leaderboard')} written"
-            )
-        for entry in restored.entries:
-            for note in entry.notes:
-                self.worker.on_progress(f"{name}, {entry.of}: {note}")
 
 
 def undone_error(undone: list[TenantRestored]) -> AttemptFailedError:
