@@ -152,19 +152,14 @@ class StoreRegistry(Protocol):
             SettingsError: this database schema already belongs to another bucket.
         """
 
-    def intend_marker(self, nonce: str, *, judged: Baseline) -> Baseline:
-        """Record that a marker with this nonce may be written from now on; a new version.
+    def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
+        """Replace the baseline; its version is one higher than that of the judged one.
+
+        It must be accepted with the nonce of a marker as ``intended`` before that is written.
 
         Raises:
             BaselineMovedError: the baseline is not the ``judged`` one any more.
             CapturesPausedError: the store is not HEALTHY.
-        """
-
-    def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
-        """Replace the baseline; its version is one higher than that of the judged one.
-
-        Raises:
-            BaselineMovedError, CapturesPausedError: as ``intend_marker``.
         """
 
     def record_check(self, check: Check) -> None:

@@ -371,7 +371,7 @@ def _schema() -> "pa.Schema":
 
     types = {
         ColumnKind.TEXT: pa.string(),
-        ColumnKind.MOMENT: pa.timestamp("us", tz="UTC"),
+        ColumnKind.TIME: pa.timestamp("us", tz="UTC"),
         ColumnKind.USAGE: pa.decimal128(MAX_INTEGER_DIGITS + MAX_DECIMALS, MAX_DECIMALS),
         ColumnKind.COUNT: pa.int64(),
         ColumnKind.FLAG: pa.bool_(),

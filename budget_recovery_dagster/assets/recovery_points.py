@@ -122,7 +122,7 @@ def _oldest_first(row: Row) -> tuple[str, str]:
 def _verdict(ages: PointAges, oldest_first: list[str]) -> str:
     if ages.newest_snapshot is None:
         return "No snapshot is stored: a restore would bring back nothing."
-    if ages.is_of_the_future:
+    if ages.is_in_the_future:
         moment = f"{ages.newest_snapshot:%Y-%m-%d %H:%M:%S} UTC"
         return (
             f"The newest snapshot has a time in the future, {moment}: the database's clock was "

@@ -15,7 +15,7 @@ from budget_recovery_dagster.cli.options import (
 )
 from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone
-from budget_recovery_dagster.domain.windows import parse_moment
+from budget_recovery_dagster.domain.windows import parse_time
 from budget_recovery_dagster.presentation.documents import reset_json
 from budget_recovery_dagster.presentation.text import escape_unprintable, reset_report
 from budget_recovery_dagster.services.resets import ResetRequest, record_reset
@@ -24,7 +24,7 @@ from budget_recovery_dagster.wiring import opened_control_plane
 
 def _moment(_context: click.Context, _option: click.Parameter, text: str | None) -> datetime | None:
     try:
-        return None if text is None else parse_moment(text)
+        return None if text is None else parse_time(text)
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from error
 

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database
-from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant, moment
+from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant, timestamp
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.presentation.documents import snapshots_json
 from budget_recovery_dagster.presentation.terminal import print_row
@@ -68,7 +68,7 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
 
 def _row(listed: ListedSnapshot) -> list[str]:
     return [
-        moment(listed.captured_at),
+        timestamp(listed.captured_at),
         f"{listed.tenants:,}",
         f"{listed.records:,}",
         f"{listed.entries:,}",

@@ -148,6 +148,6 @@ from budget_recovery_dagster.domain.windows import Hour as Hour
 from budget_recovery_dagster.domain.windows import InvalidWindowError as InvalidWindowError
 from budget_recovery_dagster.domain.windows import Period as Period
 from budget_recovery_dagster.domain.windows import Window as Window
-from budget_recovery_dagster.domain.windows import parse_moment as parse_moment
+from budget_recovery_dagster.domain.windows import parse_time as parse_time
 from budget_recovery_dagster.domain.windows import require_aware as require_aware
 from budget_recovery_dagster.domain.windows import tokens_at as tokens_at

@@ -209,5 +209,5 @@ def _name(baseline: Baseline | None) -> str:
     return "none" if baseline is None else f"version {baseline.version} ({baseline.identity})"
 
 
-def _utc(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+def _utc(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -97,21 +97,12 @@ def _moved(judged: Incident, why: str) -> IncidentMovedError:
     return IncidentMovedError(f"Incident {judged.short_id} has changed: {why}.", READ_AGAIN)
 
 
-def intend_marker(standing: Standing, nonce: str, *, judged: Baseline) -> Baseline:
-    """Record the nonce of a marker that may be written from now on.
-
-    Raises:
-        CapturesPausedError: the store is not HEALTHY.
-        BaselineMovedError: the baseline is not the ``judged`` one any more.
-    """
-    return accept(standing, replace(judged, intended=nonce), judged=judged)
-
-
 def accept(standing: Standing, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
     """Return a new baseline, with the next version.
 
     Raises:
-        CapturesPausedError, BaselineMovedError: as ``intend_marker``.
+        CapturesPausedError: the store is not HEALTHY.
+        BaselineMovedError: the baseline is not the ``judged`` one any more.
     """
     admit_baseline(standing.state)
     require_unmoved(standing.baseline, judged)

@@ -232,7 +232,7 @@ LATEST = "latest"
 _NAMED = 12
 # A timestamp or a prefix of one: a day, an hour, a minute, a second. The hour may have the form of
 # a partition key. ASCII digits only.
-_MOMENT = re.compile(
+_TIMESTAMP = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})"
     r"(?:[T -]([0-9]{2})(?::([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,6}))?)?)?)?"
     r" ?(?:Z|UTC)?"
@@ -261,13 +261,13 @@ class RestoreChoice:
         whose = "every tenant" if self.tenant is None else f"tenant {self.tenant!r}"
         what = whose if self.budget is None else f"budget {self.budget!r} of {whose}"
         source = (
-            "the latest" if self.snapshot is None else f"the snapshot of {moment(self.snapshot)}"
+            "the latest" if self.snapshot is None else f"the snapshot of {timestamp(self.snapshot)}"
         )
         despite = ", including reset usage" if self.despite_resets else ""
         return f"{what}, from {source}{despite}"
 
 
-def moment(at: datetime) -> str:
+def timestamp(at: datetime) -> str:
     """Write the timestamp of a snapshot in the form that chooses it."""
     return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}Z"
 
@@ -326,28 +326,28 @@ def choose_snapshot(text: str, retained: Sequence[datetime]) -> datetime | None:
         return None
     written = text.strip()
     newest_first = sorted(retained, reverse=True)
-    match = _MOMENT.fullmatch(written)
+    match = _TIMESTAMP.fullmatch(written)
     if match is None:
         raise ChoiceError(
             f"The snapshot {text!r} is neither {LATEST} nor a timestamp in UTC.",
-            _one_of("snapshot", [LATEST, *map(moment, newest_first)]),
+            _one_of("snapshot", [LATEST, *map(timestamp, newest_first)]),
         )
-    found = [at for at in newest_first if moment(at).startswith(_beginning(match))]
+    found = [at for at in newest_first if timestamp(at).startswith(_beginning(match))]
     if not found:
         raise ChoiceError(
             f"No retained snapshot matches {text!r}.",
-            _one_of("snapshot", [LATEST, *map(moment, newest_first)]),
+            _one_of("snapshot", [LATEST, *map(timestamp, newest_first)]),
         )
     if len(found) > 1:
         raise ChoiceError(
             f"The snapshot {text!r} is ambiguous: {len(found)} snapshots match.",
-            _one_of("snapshot", [*map(moment, found)]),
+            _one_of("snapshot", [*map(timestamp, found)]),
         )
     return found[0]
 
 
 def _beginning(match: re.Match[str]) -> str:
-    """Write the given part of a timestamp in the form of ``moment``."""
+    """Write the given part of a timestamp in the form of ``timestamp``."""
     day, hour, minute, second, fraction = match.groups()
     written = f"{day}T"
     if hour is not None:

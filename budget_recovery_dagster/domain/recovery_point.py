@@ -292,7 +292,7 @@ def age(captured_at: datetime, now: datetime) -> timedelta:
     return max(require_aware(now) - require_aware(captured_at), timedelta(0))
 
 
-def is_of_the_future(captured_at: datetime, now: datetime) -> bool:
+def is_in_the_future(captured_at: datetime, now: datetime) -> bool:
     """Whether the time of a snapshot is in the future: a clock was wrong, or is wrong now."""
     return require_aware(captured_at) - require_aware(now) > MAX_CLOCK_SKEW
 

@@ -379,7 +379,7 @@ class ColumnKind(StrEnum):
     """The type of a column, as a reader of Parquet sees it."""
 
     TEXT = "string"
-    MOMENT = "timestamp[us, UTC]"
+    TIME = "timestamp[us, UTC]"
     USAGE = "decimal(38, 18)"
     COUNT = "int64"
     FLAG = "bool"
@@ -399,7 +399,7 @@ USAGE_COLUMNS = (
     Column("tenant", ColumnKind.TEXT, "The tenant's real name; its directory has a file-safe name"),
     Column(
         "captured_at",
-        ColumnKind.MOMENT,
+        ColumnKind.TIME,
         "The snapshot's timestamp. The table of an hour that was captured twice has both "
         "snapshots, with different timestamps",
     ),
@@ -413,13 +413,13 @@ USAGE_COLUMNS = (
     ),
     Column(
         "window_start",
-        ColumnKind.MOMENT,
+        ColumnKind.TIME,
         "Start of the window; null for a lifetime",
         is_nullable=True,
     ),
     Column(
         "window_end",
-        ColumnKind.MOMENT,
+        ColumnKind.TIME,
         "End of the window, exclusive; null for a lifetime",
         is_nullable=True,
     ),

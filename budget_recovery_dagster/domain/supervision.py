@@ -165,7 +165,7 @@ def _terminated(scene: Scene, incident: Incident) -> RunSeen | None:
         wanted.append(incident.released_at)
     for run in scene.runs:
         since = run.unwanted_since
-        if since is not None and all(moment < since for moment in wanted):
+        if since is not None and all(at < since for at in wanted):
             return run
     return None
 

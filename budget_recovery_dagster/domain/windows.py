@@ -16,18 +16,18 @@ RESTORE_CLOCK_SKEW = timedelta(seconds=5)
 """The same for a restore, which writes only into open windows."""
 
 
-def require_aware(moment: datetime) -> datetime:
-    """Return ``moment`` unchanged.
+def require_aware(at: datetime) -> datetime:
+    """Return ``at`` unchanged.
 
     Raises:
         ValueError: it has no time zone.
     """
-    if moment.tzinfo is None or moment.utcoffset() is None:
-        raise ValueError(f"{moment!r} has no time zone")
-    return moment
+    if at.tzinfo is None or at.utcoffset() is None:
+        raise ValueError(f"{at!r} has no time zone")
+    return at
 
 
-def parse_moment(text: str) -> datetime:
+def parse_time(text: str) -> datetime:
     """Read a time such as ``2026-11-29T14:00``, in UTC unless it has another zone.
 
     Raises:
@@ -35,8 +35,8 @@ def parse_moment(text: str) -> datetime:
     """
     written = text.strip().removesuffix("UTC").rstrip()
     try:
-        moment = datetime.fromisoformat(written)
-        return (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment).astimezone(UTC)
+        at = datetime.fromisoformat(written)
+        return (at.replace(tzinfo=UTC) if at.tzinfo is None else at).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{text!r} is not a time such as 2026-11-29T14:00") from error
 
@@ -54,9 +54,9 @@ class Hour:
         object.__setattr__(self, "start", start)
 
     @classmethod
-    def containing(cls, moment: datetime) -> Self:
-        """Return the hour that ``moment`` (aware) falls into."""
-        utc = require_aware(moment).astimezone(UTC)
+    def containing(cls, at: datetime) -> Self:
+        """Return the hour that ``at`` (aware) falls into."""
+        utc = require_aware(at).astimezone(UTC)
         return cls(utc.replace(minute=0, second=0, microsecond=0))
 
     @classmethod
@@ -162,9 +162,9 @@ class Window:
         return cls(token, period, _midnight(first), _midnight(after))
 
     @classmethod
-    def containing(cls, period: Period, moment: datetime) -> Self:
-        """Return the window of ``period`` that ``moment`` (aware) falls into."""
-        day = require_aware(moment).astimezone(UTC).date()
+    def containing(cls, period: Period, at: datetime) -> Self:
+        """Return the window of ``period`` that ``at`` (aware) falls into."""
+        day = require_aware(at).astimezone(UTC).date()
         match period:
             case Period.DAY:
                 token = day.isoformat()

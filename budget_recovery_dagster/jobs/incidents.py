@@ -5,7 +5,7 @@ from pydantic import Field
 
 from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone
-from budget_recovery_dagster.domain.windows import parse_moment
+from budget_recovery_dagster.domain.windows import parse_time
 from budget_recovery_dagster.presentation.text import reset_report
 from budget_recovery_dagster.resources import (
     ControlPlaneParam,
@@ -156,7 +156,7 @@ def _request(config: ResetConfig, by: str) -> ResetRequest:
     if config.aggregate and config.entity is not None:
         raise failure("Both an entity and the aggregate are given.", "choose one of them.")
     try:
-        at = None if config.at is None else parse_moment(config.at)
+        at = None if config.at is None else parse_time(config.at)
     except ValueError as error:
         raise failure(f"{error}.", "write it as 2026-11-29T14:00, in UTC.") from error
     named = config.entity is not None or config.aggregate

@@ -11,7 +11,7 @@ import dagster as dg
 
 from budget_recovery_dagster.domain.counters import exact_sum, format_usage, shown_entity
 from budget_recovery_dagster.domain.incident import Restored
-from budget_recovery_dagster.domain.plan import AuditEntry, Difference, MergedAudits, moment
+from budget_recovery_dagster.domain.plan import AuditEntry, Difference, MergedAudits, timestamp
 from budget_recovery_dagster.domain.recovery_point import age
 from budget_recovery_dagster.domain.snapshots import USAGE_COLUMNS, CaptureSummary, ListedSnapshot
 from budget_recovery_dagster.presentation.text import (
@@ -358,7 +358,7 @@ _ENTRY_COLUMNS: Sequence[Column[EntryPreview]] = (
 _CHOICE_COLUMNS: Sequence[Column[ListedSnapshot]] = (
     Column(
         "snapshot",
-        lambda listed: moment(listed.captured_at),
+        lambda listed: timestamp(listed.captured_at),
         "Value for the config field snapshot",
     ),
     Column("tenants", lambda listed: listed.tenants, kind="int"),

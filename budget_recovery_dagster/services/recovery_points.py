@@ -9,7 +9,7 @@ from decimal import Decimal
 from budget_recovery_dagster.domain.counters import budget_usage
 from budget_recovery_dagster.domain.recovery_point import (
     WindowPoint,
-    is_of_the_future,
+    is_in_the_future,
     is_too_old,
 )
 from budget_recovery_dagster.ports import ControlPlane
@@ -83,15 +83,15 @@ class PointAges:
         return (
             self.newest_snapshot is not None
             and not is_too_old(self.newest_snapshot, self.now)
-            and not self.is_of_the_future
+            and not self.is_in_the_future
             and not self.too_old
             and not self.damaged
         )
 
     @property
-    def is_of_the_future(self) -> bool:
+    def is_in_the_future(self) -> bool:
         """Whether the newest snapshot has a time in the future, so that ages are unknown."""
-        return self.newest_snapshot is not None and is_of_the_future(self.newest_snapshot, self.now)
+        return self.newest_snapshot is not None and is_in_the_future(self.newest_snapshot, self.now)
 
 
 def survey_points(plane: ControlPlane) -> PointSurvey:

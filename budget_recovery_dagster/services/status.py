@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.incident import Attempt, Incident, Recovery, RecoveryState
-from budget_recovery_dagster.domain.recovery_point import is_of_the_future
+from budget_recovery_dagster.domain.recovery_point import is_in_the_future
 from budget_recovery_dagster.domain.store import Check, Verdict
 from budget_recovery_dagster.ports import ControlPlane
 
@@ -114,9 +114,9 @@ class Status:
 
     def _overriding_doubt(self) -> Doubt | None:
         newest = self.checks[0] if self.checks else None
-        if newest is not None and is_of_the_future(newest.checked_at, self.at):
+        if newest is not None and is_in_the_future(newest.checked_at, self.at):
             return Doubt.CHECK_IN_FUTURE
-        if self.newest_snapshot is not None and is_of_the_future(self.newest_snapshot, self.at):
+        if self.newest_snapshot is not None and is_in_the_future(self.newest_snapshot, self.at):
             return Doubt.SNAPSHOT_IN_FUTURE
         if newest is not None and newest.verdict.is_loss and not self._is_settled(newest):
             return Doubt.LOSS_FOUND

@@ -374,7 +374,7 @@ def _renew(watch: StoreWatch, record: StoreRecord, found: Finding, seen: Observa
     if latest is None:
         latest = plane.registry.accept(Baseline(seen.identity, version=0), judged=None)
     if latest.intended is None:
-        latest = plane.registry.intend_marker(new_nonce(), judged=latest)
+        latest = plane.registry.accept(replace(latest, intended=new_nonce()), judged=latest)
     try:
         renewed = watch.renew_marker(latest, seen, found.at)
     except (StorePermissionError, StoreWriteError) as error:

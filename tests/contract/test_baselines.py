@@ -43,7 +43,7 @@ def test_sequences_and_revisions_are_exact_over_the_whole_range(
 def test_an_intended_marker_is_noted_beside_the_accepted_one(plane: ControlPlane) -> None:
     plane.registry.accept(FIRST, judged=None)
     marked = plane.registry.accept(replace(MARKED, intended=None), judged=FIRST)
-    intended = plane.registry.intend_marker("n2", judged=marked)
+    intended = plane.registry.accept(replace(marked, intended="n2"), judged=marked)
     assert intended == replace(MARKED, version=3) == plane.baseline
 
 
@@ -63,7 +63,7 @@ def test_a_judgement_on_a_baseline_that_differs_in_anything_is_void(
 ) -> None:
     present = plane.registry.accept(MARKED, judged=None)
     with pytest.raises(BaselineMovedError):
-        plane.registry.intend_marker("n3", judged=judged)
+        plane.registry.accept(replace(judged, intended="n3"), judged=judged)
     with pytest.raises(BaselineMovedError):
         plane.registry.accept(FIRST, judged=judged)
     with pytest.raises(BaselineMovedError):
@@ -73,7 +73,7 @@ def test_a_judgement_on_a_baseline_that_differs_in_anything_is_void(
 
 def test_what_was_judged_where_there_is_no_baseline_is_void(plane: ControlPlane) -> None:
     with pytest.raises(BaselineMovedError):
-        plane.registry.intend_marker("n", judged=FIRST)
+        plane.registry.accept(replace(FIRST, intended="n"), judged=FIRST)
     with pytest.raises(BaselineMovedError):
         plane.registry.accept(FIRST, judged=FIRST)
     assert plane.baseline is None
@@ -86,7 +86,7 @@ def test_the_baseline_moves_only_while_the_store_is_healthy(
     present = plane.registry.accept(FIRST, judged=None)
     plane.set_state(state)
     with pytest.raises(CapturesPausedError, match=state.name):
-        plane.registry.intend_marker("n", judged=present)
+        plane.registry.accept(replace(present, intended="n"), judged=present)
     with pytest.raises(CapturesPausedError, match=state.name):
         plane.registry.accept(MARKED, judged=present)
     assert plane.baseline == present
@@ -111,7 +111,7 @@ def test_of_two_moves_on_one_judgement_one_stands(postgres_plane: ControlPlane) 
 
     def intend(number: int) -> Baseline | None:
         try:
-            return plane.registry.intend_marker(f"n{number}", judged=present)
+            return plane.registry.accept(replace(present, intended=f"n{number}"), judged=present)
         except BaselineMovedError:
             return None
 

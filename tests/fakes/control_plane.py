@@ -51,7 +51,6 @@ class ManualClock:
         self._moment = require_aware(moment)
 
     def now(self) -> datetime:
-        """Return the present time."""
         return self._moment
 
     def wait_until(self, moment: datetime) -> None:
@@ -141,7 +140,6 @@ class MemoryLeases:
         self._plane = control_plane
 
     def state_of(self, name: str) -> LeaseState:
-        """Return the state of a lease, without a change."""
         with self._plane.lock:
             holder = holder_at(current_holding(self._plane, name), self._plane.clock.now())
             return LeaseState(self._plane.tokens.get(name, 0), holder)
@@ -229,7 +227,6 @@ class MemoryBudgets:
             self._defined[each.tenant, each.budget, each.period] = each
 
     def of_tenant(self, tenant: str) -> tuple[BudgetDefinition, ...]:
-        """Return the definitions of a tenant's budgets, by budget and period."""
         found = [each for each in self._defined.values() if each.tenant == tenant]
         return tuple(sorted(found, key=lambda each: (each.budget, each.period)))
 
@@ -249,17 +246,14 @@ class MemoryPreviews:
         self._kept: dict[str, _Kept] = {}
 
     def begin(self, preview: KeptPreview) -> None:
-        """Start to store a preview, and remove those that are too old."""
         self._kept = {each.preview.preview_id: each for each in self._not_too_old()}
         self._kept[preview.preview_id] = _Kept(preview)
 
     def add(self, preview_id: str, tenant: str, entries: Sequence[PlannedEntry]) -> None:
-        """Store the plan of a tenant."""
         if entries:
             self._kept[preview_id].entries[tenant] = tuple(entries)
 
     def complete(self, preview_id: str) -> None:
-        """Complete a preview once all its tenants are stored; until then it is not used."""
         completed = self._kept[preview_id]
         completed.is_complete = True
         oldest = self._clock.now() - OUTDATED_KEPT_FOR
@@ -272,12 +266,10 @@ class MemoryPreviews:
         }
 
     def get(self, preview_id: str) -> KeptPreview | None:
-        """Return a complete preview; None: there is none with this id."""
         found = [each.preview for each in self._not_too_old() if each.is_complete]
         return next((each for each in found if each.preview_id == preview_id), None)
 
     def newest(self, choice: RestoreChoice) -> KeptPreview | None:
-        """Return the newest complete preview with exactly this choice; None: there is none."""
         found = [
             each.preview
             # Of those of one moment the last one.
@@ -287,12 +279,10 @@ class MemoryPreviews:
         return max(found, key=lambda preview: preview.at, default=None)
 
     def tenants_of(self, preview_id: str) -> frozenset[str]:
-        """Return the tenants with a stored plan."""
         kept = self._kept.get(preview_id)
         return frozenset() if kept is None else frozenset(kept.entries)
 
     def entries_of(self, preview_id: str, tenant: str) -> tuple[PlannedEntry, ...]:
-        """Return the plan of a tenant, by budget, window and entity."""
         kept = self._kept.get(preview_id)
         return () if kept is None else kept.entries.get(tenant, ())
 
@@ -308,15 +298,12 @@ class MemoryRestoreAudits:
         self._plane = control_plane
 
     def begin(self, trail: AuditTrail) -> None:
-        """Store what a restore is about to do; finished entries stay."""
         self._keep(trail, finished_at=None)
 
     def finish(self, trail: AuditTrail) -> None:
-        """Store what a restore did, in place of its unfinished entries; new entries are added."""
         self._keep(trail, finished_at=self._plane.clock.now())
 
     def restored_in(self, incident_id: str) -> Restored:
-        """Count what was raised in an incident; leaderboards are not audited, so 0 boards."""
         raised = [entry for entry in self._merged(incident_id) if entry.raised]
         return Restored(
             tenants=len({entry.tenant for entry in raised}),
@@ -325,7 +312,6 @@ class MemoryRestoreAudits:
         )
 
     def largest(self, incident_id: str, count: int) -> MergedAudits:
-        """Merge the entries of each budget and window in an incident, and return the largest."""
         merged = self._merged(incident_id)
         return MergedAudits(
             windows=len(merged),

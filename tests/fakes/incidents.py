@@ -44,11 +44,6 @@ class MemoryStoreRegistry:
         self._bucket = bucket
 
     def claim(self) -> StoreRecord:
-        """Return the store's record; the first use creates it.
-
-        Raises:
-            SettingsError: this control plane already belongs to another bucket.
-        """
         with self._plane.lock:
             if self._plane.store is None:
                 self._plane.store = StoreRecord(
@@ -62,27 +57,11 @@ class MemoryStoreRegistry:
         with self._plane.lock:
             self._plane.store = replace(self._plane.claimed_store(), state=state)
 
-    def intend_marker(self, nonce: str, *, judged: Baseline) -> Baseline:
-        """Record that a marker with this nonce may be written from now on; a new version.
-
-        Raises:
-            BaselineMovedError: the baseline is not the ``judged`` one any more.
-            CapturesPausedError: the store is not HEALTHY.
-        """
-        with self._plane.lock:
-            return self._keep(moves.intend_marker(self._standing(), nonce, judged=judged))
-
     def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
-        """Replace the baseline; its version is one higher than that of the judged one.
-
-        Raises:
-            BaselineMovedError, CapturesPausedError: as ``intend_marker``.
-        """
         with self._plane.lock:
             return self._keep(moves.accept(self._standing(), baseline, judged=judged))
 
     def record_check(self, check: Check) -> None:
-        """Record a check, and remove old ones except the newest good one."""
         with self._plane.lock:
             self._plane.checks.append(storable_check(check))
             cutoff = self._plane.clock.now() - CHECKS_KEPT_FOR
@@ -94,11 +73,9 @@ class MemoryStoreRegistry:
             ]
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:
-        """Return the newest checks, newest first."""
         return tuple(_newest_first(self._plane)[:count])
 
     def newest_good_check(self) -> Check | None:
-        """Return the newest check that identified the store as the accepted one."""
         return newest_good_check(self._plane)
 
     def _standing(self) -> Standing:
@@ -130,13 +107,11 @@ class MemoryIncidents:
         self._plane = control_plane
 
     def recovery(self) -> Recovery:
-        """Return the state, and the open incident."""
         with self._plane.lock:
             standing = self._standing()
             return Recovery(standing.state, standing.incident)
 
     def recent(self, count: int) -> tuple[Incident, ...]:
-        """Return the newest incidents, newest first."""
         with self._plane.lock:
             oldest_first = sorted(
                 self._plane.incidents.values(), key=lambda incident: incident.opened_at
@@ -144,12 +119,6 @@ class MemoryIncidents:
             return tuple(oldest_first[::-1][:count])
 
     def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
-        """Open an incident for a loss: the store becomes RECOVERING, and captures are paused.
-
-        Raises:
-            BaselineMovedError: the baseline is not the ``judged`` one any more.
-            IncidentMovedError: an incident is already open.
-        """
         with self._plane.lock:
             good = newest_good_check(self._plane)
             opening = Opening(
@@ -166,37 +135,20 @@ class MemoryIncidents:
             )
 
     def join(self, loss: Loss, *, target: Baseline | None, judged: Incident) -> Incident:
-        """Add a further loss to the open incident; its attempts start again, at once.
-
-        Raises:
-            IncidentMovedError: its restore target is not that of ``judged``, or it is closed.
-        """
         with self._plane.lock:
             kept = storable_loss(loss)
             return self._keep(moves.join(self._standing(), kept, target=target, judged=judged))
 
     def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
-        """Make a store the restore target of the open incident.
-
-        Raises:
-            IncidentMovedError: as ``join``.
-        """
         with self._plane.lock:
             return self._keep(moves.adopt_target(self._standing(), target, judged=judged))
 
     def claim_launch(self, *, judged: Incident) -> Incident | None:
-        """Count one more launch; None if another process counted it, or none is due."""
         with self._plane.lock:
             move = moves.claim_launch(self._standing(), judged=judged, now=self._now())
             return None if move is None else self._keep(move)
 
     def wait(self, reason: str, *, judged: Incident, lease: Lease) -> Incident:
-        """Record that a restore waits for the store, and delay the next launch by the backoff.
-
-        Raises:
-            IncidentMovedError: as ``join``.
-            LeaseLostError: the lease is no longer held.
-        """
         with self._plane.lock:
             standing = self._leased(lease)
             return self._keep(
@@ -206,13 +158,6 @@ class MemoryIncidents:
     def claim_attempt(
         self, *, judged: Incident, run_id: str, holder: str, lease: Lease
     ) -> Incident:
-        """Count one more attempt, before its work starts, and end the waiting.
-
-        Raises:
-            IncidentHeldError: it is on hold.
-            AttemptsUsedUpError: the loss has had all its attempts.
-            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
-        """
         with self._plane.lock:
             incident = self._keep(moves.claim_attempt(self._leased(lease), judged=judged))
             attempts = self._plane.attempts.setdefault(incident.incident_id, [])
@@ -229,11 +174,6 @@ class MemoryIncidents:
             return incident
 
     def end_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
-        """Record the outcome of the newest attempt.
-
-        Raises:
-            LeaseLostError: the lease is no longer held.
-        """
         with self._plane.lock:
             require_lease(self._plane, lease, name=RESTORE_LEASE)
             attempts = self._plane.attempts.get(judged.incident_id, [])
@@ -245,22 +185,11 @@ class MemoryIncidents:
     def give_up(
         self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease
     ) -> Incident:
-        """Set the store to FAILED: an operator must act.
-
-        Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
-        """
         with self._plane.lock:
             standing, kept = self._leased(lease), storable(detail)
             return self._keep(moves.give_up(standing, reason, kept, judged=judged, now=self._now()))
 
     def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
-        """Accept a new baseline, close the incident and set the store to HEALTHY, all or nothing.
-
-        Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING, unless
-                a person ends it.
-        """
         with self._plane.lock:
             standing, ended = self._leased(lease), ended_by(closing, self._now())
             return self._keep(
@@ -268,21 +197,11 @@ class MemoryIncidents:
             )
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
-        """Stop the restore and further launches; an existing hold stays unchanged.
-
-        Raises:
-            IncidentMovedError: it is closed, or not RECOVERING.
-        """
         with self._plane.lock:
             held = held_by(by, reason, self._now())
             return self._keep(moves.hold(self._standing(), held, judged=judged))
 
     def release(self, by: str, *, judged: Incident) -> Incident:
-        """Continue the restore, at once and with all its attempts; without a hold, nothing changes.
-
-        Raises:
-            IncidentMovedError: as ``hold``.
-        """
         with self._plane.lock:
             standing = self._standing()
             released = self._keep(moves.release(standing, judged=judged, now=self._now()))
@@ -291,7 +210,6 @@ class MemoryIncidents:
             return released
 
     def attempts_of(self, incident_id: str) -> tuple[Attempt, ...]:
-        """Return the attempts of an incident, oldest first."""
         return tuple(self._plane.attempts.get(incident_id, ()))
 
     def _now(self) -> datetime:

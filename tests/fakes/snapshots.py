@@ -62,18 +62,15 @@ class MemoryResets:
         self._plane = control_plane
 
     def record(self, reset: Reset) -> Reset:
-        """Store a reset, and return it as it is stored."""
         kept = storable_reset(reset)
         with self._plane.lock:
             self._plane.resets.append(kept)
         return kept
 
     def of_tenant(self, tenant: str) -> tuple[Reset, ...]:
-        """Return the resets of a tenant, oldest record first."""
         return resets_of(self._plane, tenant)
 
     def recent(self, count: int) -> tuple[Reset, ...]:
-        """Return the newest recorded resets of any tenant, newest first."""
         return tuple(reversed(self._plane.resets))[:count]
 
 
@@ -89,11 +86,9 @@ class MemorySnapshots:
         self._plane = control_plane
 
     def tenants(self) -> frozenset[str]:
-        """Return the tenants that have a retained snapshot."""
         return frozenset(tenant for tenant, _ in self._plane.snapshots)
 
     def newest_identity(self) -> StoreIdentity | None:
-        """Return the identity stored with the newest snapshot of any tenant."""
         newest = max(
             (stored.summary for stored in self._plane.snapshots.values()),
             key=lambda summary: (summary.captured_at, summary.identity.last_sequence),
@@ -110,7 +105,6 @@ class MemorySnapshots:
         lease: Lease,
         judged: Baseline | None,
     ) -> Baseline:
-        """Store a snapshot and accept its identity as the baseline, all or nothing."""
         with self._plane.lock:
             require_lease(self._plane, lease, name=CAPTURE_LEASE)
             store = self._plane.claimed_store()
@@ -135,7 +129,6 @@ class MemorySnapshots:
             return baseline
 
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
-        """Record what a run could not capture."""
         for failure in map(storable_failure, failures):
             noted = NotedFailure(failure, self._plane.clock.now())
             self._plane.failures[storable_id(run_id), failure.kind, failure.name] = noted
@@ -143,7 +136,6 @@ class MemorySnapshots:
     def prune(
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
     ) -> PruneReport:
-        """Remove records of these tenants past retention, except those that a restore needs."""
         cutoff = policy.cutoff(now)
         with self._plane.lock:
             require_lease(self._plane, lease, name=CAPTURE_LEASE)
@@ -197,7 +189,6 @@ class MemorySnapshots:
         return removed
 
     def listed(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
-        """Return the snapshots of a tenant, or of all tenants by timestamp; newest first."""
         together: defaultdict[tuple[datetime, CaptureSource], list[StoredSnapshot]]
         together = defaultdict(list)
         for (name, captured_at), stored in self._plane.snapshots.items():
@@ -211,7 +202,6 @@ class MemorySnapshots:
         )
 
     def budgets_of(self, tenant: str) -> tuple[str, ...]:
-        """Return the budgets of a tenant that have a retained record, by name."""
         return tuple(
             sorted(
                 {
@@ -224,11 +214,9 @@ class MemorySnapshots:
         )
 
     def tenants_in(self, hour: Hour) -> tuple[str, ...]:
-        """Return the tenants that have a retained snapshot of an hour, by name."""
         return tuple(sorted({stored.summary.tenant for stored in self._of_hour(hour)}))
 
     def hours_of(self, tenants: Collection[str]) -> Mapping[str, frozenset[Hour]]:
-        """Return the hours in which these tenants have a retained snapshot; none: no key."""
         hours: defaultdict[str, set[Hour]] = defaultdict(set)
         for stored in self._whole():
             if stored.summary.tenant in tenants:
@@ -237,7 +225,6 @@ class MemorySnapshots:
 
     @contextmanager
     def records_of(self, tenant: str, hour: Hour) -> Iterator[Iterator[StoredRecord] | None]:
-        """Give the records of a tenant's retained snapshots of an hour."""
         snapshots = [each for each in self._of_hour(hour) if each.summary.tenant == tenant]
         records = (
             _stored_record(stored, stored.records[of])
@@ -276,7 +263,6 @@ class MemoryCaptureReports:
         self._plane = control_plane
 
     def captured_in(self, hour: Hour) -> tuple[CaptureSummary, ...]:
-        """Return the snapshots captured in an hour, by tenant and time."""
         return self._summaries(
             stored
             for stored in self._plane.snapshots.values()
@@ -284,11 +270,9 @@ class MemoryCaptureReports:
         )
 
     def captured_by(self, run_id: str) -> tuple[CaptureSummary, ...]:
-        """Return the snapshots that a run stored, by tenant."""
         return self._summaries(self._by(run_id))
 
     def failures_of(self, run_id: str) -> tuple[CaptureFailure, ...]:
-        """Return what a run could not capture: tenants, then keys, each by name."""
         noted = (
             each.failure
             for (of_run, *_), each in self._plane.failures.items()
@@ -297,7 +281,6 @@ class MemoryCaptureReports:
         return tuple(sorted(noted, key=lambda each: (each.kind is Uncaptured.KEY, each.name)))
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
-        """Return the drops in the snapshots of a run; long lists are cut when stored."""
         return tuple(
             drop
             for stored in sorted(self._by(run_id), key=lambda stored: _order(stored.summary))
@@ -305,7 +288,6 @@ class MemoryCaptureReports:
         )
 
     def omissions_of(self, run_id: str) -> tuple[NamedOmission, ...]:
-        """Return the omissions in the snapshots of a run; long lists are cut when stored."""
         return tuple(
             NamedOmission(stored.summary.tenant, storable(omission.key), storable(omission.reason))
             for stored in sorted(self._by(run_id), key=lambda stored: _order(stored.summary))
@@ -314,7 +296,6 @@ class MemoryCaptureReports:
         )
 
     def newest_run(self, hour: Hour) -> str | None:
-        """Return the newest run that stored a snapshot of an hour, or recorded a failure in it."""
         stored = (
             (each.stored_at, each.summary.run_id)
             for each in self._plane.snapshots.values()
@@ -329,7 +310,6 @@ class MemoryCaptureReports:
         return None if newest is None else newest[1]
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
-        """Verify the stored snapshots of an hour; return a sentence for each damage."""
         return tuple(
             f"tenant {summary.tenant!r}, {summary.captured_at:%Y-%m-%d %H:%M:%S} UTC: {of} holds"
             " other usages than were captured."
@@ -341,12 +321,10 @@ class MemoryCaptureReports:
         )
 
     def newest_snapshots(self) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest snapshot, for all that have one."""
         # A tenant's snapshots are in the order of their times.
         return dict(sorted(self._plane.snapshots))
 
     def failing(self) -> Mapping[str, datetime | None]:
-        """Return the tenants whose last capture failed, with the time of their newest snapshot."""
         failed_at: dict[str, datetime] = {}
         for (_, kind, name), noted in self._plane.failures.items():
             if kind is Uncaptured.TENANT:
@@ -445,13 +423,11 @@ class MemoryRecoveryPoints:
         records[of] = damaged
 
     def tenants(self) -> frozenset[str]:
-        """Return the tenants that have a retained record of any budget."""
         return frozenset(
             tenant for (tenant, _), stored in self._plane.snapshots.items() if stored.records
         )
 
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
-        """Read a tenant's recovery point; None where nothing of the tenant is retained."""
         with self._plane.lock:
             times = [at for name, at in self._plane.snapshots if name == tenant]
             if not times:
@@ -467,7 +443,6 @@ class MemoryRecoveryPoints:
             return self._point(tenant, newest_at, windows)
 
     def snapshot_of(self, tenant: str, captured_at: datetime) -> TenantPoint | None:
-        """Read the records of one snapshot of a tenant, and no others; None: there is none."""
         with self._plane.lock:
             if (tenant, captured_at) not in self._plane.snapshots:
                 return None
@@ -480,11 +455,9 @@ class MemoryRecoveryPoints:
             return self._point(tenant, captured_at, windows)
 
     def despite_resets(self) -> "MemoryRecoveryPoints":
-        """Return the same points as if no reset had been recorded."""
         return MemoryRecoveryPoints(self._plane, heeds_resets=False)
 
     def current_usages(self, tenant: str, now: datetime) -> TenantUsages:
-        """Read only the usages of a tenant's current windows."""
         resets = resets_of(self._plane, tenant) if self._heeds_resets else ()
         usages = {
             of: max_merge(
@@ -500,7 +473,6 @@ class MemoryRecoveryPoints:
         return {of: each for of, each in usages.items() if each}
 
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
-        """Return the time of each tenant's newest intact record of a window open at ``now``."""
         return {
             tenant: captured_at
             for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key)
@@ -511,7 +483,6 @@ class MemoryRecoveryPoints:
         }
 
     def damaged(self, now: datetime) -> Mapping[str, int]:
-        """Count the damaged records in the open windows of each tenant that has any."""
         counts = {}
         for tenant in sorted(self.tenants()):
             point = self.point_of(tenant, now)

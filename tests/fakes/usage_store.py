@@ -90,20 +90,17 @@ class MemoryLiveTenant:
 
     @property
     def reading(self) -> TenantReading:
-        """The counters as they were read."""
         return self._reading
 
     def raise_counters(
         self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
     ) -> tuple[RaiseResult, ...]:
-        """Raise counters, and return the results in the order of the orders."""
         changes = counter_changes(self._tenant, orders, self._keys.terms(is_open))
         return tuple(self._write(changes, self._counters).all())
 
     def rebuild_boards(
         self, orders: Sequence[BoardOrder], *, is_open: IsOpen
     ) -> tuple[BoardResult, ...]:
-        """Rebuild leaderboards, and return the results in the order of the orders."""
         terms = self._keys.terms(is_open)
         boards = self._keys.read_keys(prefix_to_read(BOARDS, self._tenant))
 
@@ -222,13 +219,11 @@ class MemoryUsageStore:
         return self.clock
 
     def observe(self, deployment_id: str) -> Observation:
-        """Read identity and marker."""
         self._answer(self.identity_failure, self.look_failure)
         found = found_marker(self.live_key(marker_key(deployment_id)))
         return Observation(self.stream, found, self.keeps_for, self.is_led)
 
     def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
-        """Write our marker over what stands under its key at sequence ``after``; 0: nothing."""
         self._answer(self.marker_failure)
         key = marker_key(deployment_id)
         if self.live_key(key).revision != after:
@@ -242,11 +237,9 @@ class MemoryUsageStore:
         return self.cluster(seen_at)
 
     def open_tenant(self, tenant: str) -> MemoryLiveTenant:
-        """Read a tenant's counters to be raised."""
         return MemoryLiveTenant(self, tenant)
 
     def reader(self, source: CaptureSource) -> SourceReader:
-        """Return a reader of one source."""
         return SourceReader(SOURCES[source], list_keys=self._list_keys, read_keys=self.read_keys)
 
     def read_keys(self, prefix: str) -> KeysRead:

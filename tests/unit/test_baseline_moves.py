@@ -13,7 +13,7 @@ def test_accepting_a_healthy_store_increments_the_baseline_version() -> None:
     healthy = Standing(HEALTHY, BASELINE)
     assert moves.accept(healthy, TARGET, judged=BASELINE) == Baseline(LOST, version=8)
     assert moves.accept(Standing(HEALTHY, None), BASELINE, judged=None).version == 1
-    assert moves.intend_marker(healthy, "n2", judged=BASELINE) == Baseline(
+    assert moves.accept(healthy, replace(BASELINE, intended="n2"), judged=BASELINE) == Baseline(
         IDENTITY, 8, Marker("n1", 39), BASELINE.marked_at, intended="n2"
     )
 
@@ -23,7 +23,7 @@ def test_a_baseline_does_not_move_if_it_changed_since_it_was_judged() -> None:
     with pytest.raises(BaselineMovedError):
         moves.accept(Standing(HEALTHY, BASELINE), TARGET, judged=judged)
     with pytest.raises(BaselineMovedError):
-        moves.intend_marker(Standing(HEALTHY, None), "n", judged=BASELINE)
+        moves.accept(Standing(HEALTHY, None), replace(BASELINE, intended="n"), judged=BASELINE)
 
 
 @pytest.mark.parametrize("state", [RECOVERING, FAILED])
@@ -31,4 +31,4 @@ def test_a_baseline_does_not_move_while_the_store_is_not_healthy(state: Recovery
     with pytest.raises(CapturesPausedError):
         moves.accept(Standing(state, BASELINE), TARGET, judged=BASELINE)
     with pytest.raises(CapturesPausedError):
-        moves.intend_marker(Standing(state, BASELINE), "n", judged=BASELINE)
+        moves.accept(Standing(state, BASELINE), replace(BASELINE, intended="n"), judged=BASELINE)

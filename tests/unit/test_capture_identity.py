@@ -185,7 +185,7 @@ def test_a_marker_renewed_during_a_capture_is_not_a_loss(house: House) -> None:
     assert record.baseline is not None
 
     def check_in_between() -> None:
-        intended = registry.intend_marker("nonce", judged=house.baseline)
+        intended = registry.accept(replace(house.baseline, intended="nonce"), judged=house.baseline)
         seen = house.store.observe(record.deployment_id)
         watch = StoreWatch(house.plane, house.store, record.deployment_id, "a check")
         registry.accept(watch.renew_marker(intended, seen, house.clock.now()), judged=intended)

@@ -3,7 +3,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from budget_recovery_dagster.domain import Hour, parse_moment
+from budget_recovery_dagster.domain import Hour, parse_time
 
 
 def test_an_hour_is_named_by_its_start_in_utc() -> None:
@@ -58,12 +58,12 @@ def test_an_hour_closes_exactly_at_its_end() -> None:
     ],
 )
 def test_a_time_without_a_zone_is_utc(text: str, moment: datetime) -> None:
-    assert parse_moment(text) == moment
-    assert parse_moment(text).tzinfo is UTC
+    assert parse_time(text) == moment
+    assert parse_time(text).tzinfo is UTC
 
 
 @pytest.mark.parametrize("text", ["", "UTC", "yesterday", "14:00", "0001-01-01T00:00+01:00"])
 def test_an_invalid_time_is_quoted_in_the_error(text: str) -> None:
     with pytest.raises(ValueError, match="is not a time such as 2026-11-29T14:00") as refused:
-        parse_moment(text)
+        parse_time(text)
     assert repr(text) in str(refused.value)

@@ -4,9 +4,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from datetime import datetime
-from typing import Any, LiteralString
+from operator import itemgetter
+from typing import Any, LiteralString, TypeVar
 from uuid import uuid4
 
 from psycopg.rows import dict_row
@@ -27,7 +28,7 @@ from budget_recovery_dagster.adapters.postgres.store import (
     lock_store,
     move_baseline,
     move_state,
-    read_newest_good_time,
+    read_newest_good_check,
     read_store,
 )
 from budget_recovery_dagster.domain import moves
@@ -50,10 +51,11 @@ from budget_recovery_dagster.domain.moves import Move, Opening, Standing
 from budget_recovery_dagster.domain.store import Baseline, StoreIdentity, Verdict
 from budget_recovery_dagster.ports import Lease
 
+_log = logging.getLogger(__name__)
 _INSERT_ATTEMPT = """
 insert into budget_recovery.restore_attempt (
-    incident_id, loss, number, run_id, holder, started_at
-) values (%s, %s, %s, %s, %s, %s)
+    incident_id, loss, number, run_id, holder, started_at, ended_at, outcome
+) values (%s, %s, %s, %s, %s, %s, %s, %s)
 """
 # Not the incident's own count: a release resets that, but earlier attempts stay stored.
 _NEXT_NUMBER = """
@@ -83,43 +85,6 @@ from budget_recovery.restore_attempt
 where incident_id = %s
 order by loss, number
 """
-
-
-def insert_attempt(connection: Connection, attempt: Attempt) -> None:
-    """Insert an attempt that has just been claimed."""
-    connection.execute(
-        _INSERT_ATTEMPT,
-        (
-            attempt.incident_id,
-            attempt.loss,
-            attempt.number,
-            attempt.run_id,
-            attempt.holder,
-            attempt.started_at,
-        ),
-    )
-
-
-def next_number(connection: Connection, incident: Incident) -> int:
-    """Return the number of the next attempt for an incident's newest loss, which is locked."""
-    parameters = (incident.incident_id, len(incident.losses))
-    ((number,),) = connection.execute(_NEXT_NUMBER, parameters).fetchall()
-    return int(number)
-
-
-def end_newest_attempt(
-    connection: Connection, incident_id: str, *, outcome: str, ended_at: datetime
-) -> None:
-    """Write the outcome of the newest attempt of an incident, unless it has one."""
-    values = {"incident_id": incident_id, "outcome": outcome, "ended_at": ended_at}
-    connection.execute(_END_NEWEST, values)
-
-
-def read_attempts(connection: Connection, incident_id: str) -> tuple[Attempt, ...]:
-    """Return the attempts of an incident, oldest first."""
-    return tuple(Attempt(*row) for row in connection.execute(_READ_ATTEMPTS, (incident_id,)))
-
-
 _READ_INCIDENTS = """
 select incident_id, opened_at,
        target_created_at, target_last_sequence, target_version, target_marker_nonce,
@@ -169,180 +134,23 @@ set target_created_at = %s, target_last_sequence = %s, target_version = %s,
 where incident_id = %s
 """
 Row = dict[str, Any]
-
-
-def read_open(connection: Connection) -> tuple[Incident | None, int]:
-    """Return the open incident, and the number of its launches that the backoff does not count."""
-    return _open(connection, _READ_OPEN)
-
-
-def lock_open(connection: Connection) -> tuple[Incident | None, int]:
-    """Return the same as ``read_open``, locked until the transaction ends."""
-    return _open(connection, _LOCK_OPEN)
-
-
-def read_recent(connection: Connection, count: int) -> tuple[Incident, ...]:
-    """Return the newest incidents, newest first."""
-    return tuple(_incidents(connection, _rows(connection, _READ_RECENT, (count,))))
-
-
-def insert_incident(connection: Connection, incident: Incident) -> None:
-    """Insert a new incident with its loss."""
-    connection.execute(
-        _INSERT_INCIDENT,
-        (
-            incident.incident_id,
-            incident.opened_at,
-            incident.newest_point_at,
-            incident.last_good_at,
-        ),
-    )
-    insert_newest_loss(connection, incident)
-    update_incident(connection, incident, launches_before=0)
-
-
-def insert_newest_loss(connection: Connection, incident: Incident) -> None:
-    """Insert the newest loss of an incident."""
-    loss = incident.losses[-1]
-    connection.execute(
-        _INSERT_LOSS,
-        (
-            incident.incident_id,
-            len(incident.losses),
-            loss.found_at,
-            loss.found_by,
-            loss.verdict.value,
-            loss.reason,
-            *identity_columns(loss.before),
-            *identity_columns(loss.after),
-        ),
-    )
-
-
-def update_incident(connection: Connection, incident: Incident, *, launches_before: int) -> None:
-    """Update all columns of an incident that may change, but not its losses."""
-    waiting, held = incident.waiting, incident.held
-    given_up, ended = incident.given_up, incident.ended
-    restored = ended.restored if ended else None
-    connection.execute(
-        _UPDATE_INCIDENT,
-        (
-            *columns_of(incident.target),
-            incident.attempts,
-            incident.launches,
-            launches_before,
-            incident.next_launch_at,
-            *((waiting.since, waiting.reason, waiting.waits) if waiting else _nulls(3)),
-            *((held.at, held.by, held.reason) if held else _nulls(3)),
-            incident.released_at,
-            *((given_up.at, given_up.reason.value, given_up.detail) if given_up else _nulls(3)),
-            *((ended.at, ended.outcome.value, ended.detail) if ended else _nulls(3)),
-            *(
-                (restored.tenants, restored.windows, restored.counters, restored.boards)
-                if restored
-                else _nulls(4)
-            ),
-            incident.incident_id,
-        ),
-    )
-
-
-def _nulls(count: int) -> tuple[None, ...]:
-    return (None,) * count
-
-
-def _open(connection: Connection, query: LiteralString) -> tuple[Incident | None, int]:
-    rows = _rows(connection, query, ())
-    if not rows:
-        return None, 0
-    [incident] = _incidents(connection, rows)
-    return incident, int(rows[0]["launches_before"])
-
-
-def _rows(connection: Connection, query: LiteralString, parameters: Sequence[object]) -> list[Row]:
-    with connection.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(query, parameters).fetchall()
-
-
-def _incidents(connection: Connection, rows: list[Row]) -> list[Incident]:
-    losses: defaultdict[str, list[Loss]] = defaultdict(list)
-    for row in _rows(connection, _LOSSES, ([row["incident_id"] for row in rows],)):
-        losses[row["incident_id"]].append(_loss(row))
-    return [_incident(row, tuple(losses[row["incident_id"]])) for row in rows]
-
-
-def _loss(row: Row) -> Loss:
-    return Loss(
-        found_at=row["found_at"],
-        found_by=row["found_by"],
-        verdict=Verdict(row["verdict"]),
-        reason=row["reason"],
-        before=StoreIdentity(row["before_created_at"], int(row["before_last_sequence"])),
-        after=identity_in(row["after_created_at"], row["after_last_sequence"]),
-    )
-
-
-def _incident(row: Row, losses: tuple[Loss, ...]) -> Incident:
-    return Incident(
-        incident_id=row["incident_id"],
-        opened_at=row["opened_at"],
-        losses=losses,
-        target=baseline_in(
-            (
-                row["target_created_at"],
-                row["target_last_sequence"],
-                row["target_version"],
-                row["target_marker_nonce"],
-                row["target_marker_revision"],
-                row["target_marked_at"],
-                row["target_intended_nonce"],
-            )
-        ),
-        newest_point_at=row["newest_point_at"],
-        last_good_at=row["last_good_at"],
-        attempts=row["attempts"],
-        launches=row["launches"],
-        next_launch_at=row["next_launch_at"],
-        waiting=_waiting(row),
-        held=_held(row),
-        released_at=row["released_at"],
-        given_up=_given_up(row),
-        ended=_ended(row),
-    )
-
-
-def _waiting(row: Row) -> Waiting | None:
-    if row["waiting_since"] is None:
-        return None
-    return Waiting(row["waiting_since"], row["waiting_reason"], row["waits"])
-
-
-def _held(row: Row) -> Held | None:
-    if row["held_at"] is None:
-        return None
-    return Held(row["held_at"], row["held_by"], row["held_reason"])
-
-
-def _given_up(row: Row) -> GivenUp | None:
-    if row["failed_at"] is None:
-        return None
-    return GivenUp(row["failed_at"], FailureReason(row["failure"]), row["failure_detail"])
-
-
-def _ended(row: Row) -> Ended | None:
-    if row["closed_at"] is None:
-        return None
-    return Ended(
-        at=row["closed_at"],
-        outcome=Outcome(row["outcome"]),
-        detail=row["outcome_detail"],
-        restored=Restored(
-            tenants=row["restored_tenants"],
-            windows=row["restored_windows"],
-            counters=row["restored_counters"],
-            boards=row["restored_boards"],
-        ),
-    )
+Part = TypeVar("Part", Waiting, Held, GivenUp, Restored)
+# The columns of the parts of an incident, in the order of their fields.
+_TARGET = itemgetter(
+    "target_created_at",
+    "target_last_sequence",
+    "target_version",
+    "target_marker_nonce",
+    "target_marker_revision",
+    "target_marked_at",
+    "target_intended_nonce",
+)
+_WAITING = itemgetter("waiting_since", "waiting_reason", "waits")
+_HELD = itemgetter("held_at", "held_by", "held_reason")
+_FAILURE = itemgetter("failed_at", "failure", "failure_detail")
+_RESTORED = itemgetter(
+    "restored_tenants", "restored_windows", "restored_counters", "restored_boards"
+)
 
 
 def storable_loss(loss: Loss) -> Loss:
@@ -376,65 +184,61 @@ def attempt_after(
     )
 
 
-_log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class PostgresIncidents:
-    """The incidents, and with them the state of the store."""
+    """The tables of incidents, losses and attempts, and with them the state of the store.
+
+    A move locks the store and its open incident, decides in ``domain.moves``, and writes the result
+    in the same transaction.
+    """
 
     _database: Database
 
     def recovery(self) -> Recovery:
         """Return the state, and the open incident."""
         with self._database.reading() as connection:
-            incident, _ = read_open(connection)
+            incident, _ = _read_open(connection, _READ_OPEN)
             return Recovery(read_store(connection).state, incident)
 
     def recent(self, count: int) -> tuple[Incident, ...]:
         """Return the newest incidents, newest first."""
         with self._database.reading() as connection:
-            return read_recent(connection, count)
+            return tuple(_incidents(connection, _rows(connection, _READ_RECENT, (count,))))
 
     def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
-        """Open an incident for a loss: the store becomes RECOVERING, and captures are paused.
-
-        Raises:
-            BaselineMovedError: the baseline is not the ``judged`` one any more.
-            IncidentMovedError: an incident is already open.
-        """
+        """Insert an incident with its loss, and set the store to RECOVERING."""
         with self._locked() as (connection, standing):
             # Read under the lock: no capture can land after these and before the incident.
+            good = read_newest_good_check(connection)
             opening = Opening(
                 incident_id=str(uuid4()),
                 at=self._database.time_on(connection),
                 newest_point_at=read_newest_point_time(connection),
-                newest_good_check_at=read_newest_good_time(connection),
+                newest_good_check_at=good.checked_at if good else None,
             )
             move = moves.open_incident(
                 standing, storable_loss(loss), target=target, judged=judged, opening=opening
             )
-            insert_incident(connection, move.incident)
-            move_state(connection, move.state)
-            return move.incident
+            opened = move.incident
+            values = (
+                opened.incident_id,
+                opened.opened_at,
+                opened.newest_point_at,
+                opened.last_good_at,
+            )
+            connection.execute(_INSERT_INCIDENT, values)
+            _insert_newest_loss(connection, opened)
+            return _keep(connection, standing, move)
 
     def join(self, loss: Loss, *, target: Baseline | None, judged: Incident) -> Incident:
-        """Add a further loss to the open incident; its attempts start again, at once.
-
-        Raises:
-            IncidentMovedError: its restore target is not that of ``judged``, or it is closed.
-        """
+        """Insert a further loss, and start the attempts again."""
         with self._locked() as (connection, standing):
             move = moves.join(standing, storable_loss(loss), target=target, judged=judged)
-            insert_newest_loss(connection, move.incident)
+            _insert_newest_loss(connection, move.incident)
             return _keep(connection, standing, move)
 
     def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
-        """Make a store the restore target of the open incident.
-
-        Raises:
-            IncidentMovedError: as ``join``.
-        """
+        """Replace the restore target of the open incident."""
         with self._locked() as (connection, standing):
             return _keep(connection, standing, moves.adopt_target(standing, target, judged=judged))
 
@@ -446,13 +250,8 @@ class PostgresIncidents:
             return None if move is None else _keep(connection, standing, move)
 
     def wait(self, reason: str, *, judged: Incident, lease: Lease) -> Incident:
-        """Record that a restore waits for the store, and delay the next launch by the backoff.
-
-        Raises:
-            IncidentMovedError: as ``join``.
-            LeaseLostError: the lease is no longer held.
-        """
-        with self._leased(lease) as (connection, standing):
+        """Record that a restore waits for the store, and delay the next launch by the backoff."""
+        with self._locked(lease) as (connection, standing):
             now = self._database.time_on(connection)
             move = moves.wait(standing, storable(reason), judged=judged, now=now)
             return _keep(connection, standing, move)
@@ -460,84 +259,57 @@ class PostgresIncidents:
     def claim_attempt(
         self, *, judged: Incident, run_id: str, holder: str, lease: Lease
     ) -> Incident:
-        """Count one more attempt, before its work starts, and end the waiting.
-
-        Raises:
-            IncidentHeldError: it is on hold.
-            AttemptsUsedUpError: the loss has had all its attempts.
-            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
-        """
-        with self._leased(lease) as (connection, standing):
+        """Insert an attempt, count it and end the waiting."""
+        with self._locked(lease) as (connection, standing):
             move = moves.claim_attempt(standing, judged=judged)
-            started_at = self._database.time_on(connection)
-            insert_attempt(
-                connection,
-                attempt_after(
-                    move.incident,
-                    number=next_number(connection, move.incident),
-                    run_id=run_id,
-                    holder=holder,
-                    started_at=started_at,
-                ),
+            claimed = move.incident
+            scope = (claimed.incident_id, len(claimed.losses))
+            [(number,)] = connection.execute(_NEXT_NUMBER, scope).fetchall()
+            attempt = attempt_after(
+                claimed,
+                number=number,
+                run_id=run_id,
+                holder=holder,
+                started_at=self._database.time_on(connection),
             )
+            connection.execute(_INSERT_ATTEMPT, astuple(attempt))
             return _keep(connection, standing, move)
 
     def end_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
-        """Record the outcome of the newest attempt.
-
-        Raises:
-            LeaseLostError: the lease is no longer held.
-        """
+        """Write the outcome of the newest attempt, unless it has one."""
         with self._database.writing() as connection:
             require_lease(connection, self._database, lease, name=RESTORE_LEASE)
-            end_newest_attempt(
-                connection,
-                judged.incident_id,
-                outcome=storable(outcome),
-                ended_at=self._database.time_on(connection),
-            )
+            values = {
+                "incident_id": judged.incident_id,
+                "outcome": storable(outcome),
+                "ended_at": self._database.time_on(connection),
+            }
+            connection.execute(_END_NEWEST, values)
 
     def give_up(
         self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease
     ) -> Incident:
-        """Set the store to FAILED: an operator must act.
-
-        Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING.
-        """
-        with self._leased(lease) as (connection, standing):
+        """Set the store to FAILED: an operator must act."""
+        with self._locked(lease) as (connection, standing):
             now = self._database.time_on(connection)
             move = moves.give_up(standing, reason, storable(detail), judged=judged, now=now)
             return _keep(connection, standing, move)
 
     def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
-        """Accept a new baseline, close the incident and set the store to HEALTHY, all or nothing.
-
-        Raises:
-            IncidentMovedError, LeaseLostError: as ``wait``; also if it is not RECOVERING, unless
-                a person ends it.
-        """
-        with self._leased(lease) as (connection, standing):
+        """Close the incident, accept its baseline and set the store to HEALTHY."""
+        with self._locked(lease) as (connection, standing):
             ended = ended_by(closing, self._database.time_on(connection))
             move = moves.close(standing, ended, baseline=closing.baseline, judged=judged)
             return _keep(connection, standing, move)
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
-        """Stop the restore and further launches; an existing hold stays unchanged.
-
-        Raises:
-            IncidentMovedError: it is closed, or not RECOVERING.
-        """
+        """Stop the restore and further launches; an existing hold stays unchanged."""
         with self._locked() as (connection, standing):
             held = held_by(by, reason, self._database.time_on(connection))
             return _keep(connection, standing, moves.hold(standing, held, judged=judged))
 
     def release(self, by: str, *, judged: Incident) -> Incident:
-        """Continue the restore, at once and with all its attempts; without a hold, nothing changes.
-
-        Raises:
-            IncidentMovedError: as ``hold``.
-        """
+        """End a hold, if there is one; only the log has the person who released it."""
         with self._locked() as (connection, standing):
             now = self._database.time_on(connection)
             move = moves.release(standing, judged=judged, now=now)
@@ -548,33 +320,118 @@ class PostgresIncidents:
 
     def attempts_of(self, incident_id: str) -> tuple[Attempt, ...]:
         """Return the attempts of an incident, oldest first."""
-        with self._database.reading() as connection:
-            return read_attempts(connection, incident_id)
+        rows = self._database.rows(_READ_ATTEMPTS, (incident_id,))
+        return tuple(Attempt(*row) for row in rows)
 
     @contextmanager
-    def _leased(self, lease: Lease) -> Iterator[tuple[Connection, Standing]]:
+    def _locked(self, lease: Lease | None = None) -> Iterator[tuple[Connection, Standing]]:
         """Open a transaction that locks, in this order, the lease, the store and the incident."""
         with self._database.writing() as connection:
-            require_lease(connection, self._database, lease, name=RESTORE_LEASE)
-            yield connection, _lock_standing(connection)
-
-    @contextmanager
-    def _locked(self) -> Iterator[tuple[Connection, Standing]]:
-        """Open a transaction that locks, in this order, the store and the incident."""
-        with self._database.writing() as connection:
-            yield connection, _lock_standing(connection)
+            if lease is not None:
+                require_lease(connection, self._database, lease, name=RESTORE_LEASE)
+            store = lock_store(connection)
+            incident, launches_before = _read_open(connection, _LOCK_OPEN)
+            yield connection, Standing(store.state, store.baseline, incident, launches_before)
 
 
-def _lock_standing(connection: Connection) -> Standing:
-    store = lock_store(connection)
-    incident, launches_before = lock_open(connection)
-    return Standing(store.state, store.baseline, incident, launches_before)
+def _insert_newest_loss(connection: Connection, incident: Incident) -> None:
+    loss = incident.losses[-1]
+    connection.execute(
+        _INSERT_LOSS,
+        (
+            incident.incident_id,
+            len(incident.losses),
+            loss.found_at,
+            loss.found_by,
+            loss.verdict.value,
+            loss.reason,
+            *identity_columns(loss.before),
+            *identity_columns(loss.after),
+        ),
+    )
 
 
 def _keep(connection: Connection, before: Standing, move: Move) -> Incident:
-    update_incident(connection, move.incident, launches_before=move.launches_before)
+    """Update what a move may change, except the losses."""
+    incident, ended = move.incident, move.incident.ended
+    values = (
+        *columns_of(incident.target),
+        incident.attempts,
+        incident.launches,
+        move.launches_before,
+        incident.next_launch_at,
+        *_columns(incident.waiting, Waiting),
+        *_columns(incident.held, Held),
+        incident.released_at,
+        *_columns(incident.given_up, GivenUp),
+        *((ended.at, ended.outcome.value, ended.detail) if ended else (None, None, None)),
+        *_columns(ended.restored if ended else None, Restored),
+        incident.incident_id,
+    )
+    connection.execute(_UPDATE_INCIDENT, values)
     if move.state is not before.state:
         move_state(connection, move.state)
     if move.baseline is not None and move.baseline != before.baseline:
         move_baseline(connection, move.baseline)
-    return move.incident
+    return incident
+
+
+def _columns(part: Part | None, kind: type[Part]) -> tuple[Any, ...]:
+    """Return a part of an incident as its columns, in the order of its fields."""
+    return (None,) * len(fields(kind)) if part is None else astuple(part)
+
+
+def _read_open(connection: Connection, query: LiteralString) -> tuple[Incident | None, int]:
+    """Return the open incident, and the number of its launches that the backoff does not count."""
+    rows = _rows(connection, query, ())
+    if not rows:
+        return None, 0
+    [incident] = _incidents(connection, rows)
+    return incident, int(rows[0]["launches_before"])
+
+
+def _rows(connection: Connection, query: LiteralString, parameters: Sequence[object]) -> list[Row]:
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(query, parameters).fetchall()
+
+
+def _incidents(connection: Connection, rows: list[Row]) -> list[Incident]:
+    losses: defaultdict[str, list[Loss]] = defaultdict(list)
+    ids = [row["incident_id"] for row in rows]
+    for incident_id, *loss in connection.execute(_LOSSES, (ids,)):
+        losses[incident_id].append(_loss(*loss))
+    return [_incident(row, tuple(losses[row["incident_id"]])) for row in rows]
+
+
+def _loss(found_at: datetime, found_by: str, verdict: str, reason: str, *seen: Any) -> Loss:
+    created_at, last_sequence, *after = seen
+    before = StoreIdentity(created_at, int(last_sequence))
+    return Loss(found_at, found_by, Verdict(verdict), reason, before, identity_in(*after))
+
+
+def _incident(row: Row, losses: tuple[Loss, ...]) -> Incident:
+    ended = None
+    if row["closed_at"] is not None:
+        restored = Restored(*_RESTORED(row))
+        outcome = Outcome(row["outcome"])
+        ended = Ended(row["closed_at"], outcome, row["outcome_detail"], restored)
+    return Incident(
+        incident_id=row["incident_id"],
+        opened_at=row["opened_at"],
+        losses=losses,
+        target=baseline_in(_TARGET(row)),
+        newest_point_at=row["newest_point_at"],
+        last_good_at=row["last_good_at"],
+        attempts=row["attempts"],
+        launches=row["launches"],
+        next_launch_at=row["next_launch_at"],
+        waiting=None if row["waiting_since"] is None else Waiting(*_WAITING(row)),
+        held=None if row["held_at"] is None else Held(*_HELD(row)),
+        released_at=row["released_at"],
+        given_up=None if row["failed_at"] is None else _given_up(*_FAILURE(row)),
+        ended=ended,
+    )
+
+
+def _given_up(at: datetime, reason: str, detail: str) -> GivenUp:
+    return GivenUp(at, FailureReason(reason), detail)

@@ -228,6 +228,6 @@ def _window_damage(token: str, start: str | None, end: str | None) -> str | None
     return None
 
 
-def _as_text(moment: datetime | None) -> str | None:
+def _as_text(at: datetime | None) -> str | None:
     """Write a time in UTC in the form of the server in our sessions."""
-    return None if moment is None else f"{moment.replace(tzinfo=None).isoformat(sep=' ')}+00"
+    return None if at is None else f"{at.replace(tzinfo=None).isoformat(sep=' ')}+00"

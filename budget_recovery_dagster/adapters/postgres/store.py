@@ -62,13 +62,12 @@ def columns_of(baseline: Baseline | None) -> BaselineColumns:
     """Return a baseline as its columns."""
     if baseline is None:
         return (None, None, None, None, None, None, None)
-    marker = baseline.marker
+    identity, marker = baseline.identity, baseline.marker
     return (
-        baseline.identity.created_at,
-        baseline.identity.last_sequence,
+        identity.created_at,
+        identity.last_sequence,
         baseline.version,
-        marker.nonce if marker else None,
-        marker.revision if marker else None,
+        *((marker.nonce, marker.revision) if marker else (None, None)),
         baseline.marked_at,
         baseline.intended,
     )
@@ -170,37 +169,15 @@ class PostgresStoreRegistry:
     _bucket: str
 
     def claim(self) -> StoreRecord:
-        """Return the store's record; the first use creates it.
-
-        Raises:
-            SettingsError: this database schema already belongs to another bucket.
-        """
+        """Read the row of the store, after inserting it at the first use."""
         with self._database.writing() as connection:
             connection.execute(_MAKE_STORE, (self._bucket, str(uuid4())))
             record = read_store(connection)
         require_bucket(record.bucket, self._bucket)
         return record
 
-    def intend_marker(self, nonce: str, *, judged: Baseline) -> Baseline:
-        """Record that a marker with this nonce may be written from now on; a new version.
-
-        Raises:
-            BaselineMovedError: the baseline is not the ``judged`` one any more.
-            CapturesPausedError: the store is not HEALTHY.
-        """
-        with self._database.writing() as connection:
-            store = lock_store(connection)
-            standing = Standing(store.state, store.baseline)
-            intended = moves.intend_marker(standing, nonce, judged=judged)
-            move_baseline(connection, intended)
-            return intended
-
     def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
-        """Replace the baseline; its version is one higher than that of the judged one.
-
-        Raises:
-            BaselineMovedError, CapturesPausedError: as ``intend_marker``.
-        """
+        """Replace the baseline, under the lock on the row of the store."""
         with self._database.writing() as connection:
             store = lock_store(connection)
             standing = Standing(store.state, store.baseline)
@@ -209,52 +186,38 @@ class PostgresStoreRegistry:
             return accepted
 
     def record_check(self, check: Check) -> None:
-        """Record a check, and remove old ones except the newest good one."""
+        """Insert a check, and delete old ones except the newest good one."""
         kept = storable_check(check)
+        values = (
+            kept.checked_at,
+            kept.checked_by,
+            kept.verdict.value,
+            kept.reason,
+            *identity_columns(kept.identity),
+            kept.incident_id,
+        )
         with self._database.writing() as connection:
-            connection.execute(
-                _INSERT_CHECK,
-                (
-                    kept.checked_at,
-                    kept.checked_by,
-                    kept.verdict.value,
-                    kept.reason,
-                    *identity_columns(kept.identity),
-                    kept.incident_id,
-                ),
-            )
+            connection.execute(_INSERT_CHECK, values)
             cutoff = self._database.time_on(connection) - CHECKS_KEPT_FOR
             connection.execute(_PRUNE_CHECKS, {"cutoff": cutoff, "good": _GOOD})
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:
         """Return the newest checks, newest first."""
-        with self._database.reading() as connection:
-            return tuple(_check(row) for row in connection.execute(_READ_NEWEST, (count,)))
+        return tuple(_check(*row) for row in self._database.rows(_READ_NEWEST, (count,)))
 
     def newest_good_check(self) -> Check | None:
         """Return the newest check that identified the store as the accepted one."""
         with self._database.reading() as connection:
-            return _newest_good(connection)
+            return read_newest_good_check(connection)
 
 
-def read_newest_good_time(connection: Connection) -> datetime | None:
-    """Return the time of the newest check that found the store intact."""
-    newest = _newest_good(connection)
-    return newest.checked_at if newest else None
-
-
-def _newest_good(connection: Connection) -> Check | None:
+def read_newest_good_check(connection: Connection) -> Check | None:
+    """Return the newest check that found the store intact, in this transaction."""
     row = connection.execute(_READ_NEWEST_GOOD, (_GOOD,)).fetchone()
-    return None if row is None else _check(row)
+    return None if row is None else _check(*row)
 
 
-def _check(row: tuple[Any, ...]) -> Check:
-    checked_at, checked_by, verdict, reason, created_at, last_sequence, incident_id = row
-    return Check(
-        checked_at=checked_at,
-        checked_by=checked_by,
-        verdict=Verdict(verdict),
-        reason=reason,
-        identity=identity_in(created_at, last_sequence),
-        incident_id=incident_id,
-    )
+def _check(checked_at: datetime, checked_by: str, verdict: str, reason: str, *seen: Any) -> Check:
+    created_at, last_sequence, incident_id = seen
+    identity = identity_in(created_at, last_sequence)
+    return Check(checked_at, checked_by, Verdict(verdict), reason, identity, incident_id)
