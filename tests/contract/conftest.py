@@ -17,7 +17,7 @@ def database(database_url: str) -> Iterator[Database]:
 
 @pytest.fixture
 def admin(database_url: str) -> Iterator[psycopg.Connection]:
-    """A plain session on the test's database, to look at it and to disturb it."""
+    """Open a plain session on the test's database, to inspect and disturb it."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         yield connection
 
@@ -30,7 +30,7 @@ def postgres_plane(database_url: str) -> Iterator[ControlPlane]:
 
 @pytest.fixture(params=["memory", "postgres"])
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """The same control plane, in memory and in PostgreSQL."""
+    """Return the control plane, once in memory and once on PostgreSQL."""
     if request.param == "memory":
         yield in_memory()
     else:
@@ -40,7 +40,7 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
 
 @pytest.fixture(params=["memory", "nats"])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    """The same usage store, in memory and on a NATS server."""
+    """Return the usage store, once in memory and once on a NATS server."""
     if request.param == "memory":
         yield usage_stores.in_memory()
     else:

@@ -1,4 +1,4 @@
-"""One control plane for the contract tests, over the fakes or over PostgreSQL."""
+"""A control plane for the contract tests, on the fakes or on PostgreSQL."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,12 +52,12 @@ from tests.waiting import wait_until
 
 BUCKET = "budget-usage"
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
-"""A Wednesday in the middle of the day, the month and the quarter."""
+"""A Wednesday, in the middle of day, month and quarter."""
 
 BORN = datetime(2026, 11, 1, 8, 30, 0, 123456, tzinfo=UTC)
 
 Counters = Mapping[tuple[str, str], Mapping[Any, str]]
-"""Usages in plain digits by entity, by budget and window."""
+"""Usages as plain digits, by budget and window and then by entity."""
 
 WEEK = RetentionPolicy(days=7)
 
@@ -95,7 +95,7 @@ def reading(
     )
 
 
-# Far too high usages, under the hash of what was captured.
+# Usages that are far too high, with the hash of the captured ones.
 _CORRUPT = """
 update budget_recovery.budget_content c
 set usages = array(select 1000000000 + usage from unnest(c.usages) as usage)
@@ -107,7 +107,7 @@ where r.content_id = c.content_id
 
 @dataclass(frozen=True)
 class ControlPlane(ports.ControlPlane):
-    """The control plane over one state, and what only a test may do to it."""
+    """A control plane on one state, with operations that only tests need."""
 
     clock: ManualClock
     corrupt: Callable[[str, datetime, BudgetWindow], None]
@@ -134,7 +134,7 @@ class ControlPlane(ports.ControlPlane):
             yield lease
 
     def take(self, read: TenantReading, *, at: datetime | None = None) -> TenantSnapshot:
-        """Turn a reading into a snapshot as a capture does; the store has gone on by then."""
+        """Turn a reading into a snapshot as a capture does; the sequence of the store advances."""
         moment = at or self.clock.now()
         return take_snapshot(
             read,
@@ -144,7 +144,7 @@ class ControlPlane(ports.ControlPlane):
         )
 
     def commit(self, snapshot: TenantSnapshot, *, run_id: str = "a run") -> Baseline:
-        """Store a snapshot under all the right circumstances."""
+        """Store a snapshot in its hour, under a lease and with the present baseline."""
         with self.lease() as lease:
             return self.snapshots.commit(
                 snapshot,
@@ -157,7 +157,7 @@ class ControlPlane(ports.ControlPlane):
     def capture(
         self, tenant: str, counters: Counters, *, at: datetime | None = None, run_id: str = "a run"
     ) -> TenantSnapshot:
-        """Read, take and commit; the clock is put to the moment of the capture."""
+        """Read, take and commit; set the clock to the time of the capture."""
         if at is not None:
             self.clock.set(at)
         snapshot = self.take(reading(tenant, counters))
@@ -173,12 +173,12 @@ class ControlPlane(ports.ControlPlane):
         window: str | None = None,
         tenant: str = "acme",
     ) -> Reset:
-        """Record a reset now, or where that is later, at its own time."""
+        """Record a reset now, or at its own time if that is later."""
         now = max(at, self.clock.now())
         return self.resets.record(Reset(tenant, budget, window, who, at, "ann", "pardoned", now))
 
     def current_windows(self, tenant: str) -> list[WindowPoint]:
-        """Return the windows of a tenant's recovery point that are current now."""
+        """Return the open windows of a tenant's recovery point."""
         now = self.clock.now()
         point = self.points.point_of(tenant, now)
         windows = point.windows if point else ()
@@ -208,7 +208,7 @@ def _parts(plane: ports.ControlPlane) -> dict[str, Any]:
 def on_postgres(
     url: str, *, lease_duration: timedelta = timedelta(seconds=30)
 ) -> Iterator[ControlPlane]:
-    """Open a control plane on a database of its own, judged by a clock that is set by hand."""
+    """Open a control plane on a PostgreSQL database, with a manual clock."""
     clock = ManualClock(NOON)
 
     def set_state(state: RecoveryState) -> None:

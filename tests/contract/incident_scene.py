@@ -1,4 +1,4 @@
-"""A store that was accepted and then lost, for the tests of its incidents."""
+"""A store that was accepted and then lost, for tests of incidents."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -45,19 +45,19 @@ CLOSING = Closing(
 
 
 def open_one(plane: ControlPlane) -> Incident:
-    """Accept a store, and open an incident for its loss."""
+    """Accept a store and open an incident for its loss."""
     accepted = plane.registry.accept(ACCEPTED, judged=plane.baseline)
     return plane.incidents.open(LOSS, target=TARGET, judged=accepted)
 
 
 def close(plane: ControlPlane, incident: Incident) -> Incident:
-    """Close an incident as a restore that brought everything back does."""
+    """Close an incident like a complete restore."""
     with plane.restore_lease() as lease:
         return plane.incidents.close(CLOSING, judged=incident, lease=lease)
 
 
 def claim_attempt(plane: ControlPlane, incident: Incident, *, run_id: str = "run 1") -> Incident:
-    """Claim an attempt under a lease of its own."""
+    """Claim an attempt under its own lease."""
     with plane.restore_lease() as lease:
         return plane.incidents.claim_attempt(
             judged=incident, run_id=run_id, holder="a host", lease=lease
@@ -65,13 +65,13 @@ def claim_attempt(plane: ControlPlane, incident: Incident, *, run_id: str = "run
 
 
 def wait(plane: ControlPlane, incident: Incident, *, reason: str = "no leader") -> Incident:
-    """Let a restore wait under a lease of its own."""
+    """Let a restore wait under its own lease."""
     with plane.restore_lease() as lease:
         return plane.incidents.wait(reason, judged=incident, lease=lease)
 
 
 def give_up(plane: ControlPlane, incident: Incident) -> Incident:
-    """Give an incident up, as a restore that cannot write does."""
+    """Give up an incident like a restore that cannot write."""
     with plane.restore_lease() as lease:
         return plane.incidents.give_up(
             FailureReason.NOT_WRITTEN, "it refuses", judged=incident, lease=lease

@@ -1,4 +1,4 @@
-"""Stores that refuse some of what is written, in memory and on a NATS server alike."""
+"""Stores that refuse some writes, in memory and on a NATS server."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,10 +19,10 @@ _MORE_THAN_MEASURED = 150
 
 @dataclass(frozen=True)
 class Limited:
-    """A store, and ways to have it refuse writings.
+    """A store that can be made to refuse writes.
 
-    ``leave_room_for_two`` is to be told how to write something small: then there is room for two
-    more such, but not for one such and something much larger that is written second of three.
+    ``leave_room_for_two`` gets a function that writes something small. Then there is room for two
+    more of the same size, but not for a much larger value as the second of three.
     """
 
     store: Store

@@ -1,4 +1,4 @@
-"""An operator of NATS who gives out credentials, as nsc would."""
+"""A NATS operator that issues credentials, like nsc."""
 
 import base64
 import hashlib
@@ -20,7 +20,7 @@ class Operator:
 
     @property
     def config(self) -> str:
-        """The configuration of a server that trusts this operator."""
+        """Return the configuration of a server that trusts this operator."""
         limits = {"subs": -1, "conn": -1, "leaf": -1, "imports": -1, "exports": -1, "data": -1}
         limits["payload"] = -1
         accounts = {
@@ -38,7 +38,7 @@ class Operator:
         )
 
     def credentials(self, *, expires_in: int) -> str:
-        """Make the content of a credentials file for a new user."""
+        """Return the content of a credentials file for a new user."""
         pair, seed = _key_pair_and_seed(nkeys.PREFIX_BYTE_USER)
         rights = {"pub": {}, "sub": {}, "subs": -1, "data": -1, "payload": -1}
         token = self._token(self._account, pair, "user", rights, expires_in)

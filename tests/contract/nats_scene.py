@@ -1,4 +1,4 @@
-"""A bucket whose reader's network a test can disturb."""
+"""A bucket that is read through a network that a test can disturb."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ class Scene:
 
 @contextmanager
 def set_scene(server: NatsServer) -> Iterator[Scene]:
-    """Set a scene with an empty bucket; in the end no consumer may be left."""
+    """Create an empty bucket; require at the end that no consumer is left."""
     name = f"reading-{uuid4().hex}"
     with (
         Bucket.connected(server.url, name) as bucket,

@@ -1,4 +1,4 @@
-"""Writers who count into the keys of a bucket by compare-and-set, as a gateway does."""
+"""Writers that count into keys by compare-and-set, like a gateway."""
 
 import asyncio
 import json
@@ -18,9 +18,9 @@ WRONG_REVISION = {10071, 10164}
 
 
 class RacingWriters:
-    """Some writers on one connection, who add one to keys at random, half of the times a hot one.
+    """Writers on one connection that add one to random keys, half of the time to a hot one.
 
-    ``added`` are the revisions of all additions that were acknowledged.
+    ``added`` contains the revisions of all acknowledged additions.
     """
 
     def __init__(self, bucket: Bucket, hot: list[str], others: list[str], count: int) -> None:
@@ -33,7 +33,7 @@ class RacingWriters:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Let them write until the context ends; what one of them failed of is raised then."""
+        """Let them write until the context ends; then raise the error of one that failed."""
         futures: list[Future[None]] = [
             self._bucket._portal.start_task_soon(self._write, chance)
             for chance in map(random.Random, range(self._count))
@@ -72,7 +72,7 @@ class RacingWriters:
 
 
 def history_of(bucket: Bucket, keys: str = ">") -> dict[str, list[tuple[int, Decimal]]]:
-    """Return the revisions of keys and the usages that they held, oldest first."""
+    """Return the revisions of keys with their usages, oldest first."""
 
     async def read() -> dict[str, list[tuple[int, Decimal]]]:
         config = ConsumerConfig(

@@ -1,4 +1,4 @@
-"""Orders to raise what a tenant has in the store, and ways to say whether a window is open."""
+"""Orders to raise counters of a tenant, and answers to whether a window is open."""
 
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -53,7 +53,7 @@ def never(_: Window) -> bool:
 
 
 def open_after(*interventions: Callable[[], object]) -> IsOpen:
-    """Have things done, one at each writing, between what was decided on and the writing."""
+    """Call one function at each write, between the decision and the write."""
     rest = iter(interventions)
 
     def is_open(_: Window) -> bool:

@@ -1,4 +1,4 @@
-"""A bucket that is restored into, and how its writings are waited for and recognized."""
+"""A bucket to restore into, and how to wait for its writes and recognize them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ WRITING = b"Nats-Expected-Last-Subject-Sequence"
 
 @contextmanager
 def bucket_of(server: NatsServer) -> Iterator[Bucket]:
-    """A bucket of this test's own, not made yet; in the end no consumer may be left."""
+    """Name a bucket that does not exist yet; require at the end that no consumer is left."""
     with Bucket.connected(server.url, f"restoring-{uuid4().hex}") as bucket:
         yield bucket
         assert bucket.consumers() == 0

@@ -19,12 +19,12 @@ MARKED = Baseline(
 )
 
 
-def test_a_first_baseline_gets_version_one_whatever_it_carries(plane: ControlPlane) -> None:
+def test_a_first_baseline_gets_version_one(plane: ControlPlane) -> None:
     accepted = plane.registry.accept(replace(FIRST, version=77), judged=None)
     assert accepted == FIRST == plane.baseline
 
 
-def test_a_baseline_comes_back_exactly_and_one_version_higher(plane: ControlPlane) -> None:
+def test_an_accepted_baseline_is_stored_exactly_with_the_next_version(plane: ControlPlane) -> None:
     first = plane.registry.accept(FIRST, judged=None)
     accepted = plane.registry.accept(MARKED, judged=first)
     assert accepted == replace(MARKED, version=2) == plane.baseline
@@ -40,7 +40,7 @@ def test_sequences_and_revisions_are_exact_over_the_whole_range(
     assert plane.registry.accept(exact, judged=None) == exact == plane.baseline
 
 
-def test_an_intended_marker_is_noted_beside_the_accepted_one(plane: ControlPlane) -> None:
+def test_an_intended_marker_is_stored_with_the_accepted_one(plane: ControlPlane) -> None:
     plane.registry.accept(FIRST, judged=None)
     marked = plane.registry.accept(replace(MARKED, intended=None), judged=FIRST)
     intended = plane.registry.accept(replace(marked, intended="n2"), judged=marked)
@@ -58,7 +58,7 @@ def test_an_intended_marker_is_noted_beside_the_accepted_one(plane: ControlPlane
         replace(MARKED, version=1, intended=None),
     ],
 )
-def test_a_judgement_on_a_baseline_that_differs_in_anything_is_void(
+def test_a_move_judged_on_a_different_baseline_is_refused(
     plane: ControlPlane, judged: Baseline
 ) -> None:
     present = plane.registry.accept(MARKED, judged=None)
@@ -71,7 +71,7 @@ def test_a_judgement_on_a_baseline_that_differs_in_anything_is_void(
     assert plane.baseline == present
 
 
-def test_what_was_judged_where_there_is_no_baseline_is_void(plane: ControlPlane) -> None:
+def test_a_move_judged_on_a_missing_baseline_is_refused(plane: ControlPlane) -> None:
     with pytest.raises(BaselineMovedError):
         plane.registry.accept(replace(FIRST, intended="n"), judged=FIRST)
     with pytest.raises(BaselineMovedError):
@@ -92,14 +92,16 @@ def test_the_baseline_moves_only_while_the_store_is_healthy(
     assert plane.baseline == present
 
 
-def test_a_capture_keeps_the_marker_and_the_intended_one(plane: ControlPlane) -> None:
+def test_a_capture_keeps_the_accepted_and_the_intended_marker(plane: ControlPlane) -> None:
     present = plane.registry.accept(MARKED, judged=None)
     snapshot = plane.take(reading("acme", TEAM))
     expected = replace(present, identity=snapshot.identity, version=2)
     assert plane.commit(snapshot) == expected == plane.baseline
 
 
-def test_of_two_moves_on_one_judgement_one_stands(postgres_plane: ControlPlane) -> None:
+def test_only_one_of_concurrent_moves_on_the_same_baseline_succeeds(
+    postgres_plane: ControlPlane,
+) -> None:
     plane = postgres_plane
     present = plane.registry.accept(FIRST, judged=None)
 

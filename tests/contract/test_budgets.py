@@ -45,7 +45,7 @@ def row_of(definition: BudgetDefinition) -> tuple[object, ...]:
     )
 
 
-def test_definitions_are_kept_exactly(database: Database, admin: psycopg.Connection) -> None:
+def test_definitions_are_stored_exactly(database: Database, admin: psycopg.Connection) -> None:
     PostgresBudgets(database).define([MONTH, BY_METADATA])
     assert rows(admin) == [
         (
@@ -70,7 +70,7 @@ def test_definitions_are_kept_exactly(database: Database, admin: psycopg.Connect
 
 
 @pytest.mark.parametrize("split_by", [each for each in SplitBy if each is not SplitBy.METADATA])
-def test_every_split_is_kept(
+def test_every_split_is_stored(
     database: Database, admin: psycopg.Connection, split_by: SplitBy
 ) -> None:
     definition = replace(MONTH, split_by=split_by)
@@ -79,7 +79,7 @@ def test_every_split_is_kept(
 
 
 @pytest.mark.parametrize("period", Period)
-def test_every_period_is_kept(
+def test_every_period_is_stored(
     database: Database, admin: psycopg.Connection, period: Period
 ) -> None:
     definition = replace(MONTH, period=period)
@@ -87,7 +87,7 @@ def test_every_period_is_kept(
     assert rows(admin) == [row_of(definition)]
 
 
-def test_a_definition_is_replaced_by_a_later_one(
+def test_a_later_definition_replaces_the_earlier_one(
     database: Database, admin: psycopg.Connection
 ) -> None:
     budgets = PostgresBudgets(database)
@@ -108,7 +108,7 @@ def test_a_definition_is_replaced_by_a_later_one(
         ("budget_id", "''", "budget_names_are_not_empty"),
     ],
 )
-def test_a_wrong_definition_cannot_be_put_in_by_hand(
+def test_the_table_refuses_an_invalid_definition(
     database: Database, admin: psycopg.Connection, column: str, value: str, constraint: str
 ) -> None:
     PostgresBudgets(database).define([MONTH])

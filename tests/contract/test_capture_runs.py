@@ -9,7 +9,7 @@ HOUR = Hour(NOON)
 TEAM: Counters = {("team", "lifetime"): {"alice": "1.5", None: "7"}}
 
 
-def test_failures_are_noted_by_run_and_tenant(plane: ControlPlane) -> None:
+def test_failures_are_recorded_by_run_and_tenant(plane: ControlPlane) -> None:
     failures = [CaptureFailure(tenant, HOUR, "no answer", "look") for tenant in ("b", "a")]
     plane.snapshots.record_failures(failures, run_id="run 1")
     plane.snapshots.record_failures([CaptureFailure("a", HOUR, "lost", "")], run_id="run 2")
@@ -18,13 +18,13 @@ def test_failures_are_noted_by_run_and_tenant(plane: ControlPlane) -> None:
     assert plane.reports.failures_of("run 3") == ()
 
 
-def test_a_failure_noted_again_replaces_the_first(plane: ControlPlane) -> None:
+def test_a_failure_recorded_again_replaces_the_first(plane: ControlPlane) -> None:
     for reason in ("first try", "second try"):
         plane.snapshots.record_failures([CaptureFailure("a", HOUR, reason, "")], run_id="run")
     assert [each.reason for each in plane.reports.failures_of("run")] == ["second try"]
 
 
-def test_the_newest_run_of_an_hour_stored_a_snapshot_or_noted_a_failure(
+def test_the_newest_run_of_an_hour_is_the_last_to_record_a_snapshot_or_failure(
     plane: ControlPlane,
 ) -> None:
     assert plane.reports.newest_run(HOUR) is None
@@ -37,19 +37,19 @@ def test_the_newest_run_of_an_hour_stored_a_snapshot_or_noted_a_failure(
     assert plane.reports.newest_run(HOUR) == "run 3"
 
 
-def test_runs_of_other_hours_are_not_an_hours_newest(plane: ControlPlane) -> None:
+def test_runs_of_other_hours_are_not_the_newest_run(plane: ControlPlane) -> None:
     plane.capture("a", TEAM, at=NOON + timedelta(minutes=59), run_id="run 1")
     plane.capture("a", TEAM, at=HOUR.end, run_id="run 2")
     assert plane.reports.newest_run(HOUR) == "run 1"
     assert plane.reports.newest_run(Hour(HOUR.end)) == "run 2"
-    # Noted after the hour has closed, it is still a failure of that hour.
+    # A failure recorded after the hour has closed still belongs to that hour.
     plane.clock.set(HOUR.end + timedelta(minutes=5))
     plane.snapshots.record_failures([CaptureFailure("a", HOUR, "x", "")], run_id="run 3")
     assert plane.reports.newest_run(HOUR) == "run 3"
     assert plane.reports.newest_run(Hour(HOUR.end)) == "run 2"
 
 
-def test_the_newest_run_is_the_last_to_store_whichever_snapshot_is_newer(
+def test_the_newest_run_is_the_last_to_commit_even_with_an_older_snapshot(
     plane: ControlPlane,
 ) -> None:
     slow = plane.take(reading("slow", TEAM), at=NOON + timedelta(minutes=1))
@@ -62,7 +62,7 @@ def test_the_newest_run_is_the_last_to_store_whichever_snapshot_is_newer(
 @pytest.mark.parametrize(
     "text", ["NUL \0 byte", "half a pair \ud83d", "\\u0000", "x" * 1_000_000, ""]
 )
-def test_texts_of_any_kind_cost_no_snapshot(plane: ControlPlane, text: str) -> None:
+def test_unusual_texts_do_not_prevent_a_snapshot(plane: ControlPlane, text: str) -> None:
     plane.snapshots.record_failures([CaptureFailure("a", HOUR, text, text)], run_id=text)
     (failure,) = plane.reports.failures_of(text)
     assert failure.reason[:4] == text[:4].replace("\0", "\\x00")

@@ -18,24 +18,24 @@ def clock(request: pytest.FixtureRequest) -> Clock:
     return database
 
 
-def test_waiting_ends_when_the_clock_has_reached_the_moment(clock: Clock) -> None:
+def test_waiting_ends_when_the_clock_has_reached_the_time(clock: Clock) -> None:
     moment = clock.now() + timedelta(seconds=0.6)
     clock.wait_until(moment)
     assert moment <= clock.now() < moment + timedelta(seconds=10)
 
 
-def test_a_moment_that_has_passed_is_not_waited_for(clock: Clock) -> None:
+def test_waiting_for_a_past_time_returns_at_once(clock: Clock) -> None:
     before = clock.now()
     clock.wait_until(before - timedelta(hours=1))
     assert before <= clock.now() < before + timedelta(seconds=10)
 
 
-def test_a_moment_without_a_time_zone_is_refused(clock: Clock) -> None:
+def test_a_time_without_a_zone_is_refused(clock: Clock) -> None:
     with pytest.raises(ValueError, match="no time zone"):
         clock.wait_until(datetime(2020, 1, 1))  # noqa: DTZ001 - it is what is refused
 
 
-def test_the_database_is_waited_for_by_its_own_clock(database_url: str) -> None:
+def test_waiting_uses_the_clock_of_the_database(database_url: str) -> None:
     manual = ManualClock(NOON)
     with Database(database_url, clock=lambda _: manual.now()) as database:
         done = threading.Event()
@@ -47,7 +47,7 @@ def test_the_database_is_waited_for_by_its_own_clock(database_url: str) -> None:
         thread = threading.Thread(target=wait)
         thread.start()
         assert not done.wait(1), "it went by the clock of this host"
-        # An hour of that clock passes in no time, and a long sleep is noticed to be over.
+        # An hour of that clock passes at once, and the wait notices it.
         manual.advance(timedelta(hours=1))
         assert done.wait(10)
         thread.join()

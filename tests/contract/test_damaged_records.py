@@ -1,4 +1,4 @@
-"""A damaged record counts nowhere and is reported everywhere: one rule for all that read points."""
+"""Every reader of recovery points ignores damaged records and reports them."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -37,7 +37,7 @@ def ages(plane: ControlPlane) -> PointAges:
 # The page and its check
 
 
-def test_the_page_takes_nothing_from_a_damaged_record_and_counts_it(plane: ControlPlane) -> None:
+def test_the_page_ignores_and_counts_a_damaged_record(plane: ControlPlane) -> None:
     capture(plane, 0 * HOUR, alice="1", bob="3")
     capture(plane, 1 * HOUR, alice="2", bob="3")
     corrupt(plane, 1 * HOUR)
@@ -51,7 +51,7 @@ def test_the_page_takes_nothing_from_a_damaged_record_and_counts_it(plane: Contr
     assert (row.data["usage"], row.data["marks"]) == ("4", "damaged(1)")
 
 
-def test_a_window_with_damaged_records_only_is_unknown_on_the_page(plane: ControlPlane) -> None:
+def test_the_page_shows_a_window_with_only_damaged_records_as_unknown(plane: ControlPlane) -> None:
     capture(plane, 0 * HOUR, alice="1")
     capture(plane, 1 * HOUR, alice="2")
     corrupt(plane, 0 * HOUR)
@@ -66,7 +66,7 @@ def test_a_window_with_damaged_records_only_is_unknown_on_the_page(plane: Contro
     assert (row.data["entities"], row.data["source"]) == (0, "")
 
 
-def test_a_damaged_record_fails_the_check(plane: ControlPlane) -> None:
+def test_a_damaged_record_fails_the_asset_check(plane: ControlPlane) -> None:
     capture(plane, 0 * HOUR, alice="1")
     assert ages(plane).is_sound
     corrupt(plane, 0 * HOUR)
@@ -89,7 +89,7 @@ def test_the_newest_point_is_the_newest_intact_record(plane: ControlPlane) -> No
     assert plane.points.tenants() == {"acme"}
 
 
-def test_damaged_records_are_counted_by_tenant_as_a_point_names_them(plane: ControlPlane) -> None:
+def test_damaged_records_are_counted_by_tenant_like_those_of_its_point(plane: ControlPlane) -> None:
     for tenant in ("intact", "acme"):
         for hour in range(3):
             counters = {
@@ -100,19 +100,19 @@ def test_damaged_records_are_counted_by_tenant_as_a_point_names_them(plane: Cont
             plane.capture(tenant, counters, at=NOON + hour * HOUR)
     now = plane.clock.now()
     assert plane.points.damaged(now) == {}
-    # An intact newer record covers this one, so no reader needs it.
+    # A newer intact record covers this one, so no reader needs it.
     corrupt(plane, 0 * HOUR)
     # This window has closed.
     plane.corrupt("acme", NOON + 2 * HOUR, of("team", "2026-11-24"))
     assert plane.points.damaged(now) == {}
     corrupt(plane, 2 * HOUR)
     plane.corrupt("acme", NOON + 2 * HOUR, of("team", "2026-11"))
-    # Once the newest one is damaged, all others of its window are read.
+    # If the newest record is damaged, all others of its window are read.
     assert plane.points.damaged(now) == {"acme": 3}
     assert sum(len(each.corrupt) for each in plane.current_windows("acme")) == 3
 
 
-def test_an_incident_notes_the_newest_snapshot_with_more_than_damaged_records(
+def test_an_incident_records_the_newest_snapshot_with_an_intact_record(
     plane: ControlPlane,
 ) -> None:
     capture(plane, 0 * HOUR, alice="1")
@@ -125,7 +125,7 @@ def test_an_incident_notes_the_newest_snapshot_with_more_than_damaged_records(
 # Drops
 
 
-def test_drops_are_not_judged_against_damaged_records(plane: ControlPlane) -> None:
+def test_drops_are_not_compared_with_damaged_records(plane: ControlPlane) -> None:
     capture(plane, 0 * HOUR, alice="1")
     corrupt(plane, 0 * HOUR)
     assert plane.points.current_usages("acme", plane.clock.now()) == {}
@@ -136,7 +136,7 @@ def test_drops_are_not_judged_against_damaged_records(plane: ControlPlane) -> No
 # Retention
 
 
-def test_a_damaged_record_does_not_cost_the_intact_ones_that_it_covered(
+def test_pruning_keeps_intact_records_covered_only_by_a_damaged_one(
     plane: ControlPlane,
 ) -> None:
     capture(plane, 0 * HOUR, alice="1", bob="5")
@@ -148,7 +148,7 @@ def test_a_damaged_record_does_not_cost_the_intact_ones_that_it_covered(
     )
 
 
-def test_the_newest_intact_covering_record_lets_the_older_ones_go(plane: ControlPlane) -> None:
+def test_pruning_removes_records_covered_by_an_intact_one(plane: ControlPlane) -> None:
     capture(plane, 0 * HOUR, alice="1")
     capture(plane, 7 * DAY, alice="2")
     capture(plane, 8 * DAY, alice="3")
@@ -159,7 +159,7 @@ def test_the_newest_intact_covering_record_lets_the_older_ones_go(plane: Control
     )
 
 
-def test_a_damaged_record_that_nothing_covers_stays_reported(plane: ControlPlane) -> None:
+def test_a_damaged_record_that_no_record_covers_is_kept_and_reported(plane: ControlPlane) -> None:
     capture(plane, 0 * HOUR, alice="1")
     corrupt(plane, 0 * HOUR)
     plane.clock.set(NOON + 30 * DAY)
@@ -170,7 +170,9 @@ def test_a_damaged_record_that_nothing_covers_stays_reported(plane: ControlPlane
     assert plane.points.damaged(plane.clock.now()) == {}
 
 
-def test_a_damaged_record_is_no_needed_one_that_a_reset_excludes(plane: ControlPlane) -> None:
+def test_pruning_keeps_the_intact_record_excluded_by_a_reset_and_not_a_damaged_one(
+    plane: ControlPlane,
+) -> None:
     capture(plane, 0 * HOUR, alice="5")
     capture(plane, 1 * HOUR, alice="6")
     plane.reset(NOON + 1 * HOUR, "alice")
@@ -186,7 +188,7 @@ def test_a_damaged_record_is_no_needed_one_that_a_reset_excludes(plane: ControlP
 # Contents that are stored again
 
 
-def test_a_damaged_content_is_not_shared_by_a_new_record(plane: ControlPlane) -> None:
+def test_a_new_record_does_not_share_a_damaged_content(plane: ControlPlane) -> None:
     capture(plane, 0 * HOUR, alice="1")
     corrupt(plane, 0 * HOUR)
     capture(plane, 1 * HOUR, alice="1")
@@ -200,7 +202,7 @@ def test_a_damaged_content_is_not_shared_by_a_new_record(plane: ControlPlane) ->
 # Whole snapshots
 
 
-def test_a_record_that_is_read_for_a_table_is_verified(plane: ControlPlane) -> None:
+def test_records_read_for_a_table_are_verified(plane: ControlPlane) -> None:
     capture(plane, 0 * HOUR, alice="1")
     corrupt(plane, 0 * HOUR)
     with plane.snapshots.records_of("acme", Hour(NOON)) as records:

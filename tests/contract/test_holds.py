@@ -1,4 +1,4 @@
-"""Holds: a person keeps a restore from going on, and lets it go on again."""
+"""Holds: an operator stops the restore of an incident and releases it again."""
 
 import logging
 from dataclasses import replace
@@ -24,27 +24,27 @@ HELD = Held(NOON, "ann", "the disk is changed")
 
 
 def hold(plane: ControlPlane, incident: Incident) -> Incident:
-    """Put an incident on hold; what comes back is what is stored."""
+    """Put an incident on hold; require that the result is what is stored."""
     held = plane.incidents.hold("the disk is changed", "ann", judged=incident)
     assert plane.incidents.recovery() == Recovery(RecoveryState.RECOVERING, held)
     return held
 
 
-def test_a_hold_says_since_when_who_and_why(plane: ControlPlane) -> None:
+def test_a_hold_is_stored_with_time_operator_and_reason(plane: ControlPlane) -> None:
     incident = wait(plane, claim_attempt(plane, open_one(plane)))
     held = hold(plane, incident)
     assert held == replace(incident, held=HELD)
     assert plane.incidents.recent(1) == (held,)
 
 
-def test_a_second_hold_leaves_the_first(plane: ControlPlane) -> None:
+def test_a_second_hold_does_not_replace_the_first(plane: ControlPlane) -> None:
     held = hold(plane, open_one(plane))
     plane.clock.advance(MINUTE)
     assert plane.incidents.hold("me too", "bob", judged=held) == held
     assert plane.incidents.recovery().incident == held
 
 
-def test_while_it_is_held_nothing_is_launched_and_no_attempt_claimed(plane: ControlPlane) -> None:
+def test_a_hold_prevents_launches_and_attempts(plane: ControlPlane) -> None:
     held = hold(plane, open_one(plane))
     plane.clock.advance(timedelta(days=1))
     assert plane.incidents.claim_launch(judged=held) is None
@@ -59,7 +59,7 @@ def test_while_it_is_held_nothing_is_launched_and_no_attempt_claimed(plane: Cont
     assert plane.incidents.attempts_of(held.incident_id) == ()
 
 
-def test_a_release_begins_attempts_and_backoff_again_at_once(plane: ControlPlane) -> None:
+def test_a_release_resets_attempts_and_backoff(plane: ControlPlane) -> None:
     incident = open_one(plane)
     for _ in range(3):
         plane.clock.advance(timedelta(hours=1))
@@ -81,7 +81,7 @@ def test_a_release_begins_attempts_and_backoff_again_at_once(plane: ControlPlane
     assert launched.next_launch_at == now + timedelta(seconds=30)
 
 
-def test_attempts_after_a_release_are_numbered_on(plane: ControlPlane) -> None:
+def test_numbers_of_attempts_continue_after_a_release(plane: ControlPlane) -> None:
     incident = open_one(plane)
     for _ in range(2):
         incident = claim_attempt(plane, incident)
@@ -107,7 +107,7 @@ def test_attempts_after_a_release_are_numbered_on(plane: ControlPlane) -> None:
     ]
 
 
-def test_the_newest_attempt_after_a_release_is_the_one_that_is_ended(plane: ControlPlane) -> None:
+def test_the_newest_attempt_is_ended_after_a_release(plane: ControlPlane) -> None:
     incident = claim_attempt(plane, claim_attempt(plane, open_one(plane)))
     incident = plane.incidents.release("ann", judged=hold(plane, incident))
     incident = claim_attempt(plane, incident)
@@ -117,13 +117,13 @@ def test_the_newest_attempt_after_a_release_is_the_one_that_is_ended(plane: Cont
     assert outcomes == [None, None, "done"]
 
 
-def test_a_release_of_what_is_not_on_hold_changes_nothing(plane: ControlPlane) -> None:
+def test_releasing_an_incident_that_is_not_on_hold_changes_nothing(plane: ControlPlane) -> None:
     incident = wait(plane, claim_attempt(plane, open_one(plane)))
     assert plane.incidents.release("ann", judged=incident) == incident
     assert plane.incidents.recovery().incident == incident
 
 
-def test_who_has_released_it_is_in_the_log(
+def test_a_release_is_logged_with_its_operator(
     plane: ControlPlane, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -133,7 +133,7 @@ def test_who_has_released_it_is_in_the_log(
     assert "carl" not in caplog.text
 
 
-def test_a_hold_after_a_release_still_knows_when_that_was(plane: ControlPlane) -> None:
+def test_a_hold_after_a_release_keeps_the_time_of_the_release(plane: ControlPlane) -> None:
     released = plane.incidents.release("ann", judged=hold(plane, open_one(plane)))
     plane.clock.advance(MINUTE)
     again = plane.incidents.hold("once more", "bob", judged=released)
@@ -141,7 +141,9 @@ def test_a_hold_after_a_release_still_knows_when_that_was(plane: ControlPlane) -
     assert again.released_at == NOON
 
 
-def test_neither_a_moving_ground_nor_a_further_loss_gets_in_the_way(plane: ControlPlane) -> None:
+def test_a_new_restore_target_or_a_further_loss_prevents_neither_hold_nor_release(
+    plane: ControlPlane,
+) -> None:
     first = open_one(plane)
     plane.incidents.adopt_target(MARKED_TARGET, judged=first)
     held = hold(plane, first)
@@ -151,7 +153,7 @@ def test_neither_a_moving_ground_nor_a_further_loss_gets_in_the_way(plane: Contr
     assert released == replace(joined, released_at=NOON)
 
 
-def test_a_worker_that_was_past_the_check_may_end_what_is_held(plane: ControlPlane) -> None:
+def test_a_hold_does_not_prevent_a_worker_from_ending_the_incident(plane: ControlPlane) -> None:
     held = wait(plane, hold(plane, open_one(plane)))
     closed = close(plane, held)
     assert closed.held == HELD
@@ -162,7 +164,7 @@ def test_a_worker_that_was_past_the_check_may_end_what_is_held(plane: ControlPla
     assert plane.incidents.recovery() == Recovery(RecoveryState.FAILED, failed)
 
 
-def test_anybody_may_hold_for_any_reason(plane: ControlPlane) -> None:
+def test_any_operator_and_reason_can_be_stored(plane: ControlPlane) -> None:
     ugly, told = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
     held = plane.incidents.hold(ugly, ugly, judged=open_one(plane))
     assert held.held == Held(NOON, told, told)

@@ -1,4 +1,4 @@
-"""Moves of an incident that rest on something that is not so any more: all stays as it was."""
+"""Moves of an incident that are based on outdated facts are refused and change nothing."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ MOVES: dict[str, Move] = {
 }
 LEASED_AND_RECOVERING = ("claim an attempt", "give up", "close")
 LEASED = ("wait", *LEASED_AND_RECOVERING)
-# What a person wants is not in the way of a restore target that moves.
+# A new restore target does not prevent what an operator wants.
 OF_A_PERSON: dict[str, Move] = {
     "hold": lambda plane, judged, _: plane.incidents.hold("why", "ann", judged=judged),
     "release": lambda plane, judged, _: plane.incidents.release("ann", judged=judged),
@@ -62,7 +62,7 @@ def test_a_closed_incident_does_not_move(plane: ControlPlane, name: str) -> None
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_move_of_one_incident_does_not_move_the_next(plane: ControlPlane, name: str) -> None:
+def test_a_move_of_a_closed_incident_does_not_move_the_next(plane: ControlPlane, name: str) -> None:
     incident = open_one(plane)
     close(plane, incident)
     following = open_one(plane)
@@ -70,14 +70,14 @@ def test_a_move_of_one_incident_does_not_move_the_next(plane: ControlPlane, name
 
 
 @pytest.mark.parametrize("name", MOVES)
-def test_a_judgement_on_another_ground_is_void(plane: ControlPlane, name: str) -> None:
+def test_a_move_judged_on_another_restore_target_is_refused(plane: ControlPlane, name: str) -> None:
     incident = open_one(plane)
     plane.incidents.adopt_target(MARKED_TARGET, judged=incident)
     refused(plane, MOVES[name], incident, "its restore target has changed")
 
 
 @pytest.mark.parametrize("name", [*LEASED_AND_RECOVERING, *OF_A_PERSON])
-def test_a_failed_incident_is_not_restored_held_given_up_or_closed(
+def test_a_failed_incident_cannot_be_attempted_held_given_up_or_closed(
     plane: ControlPlane, name: str
 ) -> None:
     failed = give_up(plane, open_one(plane))
@@ -85,9 +85,7 @@ def test_a_failed_incident_is_not_restored_held_given_up_or_closed(
 
 
 @pytest.mark.parametrize("name", LEASED)
-def test_nothing_moves_under_a_lost_lease_or_one_of_another_name(
-    plane: ControlPlane, name: str
-) -> None:
+def test_a_move_under_a_lost_or_wrong_lease_is_refused(plane: ControlPlane, name: str) -> None:
     incident = open_one(plane)
     with plane.lease() as other, pytest.raises(ValueError, match="lease restore, not capture"):
         MOVES[name](plane, incident, other)

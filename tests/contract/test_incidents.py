@@ -1,4 +1,4 @@
-"""Incidents: how they are opened, joined and ended."""
+"""Incidents: opening, further losses, and ends."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -55,7 +55,7 @@ def test_a_healthy_store_has_no_incident(plane: ControlPlane) -> None:
     assert plane.incidents.recent(10) == ()
 
 
-def test_an_opened_incident_pauses_captures_and_is_shown(plane: ControlPlane) -> None:
+def test_an_open_incident_pauses_captures_and_is_listed(plane: ControlPlane) -> None:
     incident = open_one(plane)
     assert incident == Incident(
         incident_id=incident.incident_id,
@@ -73,7 +73,7 @@ def test_an_opened_incident_pauses_captures_and_is_shown(plane: ControlPlane) ->
 
 
 @pytest.mark.parametrize("target", [None, TARGET, MARKED_TARGET])
-def test_ground_and_losses_come_back_exactly(plane: ControlPlane, target: None) -> None:
+def test_restore_target_and_losses_are_stored_exactly(plane: ControlPlane, target: None) -> None:
     accepted = plane.registry.accept(ACCEPTED, judged=None)
     loss = replace(GONE, before=StoreIdentity(BORN, 9007199254740993))
     incident = plane.incidents.open(loss, target=target, judged=accepted)
@@ -82,14 +82,14 @@ def test_ground_and_losses_come_back_exactly(plane: ControlPlane, target: None) 
     assert plane.incidents.recovery().incident == incident
 
 
-def test_every_incident_has_an_id_of_its_own(plane: ControlPlane) -> None:
+def test_every_incident_has_its_own_id(plane: ControlPlane) -> None:
     ids = {close(plane, open_one(plane)).incident_id for _ in range(3)}
     assert len(ids) == 3
     assert all(len(each) == 36 for each in ids)
 
 
-def test_the_incident_notes_what_was_counted_in_no_snapshot(plane: ControlPlane) -> None:
-    """As where the store is wiped 40 minutes after the last snapshot."""
+def test_an_incident_records_the_time_that_no_snapshot_covers(plane: ControlPlane) -> None:
+    """The last good check is 40 minutes newer than the last snapshot."""
     plane.capture("acme", TEAM, at=NOON)
     for minutes, verdict in (
         (20, Verdict.ADVANCED),
@@ -110,7 +110,7 @@ def test_the_incident_notes_what_was_counted_in_no_snapshot(plane: ControlPlane)
     assert plane.incidents.recovery().incident == incident
 
 
-def test_a_snapshot_that_is_newer_than_the_last_good_check_knew_the_store_whole(
+def test_a_snapshot_newer_than_the_last_good_check_counts_as_good(
     plane: ControlPlane,
 ) -> None:
     plane.registry.record_check(
@@ -122,7 +122,7 @@ def test_a_snapshot_that_is_newer_than_the_last_good_check_knew_the_store_whole(
     assert incident.uncovered == timedelta(0)
 
 
-def test_a_second_incident_is_not_opened_beside_the_first(plane: ControlPlane) -> None:
+def test_a_second_incident_is_refused_while_one_is_open(plane: ControlPlane) -> None:
     incident = open_one(plane)
     with pytest.raises(IncidentMovedError, match=f"{incident.short_id} is already open"):
         plane.incidents.open(LOSS, target=TARGET, judged=ACCEPTED)
@@ -132,7 +132,7 @@ def test_a_second_incident_is_not_opened_beside_the_first(plane: ControlPlane) -
 @pytest.mark.parametrize(
     "judged", [None, replace(ACCEPTED, version=2), replace(ACCEPTED, marker=None, marked_at=None)]
 )
-def test_a_loss_that_was_judged_against_another_baseline_opens_nothing(
+def test_a_loss_judged_against_another_baseline_opens_no_incident(
     plane: ControlPlane, judged: None
 ) -> None:
     plane.registry.accept(ACCEPTED, judged=None)
@@ -142,7 +142,7 @@ def test_a_loss_that_was_judged_against_another_baseline_opens_nothing(
 
 
 @pytest.mark.parametrize("broken", [RECOVERING, FAILED])
-def test_nothing_is_opened_where_the_state_was_moved_by_hand(
+def test_no_incident_is_opened_if_the_state_was_changed_manually(
     plane: ControlPlane, broken: RecoveryState
 ) -> None:
     plane.set_state(broken)
@@ -151,7 +151,7 @@ def test_nothing_is_opened_where_the_state_was_moved_by_hand(
     assert plane.incidents.recovery() == Recovery(broken, None)
 
 
-def test_what_is_no_loss_opens_and_joins_nothing(plane: ControlPlane) -> None:
+def test_a_verdict_that_is_not_a_loss_is_refused(plane: ControlPlane) -> None:
     with pytest.raises(ValueError, match="unknown is not a loss"):
         plane.incidents.open(replace(LOSS, verdict=Verdict.UNKNOWN), target=None, judged=None)
     incident = open_one(plane)
@@ -163,7 +163,7 @@ def test_what_is_no_loss_opens_and_joins_nothing(plane: ControlPlane) -> None:
 # Further losses, and the restore target
 
 
-def test_a_further_loss_joins_and_its_attempts_begin_again_at_once(plane: ControlPlane) -> None:
+def test_a_further_loss_joins_the_incident_and_resets_its_attempts(plane: ControlPlane) -> None:
     incident = open_one(plane)
     for _ in range(3):
         incident = claim_attempt(plane, incident)
@@ -186,7 +186,7 @@ def test_a_further_loss_leaves_a_failed_incident_failed(plane: ControlPlane) -> 
     assert joined.losses == (LOSS, GONE)
 
 
-def test_a_recovery_stands_on_the_store_that_it_was_given(plane: ControlPlane) -> None:
+def test_a_new_restore_target_is_stored_and_the_baseline_is_kept(plane: ControlPlane) -> None:
     incident = open_one(plane)
     moved = plane.incidents.adopt_target(MARKED_TARGET, judged=incident)
     assert moved == replace(incident, target=MARKED_TARGET)
@@ -197,7 +197,7 @@ def test_a_recovery_stands_on_the_store_that_it_was_given(plane: ControlPlane) -
 # Ends
 
 
-def test_a_closed_incident_leaves_a_healthy_store_with_the_new_baseline(
+def test_closing_an_incident_makes_the_store_healthy_with_the_new_baseline(
     plane: ControlPlane,
 ) -> None:
     incident = wait(plane, claim_attempt(plane, open_one(plane)))
@@ -215,7 +215,7 @@ def test_a_closed_incident_leaves_a_healthy_store_with_the_new_baseline(
 
 
 @pytest.mark.parametrize("outcome", Outcome)
-def test_every_outcome_is_kept(plane: ControlPlane, outcome: Outcome) -> None:
+def test_every_outcome_is_stored(plane: ControlPlane, outcome: Outcome) -> None:
     incident = open_one(plane)
     closing = replace(CLOSING, outcome=outcome, restored=Restored())
     with plane.restore_lease() as lease:
@@ -225,7 +225,7 @@ def test_every_outcome_is_kept(plane: ControlPlane, outcome: Outcome) -> None:
     assert state(plane) is HEALTHY
 
 
-def test_a_store_without_a_baseline_gets_a_first_one_when_its_incident_is_closed(
+def test_closing_an_incident_sets_the_first_baseline(
     plane: ControlPlane,
 ) -> None:
     close(plane, plane.incidents.open(LOSS, target=TARGET, judged=None))
@@ -233,7 +233,7 @@ def test_a_store_without_a_baseline_gets_a_first_one_when_its_incident_is_closed
 
 
 @pytest.mark.parametrize("reason", FailureReason)
-def test_an_incident_that_is_given_up_waits_for_a_person(
+def test_giving_up_an_incident_fails_the_store_and_ends_waiting(
     plane: ControlPlane, reason: FailureReason
 ) -> None:
     incident = wait(plane, open_one(plane))
@@ -249,7 +249,7 @@ def test_an_incident_that_is_given_up_waits_for_a_person(
     assert plane.baseline == ACCEPTED
 
 
-def test_the_newest_incidents_come_first(plane: ControlPlane) -> None:
+def test_incidents_are_listed_newest_first(plane: ControlPlane) -> None:
     closed = []
     for hours in range(3):
         plane.clock.set(NOON + timedelta(hours=hours))
@@ -259,7 +259,7 @@ def test_the_newest_incidents_come_first(plane: ControlPlane) -> None:
     assert plane.incidents.recent(2) == (last, closed[2])
 
 
-def test_any_text_can_be_kept(plane: ControlPlane) -> None:
+def test_any_text_can_be_stored(plane: ControlPlane) -> None:
     ugly, told = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
     loss = replace(LOSS, found_by=ugly, reason=ugly)
     incident = plane.incidents.open(loss, target=TARGET, judged=None)

@@ -1,4 +1,4 @@
-"""The promises of reading leaderboards, checked in memory and on a real NATS server alike."""
+"""The contract of reading leaderboards, in memory and on a NATS server."""
 
 from decimal import Decimal
 
@@ -49,7 +49,7 @@ def test_an_empty_store_has_no_tenants_and_an_empty_reading(subject: Subject) ->
     assert subject.boards.read("t") == TenantReading("t", BOARDS, (), (), (), is_partial=False)
 
 
-def test_below_five_hundred_entities_the_figures_agree_with_the_counters(subject: Subject) -> None:
+def test_boards_of_fewer_than_500_entities_equal_the_counters(subject: Subject) -> None:
     ugly: dict[Entity, str] = {name: f"{n}.5" for n, name in enumerate(UGLY_NAMES)}
     count_and_rank(subject, "t", "per user", NOVEMBER, ugly)
     count_and_rank(subject, "t", "total", NOVEMBER, {None: "16777216.01"})
@@ -66,7 +66,7 @@ def test_below_five_hundred_entities_the_figures_agree_with_the_counters(subject
 @pytest.mark.parametrize(
     ("count", "listed", "lowest"), [(499, 499, None), (500, 500, "1"), (501, 500, "2")]
 )
-def test_at_five_hundred_entities_the_largest_are_told_and_that_there_may_be_others(
+def test_boards_of_500_entities_contain_the_largest_and_are_truncated(
     subject: Subject, count: int, listed: int, lowest: str | None
 ) -> None:
     usages: dict[Entity, str] = {f"e{number}": str(number) for number in range(1, count + 1)}
@@ -80,7 +80,7 @@ def test_at_five_hundred_entities_the_largest_are_told_and_that_there_may_be_oth
     )
 
 
-def test_any_name_comes_back_and_reaches_nobody_else(subject: Subject) -> None:
+def test_any_name_is_read_back_and_affects_no_other(subject: Subject) -> None:
     for number, name in enumerate(UGLY_NAMES):
         subject.put(board_key(name, name, NOVEMBER), board({name: str(number)}))
     subject.put(board_key("plain", "b", NOVEMBER), board({"e": "99"}))
@@ -90,7 +90,7 @@ def test_any_name_comes_back_and_reaches_nobody_else(subject: Subject) -> None:
         assert (counter.of.budget, counter.entity, counter.usage) == (name, name, Decimal(number))
 
 
-def test_what_is_no_leaderboard_is_not_looked_at(subject: Subject) -> None:
+def test_other_keys_are_ignored(subject: Subject) -> None:
     others = ("usage.t.b.2026-11.e", "blocked.t.b.2026-11.e", "ratelimit.t", "__guard.x")
     for other in (*others, "leaderboards.t.b.2026-11"):
         subject.put(other, board({"e": "1"}))
@@ -112,12 +112,12 @@ def test_both_sources_are_read_from_one_store(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("tenant", ["", "a\0b", "\ud800", "@" * 400])
-def test_a_tenant_that_no_key_can_name_is_refused(subject: Subject, tenant: str) -> None:
+def test_a_tenant_name_that_is_invalid_in_a_key_is_refused(subject: Subject, tenant: str) -> None:
     with pytest.raises(StoreReadError, match="cannot occur in a key"):
         subject.boards.read(tenant)
 
 
-def test_the_last_writing_counts_and_removed_boards_are_absent(subject: Subject) -> None:
+def test_the_last_write_counts_and_removed_boards_are_absent(subject: Subject) -> None:
     subject.put("leaderboard.t.b.2026-11", board({"old": "1"}))
     subject.put("leaderboard.t.gone.2026-11", board({"e": "1"}))
     subject.put("leaderboard.t.b.2026-11", board({"new": "2"}))
@@ -127,7 +127,7 @@ def test_the_last_writing_counts_and_removed_boards_are_absent(subject: Subject)
     assert subject.boards.read("t").counters == ()
 
 
-def test_bad_boards_and_entries_are_named_and_cost_no_other(subject: Subject) -> None:
+def test_invalid_boards_and_entries_are_reported_and_do_not_affect_others(subject: Subject) -> None:
     bad = {
         "json": (b"?", "the value is not JSON"),
         "deep": (b"[" * 100_000, "the value is nested too deeply"),
@@ -157,7 +157,7 @@ def test_bad_boards_and_entries_are_named_and_cost_no_other(subject: Subject) ->
     assert not reading.is_partial
 
 
-def test_bad_keys_are_named_and_cost_no_other(subject: Subject) -> None:
+def test_invalid_keys_are_reported_and_do_not_affect_others(subject: Subject) -> None:
     bad = {
         "leaderboard.t.b.2026-13": "window",
         "leaderboard.t.b": "parts",
@@ -179,7 +179,7 @@ def test_bad_keys_are_named_and_cost_no_other(subject: Subject) -> None:
     assert not reading.is_partial
 
 
-def test_keys_that_name_no_tenant_are_listed_apart(subject: Subject) -> None:
+def test_keys_without_a_tenant_are_listed_as_unreadable(subject: Subject) -> None:
     subject.put("leaderboard.=2b.b.2026-11", board({"e": "1"}))
     subject.put("leaderboard.alone", board({"e": "1"}))
     subject.put("leaderboard.t.b.2026-11", board({"e": "1"}))

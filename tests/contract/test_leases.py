@@ -7,7 +7,7 @@ from budget_recovery_dagster.errors import LeaseHeldError, LeaseLostError
 from tests.contract.control_planes import NOON, ControlPlane, in_memory
 
 
-def test_a_held_lease_is_given_to_nobody_else(plane: ControlPlane) -> None:
+def test_a_held_lease_is_refused_to_others(plane: ControlPlane) -> None:
     plane.clock.set(NOON)
     with plane.leases.hold("capture", "run 1 on db-host"):
         plane.clock.advance(timedelta(seconds=2))
@@ -32,14 +32,14 @@ def test_a_released_lease_is_free_at_once(plane: ControlPlane) -> None:
             lease.require_held()
 
 
-def test_a_lease_is_released_also_by_a_failure(plane: ControlPlane) -> None:
+def test_an_exception_releases_the_lease(plane: ControlPlane) -> None:
     with pytest.raises(ZeroDivisionError), plane.leases.hold("capture", "a"):
         raise ZeroDivisionError
     with plane.leases.hold("capture", "b"):
         pass
 
 
-def test_the_token_rises_with_every_taking(plane: ControlPlane) -> None:
+def test_the_token_rises_each_time_the_lease_is_taken(plane: ControlPlane) -> None:
     tokens = []
     for _ in range(3):
         with plane.leases.hold("capture", "a") as lease:
@@ -47,14 +47,14 @@ def test_the_token_rises_with_every_taking(plane: ControlPlane) -> None:
     assert tokens == sorted(set(tokens))
 
 
-def test_the_token_rises_also_after_a_loss(plane: ControlPlane) -> None:
+def test_the_token_rises_after_a_lost_lease(plane: ControlPlane) -> None:
     with plane.leases.hold("capture", "a") as lost:
         plane.lose_lease(lost)
         with plane.leases.hold("capture", "b") as taken:
             assert taken.token > lost.token
 
 
-def test_a_holder_learns_that_its_lease_is_lost(plane: ControlPlane) -> None:
+def test_a_holder_is_refused_after_losing_its_lease(plane: ControlPlane) -> None:
     with plane.leases.hold("capture", "a") as lease:
         lease.require_held()
         plane.lose_lease(lease)
@@ -62,7 +62,7 @@ def test_a_holder_learns_that_its_lease_is_lost(plane: ControlPlane) -> None:
             lease.require_held()
 
 
-def test_a_late_holder_does_not_release_the_lease_of_the_next(plane: ControlPlane) -> None:
+def test_a_late_holder_does_not_release_the_next_holders_lease(plane: ControlPlane) -> None:
     late = plane.leases.hold("capture", "late")
     lease = late.__enter__()
     plane.lose_lease(lease)
@@ -74,7 +74,7 @@ def test_a_late_holder_does_not_release_the_lease_of_the_next(plane: ControlPlan
 
 
 @pytest.mark.parametrize("holder", ["NUL \0 byte", "half a pair \ud83d", "x" * 100_000, ""])
-def test_any_holder_can_be_named(plane: ControlPlane, holder: str) -> None:
+def test_any_holder_name_is_accepted(plane: ControlPlane, holder: str) -> None:
     with (
         plane.leases.hold("capture", holder),
         pytest.raises(LeaseHeldError),
@@ -83,17 +83,17 @@ def test_any_holder_can_be_named(plane: ControlPlane, holder: str) -> None:
         pytest.fail("two hold it")
 
 
-# How a lease stands
+# The state of a lease
 
 
-def test_a_lease_that_was_never_taken_is_held_by_nobody(plane: ControlPlane) -> None:
+def test_a_lease_that_was_never_taken_has_no_holder(plane: ControlPlane) -> None:
     assert plane.leases.state_of("capture") == LeaseState(0, None)
-    # Nor is it by having been looked at.
+    # Reading the state does not take the lease.
     with plane.leases.hold("capture", "a") as lease:
         assert lease.token == 1
 
 
-def test_a_lease_says_who_holds_it_and_later_that_nobody_does(plane: ControlPlane) -> None:
+def test_a_lease_has_a_holder_until_it_is_released(plane: ControlPlane) -> None:
     with plane.leases.hold("capture", "run 1 on db-host") as lease:
         assert plane.leases.state_of("capture") == LeaseState(lease.token, "run 1 on db-host")
         assert plane.leases.state_of("restore") == LeaseState(0, None)
@@ -103,16 +103,16 @@ def test_a_lease_says_who_holds_it_and_later_that_nobody_does(plane: ControlPlan
         assert following.token > lease.token
 
 
-def test_a_lease_that_is_lost_is_held_by_nobody(plane: ControlPlane) -> None:
+def test_a_lost_lease_has_no_holder(plane: ControlPlane) -> None:
     with plane.leases.hold("capture", "a") as lease:
         plane.lose_lease(lease)
         assert plane.leases.state_of("capture") == LeaseState(lease.token, None)
 
 
-# A time after which it is not renewed any more
+# A maximum duration
 
 
-def test_a_lease_for_a_time_is_held_until_then(plane: ControlPlane) -> None:
+def test_a_lease_with_a_maximum_duration_is_held_and_released(plane: ControlPlane) -> None:
     with plane.leases.hold("capture", "a", at_most=timedelta(hours=1)) as lease:
         lease.require_held()
         with pytest.raises(LeaseHeldError), plane.leases.hold("capture", "b"):
@@ -121,7 +121,7 @@ def test_a_lease_for_a_time_is_held_until_then(plane: ControlPlane) -> None:
         pass
 
 
-def test_in_memory_a_lease_is_lost_once_its_time_has_passed() -> None:
+def test_a_lease_in_memory_is_lost_after_its_maximum_duration() -> None:
     plane = in_memory()
     hour = timedelta(hours=1)
     with plane.leases.hold("restore", "hung", at_most=hour) as lease:

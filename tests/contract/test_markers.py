@@ -1,4 +1,4 @@
-"""The promises about our marker and the servers, in memory and on a real NATS server alike."""
+"""The contract of marker and cluster state, in memory and on a NATS server."""
 
 import json
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ def found(subject: Subject) -> FoundMarker | None:
     return subject.store.observe(DEPLOYMENT).marker
 
 
-def test_a_look_tells_the_identity_and_that_there_is_no_marker(subject: Subject) -> None:
+def test_an_observation_without_a_marker_has_the_identity(subject: Subject) -> None:
     subject.put("usage.t.b.2026-11.e", b"1")
     seen = subject.store.observe(DEPLOYMENT)
     assert seen.identity == identity_of(subject.store)
@@ -27,7 +27,7 @@ def test_a_look_tells_the_identity_and_that_there_is_no_marker(subject: Subject)
     assert seen.keeps_for is None
 
 
-def test_a_marker_is_found_where_it_was_written(subject: Subject) -> None:
+def test_a_marker_is_found_at_its_revision(subject: Subject) -> None:
     first = subject.store.write_marker(DEPLOYMENT, "one", after=0)
     assert found(subject) == FoundMarker("one", first.revision)
     second = subject.store.write_marker(DEPLOYMENT, "two", after=first.revision)
@@ -36,7 +36,7 @@ def test_a_marker_is_found_where_it_was_written(subject: Subject) -> None:
     assert identity_of(subject.store).last_sequence == second.revision
 
 
-def test_a_marker_tells_people_whose_it_is(subject: Subject) -> None:
+def test_a_marker_names_its_writer_and_never_expires(subject: Subject) -> None:
     subject.store.write_marker(DEPLOYMENT, "one", after=0)
     stored = subject.stored(KEY)
     assert stored is not None
@@ -44,15 +44,13 @@ def test_a_marker_tells_people_whose_it_is(subject: Subject) -> None:
     assert stored.ttl == "never"
 
 
-def test_deployments_do_not_see_each_others_markers(subject: Subject) -> None:
+def test_each_deployment_has_its_own_marker(subject: Subject) -> None:
     subject.store.write_marker("another", "one", after=0)
     assert found(subject) is None
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 99])
-def test_nothing_is_written_over_anything_else_than_what_was_seen(
-    subject: Subject, after: int
-) -> None:
+def test_a_marker_is_written_only_over_the_expected_revision(subject: Subject, after: int) -> None:
     for nonce, seen in (("one", 0), ("two", 1)):
         subject.store.write_marker(DEPLOYMENT, nonce, after=seen)
     with pytest.raises(MarkerConflictError, match=KEY):
@@ -60,7 +58,7 @@ def test_nothing_is_written_over_anything_else_than_what_was_seen(
     assert found(subject) == FoundMarker("two", 2)
 
 
-def test_no_marker_is_written_over_one_that_is_gone(subject: Subject) -> None:
+def test_a_marker_is_not_written_over_a_purged_one(subject: Subject) -> None:
     first = subject.store.write_marker(DEPLOYMENT, "one", after=0)
     subject.purge("__guard.")
     assert found(subject) is None
@@ -69,7 +67,7 @@ def test_no_marker_is_written_over_one_that_is_gone(subject: Subject) -> None:
     assert subject.store.write_marker(DEPLOYMENT, "two", after=0).revision == first.revision + 1
 
 
-def test_a_deleted_marker_is_told_from_none_and_can_be_written_over(subject: Subject) -> None:
+def test_a_deleted_marker_differs_from_none_and_can_be_overwritten(subject: Subject) -> None:
     first = subject.store.write_marker(DEPLOYMENT, "one", after=0)
     subject.remove(KEY)
     assert found(subject) == FoundMarker(None, first.revision + 1, is_deleted=True)
@@ -89,12 +87,12 @@ def test_a_deleted_marker_is_told_from_none_and_can_be_written_over(subject: Sub
         b'{"nonce":"n","written_by":"somebody else"}',
     ],
 )
-def test_what_is_no_marker_of_ours_has_no_nonce(subject: Subject, value: bytes) -> None:
+def test_a_foreign_marker_has_no_nonce(subject: Subject, value: bytes) -> None:
     subject.put(KEY, value)
     assert found(subject) == FoundMarker(None, 1)
 
 
-def test_a_single_server_has_nobody_to_wait_for(subject: Subject) -> None:
+def test_a_single_server_has_converged(subject: Subject) -> None:
     now = datetime.now(UTC)
     view = subject.store.cluster_view(now)
     assert (view.seen_at, view.cluster, view.replica_count, view.replicas) == (now, None, 1, ())

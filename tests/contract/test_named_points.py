@@ -1,4 +1,4 @@
-"""Points with where they come from, and points of one snapshot that a person has named."""
+"""Sources and marks of recovery points, and points of one chosen snapshot."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -62,7 +62,7 @@ def capture_marked(plane: ControlPlane, hour: int, *omitted: OmittedCounter) -> 
 # Where each usage comes from
 
 
-def test_each_usage_is_of_the_newest_snapshot_that_holds_it_as_high(plane: ControlPlane) -> None:
+def test_each_usage_comes_from_the_newest_snapshot_with_that_value(plane: ControlPlane) -> None:
     month(plane, 0, alice="1", bo="9", cy="3", di="4")
     month(plane, 1, alice="2", bo="9", cy="2", di="4")
     month(plane, 2, alice="2", cy="2", di="3.9")
@@ -74,7 +74,7 @@ def test_each_usage_is_of_the_newest_snapshot_that_holds_it_as_high(plane: Contr
     }
 
 
-def test_snapshots_that_held_just_the_same_are_each_one(plane: ControlPlane) -> None:
+def test_equal_snapshots_are_separate_sources(plane: ControlPlane) -> None:
     for hour in range(3):
         month(plane, hour, alice="1", bo="2")
     month(plane, 3, bo="2")
@@ -83,7 +83,7 @@ def test_snapshots_that_held_just_the_same_are_each_one(plane: ControlPlane) -> 
     assert window.newest_at == NOON + 3 * HOUR
 
 
-def test_nothing_comes_from_a_corrupt_record(plane: ControlPlane) -> None:
+def test_no_usage_comes_from_a_corrupt_record(plane: ControlPlane) -> None:
     month(plane, 0, alice="1")
     month(plane, 1, alice="2")
     month(plane, 2, alice="2", bo="1")
@@ -91,10 +91,10 @@ def test_nothing_comes_from_a_corrupt_record(plane: ControlPlane) -> None:
     assert the_window(plane).sources == {"alice": NOON + HOUR}
 
 
-# What the newest record is like
+# Marks of the newest record
 
 
-def test_a_sound_and_whole_record_has_no_marks(plane: ControlPlane) -> None:
+def test_an_intact_and_complete_record_has_no_marks(plane: ControlPlane) -> None:
     month(plane, 0, alice="1")
     window, point = the_window(plane), the_point(plane)
     assert (window.is_truncated, window.is_partial) == (False, False)
@@ -102,7 +102,7 @@ def test_a_sound_and_whole_record_has_no_marks(plane: ControlPlane) -> None:
     assert (point.unreadable, point.unreadable_count) == ((), 0)
 
 
-def test_marks_are_those_of_the_newest_record(plane: ControlPlane) -> None:
+def test_marks_come_from_the_newest_record(plane: ControlPlane) -> None:
     month(plane, 0, alice="1")
     capture_marked(plane, 1, NAN)
     window, point = the_window(plane), the_point(plane)
@@ -115,7 +115,7 @@ def test_marks_are_those_of_the_newest_record(plane: ControlPlane) -> None:
     assert (point.unreadable, point.unreadable_count) == ((), 0)
 
 
-def test_where_the_newest_record_is_damaged_marks_are_of_the_newest_sound_one(
+def test_marks_come_from_the_newest_intact_record_if_the_newest_is_damaged(
     plane: ControlPlane,
 ) -> None:
     capture_marked(plane, 0, NAN)
@@ -137,14 +137,14 @@ def test_where_the_newest_record_is_damaged_marks_are_of_the_newest_sound_one(
         OmittedCounter(MONTH, "é\n", "usage.acme.team.2026-11.=C3=A9=0A", "not JSON: '\n'"),
     ],
 )
-def test_whose_usage_was_omitted_is_known_or_known_to_be_unknown(
+def test_omitted_counters_are_stored_exactly_even_without_an_entity(
     plane: ControlPlane, omitted: OmittedCounter
 ) -> None:
     capture_marked(plane, 0, omitted)
     assert the_window(plane).omitted == (omitted,)
 
 
-def test_of_very_many_omissions_the_first_are_named(plane: ControlPlane) -> None:
+def test_a_long_list_of_omissions_is_cut_and_counted(plane: ControlPlane) -> None:
     many = [replace(NAN, entity=f"e{number:03}", reason="x" * 3000) for number in range(102)]
     capture_marked(plane, 0, *many)
     window = the_window(plane)
@@ -153,16 +153,16 @@ def test_of_very_many_omissions_the_first_are_named(plane: ControlPlane) -> None
     assert {len(each.reason) for each in window.omitted} == {2000}
 
 
-# One snapshot that is named
+# One chosen snapshot
 
 
-def test_a_snapshot_that_is_not_there_is_none(plane: ControlPlane) -> None:
+def test_a_missing_snapshot_is_none(plane: ControlPlane) -> None:
     month(plane, 0, alice="1")
     assert plane.points.snapshot_of("acme", NOON + HOUR) is None
     assert plane.points.snapshot_of("acme2", NOON) is None
 
 
-def test_a_named_snapshot_is_what_it_holds_and_nothing_else(plane: ControlPlane) -> None:
+def test_a_chosen_snapshot_contains_only_its_own_usages(plane: ControlPlane) -> None:
     month(plane, 0, alice="5", bo="1")
     month(plane, 1, alice="3")
     month(plane, 2, alice="9", cy="1")
@@ -183,7 +183,9 @@ def test_a_named_snapshot_is_what_it_holds_and_nothing_else(plane: ControlPlane)
     )
 
 
-def test_its_closed_windows_are_in_it_and_come_by_budget_and_token(plane: ControlPlane) -> None:
+def test_a_chosen_snapshot_lists_closed_windows_too_by_budget_and_token(
+    plane: ControlPlane,
+) -> None:
     names = [("b", "lifetime"), ("b", "2020-01"), ("a", "2026-11-20"), ("é", "2030-Q1")]
     plane.capture("acme", {name: {"alice": "1"} for name in names}, at=NOON)
     plane.clock.set(datetime(2026, 12, 5, tzinfo=UTC))
@@ -191,7 +193,7 @@ def test_its_closed_windows_are_in_it_and_come_by_budget_and_token(plane: Contro
     assert told == [("a", "2026-11-20"), ("b", "2020-01"), ("b", "lifetime"), ("é", "2030-Q1")]
 
 
-def test_a_named_snapshot_has_its_own_marks(plane: ControlPlane) -> None:
+def test_a_chosen_snapshot_has_its_own_marks(plane: ControlPlane) -> None:
     capture_marked(plane, 0, NAN)
     month(plane, 1, alice="2")
     window, point = the_window(plane, NOON), the_point(plane, NOON)
@@ -200,12 +202,12 @@ def test_a_named_snapshot_has_its_own_marks(plane: ControlPlane) -> None:
     assert the_point(plane, NOON + HOUR).unreadable_count == 0
 
 
-def test_a_snapshot_without_records_is_one(plane: ControlPlane) -> None:
+def test_a_snapshot_without_records_can_be_chosen(plane: ControlPlane) -> None:
     plane.commit(plane.take(reading("acme", {}, unreadable=(UNREADABLE,))))
     assert the_point(plane, NOON) == TenantPoint("acme", NOON, (), (UNREADABLE,), 1)
 
 
-def test_how_its_keys_are_written_is_told_by_the_newest_record_that_knows(
+def test_shape_and_expiry_come_from_the_newest_record_that_has_them(
     plane: ControlPlane,
 ) -> None:
     def read(shape: ValueShape | None, expiry: int | None) -> TenantReading:
@@ -221,11 +223,13 @@ def test_how_its_keys_are_written_is_told_by_the_newest_record_that_knows(
         assert (window.shape, window.expiry_seconds) == (ValueShape.BARE, 60)
 
 
-def test_a_damaged_record_of_it_is_named_and_no_other_stands_in(plane: ControlPlane) -> None:
+def test_a_damaged_record_of_a_chosen_snapshot_is_reported_and_not_replaced(
+    plane: ControlPlane,
+) -> None:
     counters: Counters = {("team", "2026-11"): {"alice": "5"}, ("b", "2026-11"): {"bo": "1"}}
     plane.capture("acme", counters, at=NOON)
     plane.capture("acme", counters, at=NOON + HOUR)
-    # They share their contents, so both records are damaged.
+    # The records share their content, so both are damaged.
     plane.corrupt("acme", NOON + HOUR, MONTH)
     sound, damaged = the_point(plane, NOON + HOUR).windows
     assert (sound.usages, sound.corrupt) == ({"bo": Decimal(1)}, ())
@@ -233,7 +237,7 @@ def test_a_damaged_record_of_it_is_named_and_no_other_stands_in(plane: ControlPl
     assert damaged.corrupt == (NOON + HOUR,)
 
 
-def test_a_record_of_what_is_no_window_is_told(
+def test_a_record_with_an_invalid_window_is_reported(
     postgres_plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     month(postgres_plane, 0, alice="1")

@@ -37,7 +37,7 @@ def plane(postgres_plane: ControlPlane) -> ControlPlane:
 
 @pytest.fixture
 def lease(plane: ControlPlane) -> Iterator[Lease]:
-    """One lease for workers that should not be at it together, to see what the database says."""
+    """Return one lease for concurrent workers, so that only the database separates them."""
     with plane.lease() as lease:
         yield lease
 
@@ -87,31 +87,29 @@ def test_an_unchanged_budget_costs_a_small_row_an_hour(
     assert bytes_per_record < 250
 
 
-def test_equal_contents_are_stored_once_whatever_their_order(
-    plane: ControlPlane, admin: psycopg.Connection
-) -> None:
+def test_equal_contents_are_stored_once(plane: ControlPlane, admin: psycopg.Connection) -> None:
     plane.capture("acme", {("a", "lifetime"): {"x": "1", "y": "2"}})
     plane.capture("other", {("b", "2026-11"): {"y": "2", "x": "1"}, ("c", "2026-11"): {"x": "1"}})
     plane.capture("third", {("a", "lifetime"): {"x": "1", "y": "1"}})
     assert count(admin, "budget_content") == 3
 
 
-def test_reading_a_recovery_point_stops_at_the_newest_record_that_covers(
+def test_reading_a_recovery_point_stops_at_the_newest_covering_record(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     plane.capture("acme", {("team", "lifetime"): {"alice": "1"}}, at=NOON)
     plane.capture("acme", {("team", "lifetime"): {"alice": "2"}}, at=NOON + HOUR)
-    # Were the first content read, it would now be seen.
+    # If the first content were read, this would show.
     admin.execute("update budget_recovery.budget_content set usages = '{99}' where usages = '{1}'")
     assert plane.points.current_usages("acme", NOON + HOUR) == point_of(
         {("team", "lifetime"): {"alice": "2"}}
     )
 
 
-# At the same time
+# Concurrency
 
 
-def test_of_commits_on_one_judgement_one_stands(
+def test_only_one_of_concurrent_commits_on_the_same_baseline_succeeds(
     plane: ControlPlane, admin: psycopg.Connection, lease: Lease
 ) -> None:
     judged = plane.baseline
@@ -135,7 +133,7 @@ def test_of_commits_on_one_judgement_one_stands(
     assert plane.baseline.version == 1
 
 
-def test_an_incident_that_opens_first_wins(
+def test_a_commit_that_waited_for_an_incident_is_refused(
     plane: ControlPlane, admin: psycopg.Connection, lease: Lease
 ) -> None:
     snapshot = plane.take(reading("acme", TEAM))
@@ -150,7 +148,7 @@ def test_an_incident_that_opens_first_wins(
     assert count(admin, "capture") == 0
 
 
-def test_the_hour_is_judged_after_waiting_for_the_store(
+def test_the_hour_is_checked_after_waiting_for_the_store(
     plane: ControlPlane, admin: psycopg.Connection, lease: Lease
 ) -> None:
     snapshot = plane.take(reading("acme", TEAM))
@@ -170,10 +168,10 @@ def waits_for_a_lock(admin: psycopg.Connection) -> bool:
     return admin.execute(f"{waiting} and datname = current_database()".encode()).rowcount > 0
 
 
-def test_pruning_and_committing_at_once_never_lose_a_shared_content(
+def test_concurrent_prunes_and_commits_never_lose_a_shared_content(
     database_url: str, admin: psycopg.Connection
 ) -> None:
-    """The same three contents come and go: a commit may share what a prune is just removing."""
+    """Three contents alternate, so that a commit may share a content that is being pruned."""
     stop = threading.Event()
 
     def prune_on(plane: ControlPlane, lease: Lease) -> int:
@@ -222,10 +220,10 @@ def test_three_hundred_commits_leave_no_session_and_no_thread(
     assert count(admin, "capture") == 301
 
 
-# Where the store's row is lost
+# A missing row of the store
 
 
-def test_a_database_that_knows_no_store_refuses_commits(
+def test_a_database_without_a_store_refuses_commits(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     with plane.lease() as lease:

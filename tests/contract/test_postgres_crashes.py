@@ -42,7 +42,7 @@ RECORDS = 60_000
 
 @pytest.fixture(scope="module")
 def doomed_server(server_dir: Path) -> Iterator[PostgresServer]:
-    """A server for this file alone, to be killed."""
+    """Start a server that only the tests of this file use, and kill."""
     with PostgresServer(server_dir / "doomed postgres") as server:
         yield server
 
@@ -59,7 +59,7 @@ def doomed_url(doomed_server: PostgresServer) -> str:
 
 @pytest.fixture(scope="module")
 def large_snapshot() -> TenantSnapshot:
-    """Large enough that its COPY lasts until somebody has seen it."""
+    """Return a snapshot whose COPY lasts long enough to be observed."""
     return TenantSnapshot(
         tenant="acme",
         captured_at=NOON + timedelta(minutes=1),
@@ -86,7 +86,7 @@ def large_snapshot() -> TenantSnapshot:
 def commit_until_it_copies(
     plane: ControlPlane, snapshot: TenantSnapshot, url: str, pool: ThreadPoolExecutor
 ) -> tuple["Future[Baseline]", int]:
-    """Start a commit and return it, with its backend's pid, in the midst of copying records."""
+    """Start a commit; return it and the pid of its backend while it is copying records."""
     commit = pool.submit(plane.commit, snapshot)
     copying = (
         "select pid from pg_stat_progress_copy where tuples_processed > 1000"
@@ -100,7 +100,7 @@ def commit_until_it_copies(
 
 
 @pytest.mark.parametrize("victim", ["backend", "server"])
-def test_a_kill_in_the_midst_of_copying_leaves_nothing_half_visible(
+def test_a_kill_during_a_commit_leaves_no_partial_snapshot(
     victim: str, doomed_server: PostgresServer, doomed_url: str, large_snapshot: TenantSnapshot
 ) -> None:
     with on_postgres(doomed_url) as plane, ThreadPoolExecutor(1) as pool:
@@ -116,7 +116,7 @@ def test_a_kill_in_the_midst_of_copying_leaves_nothing_half_visible(
         with pytest.raises(DatabaseUnreachableError):
             commit.result()
 
-        # The same objects go on working, and see the first snapshot alone.
+        # The same objects keep working, and see only the first snapshot.
         wait_until(lambda: works(plane))
         (summary,) = plane.reports.captured_in(Hour(NOON))
         assert summary.captured_at == NOON
@@ -124,13 +124,13 @@ def test_a_kill_in_the_midst_of_copying_leaves_nothing_half_visible(
         assert counts(doomed_url) == (1, 1, 1)
         assert plane.reports.damaged_in(Hour(NOON)) == ()
 
-        # What was broken off is committed as it is, once the lease is free if it was left behind.
+        # The interrupted snapshot can be committed unchanged, once the old lease has expired.
         plane.clock.advance(timedelta(minutes=1))
         assert plane.commit(large_snapshot).identity == large_snapshot.identity
         assert counts(doomed_url) == (2, RECORDS + 1, 1)
 
 
-# The move of the store's row comes last: by then, all the rest of a closing is written.
+# Closing an incident updates the row of the store last, after all other writes.
 HOLD_BACK = """
 select pg_advisory_lock(1);
 create function hold_back() returns trigger language plpgsql as $$ begin
@@ -147,7 +147,7 @@ where wait_event = 'advisory' and datname = current_database()
 
 
 @pytest.mark.parametrize("victim", ["backend", "server"])
-def test_a_kill_in_the_midst_of_closing_an_incident_leaves_it_open(
+def test_a_kill_while_an_incident_is_closed_leaves_it_open(
     victim: str, doomed_server: PostgresServer, doomed_url: str
 ) -> None:
     lease_duration = timedelta(days=1)
@@ -168,7 +168,7 @@ def test_a_kill_in_the_midst_of_closing_an_incident_leaves_it_open(
                 with pytest.raises(DatabaseUnreachableError):
                     closing.result()
 
-            # Nobody holds it back any more.
+            # The lock is free now.
             wait_until(lambda: works(plane))
             assert (plane.incidents.recovery(), plane.baseline) == before
             closed = plane.incidents.close(CLOSING, judged=incident, lease=lease)

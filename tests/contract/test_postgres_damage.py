@@ -1,4 +1,4 @@
-"""Whatever happened to a stored snapshot, its verification says so and does not break down."""
+"""The verification of a stored snapshot reports any damage and never fails itself."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -22,7 +22,7 @@ def plane(postgres_plane: ControlPlane) -> ControlPlane:
     return postgres_plane
 
 
-# The tables refuse some damage themselves, but what is on a disk can be anything.
+# Constraints of the tables prevent some damage, but a disk may contain anything.
 UNCHECKED = (
     "alter table budget_recovery.budget_content"
     " drop constraint content_lists_are_flat, drop constraint content_lists_are_of_one_length,"
@@ -98,7 +98,7 @@ UNCHECKED = (
         ),
     ],
 )
-def test_damage_is_told_in_a_sentence(
+def test_damage_is_described_in_a_sentence(
     plane: ControlPlane, admin: psycopg.Connection, damage: str, sentence: str
 ) -> None:
     plane.capture("acme", TEAM)
@@ -126,17 +126,17 @@ def test_a_missing_content_is_a_damaged_record(
             list(records)
 
 
-def test_a_record_does_not_claim_to_cover_what_was_damaged(
+def test_a_record_does_not_cover_a_damaged_one(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     plane.capture("acme", {("team", "lifetime"): {"alice": "8"}})
     plane.capture("acme", {("team", "lifetime"): {"alice": "9"}}, at=NOON + HOUR)
-    # The newest record, which covers the one before, now says less than it did.
+    # The newest record, which covers the one before, now has a lower usage.
     admin.execute("update budget_recovery.budget_content set usages = '{1}' where usages = '{9}'")
 
     plane.capture("acme", {("team", "lifetime"): {"alice": "2"}}, at=NOON + 2 * HOUR)
 
-    # 8 is the highest that is still sound; a claim to cover would have hidden it behind the 2.
+    # 8 is the highest intact usage. If the new record covered it, the 2 would hide it.
     assert plane.points.current_usages("acme", NOON + 2 * HOUR) == point_of(
         {("team", "lifetime"): {"alice": "8"}}
     )

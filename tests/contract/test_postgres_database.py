@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 PASSWORD = "hunter2secret"
 
 
-# Addresses
+# URLs
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_an_unusable_url_is_refused_without_quoting_it(use: type[Database], url:
         f"postgresql://me:{PASSWORD}@no-such-host.invalid/db",
     ],
 )
-def test_a_server_that_is_not_there_is_told_without_the_password(url: str) -> None:
+def test_an_unreachable_server_is_reported_without_the_password(url: str) -> None:
     with pytest.raises(DatabaseUnreachableError) as unreachable, Database(url):
         pytest.fail("opened")
     assert PASSWORD not in str(unreachable.value)
@@ -71,7 +71,7 @@ def test_a_missing_database_is_named(database_url: str) -> None:
     assert refused.value.hint.startswith("create it")
 
 
-def test_an_unopened_database_says_so(database_url: str) -> None:
+def test_an_unopened_database_cannot_be_used(database_url: str) -> None:
     with pytest.raises(RuntimeError, match="has not been opened"):
         Database(database_url).now()
 
@@ -108,7 +108,7 @@ _CAPTURE_ELSEWHERE = textwrap.dedent(
 )
 
 
-def test_the_time_zones_of_host_role_and_server_change_nothing(
+def test_time_zones_of_host_and_database_do_not_matter(
     database_url: str, admin: psycopg.Connection
 ) -> None:
     name = admin.info.dbname
@@ -130,7 +130,7 @@ def test_the_time_zones_of_host_role_and_server_change_nothing(
     ]
 
 
-def test_a_sessions_limits_are_set(database: Database) -> None:
+def test_a_session_has_time_limits(database: Database) -> None:
     with database.writing() as connection:
         row = connection.execute(
             "select current_setting('statement_timeout'), current_setting('lock_timeout'),"
@@ -141,12 +141,12 @@ def test_a_sessions_limits_are_set(database: Database) -> None:
     assert row == ("2min", "30s", "1min", "budget-recovery", "UTF8", "2s")
 
 
-def test_reading_cannot_write(database: Database) -> None:
+def test_a_reading_session_cannot_write(database: Database) -> None:
     with pytest.raises(DatabaseError, match="read-only"), database.reading() as connection:
         connection.execute("delete from budget_recovery.lease")
 
 
-def test_writing_leaves_nothing_if_anything_is_raised(database: Database) -> None:
+def test_an_exception_rolls_back_a_writing_session(database: Database) -> None:
     def write_and_fail(connection: Connection) -> None:
         connection.execute("insert into budget_recovery.lease (name, token) values ('x', 1)")
         raise ZeroDivisionError
@@ -157,14 +157,14 @@ def test_writing_leaves_nothing_if_anything_is_raised(database: Database) -> Non
         assert connection.execute("select from budget_recovery.lease").fetchone() is None
 
 
-def test_what_takes_too_long_is_told_with_a_hint(database: Database) -> None:
+def test_a_statement_timeout_is_reported_with_a_hint(database: Database) -> None:
     with pytest.raises(DatabaseError) as late, database.writing() as connection:
         connection.execute("set local statement_timeout = '10ms'; select pg_sleep(10)")
     assert not isinstance(late.value, DatabaseUnreachableError)
     assert "pg_stat_activity" in late.value.hint
 
 
-def test_a_lock_that_is_not_given_is_told_with_a_hint(
+def test_a_lock_timeout_is_reported_with_a_hint(
     database: Database, admin: psycopg.Connection
 ) -> None:
     with admin.transaction():
@@ -174,12 +174,12 @@ def test_a_lock_that_is_not_given_is_told_with_a_hint(
     assert "pg_locks" in late.value.hint
 
 
-def test_text_that_is_no_unicode_is_told(database: Database) -> None:
+def test_text_that_is_not_unicode_is_reported(database: Database) -> None:
     with pytest.raises(DatabaseError, match="not valid Unicode"), database.reading() as connection:
         connection.execute("select %s", ("\ud83d",))
 
 
-def test_errors_of_our_own_pass_unchanged() -> None:
+def test_errors_of_other_code_pass_unchanged() -> None:
     with pytest.raises(ZeroDivisionError), driver_errors():
         raise ZeroDivisionError
 
@@ -187,7 +187,7 @@ def test_errors_of_our_own_pass_unchanged() -> None:
 # The pool
 
 
-def test_sessions_that_the_server_ended_are_not_given_out(
+def test_the_pool_replaces_sessions_that_the_server_ended(
     database: Database, admin: psycopg.Connection
 ) -> None:
     end_sessions = (
@@ -200,7 +200,7 @@ def test_sessions_that_the_server_ended_are_not_given_out(
         database.now()
 
 
-def test_a_session_ended_under_way_is_told_as_unreachable(
+def test_a_session_that_ends_in_use_is_reported_as_unreachable(
     database: Database, admin: psycopg.Connection
 ) -> None:
     def be_ended(connection: Connection) -> None:

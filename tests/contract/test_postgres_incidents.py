@@ -1,4 +1,4 @@
-"""Incidents in PostgreSQL while others are at work on the same store."""
+"""Incidents in PostgreSQL with concurrent workers."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,13 +42,13 @@ def plane(postgres_plane: ControlPlane) -> ControlPlane:
 
 @pytest.fixture
 def lease(plane: ControlPlane) -> Iterator[Lease]:
-    """One lease for workers that should not be at it together, to see what the database says."""
+    """Return one lease for concurrent workers, so that only the database separates them."""
     with plane.restore_lease() as lease:
         yield lease
 
 
 def at_once(admin: psycopg.Connection, work: Callable[[int], Result]) -> list[Result | type]:
-    """Let four workers all wait for the store before one of them gets it."""
+    """Run four workers that all wait for the row of the store before one of them gets it."""
 
     def attempt(number: int) -> Result | type:
         try:
@@ -65,13 +65,13 @@ def at_once(admin: psycopg.Connection, work: Callable[[int], Result]) -> list[Re
 
 
 def waiters(admin: psycopg.Connection) -> int:
-    # Within a transaction the server shows the same sessions again and again, unless it is told.
+    # Within a transaction the server caches the statistics of sessions until they are cleared.
     admin.execute("select pg_stat_clear_snapshot()")
     waiting = "select from pg_stat_activity where wait_event_type = 'Lock'"
     return admin.execute(f"{waiting} and datname = current_database()".encode()).rowcount
 
 
-def test_of_openings_at_once_one_opens_an_incident(
+def test_only_one_of_concurrent_openings_opens_an_incident(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     plane.registry.accept(ACCEPTED, judged=None)
@@ -82,7 +82,9 @@ def test_of_openings_at_once_one_opens_an_incident(
     assert plane.incidents.recovery() == Recovery(RecoveryState.RECOVERING, incident)
 
 
-def test_of_launches_at_once_one_is_claimed(plane: ControlPlane, admin: psycopg.Connection) -> None:
+def test_only_one_of_concurrent_launches_is_claimed(
+    plane: ControlPlane, admin: psycopg.Connection
+) -> None:
     incident = open_one(plane)
     outcomes = at_once(admin, lambda _: plane.incidents.claim_launch(judged=incident))
     assert outcomes.count(None) == 3
@@ -90,7 +92,7 @@ def test_of_launches_at_once_one_is_claimed(plane: ControlPlane, admin: psycopg.
     assert plane.incidents.recent(1)[0].launches == 1
 
 
-def test_of_claims_of_the_third_attempt_one_gets_it(
+def test_only_one_of_concurrent_claims_gets_the_third_attempt(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     incident = open_one(plane)
@@ -108,7 +110,7 @@ def test_of_claims_of_the_third_attempt_one_gets_it(
     assert len(plane.incidents.attempts_of(incident.incident_id)) == 3
 
 
-def test_of_joins_at_once_on_one_judgement_one_is_added(
+def test_only_one_of_concurrent_joins_adds_a_loss(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     incident = open_one(plane)
@@ -119,7 +121,7 @@ def test_of_joins_at_once_on_one_judgement_one_is_added(
     assert plane.incidents.recent(1)[0].losses == (LOSS, GONE)
 
 
-def test_of_closings_at_once_one_closes_and_the_baseline_moves_once(
+def test_only_one_of_concurrent_closings_moves_the_baseline(
     plane: ControlPlane, admin: psycopg.Connection, lease: Lease
 ) -> None:
     incident = open_one(plane)
@@ -131,10 +133,10 @@ def test_of_closings_at_once_one_closes_and_the_baseline_moves_once(
     assert plane.baseline.version == 2
 
 
-def test_of_an_opening_and_a_capture_at_once_none_lands_after_the_loss(
+def test_no_concurrent_capture_is_stored_after_the_loss(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
-    """Whichever comes first, the other is refused: no snapshot can be newer than the incident."""
+    """Either is refused after the other, so no snapshot is newer than the incident."""
     accepted = plane.registry.accept(ACCEPTED, judged=None)
     snapshots = [plane.take(reading(f"tenant {number}", TEAM)) for number in range(4)]
 
@@ -160,7 +162,7 @@ def test_of_an_opening_and_a_capture_at_once_none_lands_after_the_loss(
         assert outcomes.count(CapturesPausedError) == 2
 
 
-def test_a_capture_that_waits_for_an_opening_stores_nothing(
+def test_a_capture_that_waits_for_an_opening_is_refused(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     accepted = plane.registry.accept(ACCEPTED, judged=None)
@@ -185,7 +187,7 @@ def test_a_capture_that_waits_for_an_opening_stores_nothing(
     assert plane.snapshots.tenants() == frozenset()
 
 
-def test_an_opening_that_waits_for_a_capture_is_judged_anew(
+def test_an_opening_that_waits_for_a_capture_must_be_judged_again(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     accepted = plane.registry.accept(ACCEPTED, judged=None)
@@ -212,7 +214,7 @@ def test_an_opening_that_waits_for_a_capture_is_judged_anew(
 
 
 def hold_back(admin: psycopg.Connection, what: str) -> None:
-    """Let whoever does this wait in the midst of it, until ``let_go``."""
+    """Make this statement wait in a trigger until ``let_go``."""
     admin.execute("select pg_advisory_lock(1)")
     admin.execute(
         "create function hold_back() returns trigger language plpgsql as $$ begin"
@@ -227,10 +229,10 @@ def let_go(admin: psycopg.Connection) -> None:
     admin.execute("select pg_advisory_unlock(1)")
 
 
-# What the tables themselves refuse
+# Constraints of the tables
 
 
-def test_a_second_open_incident_is_refused_by_the_table_itself(
+def test_the_table_refuses_a_second_open_incident(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     incident = open_one(plane)
@@ -279,7 +281,7 @@ def test_a_second_open_incident_is_refused_by_the_table_itself(
         "delete from budget_recovery.incident",
     ],
 )
-def test_rows_that_make_no_sense_are_refused(
+def test_invalid_rows_are_refused(
     plane: ControlPlane, admin: psycopg.Connection, change: str
 ) -> None:
     claim_attempt(plane, open_one(plane))
@@ -287,7 +289,7 @@ def test_rows_that_make_no_sense_are_refused(
         admin.execute(change.encode())
 
 
-def test_the_incidents_of_a_store_whose_row_was_lost_are_still_there(
+def test_incidents_survive_a_missing_row_of_the_store(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     incident = open_one(plane)

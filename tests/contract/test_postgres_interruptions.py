@@ -1,4 +1,4 @@
-"""What a run that is terminated leaves behind in PostgreSQL."""
+"""What a terminated run leaves in PostgreSQL."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ import pytest
 from tests.contract.control_planes import ControlPlane
 from tests.waiting import wait_until
 
-# Interrupted as Dagster interrupts a run: by an exception that is no Exception. The process lives
-# on, so that it is not its end that closes the connection.
+# Interrupted as Dagster interrupts a run: by a BaseException that is not an Exception. The process
+# keeps running, so its end does not close the connection.
 _WORK = textwrap.dedent(
     """
     import signal, sys, time
@@ -42,7 +42,7 @@ _WORK = textwrap.dedent(
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_terminated_gives_the_stores_row_free_within_seconds(
+def test_a_terminated_run_unlocks_the_row_of_the_store_within_seconds(
     postgres_plane: ControlPlane,
     admin: psycopg.Connection,
     database_url: str,

@@ -1,4 +1,4 @@
-"""How a lease stands in PostgreSQL, and how one ends that is held for a time at most."""
+"""The state of a lease in PostgreSQL, and leases with a maximum duration."""
 
 import logging
 import time
@@ -18,31 +18,29 @@ OFTEN = timedelta(seconds=0.05)
 NEVER = timedelta(hours=1)
 
 
-def test_looking_makes_no_row(database: Database, admin: psycopg.Connection) -> None:
+def test_reading_the_state_creates_no_row(database: Database, admin: psycopg.Connection) -> None:
     assert PostgresLeases(database).state_of("capture") == LeaseState(0, None)
     assert admin.execute("select from budget_recovery.lease").fetchall() == []
 
 
-def test_looking_waits_for_nobody_who_is_about_to_take_it(
+def test_reading_the_state_does_not_wait_for_a_lock(
     database: Database, admin: psycopg.Connection
 ) -> None:
     leases = PostgresLeases(database, renew_every=NEVER)
     with leases.hold("capture", "a") as lease, admin.transaction():
         admin.execute("select from budget_recovery.lease for update")
-        # It would be broken off, not answer.
+        # If it waited for the lock, it would time out.
         assert leases.state_of("capture") == LeaseState(lease.token, "a")
 
 
-def test_a_lease_that_has_expired_is_held_by_nobody(
-    database: Database, admin: psycopg.Connection
-) -> None:
+def test_an_expired_lease_has_no_holder(database: Database, admin: psycopg.Connection) -> None:
     leases = PostgresLeases(database, renew_every=NEVER)
     with leases.hold("capture", "stalled") as lease:
         admin.execute("update budget_recovery.lease set expires_at = clock_timestamp()")
         assert leases.state_of("capture") == LeaseState(lease.token, None)
 
 
-def test_a_lease_for_a_time_is_renewed_until_then_and_runs_out(
+def test_a_lease_is_renewed_until_its_maximum_duration_and_expires(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     at_most = timedelta(seconds=2)
@@ -55,7 +53,7 @@ def test_a_lease_for_a_time_is_renewed_until_then_and_runs_out(
         taken = time.monotonic()
         wait_until(lambda: not is_held(lease))
         lasted = time.monotonic()
-        # It was renewed beyond its duration, and not for much longer than it might be.
+        # It was renewed beyond its duration, but not far beyond its maximum duration.
         assert lasted - began >= at_most.total_seconds()
         assert lasted - taken <= (at_most + SHORT).total_seconds() + 1
         assert "The lease restore reached its maximum duration" in caplog.text
@@ -66,7 +64,7 @@ def test_a_lease_for_a_time_is_renewed_until_then_and_runs_out(
                 lease.require_held()
 
 
-def test_a_lease_for_a_longer_time_is_renewed_as_any_other(
+def test_a_lease_with_a_longer_maximum_duration_is_renewed(
     database: Database, admin: psycopg.Connection
 ) -> None:
     leases = PostgresLeases(database, duration=SHORT, renew_every=OFTEN)

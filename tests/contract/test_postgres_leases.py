@@ -32,7 +32,7 @@ NEVER = timedelta(hours=1)
 
 @contextmanager
 def taken_again(leases: PostgresLeases) -> Iterator[float]:
-    """Try to take the lease until it is free; give how long that took."""
+    """Try to take the lease until it is free; yield how long that took."""
     started = time.monotonic()
     while True:
         try:
@@ -55,13 +55,13 @@ def test_a_living_holder_keeps_its_lease_beyond_its_duration(database: Database)
             pytest.fail("two hold it")
 
 
-def test_a_lease_that_is_not_renewed_ends_by_the_servers_clock(database: Database) -> None:
+def test_a_lease_that_is_not_renewed_expires_by_the_servers_clock(database: Database) -> None:
     leases = PostgresLeases(database, duration=SHORT, renew_every=NEVER)
     with leases.hold("capture", "stalled") as lease, taken_again(leases) as waited:
         assert 0.5 < waited < 10
         with pytest.raises(LeaseLostError):
             lease.require_held()
-        # The database says so too, to one who does not ask himself.
+        # The database refuses it too if the holder does not check.
         with (
             pytest.raises(LeaseLostError, match="next has taken it"),
             database.writing() as connection,
@@ -70,7 +70,7 @@ def test_a_lease_that_is_not_renewed_ends_by_the_servers_clock(database: Databas
 
 
 class Unaware:
-    """A lease whose holder has not noticed that time has passed."""
+    """A lease whose holder has not noticed that it has expired."""
 
     name = "capture"
 
@@ -81,7 +81,7 @@ class Unaware:
         pass
 
 
-def test_an_expired_lease_is_refused_also_if_nobody_took_it(
+def test_an_expired_lease_is_refused_even_if_it_was_not_taken_over(
     database: Database, admin: psycopg.Connection
 ) -> None:
     leases = PostgresLeases(database, renew_every=NEVER)
@@ -119,7 +119,7 @@ def test_the_lease_of_a_killed_process_is_free_after_it_expires(
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "held\n"
-            # It is renewed by a living process for longer than it lasts.
+            # A living process renews it beyond its duration.
             time.sleep(2.5)
             with pytest.raises(LeaseHeldError, match="doomed"), leases.hold("capture", "next"):
                 pytest.fail("two hold it")
@@ -129,7 +129,7 @@ def test_the_lease_of_a_killed_process_is_free_after_it_expires(
         assert 0.5 < waited < 10
 
 
-def test_long_work_under_a_lease_does_not_hinder_its_renewal(
+def test_a_long_transaction_under_a_lease_does_not_prevent_its_renewal(
     database: Database, admin: psycopg.Connection
 ) -> None:
     leases = PostgresLeases(database, duration=SHORT, renew_every=OFTEN)
@@ -141,7 +141,7 @@ def test_long_work_under_a_lease_does_not_hinder_its_renewal(
         assert admin.execute(expires).fetchone() == (True,)
 
 
-def test_a_lease_does_not_change_hands_while_work_under_it_is_being_committed(
+def test_a_lease_is_not_taken_over_while_a_transaction_under_it_is_open(
     database: Database,
 ) -> None:
     leases = PostgresLeases(database, duration=SHORT, renew_every=NEVER)
@@ -161,7 +161,7 @@ def test_a_lease_does_not_change_hands_while_work_under_it_is_being_committed(
         thread.join()
 
 
-def test_renewal_outlives_the_loss_of_its_connection(
+def test_renewal_survives_a_lost_connection(
     database: Database, admin: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     leases = PostgresLeases(database, duration=timedelta(seconds=3), renew_every=OFTEN)
@@ -176,7 +176,7 @@ def test_renewal_outlives_the_loss_of_its_connection(
         lease.require_held()
 
 
-def test_a_holder_cut_off_from_the_database_learns_that_its_lease_is_over(
+def test_a_holder_cut_off_from_the_database_loses_its_lease(
     database: Database, admin: psycopg.Connection
 ) -> None:
     leases = PostgresLeases(database, duration=SHORT, renew_every=OFTEN)
@@ -194,12 +194,12 @@ def test_a_holder_cut_off_from_the_database_learns_that_its_lease_is_over(
         finally:
             with psycopg.connect(admin.info.dsn, dbname="postgres", autocommit=True) as other:
                 other.execute(f'alter database "{name}" allow_connections true'.encode())
-        # Once over, it stays over.
+        # A lost lease stays lost.
         time.sleep(0.3)
         assert not is_held(lease)
 
 
-def test_a_renewal_that_comes_too_late_revives_nothing(
+def test_a_late_renewal_does_not_revive_the_lease(
     database: Database, admin: psycopg.Connection
 ) -> None:
     leases = PostgresLeases(database, duration=SHORT, renew_every=timedelta(seconds=0.8))
@@ -233,7 +233,7 @@ def test_a_lease_leaves_no_session_and_no_thread(
             first = renewals()
             wait_until(lambda: renewals() > first)  # noqa: B023 - it is called at once
     assert threading.active_count() == threads
-    # The pool may have grown to its size, and one session looks on; ten left behind are more.
+    # The pool may be full, and one session observes; ten leaked sessions would be more.
     wait_until(lambda: sessions() <= MAX_CONNECTIONS + 1)
 
 

@@ -1,4 +1,4 @@
-"""One entity of a lifetime window is gone for good, so no record ever covers the earlier ones."""
+"""An entity of a lifetime window is missing for good, so no record covers the earlier ones."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def plane(postgres_plane: ControlPlane) -> ControlPlane:
 
 
 def usages(tenant: str, hour: int) -> Counters:
-    """Usages that all rise by the hour, and the one that was there in the first hour only."""
+    """Return usages that rise every hour, and one that exists only in the first hour."""
     rising = {f"{tenant} {number}": f"{hour}.{number:06}" for number in range(1, ENTITIES)}
     return {("team", "lifetime"): {**rising, **({"gone": "7"} if hour == 0 else {})}}
 
@@ -34,7 +34,7 @@ def capture_hours(plane: ControlPlane, tenant: str, hours: int) -> None:
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """Return how many bytes of Python objects were held at once during the work."""
+    """Return the peak size of Python objects in bytes during the work."""
     tracemalloc.start()
     try:
         work()
@@ -49,7 +49,7 @@ def tenants(plane: ControlPlane) -> None:
     capture_hours(plane, "many", MANY)
 
 
-def test_a_recovery_point_takes_no_more_memory_with_more_records(
+def test_the_memory_of_a_recovery_point_does_not_grow_with_its_records(
     plane: ControlPlane, tenants: None
 ) -> None:
     now = plane.clock.now()
@@ -61,19 +61,21 @@ def test_a_recovery_point_takes_no_more_memory_with_more_records(
     assert str(point["gone"]) == "7"
 
 
-def test_pruning_takes_no_more_memory_with_more_records(plane: ControlPlane, tenants: None) -> None:
+def test_the_memory_of_pruning_does_not_grow_with_the_records(
+    plane: ControlPlane, tenants: None
+) -> None:
     plane.clock.set(NOON + timedelta(days=7, hours=2))
     of_few = peak_of(lambda: plane.prune("few"))
     reports: list[PruneReport] = []
     of_many = peak_of(lambda: reports.append(plane.prune("many")))
     assert of_many < 1.5 * of_few
-    # Of the two hours past retention, the first is still the last to know of the lost entity.
+    # Of the two hours past retention, only the first contains the missing entity.
     assert reports == [PruneReport(records=1, captures=1, contents=1, failures=0)]
     point = plane.points.current_usages("many", plane.clock.now())
     assert str(point[of("team", "lifetime")]["gone"]) == "7"
 
 
-def test_finding_what_is_needed_keeps_nobody_waiting(
+def test_finding_needed_records_does_not_lock_the_store(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     lost: list[Counters] = [{("team", "lifetime"): {"a": "1", "gone": "7"}}]
@@ -82,7 +84,7 @@ def test_finding_what_is_needed_keeps_nobody_waiting(
     plane.clock.set(NOON + timedelta(days=30))
     with ThreadPoolExecutor(1) as pool:
         with admin.transaction():
-            # Here it will read for as long as this lock is held.
+            # The prune waits here while this lock is held.
             admin.execute("lock table budget_recovery.budget_content")
             pruning = pool.submit(plane.prune, "acme")
             wait_until(lambda: waits_for_the_contents(admin) or pruning.done())

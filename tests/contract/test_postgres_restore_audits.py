@@ -1,4 +1,4 @@
-"""The table of audits: whole trails only, and no row that makes no sense."""
+"""The table of audits: only whole trails and valid rows."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +19,7 @@ def trail(postgres_plane: ControlPlane) -> AuditTrail:
     return AuditTrail(NOON, "run 1", "a host", "lost", incident_id, (ENTRY, OTHER))
 
 
-def test_a_row_tells_when_it_was_finished_and_keeps_its_place(
+def test_finishing_an_audit_updates_its_row_with_the_time(
     postgres_plane: ControlPlane, trail: AuditTrail, admin: psycopg.Connection
 ) -> None:
     columns = b"select audit_id, at, run_id, who, why, planned, raised, finished_at"
@@ -35,7 +35,7 @@ def test_a_row_tells_when_it_was_finished_and_keeps_its_place(
     assert second[1:] == first[1:]
 
 
-def test_a_trail_is_kept_whole_or_not_at_all(
+def test_a_trail_is_stored_as_a_whole_or_not_at_all(
     postgres_plane: ControlPlane, trail: AuditTrail, admin: psycopg.Connection
 ) -> None:
     impossible = replace(trail, entries=(ENTRY, replace(OTHER, planned=-1)))
@@ -59,7 +59,7 @@ def test_a_trail_is_kept_whole_or_not_at_all(
         "tenant = 'one', budget_id = 'one', window_token = 'lifetime'",
     ],
 )
-def test_rows_that_make_no_sense_are_refused(
+def test_invalid_rows_are_refused(
     postgres_plane: ControlPlane, trail: AuditTrail, admin: psycopg.Connection, change: str
 ) -> None:
     postgres_plane.audits.finish(trail)

@@ -1,4 +1,4 @@
-"""Recovery points of restores from a damaged database: nothing wrong is used, all of it is told."""
+"""Recovery points from a damaged database: damage is never used and always reported."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -29,7 +29,7 @@ def windows(plane: ControlPlane, now: datetime = NOON) -> tuple[WindowPoint, ...
     return point.windows
 
 
-# The tables refuse some damage themselves, but what is on a disk can be anything.
+# Constraints of the tables prevent some damage, but a disk may contain anything.
 UNCHECKED = (
     "alter table budget_recovery.budget_content"
     " drop constraint content_lists_are_flat, drop constraint content_lists_are_of_one_length,"
@@ -57,7 +57,7 @@ UPDATE = "update budget_recovery.budget_content set"
         ),
     ],
 )
-def test_whatever_happened_to_a_content_its_records_are_named_and_not_used(
+def test_records_with_a_damaged_content_are_reported_and_not_used(
     plane: ControlPlane, admin: psycopg.Connection, damage: str
 ) -> None:
     month(plane, "1")
@@ -73,7 +73,7 @@ def test_whatever_happened_to_a_content_its_records_are_named_and_not_used(
         "window_start = '2026-11-01T00:00Z', window_end = 'infinity'",
     ],
 )
-def test_a_window_is_what_its_token_says(
+def test_a_window_is_defined_by_its_token(
     plane: ControlPlane, admin: psycopg.Connection, damage: str
 ) -> None:
     month(plane, "1")
@@ -84,7 +84,7 @@ def test_a_window_is_what_its_token_says(
     assert not closed.of.window.is_current(december)
 
 
-def test_a_shape_that_nobody_knows_is_none(plane: ControlPlane, admin: psycopg.Connection) -> None:
+def test_an_unknown_shape_is_none(plane: ControlPlane, admin: psycopg.Connection) -> None:
     month(plane, "1")
     admin.execute("update budget_recovery.budget_record set value_shape = 'XML'")
     (window,) = windows(plane)
@@ -95,19 +95,19 @@ def test_a_shape_that_nobody_knows_is_none(plane: ControlPlane, admin: psycopg.C
     )
 
 
-def test_a_capture_asks_only_for_the_usages_of_windows_that_are_current(
+def test_a_capture_reads_only_the_usages_of_open_windows(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     plane.capture("acme", {("team", "2026-10"): {"alice": "9"}}, at=NOON - timedelta(days=30))
     month(plane, "1")
-    # A restore tells how keys are made anew, and cannot do without.
+    # A restore needs the shape to create keys, and fails without this column.
     admin.execute("alter table budget_recovery.budget_record drop column value_shape")
     assert plane.points.current_usages("acme", NOON) == {MONTH: {"alice": Decimal(1)}}
     with pytest.raises(DatabaseError, match="value_shape"):
         plane.points.point_of("acme", NOON)
 
 
-def test_many_contents_are_read_in_parts(plane: ControlPlane, admin: psycopg.Connection) -> None:
+def test_many_contents_are_read_in_batches(plane: ControlPlane, admin: psycopg.Connection) -> None:
     counters = {(f"b{number:04}", "2026-11"): {"alice": str(number)} for number in range(1203)}
     plane.capture("acme", counters, at=NOON)
     admin.execute(f"{UPDATE} usages = '{{5000}}' where usages = '{{777}}'".encode())

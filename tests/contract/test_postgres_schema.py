@@ -32,10 +32,10 @@ def relations(url: str) -> set[str]:
         return {name for (name,) in rows}
 
 
-# Migrating
+# Migrations
 
 
-def test_a_migration_makes_the_schema_and_a_second_does_nothing(empty_database_url: str) -> None:
+def test_a_migration_creates_the_schema_and_a_second_does_nothing(empty_database_url: str) -> None:
     assert migrate(empty_database_url) == Migration(from_version=None, to_version=NEWEST)
     made = relations(empty_database_url)
     assert made
@@ -44,7 +44,7 @@ def test_a_migration_makes_the_schema_and_a_second_does_nothing(empty_database_u
     assert relations(empty_database_url) == made
 
 
-def test_of_migrations_at_once_one_does_the_work(empty_database_url: str) -> None:
+def test_only_one_of_concurrent_migrations_does_the_work(empty_database_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(migrate, [empty_database_url] * 4))
     assert sorted(migration.changed for migration in done) == [False, False, False, True]
@@ -67,12 +67,12 @@ create event trigger spy on ddl_command_start when tag in ('CREATE VIEW')
 """
 
 
-def test_a_migration_waits_and_works_without_a_time_limit(empty_database_url: str) -> None:
-    """The server notes the session's limits as it is asked for the lock, and at the last step."""
+def test_a_migration_has_no_time_limit(empty_database_url: str) -> None:
+    """The server records the session's limits when it gets the lock and at the last step."""
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
         connection.execute(_SPY)
         database = connection.info.dbname
-        # Looked up before the server's own schema, so that the lock is asked of the spy.
+        # Searched before the server's own schema, so that the lock is requested from the spy.
         connection.execute(
             f'alter database "{database}" set search_path = spy, pg_catalog'.encode()
         )
@@ -82,7 +82,7 @@ def test_a_migration_waits_and_works_without_a_time_limit(empty_database_url: st
     assert set(limits[1:]) == {("CREATE VIEW", "0", "0")}
 
 
-def test_a_migration_that_fails_leaves_nothing(empty_database_url: str) -> None:
+def test_a_failed_migration_leaves_nothing(empty_database_url: str) -> None:
     with psycopg.connect(empty_database_url) as connection:
         connection.execute("create schema budget_recovery")
         connection.execute("create table budget_recovery.budget_record ()")
@@ -91,7 +91,7 @@ def test_a_migration_that_fails_leaves_nothing(empty_database_url: str) -> None:
     assert relations(empty_database_url) == {"budget_recovery.budget_record"}
 
 
-def test_a_migration_needs_no_more_rights_than_its_own_schema(empty_database_url: str) -> None:
+def test_a_migration_needs_only_the_ownership_of_its_schema(empty_database_url: str) -> None:
     role = f"role_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
         connection.execute(f"create role {role} login".encode())
@@ -103,7 +103,7 @@ def test_a_migration_needs_no_more_rights_than_its_own_schema(empty_database_url
             connection.execute(f"drop role {role}".encode())
 
 
-def test_a_role_without_rights_is_told_so(database_url: str) -> None:
+def test_a_role_without_rights_gets_a_clear_error(database_url: str) -> None:
     role = f"role_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(f"create role {role} login".encode())
@@ -115,13 +115,13 @@ def test_a_role_without_rights_is_told_so(database_url: str) -> None:
     assert "grant" in refused.value.hint
 
 
-def test_a_newer_schema_is_not_touched(database_url: str) -> None:
+def test_a_newer_schema_is_not_migrated(database_url: str) -> None:
     set_version(database_url, UNKNOWN)
     with pytest.raises(SchemaVersionError, match=UNKNOWN):
         migrate(database_url)
 
 
-def test_a_database_that_cannot_hold_every_name_is_refused(
+def test_a_database_without_utf8_is_refused(
     postgres_server: PostgresServer,
 ) -> None:
     with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
@@ -134,7 +134,7 @@ def test_a_database_that_cannot_hold_every_name_is_refused(
         connection.execute("drop database latin")
 
 
-# Opening
+# Opening a database
 
 
 def set_version(url: str, version: str) -> None:
@@ -167,7 +167,7 @@ def test_an_older_schema_is_refused() -> None:
     refuse_unless_newest("v3", known=("v3", "v2", "v1"))
 
 
-# What people read in psql
+# What users read in psql
 
 
 def test_every_table_and_view_is_described(admin: psycopg.Connection) -> None:
@@ -210,7 +210,7 @@ def test_large_tables_are_vacuumed_every_few_hours(admin: psycopg.Connection) ->
         assert options.split() == ["autovacuum_vacuum_scale_factor=0.01"] * 2
 
 
-# What the tables themselves refuse
+# Constraints of the tables
 
 INSERT_CONTENT = (
     "insert into budget_recovery.budget_content (content_hash, entities, usages)"
@@ -234,14 +234,14 @@ INSERT_CONTENT = (
         ("'{{a,b}}'", "'{1,2}'"),
     ],
 )
-def test_contents_that_are_no_usages_are_refused(
+def test_invalid_contents_are_refused(
     admin: psycopg.Connection, entities: str, usages: str
 ) -> None:
     with pytest.raises((psycopg.IntegrityError, psycopg.errors.FeatureNotSupported)):
         admin.execute(INSERT_CONTENT.format(entities, usages).encode())
 
 
-def test_empty_and_largest_contents_are_taken(admin: psycopg.Connection) -> None:
+def test_empty_and_largest_contents_are_accepted(admin: psycopg.Connection) -> None:
     largest = f"'{{99999999999999999999.{'9' * 18}}}'"
     admin.execute(INSERT_CONTENT.format("'{a}'", largest).encode())
     admin.execute(INSERT_CONTENT.replace("'x'", "'y'").format("'{}'", "'{}'").encode())
@@ -269,7 +269,7 @@ def test_empty_and_largest_contents_are_taken(admin: psycopg.Connection) -> None
         "update budget_recovery.budget_record set omitted_count = 1",
     ],
 )
-def test_rows_that_make_no_sense_are_refused(
+def test_invalid_rows_are_refused(
     postgres_plane: ControlPlane, admin: psycopg.Connection, change: str
 ) -> None:
     postgres_plane.commit(postgres_plane.take(reading("acme", {("team", "2026-11"): {"a": "1"}})))
@@ -277,7 +277,7 @@ def test_rows_that_make_no_sense_are_refused(
         admin.execute(change.encode())
 
 
-def test_a_value_that_the_tables_refuse_is_told_with_a_hint(
+def test_a_value_that_the_tables_refuse_is_reported_with_a_hint(
     postgres_plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     admin.execute("alter table budget_recovery.capture add check (tenant <> 'acme')")
@@ -288,7 +288,7 @@ def test_a_value_that_the_tables_refuse_is_told_with_a_hint(
     assert postgres_plane.baseline is None
 
 
-def test_a_schema_dropped_under_way_is_told(
+def test_a_schema_dropped_in_use_is_reported(
     postgres_plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     admin.execute("drop schema budget_recovery cascade")

@@ -1,4 +1,4 @@
-"""Databases of checkouts before the first release are refused, and left as they are."""
+"""Databases of checkouts before the first release are refused and not changed."""
 
 import psycopg
 import pytest
@@ -22,7 +22,7 @@ def make_earlier_schema(url: str, version: str) -> None:
 
 
 def everything_in(url: str) -> list[tuple[object, ...]]:
-    """Return what stands in the earlier schema: its relations, its version and its row."""
+    """Return the relations, the version and the row of the earlier schema."""
     with psycopg.connect(url) as connection:
         return connection.execute(
             "select array(select relname from pg_class"
@@ -56,7 +56,7 @@ def test_a_database_of_an_unreleased_checkout_is_not_opened(
     assert "budget-recovery migrate" in refused.value.hint
 
 
-def test_what_the_refusal_advises_works(empty_database_url: str) -> None:
+def test_the_hint_of_the_refusal_works(empty_database_url: str) -> None:
     make_earlier_schema(empty_database_url, "0006")
     with psycopg.connect(empty_database_url) as connection:
         connection.execute("drop schema budget_recovery cascade")

@@ -46,7 +46,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["memory", "postgres"])
 def previews(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Previews]:
-    """The same previews, in memory and in PostgreSQL."""
+    """Return previews, once in memory and once in PostgreSQL."""
     if request.param == "memory":
         yield MemoryPreviews(clock)
     else:
@@ -68,7 +68,7 @@ def keep(previews: Previews, kept: KeptPreview) -> KeptPreview:
     return kept
 
 
-def test_a_preview_comes_back_as_it_was_made(previews: Previews, clock: ManualClock) -> None:
+def test_a_preview_is_stored_exactly(previews: Previews, clock: ManualClock) -> None:
     kept = keep(previews, preview(clock))
     assert previews.newest(CHOICE) == kept
     assert previews.entries_of(kept.preview_id, "acme") == ENTRIES
@@ -85,7 +85,7 @@ def test_a_preview_comes_back_as_it_was_made(previews: Previews, clock: ManualCl
         RestoreChoice(despite_resets=True),
     ],
 )
-def test_a_preview_is_of_just_its_choice(
+def test_a_preview_is_found_only_by_its_own_options(
     previews: Previews, clock: ManualClock, choice: RestoreChoice
 ) -> None:
     kept = keep(previews, preview(clock, choice))
@@ -95,16 +95,14 @@ def test_a_preview_is_of_just_its_choice(
     assert previews.newest(choice) == kept
 
 
-def test_the_newest_preview_is_meant(previews: Previews, clock: ManualClock) -> None:
+def test_the_newest_preview_is_returned(previews: Previews, clock: ManualClock) -> None:
     keep(previews, preview(clock))
     clock.advance(timedelta(seconds=1))
     second = keep(previews, preview(clock))
     assert previews.newest(CHOICE) == second
 
 
-def test_one_that_was_not_completed_counts_for_nothing(
-    previews: Previews, clock: ManualClock
-) -> None:
+def test_an_incomplete_preview_is_ignored(previews: Previews, clock: ManualClock) -> None:
     kept = keep(previews, preview(clock))
     clock.advance(timedelta(seconds=1))
     begun = preview(clock)
@@ -125,7 +123,7 @@ def test_previews_are_kept_for_a_day(previews: Previews, clock: ManualClock) -> 
 
 @pytest.fixture(params=["memory", "postgres"])
 def budgets(request: pytest.FixtureRequest) -> Iterator[MemoryBudgets | PostgresBudgets]:
-    """The same definitions, in memory and in PostgreSQL."""
+    """Return definitions, once in memory and once in PostgreSQL."""
     if request.param == "memory":
         yield MemoryBudgets()
     else:
@@ -133,7 +131,7 @@ def budgets(request: pytest.FixtureRequest) -> Iterator[MemoryBudgets | Postgres
             yield PostgresBudgets(database)
 
 
-def test_definitions_are_told_by_tenant(budgets: MemoryBudgets | PostgresBudgets) -> None:
+def test_definitions_are_listed_by_tenant(budgets: MemoryBudgets | PostgresBudgets) -> None:
     month = BudgetDefinition(
         "acme", "users", Period.MONTH, Decimal("0.1"), SplitBy.USER, Enforcement.ENFORCE
     )

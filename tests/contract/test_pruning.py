@@ -36,7 +36,7 @@ def captured_at(plane: ControlPlane, moment: datetime) -> list[str]:
     return [each.tenant for each in plane.reports.captured_in(Hour.containing(moment))]
 
 
-def test_what_is_older_than_the_cutoff_goes_and_the_rest_stays(plane: ControlPlane) -> None:
+def test_only_records_older_than_the_cutoff_are_removed(plane: ControlPlane) -> None:
     start = NOON + timedelta(minutes=30)
     for hour in range(4):
         plane.capture("acme", lifetime(alice=str(hour)), at=start + hour * HOUR)
@@ -49,10 +49,10 @@ def test_what_is_older_than_the_cutoff_goes_and_the_rest_stays(plane: ControlPla
 
 
 @pytest.mark.parametrize(("days", "left"), [(1, 24), (7, 168)])
-def test_retention_counts_hours_not_calendar_days(
+def test_retention_counts_hours_and_not_calendar_days(
     plane: ControlPlane, days: int, left: int
 ) -> None:
-    start = datetime(2026, 10, 20, 3, 0, 7, tzinfo=UTC)  # clocks change on the 25th in Europe
+    start = datetime(2026, 10, 20, 3, 0, 7, tzinfo=UTC)  # clocks in Europe change on the 25th
     for hour in range(200):
         plane.capture("acme", lifetime(alice=str(hour)), at=start + hour * HOUR)
     plane.clock.set(start + 199 * HOUR + timedelta(minutes=1))
@@ -62,8 +62,8 @@ def test_retention_counts_hours_not_calendar_days(
     assert captured_at(plane, start + (199 - left) * HOUR) == []
 
 
-def test_tenants_that_were_not_captured_keep_everything(plane: ControlPlane) -> None:
-    # One fails for eight days while the other goes on.
+def test_tenants_that_were_not_captured_are_not_pruned(plane: ControlPlane) -> None:
+    # One tenant fails for eight days, the other is captured.
     plane.capture("failing", lifetime(alice="1"), at=NOON)
     for hour in range(8 * 24):
         plane.capture("acme", lifetime(alice="1"), at=NOON + hour * HOUR + HOUR)
@@ -72,13 +72,13 @@ def test_tenants_that_were_not_captured_keep_everything(plane: ControlPlane) -> 
         lifetime(alice="1")
     )
     assert captured_at(plane, NOON) == ["failing"]
-    # Once it is captured again, what is past retention of it goes too.
+    # After its next capture, its records past retention are pruned too.
     plane.capture("failing", lifetime(alice="1"), at=NOON + 8 * DAY + HOUR)
     assert plane.prune("failing").records == 1
 
 
-def test_notes_of_failures_go_by_age_alone(plane: ControlPlane) -> None:
-    # Of a tenant that is gone for good, and of keys that name none, no prune ever hears.
+def test_failures_are_removed_by_age_only(plane: ControlPlane) -> None:
+    # A prune is never called for a tenant that is gone or for keys without a tenant.
     for day, names in enumerate((("gone", "(key usage.a.b)"), ("gone",), ("gone",))):
         plane.clock.set(NOON + day * DAY)
         noted = Hour.containing(plane.clock.now())
@@ -112,7 +112,7 @@ def test_nothing_is_removed_while_the_store_is_not_healthy(
     assert plane.prune("acme") == PruneReport(records=1, captures=1, contents=1, failures=1)
 
 
-def test_a_budget_missing_for_eight_days_keeps_what_its_current_windows_need(
+def test_a_missing_budget_keeps_the_records_of_its_open_windows(
     plane: ControlPlane,
 ) -> None:
     quiet: Counters = {
@@ -122,7 +122,7 @@ def test_a_budget_missing_for_eight_days_keeps_what_its_current_windows_need(
     busy = lifetime(alice="1")
     plane.capture("acme", {**quiet, **busy}, at=NOON)
     plane.capture("acme", busy, at=NOON + 8 * DAY)
-    # It is 3 December: day, week and month have closed.
+    # On 3 December day, week and month have closed.
     assert plane.prune("acme") == PruneReport(records=4, captures=0, contents=0, failures=0)
     assert plane.points.current_usages("acme", plane.clock.now()) == point_of(
         {
@@ -133,7 +133,7 @@ def test_a_budget_missing_for_eight_days_keeps_what_its_current_windows_need(
     )
     assert captured_at(plane, NOON) == ["acme"]
     assert plane.reports.damaged_in(Hour(NOON)) == ()
-    # In the new year the quarter has closed as well.
+    # In the new year the quarter has closed too.
     plane.capture("acme", busy, at=datetime(2027, 1, 1, tzinfo=UTC))
     assert plane.prune("acme").records == 2
     assert plane.points.current_usages("acme", plane.clock.now()).keys() == {
@@ -142,7 +142,7 @@ def test_a_budget_missing_for_eight_days_keeps_what_its_current_windows_need(
     }
 
 
-def test_an_entity_that_went_missing_is_kept_and_nothing_else(plane: ControlPlane) -> None:
+def test_only_the_newest_expired_record_with_a_missing_entity_is_kept(plane: ControlPlane) -> None:
     plane.capture("acme", lifetime(alice="1", gone="5"), at=NOON)
     plane.capture("acme", lifetime(alice="2", gone="6"), at=NOON + HOUR)
     plane.capture("acme", lifetime(alice="3"), at=NOON + 2 * HOUR)
@@ -154,14 +154,14 @@ def test_an_entity_that_went_missing_is_kept_and_nothing_else(plane: ControlPlan
     )
 
 
-def test_the_last_good_point_survives_when_nothing_newer_exists(plane: ControlPlane) -> None:
+def test_the_last_recovery_point_is_kept_if_no_newer_one_exists(plane: ControlPlane) -> None:
     plane.capture("acme", lifetime(alice="1"), at=NOON)
     plane.clock.set(NOON + 400 * DAY)
     assert plane.prune("acme") == NOTHING
     assert plane.points.current_usages("acme", plane.clock.now()) == point_of(lifetime(alice="1"))
 
 
-def test_a_window_that_has_not_begun_keeps_its_records(plane: ControlPlane) -> None:
+def test_a_window_that_has_not_begun_is_not_pruned(plane: ControlPlane) -> None:
     plane.capture("acme", {("team", "2027-Q4"): {"alice": "1"}}, at=NOON)
     plane.clock.set(NOON + 30 * DAY)
     assert plane.prune("acme") == NOTHING
@@ -176,7 +176,7 @@ def test_a_content_is_removed_only_with_its_last_record(plane: ControlPlane) -> 
     assert plane.prune("other") == PruneReport(records=1, captures=1, contents=1, failures=0)
 
 
-def test_a_snapshot_without_records_goes_like_the_others(plane: ControlPlane) -> None:
+def test_a_snapshot_without_records_is_pruned_too(plane: ControlPlane) -> None:
     plane.capture("acme", lifetime(alice="1"), at=NOON)
     empty_with_drops = plane.take(reading("acme", {}), at=NOON + timedelta(minutes=30))
     plane.commit(empty_with_drops)
@@ -184,11 +184,11 @@ def test_a_snapshot_without_records_goes_like_the_others(plane: ControlPlane) ->
     assert plane.prune("acme") == PruneReport(records=1, captures=2, contents=0, failures=0)
 
 
-def test_what_a_reset_keeps_out_is_kept_for_who_overrides_it(plane: ControlPlane) -> None:
+def test_usages_excluded_by_a_reset_are_kept_for_despite_resets(plane: ControlPlane) -> None:
     plane.capture("acme", lifetime(alice="1", bo="3"), at=NOON)
     plane.capture("acme", lifetime(alice="5", bo="4"), at=NOON + HOUR)
     plane.reset(NOON + HOUR, "alice")
-    # Covers all that is eligible, which is not all that there is.
+    # It covers all eligible usages, but not all usages.
     after = plane.capture("acme", lifetime(alice="2", bo="4"), at=NOON + 2 * HOUR)
     assert after.records[0].covers_earlier
     plane.capture("acme", lifetime(alice="3", bo="4"), at=NOON + 3 * HOUR)
@@ -201,11 +201,11 @@ def test_what_a_reset_keeps_out_is_kept_for_who_overrides_it(plane: ControlPlane
         assert overriding is not None
         (window,) = overriding.windows
         assert window.usages == {"alice": 5, "bo": 5}
-    # Of the old ones that of the highest usage is left, and no other.
+    # Only the old record with the highest usage is left.
     assert [captured_at(plane, NOON + hour * HOUR) for hour in range(4)] == [[], ["acme"], [], []]
 
 
-def test_what_is_eligible_is_kept_though_older_records_held_more(plane: ControlPlane) -> None:
+def test_eligible_usages_are_kept_even_if_older_records_are_higher(plane: ControlPlane) -> None:
     plane.capture("acme", lifetime(alice="9"), at=NOON)
     plane.reset(NOON, "alice")
     plane.capture("acme", lifetime(alice="2"), at=NOON + HOUR)
@@ -217,13 +217,13 @@ def test_what_is_eligible_is_kept_though_older_records_held_more(plane: ControlP
     )
 
 
-def test_pruning_nobody_does_nothing(plane: ControlPlane) -> None:
+def test_pruning_without_tenants_does_nothing(plane: ControlPlane) -> None:
     plane.capture("acme", lifetime(alice="1"), at=NOON - 30 * DAY)
     assert plane.prune() == NOTHING
 
 
 def points_of(plane: ControlPlane, now: datetime) -> tuple[object, ...]:
-    """Return what everything that reads points says of a tenant."""
+    """Return the results of all readers of recovery points for a tenant."""
     return (
         plane.points.current_usages("acme", now),
         plane.points.newest_points(now),
@@ -235,10 +235,10 @@ def points_of(plane: ControlPlane, now: datetime) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_postgres_and_memory_agree_whatever_happens(seed: int, database_url: str) -> None:
-    """The fake takes the maximum over all that it has; PostgreSQL reads as little as it can.
+def test_postgres_and_memory_agree_on_random_histories(seed: int, database_url: str) -> None:
+    """The fake takes the maximum of all its records; PostgreSQL reads as little as possible.
 
-    Resets, of one of the two budgets, are told at once, late, and again.
+    Resets of one of the two budgets are recorded at once, late, and repeatedly.
     """
     chance = random.Random(seed)  # noqa: S311 - a reproducible course of events
     tokens = ("lifetime", "2026-Q4", "2026-11", "2026-12")

@@ -1,4 +1,4 @@
-"""The promises of leaderboards that are rebuilt, in memory and on a real NATS server alike."""
+"""The contract of rebuilding leaderboards, in memory and on a NATS server."""
 
 import json
 from datetime import UTC, datetime
@@ -43,7 +43,7 @@ def written(*entries: object, **others: object) -> bytes:
     return json.dumps({**others, "entries": entries}).encode()
 
 
-def test_a_missing_board_is_made_as_the_contract_writes_it(subject: Subject) -> None:
+def test_a_missing_board_is_created_in_the_format_of_the_contract(subject: Subject) -> None:
     assert rebuilt(subject, board_order({"a": "1.50", "b": "12.34", None: "3"})).is_written
     start, _, end = stored(subject).data.decode().partition(',"updated_at":"')
     assert start == (
@@ -76,7 +76,7 @@ def test_each_entity_gets_the_higher_of_board_and_usages(subject: Subject) -> No
     assert content["updated_at"] > "2026"
 
 
-def test_what_the_gateway_would_write_is_right_already(subject: Subject) -> None:
+def test_a_board_that_the_gateway_would_write_is_not_rewritten(subject: Subject) -> None:
     usages = {"b": Decimal("1.5"), "a": Decimal("1.5"), "c": Decimal(7), None: Decimal("1E-18")}
     subject.put(KEY, write_board(board_entries(usages.items()), datetime.now(UTC)))
     before = stored(subject)
@@ -85,8 +85,8 @@ def test_what_the_gateway_would_write_is_right_already(subject: Subject) -> None
     assert stored(subject) == before
 
 
-def test_what_is_written_is_what_the_gateway_would_write(subject: Subject) -> None:
-    # More than the default context of decimals tells apart.
+def test_a_rebuilt_board_equals_the_one_of_the_gateway(subject: Subject) -> None:
+    # More digits than the default decimal context distinguishes.
     usages: dict[str | None, Decimal] = {
         "b": Decimal("99999999999999999999.000000000000000001"),
         "a": Decimal("99999999999999999999.000000000000000002"),
@@ -101,10 +101,10 @@ def test_what_is_written_is_what_the_gateway_would_write(subject: Subject) -> No
     assert [each["entity"] for each in json.loads(data)["entries"]] == ["a", "b", '"', "東京"]
 
 
-def test_of_a_thousand_entities_the_500_largest_stay(subject: Subject) -> None:
+def test_a_board_of_a_thousand_entities_keeps_the_500_largest(subject: Subject) -> None:
     live = [{"entity": f"e{n:04}", "usage": str(n)} for n in range(999, 499, -1)]
     subject.put(KEY, written(*live))
-    # Of the smaller half the even ones have more than the board says of anybody.
+    # In the smaller half, even entities exceed every usage on the board.
     usages: dict[str | None, str] = {
         f"e{n:04}": str(n + 1000 if n % 2 == 0 and n < 500 else n) for n in range(1000)
     }
@@ -125,7 +125,7 @@ def test_of_a_thousand_entities_the_500_largest_stay(subject: Subject) -> None:
         (b'{"entries":[{"usage":"1"}]}', "no field entity"),
     ],
 )
-def test_a_board_that_cannot_be_read_is_left(subject: Subject, value: bytes, reason: str) -> None:
+def test_an_unreadable_board_is_not_changed(subject: Subject, value: bytes, reason: str) -> None:
     subject.put(KEY, value)
     before = stored(subject)
     result = rebuilt(subject, board_order({"b": "1"}))
@@ -134,7 +134,7 @@ def test_a_board_that_cannot_be_read_is_left(subject: Subject, value: bytes, rea
     assert stored(subject) == before
 
 
-def test_a_board_of_a_closed_window_is_left_and_said_to_be(subject: Subject) -> None:
+def test_a_board_of_a_closed_window_is_not_written(subject: Subject) -> None:
     live = subject.store.open_tenant("t")
     (result,) = live.rebuild_boards([board_order({"a": "1"})], is_open=never)
     assert not result.is_written
@@ -142,7 +142,7 @@ def test_a_board_of_a_closed_window_is_left_and_said_to_be(subject: Subject) -> 
     assert subject.stored(KEY) is None
 
 
-def test_a_board_that_the_gateway_writes_meanwhile_is_merged_with(subject: Subject) -> None:
+def test_a_board_that_the_gateway_writes_meanwhile_is_merged(subject: Subject) -> None:
     subject.put(KEY, written({"entity": "a", "usage": "1"}))
     live = subject.store.open_tenant("t")
     meanwhile = written({"entity": "a", "usage": "7"}, {"entity": "new", "usage": "2"}, x=1)
@@ -159,7 +159,7 @@ def test_a_board_that_the_gateway_writes_meanwhile_is_merged_with(subject: Subje
     assert json.loads(stored(subject).data)["x"] == 1
 
 
-def test_a_board_that_is_removed_meanwhile_is_made_anew(subject: Subject) -> None:
+def test_a_board_removed_meanwhile_is_recreated(subject: Subject) -> None:
     subject.put(KEY, written({"entity": "a", "usage": "1"}, x=1))
     live = subject.store.open_tenant("t")
     (result,) = live.rebuild_boards(
@@ -169,7 +169,7 @@ def test_a_board_that_is_removed_meanwhile_is_made_anew(subject: Subject) -> Non
     assert set(json.loads(stored(subject).data)) == {"entries", "updated_at"}
 
 
-def test_a_board_keeps_what_is_left_of_its_time(subject: Subject) -> None:
+def test_a_board_keeps_its_remaining_time_to_live(subject: Subject) -> None:
     subject.put(KEY, written(), ttl="1h")
     assert rebuilt(subject, board_order({"a": "1"}, expiry_seconds=9)).is_written
     assert 3540 <= int(stored(subject).ttl or "0") <= 3600
@@ -184,12 +184,12 @@ def test_a_new_board_expires_like_a_counter(subject: Subject) -> None:
     assert "expired" in result.reason
 
 
-def test_a_board_of_nobody_is_not_made(subject: Subject) -> None:
+def test_a_board_without_entities_is_not_created(subject: Subject) -> None:
     assert rebuilt(subject, board_order({})) == BoardResult(NOVEMBER, is_written=False)
     assert subject.stored(KEY) is None
 
 
-def test_boards_of_any_name_are_rebuilt_and_nothing_else_is_touched(subject: Subject) -> None:
+def test_boards_of_any_name_are_rebuilt_without_touching_other_keys(subject: Subject) -> None:
     others = ["usage.t.b.2026-11.e", "blocked.t.b.2026-11.e", "leaderboard.u.b.2026-11"]
     for name in others:
         subject.put(name, b"1")
@@ -205,7 +205,7 @@ def test_boards_of_any_name_are_rebuilt_and_nothing_else_is_touched(subject: Sub
     assert {name: stored(subject, name) for name in others} == before
 
 
-def test_a_board_that_no_key_can_name_is_left_and_costs_no_other(subject: Subject) -> None:
+def test_a_board_without_a_valid_key_does_not_affect_others(subject: Subject) -> None:
     unnamed = BudgetWindow("@" * 400, NOVEMBER.window)
     orders = [board_order({"a": "1"}, of) for of in (unnamed, NOVEMBER)]
     results = subject.store.open_tenant("t").rebuild_boards(orders, is_open=always)
@@ -213,7 +213,7 @@ def test_a_board_that_no_key_can_name_is_left_and_costs_no_other(subject: Subjec
     assert results[0].reason.startswith("No valid key: ")
 
 
-def test_a_board_that_others_never_stop_writing_is_left_by_name(subject: Subject) -> None:
+def test_a_board_under_constant_writes_is_not_written_and_reported(subject: Subject) -> None:
     def is_open(_: Window) -> bool:
         subject.put(KEY, written())
         return True

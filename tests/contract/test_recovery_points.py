@@ -13,7 +13,7 @@ TEAM: Counters = {("team", "lifetime"): {"alice": "1.5", None: "7"}}
 MORE: Counters = {("team", "lifetime"): {"alice": "2.5", None: "8"}}
 
 
-def test_a_recovery_point_has_the_current_windows_only(plane: ControlPlane) -> None:
+def test_a_recovery_point_contains_only_open_windows(plane: ControlPlane) -> None:
     tokens = ("2026-11-24", "2026-11-25", "2026-W47", "2026-W48", "2026-11", "2026-Q4", "lifetime")
     plane.capture("acme", {("team", token): {"alice": "1"} for token in tokens})
     point = plane.points.current_usages("acme", NOON)
@@ -25,7 +25,7 @@ def test_a_recovery_point_has_the_current_windows_only(plane: ControlPlane) -> N
     assert of("team", "2026-11-25") not in plane.points.current_usages("acme", midnight)
 
 
-def test_a_recovery_point_is_the_maximum_over_what_does_not_cover(plane: ControlPlane) -> None:
+def test_a_recovery_point_is_the_maximum_over_records(plane: ControlPlane) -> None:
     for minute, usages in enumerate(
         (
             {"alice": "1", "bo": "9"},
@@ -50,14 +50,14 @@ def test_a_budget_missing_from_the_last_snapshot_is_still_in_the_point(
     )
 
 
-def test_a_window_of_which_nothing_could_be_read_is_not_in_the_point(plane: ControlPlane) -> None:
+def test_a_window_without_readable_counters_is_not_in_the_point(plane: ControlPlane) -> None:
     omitted = (OmittedCounter(of("team", "lifetime"), "alice", "key", "not a number"),)
     plane.commit(plane.take(reading("acme", {}, omitted=omitted)))
     assert plane.points.current_usages("acme", NOON) == {}
     assert plane.reports.captured_in(HOUR)[0].omitted_count == 1
 
 
-def test_a_tenants_point_holds_nothing_of_others(plane: ControlPlane) -> None:
+def test_a_recovery_point_contains_only_its_tenant(plane: ControlPlane) -> None:
     plane.capture("acme", TEAM)
     plane.capture("acme2", MORE)
     assert plane.points.current_usages("acme", NOON) == point_of(TEAM)
@@ -99,7 +99,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
-def test_names_may_hold_any_character(plane: ControlPlane, name: str) -> None:
+def test_names_may_contain_any_character(plane: ControlPlane, name: str) -> None:
     counters: Counters = {(name, "lifetime"): {name: "1", None: "2"}}
     plane.capture(name, counters, run_id=name)
     assert plane.snapshots.tenants() == {name}
@@ -110,10 +110,10 @@ def test_names_may_hold_any_character(plane: ControlPlane, name: str) -> None:
     assert plane.reports.damaged_in(HOUR) == ()
 
 
-def test_the_view_for_people_holds_what_a_restore_would_use(
+def test_the_view_contains_what_a_restore_would_use(
     postgres_plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
-    """The view goes by the server's own clock, so the windows are those of today."""
+    """The view uses the server's clock, so the windows are those of today."""
     plane = postgres_plane
     today = datetime.now(UTC)
     month = Window.containing(Period.MONTH, today).token
@@ -144,7 +144,7 @@ def test_the_view_for_people_holds_what_a_restore_would_use(
     }
 
 
-def test_the_view_for_people_is_without_what_was_reset(
+def test_the_view_excludes_usages_that_were_reset(
     postgres_plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     plane = postgres_plane
@@ -175,7 +175,7 @@ def test_the_view_for_people_is_without_what_was_reset(
     ]
 
 
-def test_the_view_for_people_takes_nothing_from_a_damaged_record(
+def test_the_view_ignores_damaged_records(
     postgres_plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     plane = postgres_plane
@@ -203,7 +203,7 @@ def test_the_view_for_people_takes_nothing_from_a_damaged_record(
     ]
 
 
-def test_a_window_of_the_view_is_current_by_its_token(
+def test_windows_of_the_view_are_open_by_their_token(
     postgres_plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     plane = postgres_plane

@@ -1,4 +1,4 @@
-"""What a refused writing costs the others, in memory and on a real NATS server alike."""
+"""Refused writes and their effect on others, in memory and on a NATS server."""
 
 import functools
 from decimal import Decimal
@@ -14,10 +14,10 @@ from tests.contract.restore_orders import NOVEMBER, always, board_order, key, or
 from tests.nats_servers import usages
 
 LONG = "99999999999999999999.000000000000000001"
-"""A usage that makes a value too large that was not."""
+"""A usage that makes its value too large."""
 
 MANY: dict[str | None, str] = {f"entity-{number:02}": "1" for number in range(30)}
-"""A leaderboard that is too large where one of a single entity is not."""
+"""A leaderboard that is too large, unlike one of a single entity."""
 
 NO_ROOM = "maximum bytes exceeded|The store is full"
 
@@ -34,7 +34,7 @@ def board_of(budget: str, usages: dict[str | None, str]) -> BoardOrder:
     return board_order(usages, BudgetWindow(budget, NOVEMBER.window))
 
 
-def test_a_counter_whose_value_is_refused_is_named_and_costs_no_other(limit: Limit) -> None:
+def test_a_refused_counter_is_reported_and_does_not_affect_others(limit: Limit) -> None:
     with limit(is_limited_by_value=True) as limited:
         around = len('{"usage":"1","by":""}')
         value = b'{"usage":"1","by":"%s"}' % (b"x" * (MOST_BYTES - around))
@@ -56,7 +56,7 @@ def test_a_counter_whose_value_is_refused_is_named_and_costs_no_other(limit: Lim
         assert found == dict.fromkeys({*entities} - {"fat"}, LONG)
 
 
-def test_values_that_are_refused_are_no_reason_to_give_up(limit: Limit) -> None:
+def test_too_large_values_do_not_count_towards_giving_up(limit: Limit) -> None:
     with limit(is_limited_by_value=True) as limited:
         fat = [str(number) for number in range(MAX_REJECTIONS + 10)]
         around = len('{"usage":"1","by":""}')
@@ -67,7 +67,7 @@ def test_values_that_are_refused_are_no_reason_to_give_up(limit: Limit) -> None:
         assert [each.written for each in results] == [Written.REFUSED] * len(fat) + [Written.RAISED]
 
 
-def test_a_counter_for_which_is_no_room_is_told_after_the_others_are_raised(limit: Limit) -> None:
+def test_a_counter_without_room_is_reported_after_the_others_are_raised(limit: Limit) -> None:
     with limit() as limited:
         live = limited.store.open_tenant("t")
         limited.leave_room_for_two(lambda: live.raise_counters([order("0", "5")], is_open=always))
@@ -80,7 +80,7 @@ def test_a_counter_for_which_is_no_room_is_told_after_the_others_are_raised(limi
         assert usages(limited.store, "t") == dict.fromkeys("012", "5")
 
 
-def test_the_first_of_many_refusals_is_told_and_a_full_store_is_given_up_on(limit: Limit) -> None:
+def test_a_full_store_is_given_up_with_the_first_refusal(limit: Limit) -> None:
     with limit() as limited:
         limited.fill()
         asked: list[Window] = []
@@ -99,7 +99,7 @@ def test_the_first_of_many_refusals_is_told_and_a_full_store_is_given_up_on(limi
         assert usages(limited.store, "t") == {}
 
 
-def test_a_board_whose_value_is_refused_is_named_and_costs_no_other(limit: Limit) -> None:
+def test_a_refused_board_is_reported_and_does_not_affect_others(limit: Limit) -> None:
     with limit(is_limited_by_value=True) as limited:
         orders = [board_of("a", {"x": "1"}), board_of("b", MANY), board_of("c", {"x": "1"})]
         results = limited.store.open_tenant("t").rebuild_boards(orders, is_open=always)
@@ -113,7 +113,7 @@ def test_a_board_whose_value_is_refused_is_named_and_costs_no_other(limit: Limit
         assert "exceeds maximum allowed (10054)" in refused or f"than {MOST_BYTES}" in refused
 
 
-def test_a_board_for_which_is_no_room_is_named_and_costs_no_other(limit: Limit) -> None:
+def test_a_board_without_room_is_reported_and_does_not_affect_others(limit: Limit) -> None:
     with limit() as limited:
         live = limited.store.open_tenant("t")
         small = board_of("0", {"x": "1"})
@@ -127,7 +127,7 @@ def test_a_board_for_which_is_no_room_is_named_and_costs_no_other(limit: Limit) 
         assert "write of leaderboard.t.2.2026-11: maximum bytes" in refused or "is full" in refused
 
 
-def test_boards_that_are_not_tried_any_more_are_blamed_on_none(limit: Limit) -> None:
+def test_boards_after_too_many_refusals_are_reported_as_not_tried(limit: Limit) -> None:
     with limit() as limited:
         limited.fill()
         count = IN_FLIGHT + 2 * MAX_REJECTIONS

@@ -1,4 +1,4 @@
-"""Deliberate resets: kept as they were told, and heeded by everything that reads points."""
+"""Deliberate resets: they are stored exactly, and every reader of points applies them."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -31,7 +31,7 @@ def usages(**by_entity: str) -> Usages:
 
 
 def month(plane: ControlPlane, hour: int, **by_entity: str) -> TenantSnapshot:
-    """Capture so many hours after noon what the month holds."""
+    """Capture usages of the month, so many hours after noon."""
     return plane.capture("acme", {("team", "2026-11"): by_entity}, at=NOON + hour * HOUR)
 
 
@@ -52,10 +52,10 @@ def despite(plane: ControlPlane) -> WindowPoint:
     return the_window(plane, plane.points.despite_resets())
 
 
-# The record of them
+# Recorded resets
 
 
-def test_resets_are_kept_as_they_were_told_and_come_in_order(plane: ControlPlane) -> None:
+def test_resets_are_stored_exactly_and_listed_in_order(plane: ControlPlane) -> None:
     assert plane.resets.of_tenant("acme") == plane.resets.recent(9) == ()
     told = [
         RESET,
@@ -73,7 +73,7 @@ def test_resets_are_kept_as_they_were_told_and_come_in_order(plane: ControlPlane
     assert plane.resets.recent(9) == (*reversed(told[1:]), other, told[0])
 
 
-def test_anybody_may_reset_for_any_reason(plane: ControlPlane) -> None:
+def test_any_operator_and_reason_can_be_stored(plane: ControlPlane) -> None:
     ugly, told = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
     kept = plane.resets.record(replace(RESET, by=ugly, reason=ugly))
     assert kept == replace(RESET, by=told, reason=told)
@@ -83,7 +83,7 @@ def test_anybody_may_reset_for_any_reason(plane: ControlPlane) -> None:
 @pytest.mark.parametrize(
     "change", ["of_everyone = true", "entity = ''", "window_token = ''", "at = recorded_at + '1s'"]
 )
-def test_rows_that_make_no_sense_are_refused(
+def test_invalid_rows_are_refused(
     postgres_plane: ControlPlane, admin: psycopg.Connection, change: str
 ) -> None:
     postgres_plane.resets.record(RESET)
@@ -94,7 +94,7 @@ def test_rows_that_make_no_sense_are_refused(
 # What restores use
 
 
-def test_a_reset_of_one_entity_leaves_the_others_restorable(plane: ControlPlane) -> None:
+def test_a_reset_of_one_entity_does_not_exclude_others(plane: ControlPlane) -> None:
     month(plane, 0, alice="5", bob="3")
     told = plane.reset(NOON, "alice")
     window = the_window(plane)
@@ -104,7 +104,7 @@ def test_a_reset_of_one_entity_leaves_the_others_restorable(plane: ControlPlane)
     assert (window.of, window.newest_at, window.corrupt) == (MONTH, NOON, ())
 
 
-def test_the_aggregate_is_reset_by_itself(plane: ControlPlane) -> None:
+def test_the_aggregate_is_reset_separately(plane: ControlPlane) -> None:
     plane.capture("acme", {("team", "2026-11"): {"alice": "5", None: "8"}}, at=NOON)
     plane.reset(NOON, None)
     assert the_window(plane).usages == usages(alice="5")
@@ -112,7 +112,7 @@ def test_the_aggregate_is_reset_by_itself(plane: ControlPlane) -> None:
     assert the_window(plane).usages == {}
 
 
-def test_only_its_tenant_budget_and_window_is_reset(plane: ControlPlane) -> None:
+def test_a_reset_concerns_only_its_tenant_budget_and_window(plane: ControlPlane) -> None:
     names = [("team", "2026-11"), ("team", "lifetime"), ("other", "2026-11")]
     plane.capture("acme", {name: {"alice": "5"} for name in names}, at=NOON)
     plane.capture("acme2", {names[0]: {"alice": "5"}}, at=NOON)
@@ -126,7 +126,7 @@ def test_only_its_tenant_budget_and_window_is_reset(plane: ControlPlane) -> None
     assert windows(plane)[names[2]].usages == usages(alice="5")
 
 
-def test_what_was_used_since_the_reset_is_restored(plane: ControlPlane) -> None:
+def test_usage_after_the_reset_is_restored(plane: ControlPlane) -> None:
     month(plane, 0, alice="5", bob="3")
     plane.reset(NOON + MINUTE, "alice")
     month(plane, 1, alice="1", bob="3")
@@ -134,14 +134,14 @@ def test_what_was_used_since_the_reset_is_restored(plane: ControlPlane) -> None:
     window = the_window(plane)
     assert window.usages == usages(alice="2", bob="4")
     assert window.sources == {"alice": NOON + 2 * HOUR, "bob": NOON + 2 * HOUR}
-    # It is told though a record covers all that is eligible.
+    # It is reported although a record covers all eligible usages.
     assert [reset.entity for reset in window.resets] == ["alice"]
 
 
 @pytest.mark.parametrize(
     ("who", "is_told"), [("alice", True), (None, True), (EVERYONE, True), ("nobody", False)]
 )
-def test_what_is_kept_out_is_told_though_a_newer_record_covers_it(
+def test_a_reset_that_excludes_something_is_reported_even_if_a_newer_record_covers_it(
     plane: ControlPlane, who: Entity | Everyone, *, is_told: bool
 ) -> None:
     used: Counters = {("team", "2026-11"): {"alice": "5", None: "8"}}
@@ -153,14 +153,14 @@ def test_what_is_kept_out_is_told_though_a_newer_record_covers_it(
     assert window.resets == ((told,) if is_told else ())
 
 
-def test_a_reset_that_keeps_nothing_out_is_not_told(plane: ControlPlane) -> None:
+def test_a_reset_that_excludes_nothing_is_not_reported(plane: ControlPlane) -> None:
     plane.reset(NOON, "bob")
     plane.reset(NOON - MINUTE, "alice")
     month(plane, 0, alice="5")
     assert the_window(plane).resets == ()
 
 
-def test_a_reset_may_be_told_later_than_it_was(plane: ControlPlane) -> None:
+def test_a_reset_may_be_recorded_later(plane: ControlPlane) -> None:
     for hour, used in enumerate(("5", "1", "2")):
         month(plane, hour, alice=used)
     assert the_window(plane).usages == usages(alice="5")
@@ -168,7 +168,7 @@ def test_a_reset_may_be_told_later_than_it_was(plane: ControlPlane) -> None:
     assert the_window(plane).usages == usages(alice="2")
 
 
-def test_several_resets_of_one_entity_hold_all_together(plane: ControlPlane) -> None:
+def test_several_resets_of_one_entity_apply_together(plane: ControlPlane) -> None:
     for hour, used in enumerate(("9", "5", "1")):
         month(plane, hour, alice=used)
     later = plane.reset(NOON + HOUR, "alice")
@@ -178,13 +178,13 @@ def test_several_resets_of_one_entity_hold_all_together(plane: ControlPlane) -> 
     assert window.resets == (later, plane.resets.of_tenant("acme")[1])
 
 
-# Overriding
+# Despite resets
 
 
-def test_despite_resets_everything_is_there_again(plane: ControlPlane) -> None:
+def test_despite_resets_includes_all_usages(plane: ControlPlane) -> None:
     month(plane, 0, alice="5", bob="3")
     plane.reset(NOON, EVERYONE)
-    # A record that covers what is eligible, which is nothing.
+    # It covers all eligible usages: there are none.
     snapshot = month(plane, 1, alice="1", bob="4")
     assert snapshot.records[0].covers_earlier
     month(plane, 2, alice="2", bob="4")
@@ -195,7 +195,7 @@ def test_despite_resets_everything_is_there_again(plane: ControlPlane) -> None:
     assert window.resets == ()
 
 
-def test_what_went_missing_between_is_there_despite_resets(plane: ControlPlane) -> None:
+def test_despite_resets_includes_usages_that_were_missing_meanwhile(plane: ControlPlane) -> None:
     month(plane, 0, alice="5", bob="7")
     month(plane, 1, alice="6")
     plane.reset(NOON + HOUR + MINUTE, "alice")
@@ -205,7 +205,7 @@ def test_what_went_missing_between_is_there_despite_resets(plane: ControlPlane) 
     assert despite(plane).usages == usages(alice="6", bob="8")
 
 
-def test_damage_is_found_with_resets_and_despite_them(plane: ControlPlane) -> None:
+def test_damage_is_reported_with_and_despite_resets(plane: ControlPlane) -> None:
     month(plane, 0, alice="5", bob="3")
     month(plane, 1, alice="6", bob="4")
     plane.reset(NOON + HOUR, "alice")
@@ -216,7 +216,7 @@ def test_damage_is_found_with_resets_and_despite_them(plane: ControlPlane) -> No
     assert the_window(plane).corrupt == despite(plane).corrupt == (NOON + 2 * HOUR,)
 
 
-def test_a_named_snapshot_is_without_what_was_reset_unless_despite(plane: ControlPlane) -> None:
+def test_a_chosen_snapshot_excludes_reset_usage_unless_despite_resets(plane: ControlPlane) -> None:
     month(plane, 0, alice="5", bob="3")
     month(plane, 1, alice="1", bob="4")
     told = plane.reset(NOON, "alice")
@@ -232,7 +232,7 @@ def test_a_named_snapshot_is_without_what_was_reset_unless_despite(plane: Contro
     assert (later.windows[0].usages, later.windows[0].resets) == (usages(alice="1", bob="4"), ())
 
 
-def test_the_override_leaves_the_others_heeding(plane: ControlPlane) -> None:
+def test_despite_resets_does_not_affect_other_readers(plane: ControlPlane) -> None:
     month(plane, 0, alice="5")
     plane.reset(NOON, "alice")
     overriding = plane.points.despite_resets()
@@ -242,41 +242,41 @@ def test_the_override_leaves_the_others_heeding(plane: ControlPlane) -> None:
     assert the_window(plane, overriding.despite_resets()).usages == usages(alice="5")
 
 
-# What captures compare with, and what people see
+# What captures compare with, and what users see
 
 
-def test_after_a_reset_no_drop_is_warned_about(plane: ControlPlane) -> None:
+def test_a_reset_counter_is_not_a_drop(plane: ControlPlane) -> None:
     month(plane, 0, alice="5", bob="3")
     assert [drop.entity for drop in month(plane, 1, bob="3").drops] == ["alice"]
     plane.reset(NOON + HOUR + MINUTE, "alice")
     cleared = month(plane, 2, bob="3")
     assert cleared.drops == ()
     assert cleared.records[0].covers_earlier
-    # Of the others a drop is one as ever.
+    # Drops of other entities are still reported.
     assert [drop.entity for drop in month(plane, 3, alice="1").drops] == ["bob"]
 
 
-def test_a_reset_of_everyone_leaves_nothing_to_compare_with(plane: ControlPlane) -> None:
+def test_a_reset_of_everyone_excludes_all_usages(plane: ControlPlane) -> None:
     month(plane, 0, alice="5", bob="3")
     plane.reset(NOON + MINUTE)
     assert plane.points.current_usages("acme", NOON + HOUR) == {}
     assert month(plane, 1).drops == ()
 
 
-def test_the_points_that_people_see_are_without_what_was_reset(plane: ControlPlane) -> None:
-    # Of cy nobody covers the first, so that all are read.
+def test_current_windows_exclude_usages_that_were_reset(plane: ControlPlane) -> None:
+    # No later record contains cy, so all records are read.
     month(plane, 0, alice="5", bob="3", cy="1")
     month(plane, 1, alice="5", bob="3")
     month(plane, 2, bob="4")
     month(plane, 3, alice="5", bob="3")
     plane.reset(NOON + HOUR, "alice")
     (before,) = plane.current_windows("acme")
-    # One content, of which the newer record is eligible.
+    # Two records share a content; only the newer one is eligible.
     assert before.usages == usages(alice="5", bob="4", cy="1")
     plane.reset(NOON + 3 * HOUR, "alice")
     (point,) = plane.current_windows("acme")
     assert point.usages == usages(bob="4", cy="1")
-    # bob is lower in the newest record, cy is missing from it.
+    # In the newest record bob is lower, and cy is missing.
     assert (point.newest_at, point.from_earlier) == (NOON + 3 * HOUR, 2)
     plane.reset(NOON + 3 * HOUR)
     (point,) = plane.current_windows("acme")

@@ -1,4 +1,4 @@
-"""Launches and attempts of restores: each is counted once, and put off as the rules say."""
+"""Launches and attempts of restores: each is counted once and delayed by the backoff."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -21,7 +21,7 @@ SECOND = timedelta(seconds=1)
 
 
 def launch(plane: ControlPlane, incident: Incident) -> Incident:
-    """Claim a launch as soon as it may come."""
+    """Claim a launch as soon as it is due."""
     plane.clock.set(incident.next_launch_at or plane.clock.now())
     launched = plane.incidents.claim_launch(judged=incident)
     assert launched is not None
@@ -30,7 +30,7 @@ def launch(plane: ControlPlane, incident: Incident) -> Incident:
 
 
 def pause(plane: ControlPlane, incident: Incident) -> int:
-    """Return in how many seconds the next launch may come."""
+    """Return the seconds until the next launch is due."""
     assert incident.next_launch_at is not None
     return round((incident.next_launch_at - plane.clock.now()) / SECOND)
 
@@ -38,13 +38,13 @@ def pause(plane: ControlPlane, incident: Incident) -> int:
 # Launches
 
 
-def test_a_launch_is_counted_and_the_next_put_off(plane: ControlPlane) -> None:
+def test_a_launch_is_counted_and_delays_the_next(plane: ControlPlane) -> None:
     incident = open_one(plane)
     launched = launch(plane, incident)
     assert launched == replace(incident, launches=1, next_launch_at=NOON + 30 * SECOND)
 
 
-def test_runs_that_never_begin_are_launched_ever_more_slowly(plane: ControlPlane) -> None:
+def test_launches_without_an_attempt_are_delayed_by_a_growing_backoff(plane: ControlPlane) -> None:
     incident = open_one(plane)
     pauses = []
     for _ in range(7):
@@ -54,7 +54,7 @@ def test_runs_that_never_begin_are_launched_ever_more_slowly(plane: ControlPlane
     assert incident.launches == 7
 
 
-def test_a_launch_waits_for_its_time(plane: ControlPlane) -> None:
+def test_a_launch_is_claimed_only_when_due(plane: ControlPlane) -> None:
     launched = launch(plane, open_one(plane))
     plane.clock.set(NOON + 30 * SECOND - timedelta(microseconds=1))
     assert plane.incidents.claim_launch(judged=launched) is None
@@ -63,7 +63,7 @@ def test_a_launch_waits_for_its_time(plane: ControlPlane) -> None:
     assert plane.incidents.claim_launch(judged=launched) is not None
 
 
-def test_a_launch_that_somebody_else_has_counted_is_not_counted_again(plane: ControlPlane) -> None:
+def test_a_launch_is_counted_only_once(plane: ControlPlane) -> None:
     incident = open_one(plane)
     launched = launch(plane, incident)
     plane.clock.advance(timedelta(hours=1))
@@ -71,7 +71,7 @@ def test_a_launch_that_somebody_else_has_counted_is_not_counted_again(plane: Con
     assert plane.incidents.recovery().incident == launched
 
 
-def test_a_launch_goes_by_the_incident_and_not_by_its_ground(plane: ControlPlane) -> None:
+def test_a_new_restore_target_does_not_prevent_a_launch(plane: ControlPlane) -> None:
     incident = open_one(plane)
     plane.incidents.adopt_target(MARKED_TARGET, judged=incident)
     launched = plane.incidents.claim_launch(judged=incident)
@@ -80,7 +80,7 @@ def test_a_launch_goes_by_the_incident_and_not_by_its_ground(plane: ControlPlane
     )
 
 
-def test_nothing_is_launched_for_an_incident_that_failed_or_is_closed(plane: ControlPlane) -> None:
+def test_no_launch_is_claimed_for_a_failed_or_closed_incident(plane: ControlPlane) -> None:
     closed = open_one(plane)
     close(plane, closed)
     assert plane.incidents.claim_launch(judged=closed) is None
@@ -91,7 +91,7 @@ def test_nothing_is_launched_for_an_incident_that_failed_or_is_closed(plane: Con
     assert plane.incidents.claim_launch(judged=incident) is None
 
 
-def test_an_attempt_and_a_further_loss_let_the_backoff_begin_again(plane: ControlPlane) -> None:
+def test_an_attempt_or_a_further_loss_resets_the_backoff(plane: ControlPlane) -> None:
     incident = open_one(plane)
     for _ in range(3):
         incident = launch(plane, incident)
@@ -110,7 +110,7 @@ def test_an_attempt_and_a_further_loss_let_the_backoff_begin_again(plane: Contro
 # Waiting
 
 
-def test_a_restore_that_waits_says_why_and_since_when_and_spends_no_attempt(
+def test_waiting_records_reason_and_start_and_uses_no_attempt(
     plane: ControlPlane,
 ) -> None:
     incident = open_one(plane)
@@ -128,7 +128,7 @@ def test_a_restore_that_waits_says_why_and_since_when_and_spends_no_attempt(
     assert plane.incidents.recovery().incident == still
 
 
-def test_a_restore_waits_ever_longer_and_at_most_five_minutes(plane: ControlPlane) -> None:
+def test_the_backoff_of_waiting_grows_up_to_five_minutes(plane: ControlPlane) -> None:
     incident = open_one(plane)
     pauses = []
     for _ in range(6):
@@ -137,7 +137,7 @@ def test_a_restore_waits_ever_longer_and_at_most_five_minutes(plane: ControlPlan
     assert pauses == [30, 60, 120, 240, 300, 300]
 
 
-def test_an_attempt_ends_the_waiting(plane: ControlPlane) -> None:
+def test_an_attempt_ends_waiting(plane: ControlPlane) -> None:
     incident = claim_attempt(plane, wait(plane, open_one(plane)))
     assert (incident.waiting, incident.next_launch_at, incident.attempts) == (None, None, 1)
     assert wait(plane, incident).waiting == Waiting(NOON, "no leader", 1)
@@ -146,7 +146,7 @@ def test_an_attempt_ends_the_waiting(plane: ControlPlane) -> None:
 # Attempts
 
 
-def test_an_attempt_is_written_before_its_work_and_ended_after_it(plane: ControlPlane) -> None:
+def test_an_attempt_is_recorded_at_its_start_and_ended_once(plane: ControlPlane) -> None:
     incident = open_one(plane)
     with plane.restore_lease() as lease:
         claimed = plane.incidents.claim_attempt(
@@ -164,7 +164,7 @@ def test_an_attempt_is_written_before_its_work_and_ended_after_it(plane: Control
     assert plane.incidents.recovery().incident == claimed
 
 
-def test_the_newest_attempt_is_ended_and_one_that_died_stays_open(plane: ControlPlane) -> None:
+def test_only_the_newest_attempt_is_ended(plane: ControlPlane) -> None:
     incident = claim_attempt(plane, claim_attempt(plane, open_one(plane)))
     with plane.restore_lease() as lease:
         plane.incidents.end_attempt("done", judged=incident, lease=lease)
@@ -181,7 +181,7 @@ def test_the_last_attempt_of_an_earlier_loss_can_still_be_ended(plane: ControlPl
     assert attempt.outcome == "lost once more"
 
 
-def test_where_there_is_no_attempt_none_is_ended(plane: ControlPlane) -> None:
+def test_ending_a_missing_attempt_does_nothing(plane: ControlPlane) -> None:
     incident = open_one(plane)
     with plane.restore_lease() as lease:
         plane.incidents.end_attempt("done", judged=incident, lease=lease)
@@ -200,7 +200,7 @@ def test_a_loss_has_three_attempts(plane: ControlPlane) -> None:
     assert len(plane.incidents.attempts_of(incident.incident_id)) == 3
 
 
-def test_the_third_attempt_is_claimed_once(plane: ControlPlane) -> None:
+def test_the_third_attempt_is_claimed_only_once(plane: ControlPlane) -> None:
     incident = open_one(plane)
     for _ in range(2):
         incident = claim_attempt(plane, incident)
@@ -211,7 +211,7 @@ def test_the_third_attempt_is_claimed_once(plane: ControlPlane) -> None:
     assert runs == ["run 1", "run 1", "first"]
 
 
-def test_a_used_up_loss_is_still_launched_so_that_somebody_decides(plane: ControlPlane) -> None:
+def test_a_launch_for_the_final_check_follows_three_attempts(plane: ControlPlane) -> None:
     incident = open_one(plane)
     for _ in range(3):
         incident = claim_attempt(plane, incident)

@@ -1,4 +1,4 @@
-"""What restores did, told together: those that ended, and those that were cut off."""
+"""Merged audits of the restores of an incident, including interrupted ones."""
 
 import time
 from dataclasses import replace
@@ -27,12 +27,12 @@ ENTRY = AuditEntry(
 )
 OTHER = replace(ENTRY, tenant="b", of=of("é {x}", "lifetime"), notes=())
 MOST = Decimal("9" * 38 + "." + "9" * 18)
-"""The largest sum that is kept."""
+"""The largest sum that can be stored."""
 
 
 @pytest.fixture
 def trail(plane: ControlPlane) -> AuditTrail:
-    """A trail of an incident that is open."""
+    """Return a trail of an open incident."""
     incident_id = open_one(plane).incident_id
     return AuditTrail(NOON, "run 1", "a sensor", "the store is lost", incident_id, (ENTRY, OTHER))
 
@@ -48,24 +48,22 @@ def restored(plane: ControlPlane, trail: AuditTrail) -> Restored:
 
 
 def of_one(trail: AuditTrail, *, later: int = 0, planned: int = 0, raised: int = 0) -> AuditTrail:
-    """Return a trail of a single entry, so many hours later."""
+    """Return a trail with a single entry, so many hours later."""
     entry = replace(ENTRY, planned=planned, raised=raised)
     return replace(trail, at=NOON + later * HOUR, entries=(entry,))
 
 
-# What is kept
+# What is stored
 
 
-def test_what_was_done_comes_back_exactly(plane: ControlPlane, trail: AuditTrail) -> None:
+def test_audits_are_stored_exactly(plane: ControlPlane, trail: AuditTrail) -> None:
     plane.audits.finish(trail)
     assert told(plane, trail).largest == (ENTRY, OTHER)
     assert told(plane, trail).windows == 2
     assert restored(plane, trail) == Restored(tenants=2, windows=2, counters=14, boards=0)
 
 
-def test_nothing_is_told_of_an_incident_in_which_nothing_was_done(
-    plane: ControlPlane, trail: AuditTrail
-) -> None:
+def test_an_incident_without_audits_has_no_results(plane: ControlPlane, trail: AuditTrail) -> None:
     plane.audits.begin(replace(trail, entries=()))
     plane.audits.finish(replace(trail, entries=()))
     plane.audits.finish(replace(trail, incident_id=None))
@@ -85,7 +83,7 @@ def test_many_notes_are_cut_and_counted(plane: ControlPlane, trail: AuditTrail) 
     assert second.notes == exactly
 
 
-def test_any_text_can_be_kept_and_is_known_again(plane: ControlPlane, trail: AuditTrail) -> None:
+def test_any_text_can_be_stored_and_matched_again(plane: ControlPlane, trail: AuditTrail) -> None:
     ugly = "NUL \0, half a pair \ud83d" + "x" * 10_000
     entry = replace(ENTRY, notes=("NUL \0, half a pair \ud83d",))
     trail = replace(trail, run_id=ugly, who=ugly, why=ugly, entries=(entry,))
@@ -96,10 +94,10 @@ def test_any_text_can_be_kept_and_is_known_again(plane: ControlPlane, trail: Aud
     assert kept.raised == 7
 
 
-# What was begun, and what became of it
+# Audits that were begun, and their ends
 
 
-def test_what_is_finished_takes_the_place_of_what_was_begun(
+def test_a_finished_audit_replaces_the_one_that_was_begun(
     plane: ControlPlane, trail: AuditTrail
 ) -> None:
     begun = replace(ENTRY, raised=0, kept=0, skipped=0, planned=9, notes=(), after=Decimal(5))
@@ -110,7 +108,7 @@ def test_what_is_finished_takes_the_place_of_what_was_begun(
     assert restored(plane, trail).counters == 14
 
 
-def test_what_was_begun_can_be_begun_again_but_not_what_is_finished(
+def test_an_audit_can_be_begun_again_until_it_is_finished(
     plane: ControlPlane, trail: AuditTrail
 ) -> None:
     plane.audits.begin(of_one(trail, planned=3))
@@ -121,7 +119,7 @@ def test_what_was_begun_can_be_begun_again_but_not_what_is_finished(
     assert restored(plane, trail).counters == 2
 
 
-def test_it_can_be_finished_again(plane: ControlPlane, trail: AuditTrail) -> None:
+def test_an_audit_can_be_finished_again(plane: ControlPlane, trail: AuditTrail) -> None:
     plane.audits.finish(of_one(trail, planned=4, raised=1))
     plane.audits.finish(of_one(trail, planned=4, raised=3))
     assert restored(plane, trail).counters == 3
@@ -136,7 +134,7 @@ def test_another_run_or_time_is_another_restore(
     plane.audits.begin(of_one(trail, planned=5))
     (entry,) = of_one(trail, planned=2, raised=2).entries
     plane.audits.finish(replace(trail, entries=(entry,), **change))  # type: ignore[arg-type]
-    # What was begun raised 3 of 5, since 2 were still to be raised after it.
+    # The restore that was begun raised 3 of 5, because 2 were still planned after it.
     assert restored(plane, trail).counters == 5
 
 
@@ -158,7 +156,7 @@ def test_another_tenant_budget_or_window_is_another_entry(
 @pytest.mark.parametrize(
     ("planned_next", "raised"), [(10, 0), (4, 6), (0, 10), (12, 0)], ids=["none", "some", "all", ""]
 )
-def test_a_restore_that_was_cut_off_raised_what_the_next_had_not_to_raise(
+def test_an_interrupted_restore_raised_what_the_next_one_did_not_plan(
     plane: ControlPlane, trail: AuditTrail, planned_next: int, raised: int
 ) -> None:
     plane.audits.begin(of_one(trail, planned=10))
@@ -168,7 +166,7 @@ def test_a_restore_that_was_cut_off_raised_what_the_next_had_not_to_raise(
     assert told(plane, trail).largest[0].raised == raised
 
 
-def test_of_restores_that_were_all_cut_off_each_counts_what_it_raised(
+def test_each_of_several_interrupted_restores_counts_what_it_raised(
     plane: ControlPlane, trail: AuditTrail
 ) -> None:
     for later, planned in enumerate((10, 7, 3)):
@@ -178,7 +176,9 @@ def test_of_restores_that_were_all_cut_off_each_counts_what_it_raised(
     assert restored(plane, trail).counters == 3 + 4 + 1 + 1
 
 
-def test_the_order_is_that_of_time_not_of_writing(plane: ControlPlane, trail: AuditTrail) -> None:
+def test_restores_are_merged_by_time_and_not_by_order_of_writing(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
     first = replace(ENTRY, before=Decimal(1), after=Decimal(2), notes=("first",), planned=8)
     last = replace(ENTRY, before=Decimal(5), after=Decimal(6), notes=("last",), planned=3, raised=0)
     plane.audits.finish(replace(trail, at=NOON + HOUR, entries=(last,)))
@@ -186,7 +186,7 @@ def test_the_order_is_that_of_time_not_of_writing(plane: ControlPlane, trail: Au
     assert told(plane, trail).largest == (replace(last, before=Decimal(1), raised=5),)
 
 
-def test_counters_that_were_raised_lost_and_raised_again_count_once(
+def test_counters_raised_again_after_a_further_loss_count_once(
     plane: ControlPlane, trail: AuditTrail
 ) -> None:
     plane.audits.finish(of_one(trail, planned=12, raised=12))
@@ -199,7 +199,7 @@ def test_counters_that_were_raised_lost_and_raised_again_count_once(
     assert told(plane, trail).largest[0].raised == 4
 
 
-def test_an_entry_is_that_of_the_last_restore_with_what_was_before_the_first(
+def test_a_merged_entry_has_the_first_usage_before_and_the_last_result(
     plane: ControlPlane, trail: AuditTrail
 ) -> None:
     last = AuditEntry(
@@ -222,7 +222,7 @@ def test_an_entry_is_that_of_the_last_restore_with_what_was_before_the_first(
     assert audits.windows == 2
 
 
-def test_windows_of_which_nothing_was_raised_do_not_count_but_are_told(
+def test_windows_without_raised_counters_are_listed_but_not_counted(
     plane: ControlPlane, trail: AuditTrail
 ) -> None:
     kept = replace(OTHER, planned=0, raised=0)
@@ -234,7 +234,7 @@ def test_windows_of_which_nothing_was_raised_do_not_count_but_are_told(
 # Sums and their order
 
 
-def test_sums_are_exact_however_long_they_are(plane: ControlPlane, trail: AuditTrail) -> None:
+def test_long_sums_are_exact(plane: ControlPlane, trail: AuditTrail) -> None:
     large = replace(ENTRY, before=MOST, after=MOST)
     small = replace(OTHER, before=Decimal("1E-18"), after=Decimal("2E-18"))
     plane.audits.finish(replace(trail, entries=(large, small)))
@@ -244,9 +244,7 @@ def test_sums_are_exact_however_long_they_are(plane: ControlPlane, trail: AuditT
     assert format(audits.after, "f") == "1" + "0" * 38 + "." + "0" * 17 + "1"
 
 
-def test_those_that_rose_most_come_first_however_little_more_it_is(
-    plane: ControlPlane, trail: AuditTrail
-) -> None:
+def test_entries_are_listed_by_exact_rise(plane: ControlPlane, trail: AuditTrail) -> None:
     first = replace(ENTRY, tenant="z", before=Decimal("1E-18"), after=MOST, notes=())
     second = replace(ENTRY, tenant="y", before=Decimal("2E-18"), after=MOST)
     level = replace(ENTRY, tenant="x", before=MOST, after=MOST)
@@ -260,7 +258,9 @@ def test_those_that_rose_most_come_first_however_little_more_it_is(
     assert none.after == some.after == told(plane, trail).after
 
 
-def test_equal_rises_come_by_notes_and_then_by_name(plane: ControlPlane, trail: AuditTrail) -> None:
+def test_entries_with_equal_rises_are_listed_by_notes_and_then_by_name(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
     names = [
         ("B", "t", "lifetime"),
         ("a", "T", "2026-11"),
@@ -275,7 +275,7 @@ def test_equal_rises_come_by_notes_and_then_by_name(plane: ControlPlane, trail: 
     assert told(plane, trail, 1).largest == (noted,)
 
 
-def test_very_many_entries_are_kept_and_told_in_seconds(
+def test_many_entries_are_stored_and_merged_in_seconds(
     plane: ControlPlane, trail: AuditTrail
 ) -> None:
     entries = tuple(
@@ -288,5 +288,5 @@ def test_very_many_entries_are_kept_and_told_in_seconds(
     assert restored(plane, trail) == Restored(tenants=100, windows=25_000, counters=175_000)
     audits = told(plane, trail, 200)
     assert (audits.windows, len(audits.largest)) == (25_000, 200)
-    # With work for each pair of them it would take minutes.
+    # Quadratic work would take minutes.
     assert time.monotonic() - started < 30

@@ -1,4 +1,4 @@
-"""What a restore would bring back: the highest of all that is retained and sound."""
+"""What a restore would bring back: the highest usage of all retained intact records."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -29,7 +29,7 @@ def usages(**by_entity: str) -> Usages:
 
 
 def month(plane: ControlPlane, hour: int, **by_entity: str) -> None:
-    """Capture so many hours after noon what the month holds."""
+    """Capture usages of the month, so many hours after noon."""
     plane.capture("acme", {("team", "2026-11"): by_entity}, at=NOON + hour * HOUR)
 
 
@@ -48,12 +48,12 @@ def the_window(plane: ControlPlane) -> WindowPoint:
 # Which tenants and windows
 
 
-def test_of_a_tenant_without_snapshots_there_is_no_point(plane: ControlPlane) -> None:
+def test_a_tenant_without_snapshots_has_no_point(plane: ControlPlane) -> None:
     assert plane.points.tenants() == frozenset()
     assert plane.points.point_of("acme", NOON) is None
 
 
-def test_a_tenant_of_whom_nothing_is_retained_but_that_there_was_a_snapshot_is_none(
+def test_a_tenant_without_records_has_no_point(
     plane: ControlPlane,
 ) -> None:
     unreadable = (UnreadableKey("usage.b.x", "it has too few parts"),)
@@ -63,7 +63,7 @@ def test_a_tenant_of_whom_nothing_is_retained_but_that_there_was_a_snapshot_is_n
     assert plane.points.tenants() == {"acme"}
 
 
-def test_a_point_is_what_was_captured_with_how_its_keys_are_made_anew(plane: ControlPlane) -> None:
+def test_a_point_has_usages_and_the_shape_and_expiry_of_new_keys(plane: ControlPlane) -> None:
     plane.capture("acme", TEAM, at=NOON)
     assert the_point(plane) == TenantPoint(
         tenant="acme",
@@ -82,7 +82,7 @@ def test_a_point_is_what_was_captured_with_how_its_keys_are_made_anew(plane: Con
     )
 
 
-def test_a_tenants_point_holds_nothing_of_others(plane: ControlPlane) -> None:
+def test_a_point_contains_only_its_tenant(plane: ControlPlane) -> None:
     plane.capture("acme", TEAM, at=NOON)
     plane.capture("acme2", {("other", "lifetime"): {"bo": "9"}}, at=NOON + HOUR)
     assert plane.points.tenants() == {"acme", "acme2"}
@@ -90,7 +90,7 @@ def test_a_tenants_point_holds_nothing_of_others(plane: ControlPlane) -> None:
     assert [each.of for each in the_point(plane).windows] == [MONTH]
 
 
-def test_windows_come_by_budget_and_token(plane: ControlPlane) -> None:
+def test_windows_are_listed_by_budget_and_token(plane: ControlPlane) -> None:
     names = [
         ("b", "lifetime"),
         ("b", "2026-11"),
@@ -108,7 +108,7 @@ def test_windows_come_by_budget_and_token(plane: ControlPlane) -> None:
     ]
 
 
-def test_windows_that_closed_since_the_newest_snapshot_are_told(plane: ControlPlane) -> None:
+def test_windows_that_closed_since_the_newest_snapshot_are_listed(plane: ControlPlane) -> None:
     tokens = ("2026-11-22", "2026-W47", "2026-W48", "2026-11", "2026-Q4", "lifetime")
     sunday = datetime(2026, 11, 22, 23, 30, tzinfo=UTC)
     plane.capture("acme", {("team", token): {"alice": "1"} for token in tokens}, at=sunday)
@@ -116,24 +116,24 @@ def test_windows_that_closed_since_the_newest_snapshot_are_told(plane: ControlPl
     assert at_once == {"2026-11-22", "2026-W47", "2026-11", "2026-Q4", "lifetime"}
     monday = datetime(2026, 11, 23, 0, 10, tzinfo=UTC)
     later = {each.of.window.token for each in the_point(plane, monday).windows}
-    # The week after was in the snapshot too, as the gateway may be early; by now it is current.
+    # The snapshot also contained the next week, which is open by now.
     assert later == at_once | {"2026-W48"}
     december = datetime(2026, 12, 1, tzinfo=UTC)
     assert {each.of.window.token for each in the_point(plane, december).windows} == at_once
 
 
-def test_a_closed_window_that_the_newest_snapshot_does_not_have_is_not_told(
+def test_a_closed_window_missing_from_the_newest_snapshot_is_not_listed(
     plane: ControlPlane,
 ) -> None:
     plane.capture("acme", {("team", "2026-11-25"): {"alice": "1"}}, at=NOON)
     plane.capture("acme", {("team", "2026-11"): {"alice": "1"}}, at=NOON + HOUR)
     tomorrow = NOON + timedelta(days=1)
     assert [each.of for each in the_point(plane, tomorrow).windows] == [MONTH]
-    # While it is current, it is in the point though the newest snapshot lacks it.
+    # While it is open, it is in the point although the newest snapshot lacks it.
     assert [each.of for each in the_point(plane).windows] == [MONTH, of("team", "2026-11-25")]
 
 
-def test_a_closed_window_has_the_highest_usages_too(plane: ControlPlane) -> None:
+def test_a_closed_window_has_the_highest_usages(plane: ControlPlane) -> None:
     plane.capture("acme", {("team", "2026-11-25"): {"alice": "1", "bo": "9"}}, at=NOON)
     plane.capture("acme", {("team", "2026-11-25"): {"alice": "2"}}, at=NOON + HOUR)
     (window,) = the_point(plane, NOON + timedelta(days=1)).windows
@@ -141,7 +141,7 @@ def test_a_closed_window_has_the_highest_usages_too(plane: ControlPlane) -> None
     assert window.newest_at == NOON + HOUR
 
 
-def test_a_point_of_closed_windows_alone_is_still_one(plane: ControlPlane) -> None:
+def test_a_tenant_with_only_closed_windows_has_an_empty_point(plane: ControlPlane) -> None:
     plane.capture("acme", {("team", "2026-10"): {"alice": "1"}}, at=NOON)
     assert the_point(plane) == TenantPoint("acme", NOON, ())
 
@@ -171,7 +171,7 @@ def test_usages_are_exact(plane: ControlPlane, usage: str) -> None:
     assert the_window(plane).usages == usages(alice=usage)
 
 
-def test_a_window_of_which_nothing_could_be_read_is_told_without_usages(
+def test_a_window_without_readable_counters_is_listed_without_usages(
     plane: ControlPlane,
 ) -> None:
     omitted = (OmittedCounter(MONTH, "alice", "key", "not a number"),)
@@ -188,7 +188,7 @@ def test_a_window_of_which_nothing_could_be_read_is_told_without_usages(
     )
 
 
-def test_shape_and_expiry_are_of_the_newest_record_that_knows_them(plane: ControlPlane) -> None:
+def test_shape_and_expiry_come_from_the_newest_record_that_has_them(plane: ControlPlane) -> None:
     for hour, shape, expiry in (
         (0, ValueShape.TEXT, 60),
         (1, ValueShape.BARE, None),
@@ -205,10 +205,10 @@ def test_shape_and_expiry_are_of_the_newest_record_that_knows_them(plane: Contro
         assert window.newest_at == NOON + hour * HOUR
 
 
-# What is not what was captured
+# Corrupt records
 
 
-def test_nothing_is_taken_from_a_corrupt_record(plane: ControlPlane) -> None:
+def test_a_corrupt_record_is_not_used(plane: ControlPlane) -> None:
     month(plane, 0, alice="1")
     month(plane, 1, alice="2")
     plane.corrupt("acme", NOON + HOUR, MONTH)
@@ -219,7 +219,7 @@ def test_nothing_is_taken_from_a_corrupt_record(plane: ControlPlane) -> None:
     assert the_point(plane).newest_at == NOON + HOUR
 
 
-def test_a_corrupt_covering_record_hides_none_of_the_earlier_ones(plane: ControlPlane) -> None:
+def test_a_corrupt_covering_record_does_not_hide_earlier_ones(plane: ControlPlane) -> None:
     month(plane, 0, alice="1", bo="5")
     month(plane, 1, alice="2", bo="6", cy="1")
     month(plane, 2, alice="3", bo="7", cy="2")
@@ -231,7 +231,7 @@ def test_a_corrupt_covering_record_hides_none_of_the_earlier_ones(plane: Control
     assert window.corrupt == (NOON + 2 * HOUR,)
 
 
-def test_once_a_record_is_corrupt_all_others_of_its_window_are_read(plane: ControlPlane) -> None:
+def test_all_records_of_a_window_are_read_if_a_needed_one_is_corrupt(plane: ControlPlane) -> None:
     month(plane, 0, alice="1", bo="9")
     month(plane, 1, alice="2", bo="9")
     month(plane, 2, alice="3", bo="9")
@@ -244,7 +244,7 @@ def test_once_a_record_is_corrupt_all_others_of_its_window_are_read(plane: Contr
     assert window.corrupt == (NOON, NOON + 3 * HOUR)
 
 
-def test_of_several_corrupt_records_all_are_named(plane: ControlPlane) -> None:
+def test_all_corrupt_records_are_listed(plane: ControlPlane) -> None:
     for hour in range(5):
         month(plane, hour, alice=str(hour + 1))
     for hour in (4, 2, 1):
@@ -255,7 +255,7 @@ def test_of_several_corrupt_records_all_are_named(plane: ControlPlane) -> None:
     assert window.corrupt == tuple(NOON + hour * HOUR for hour in (1, 2, 4))
 
 
-def test_a_window_all_of_whose_records_are_corrupt_is_told_with_all_of_them(
+def test_a_window_with_only_corrupt_records_lists_all_of_them(
     plane: ControlPlane,
 ) -> None:
     month(plane, 0, alice="1")
@@ -272,7 +272,7 @@ def test_a_window_all_of_whose_records_are_corrupt_is_told_with_all_of_them(
     )
 
 
-def test_a_corrupt_record_costs_no_other_window_anything(plane: ControlPlane) -> None:
+def test_a_corrupt_record_does_not_affect_other_windows(plane: ControlPlane) -> None:
     other = {("other", "2026-11"): {"alice": "8"}}
     plane.capture("acme", {**TEAM, **other}, at=NOON)
     plane.corrupt("acme", NOON, MONTH)

@@ -1,4 +1,4 @@
-"""When restored keys expire, in memory and on a real NATS server alike."""
+"""The expiry of restored keys, in memory and on a NATS server."""
 
 from datetime import UTC, datetime
 
@@ -19,13 +19,13 @@ def seconds(found: Stored) -> int:
     return int(found.ttl)
 
 
-def test_a_raised_counter_keeps_what_is_left_of_its_time(subject: Subject) -> None:
+def test_a_raised_counter_keeps_its_remaining_time_to_live(subject: Subject) -> None:
     subject.put(key("e"), b"1", ttl="1h")
     assert raised(subject, order("e", "2", expiry_seconds=7200)) == [Written.RAISED]
     assert 3540 <= seconds(stored(subject, key("e"))) <= 3600
 
 
-def test_a_raised_counter_that_never_expires_goes_on_doing_so(subject: Subject) -> None:
+def test_a_raised_counter_that_never_expires_still_never_expires(subject: Subject) -> None:
     subject.put(key("none"), b"1")
     subject.put(key("never"), b"1", ttl="never")
     raised(subject, *(order(entity, "2", expiry_seconds=5) for entity in ("none", "never")))
@@ -33,7 +33,7 @@ def test_a_raised_counter_that_never_expires_goes_on_doing_so(subject: Subject) 
     assert stored(subject, key("never")).ttl == "never"
 
 
-def test_a_new_counter_expires_after_its_window_or_its_writing(subject: Subject) -> None:
+def test_a_new_counter_expires_after_its_window_or_its_write(subject: Subject) -> None:
     now = datetime.now(UTC)
     far = BudgetWindow("b", Window.parse(f"{now.year + 1}-11"))
     assert far.window.end is not None
@@ -49,7 +49,7 @@ def test_a_new_counter_expires_after_its_window_or_its_writing(subject: Subject)
     assert stored(subject, key("never", far)).ttl is None
 
 
-def test_a_new_counter_that_would_have_expired_is_not_made(subject: Subject) -> None:
+def test_a_new_counter_that_would_have_expired_is_not_created(subject: Subject) -> None:
     past = BudgetWindow("b", Window.parse("2020-11"))
     assert (
         raised(

@@ -1,4 +1,4 @@
-"""The promises of a tenant that is raised, checked in memory and on a real NATS server alike."""
+"""The contract of raising counters of a tenant, in memory and on a NATS server."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -27,7 +27,7 @@ def assert_just_now(text: str) -> None:
     assert abs(datetime.now(UTC) - moment) < timedelta(seconds=60)
 
 
-def test_the_reading_is_what_a_reader_of_counters_reads(subject: Subject) -> None:
+def test_the_reading_of_a_live_tenant_equals_that_of_the_counters(subject: Subject) -> None:
     subject.put(key("a"), b'{"usage":"1"}')
     subject.put(key("bad"), b"?")
     subject.put("usage.t.odd", b"1")
@@ -37,12 +37,12 @@ def test_the_reading_is_what_a_reader_of_counters_reads(subject: Subject) -> Non
     assert subject.store.open_tenant("t").reading == subject.store.reader(COUNTERS).read("t")
 
 
-def test_a_tenant_that_no_key_can_name_is_refused(subject: Subject) -> None:
+def test_a_tenant_name_that_is_invalid_in_a_key_is_refused(subject: Subject) -> None:
     with pytest.raises(StoreReadError, match="cannot occur in a key"):
         subject.store.open_tenant("")
 
 
-def test_what_is_lower_is_raised_and_what_is_not_is_kept(subject: Subject) -> None:
+def test_lower_and_missing_counters_are_raised_and_the_others_kept(subject: Subject) -> None:
     subject.put(key("lower"), b'{"usage":"1"}')
     subject.put(key("same"), b'{"usage":"2.50"}')
     subject.put(key("higher"), b'{"usage":"3"}')
@@ -87,7 +87,7 @@ def test_a_raised_value_keeps_every_other_byte(subject: Subject) -> None:
     assert stored(subject, key("bare")).data == f" {exact} ".encode()
 
 
-def test_a_raised_value_tells_when_it_was_written(subject: Subject) -> None:
+def test_a_raised_value_has_the_time_of_its_write(subject: Subject) -> None:
     subject.put(key("e"), b'{"updated_at":"2020-01-01T00:00:00.000Z","usage":"1","by":"gateway"}')
     raised(subject, order("e", "2"))
     content = json.loads(stored(subject, key("e")).data)
@@ -96,7 +96,7 @@ def test_a_raised_value_tells_when_it_was_written(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("shape", ValueShape)
-def test_a_missing_counter_is_made_in_the_shape_of_the_order(
+def test_a_missing_counter_is_created_in_the_shape_of_the_order(
     subject: Subject, shape: ValueShape
 ) -> None:
     raised(subject, order("e", "1.500", shape=shape), order("tiny", "1E-18", shape=shape))
@@ -121,7 +121,7 @@ def test_an_unreadable_counter_is_never_overwritten(subject: Subject) -> None:
     assert stored(subject, key("bad")) == before
 
 
-def test_a_closed_window_is_left_whatever_it_holds(subject: Subject) -> None:
+def test_counters_of_a_closed_window_are_not_written(subject: Subject) -> None:
     subject.put(key("lower"), b"1")
     subject.put(key("bad"), b"?")
     before = identity_of(subject.store)
@@ -137,7 +137,7 @@ def test_a_closed_window_is_left_whatever_it_holds(subject: Subject) -> None:
     assert identity_of(subject.store) == before
 
 
-def test_each_window_is_asked_about_by_itself(subject: Subject) -> None:
+def test_each_window_is_checked_separately(subject: Subject) -> None:
     october = BudgetWindow("b", Window.parse("2026-10"))
     live = subject.store.open_tenant("t")
     results = live.raise_counters(
@@ -148,13 +148,13 @@ def test_each_window_is_asked_about_by_itself(subject: Subject) -> None:
     assert subject.stored(key("e", october)) is None
 
 
-def test_two_orders_of_one_counter_leave_the_higher(subject: Subject) -> None:
+def test_the_higher_of_two_orders_for_a_counter_wins(subject: Subject) -> None:
     assert raised(subject, order("e", "5"), order("e", "3")) == [Written.RAISED, Written.KEPT]
     assert raised(subject, order("e", "6"), order("e", "7")) == [Written.RAISED, Written.RAISED]
     assert usages(subject.store, "t") == {"e": "7"}
 
 
-def test_to_raise_again_writes_nothing(subject: Subject) -> None:
+def test_raising_again_writes_nothing(subject: Subject) -> None:
     orders = [order(str(number), "5") for number in range(10)]
     raised(subject, *orders)
     before = identity_of(subject.store)
@@ -162,7 +162,7 @@ def test_to_raise_again_writes_nothing(subject: Subject) -> None:
     assert identity_of(subject.store) == before
 
 
-def test_nothing_else_is_touched(subject: Subject) -> None:
+def test_other_keys_are_not_touched(subject: Subject) -> None:
     others = [
         key("e", tenant="u"),
         key("e", BudgetWindow("b2", NOVEMBER.window)),
@@ -194,7 +194,7 @@ def test_any_name_is_restored_to_its_own_key(subject: Subject) -> None:
         }
 
 
-def test_a_counter_that_no_key_can_name_is_refused_before_anything_is_written(
+def test_a_counter_without_a_valid_key_is_refused_before_anything_is_written(
     subject: Subject,
 ) -> None:
     live = subject.store.open_tenant("t")

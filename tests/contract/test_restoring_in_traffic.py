@@ -1,4 +1,4 @@
-"""Counters that are raised while the gateway writes, in memory and on a real NATS server alike."""
+"""Raising counters while the gateway writes, in memory and on a NATS server."""
 
 from decimal import Decimal
 
@@ -29,7 +29,7 @@ from tests.identities import identity_of
         (b"?", Written.UNREADABLE, b"?"),
     ],
 )
-def test_what_the_gateway_writes_meanwhile_is_decided_on_anew(
+def test_a_counter_that_the_gateway_writes_meanwhile_is_decided_again(
     subject: Subject, written: bytes, outcome: Written, end: bytes
 ) -> None:
     subject.put(key("e"), b'{"usage":"1"}')
@@ -41,7 +41,7 @@ def test_what_the_gateway_writes_meanwhile_is_decided_on_anew(
     assert stored(subject, key("e")).data == end
 
 
-def test_a_counter_that_comes_into_being_meanwhile_is_not_overwritten(subject: Subject) -> None:
+def test_a_counter_created_meanwhile_is_not_overwritten(subject: Subject) -> None:
     live = subject.store.open_tenant("t")
     (result,) = live.raise_counters(
         [order("e", "5")], is_open=open_after(lambda: subject.put(key("e"), b"7"))
@@ -49,7 +49,7 @@ def test_a_counter_that_comes_into_being_meanwhile_is_not_overwritten(subject: S
     assert (result.written, result.before) == (Written.KEPT, Decimal(7))
 
 
-def test_a_counter_that_is_removed_meanwhile_is_made_anew(subject: Subject) -> None:
+def test_a_counter_removed_meanwhile_is_recreated(subject: Subject) -> None:
     subject.put(key("e"), b'{"usage":"1","by":"gateway"}')
     live = subject.store.open_tenant("t")
     (result,) = live.raise_counters(
@@ -60,14 +60,14 @@ def test_a_counter_that_is_removed_meanwhile_is_made_anew(subject: Subject) -> N
     assert stored(subject, key("e")).data == b"5"
 
 
-def test_a_counter_that_was_removed_before_is_made_anew(subject: Subject) -> None:
+def test_a_counter_removed_before_is_recreated(subject: Subject) -> None:
     subject.put(key("e"), b"9")
     subject.remove(key("e"))
     assert raised(subject, order("e", "5", shape=ValueShape.BARE)) == [Written.RAISED]
     assert stored(subject, key("e")).data == b"5"
 
 
-def test_a_window_that_closes_before_the_second_try_is_left(subject: Subject) -> None:
+def test_a_window_that_closes_before_the_retry_is_not_written(subject: Subject) -> None:
     subject.put(key("e"), b"1")
     answers = iter([True, False])
 
@@ -81,7 +81,7 @@ def test_a_window_that_closes_before_the_second_try_is_left(subject: Subject) ->
     assert stored(subject, key("e")).data == b"2"
 
 
-def test_a_counter_that_others_never_stop_writing_is_given_up_by_name(subject: Subject) -> None:
+def test_a_counter_under_constant_writes_is_given_up_and_named(subject: Subject) -> None:
     subject.put(key("e"), b"1")
     asked: list[Window] = []
 
@@ -99,7 +99,7 @@ def test_a_counter_that_others_never_stop_writing_is_given_up_by_name(subject: S
     assert stored(subject, key("e")).data == b"1"
 
 
-def test_who_asks_whether_a_window_is_open_may_stop_it_all(subject: Subject) -> None:
+def test_an_exception_from_is_open_stops_the_restore(subject: Subject) -> None:
     def is_open(_: Window) -> bool:
         raise InterruptedError("the lease is lost")
 

@@ -1,4 +1,4 @@
-"""Retained snapshots and recovery points as they are shown to people."""
+"""Retained snapshots and recovery points as shown to users."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -40,7 +40,7 @@ def records(plane: ControlPlane, tenant: str, at: datetime) -> list[StoredRecord
         return None if found is None else list(found)
 
 
-def test_an_hours_records_come_by_time_budget_and_window(plane: ControlPlane) -> None:
+def test_the_records_of_an_hour_are_ordered_by_time_budget_and_window(plane: ControlPlane) -> None:
     first: Counters = {
         ("b", "lifetime"): {"x": "1"},
         ("a", "2026-11"): {"x": "2"},
@@ -62,7 +62,7 @@ def test_an_hours_records_come_by_time_budget_and_window(plane: ControlPlane) ->
     assert plane.snapshots.tenants_in(Hour(NOON - HOUR)) == ()
 
 
-def test_a_record_tells_source_marks_and_what_is_omitted(plane: ControlPlane) -> None:
+def test_a_record_has_source_marks_and_omitted_counters(plane: ControlPlane) -> None:
     omitted = tuple(
         OmittedCounter(of("team", "lifetime"), entity, f"key {entity}", "not a number")
         for entity in ("bo", "cy")
@@ -86,15 +86,15 @@ def test_a_record_tells_source_marks_and_what_is_omitted(plane: ControlPlane) ->
     assert (window.is_truncated, window.is_partial, window.omitted_count) == (True, True, 2)
 
 
-def test_a_snapshot_of_nothing_is_one_without_records(plane: ControlPlane) -> None:
+def test_an_empty_snapshot_is_retained_without_records(plane: ControlPlane) -> None:
     plane.capture("acme", TEAM, at=NOON)
     plane.capture("acme", {}, at=NOON + HOUR)
     assert plane.snapshots.tenants_in(Hour(NOON + HOUR)) == ("acme",)
     assert records(plane, "acme", NOON + HOUR) == []
 
 
-def test_what_retention_has_thinned_out_is_not_retained(plane: ControlPlane) -> None:
-    # Of the first hour, the point still needs alice's lifetime, and nothing else.
+def test_a_snapshot_without_some_of_its_records_is_not_retained(plane: ControlPlane) -> None:
+    # From the first hour, the point needs only alice's lifetime.
     plane.capture(
         "acme", {("gone", "lifetime"): {"alice": "5"}, ("stays", "lifetime"): {"bo": "1"}}
     )
@@ -113,7 +113,7 @@ def test_what_retention_has_thinned_out_is_not_retained(plane: ControlPlane) -> 
 
 
 @pytest.mark.parametrize("tenants", [[], ["unknown"]])
-def test_of_nobody_no_hours_are_retained(plane: ControlPlane, tenants: list[str]) -> None:
+def test_unknown_tenants_have_no_retained_hours(plane: ControlPlane, tenants: list[str]) -> None:
     plane.capture("acme", TEAM)
     assert plane.snapshots.hours_of(tenants) == {}
 
@@ -125,8 +125,8 @@ def write_to_full_disk(plane: ControlPlane) -> None:
         raise OSError("the disk is full")
 
 
-def test_a_reader_may_give_up_in_the_middle(plane: ControlPlane) -> None:
-    # More than are fetched at once; and more often than there are connections.
+def test_a_reader_that_fails_midway_releases_its_connection(plane: ControlPlane) -> None:
+    # More records than are fetched at once, and more readers than connections.
     budgets: Counters = {(f"b{number}", "lifetime"): {"x": str(number)} for number in range(600)}
     plane.capture("acme", budgets)
     for _ in range(6):
@@ -135,7 +135,7 @@ def test_a_reader_may_give_up_in_the_middle(plane: ControlPlane) -> None:
     assert len(records(plane, "acme", NOON) or []) == 600
 
 
-def test_a_points_windows_are_of_their_newest_record_and_hold_the_highest(
+def test_current_windows_have_the_newest_time_and_the_highest_usages(
     plane: ControlPlane,
 ) -> None:
     plane.capture(
@@ -159,7 +159,7 @@ def test_a_points_windows_are_of_their_newest_record_and_hold_the_highest(
     assert plane.current_windows("unknown") == []
 
 
-def test_a_window_of_which_nothing_was_readable_is_there_without_usages(
+def test_a_window_without_readable_counters_is_listed_without_usages(
     plane: ControlPlane,
 ) -> None:
     omitted = (OmittedCounter(of("team", "lifetime"), "alice", "key", "not a number"),)
@@ -168,7 +168,7 @@ def test_a_window_of_which_nothing_was_readable_is_there_without_usages(
     assert (window.usages, window.omitted_count) == ({}, 1)
 
 
-def test_the_newest_points_are_of_current_windows_only(plane: ControlPlane) -> None:
+def test_the_newest_points_consider_only_open_windows(plane: ControlPlane) -> None:
     day: Counters = {("team", "2026-11-25"): {"alice": "1"}}
     plane.capture("daily", day, at=NOON)
     plane.capture("acme", {**day, ("team", "2026-11"): {"alice": "1"}}, at=NOON)
@@ -180,12 +180,12 @@ def test_the_newest_points_are_of_current_windows_only(plane: ControlPlane) -> N
     assert plane.reports.newest_snapshots() == {"acme": NOON + HOUR, "daily": NOON}
 
 
-def test_without_snapshots_there_are_no_points(plane: ControlPlane) -> None:
+def test_a_plane_without_snapshots_has_no_points(plane: ControlPlane) -> None:
     assert plane.reports.newest_snapshots() == {}
     assert plane.points.newest_points(NOON) == {}
 
 
-def test_who_failed_after_their_last_snapshot_is_failing(plane: ControlPlane) -> None:
+def test_tenants_that_failed_after_their_last_snapshot_are_failing(plane: ControlPlane) -> None:
     def note(*names: str, kind: Uncaptured = Uncaptured.TENANT) -> None:
         failures = [CaptureFailure(name, Hour(NOON), "why", "hint.", kind) for name in names]
         plane.snapshots.record_failures(failures, run_id=f"run at {plane.clock.now()}")

@@ -1,4 +1,4 @@
-"""The snapshots that a restore can use."""
+"""The list of snapshots that a restore can use."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -28,12 +28,14 @@ PLAIN = ListedSnapshot(
 )
 
 
-def test_where_there_is_no_snapshot_there_is_none_to_list(plane: ControlPlane) -> None:
+def test_the_list_is_empty_without_snapshots(plane: ControlPlane) -> None:
     assert plane.snapshots.listed(None) == plane.snapshots.listed("acme") == ()
     assert plane.snapshots.budgets_of("acme") == ()
 
 
-def test_a_tenants_snapshots_come_newest_first_with_what_was_captured(plane: ControlPlane) -> None:
+def test_snapshots_of_a_tenant_are_listed_newest_first_with_their_counts(
+    plane: ControlPlane,
+) -> None:
     plane.capture("acme", TWO, at=NOON)
     plane.capture("acme2", TWO, at=NOON + 2 * HOUR)
     plane.clock.set(NOON + HOUR)
@@ -64,7 +66,7 @@ def test_a_tenants_snapshots_come_newest_first_with_what_was_captured(plane: Con
     assert plane.snapshots.listed("ac") == ()
 
 
-def test_of_all_tenants_those_of_one_moment_are_summed_up(plane: ControlPlane) -> None:
+def test_snapshots_of_all_tenants_are_summed_by_time(plane: ControlPlane) -> None:
     plane.capture("acme", TWO, at=NOON)
     plane.capture("b", TWO, at=NOON)
     plane.commit(plane.take(reading("c", {}, is_partial=True), at=NOON))
@@ -86,7 +88,7 @@ def test_of_all_tenants_those_of_one_moment_are_summed_up(plane: ControlPlane) -
     )
 
 
-def test_two_sources_of_one_moment_are_told_apart(plane: ControlPlane) -> None:
+def test_snapshots_of_the_same_time_are_listed_by_source(plane: ControlPlane) -> None:
     plane.capture("acme", TWO, at=NOON)
     by_boards = replace(reading("b", TWO), source=CaptureSource.LEADERBOARDS)
     plane.commit(plane.take(by_boards, at=NOON))
@@ -96,7 +98,7 @@ def test_two_sources_of_one_moment_are_told_apart(plane: ControlPlane) -> None:
     )
 
 
-def test_a_snapshot_of_which_retention_took_records_is_marked(plane: ControlPlane) -> None:
+def test_a_partly_pruned_snapshot_is_marked(plane: ControlPlane) -> None:
     quiet: Counters = {("quiet", "lifetime"): {"alice": "3"}}
     plane.capture("acme", {**quiet, **TWO}, at=NOON)
     plane.capture("b", TWO, at=NOON)
@@ -108,14 +110,14 @@ def test_a_snapshot_of_which_retention_took_records_is_marked(plane: ControlPlan
     assert plane.snapshots.listed(None)[1] == replace(pruned, tenants=2, records=5, entries=7)
 
 
-def test_budgets_are_those_that_have_a_retained_record_by_name(plane: ControlPlane) -> None:
+def test_budgets_with_a_retained_record_are_listed_by_name(plane: ControlPlane) -> None:
     names = ("b", "é", "B", "a", "a b")
     plane.capture("acme", {(name, "2026-11"): {"x": "1"} for name in names}, at=NOON)
     more: Counters = {("a", token): {"x": "1"} for token in ("lifetime", "2026-Q4", "2026-11")}
     plane.capture("acme", more, at=NOON + HOUR)
     plane.capture("acme2", {("other", "lifetime"): {"x": "1"}})
     assert plane.snapshots.budgets_of("acme") == ("B", "a", "a b", "b", "é")
-    # All that is older goes, and in December nobody needs it.
+    # All older records are pruned: their windows have closed in December.
     plane.capture("acme", more, at=NOON + 30 * DAY)
     plane.prune("acme")
     assert plane.snapshots.budgets_of("acme") == ("a",)

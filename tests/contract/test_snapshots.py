@@ -45,7 +45,7 @@ def later(hours: float) -> datetime:
 # What a snapshot keeps
 
 
-def test_a_snapshot_is_summarized_as_it_was_taken(plane: ControlPlane) -> None:
+def test_a_snapshot_is_summarized_exactly(plane: ControlPlane) -> None:
     snapshot = plane.take(
         reading(
             "acme",
@@ -103,7 +103,7 @@ def test_long_lists_are_cut_and_counted(plane: ControlPlane) -> None:
     assert summary.omitted_count == 250
 
 
-def test_drops_are_named_in_plain_digits(plane: ControlPlane) -> None:
+def test_drops_are_stored_as_plain_digits(plane: ControlPlane) -> None:
     plane.capture(
         "acme", {("team", "lifetime"): {"alice": "0.000000000000000002", "bo": "1000", None: "5"}}
     )
@@ -147,7 +147,7 @@ def test_each_commit_accepts_the_identity_that_was_judged(plane: ControlPlane) -
     assert plane.commit(same) == Baseline(second.identity, 2) == plane.baseline
 
 
-def test_the_newest_identity_is_that_of_the_last_reading(plane: ControlPlane) -> None:
+def test_the_newest_identity_is_that_of_the_last_snapshot(plane: ControlPlane) -> None:
     assert plane.snapshots.newest_identity() is None
     plane.capture("z", TEAM)
     last = plane.capture("a", TEAM)
@@ -164,11 +164,11 @@ def test_sequences_are_exact_over_the_whole_range(plane: ControlPlane, sequence:
     assert plane.reports.captured_in(HOUR)[0].identity == expected
 
 
-# What is refused leaves nothing
+# A refused commit changes nothing
 
 
 def refused(plane: ControlPlane, snapshot: TenantSnapshot, error: type[Exception]) -> str:
-    """Commit in vain, and see that nothing at all has changed; return what the error says."""
+    """Require that a commit is refused and changes nothing; return the message of the error."""
     before = plane.baseline, plane.reports.captured_in(HOUR), plane.snapshots.tenants()
     with pytest.raises(error) as raised:
         plane.commit(snapshot)
@@ -190,7 +190,7 @@ def test_nothing_is_stored_while_the_store_is_not_healthy(
     assert state.name in refused(plane, plane.take(reading("acme", TEAM)), CapturesPausedError)
 
 
-def test_an_empty_snapshot_is_held_to_the_same_rules(plane: ControlPlane) -> None:
+def test_an_empty_snapshot_is_refused_while_the_store_is_not_healthy(plane: ControlPlane) -> None:
     plane.set_state(RecoveryState.RECOVERING)
     refused(plane, plane.take(reading("acme", {})), CapturesPausedError)
 
@@ -203,7 +203,7 @@ def test_nothing_is_stored_in_an_hour_that_has_closed(plane: ControlPlane) -> No
     plane.commit(snapshot)
 
 
-def test_a_snapshot_is_of_its_hour(plane: ControlPlane) -> None:
+def test_a_snapshot_of_another_hour_is_refused(plane: ControlPlane) -> None:
     snapshot = plane.take(reading("acme", TEAM))
     with plane.lease() as lease, pytest.raises(ValueError, match="is not of the hour"):
         plane.snapshots.commit(
@@ -213,7 +213,7 @@ def test_a_snapshot_is_of_its_hour(plane: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize("minutes", [0, -1])
-def test_a_snapshot_is_newer_than_the_tenants_last(plane: ControlPlane, minutes: int) -> None:
+def test_a_snapshot_not_newer_than_the_last_is_refused(plane: ControlPlane, minutes: int) -> None:
     plane.capture("acme", TEAM, at=later(0.5))
     stale = plane.take(reading("acme", MORE), at=later(0.5) + timedelta(minutes=minutes))
     refused(plane, stale, NotNewerError)
@@ -221,7 +221,9 @@ def test_a_snapshot_is_newer_than_the_tenants_last(plane: ControlPlane, minutes:
 
 
 @pytest.mark.parametrize("version", [None, 1, 3])
-def test_a_judgement_on_another_baseline_is_void(plane: ControlPlane, version: int | None) -> None:
+def test_a_commit_judged_on_another_baseline_is_refused(
+    plane: ControlPlane, version: int | None
+) -> None:
     plane.capture("a", TEAM)
     plane.capture("b", TEAM)
     snapshot = plane.take(reading("acme", TEAM))
@@ -231,10 +233,10 @@ def test_a_judgement_on_another_baseline_is_void(plane: ControlPlane, version: i
     assert plane.snapshots.tenants() == {"a", "b"}
 
 
-def test_a_judgement_on_another_identity_of_the_same_version_is_void(
+def test_a_commit_judged_on_another_identity_of_the_same_version_is_refused(
     plane: ControlPlane,
 ) -> None:
-    # As where the store's row was lost and made again, and its versions began at 1 once more.
+    # As if the row of the store was lost and created again, with version 1.
     plane.capture("a", TEAM)
     snapshot = plane.take(reading("acme", TEAM))
     judged = Baseline(StoreIdentity(BORN, 77), version=1)
@@ -243,7 +245,7 @@ def test_a_judgement_on_another_identity_of_the_same_version_is_void(
     assert plane.snapshots.tenants() == {"a"}
 
 
-def test_a_first_baseline_is_not_replaced_by_another_first(plane: ControlPlane) -> None:
+def test_a_commit_judged_on_a_missing_baseline_is_refused(plane: ControlPlane) -> None:
     snapshot = plane.take(reading("acme", TEAM))
     judged = Baseline(StoreIdentity(BORN, 1), 1)
     with plane.lease() as lease, pytest.raises(BaselineMovedError):

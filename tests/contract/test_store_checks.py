@@ -18,25 +18,25 @@ DAY = timedelta(days=1)
 
 
 def record(plane: ControlPlane, *checks: Check) -> None:
-    """Record checks, each at the time at which it is made."""
+    """Record checks, each at its own time."""
     for check in checks:
         plane.clock.set(check.checked_at)
         plane.registry.record_check(check)
 
 
-def test_without_checks_nothing_is_known(plane: ControlPlane) -> None:
+def test_the_list_is_empty_without_checks(plane: ControlPlane) -> None:
     assert plane.registry.newest_checks(10) == ()
     assert plane.registry.newest_good_check() is None
 
 
 @pytest.mark.parametrize("verdict", Verdict)
-def test_a_check_of_any_verdict_comes_back_as_it_was(plane: ControlPlane, verdict: Verdict) -> None:
+def test_a_check_with_any_verdict_is_stored_exactly(plane: ControlPlane, verdict: Verdict) -> None:
     for check in (replace(GOOD, verdict=verdict), replace(BLIND, verdict=verdict)):
         plane.registry.record_check(check)
         assert plane.registry.newest_checks(1) == (check,)
 
 
-def test_the_newest_come_first_and_of_one_moment_the_last_written(plane: ControlPlane) -> None:
+def test_checks_are_listed_newest_first_and_then_by_order_of_writing(plane: ControlPlane) -> None:
     later = replace(GOOD, checked_at=NOON + timedelta(minutes=10))
     second = replace(GOOD, checked_by="tick 2")
     for check in (later, GOOD, second):
@@ -47,15 +47,13 @@ def test_the_newest_come_first_and_of_one_moment_the_last_written(plane: Control
 
 
 @pytest.mark.parametrize("verdict", [v for v in Verdict if not v.is_good])
-def test_the_newest_good_check_is_not_one_that_found_a_loss_or_could_not_tell(
-    plane: ControlPlane, verdict: Verdict
-) -> None:
+def test_a_check_with_a_loss_or_unknown_is_not_good(plane: ControlPlane, verdict: Verdict) -> None:
     record(plane, GOOD, replace(BLIND, verdict=verdict, checked_at=NOON + DAY))
     assert plane.registry.newest_good_check() == GOOD
 
 
 @pytest.mark.parametrize("verdict", [Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED])
-def test_a_store_that_is_first_seen_unchanged_or_advanced_is_good(
+def test_a_check_with_first_seen_unchanged_or_advanced_is_good(
     plane: ControlPlane, verdict: Verdict
 ) -> None:
     newer = replace(GOOD, verdict=verdict, checked_at=NOON + DAY)
@@ -74,7 +72,7 @@ def test_checks_of_the_last_thirty_days_are_kept(plane: ControlPlane) -> None:
     assert plane.registry.newest_checks(10) == (newest_still, newest, second)
 
 
-def test_the_newest_good_check_is_kept_however_old_it_is(plane: ControlPlane) -> None:
+def test_the_newest_good_check_is_kept_indefinitely(plane: ControlPlane) -> None:
     older_good = replace(GOOD, checked_by="tick 0", checked_at=NOON - timedelta(minutes=10))
     blind = replace(BLIND, checked_at=NOON + timedelta(minutes=10))
     much_later = replace(BLIND, checked_at=NOON + 400 * DAY)
@@ -86,7 +84,7 @@ def test_the_newest_good_check_is_kept_however_old_it_is(plane: ControlPlane) ->
     assert plane.registry.newest_checks(10) == (good_again, much_later)
 
 
-def test_any_text_can_be_kept(plane: ControlPlane) -> None:
+def test_any_text_can_be_stored(plane: ControlPlane) -> None:
     plane.registry.record_check(
         replace(GOOD, checked_by="half a pair \ud83d", reason="NUL \0 " * 10_000)
     )

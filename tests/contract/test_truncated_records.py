@@ -1,4 +1,4 @@
-"""What is kept of snapshots from leaderboards, in memory and in PostgreSQL alike."""
+"""Snapshots from leaderboards, in memory and in PostgreSQL."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -15,7 +15,7 @@ TEAM = of("team", "lifetime")
 
 
 def from_boards(counters: Counters, *, lowest: str | None = None) -> TenantReading:
-    """Make a reading of boards; that of the team is full if it tells who is lowest."""
+    """Return a reading of boards; the one of the team is full if ``lowest`` is given."""
     counted = reading("acme", counters)
     unlisted = (
         () if lowest is None else (UnlistedEntities(TEAM, Decimal(lowest), is_truncated=True),)
@@ -35,7 +35,7 @@ def take(plane: ControlPlane, minute: int, read: TenantReading, run_id: str = "a
     plane.commit(plane.take(read), run_id=run_id)
 
 
-def test_a_snapshot_from_leaderboards_is_kept_with_its_source(plane: ControlPlane) -> None:
+def test_a_snapshot_from_leaderboards_is_stored_with_its_source(plane: ControlPlane) -> None:
     take(plane, 1, from_boards({("team", "lifetime"): {"a": "3", "b": "2"}}, lowest="2"))
     (summary,) = plane.reports.captured_in(HOUR)
     assert summary.source is CaptureSource.LEADERBOARDS
@@ -43,7 +43,7 @@ def test_a_snapshot_from_leaderboards_is_kept_with_its_source(plane: ControlPlan
     assert plane.reports.damaged_in(HOUR) == ()
 
 
-def test_a_truncated_record_takes_nobody_out_of_the_recovery_point(plane: ControlPlane) -> None:
+def test_a_truncated_record_removes_no_entity_from_the_recovery_point(plane: ControlPlane) -> None:
     window = ("team", "lifetime")
     everybody: Counters = {window: {"a": "3", "b": "2", "c": "1"}}
     take(plane, 1, reading("acme", everybody))
@@ -64,12 +64,12 @@ def test_a_truncated_record_takes_nobody_out_of_the_recovery_point(plane: Contro
     )
 
 
-def test_retention_keeps_who_is_listed_no_more(plane: ControlPlane) -> None:
+def test_retention_keeps_entities_that_are_no_longer_listed(plane: ControlPlane) -> None:
     window = ("team", "lifetime")
     plane.capture("acme", {window: {"a": "3", "b": "2", "c": "1"}}, at=NOON - timedelta(days=9))
     take(plane, 0, from_boards({window: {"a": "4", "b": "2"}}, lowest="2"))
     assert plane.prune("acme").records == 0
-    # A truncated record that holds all of them as high lets the old one go.
+    # A truncated record that covers all usages makes the old one unnecessary.
     take(plane, 1, from_boards({window: {"a": "4", "b": "2", "c": "2"}}, lowest="2"))
     assert plane.prune("acme").records == 1
     assert plane.points.current_usages("acme", plane.clock.now()) == point_of(
@@ -78,7 +78,7 @@ def test_retention_keeps_who_is_listed_no_more(plane: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize(("lowest", "is_truncated"), [(None, False), ("2", True)])
-def test_the_columns_of_a_record_say_what_the_source_did_not(
+def test_columns_are_null_if_the_source_lacks_the_value(
     postgres_plane: ControlPlane,
     admin: psycopg.Connection,
     lowest: str | None,
@@ -93,7 +93,7 @@ def test_the_columns_of_a_record_say_what_the_source_did_not(
     assert row == ("leaderboards", is_truncated, None, None, True)
 
 
-def test_the_report_of_a_snapshot_counts_its_truncated_records(plane: ControlPlane) -> None:
+def test_the_summary_of_a_snapshot_counts_its_truncated_records(plane: ControlPlane) -> None:
     boards: Counters = {("team", "lifetime"): {"a": "3"}, ("other", "lifetime"): {"b": "2"}}
     take(plane, 1, from_boards(boards, lowest="3"))
     take(plane, 2, from_boards(boards))

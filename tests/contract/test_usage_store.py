@@ -1,4 +1,4 @@
-"""The promises of the usage store, checked in memory and on a real NATS server alike."""
+"""The contract of the usage store, in memory and on a NATS server."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -33,7 +33,7 @@ def test_an_empty_store_has_no_tenants_and_an_empty_reading(subject: Subject) ->
     assert subject.counters.read("t") == TenantReading("t", COUNTERS, (), (), (), is_partial=False)
 
 
-def test_the_identity_moves_with_every_writing_and_stays_the_same_store(subject: Subject) -> None:
+def test_each_write_advances_the_identity_of_the_same_store(subject: Subject) -> None:
     first = identity_of(subject.store)
     assert first.created_at.utcoffset() == timedelta(0)
     subject.put(key("t", "b", "e"), b"1")
@@ -51,7 +51,7 @@ def test_the_leaders_time_is_in_utc(subject: Subject) -> None:
     assert abs(datetime.now(UTC) - now) < timedelta(seconds=60)
 
 
-def test_a_purge_shows_in_no_identity(subject: Subject) -> None:
+def test_a_purge_does_not_change_the_identity(subject: Subject) -> None:
     subject.put(key("t", "b", "e"), b"1")
     before = identity_of(subject.store)
     subject.purge("usage.t.")
@@ -59,7 +59,7 @@ def test_a_purge_shows_in_no_identity(subject: Subject) -> None:
     assert usages(subject.store, "t") == {}
 
 
-def test_counters_are_read_exactly_and_in_the_shape_they_have(subject: Subject) -> None:
+def test_counters_are_read_exactly_with_their_shape(subject: Subject) -> None:
     quarter = Window.parse("2026-Q4")
     subject.put(key("t", "b", "text"), b'{"usage":"0.1","updated_at":"2026-11-29T12:00:00Z"}')
     subject.put(key("t", "b", "number"), b'{"usage":0.000000000000000001}')
@@ -78,13 +78,13 @@ def test_counters_are_read_exactly_and_in_the_shape_they_have(subject: Subject) 
     assert not reading.is_partial
 
 
-def test_the_last_writing_counts(subject: Subject) -> None:
+def test_the_last_write_counts(subject: Subject) -> None:
     for usage in (b"1", b"2", b"3"):
         subject.put(key("t", "b", "e"), usage)
     assert usages(subject.store, "t") == {"e": "3"}
 
 
-def test_any_name_comes_back_and_reaches_nobody_else(subject: Subject) -> None:
+def test_any_name_is_read_back_and_affects_no_other(subject: Subject) -> None:
     for number, name in enumerate(UGLY_NAMES):
         subject.put(key(name, name, name), b"%d" % number)
     subject.put(key("plain", "b", "e"), b"99")
@@ -95,19 +95,19 @@ def test_any_name_comes_back_and_reaches_nobody_else(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("tenant", ["a", "ab", "a/b", "a-b", "A"])
-def test_a_tenant_is_not_its_namesake(subject: Subject, tenant: str) -> None:
+def test_tenants_with_similar_names_are_separate(subject: Subject, tenant: str) -> None:
     for other in ("a", "ab", "a/b", "a-b", "A"):
         subject.put(key(other, "b", other), b"1")
     assert usages(subject.store, tenant) == {tenant: "1"}
 
 
 @pytest.mark.parametrize("tenant", ["", "a\0b", "\ud800", "@" * 400])
-def test_a_tenant_that_no_key_can_name_is_refused(subject: Subject, tenant: str) -> None:
+def test_a_tenant_name_that_is_invalid_in_a_key_is_refused(subject: Subject, tenant: str) -> None:
     with pytest.raises(StoreReadError, match="cannot occur in a key"):
         subject.counters.read(tenant)
 
 
-def test_what_is_not_a_counter_is_not_looked_at(subject: Subject) -> None:
+def test_other_keys_are_ignored(subject: Subject) -> None:
     for other in ("leaderboard.t.b.2026-11", "blocked.t.b.2026-11.e", "ratelimit.t", "__guard.x"):
         subject.put(other, b"?")
     subject.put("usages.t.b.2026-11.e", b"1")
@@ -116,7 +116,7 @@ def test_what_is_not_a_counter_is_not_looked_at(subject: Subject) -> None:
     assert subject.counters.read("t") == TenantReading("t", COUNTERS, (), (), (), is_partial=False)
 
 
-def test_removed_keys_are_absent_and_make_no_reading_partial(subject: Subject) -> None:
+def test_removed_keys_are_absent_and_do_not_make_a_reading_partial(subject: Subject) -> None:
     for entity in ("kept", "removed"):
         subject.put(key("t", "b", entity), b"1")
     subject.remove(key("t", "b", "removed"))
@@ -126,14 +126,14 @@ def test_removed_keys_are_absent_and_make_no_reading_partial(subject: Subject) -
     assert not reading.is_partial
 
 
-def test_a_key_written_again_after_its_removal_is_there(subject: Subject) -> None:
+def test_a_key_written_again_after_its_removal_is_read(subject: Subject) -> None:
     subject.put(key("t", "b", "e"), b"1")
     subject.remove(key("t", "b", "e"))
     subject.put(key("t", "b", "e"), b"2")
     assert usages(subject.store, "t") == {"e": "2"}
 
 
-def test_bad_values_are_named_and_cost_no_other(subject: Subject) -> None:
+def test_invalid_values_are_reported_and_do_not_affect_others(subject: Subject) -> None:
     bad = {
         "empty": b"",
         "nan": b"NaN",
@@ -155,7 +155,7 @@ def test_bad_values_are_named_and_cost_no_other(subject: Subject) -> None:
     assert not reading.is_partial
 
 
-def test_bad_keys_are_named_and_cost_no_other(subject: Subject) -> None:
+def test_invalid_keys_are_reported_and_do_not_affect_others(subject: Subject) -> None:
     bad = {
         "usage.t.b.2026-13.e": "window",
         "usage.t.b.2026-11": "parts",
@@ -183,14 +183,14 @@ def test_bad_keys_are_named_and_cost_no_other(subject: Subject) -> None:
     assert other.unreadable == ()
 
 
-def test_a_key_shown_in_other_than_ascii_is_escaped(subject: Subject) -> None:
+def test_non_ascii_characters_of_a_key_are_escaped(subject: Subject) -> None:
     subject.put("usage.t.東.2026-11.e", b"1")
     (unreadable,) = subject.counters.read("t").unreadable
     assert unreadable.key == r"usage.t.\xe6\x9d\xb1.2026-11.e"
     assert unreadable.reason.isascii()
 
 
-def test_keys_that_name_no_tenant_are_listed_apart(subject: Subject) -> None:
+def test_keys_without_a_tenant_are_listed_as_unreadable(subject: Subject) -> None:
     subject.put("usage.=2b.b.2026-11.e", b"1")
     subject.put("usage.*.b.2026-11.e", b"1")
     subject.put("usage.alone", b"1")
@@ -204,7 +204,7 @@ def test_keys_that_name_no_tenant_are_listed_apart(subject: Subject) -> None:
     )
 
 
-def test_an_expiry_is_told_in_terms_of_the_window(subject: Subject) -> None:
+def test_an_expiry_is_counted_from_the_end_of_the_window(subject: Subject) -> None:
     now = datetime.now(UTC)
     far = Window.parse(f"{now.year + 1}-11")
     subject.put(key("t", "b", "life", Window.parse("lifetime")), b"1", ttl="1h30m")

@@ -1,4 +1,4 @@
-"""One usage store for the contract tests, in memory or on a NATS server, and a hand in it."""
+"""A usage store for the contract tests, in memory or on NATS, with direct access to its keys."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,12 +36,12 @@ class Put(Protocol):
 
 
 class Store(UsageStore, Protocol):
-    """All that is asked of a store."""
+    """The whole interface of a store."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A store, and the gateway's hand in it."""
+    """A store, and direct access to its keys as the gateway has it."""
 
     store: Store
     put: Put
@@ -76,7 +76,7 @@ def in_memory() -> Subject:
 
 @contextmanager
 def on_nats(url: str) -> Iterator[Subject]:
-    """Open a store on a bucket of its own; in the end no consumer may be left."""
+    """Open a store on its own bucket; require at the end that no consumer is left."""
     name = f"contract-{uuid4().hex}"
     with Bucket.connected(url, name) as bucket, open_usage_store(url, name) as store:
         bucket.create()
