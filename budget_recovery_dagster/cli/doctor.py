@@ -16,7 +16,7 @@ from budget_recovery_dagster.doctor import run_checks
 from budget_recovery_dagster.doctor.model import Installation, Outcome, Report
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.presentation.documents import dumped
-from budget_recovery_dagster.presentation.terminal import print_row
+from budget_recovery_dagster.presentation.terminal import print_row, print_wrapped
 from budget_recovery_dagster.presentation.text import escape_unprintable
 from budget_recovery_dagster.sandbox import NoRunningDevError, RunningDev, find_running_dev
 from budget_recovery_dagster.settings import Settings, read_settings
@@ -33,8 +33,6 @@ _STYLES: Mapping[Outcome, str] = {
 }
 _OUTCOME_WIDTH = 8
 _CODE_WIDTH = 32
-_WIDEST = 100
-_NARROWEST = 20
 
 
 @click.command(short_help="Check settings, servers, permissions, bucket and clocks.")
@@ -109,22 +107,13 @@ def _print_report(console: Console, report: Report) -> None:
             print_row(console, [outcome, (check.code, "bold")])
             print_row(console, result.message, indent=_OUTCOME_WIDTH)
         else:
-            start = Text.assemble(outcome, f"{check.code:<{_CODE_WIDTH}}")
-            _print_after(console, start, result.message)
+            margin = Text.assemble(outcome, f"{check.code:<{_CODE_WIDTH}}")
+            print_wrapped(console, margin, Text(escape_unprintable(console, result.message)))
         if result.hint:
             print_row(console, f"Try: {result.hint}", indent=_OUTCOME_WIDTH)
     console.print()
     summary = ", ".join(f"{report.count(outcome)} {outcome}" for outcome in Outcome)
     print_row(console, f"{len(report.results)} checks: {summary}")
-
-
-def _print_after(console: Console, start: Text, message: str) -> None:
-    """Print a message after ``start``, in a column of its own that may take several lines."""
-    width = max(min(console.width, _WIDEST) - len(start), _NARROWEST)
-    for line in Text(escape_unprintable(console, message)).wrap(console, width):
-        line.rstrip()
-        console.print(start + line, soft_wrap=True)
-        start = Text(" " * len(start))
 
 
 def _find(data_dir: Path | None) -> Installation:

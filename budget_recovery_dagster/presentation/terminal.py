@@ -50,12 +50,22 @@ def print_row(console: Console, parts: Parts, *, indent: int = 0) -> None:
     """Print a line, wrapped at words; continuation lines are indented more."""
     styled = [(parts, "")] if isinstance(parts, str) else parts
     line = Text.assemble(*((escape_unprintable(console, text), style) for text, style in styled))
-    margin = " " * indent
-    width = max(min(console.width, _WIDEST) - indent - len(_HANGING), _NARROWEST)
-    for number, row in enumerate(line.wrap(console, width)):
+    print_wrapped(console, Text(" " * indent), line, hanging=len(_HANGING))
+
+
+def print_wrapped(
+    console: Console, margin: Text, line: Text, *, hanging: int = 0, widest: int = _WIDEST
+) -> None:
+    """Print a line to the right of a margin, wrapped at words, without blanks at the ends.
+
+    Continuation lines have an empty margin, and are indented by ``hanging`` more.
+    """
+    width = max(min(console.width, widest) - len(margin) - hanging, _NARROWEST)
+    for row in line.wrap(console, width):
         row.rstrip()
-        hanging = _HANGING if number else ""
-        console.print(Text.assemble(margin, hanging, row), soft_wrap=True)
+        console.print(margin + row, soft_wrap=True)
+        margin = Text(" " * (len(margin) + hanging))
+        hanging = 0
 
 
 _WINDOWS = 40
@@ -180,14 +190,10 @@ def print_status(console: Console, status: Status) -> None:
 
 def _print_section(console: Console, name: str, lines: Iterable[Line]) -> None:
     """Print a name and its lines in two columns; continuation lines are indented more."""
-    width = max(min(console.width, _WIDEST) - _MARGIN - _STATUS_HANGING, _NARROWEST)
     margin = Text(f"{name:<{_MARGIN}}", "bold")
     for line in lines:
-        hanging = ""
-        for row in _text(console, line).wrap(console, width):
-            row.rstrip()
-            console.print(Text.assemble(margin, hanging, row), soft_wrap=True)
-            margin, hanging = Text(" " * _MARGIN), " " * _STATUS_HANGING
+        print_wrapped(console, margin, _text(console, line), hanging=_STATUS_HANGING)
+        margin = Text(" " * _MARGIN)
 
 
 def _sections(status: Status) -> Iterator[tuple[str, Iterable[Line]]]:

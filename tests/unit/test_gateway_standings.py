@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+from budget_recovery_dagster.adapters.nats import CounterKey, decode_board_key
 from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period, SplitBy
 from budget_recovery_dagster.sandbox.gateway import (
     NOTHING,
@@ -13,7 +13,6 @@ from budget_recovery_dagster.sandbox.gateway import (
     Seen,
     Standing,
     board_entries,
-    board_of,
     shown_entries,
     wanted_blocks,
     wanted_board,
@@ -25,9 +24,11 @@ LIMIT_OF_5 = BudgetDefinition("t", "b", Period.DAY, Decimal(5), SplitBy.USER, En
 
 
 def group(usages: Mapping[str, str | None], blocked: Mapping[str, bytes | None]) -> Group:
-    of = board_of("t.b.2026-11-29")
+    of = decode_board_key("leaderboard.t.b.2026-11-29")
     counters = {
-        entity: Standing(replace(of, entity=entity), None if usage is None else Decimal(usage), 1)
+        entity: Standing(
+            CounterKey(of.tenant, of.of, entity), None if usage is None else Decimal(usage), 1
+        )
         for entity, usage in usages.items()
     }
     return Group(of, counters, {entity: Seen(1, data) for entity, data in blocked.items()})
@@ -96,4 +97,4 @@ def test_a_group_closes_at_the_end_of_its_window() -> None:
     midnight = datetime(2026, 11, 30, tzinfo=UTC)
     assert not group({}, {}).is_closed(midnight - timedelta(microseconds=1))
     assert group({}, {}).is_closed(midnight)
-    assert not Group(board_of("t.b.lifetime")).is_closed(midnight)
+    assert not Group(decode_board_key("leaderboard.t.b.lifetime")).is_closed(midnight)

@@ -46,6 +46,7 @@ MAY_IMPORT = {
         "embedded",
         "errors",
         "ports",
+        "presentation",
         "services",
         "settings",
         "wiring",

@@ -27,6 +27,8 @@ from budget_recovery_dagster.domain.windows import Hour, Window
 from budget_recovery_dagster.embedded import poll
 from budget_recovery_dagster.errors import AttemptFailedError, HourClosedError, HourNotCapturedError
 from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.presentation.terminal import print_wrapped
+from budget_recovery_dagster.presentation.text import escape_unprintable
 from budget_recovery_dagster.sandbox.demo.stage import (
     AGENT,
     BUDGET,
@@ -66,7 +68,6 @@ _TRIES = 3
 _RETRY_SECONDS = 2.0
 
 _WIDEST = 80
-_NARROWEST = 20
 _MARGIN = 4
 _AMOUNT = 18
 _MOST_NAMED = 10
@@ -238,7 +239,7 @@ class Page:
 
     def say(self, text: str) -> None:
         """Write what has happened, in sentences."""
-        self._write(Text(self._encodable(text)))
+        self._write(Text(escape_unprintable(self._console, text)))
 
     def answer(self, request: str, *, is_refused: bool) -> None:
         """Write the gateway's answer to a request."""
@@ -297,11 +298,11 @@ class Page:
         for promise in promises:
             mark = Text("  ok  ", "green") if promise.is_kept else Text("  no  ", "bold red")
             self._write(Text(promise.text), mark)
-            broken = [self._encodable(each) for each in promise.broken[:_MOST_NAMED]]
+            broken = list(promise.broken[:_MOST_NAMED])
             if len(promise.broken) > _MOST_NAMED:
                 broken.append(f"and {len(promise.broken) - _MOST_NAMED:,} more")
             for each in broken:
-                self._write(Text(each), Text(_BROKEN_MARGIN))
+                self._write(Text(escape_unprintable(self._console, each)), Text(_BROKEN_MARGIN))
         self._console.print()
         verdict = (
             ("Everything in the snapshot came back.", "bold green")
@@ -311,18 +312,7 @@ class Page:
         self._console.print(Text.assemble(verdict, f" Total time: {seconds:.1f} s."))
 
     def _write(self, text: Text, margin: Text | None = None) -> None:
-        """Write a text to the right of its margin, without blanks at the ends of lines."""
-        margin = margin or Text(" " * _MARGIN)
-        indent = len(margin)
-        width = max(min(self._console.width, _WIDEST) - indent, _NARROWEST)
-        for line in text.wrap(self._console, width):
-            line.rstrip()
-            self._console.print(Text.assemble(margin, line), soft_wrap=True)
-            margin = Text(" " * indent)
-
-    def _encodable(self, text: str) -> str:
-        encoding = self._console.encoding
-        return text.encode(encoding, "backslashreplace").decode(encoding)
+        print_wrapped(self._console, margin or Text(" " * _MARGIN), text, widest=_WIDEST)
 
 
 def _exact(amount: Decimal) -> str:

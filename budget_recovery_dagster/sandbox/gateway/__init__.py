@@ -55,7 +55,6 @@ from budget_recovery_dagster.sandbox.gateway.requests import utc_clock as utc_cl
 from budget_recovery_dagster.sandbox.gateway.store import NOTHING as NOTHING
 from budget_recovery_dagster.sandbox.gateway.store import Place as Place
 from budget_recovery_dagster.sandbox.gateway.store import Seen as Seen
-from budget_recovery_dagster.sandbox.gateway.store import board_of as board_of
 from budget_recovery_dagster.sandbox.gateway.store import bucket_stream as bucket_stream
 from budget_recovery_dagster.sandbox.gateway.store import cost_stream as cost_stream
 from budget_recovery_dagster.sandbox.gateway.store import cost_subject as cost_subject

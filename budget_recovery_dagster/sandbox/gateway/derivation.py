@@ -22,8 +22,10 @@ from typing import Any, NamedTuple, TypeVar
 from budget_recovery_dagster.adapters.nats.codec import (
     BOARDS,
     COUNTERS,
+    BoardKey,
     CounterKey,
     UnreadableKeyError,
+    decode_board_key,
     decode_value,
 )
 from budget_recovery_dagster.domain.counters import (
@@ -41,7 +43,6 @@ from budget_recovery_dagster.sandbox.gateway.store import (
     NOTHING,
     Seen,
     Store,
-    board_of,
     counter_of,
     described,
 )
@@ -71,7 +72,7 @@ class Standing(NamedTuple):
 class Group:
     """The known keys of one window of one budget; entities are identified by their tokens."""
 
-    of: CounterKey
+    of: BoardKey
     counters: dict[str, Standing] = field(default_factory=dict)
     blocked: dict[str, Seen] = field(default_factory=dict)
     board: Seen = NOTHING
@@ -241,7 +242,7 @@ class Derivation:
 
     def _group(self, name: str) -> Group:
         if name not in self._groups:
-            self._groups[name] = Group(board_of(name))
+            self._groups[name] = Group(decode_board_key(f"{BOARDS}.{name}"))
         return self._groups[name]
 
     def _change_counter(self, suffix: str, seen: Seen) -> str:

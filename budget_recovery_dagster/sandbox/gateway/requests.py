@@ -16,7 +16,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from budget_recovery_dagster.adapters.nats.codec import CounterKey, require_encodable
+from budget_recovery_dagster.adapters.nats.codec import BoardKey, CounterKey, require_encodable
 from budget_recovery_dagster.domain.counters import (
     BudgetDefinition,
     BudgetWindow,
@@ -149,9 +149,9 @@ class Budgets:
             of = BudgetWindow(definition.budget, _window(definition.period, day))
             yield definition, CounterKey(request.tenant, of, entity)
 
-    def definition_of(self, counter: CounterKey) -> BudgetDefinition | None:
-        """Return the definition of a counter's budget, if there is one."""
-        return self._by_period.get((counter.tenant, counter.of.budget, counter.of.window.period))
+    def definition_of(self, key: CounterKey | BoardKey) -> BudgetDefinition | None:
+        """Return the definition of the budget that a key belongs to, if there is one."""
+        return self._by_period.get((key.tenant, key.of.budget, key.of.window.period))
 
 
 @lru_cache(maxsize=1024)

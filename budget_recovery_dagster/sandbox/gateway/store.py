@@ -52,7 +52,6 @@ CHECK_SECONDS = 0.4
 RETRY_SECONDS = 0.3
 """The pause before work on a store starts again."""
 
-_ANY_ENTITY = "="
 _CONNECT_SECONDS = 5.0
 
 # Long enough for running watchers; a later one sees that the key does not exist.
@@ -125,15 +124,6 @@ def counter_of(suffix: str) -> CounterKey:
         UnreadableKeyError: it names no counter.
     """
     return decode_key(f"{COUNTERS}.{suffix}")
-
-
-def board_of(group: str) -> CounterKey:
-    """Read ``<tenant>.<budget>.<window>``; the entity of the result has no meaning.
-
-    Raises:
-        UnreadableKeyError: it names no window of a budget.
-    """
-    return counter_of(f"{group}.{_ANY_ENTITY}")
 
 
 def described(suffix: str) -> str:
