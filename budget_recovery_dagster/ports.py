@@ -1,8 +1,14 @@
 """The interfaces that the services need; each method states its promise.
 
-Every method may raise the errors of its adapter (StoreError, DatabaseError); others are listed.
-All times are aware and in UTC. A caller that moves the recovery state passes the state that it
-judged; if that has changed, the method changes nothing and raises.
+All times are aware and in UTC. Every method may raise the errors of its adapter (StoreError,
+DatabaseError), and these, after which nothing is changed:
+
+- ``judged`` is the baseline or the incident on which the caller decided. If the baseline has
+  changed, the method raises BaselineMovedError; if the incident is closed or has another restore
+  target, IncidentMovedError.
+- If a ``lease`` is no longer held, the method raises LeaseLostError.
+
+Other errors are listed.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,10 +18,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from budget_recovery_dagster.domain.admission import LeaseState
-from budget_recovery_dagster.domain.counters import (
-    BudgetDefinition,
-    TenantUsages,
-)
+from budget_recovery_dagster.domain.counters import BudgetDefinition, TenantUsages
 from budget_recovery_dagster.domain.incident import (
     Attempt,
     Closing,
@@ -23,13 +26,14 @@ from budget_recovery_dagster.domain.incident import (
     Incident,
     Loss,
     Recovery,
-    RecoveryState,
     Restored,
+    StoreRecord,
 )
 from budget_recovery_dagster.domain.plan import (
     AuditTrail,
     BoardOrder,
     BoardResult,
+    IsOpen,
     KeptPreview,
     MergedAudits,
     PlannedEntry,
@@ -62,7 +66,7 @@ from budget_recovery_dagster.domain.store import (
     Observation,
     StoreIdentity,
 )
-from budget_recovery_dagster.domain.windows import Hour, Window
+from budget_recovery_dagster.domain.windows import Hour
 
 
 class TenantReader(Protocol):
@@ -129,16 +133,6 @@ class Leases(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class StoreRecord:
-    """The one store of the control-plane database: bucket, id, state and baseline."""
-
-    bucket: str
-    deployment_id: str
-    state: RecoveryState
-    baseline: Baseline | None
-
-
 class StoreRegistry(Protocol):
     """The one store of this database: its state, accepted baseline, and checks.
 
@@ -155,10 +149,9 @@ class StoreRegistry(Protocol):
     def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
         """Replace the baseline; its version is one higher than that of the judged one.
 
-        It must be accepted with the nonce of a marker as ``intended`` before that is written.
+        The nonce of a marker is accepted as ``intended`` before the marker is written.
 
         Raises:
-            BaselineMovedError: the baseline is not the ``judged`` one any more.
             CapturesPausedError: the store is not HEALTHY.
         """
 
@@ -193,10 +186,8 @@ class Snapshots(Protocol):
         Returns the baseline that now holds.
 
         Raises:
-            LeaseLostError: the lease is no longer held.
             CapturesPausedError: the store is not HEALTHY.
             HourClosedError: the hour is past.
-            BaselineMovedError: the baseline is not the ``judged`` one any more.
             NotNewerError: the tenant has a snapshot at or after this one's time.
         """
 
@@ -211,8 +202,7 @@ class Snapshots(Protocol):
         Recorded failures are removed by age alone.
 
         Raises:
-            LeaseLostError: the lease is no longer held; nothing was removed.
-            CapturesPausedError: the store is not HEALTHY; nothing was removed.
+            CapturesPausedError: the store is not HEALTHY.
         """
 
     def tenants(self) -> frozenset[str]:
@@ -362,11 +352,7 @@ class UsageTables(Protocol):
 
 
 class Incidents(Protocol):
-    """The incidents of the store; one is open exactly while the store is not HEALTHY.
-
-    A move of the incident ``judged`` raises IncidentMovedError if that is closed, or if its restore
-    target has changed. A move under a lease raises LeaseLostError if the lease is no longer held.
-    """
+    """The incidents of the store; one is open exactly while the store is not HEALTHY."""
 
     def recovery(self) -> Recovery:
         """Return the state, and the open incident."""
@@ -380,7 +366,6 @@ class Incidents(Protocol):
         The incident records the newest point and the last good check at that time.
 
         Raises:
-            BaselineMovedError: the baseline is not the ``judged`` one any more.
             IncidentMovedError: an incident is already open.
         """
 
@@ -448,13 +433,6 @@ class Incidents(Protocol):
 
     def attempts_of(self, incident_id: str) -> tuple[Attempt, ...]:
         """Return the attempts of an incident, oldest first."""
-
-
-IsOpen = Callable[[Window], bool]
-"""Returns whether usage still counts into a window, at the time of the call.
-
-Called before each write; an exception from it stops the writing. It must not block.
-"""
 
 
 class LiveTenant(Protocol):

@@ -53,6 +53,7 @@ from budget_recovery_dagster.domain.incident import Outcome as Outcome
 from budget_recovery_dagster.domain.incident import Recovery as Recovery
 from budget_recovery_dagster.domain.incident import RecoveryState as RecoveryState
 from budget_recovery_dagster.domain.incident import Restored as Restored
+from budget_recovery_dagster.domain.incident import StoreRecord as StoreRecord
 from budget_recovery_dagster.domain.incident import Waiting as Waiting
 from budget_recovery_dagster.domain.incident import after as after
 from budget_recovery_dagster.domain.incident import backoff as backoff
@@ -69,6 +70,7 @@ from budget_recovery_dagster.domain.plan import BoardOrder as BoardOrder
 from budget_recovery_dagster.domain.plan import BoardResult as BoardResult
 from budget_recovery_dagster.domain.plan import Change as Change
 from budget_recovery_dagster.domain.plan import Difference as Difference
+from budget_recovery_dagster.domain.plan import IsOpen as IsOpen
 from budget_recovery_dagster.domain.plan import KeptPreview as KeptPreview
 from budget_recovery_dagster.domain.plan import MergedAudits as MergedAudits
 from budget_recovery_dagster.domain.plan import PlannedEntry as PlannedEntry

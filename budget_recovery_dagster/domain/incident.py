@@ -251,6 +251,16 @@ class Recovery:
     incident: Incident | None
 
 
+@dataclass(frozen=True, slots=True)
+class StoreRecord:
+    """The one store of the control-plane database: bucket, id, state and baseline."""
+
+    bucket: str
+    deployment_id: str
+    state: RecoveryState
+    baseline: Baseline | None
+
+
 def may_launch(recovery: Recovery, now: datetime) -> str | None:
     """Return the reason why no restore may be launched now; None if one may be.
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -16,7 +16,7 @@ from budget_recovery_dagster.domain.counters import (
     ValueShape,
 )
 from budget_recovery_dagster.domain.store import StoreIdentity
-from budget_recovery_dagster.domain.windows import require_aware
+from budget_recovery_dagster.domain.windows import Window, require_aware
 from budget_recovery_dagster.errors import ChoiceError
 
 
@@ -133,6 +133,13 @@ class RaiseResult:
     written: Written
     before: Decimal | None
     reason: str = ""
+
+
+IsOpen = Callable[[Window], bool]
+"""Returns whether usage still counts into a window, at the time of the call.
+
+Called before each write; an exception from it stops the writing. It must not block.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from datetime import datetime
 from secrets import token_hex
 
 from budget_recovery_dagster.domain.admission import CHECK_LEASE
-from budget_recovery_dagster.domain.incident import Incident, Loss, Recovery
+from budget_recovery_dagster.domain.incident import Incident, Loss, Recovery, StoreRecord
 from budget_recovery_dagster.domain.store import (
     AGREEING_AFTER,
     Baseline,
@@ -38,7 +38,7 @@ from budget_recovery_dagster.errors import (
     StorePermissionError,
     StoreWriteError,
 )
-from budget_recovery_dagster.ports import ControlPlane, OpenStore, StoreRecord, UsageStore
+from budget_recovery_dagster.ports import ControlPlane, OpenStore, UsageStore
 
 ROUNDS = 5
 """How often a comparison starts again because the baseline moved; each round reads it anew."""

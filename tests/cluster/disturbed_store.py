@@ -11,6 +11,7 @@ from budget_recovery_dagster.domain import (
     BoardResult,
     CaptureSource,
     ClusterView,
+    IsOpen,
     Marker,
     Observation,
     RaiseOrder,
@@ -19,7 +20,7 @@ from budget_recovery_dagster.domain import (
     TenantReading,
     Window,
 )
-from budget_recovery_dagster.ports import IsOpen, LiveTenant, TenantReader
+from budget_recovery_dagster.ports import LiveTenant, TenantReader
 
 
 def nothing() -> None:

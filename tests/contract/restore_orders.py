@@ -8,12 +8,12 @@ from budget_recovery_dagster.domain import (
     BoardOrder,
     BudgetWindow,
     Entity,
+    IsOpen,
     RaiseOrder,
     ValueShape,
     Window,
     Written,
 )
-from budget_recovery_dagster.ports import IsOpen
 from tests.contract.usage_stores import Subject
 from tests.nats_servers import Stored
 

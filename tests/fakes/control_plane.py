@@ -32,6 +32,7 @@ from budget_recovery_dagster.domain import (
     Reset,
     RestoreChoice,
     Restored,
+    StoreRecord,
     Uncaptured,
     exact_sum,
     holder_at,
@@ -41,7 +42,7 @@ from budget_recovery_dagster.domain import (
     require_lease_of,
     require_ours,
 )
-from budget_recovery_dagster.ports import Lease, StoreRecord
+from budget_recovery_dagster.ports import Lease
 
 
 class ManualClock:

@@ -28,10 +28,11 @@ from budget_recovery_dagster.domain import (
     Recovery,
     RecoveryState,
     Standing,
+    StoreRecord,
     moves,
     require_bucket,
 )
-from budget_recovery_dagster.ports import Lease, StoreRecord
+from budget_recovery_dagster.ports import Lease
 from tests.fakes.control_plane import MemoryState, require_lease
 from tests.fakes.snapshots import newest_point_at
 

@@ -43,6 +43,7 @@ from budget_recovery_dagster.domain import (
     CaptureSource,
     ClusterView,
     Entity,
+    IsOpen,
     Marker,
     Observation,
     RaiseOrder,
@@ -52,7 +53,6 @@ from budget_recovery_dagster.domain import (
     Window,
 )
 from budget_recovery_dagster.errors import StoreError, StoreMissingError, StoreWriteError
-from budget_recovery_dagster.ports import IsOpen
 
 
 class Keys(Protocol):

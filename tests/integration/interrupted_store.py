@@ -8,12 +8,13 @@ from budget_recovery_dagster.domain import (
     BoardOrder,
     BoardResult,
     CaptureSource,
+    IsOpen,
     RaiseOrder,
     RaiseResult,
     TenantListing,
     TenantReading,
 )
-from budget_recovery_dagster.ports import IsOpen, LiveTenant, TenantReader
+from budget_recovery_dagster.ports import LiveTenant, TenantReader
 from tests.integration.timeless_store import TimelessStore, opened_store
 
 

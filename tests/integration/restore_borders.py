@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from budget_recovery_dagster.ports import IsOpen, LiveTenant, OpenStore, UsageStore
+from budget_recovery_dagster.domain import IsOpen
+from budget_recovery_dagster.ports import LiveTenant, OpenStore, UsageStore
 from tests.integration.check_borders import Borders, bordered_store
 from tests.integration.restore_worker import Overriding
 

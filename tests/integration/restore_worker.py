@@ -15,8 +15,8 @@ from datetime import timedelta
 from typing import Any, Self
 
 from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases
-from budget_recovery_dagster.domain import RaiseOrder, RaiseResult, Window
-from budget_recovery_dagster.ports import IsOpen, LiveTenant, OpenStore, UsageStore
+from budget_recovery_dagster.domain import IsOpen, RaiseOrder, RaiseResult, Window
+from budget_recovery_dagster.ports import LiveTenant, OpenStore, UsageStore
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import control_plane_on, store_opener
 from tests import services

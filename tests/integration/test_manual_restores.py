@@ -29,6 +29,7 @@ from tests.integration.hand_runs import Hand
 from tests.integration.recovery_house import House, all_stored
 from tests.integration.recovery_runs import usages
 from tests.nats_servers import Bucket
+from tests.unit.hand_house import closes_incident
 
 LIFETIME = "lifetime"
 USERS: dict[Entity, str] = {None: "63.5", "alice": "30.000000000000000001", "bob": "20"}
@@ -215,7 +216,7 @@ def test_while_somebody_restores_nobody_else_writes(house: House, hand: Hand) ->
         with pytest.raises(LeaseHeldError, match="bob@night, since 2026-05-20 12:1"):
             hand.apply(EVERYTHING)
         assert all_stored(house.bucket) == before
-    assert hand.apply(EVERYTHING).has_ended_incident
+    assert closes_incident(hand.apply(EVERYTHING))
 
 
 def test_a_store_that_is_another_one_than_at_the_preview_is_left_alone(
@@ -232,7 +233,7 @@ def test_a_store_that_is_another_one_than_at_the_preview_is_left_alone(
     assert all_stored(house.bucket) == before
     hand.preview(EVERYTHING)
     applied = hand.apply(EVERYTHING)
-    assert applied.has_ended_incident
+    assert closes_incident(applied)
     # The further loss was found, and belongs to the same incident.
     assert applied.incident is not None
     assert len(applied.incident.losses) == 2
@@ -244,7 +245,7 @@ def test_after_a_restore_by_hand_checks_are_quiet_and_snapshots_land(
     fill(house)
     house.lose()
     house.find_loss()
-    assert hand.apply(EVERYTHING).has_ended_incident
+    assert closes_incident(hand.apply(EVERYTHING))
     assert house.check(NOON + timedelta(minutes=20)).check.is_good
     captured = house.capture(NOON + timedelta(hours=1))
     assert len(captured.outcomes) == 2

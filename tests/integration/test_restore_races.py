@@ -10,8 +10,7 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.adapters.nats import CounterKey, encode_key
-from budget_recovery_dagster.domain import BudgetWindow, Entity, Window
-from budget_recovery_dagster.ports import IsOpen
+from budget_recovery_dagster.domain import BudgetWindow, Entity, IsOpen, Window
 from budget_recovery_dagster.services.restore import (
     NothingToDo,
     Recovered,

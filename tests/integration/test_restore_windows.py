@@ -7,8 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain import Incident, Outcome, Window
-from budget_recovery_dagster.ports import IsOpen
+from budget_recovery_dagster.domain import Incident, IsOpen, Outcome, Window
 from tests.boards import board_key
 from tests.integration.interrupted_store import Interruptions, interrupted
 from tests.integration.recovery_house import House, outcome_of

@@ -73,6 +73,11 @@ class HandHouse(RecoveryHouse):
         self.recover()
 
 
+def closes_incident(applied: Applied) -> bool:
+    """Whether a restore has ended the incident that was open."""
+    return applied.incident is not None and applied.incident.ended is not None
+
+
 def captured_hand_house() -> HandHouse:
     """Return a store of two tenants, captured and checked ten minutes ago."""
     return captured(HandHouse())

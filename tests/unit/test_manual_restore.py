@@ -31,6 +31,7 @@ from tests.unit.hand_house import (
     OF_B,
     HandHouse,
     captured_hand_house,
+    closes_incident,
     failed_hand_house,
 )
 
@@ -112,10 +113,10 @@ def test_a_store_recreated_since_the_preview_is_refused(failed: HandHouse) -> No
 def test_the_incident_is_closed_once_no_counter_remains_to_be_raised(failed: HandHouse) -> None:
     applied = failed.apply(OF_A, reason="the first half.")
     assert applied.remainder is not None
-    assert (applied.remainder.counters, applied.has_ended_incident) == (1, False)
+    assert (applied.remainder.counters, closes_incident(applied)) == (1, False)
     assert failed.incident.given_up is not None
     applied = failed.apply(OF_B, reason="the other half.")
-    assert applied.has_ended_incident
+    assert closes_incident(applied)
     assert failed.state is RecoveryState.HEALTHY
     assert applied.incident is not None
     ended = applied.incident.ended
@@ -137,7 +138,7 @@ def test_captures_and_checks_resume_after_a_restore(failed: HandHouse) -> None:
 
 def test_a_recovering_store_can_be_restored_manually(house: HandHouse) -> None:
     house.wipe()
-    assert house.apply().has_ended_incident
+    assert closes_incident(house.apply())
     assert house.state is RecoveryState.HEALTHY
 
 
@@ -182,7 +183,7 @@ def test_a_restore_is_refused_with_holder_and_time_while_another_runs(failed: Ha
         with pytest.raises(LeaseHeldError, match=r"bob@night, since 2026-11-25 12:1[0-9]:"):
             failed.apply()
         assert failed.store.stream == before
-    assert failed.apply().has_ended_incident
+    assert closes_incident(failed.apply())
 
 
 @pytest.mark.parametrize("reason", ["", "  "])
@@ -213,7 +214,7 @@ def test_a_tenant_that_cannot_be_restored_keeps_the_incident_open(failed: HandHo
     assert failed.usage("b") == "5"
     assert failed.state is RecoveryState.FAILED
     failed.store.failures.clear()
-    assert failed.apply().has_ended_incident
+    assert closes_incident(failed.apply())
 
 
 def test_a_full_store_is_reported(failed: HandHouse) -> None:
@@ -234,7 +235,7 @@ def test_an_unconverged_store_is_refused_unless_the_operator_accepts_it(failed: 
         failed.apply()
     assert failed.usage("a") is None
     order = failed.order("n2 is dead for good", unconverged=True)
-    assert failed.carry_out(RestoreRequest(), order).has_ended_incident
+    assert closes_incident(failed.carry_out(RestoreRequest(), order))
     assert any("Continuing although the store has not converged" in said for said in failed.said)
 
 

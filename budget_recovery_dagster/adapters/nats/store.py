@@ -41,11 +41,16 @@ from budget_recovery_dagster.adapters.nats.writer import (
     rebuild,
     write_changes,
 )
-from budget_recovery_dagster.domain.plan import BoardOrder, BoardResult, RaiseOrder, RaiseResult
+from budget_recovery_dagster.domain.plan import (
+    BoardOrder,
+    BoardResult,
+    IsOpen,
+    RaiseOrder,
+    RaiseResult,
+)
 from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
 from budget_recovery_dagster.domain.store import ClusterView, FoundMarker, Marker, Observation
 from budget_recovery_dagster.errors import MarkerConflictError, StoreReadError
-from budget_recovery_dagster.ports import IsOpen
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")

@@ -50,12 +50,12 @@ from budget_recovery_dagster.domain.counters import (
 from budget_recovery_dagster.domain.plan import (
     BoardOrder,
     BoardResult,
+    IsOpen,
     RaiseOrder,
     RaiseResult,
     Written,
 )
 from budget_recovery_dagster.errors import StoreUnreachableError, StoreWriteError
-from budget_recovery_dagster.ports import IsOpen
 
 MAX_REJECTIONS = 100
 """After so many rejected writes in a row the remaining changes are not tried."""

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable
 from budget_recovery_dagster.domain import moves
-from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain.incident import RecoveryState, StoreRecord
 from budget_recovery_dagster.domain.moves import Standing
 from budget_recovery_dagster.domain.snapshots import CHECKS_KEPT_FOR
 from budget_recovery_dagster.domain.store import (
@@ -20,7 +20,6 @@ from budget_recovery_dagster.domain.store import (
     require_bucket,
 )
 from budget_recovery_dagster.errors import DatabaseError
-from budget_recovery_dagster.ports import StoreRecord
 
 BaselineColumns = tuple[
     datetime | None,

@@ -114,11 +114,6 @@ class Applied:
         """How many leaderboards were written."""
         return sum(tenant.boards for tenant in self.tenants)
 
-    @property
-    def has_ended_incident(self) -> bool:
-        """Whether the store is HEALTHY by it."""
-        return self.incident is not None and self.incident.ended is not None
-
 
 def restore_manually(  # noqa: PLR0913 - by keyword, each the caller's own
     plane: ControlPlane,

@@ -21,6 +21,7 @@ from budget_recovery_dagster.domain.plan import (
     AuditEntry,
     BoardOrder,
     BoardResult,
+    IsOpen,
     PlannedEntry,
     RaiseOrder,
     RaiseResult,
@@ -37,7 +38,7 @@ from budget_recovery_dagster.errors import (
     StoreError,
     describe_error,
 )
-from budget_recovery_dagster.ports import Clock, IsOpen, UsageStore
+from budget_recovery_dagster.ports import Clock, UsageStore
 
 WRITTEN: Mapping[Written, str] = {
     Written.RAISED: "raised",
