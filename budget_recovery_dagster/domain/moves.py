@@ -1,6 +1,8 @@
 """Moves of the recovery state, each conditional on the state it was judged against.
 
-A move that is not allowed raises and changes nothing.
+A move that is not allowed raises and changes nothing. Every move of an incident raises
+IncidentMovedError if it is closed, or if its restore target is not that of ``judged``; further
+errors are listed.
 """
 
 from dataclasses import dataclass, replace
@@ -115,22 +117,20 @@ def following(present: Baseline | None, baseline: Baseline) -> Baseline:
 
 
 def hold(standing: Standing, held: Held, *, judged: Incident) -> Move:
-    """Put the incident on hold; an existing hold stays unchanged.
+    """Put the incident on hold, whatever its target; an existing hold stays unchanged.
 
     Raises:
-        IncidentMovedError: the incident is closed, or the store is not RECOVERING.
+        IncidentMovedError: also if the store is not RECOVERING.
     """
     incident = _held_recovery(standing, judged)
-    return standing.with_incident(
-        replace(incident, held=incident.held if incident.is_held else held)
-    )
+    return standing.with_incident(incident if incident.is_held else replace(incident, held=held))
 
 
 def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
     """Continue the restore at once, with all attempts; without a hold, nothing changes.
 
     Raises:
-        IncidentMovedError: as ``hold``.
+        IncidentMovedError: as ``hold``, whatever its target.
     """
     incident = _held_recovery(standing, judged)
     if not incident.is_held:
@@ -228,7 +228,6 @@ def join(standing: Standing, loss: Loss, *, target: Baseline | None, judged: Inc
     """Add a further loss. Its attempts start again, at once, unless it has FAILED or is on hold.
 
     Raises:
-        IncidentMovedError: the incident is closed, or its restore target is not that of ``judged``.
         ValueError: the verdict is not a loss.
     """
     _require_loss(loss)
@@ -246,11 +245,7 @@ def join(standing: Standing, loss: Loss, *, target: Baseline | None, judged: Inc
 
 
 def adopt_target(standing: Standing, target: Baseline, *, judged: Incident) -> Move:
-    """Make a store the restore target of the open incident.
-
-    Raises:
-        IncidentMovedError: as ``join``.
-    """
+    """Make a store the restore target of the open incident."""
     return standing.with_incident(replace(standing.on_the_same_target(judged), target=target))
 
 
@@ -272,11 +267,7 @@ def claim_launch(standing: Standing, *, judged: Incident, now: datetime) -> Move
 
 
 def wait(standing: Standing, reason: str, *, judged: Incident, now: datetime) -> Move:
-    """Record that a restore waits for the store, and delay the next launch by the backoff.
-
-    Raises:
-        IncidentMovedError: as ``join``.
-    """
+    """Record that a restore waits for the store, and delay the next launch by the backoff."""
     incident = standing.on_the_same_target(judged)
     before = incident.waiting
     waiting = Waiting(
@@ -292,7 +283,7 @@ def claim_attempt(standing: Standing, *, judged: Incident) -> Move:
     """Count one more attempt for the newest loss, and end the waiting.
 
     Raises:
-        IncidentMovedError: as ``join``, or the store is not RECOVERING.
+        IncidentMovedError: also if the store is not RECOVERING.
         IncidentHeldError: it is on hold.
         AttemptsUsedUpError: the loss has had all its attempts.
     """
@@ -317,7 +308,7 @@ def give_up(
     """Set the store to FAILED; no further restore is launched.
 
     Raises:
-        IncidentMovedError: as ``join``, or the store is not RECOVERING.
+        IncidentMovedError: also if the store is not RECOVERING.
     """
     incident = _recovering(standing, judged)
     given_up = replace(
@@ -334,7 +325,7 @@ def close(standing: Standing, ended: Ended, *, baseline: Baseline, judged: Incid
     """Close the incident and accept a baseline, with the version after that of the present one.
 
     Raises:
-        IncidentMovedError: as ``join``, or the store is not RECOVERING, unless a person ends it.
+        IncidentMovedError: also if the store is not RECOVERING, unless a person ends it.
     """
     incident = standing.on_the_same_target(judged)
     if not ended.outcome.is_manual:

@@ -382,7 +382,7 @@ OUTDATED_KEPT_FOR = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class KeptPreview:
-    """A stored preview: when, by whom, for which choice, and of which store."""
+    """A stored preview, with its time, author, choice, and the identity of the store."""
 
     preview_id: str
     at: datetime

@@ -437,17 +437,11 @@ class PostgresRecoveryPoints:
                 return None
             recorded = read_resets(connection, tenant)
             scope = _scope(tenant, row[0], now)
-            windows, since = self._find_windows(connection, _WINDOWS, scope, recorded)
-            if self.heeds_resets:
-                _read_all_spans(connection, tenant, windows, _covering(since))
-                for key, reset in read_keeping_out(connection, tenant, windows) if recorded else ():
+            windows, spans = self._find_windows(connection, _WINDOWS, scope, recorded)
+            _read_all_spans(connection, tenant, windows, spans)
+            if self.heeds_resets and recorded:
+                for key, reset in read_keeping_out(connection, tenant, windows):
                     windows[key].add_excluding(reset)
-            else:
-                spans = {
-                    key: _spans(since[key], concerning(window.of, recorded))
-                    for key, window in windows.items()
-                }
-                _read_all_spans(connection, tenant, windows, spans)
             return _point(connection, tenant, row, windows)
 
     def snapshot_of(self, tenant: str, captured_at: datetime) -> TenantPoint | None:
@@ -479,8 +473,8 @@ class PostgresRecoveryPoints:
         scope = {"tenant": tenant, "tokens": list(tokens_at(now))}
         with self._database.reading() as connection:
             recorded = read_resets(connection, tenant)
-            windows, since = self._find_windows(connection, _CURRENT_WINDOWS, scope, recorded)
-            _read_all_spans(connection, tenant, windows, _covering(since))
+            windows, spans = self._find_windows(connection, _CURRENT_WINDOWS, scope, recorded)
+            _read_all_spans(connection, tenant, windows, spans)
         merged = (window.merged(None) for window in windows.values())
         return {window.of: window.usages for window in merged if window.usages}
 
@@ -507,20 +501,22 @@ class PostgresRecoveryPoints:
         query: LiteralString,
         scope: dict[str, Any],
         recorded: Sequence[Reset],
-    ) -> tuple[Windows, dict[WindowKey, datetime | None]]:
-        """Return windows, and the time of each window's newest record that covers the others."""
+    ) -> tuple[Windows, Spans]:
+        """Return windows, and the records to read of each."""
+        heeded, ignored = (recorded, ()) if self.heeds_resets else ((), recorded)
         windows: Windows = {}
-        covered_since: dict[WindowKey, datetime | None] = {}
+        spans: dict[WindowKey, Collection[Span]] = {}
         for budget, token, last, since, shape, expiry in connection.execute(query, scope):
+            of = BudgetWindow(budget, Window.parse(token))
             windows[budget, token] = WindowMerge(
-                BudgetWindow(budget, Window.parse(token)),
+                of,
                 newest_at=last.astimezone(UTC),
                 shape=shape and ValueShape(shape),
                 expiry_seconds=expiry,
-                resets=recorded if self.heeds_resets else (),
+                resets=heeded,
             )
-            covered_since[budget, token] = since
-        return windows, covered_since
+            spans[budget, token] = _spans(since, concerning(of, ignored))
+        return windows, spans
 
 
 def read_newest_point_time(connection: Connection) -> datetime | None:
@@ -543,13 +539,8 @@ def _scope(tenant: str, newest_at: datetime, now: datetime) -> dict[str, Any]:
     }
 
 
-def _covering(covered_since: Mapping[WindowKey, datetime | None]) -> Spans:
-    """Return the spans of records to read: they cover all eligible earlier records."""
-    return {key: (Span(since, None),) for key, since in covered_since.items()}
-
-
 def _spans(covered_since: datetime | None, resets: Sequence[Reset]) -> tuple[Span, ...]:
-    """Return the spans of records to read for the point of a window without its resets.
+    """Return the spans of records to read for the point of a window, ignoring these resets.
 
     A covering record covers the usages of earlier records that were eligible at its capture. After
     the newest reset, all usages are eligible; the records before the reset must be read.

@@ -1,7 +1,7 @@
-"""What alembic runs for every command: the steps, in the transaction that the caller has open.
+"""Alembic runs this for every command: the migrations, in the caller's open transaction.
 
-``database.migrate`` hands its connection over. There is no way to run without one: a
-database is always changed under the project's lock, never by a script on the side.
+``database.migrate`` passes its connection. Without one nothing runs: a database is changed only
+under the project's lock, never by alembic's own command line.
 """
 
 from alembic import context

@@ -385,7 +385,7 @@ comment on view budget_recovery.budget_entry is
     'theirs.';
 """
 
-# The same rule as for a restore, so that nobody is promised what no restore would bring back:
+# The same rule as for a restore, so that the view shows only what a restore would bring back:
 # damaged records do not count, and a window is current by its token. Of the records that share a
 # content the newest is enough, since resets never exclude it before the others. `offset 0` makes
 # the planner verify each content once, and only those of the tenants that a query asks for.
