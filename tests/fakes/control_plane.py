@@ -1,4 +1,7 @@
-"""The control plane in memory: its data, previews, definitions and audits."""
+"""The control plane in memory: its state, leases, previews, definitions and audits.
+
+The fakes keep the promises of ``budget_recovery_dagster.ports``.
+"""
 
 import threading
 from collections import defaultdict
@@ -46,25 +49,25 @@ from budget_recovery_dagster.ports import Lease
 
 
 class ManualClock:
-    """A clock that stands still until it is told to go on."""
+    """A clock that moves only when a test moves it."""
 
-    def __init__(self, moment: datetime) -> None:
-        self._moment = require_aware(moment)
+    def __init__(self, at: datetime) -> None:
+        self._now = require_aware(at)
 
     def now(self) -> datetime:
-        return self._moment
+        return self._now
 
-    def wait_until(self, moment: datetime) -> None:
-        """Go on to ``moment`` at once, unless it has passed."""
-        self._moment = max(self._moment, require_aware(moment))
+    def wait_until(self, at: datetime) -> None:
+        """Go on to ``at`` at once, unless it has passed."""
+        self._now = max(self._now, require_aware(at))
 
-    def set(self, moment: datetime) -> None:
-        """Make it another moment, also an earlier one."""
-        self._moment = require_aware(moment)
+    def set(self, at: datetime) -> None:
+        """Change the time, even to an earlier one."""
+        self._now = require_aware(at)
 
     def advance(self, duration: timedelta) -> None:
         """Let time pass."""
-        self._moment += duration
+        self._now += duration
 
 
 @dataclass(slots=True)
@@ -99,7 +102,7 @@ class KeptAudit:
 
 @dataclass(slots=True)
 class MemoryState:
-    """What the database would hold. ``lock`` stands in for its transactions."""
+    """What the database would hold; ``lock`` replaces its transactions."""
 
     clock: ManualClock
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -126,19 +129,23 @@ class MemoryState:
         return self.store
 
 
+@dataclass
+class OnState:
+    """A part of the control plane, over the state that all parts share."""
+
+    _plane: MemoryState
+
+
 _DURATION = timedelta(seconds=30)
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
 
-class MemoryLeases:
+class MemoryLeases(OnState):
     """Leases whose holders are always alive.
 
     Setting the clock forward ends only those that are held for a time ``at_most``; ``lose`` ends
     one as if its holder could not renew it any more.
     """
-
-    def __init__(self, control_plane: MemoryState) -> None:
-        self._plane = control_plane
 
     def state_of(self, name: str) -> LeaseState:
         with self._plane.lock:
@@ -273,7 +280,7 @@ class MemoryPreviews:
     def newest(self, choice: RestoreChoice) -> KeptPreview | None:
         found = [
             each.preview
-            # Of those of one moment the last one.
+            # Of those with one time the last one.
             for each in reversed(self._not_too_old())
             if each.is_complete and each.preview.choice == choice
         ]
@@ -292,11 +299,8 @@ class MemoryPreviews:
         return [each for each in self._kept.values() if each.preview.at >= oldest]
 
 
-class MemoryRestoreAudits:
+class MemoryRestoreAudits(OnState):
     """Audit trails that are forgotten with their control plane."""
-
-    def __init__(self, control_plane: MemoryState) -> None:
-        self._plane = control_plane
 
     def begin(self, trail: AuditTrail) -> None:
         self._keep(trail, finished_at=None)

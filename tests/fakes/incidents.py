@@ -33,7 +33,7 @@ from budget_recovery_dagster.domain import (
     require_bucket,
 )
 from budget_recovery_dagster.ports import Lease
-from tests.fakes.control_plane import MemoryState, require_lease
+from tests.fakes.control_plane import MemoryState, OnState, require_lease
 from tests.fakes.snapshots import newest_point_at
 
 
@@ -101,11 +101,8 @@ def _newest_first(state: MemoryState) -> list[Check]:
 _log = logging.getLogger(__name__)
 
 
-class MemoryIncidents:
+class MemoryIncidents(OnState):
     """Incidents that are forgotten with their control plane, and the state of the store."""
-
-    def __init__(self, control_plane: MemoryState) -> None:
-        self._plane = control_plane
 
     def recovery(self) -> Recovery:
         with self._plane.lock:

@@ -52,14 +52,17 @@ from budget_recovery_dagster.domain import (
 )
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import Lease
-from tests.fakes.control_plane import MemoryState, NotedFailure, StoredSnapshot, require_lease
+from tests.fakes.control_plane import (
+    MemoryState,
+    NotedFailure,
+    OnState,
+    StoredSnapshot,
+    require_lease,
+)
 
 
-class MemoryResets:
+class MemoryResets(OnState):
     """The resets of a control plane."""
-
-    def __init__(self, control_plane: MemoryState) -> None:
-        self._plane = control_plane
 
     def record(self, reset: Reset) -> Reset:
         kept = storable_reset(reset)
@@ -79,11 +82,8 @@ def resets_of(plane: MemoryState, tenant: str) -> tuple[Reset, ...]:
     return tuple(reset for reset in plane.resets if reset.tenant == tenant)
 
 
-class MemorySnapshots:
-    """Snapshots, and the reports on them, that are forgotten with their control plane."""
-
-    def __init__(self, control_plane: MemoryState) -> None:
-        self._plane = control_plane
+class MemorySnapshots(OnState):
+    """Snapshots that are forgotten with their control plane."""
 
     def tenants(self) -> frozenset[str]:
         return frozenset(tenant for tenant, _ in self._plane.snapshots)
@@ -194,7 +194,7 @@ class MemorySnapshots:
         for (name, captured_at), stored in self._plane.snapshots.items():
             if tenant in (None, name):
                 together[captured_at, stored.summary.source].append(stored)
-        # Of one moment, the sources by name.
+        # The sources of one timestamp are in the order of their names.
         by_source = sorted(together, key=lambda key: key[1].value)
         return tuple(
             _listed(*key, together[key])
@@ -256,11 +256,8 @@ class MemorySnapshots:
         }
 
 
-class MemoryCaptureReports:
+class MemoryCaptureReports(OnState):
     """The reports on the snapshots of a control plane."""
-
-    def __init__(self, control_plane: MemoryState) -> None:
-        self._plane = control_plane
 
     def captured_in(self, hour: Hour) -> tuple[CaptureSummary, ...]:
         return self._summaries(

@@ -154,9 +154,9 @@ class MemoryUsageStore:
     Every writing gives out the next sequence. What is set here happens at the next calls:
 
     - ``stream`` is the identity that is shown, ``clock`` the time, ``keeps_for`` the age at which
-      keys would be dropped, and ``cluster`` tells the servers;
-    - ``is_gone``: the cluster says that the bucket does not exist; not ``is_led``: whoever shows
-      the store may not be its leader any more;
+      keys would be dropped, and ``cluster`` describes the servers;
+    - ``is_gone``: the cluster says that the bucket does not exist; not ``is_led``: the server
+      that answers may no longer be the leader;
     - ``identity_failure`` is raised by all that asks for identity or time, ``look_failure`` by
       looks, ``listing_failure`` by listings, ``cluster_failure`` by views of the cluster,
       ``marker_failure`` by writings of markers, and ``failures`` for the tenants that they name;
@@ -209,12 +209,12 @@ class MemoryUsageStore:
         self._keys = {key: live for key, live in self._keys.items() if not key.startswith(prefix)}
 
     def recreate(self, created_at: datetime) -> None:
-        """Replace the store by an empty one, created at another moment."""
+        """Replace the store by an empty one, created at another time."""
         self._keys.clear()
         self.stream = StoreIdentity(created_at, 0)
 
     def now(self) -> datetime | None:
-        """Return the time that was set; the leader that tells it is the one of the identity."""
+        """Return the time that was set, unless the leader fails to report its identity."""
         self._answer(self.identity_failure)
         return self.clock
 
@@ -253,7 +253,7 @@ class MemoryUsageStore:
         return KeysRead(keys, is_partial=not is_complete)
 
     def live_key(self, key: str) -> LiveKey:
-        """Read one key as it stands."""
+        """Read one key."""
         self._answer()
         return self._keys.get(key, NEVER_WRITTEN)
 
@@ -303,7 +303,7 @@ class MemoryUsageStore:
         self._keys[key] = LiveKey(self.stream.last_sequence, value)
 
     def _answer(self, *failures: StoreError | None) -> None:
-        """Raise what stands in the way of an answer."""
+        """Raise the failures that were set."""
         if self.is_gone:
             raise StoreMissingError("The bucket in memory does not exist.", "let it be there.")
         for failure in failures:
