@@ -1,4 +1,4 @@
-"""A real check in which something happens at one border: before or after a call to a port."""
+"""A real check with a fault injected at one border: before or after a call to a port."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from budget_recovery_dagster.ports import Clock, ControlPlane, OpenStore
 
 
 class CrashError(BaseException):
-    """The end of a process; no handler of errors is to catch it."""
+    """The end of a process, which no error handler must catch."""
 
 
 @dataclass
 class Borders:
-    """The borders that a check crosses, named in their order.
+    """The borders that a check crosses, listed in order.
 
     At the one with the number or the name ``at``, ``happen`` is run, and told whether the call is
     one to the store; else it is one to the database.
@@ -36,7 +36,7 @@ class Borders:
             try:
                 self.happen(of_store)
             except CrashError:
-                # Nothing of a dead process gets through any more.
+                # A dead process makes no further calls.
                 self.is_dead = True
                 raise
 
@@ -46,7 +46,7 @@ class Borders:
 
 
 class _Bordered:
-    """A port, or what a port has given out, each call to which crosses two borders."""
+    """A port, or an object from a port; each call to it crosses two borders."""
 
     def __init__(self, port: Any, name: str, borders: Borders, *, of_store: bool) -> None:
         self._port = port
@@ -71,10 +71,10 @@ class _Bordered:
 
     @contextmanager
     def _entered(self, context: Any, name: str) -> Iterator[Any]:
-        # It is left in any case: the lease of a process that has really died expires by itself.
+        # The context is always left: the lease of a process that really died would expire.
         with context as given:
             self._cross(f"in {name}")
-            # A lease is given as it is: the ports that it is handed on to look into it.
+            # A lease is not wrapped, because ports read its attributes.
             borders = self._borders
             yield _Bordered(given, self._name, borders, of_store=True) if self._of_store else given
             self._cross(f"at the end of {name}")
@@ -85,7 +85,7 @@ class _Bordered:
 
 
 def bordered(plane: ControlPlane, borders: Borders) -> ControlPlane:
-    """Return the control plane with a border around each call to any of its parts."""
+    """Return the control plane with borders around each call to its parts."""
     parts = {
         part.name: _Bordered(getattr(plane, part.name), part.name, borders, of_store=False)
         for part in fields(plane)
@@ -94,12 +94,12 @@ def bordered(plane: ControlPlane, borders: Borders) -> ControlPlane:
 
 
 def bordered_store(open_store: OpenStore, borders: Borders) -> OpenStore:
-    """Return what opens the store with a border around each call to it."""
+    """Return an opener of the store with borders around each call to it."""
     return cast(OpenStore, _Bordered(open_store, "open_store", borders, of_store=True))
 
 
 def each_border(happen: Callable[[bool], None], *, at_least: int) -> Iterator[Borders]:
-    """Give the borders of one check after the other, until a check does not reach its own.
+    """Yield borders for one check after another, until a check does not reach its border.
 
     ``at_least`` so many must have been reached, or nothing was tried.
     """
@@ -116,14 +116,14 @@ def crash(_: bool) -> None:  # noqa: FBT001 - as Borders calls it
 
 
 def fail(of_store: bool) -> None:  # noqa: FBT001 - as Borders calls it
-    """Let a call fail, or let its answer be lost."""
+    """Let a call fail, or lose its response."""
     kind = StoreUnreachableError if of_store else DatabaseUnreachableError
     raise kind("No answer.", "look what happened.")
 
 
 @dataclass
 class HurriedClock:
-    """A clock that does not wait but puts itself forward."""
+    """A clock that moves itself forward instead of waiting."""
 
     clock: Clock
     ahead: timedelta = timedelta(0)

@@ -6,7 +6,7 @@ from budget_recovery_dagster.cli.main import main
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    """Run a command; return what it says."""
+    """Run a command; return its output."""
     ended = CliRunner().invoke(main, list(arguments))
     assert ended.exit_code == code, ended.output
     return ended.stdout

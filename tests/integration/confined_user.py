@@ -1,4 +1,4 @@
-"""A NATS server whose user may do some things with the bucket, and nothing else."""
+"""A NATS server whose user has only some permissions on the bucket."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ _USER = "recovery"
 
 
 def documented_permissions() -> list[str]:
-    """Return what the docs say that the user must be allowed to publish."""
+    """Return the documented publish permissions of the user."""
     users = block("docs/operations.md", "conf", "authorization")
     allowed = re.search(r"user: budget_recovery,.*?allow: \[(.*?)\]", users, re.DOTALL)
     assert allowed is not None
@@ -27,7 +27,7 @@ def documented_permissions() -> list[str]:
 def confined_to(
     *keys: str, data_dir: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bucket]:
-    """Let the settings name a user who may read such keys; give the bucket to the gateway."""
+    """Set the settings to a user who may read these keys; yield the gateway's bucket."""
     read = f"$JS.API.CONSUMER.CREATE.KV_{_BUCKET}.*.$KV.{_BUCKET}"
     publish = [
         f"$JS.API.STREAM.INFO.KV_{_BUCKET}",
@@ -44,7 +44,7 @@ def confined_to(
 def confined(
     publish: Sequence[str], data_dir: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bucket]:
-    """Let the settings name a user who may publish this; give the bucket to the gateway."""
+    """Set the settings to a user who may publish this; yield the gateway's bucket."""
     config = users(
         {"user": "gateway", "password": PASSWORD},
         {

@@ -18,7 +18,7 @@ _LONGEST_TEST_SECONDS = 30
 
 @pytest.fixture
 def bucket(nats_server: NatsServer) -> Iterator[Bucket]:
-    """A bucket of this test's own."""
+    """Create a bucket for this test."""
     with Bucket.connected(nats_server.url, f"b-{uuid.uuid4().hex[:12]}") as bucket:
         bucket.create()
         yield bucket
@@ -39,7 +39,7 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def configured(
     nats_server: NatsServer, bucket: Bucket, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Bucket:
-    """The settings name this test's bucket and database."""
+    """Set the settings to this test's bucket and database."""
     monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", nats_server.url)
     monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", bucket.name)
     monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", database_url)
@@ -48,14 +48,14 @@ def configured(
 
 @pytest.fixture
 def house(configured: Bucket, database_url: str) -> Iterator[House]:
-    """What guards this test's bucket, by a clock of the test's own."""
+    """Open the services on this test's bucket, with the test's clock."""
     with opened_house(configured, database_url) as house:
         yield house
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    """Where a simulated gateway of this test's own keeps its ledger; not made yet."""
+    """Return the directory of the ledger of this test's simulated gateway; not created yet."""
     return tmp_path / "ledger"
 
 
@@ -73,7 +73,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def current_hour() -> Hour:
-    """The hour of now; it does not close before the test is over."""
+    """Return the current hour; it does not close before the test ends."""
     hour = Hour.containing(datetime.now(UTC))
     left = (hour.end - datetime.now(UTC)).total_seconds()
     if left > _LONGEST_TEST_SECONDS:

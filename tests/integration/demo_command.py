@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 COMMAND = [sys.executable, "-c", "from budget_recovery_dagster.cli.main import main; main()"]
 SECONDS = 180
-# Each look at the processes reads all that run on the machine.
+# Each listing reads all processes of the machine.
 LOOK_EVERY_SECONDS = 0.1
 
 
@@ -30,7 +30,7 @@ def _command(pid: int) -> bytes:
 
 @dataclass
 class Demo:
-    """A running command; ``owned`` are the processes that it was seen to start."""
+    """A running command; ``owned`` are its observed child processes."""
 
     process: subprocess.Popen[bytes]
     output: Path
@@ -50,7 +50,7 @@ class Demo:
         wait_until(does, seconds=SECONDS, every=LOOK_EVERY_SECONDS)
 
     def wait_until_it_runs(self, program: bytes) -> int:
-        """Wait for a child whose command line contains this; return its process id."""
+        """Wait for a child whose command line contains this; return its pid."""
         found: list[int] = []
 
         def runs() -> bool:
@@ -60,7 +60,7 @@ class Demo:
             found.extend(pid for pid in living if program in _command(pid))
             return bool(found)
 
-        # What it waits for may be short: this looks as often as it can.
+        # The child may exist only briefly, so this polls without a pause.
         wait_until(runs, seconds=SECONDS)
         return found[0]
 

@@ -1,4 +1,4 @@
-"""What the database keeps of checks, losses and the accepted store."""
+"""Checks, losses and the accepted store, as stored in the database."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 def store_row(database: psycopg.Connection) -> Row:
-    """Return all that is accepted of the store."""
+    """Return the row of the store."""
     (row,) = _rows(database, "select * from budget_recovery.store")
     return row
 
@@ -28,7 +28,7 @@ def losses(database: psycopg.Connection) -> list[Row]:
 
 
 def assert_whole(instance: dg.DagsterInstance, database: psycopg.Connection) -> None:
-    """Two checks find the store whole, are quiet, and renew the marker each time."""
+    """Require that two checks find the store intact, without hints, and renew the marker."""
     for _ in range(2):
         before = store_row(database)["marker_revision"]
         result = check(instance)

@@ -78,7 +78,7 @@ class Dev:
         return runs
 
     def snapshots(self) -> dict[str, str]:
-        """The runs that have stored a snapshot, with its hour."""
+        """Return the runs that stored a snapshot, with their hours."""
         return {
             run["id"]: run["assetMaterializations"][0]["partition"]
             for run in self.runs()
@@ -97,14 +97,14 @@ class Dev:
         return found[0]
 
     def counters(self) -> dict[str, Decimal]:
-        """The gateway's counters, by key."""
+        """Return the gateway's counters, by key."""
         line = next(line for line in self.output.read_text().splitlines() if "nats://" in line)
-        # The driver's own listing of keys may end too early under writes.
+        # The driver's listing of keys may end too early during writes.
         found = contents(Place(line.split()[1].strip(","), "budget-usage"))
         return {encode_key(counter): usage for counter, usage in found.usages.items()}
 
     def defined_budgets(self) -> int:
-        """The number of budget definitions in the database."""
+        """Return the number of budget definitions in the database."""
         line = next(line for line in self.output.read_text().splitlines() if "psql -h" in line)
         _, _, _, host, _, user, database = shlex.split(line)
         with psycopg.connect(host=host, user=user, dbname=database) as connection:
@@ -121,7 +121,7 @@ def started(
     until: str = "Ctrl-C stops everything",
     **environment: str,
 ) -> Iterator[Dev]:
-    """Start the command, wait for that output, and end the command afterwards."""
+    """Start the command, wait for this output, and stop the command at the end."""
     ui = DagsterUi("127.0.0.1", unused_port())
     with (
         output.open("wb") as out,
@@ -145,7 +145,7 @@ def started(
 
 
 def require_one_snapshot_an_hour(dev: Dev, since: datetime) -> None:
-    """There is one of each hour of the test, which may have run in two."""
+    """Require one snapshot for each hour of the test, which may span two hours."""
     hours = [*dev.snapshots().values()]
     assert hours
     assert set(hours) <= {Hour.containing(moment).key for moment in (since, datetime.now(UTC))}

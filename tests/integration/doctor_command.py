@@ -1,4 +1,4 @@
-"""``budget-recovery doctor``, as programs and people read it."""
+"""Running ``budget-recovery doctor`` with its JSON and its page."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ CONNECTION = "nats_connection"
 
 @dataclass(frozen=True)
 class Checked:
-    """What the command reported, by code of check, and how it ended."""
+    """The reported checks by code, and the exit code."""
 
     exit_code: int
     checks: dict[str, dict[str, Any]]
@@ -46,7 +46,7 @@ def run_doctor(*arguments: str, **environment: str | None) -> Result:
 
 
 def doctor(*arguments: str, **environment: str | None) -> Checked:
-    """Run the command, and return what it reports to programs."""
+    """Run the command and return its JSON."""
     ended = run_doctor("--json", *arguments, **environment)
     assert ended.stderr == "", ended.stderr
     content = json.loads(ended.stdout)
@@ -65,7 +65,7 @@ def doctor(*arguments: str, **environment: str | None) -> Checked:
 
 
 def page(*arguments: str, **environment: str | None) -> str:
-    """Run the command, and return the page that it prints for people."""
+    """Run the command and return its page."""
     ended = run_doctor(*arguments, **environment)
     lines = ended.stdout.splitlines()
     assert lines
@@ -75,7 +75,7 @@ def page(*arguments: str, **environment: str | None) -> str:
 
 @contextmanager
 def untouched(bucket: Bucket) -> Iterator[None]:
-    """See that nothing was stored, and no consumer is left."""
+    """Require that nothing is stored and no consumer is left."""
     before, consumers = bucket.info().state, bucket.consumers()
     yield
     after = bucket.info().state
@@ -84,7 +84,7 @@ def untouched(bucket: Bucket) -> Iterator[None]:
 
 
 def dagster_home(directory: Path, url: str, *, content: str | None = None) -> dict[str, str]:
-    """Make a home for Dagster that has this project's settings; return the environment of it."""
+    """Create a DAGSTER_HOME with this project's settings; return its environment."""
     ours = (Path(__file__).parents[2] / "dagster.yaml").read_text(encoding="utf-8")
     directory.mkdir()
     (directory / "dagster.yaml").write_text(ours if content is None else content)

@@ -1,4 +1,4 @@
-"""Restores by hand on real servers: through the services, by a test's clock, and through jobs."""
+"""Manual restores on real servers: through the services with a test's clock, and through jobs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from tests.integration.timeless_store import opened_store
 
 @dataclass
 class Hand:
-    """A person at the services, on a store whose server does not tell the time."""
+    """An operator who uses the services, on a store whose server does not report its time."""
 
     plane: ControlPlane
     told: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Hand:
 def run_by_hand(
     instance: dg.DagsterInstance, job: str, op: str, config: Mapping[str, Any]
 ) -> dg.ExecuteInProcessResult:
-    """Run a job of a person with what the Launchpad would send."""
+    """Run a job with the config that the Launchpad would send."""
     return (
         services.definitions()
         .resolve_job_def(job)
@@ -61,7 +61,7 @@ def run_manual_restore(instance: dg.DagsterInstance, **config: Any) -> dg.Execut
 
 
 def shown(result: dg.ExecuteInProcessResult) -> Mapping[str, Any]:
-    """Return the metadata of restored_usage that a run showed; of a table its rows."""
+    """Return the metadata of restored_usage of a run, tables as rows."""
     (event,) = [
         event
         for event in result.all_events

@@ -1,4 +1,4 @@
-"""Servers that stand still: they take connections, and answer nothing."""
+"""Hung servers: they accept connections, but do not respond."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ _STOPPED = "T"
 
 @contextmanager
 def hung(*pids: int) -> Iterator[None]:
-    """Let processes stand still for a while."""
+    """Stop processes with SIGSTOP for a while."""
     try:
         _halt(pids)
         yield
@@ -26,7 +26,7 @@ def hung(*pids: int) -> Iterator[None]:
 def hung_at_request(
     network: DisturbedNetwork, find_pids: Callable[[], Collection[int]]
 ) -> Iterator[None]:
-    """Let processes stand still as soon as a request comes that the network watches."""
+    """Stop processes with SIGSTOP when a request arrives that the network watches."""
     halted: list[int] = []
 
     def halt(_: int) -> None:
@@ -45,7 +45,7 @@ def hung_at_request(
 def _halt(pids: Collection[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    # The kernel stops one thread after the other; until then they may still answer.
+    # The kernel stops threads one by one; until then they may still respond.
     wait_until(lambda: all(_stands_still(pid) for pid in pids))
 
 

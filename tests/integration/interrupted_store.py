@@ -1,4 +1,4 @@
-"""A store that a test does something to at set points of a restore."""
+"""A store with hooks at fixed points of a restore."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,12 +19,12 @@ from tests.integration.timeless_store import TimelessStore, opened_store
 
 
 def nothing(*_: object) -> None:
-    """Let it go on."""
+    """Continue without interruption."""
 
 
 @dataclass(frozen=True)
 class Interruptions:
-    """What is done, each time, before a tenant's counters are raised, after that, and so on."""
+    """Hooks that run each time at their point, such as before counters of a tenant are raised."""
 
     after_reading: Callable[[], None] = nothing
     before_raising: Callable[[IsOpen], None] = nothing
@@ -34,7 +34,7 @@ class Interruptions:
 
 @dataclass(frozen=True)
 class InterruptedTenant:
-    """A live tenant that is interrupted."""
+    """A live tenant with hooks."""
 
     live: LiveTenant
     interruptions: Interruptions
@@ -61,7 +61,7 @@ class InterruptedTenant:
 
 @dataclass(frozen=True)
 class InterruptedReader:
-    """A reader that is interrupted once it has read a tenant."""
+    """A reader with a hook after each tenant."""
 
     inner: TenantReader
     interruptions: Interruptions
@@ -77,7 +77,7 @@ class InterruptedReader:
 
 @dataclass(frozen=True)
 class InterruptedStore(TimelessStore):
-    """The real store, except that its use is interrupted."""
+    """The real store, with hooks."""
 
     interruptions: Interruptions
 
@@ -93,11 +93,11 @@ OpenInterrupted = Callable[[], AbstractContextManager[InterruptedStore]]
 
 @contextmanager
 def opened_interrupted(interruptions: Interruptions) -> Iterator[InterruptedStore]:
-    """Open the store that the settings name, to be interrupted."""
+    """Open the store of the settings with hooks."""
     with opened_store() as store:
         yield InterruptedStore(store.store, interruptions)
 
 
 def interrupted(interruptions: Interruptions) -> OpenInterrupted:
-    """Return a way to open the store that the settings name, to be interrupted."""
+    """Return an opener of the store of the settings with hooks."""
     return lambda: opened_interrupted(interruptions)

@@ -26,7 +26,7 @@ def lost(bucket: Bucket, instance: dg.DagsterInstance, hour: Hour) -> dg.RunRequ
 def recorded(
     instance: dg.DagsterInstance, request: dg.RunRequest, status: DagsterRunStatus
 ) -> dg.DagsterRun:
-    """Record a run as launched for a request, in which nobody works."""
+    """Record a run as launched for a request, without a worker."""
     return instance.create_run_for_job(
         services.definitions().resolve_job_def("restore_job"),
         status=status,
@@ -35,7 +35,7 @@ def recorded(
 
 
 def due(database: psycopg.Connection) -> None:
-    """Let the pause before the next launch be over."""
+    """Make the next launch due."""
     database.execute("update budget_recovery.incident set next_launch_at = now()")
 
 

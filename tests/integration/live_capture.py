@@ -1,4 +1,4 @@
-"""Captures of the store as it is, without a run around them."""
+"""Captures of the store without a Dagster run."""
 
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.services import Captured, Paused, Verified
@@ -8,7 +8,7 @@ from tests import services
 
 
 def capture_unless_paused(hour: Hour, settings: Settings | None = None) -> Captured | Paused:
-    """Capture the current hour, with a database pool and a client of its own."""
+    """Capture the current hour, with its own database pool and client."""
     with opened_control_plane(settings or load_settings()) as plane:
         captured = services.capture(plane, hour, settings=settings)
     assert not isinstance(captured, Verified)
@@ -16,14 +16,14 @@ def capture_unless_paused(hour: Hour, settings: Settings | None = None) -> Captu
 
 
 def capture_now(hour: Hour, settings: Settings | None = None) -> Captured:
-    """Capture the current hour of a store that is HEALTHY."""
+    """Capture the current hour of a HEALTHY store."""
     captured = capture_unless_paused(hour, settings)
     assert isinstance(captured, Captured)
     return captured
 
 
 def stored_tenants(captured: Captured) -> list[str]:
-    """Return the tenants of which all was stored, where nothing else went wrong."""
+    """Return the stored tenants; require that nothing failed."""
     assert captured.stopped_by is None
     assert not captured.failures
     return sorted(captured.read)

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that asks for a password."""
+"""A PostgreSQL server that requires a password."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ _RULES = "local all postgres trust\nlocal all all scram-sha-256\n"
 
 @contextmanager
 def locked_database(data_dir: Path) -> Iterator[str]:
-    """Start the server, with the schema; give the URL of a role that has a password."""
+    """Start the server with the schema; yield the URL of a role with a password."""
     with PostgresServer(data_dir) as server:
         with psycopg.connect(server.url(), autocommit=True) as connection:
             connection.execute(f"create role {_ROLE} login password '{PASSWORD}'")

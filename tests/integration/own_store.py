@@ -1,4 +1,4 @@
-"""A usage store on a NATS server of a test's own, which it can stop, set back and restart."""
+"""A usage store on a test's own NATS server, which can be stopped, rolled back and restarted."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ class OwnStore:
         self.server = NatsServer(self._directory, port=unused_port(), config=config)
 
     def do(self, work: Callable[[Bucket], Result]) -> Result:
-        """Work on the bucket as the gateway, on a connection made for it."""
+        """Use the bucket as the gateway, on a new connection."""
         url = self.server.url
         if self._user is not None:
             url = with_user(url, self._user, PASSWORD)
@@ -44,7 +44,7 @@ class OwnStore:
         return self.do(lambda bucket: int(bucket.info().state.last_seq))
 
     def spend(self, usage: str) -> None:
-        """Set one counter, which gives out one sequence."""
+        """Set one counter, which advances the sequence by one."""
         self.do(lambda bucket: bucket.spend("acme", "total", "lifetime", {None: usage}))
 
     def restart(self) -> None:
@@ -56,13 +56,13 @@ class OwnStore:
         self.server.stop()
 
     def copy(self) -> None:
-        """Take a copy of the server's files."""
+        """Copy the server's files."""
         self.server.stop()
         shutil.copytree(self._directory, self._copy)
         self.server.start()
 
     def set_back(self) -> None:
-        """Put the copy in the place of the server's files, as a restored backup of a disk is."""
+        """Replace the server's files by the copy, like a restored disk backup."""
         self.server.stop()
         shutil.rmtree(self._directory)
         shutil.copytree(self._copy, self._directory)
@@ -78,7 +78,7 @@ def opened_store(
     config: str = "",
     user: str | None = None,
 ) -> Iterator[OwnStore]:
-    """Start such a server, without a bucket, and let the settings name it."""
+    """Start such a server without a bucket, and set the settings to it."""
     store = OwnStore(directory, config=config, user=user)
     with store.server:
         monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", store.server.url)

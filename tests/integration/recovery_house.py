@@ -1,4 +1,4 @@
-"""The services on a real store and database, by a clock of the test's own, without Dagster."""
+"""The services on a real store and database, with the test's clock and without Dagster."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ class House:
     told: list[str] = field(default_factory=list)
 
     def capture(self, at: datetime | None = None) -> Captured:
-        """Take a snapshot in which nobody fails, now or once the clock is set."""
+        """Take a snapshot in which no tenant fails, now or at a time to which the clock is set."""
         self._set(at)
         captured = capture(self.plane, self.clock)
         assert captured.stopped_by is None
@@ -57,31 +57,31 @@ class House:
         return services.check(self.plane, open_store=opened_store)
 
     def lose(self) -> None:
-        """Wipe the store and leave an empty one."""
+        """Replace the store by an empty one."""
         self.bucket.destroy()
         self.bucket.create()
 
     def find_loss(self, at: datetime | None = None) -> Verdict:
-        """Check the store, which is lost."""
+        """Check the store; require that the verdict is a loss."""
         checked = self.check(at)
         assert checked.recovery.state is RecoveryState.RECOVERING
         return checked.check.verdict
 
     def run(self, open_store: OpenStore = opened_store, run_id: str = "a run") -> RecoveryResult:
-        """Try once to recover."""
+        """Run one recovery."""
         return services.recover(
             self.plane, open_store=open_store, run_id=run_id, on_progress=self.told.append
         )
 
     def recover(self, open_store: OpenStore = opened_store, run_id: str = "a run") -> Incident:
-        """Recover, which succeeds."""
+        """Recover; require success."""
         result = self.run(open_store, run_id)
         assert isinstance(result, Recovered)
         assert self.plane.incidents.recovery().state is RecoveryState.HEALTHY
         return result.incident
 
     def restore(self, tenant: str, open_store: OpenStore = opened_store) -> TenantRestored:
-        """Raise a tenant's counters whatever the state is, under no lease."""
+        """Raise a tenant's counters in any state and without a lease."""
         point = self.plane.points.point_of(tenant, self.plane.clock.now())
         assert point is not None
         with open_store() as store:
@@ -90,7 +90,7 @@ class House:
             )
 
     def entries(self, incident: Incident) -> Mapping[tuple[str, str, str], AuditEntry]:
-        """Return what all restores of an incident did, by tenant, budget and window."""
+        """Return the merged audits of an incident, by tenant, budget and window."""
         audits = self.plane.audits.largest(incident.incident_id, 10_000)
         assert len(audits.largest) == audits.windows
         return {
@@ -117,7 +117,7 @@ def outcome_of(incident: Incident) -> Outcome:
 
 
 def all_stored(bucket: Bucket) -> dict[str, Stored]:
-    """Return everything that a bucket's stream holds, by key: bytes, headers and revisions."""
+    """Return all messages of a bucket's stream by key: bytes, headers and revisions."""
 
     async def read() -> dict[str, Stored]:
         info = await bucket._js.stream_info(bucket.stream, subjects_filter=">")

@@ -1,4 +1,4 @@
-"""Ticks of the sensors and runs of the restore in this process, and what they show."""
+"""Ticks of the sensors and runs of the restore in this process, and their results."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,12 +17,12 @@ from tests.nats_servers import Bucket
 
 
 def check(instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
-    """Let store_loss_sensor tick."""
+    """Evaluate store_loss_sensor once."""
     return _tick(store_loss_sensor(load_settings()), instance, cursor)
 
 
 def supervise(instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
-    """Let restore_supervisor_sensor tick."""
+    """Evaluate restore_supervisor_sensor once."""
     return _tick(restore_supervisor_sensor, instance, cursor)
 
 
@@ -41,19 +41,19 @@ def _tick(
 
 
 def requested(result: dg.SensorResult) -> list[dg.RunRequest]:
-    """Return the runs that a tick asked for."""
+    """Return the runs that a tick requested."""
     return list(result.run_requests or [])
 
 
 def skipped(result: dg.SensorResult) -> str:
-    """Return why a tick asked for no run."""
+    """Return why a tick requested no run."""
     assert not result.run_requests
     assert result.skip_reason is not None
     return str(result.skip_reason.skip_message)
 
 
 def observed(result: dg.SensorResult) -> Mapping[str, Any]:
-    """Return what a check observed of the store."""
+    """Return the metadata of a check's observation of the store."""
     (event,) = result.asset_events
     assert event.asset_key == dg.AssetKey("gateway_usage_store")
     return {name: value.value for name, value in event.metadata.items()}
@@ -74,7 +74,7 @@ def run_restore(
 
 
 def outcome(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> str:
-    """Return what became of a restore, as its run is tagged."""
+    """Return the outcome of a restore, from the tag of its run."""
     run = instance.get_run_by_id(result.run_id)
     assert run is not None
     return run.tags["budget_recovery/outcome"]
@@ -106,7 +106,7 @@ def incidents(database: psycopg.Connection) -> list[dict[str, Any]]:
 
 
 def usages(bucket: Bucket, tenant: str, budget: str, window: str) -> dict[Entity, str]:
-    """Return what the counters of a budget and window say now, in plain digits."""
+    """Return the present counters of a budget and window, as plain digits."""
     of = BudgetWindow(budget, Window.parse(window))
     found = contents(Place(load_settings().require_nats_url(), bucket.name)).usages
     return {

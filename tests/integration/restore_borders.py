@@ -1,4 +1,4 @@
-"""A real restore in which something happens at one border, those around its writing too."""
+"""A real restore with a fault injected at one border, including those around its writes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,7 +48,7 @@ class _BorderedStore(Overriding):
 
 
 def bordered_restoring(open_store: OpenStore, borders: Borders) -> OpenStore:
-    """Return what opens the store with a border around each call, those that write too."""
+    """Return an opener of the store with borders around each call, including writes."""
 
     @contextmanager
     def opened() -> Iterator[UsageStore]:

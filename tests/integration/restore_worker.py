@@ -1,4 +1,4 @@
-"""A worker that restores in a process of its own, and sends itself a signal on the way.
+"""A worker that restores in its own process, and sends itself a signal meanwhile.
 
 Run as a program, it reads the settings from the environment, and its orders from its arguments.
 """
@@ -27,7 +27,7 @@ _END_SECONDS = 60
 
 @dataclass
 class Fate:
-    """The signal that comes before the writing of this number, from 1; 0: after all of them."""
+    """A signal before the numbered write, from 1; 0: after all writes."""
 
     before_write: int
     signal: signal.Signals
@@ -41,7 +41,7 @@ class Fate:
 
 
 class Overriding:
-    """A real part, of which something is overridden."""
+    """A real part with some methods overridden."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
@@ -51,7 +51,7 @@ class Overriding:
 
 
 class _Fated(Overriding):
-    """A part whose user meets its fate."""
+    """A part that sends the signal to its user."""
 
     def __init__(self, part: Any, fate: Fate) -> None:
         super().__init__(part)
@@ -82,7 +82,7 @@ class FatedIncidents(_Fated):
 
 
 def fated(opening: OpenStore, fate: Fate) -> OpenStore:
-    """Return a way to open the store that ``opening`` opens, whose user meets this fate."""
+    """Return an opener of the store that ``opening`` opens, with this signal for its user."""
 
     @contextmanager
     def opened() -> Iterator[UsageStore]:
@@ -93,14 +93,14 @@ def fated(opening: OpenStore, fate: Fate) -> OpenStore:
 
 
 class Worker:
-    """The program as a child of a test."""
+    """The program as a child process of a test."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     @classmethod
     def started(cls, run_id: str, before_write: int, number: signal.Signals) -> Self:
-        """Start it on the store and the database that the settings name."""
+        """Start it on the store and the database of the settings."""
         program = [sys.executable, "-m", __name__, run_id, str(before_write), number.name]
         return cls(subprocess.Popen(program, stdout=subprocess.PIPE, text=True))
 
@@ -124,18 +124,18 @@ class Worker:
         self._process.send_signal(signal.SIGCONT)
 
     def said(self) -> dict[str, str]:
-        """Wait for its end, and return what it said of it."""
+        """Wait for its end, and return its report."""
         told, _ = self._process.communicate(timeout=_END_SECONDS)
         answer: dict[str, str] = json.loads(told)
         return answer
 
     def is_killed(self) -> bool:
-        """Wait for its end, and return whether it was a violent one."""
+        """Wait for its end, and return whether it was killed."""
         return self._process.wait(_END_SECONDS) == -signal.SIGKILL
 
 
 def killed(run_id: str, before_write: int) -> None:
-    """Run a worker that is killed before this writing."""
+    """Run a worker that is killed before this write."""
     with Worker.started(run_id, before_write, signal.SIGKILL) as worker:
         assert worker.is_killed()
 
@@ -145,7 +145,7 @@ def _opened() -> AbstractContextManager[Database]:
 
 
 def main(run_id: str, before_write: str, number: str) -> None:
-    """Restore, and say how it ended."""
+    """Restore, and report the end."""
     fate = Fate(int(before_write), signal.Signals[number])
     with _opened() as database:
         leases = PostgresLeases(

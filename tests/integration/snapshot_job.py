@@ -1,4 +1,4 @@
-"""Running the snapshot job in this process, and reading what it shows."""
+"""Running the snapshot job in this process, and reading its results."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -51,7 +51,7 @@ def entries(database: psycopg.Connection) -> dict[tuple[str, str, str, str | Non
 
 
 def capture_at(url: str, moment: datetime) -> None:
-    """Take a snapshot while the database's clock shows ``moment``."""
+    """Take a snapshot with the database's clock at ``moment``."""
     clock = SteppedClock(moment)
     with opened_at(url, clock) as database:
         capture(database, clock)

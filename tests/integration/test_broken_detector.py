@@ -1,4 +1,4 @@
-"""A detector that fails at every tick, and who says so."""
+"""A detector that fails at every tick is reported."""
 
 import dagster as dg
 import psycopg
@@ -10,14 +10,14 @@ from tests.integration.recovery_runs import check, skipped, state
 from tests.nats_servers import Bucket
 
 
-def test_a_detector_that_fails_for_an_hour_is_told_of_by_the_status(
+def test_the_status_reports_a_detector_that_fails_for_an_hour(
     configured: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
-    # As dagster-io/dagster#29625: nobody hears of a broken sensor.
+    # As dagster-io/dagster#29625: a broken sensor goes unnoticed.
     configured.spend("acme", "total", "lifetime", {None: "80"})
     check(instance)
     assert CliRunner().invoke(main, ["status"]).exit_code == 0
-    # As after a change of the database that nobody has told us of.
+    # As after an unknown change of the database.
     database.execute(
         "alter table budget_recovery.store_check add check (checked_by = 'nobody') not valid"
     )

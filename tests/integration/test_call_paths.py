@@ -21,7 +21,7 @@ def servers() -> Iterator[Servers]:
 def test_the_page_lists_the_files_of_each_call_path(
     servers: Servers, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The traced process gets this; no later test does.
+    # Only the traced process gets this.
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     listed = [file for cells in rows(PAGE, path) for file in spans_in(cells[0])]
     run = TRACES[path](servers)

@@ -1,4 +1,4 @@
-"""The job by leaderboards, on a real store and a real database."""
+"""The job with leaderboards as its source, on a real store and a real database."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -48,7 +48,7 @@ def test_the_job_captures_the_leaderboards(
     by_boards.rank("acme", "total", LIFETIME, {None: "16777216.01"})
     by_boards.rank("acme", "users", LIFETIME, SIX_HUNDRED)
     by_boards.rank("team a / 東京", "models", LIFETIME, {"openai-main/gpt-4o": "1E-18"})
-    # The counters are not looked at.
+    # The counters are not read.
     by_boards.spend("acme", "total", LIFETIME, {None: "1"})
     by_boards.spend("another", "total", LIFETIME, {None: "1"})
 
@@ -84,7 +84,7 @@ def test_the_job_captures_the_leaderboards(
     assert by_boards.consumers() == 0
 
 
-def test_another_source_at_the_next_capture_forgets_nobody_and_warns_of_nothing(
+def test_a_change_of_the_source_forgets_no_entity_and_causes_no_warning(
     configured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -106,7 +106,7 @@ def test_another_source_at_the_next_capture_forgets_nobody_and_warns_of_nothing(
     assert rows.fetchall() == [("counters", 600, 0), ("leaderboards", 500, 0), ("counters", 600, 0)]
 
 
-def test_a_leaderboard_that_cannot_be_read_is_named_and_warns_of_no_loss(
+def test_an_unreadable_leaderboard_is_reported_and_is_not_a_drop(
     by_boards: Bucket, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     by_boards.rank("acme", "users", LIFETIME, {"alice": "12.5"})
@@ -133,7 +133,7 @@ def test_a_leaderboard_that_cannot_be_read_is_named_and_warns_of_no_loss(
 def confined(
     server_dir: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bucket]:
-    """A server whose user has the least rights that a capture by leaderboards needs."""
+    """Start a server whose user has only the permissions that a capture of leaderboards needs."""
     with confined_to(
         "leaderboard.>",
         data_dir=server_dir / "nats-for-leaderboards",
@@ -143,7 +143,7 @@ def confined(
         yield bucket
 
 
-def test_the_rights_for_leaderboards_are_enough(
+def test_the_permissions_for_leaderboards_suffice(
     confined: Bucket,
     instance: dg.DagsterInstance,
     current_hour: Hour,
@@ -157,7 +157,7 @@ def test_the_rights_for_leaderboards_are_enough(
     shown = metadata(result)
     assert (shown["tenants_stored"], shown["tenants_failed"]) == (1, 0)
     assert recovery_point("acme")[USERS] == {"alice": Decimal("12.5")}
-    # They are not those for the counters; what is refused is told by its subject.
+    # They do not suffice for counters; the error names the denied subject.
     monkeypatch.setenv("BUDGET_RECOVERY_CAPTURE_SOURCE", "counters")
     refused = run_job(instance, current_hour)
     assert not refused.success

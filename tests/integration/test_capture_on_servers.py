@@ -1,4 +1,4 @@
-"""Captures through the service on real servers, where they break, repeat, and run at once."""
+"""Captures through the service on real servers: failures, repetition and concurrency."""
 
 import threading
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 def guarded(
     server_dir: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bucket]:
-    """A server whose user may read the tenants a and c, and not b."""
+    """Start a server whose user may read the tenants a and c, but not b."""
     with confined_to(
         "usage.a.>",
         "usage.c.>",
@@ -48,13 +48,13 @@ def guarded(
         yield bucket
 
 
-def test_a_tenant_that_the_user_may_not_read_is_named_and_the_others_are_stored(
+def test_a_tenant_that_the_user_may_not_read_is_reported_and_the_others_are_stored(
     guarded: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
     current_hour: Hour,
 ) -> None:
-    # A snapshot of b from before it was forbidden, long past retention and not needed any more.
+    # An old snapshot of b, past retention and no longer needed.
     database.execute(
         "insert into budget_recovery.capture values"
         " ('b', now() - interval '9 days', now(), 'old', 'counters', now(), 1,"
@@ -86,7 +86,7 @@ def test_a_tenant_that_the_user_may_not_read_is_named_and_the_others_are_stored(
     assert kept.fetchall() == [("a", 1), ("b", 1), ("c", 1)]
 
 
-def test_a_second_run_at_the_same_time_is_told_who_holds_the_lease(
+def test_a_second_run_at_the_same_time_is_refused_with_the_lease_holder(
     configured: Bucket,
     database_url: str,
     database: psycopg.Connection,
@@ -105,7 +105,7 @@ def test_a_second_run_at_the_same_time_is_told_who_holds_the_lease(
     assert run_job(instance, current_hour).success
 
 
-def test_of_two_captures_at_once_one_wins(configured: Bucket, database_url: str) -> None:
+def test_only_one_of_two_concurrent_captures_runs(configured: Bucket, database_url: str) -> None:
     for number in range(20):
         configured.spend(f"t{number}", "total", LIFETIME, {None: "10"})
     started = threading.Barrier(2)
@@ -131,7 +131,7 @@ def test_of_two_captures_at_once_one_wins(configured: Bucket, database_url: str)
     assert "is running" in str(loser)
 
 
-def test_any_name_is_captured_exactly_and_apart(
+def test_any_name_is_captured_exactly(
     configured: Bucket, database_url: str, database: psycopg.Connection
 ) -> None:
     names = ["*", ">", "a.b", "a:b", "user:alice+x@exämple.com", "team a / 東京", "\t\n\x7f", "a"]
@@ -157,7 +157,7 @@ def test_any_name_is_captured_exactly_and_apart(
     assert "more than 1000" in too_long[1][0]["reason"]
 
 
-def test_a_budget_absent_for_an_hour_is_absent_from_exactly_that_snapshot(
+def test_a_budget_missing_for_an_hour_is_missing_only_from_that_snapshot(
     configured: Bucket, database_url: str, database: psycopg.Connection
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "10"})
@@ -184,7 +184,7 @@ def test_a_budget_absent_for_an_hour_is_absent_from_exactly_that_snapshot(
     assert contents.fetchone() == (2,)
 
 
-def test_postgres_killed_in_the_middle_leaves_whole_snapshots_and_the_next_run_succeeds(
+def test_a_killed_postgres_leaves_whole_snapshots_and_the_next_run_succeeds(
     bucket: Bucket, nats_server: NatsServer, server_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for tenant in ("a", "b", "c"):
@@ -210,7 +210,7 @@ def test_postgres_killed_in_the_middle_leaves_whole_snapshots_and_the_next_run_s
                 "select tenant, entity, usage::text from budget_recovery.budget_entry"
             )
             assert sorted(rows.fetchall(), key=str) == [("a", "bob", "4"), ("a", None, "10")]
-            # What its expiry does 30 seconds after the holder's death.
+            # As if the lease had expired, 30 seconds after the holder's death.
             connection.execute(
                 "update budget_recovery.lease"
                 " set holder = null, acquired_at = null, expires_at = null"
@@ -219,7 +219,7 @@ def test_postgres_killed_in_the_middle_leaves_whole_snapshots_and_the_next_run_s
             assert len(capture(plane, clock, "next").stored) == 3
 
 
-def test_three_hundred_captures_in_a_row_leave_nothing_behind(
+def test_three_hundred_captures_leak_nothing(
     configured: Bucket, database_url: str, database: psycopg.Connection
 ) -> None:
     for tenant in ("a", "b"):
@@ -234,7 +234,7 @@ def test_three_hundred_captures_in_a_row_leave_nothing_behind(
                 with plane.leases.hold(CAPTURE_LEASE, "another"), pytest.raises(LeaseHeldError):
                     capture(plane, clock)
             assert len(capture(plane, clock, f"run {number}").stored) == 2
-        # The pool may grow to its size, each connection a session and a file; 300 are more.
+        # The pool may fill up, with a session and a file for each connection; 300 leaks are more.
         wait_until(lambda: open_things(database) <= before + 2 * MAX_CONNECTIONS)
     assert configured.consumers() == 0
 

@@ -1,4 +1,4 @@
-"""A check without its database finds nothing out and changes nothing."""
+"""A check without its database is unknown and changes nothing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,20 +22,20 @@ from tests.integration.unknown_ticks import (
 from tests.nats_servers import Bucket, DisturbedNetwork
 from tests.processes import descendants
 
-# What this file starts, it starts once: all of it belongs to one worker.
+# One worker runs all tests of this file, so that its servers start only once.
 pytestmark = pytest.mark.xdist_group("checks_without_database")
 
 
 @pytest.fixture(scope="module")
 def own_postgres(server_dir: Path) -> Iterator[PostgresServer]:
-    """A server that may be stopped; it comes back at the same address."""
+    """Start a server that may be stopped and started again at the same address."""
     with PostgresServer(server_dir / "checks without database") as server:
         yield server
 
 
 @pytest.fixture
 def database_url(own_postgres: PostgresServer) -> str:
-    """A migrated database of this test's own, on that server."""
+    """Create a migrated database for this test on that server."""
     name = f"test_{uuid4().hex[:12]}"
     with psycopg.connect(own_postgres.url(), autocommit=True) as connection:
         connection.execute(f"create database {name}")
@@ -46,7 +46,7 @@ def database_url(own_postgres: PostgresServer) -> str:
 
 @pytest.fixture
 def accepted(configured: Bucket, instance: dg.DagsterInstance) -> Bucket:
-    """A bucket with a counter at sequence 1 and our marker at 2."""
+    """Return a bucket with a counter at sequence 1 and our marker at 2."""
     configured.spend("acme", "total", "lifetime", {None: "80"})
     assert verdict(check(instance)) == "first_seen"
     return configured
@@ -56,13 +56,13 @@ def processes(server: PostgresServer) -> list[int]:
     return [server.pid, *descendants(server.pid)]
 
 
-def test_a_database_that_is_down_makes_a_check_unknown(
+def test_a_check_is_unknown_while_the_database_is_down(
     accepted: Bucket,
     instance: dg.DagsterInstance,
     own_postgres: PostgresServer,
     database_url: str,
 ) -> None:
-    # As gardener/etcd-backup-restore#200: a network error in a check was taken for bad data.
+    # As gardener/etcd-backup-restore#200: a check mistook a network error for bad data.
     with psycopg.connect(database_url) as connection:
         before = store_row(connection)
     with nothing_left():
@@ -78,7 +78,7 @@ def test_a_database_that_is_down_makes_a_check_unknown(
             assert_recovered(instance, connection)
 
 
-def test_a_database_that_hangs_makes_a_check_unknown(
+def test_a_check_is_unknown_while_the_database_hangs(
     accepted: Bucket,
     instance: dg.DagsterInstance,
     own_postgres: PostgresServer,
@@ -93,7 +93,7 @@ def test_a_database_that_hangs_makes_a_check_unknown(
         assert_recovered(instance, database)
 
 
-def test_a_check_whose_database_hangs_midway_is_broken_off_and_its_thread_ends(
+def test_a_check_whose_database_hangs_midway_times_out_and_its_thread_ends(
     accepted: Bucket,
     nats_server: NatsServer,
     instance: dg.DagsterInstance,
@@ -110,7 +110,7 @@ def test_a_check_whose_database_hangs_midway_is_broken_off_and_its_thread_ends(
         with nothing_left(), hung_at_request(network, lambda: processes(own_postgres)):
             assert "The tick was not done within 10 s" in unknown(instance)
             assert accepted.info().state.last_seq == 2
-            # The check that was given up goes on, unheeded, and ends as any other.
+            # The abandoned check continues and ends normally.
     row = store_row(database)
     assert row["baseline_created_at"] == before["baseline_created_at"]
     assert store_checks(database)[-1]["verdict"] in ("first_seen", "unchanged", "advanced")

@@ -1,4 +1,4 @@
-"""What Dagster loads, without any server or setting."""
+"""The definitions that Dagster loads, without servers and settings."""
 
 import re
 import subprocess
@@ -36,7 +36,7 @@ ASSETS = {
     "recovery_points": ("recovery", {"postgres"}, "team:budget-recovery"),
     "restored_usage": ("recovery", {"nats"}, "team:budget-recovery"),
 }
-# What a schedule makes; a restore comes when it is needed.
+# Materialized by a schedule; a restore runs only after a loss.
 HOURLY = ["budget_usage_snapshots", "tenant_usage_tables", "recovery_points"]
 
 
@@ -57,7 +57,7 @@ def test_every_asset_has_group_kinds_owner_and_tags() -> None:
         assert asset.tags["data"] == "tenant-usage"
 
 
-def test_the_lineage_runs_from_the_gateways_store_to_tables_and_points() -> None:
+def test_the_lineage_leads_from_the_gateways_store_to_tables_and_points() -> None:
     upstream = {
         name: sorted(dep.asset_key.to_user_string() for dep in spec(name).deps) for name in ASSETS
     }
@@ -71,7 +71,7 @@ def test_the_lineage_runs_from_the_gateways_store_to_tables_and_points() -> None
 
 
 @pytest.mark.parametrize("name", HOURLY)
-def test_what_we_materialize_is_fresh_for_an_hour_and_describes_its_columns(name: str) -> None:
+def test_hourly_assets_have_a_freshness_policy_and_described_columns(name: str) -> None:
     schema = spec(name).metadata["dagster/column_schema"]
     assert isinstance(schema, dg.TableSchema)
     assert all(column.description for column in schema.columns)
@@ -107,12 +107,12 @@ def test_every_check_is_described_and_in_the_job() -> None:
     )
 
 
-def test_only_the_capture_takes_the_pool_of_the_usage_store() -> None:
+def test_only_the_capture_uses_the_pool_of_the_usage_store() -> None:
     assert asset("tenant_usage_tables").op.pool is None
     assert asset("recovery_points").op.pool is None
 
 
-def test_dagsters_daemon_judges_freshness(tmp_path: Path) -> None:
+def test_the_daemon_of_dagster_evaluates_freshness(tmp_path: Path) -> None:
     settings = files("budget_recovery_dagster.sandbox").joinpath("dagster.yaml").read_text()
     without_storage = re.sub(r"(?ms)^storage:.*?^(?=\S)", "", settings)
     (tmp_path / "dagster.yaml").write_text(without_storage)
@@ -121,14 +121,14 @@ def test_dagsters_daemon_judges_freshness(tmp_path: Path) -> None:
         assert "FRESHNESS_DAEMON" in instance.get_required_daemon_types()
 
 
-def test_every_run_has_one_process() -> None:
+def test_every_job_runs_in_one_process() -> None:
     jobs = list(defs.resolve_all_job_defs())
-    # The one of backfills, too.
+    # Including the implicit job of backfills.
     assert "__ASSET_JOB" in {job.name for job in jobs}
     assert {job.executor_def for job in jobs} == {dg.in_process_executor}
 
 
-def test_the_snapshot_job_is_not_repeated_and_takes_the_pool() -> None:
+def test_the_snapshot_job_is_not_retried_and_uses_the_pool() -> None:
     job = defs.resolve_job_def("hourly_snapshot_job")
     assert job.tags["dagster/max_retries"] == "0"
     assert job.tags["dagster/max_runtime"] == "3600"
@@ -136,7 +136,7 @@ def test_the_snapshot_job_is_not_repeated_and_takes_the_pool() -> None:
     assert job.partitions_def == asset("budget_usage_snapshots").partitions_def
 
 
-def test_the_partitions_that_dagster_loads_end_with_the_current_hour() -> None:
+def test_the_loaded_partitions_end_with_the_current_hour() -> None:
     now = datetime.now(UTC)
     partitions = asset("budget_usage_snapshots").partitions_def
     assert partitions is not None
@@ -146,7 +146,7 @@ def test_the_partitions_that_dagster_loads_end_with_the_current_hour() -> None:
     assert 8 * 24 < len(keys) <= 9 * 24
 
 
-def test_a_wrong_setting_is_named_where_dagster_loads() -> None:
+def test_an_invalid_setting_is_named_when_dagster_loads() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", "import budget_recovery_dagster.definitions"],
         env={"BUDGET_RECOVERY_RETENTION_DAYS": "7days"},
@@ -158,7 +158,7 @@ def test_a_wrong_setting_is_named_where_dagster_loads() -> None:
     assert "BUDGET_RECOVERY_RETENTION_DAYS is '7days'" in loaded.stderr
 
 
-def test_partitions_run_from_a_day_before_retention_to_the_current_hour() -> None:
+def test_partitions_start_a_day_before_retention_and_end_with_the_current_hour() -> None:
     now = datetime(2026, 11, 30, 14, 25, tzinfo=UTC)
     keys = capture_hours(Settings(), now).get_partition_keys(current_time=now)
     assert (keys[0], keys[-1]) == ("2026-11-22-00:00", "2026-11-30-14:00")

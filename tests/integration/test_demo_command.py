@@ -40,7 +40,7 @@ OUTPUT = [
 
 @pytest.fixture
 def place(server_dir: Path) -> Iterator[Path]:
-    """An empty TMPDIR that the account of the database can reach."""
+    """Create an empty TMPDIR that the account of the database can reach."""
     with tempfile.TemporaryDirectory(prefix="of demo ", dir=server_dir) as directory:
         path = Path(directory)
         path.chmod(0o755)
@@ -48,7 +48,7 @@ def place(server_dir: Path) -> Iterator[Path]:
 
 
 def row(said: str, name: str) -> tuple[Decimal, Decimal, Decimal]:
-    """The figures of a row: before wipe, after wipe, after restore."""
+    """Return the figures of a row: before wipe, after wipe, after restore."""
     (line,) = [line for line in said.splitlines() if line.startswith(name)]
     before, after, restored = (Decimal(each.replace(",", "")) for each in line.split()[-3:])
     return before, after, restored
@@ -59,8 +59,8 @@ def amount(said: str, text: str) -> Decimal:
     return Decimal(found)
 
 
-def test_the_store_is_lost_and_everything_comes_back(place: Path, tmp_path: Path) -> None:
-    # The servers that the environment names are not used.
+def test_the_demo_loses_the_store_and_restores_everything(place: Path, tmp_path: Path) -> None:
+    # The servers of the environment are not used.
     theirs = {
         "BUDGET_RECOVERY_NATS_URL": f"nats://me:{PASSWORD}@127.0.0.1:1",
         "BUDGET_RECOVERY_POSTGRES_URL": f"postgresql://me:{PASSWORD}@127.0.0.1:1/none",
@@ -82,7 +82,7 @@ def test_the_store_is_lost_and_everything_comes_back(place: Path, tmp_path: Path
     assert all(line == line.rstrip() for line in said.splitlines())
     assert all(len(line) <= 80 or str(place) in line for line in said.splitlines())
     assert "  no  " not in said
-    # The promise is about a minute; an idle machine needs a third of that.
+    # The documentation promises about a minute; an idle machine needs a third of that.
     assert float(said.rpartition("Total time: ")[2].split()[0]) < 90
 
     require_figures_that_add_up(said)
@@ -110,7 +110,7 @@ def require_figures_that_add_up(said: str) -> None:
     assert spent[2] - spent[0] == not_added + kept
 
 
-def test_counters_that_do_not_come_back_are_named(place: Path, tmp_path: Path) -> None:
+def test_missing_counters_are_reported(place: Path, tmp_path: Path) -> None:
     with started(place, tmp_path / "output.txt") as demo:
         # The snapshots are stored, and the restore starts some seconds later.
         demo.wait_until_it_says("is in no snapshot.")
@@ -132,7 +132,7 @@ def test_counters_that_do_not_come_back_are_named(place: Path, tmp_path: Path) -
     assert "Error" not in said
 
 
-def test_a_restore_that_gives_up_is_shown_with_its_reason(place: Path, tmp_path: Path) -> None:
+def test_a_restore_that_gives_up_is_reported_with_its_reason(place: Path, tmp_path: Path) -> None:
     with started(place, tmp_path / "output.txt") as demo:
         demo.wait_until_it_says("is in no snapshot.")
         with demo.database() as database:
@@ -208,7 +208,7 @@ def test_a_normal_user_can_run_it(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to another account")
-def test_root_is_told_of_a_directory_that_the_database_cannot_reach(
+def test_root_is_refused_a_directory_that_the_database_cannot_reach(
     place: Path, tmp_path: Path
 ) -> None:
     place.chmod(0o700)

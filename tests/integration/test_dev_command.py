@@ -54,7 +54,7 @@ def place(server_dir: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class FirstStart:
-    """A first start that Ctrl-C ended, as it was seen, and the data that it left."""
+    """A first start that Ctrl-C ended: what was observed, and the data that it left."""
 
     since: datetime
     data_dir: Path
@@ -73,7 +73,7 @@ class FirstStart:
 
 @pytest.fixture(scope="module")
 def first_start(server_dir: Path) -> Iterator[FirstStart]:
-    """The one start of this file that makes all data; tests of later starts copy them."""
+    """Start the command once with new data; tests of later starts copy the data."""
     with tempfile.TemporaryDirectory(prefix="of first ", dir=server_dir) as directory:
         path = Path(directory)
         path.chmod(0o755)
@@ -112,7 +112,7 @@ def test_dev_shows_its_addresses_takes_a_snapshot_and_leaves_no_process(
 
 @pytest.fixture(scope="module")
 def second_try(server_dir: Path) -> Iterator[Dev]:
-    """A running command whose first start was interrupted before the history was written."""
+    """Start the command after a first start that was interrupted before the history was written."""
     with tempfile.TemporaryDirectory(prefix="of second try ", dir=server_dir) as directory:
         path = Path(directory)
         path.chmod(0o755)
@@ -131,7 +131,7 @@ def test_the_counters_of_the_gateway_only_rise_and_have_a_history(second_try: De
     assert {decode_key(key).tenant for key in before} == {"acme", "globex", "team a / 東京"}
     assert dev.defined_budgets() == len(BUDGETS.definitions)
     counters = {decode_key(key): usage for key, usage in before.items()}
-    # A minute of traffic costs only some dollars.
+    # A minute of traffic costs only a few dollars.
     ever = [key for key in counters if key.of.window.period is Period.LIFETIME]
     assert sum(counters[key] for key in ever) > 20
     after: dict[str, Decimal] = {}
@@ -144,7 +144,7 @@ def test_the_counters_of_the_gateway_only_rise_and_have_a_history(second_try: De
     assert all(after[key] >= usage > 0 for key, usage in before.items())
 
 
-def test_each_refusal_is_one_sentence_and_leaves_the_running_one_alone(second_try: Dev) -> None:
+def test_each_refusal_is_one_sentence_and_does_not_disturb_the_running_dev(second_try: Dev) -> None:
     dev, place = second_try, second_try.output.parent
     (place / "file").write_text("")
     assert f"already runs on {place}/data (pid {dev.process.pid})" in refusal(
@@ -198,7 +198,7 @@ def test_a_dev_that_was_killed_during_a_run_repeats_the_snapshot(place: Path) ->
         dev.process.kill()
     with started(data, place / "second.txt", until="\nLogs ") as dev:
         nats_pid = dev.nats_pid
-        # The run cannot be over before it is read, nor go on before it is dead.
+        # The run can neither end before it is read nor continue before it is killed.
         os.kill(nats_pid, signal.SIGSTOP)
         try:
             assert dev.first_run("STARTED") == waiting
@@ -252,7 +252,7 @@ def test_a_normal_user_can_run_it(place: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to another account")
-def test_root_is_told_of_a_directory_that_the_database_cannot_reach(place: Path) -> None:
+def test_root_is_refused_a_directory_that_the_database_cannot_reach(place: Path) -> None:
     private = place / "private"
     private.mkdir(mode=0o700)
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""``budget-recovery doctor`` on who is let in to NATS, and to what."""
+"""``budget-recovery doctor`` on authentication and permissions in NATS."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ from tests.nats_servers import PASSWORD, Bucket, users, with_user
 BUCKET = "budget-usage"
 PERMISSIONS = documented_permissions()
 ASK = f"$JS.API.STREAM.INFO.KV_{BUCKET}"
-# Without any of these no reading can be tried.
+# Without any of these no read can be tried.
 FOR_READING = (ASK, ".usage.>", "MSG.NEXT", "CONSUMER.DELETE")
 
 
@@ -36,7 +36,7 @@ def user(
 
 @pytest.fixture(scope="module")
 def guarded(server_dir: Path) -> Iterator[NatsServer]:
-    """A server with a user for each permission that lacks only this one."""
+    """Start a server with a user for each permission who lacks only this one."""
     config = users(
         {"user": "gateway", "password": PASSWORD},
         user("recovery", PERMISSIONS),
@@ -54,7 +54,7 @@ def guarded(server_dir: Path) -> Iterator[NatsServer]:
 def guarded_bucket(
     guarded: NatsServer, configured: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bucket]:
-    """A bucket on that server, with a counter; the settings name its recovery."""
+    """Create a bucket with a counter on that server; set the settings to its recovery user."""
     with Bucket.connected(with_user(guarded.url, "gateway", PASSWORD), BUCKET) as bucket:
         bucket.create()
         bucket.spend("acme", "total", "lifetime", {None: "80"})
@@ -64,7 +64,7 @@ def guarded_bucket(
         bucket.destroy()
 
 
-def test_it_needs_no_more_permissions_than_the_readme_lists(guarded_bucket: Bucket) -> None:
+def test_the_permissions_in_the_readme_suffice(guarded_bucket: Bucket) -> None:
     with untouched(guarded_bucket):
         checked = doctor()
     assert checked.failed == set()
@@ -72,7 +72,7 @@ def test_it_needs_no_more_permissions_than_the_readme_lists(guarded_bucket: Buck
 
 
 @pytest.mark.parametrize("number", range(len(PERMISSIONS)), ids=PERMISSIONS)
-def test_each_missing_permission_is_named(
+def test_each_missing_permission_is_reported(
     guarded: NatsServer, guarded_bucket: Bucket, number: int
 ) -> None:
     denied = PERMISSIONS[number]
@@ -93,7 +93,7 @@ def test_each_missing_permission_is_named(
     assert checked["bucket_kind"]["outcome"] == ("skipped" if denied == ASK else "ok")
 
 
-def test_a_user_who_may_not_receive_answers_is_told_so(
+def test_a_user_who_may_not_receive_responses_is_reported(
     guarded: NatsServer, guarded_bucket: Bucket
 ) -> None:
     checked = doctor(**{NATS_URL: with_user(guarded.url, "deaf", PASSWORD)})
@@ -103,7 +103,7 @@ def test_a_user_who_may_not_receive_answers_is_told_so(
     assert checked["bucket_kind"]["facts"] == {"requires": ["permission_receive_answers"]}
 
 
-def test_a_wrong_password_of_nats_is_named_and_not_shown(
+def test_a_wrong_nats_password_is_reported_and_not_shown(
     guarded: NatsServer, guarded_bucket: Bucket
 ) -> None:
     environment = {NATS_URL: with_user(guarded.url, "recovery", "wr0ng")}
@@ -120,7 +120,7 @@ def test_a_wrong_password_of_nats_is_named_and_not_shown(
     require_skipped(checked, *(check for check in checked.checks if check.startswith("bucket_")))
 
 
-def test_expired_credentials_are_named_with_the_time(
+def test_expired_credentials_are_reported_with_their_time(
     configured: Bucket, server_dir: Path, tmp_path: Path
 ) -> None:
     operator = Operator()
@@ -142,7 +142,7 @@ def test_expired_credentials_are_named_with_the_time(
         assert "JetStream" in soon["bucket_exists"]["message"]
 
 
-def test_nats_that_is_down_is_named_and_the_rest_is_looked_at(configured: Bucket) -> None:
+def test_an_unreachable_nats_is_reported_and_the_rest_is_checked(configured: Bucket) -> None:
     url = f"nats://127.0.0.1:{unused_port()}"
     checked = doctor(**{NATS_URL: url})
     assert checked.failed == {CONNECTION}
@@ -152,7 +152,7 @@ def test_nats_that_is_down_is_named_and_the_rest_is_looked_at(configured: Bucket
     assert checked["host_clock"]["outcome"] == "ok"
 
 
-def test_one_server_of_several_that_is_down_is_advice(
+def test_one_unreachable_server_of_several_is_a_warning(
     configured: Bucket, nats_server: NatsServer
 ) -> None:
     down = f"nats://127.0.0.1:{unused_port()}"

@@ -12,12 +12,12 @@ from tests.integration.doctor_command import NATS_URL, doctor, require_skipped, 
 from tests.nats_servers import Bucket, DisturbedNetwork
 
 
-def test_a_bucket_that_is_not_there_is_named(configured: Bucket) -> None:
+def test_a_missing_bucket_is_reported(configured: Bucket) -> None:
     checked = doctor(BUDGET_RECOVERY_BUCKET="another")
     assert checked.failed == {"bucket_exists"}
     assert checked["bucket_exists"]["message"] == "The bucket another does not exist."
     require_skipped(checked, "bucket_kind", "bucket_replicas", "bucket_read")
-    # Whether one may is known all the same.
+    # Permissions are checked even without a bucket.
     assert checked["permission_raise_counters"]["outcome"] == "ok"
 
 
@@ -61,7 +61,7 @@ def test_a_bucket_that_is_not_there_is_named(configured: Bucket) -> None:
     ],
     ids=lambda value: None if isinstance(value, dict) else str(value)[:20],
 )
-def test_settings_of_the_bucket_are_judged(
+def test_settings_of_the_bucket_are_checked(
     configured: Bucket, settings: dict[str, Any], check: str, outcome: str, code: str, message: str
 ) -> None:
     configured.destroy()
@@ -80,7 +80,7 @@ def test_settings_of_the_bucket_are_judged(
         checked = doctor()
     assert (checked[check]["outcome"], checked[check]["code"]) == (outcome, code)
     assert message in checked[check]["message"]
-    # A sealed stream says so itself, and so does one that lets no consumer of ours be.
+    # A read of a stream that refuses our consumer fails too.
     others = {"bucket_read"} if check == "bucket_consumers" else set()
     assert checked.failed - others == ({check} if outcome == "fail" else set())
     assert others <= checked.failed
@@ -90,7 +90,7 @@ def test_settings_of_the_bucket_are_judged(
     ("seconds", "blocks"),
     [(30, ["restore"]), (-90, ["capture", "restore"])],
 )
-def test_clocks_that_disagree_are_named(
+def test_clocks_that_disagree_are_reported(
     configured: Bucket, nats_server: NatsServer, seconds: int, blocks: list[str]
 ) -> None:
     def shift(answer: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""``budget-recovery doctor`` on a cluster, of which a server dies."""
+"""``budget-recovery doctor`` on a cluster that loses a server."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 REPLICAS, CLUSTER = "bucket_replicas", "bucket_cluster"
 
 
-def test_replicas_and_a_server_that_is_gone_are_told(server_dir: Path) -> None:
+def test_replicas_and_a_missing_server_are_reported(server_dir: Path) -> None:
     with Cluster.started(server_dir / "doctor-cluster") as cluster:
         wait_until(lambda: cluster.meta_leader() is not None)
         urls = cluster.urls
@@ -26,7 +26,7 @@ def test_replicas_and_a_server_that_is_gone_are_told(server_dir: Path) -> None:
             )
 
         leader = cluster.meta_leader()
-        # The one that answers commands stays; so does the one to which the tests speak.
+        # The meta leader and the server that the test uses stay up.
         others = [name for name in NAMES if name != leader]
         url = cluster.servers[others[0]].url
         with Bucket.connected(url, "one") as one, Bucket.connected(url, "three") as three:
@@ -45,7 +45,7 @@ def test_replicas_and_a_server_that_is_gone_are_told(server_dir: Path) -> None:
 
             gone = cluster.servers[others[1]].url
             cluster.kill(others[1])
-            # After a writing it shows who has not taken it.
+            # After a write the leader reports the replica that lags.
             wait_until(lambda: _put(three) and CLUSTER in checked("three").failed)
             missing = checked("three")
             assert missing[CLUSTER]["code"] == "not_converged"

@@ -1,4 +1,4 @@
-"""``budget-recovery doctor``: all is well, settings, this host, and where it looks."""
+"""``budget-recovery doctor``: a healthy installation, settings, this host, and its sources."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.integration.doctor_command import (
 from tests.nats_servers import Bucket
 
 
-def test_all_is_well_and_nothing_is_touched(
+def test_a_healthy_installation_passes_and_nothing_is_changed(
     configured: Bucket,
     database_url: str,
     database: psycopg.Connection,
@@ -38,7 +38,7 @@ def test_all_is_well_and_nothing_is_touched(
         checked = doctor(**home)
         said = page(**home)
     assert checked.exit_code == 0
-    # What NATS does not tell is not called well.
+    # A setting that NATS does not report is skipped, not ok.
     assert checked.ended("skipped") == {"bucket_sync"}
     assert checked.ended("warn") == checked.failed == set()
     assert checked["database_version"]["message"].startswith("PostgreSQL 1")
@@ -47,13 +47,13 @@ def test_all_is_well_and_nothing_is_touched(
     assert said.splitlines()[-1].endswith(" ok, 0 warn, 0 fail, 1 skipped")
     [(rows,)] = database.execute("select count(*) from budget_recovery.store").fetchall()
     assert rows == 0
-    # Dagster would have made its tables.
+    # Dagster would have created its tables.
     [(tables_made,)] = database.execute("select to_regclass('public.runs') is not null").fetchall()
     assert not tables_made
     assert not tables.exists()
 
 
-def test_every_wrong_setting_is_named_and_nothing_is_done_on_its_default(
+def test_every_invalid_setting_is_reported_and_no_check_uses_its_default(
     configured: Bucket, database: psycopg.Connection
 ) -> None:
     checked = doctor(
@@ -96,7 +96,7 @@ def test_every_wrong_setting_is_named_and_nothing_is_done_on_its_default(
         (POSTGRES_URL, None, f"{POSTGRES_URL} is not set."),
     ],
 )
-def test_a_setting_of_a_connection_that_is_wrong_is_named(
+def test_an_invalid_connection_setting_is_reported(
     configured: Bucket, tmp_path: Path, name: str, value: str | None, said: str
 ) -> None:
     checked = doctor(**{name: value, "BUDGET_RECOVERY_DATA_DIR": str(tmp_path / "no dev")})
@@ -109,9 +109,7 @@ def test_a_setting_of_a_connection_that_is_wrong_is_named(
     assert value is None or name in checked[check]["hint"]
 
 
-def test_a_place_for_tables_that_cannot_be_used_is_named(
-    configured: Bucket, tmp_path: Path
-) -> None:
+def test_an_unusable_directory_for_tables_is_reported(configured: Bucket, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "tables"
     checked = doctor(BUDGET_RECOVERY_TABLES_DIR=str(place))
@@ -143,7 +141,7 @@ def test_a_place_for_tables_that_cannot_be_used_is_named(
         ("{", "", "fail", "dagster_yaml_unreadable", "dagster.yaml"),
     ],
 )
-def test_the_storage_of_dagster_is_looked_at(
+def test_the_storage_of_dagster_is_checked(
     configured: Bucket,
     tmp_path: Path,
     content: str | None,
@@ -159,7 +157,7 @@ def test_the_storage_of_dagster_is_looked_at(
     assert checked.failed <= {STORAGE}
 
 
-def test_a_storage_of_dagster_that_is_down_is_named(configured: Bucket, tmp_path: Path) -> None:
+def test_an_unreachable_storage_of_dagster_is_reported(configured: Bucket, tmp_path: Path) -> None:
     url = f"postgresql+psycopg2://me:s3cret@127.0.0.1:{unused_port()}/d"
     checked = doctor(**dagster_home(tmp_path / "home", url, content=None))
     assert checked.failed == {STORAGE}
@@ -167,7 +165,7 @@ def test_a_storage_of_dagster_that_is_down_is_named(configured: Bucket, tmp_path
     assert "s3cret" not in str(checked)
 
 
-def test_the_parts_of_a_url_may_be_given_one_by_one(
+def test_the_storage_url_may_be_given_in_parts(
     configured: Bucket, database_url: str, tmp_path: Path
 ) -> None:
     server = conninfo_to_dict(database_url)
@@ -190,7 +188,7 @@ def test_the_parts_of_a_url_may_be_given_one_by_one(
         assert checked[STORAGE]["outcome"] == "ok", checked[STORAGE]
 
 
-def test_without_settings_it_looks_at_the_running_dev(
+def test_doctor_checks_the_running_dev_without_settings(
     configured: Bucket,
     nats_server: NatsServer,
     database_url: str,
@@ -216,7 +214,7 @@ def test_without_settings_it_looks_at_the_running_dev(
     assert content["error"]["message"] in refused.stderr
 
 
-def test_a_wrong_place_of_a_dev_is_refused_by_name() -> None:
+def test_an_invalid_data_directory_is_refused() -> None:
     unset = {NATS_URL: None, POSTGRES_URL: None}
     refused = run_doctor(BUDGET_RECOVERY_DATA_DIR="relative", **unset)
     assert refused.exit_code == 2

@@ -14,12 +14,12 @@ from tests.nats_servers import PASSWORD, Bucket
 
 @pytest.fixture(scope="module")
 def locked_database_url(server_dir: Path) -> Iterator[str]:
-    """A database that asks for a password, with it."""
+    """Start a server that requires a password; return a URL with the password."""
     with locked_database(server_dir / "doctor-postgres") as url:
         yield url
 
 
-def test_a_database_that_is_down_is_named_and_the_rest_is_looked_at(configured: Bucket) -> None:
+def test_an_unreachable_database_is_reported_and_the_rest_is_checked(configured: Bucket) -> None:
     checked = doctor(**{POSTGRES_URL: f"postgresql://me:s3cret@127.0.0.1:{unused_port()}/database"})
     assert checked.failed == {"database_connection"}
     assert (
@@ -38,7 +38,7 @@ def test_a_database_that_is_down_is_named_and_the_rest_is_looked_at(configured: 
     assert checked["bucket_read"]["outcome"] == "ok"
 
 
-def test_a_wrong_password_of_postgresql_is_named_and_not_shown(
+def test_a_wrong_postgresql_password_is_reported_and_not_shown(
     configured: Bucket, locked_database_url: str
 ) -> None:
     checked = doctor(**{POSTGRES_URL: locked_database_url.replace(PASSWORD, "wr0ng")})
@@ -56,7 +56,7 @@ def test_a_wrong_password_of_postgresql_is_named_and_not_shown(
         (None, "has no schema", "budget-recovery migrate"),
     ],
 )
-def test_an_old_a_newer_and_no_schema_are_named(
+def test_an_old_a_newer_and_a_missing_schema_are_reported(
     configured: Bucket,
     database: psycopg.Connection,
     empty_database_url: str,
@@ -75,7 +75,7 @@ def test_an_old_a_newer_and_no_schema_are_named(
     require_skipped(checked, "database_privileges", "database_bucket")
 
 
-def test_rights_that_the_role_lacks_are_named(
+def test_missing_privileges_of_the_role_are_reported(
     configured: Bucket, database: psycopg.Connection, database_url: str
 ) -> None:
     database.execute("create role doctor_reader login")
@@ -95,7 +95,7 @@ def test_rights_that_the_role_lacks_are_named(
     assert "doctor_reader" in checked["database_privileges"]["hint"]
 
 
-def test_a_database_that_takes_no_writings_is_named(
+def test_a_read_only_database_is_reported(
     configured: Bucket, database: psycopg.Connection, database_url: str
 ) -> None:
     name = database.info.dbname
@@ -108,7 +108,7 @@ def test_a_database_that_takes_no_writings_is_named(
     )
 
 
-def test_a_database_of_another_bucket_is_named(
+def test_a_database_of_another_bucket_is_reported(
     configured: Bucket, database: psycopg.Connection
 ) -> None:
     database.execute(

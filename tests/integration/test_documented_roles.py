@@ -1,6 +1,6 @@
-"""The PostgreSQL roles of docs/operations.md: they are enough, and no more.
+"""The PostgreSQL roles of docs/operations.md have exactly the privileges that they need.
 
-What is run here are the very blocks of that page.
+The tests run the code blocks of that page.
 """
 
 import json
@@ -45,7 +45,7 @@ _NAMES = re.compile(r"\brecovery_(?:owner|runtime|dagster|control|reader)\b")
 
 @dataclass(frozen=True)
 class Documented:
-    """The roles and databases of the page, made under names of this test's own."""
+    """The roles and databases of the page, created under unique names."""
 
     server: PostgresServer
     suffix: str
@@ -96,7 +96,7 @@ def documented(postgres_server: PostgresServer) -> Iterator[Documented]:
 
 
 def writes(documented: Documented) -> set[tuple[str, str]]:
-    """Return what was done to which table since it was made, by the server's own account."""
+    """Return which kinds of writes each table has had, from the server's statistics."""
     url = documented.server.url(documented.named("recovery_control"))
     with psycopg.connect(url, autocommit=True) as connection:
         counts = connection.execute(
@@ -112,7 +112,7 @@ def writes(documented: Documented) -> set[tuple[str, str]]:
 
 
 def granted(documented: Documented) -> set[tuple[str, str]]:
-    """Return what the runtime role may do to which table, besides reading it."""
+    """Return which kinds of writes the runtime role may do to each table."""
     with psycopg.connect(documented.url("recovery_owner")) as connection:
         return set(
             connection.execute(
@@ -123,8 +123,7 @@ def granted(documented: Documented) -> set[tuple[str, str]]:
         )
 
 
-# The server removes rows that belong to rows of another table, with the rights of the owner; and
-# the one migration inserts its version.
+# Cascading deletes run with the rights of the owner, and the migration inserts its version.
 BY_THE_OWNER = {
     ("restore_preview_window", "DELETE"),
     ("alembic_version", "INSERT"),
@@ -132,18 +131,18 @@ BY_THE_OWNER = {
 
 
 def live_long(house: House, now: datetime) -> None:
-    """Capture, check and preview long ago, then now, when what is past retention is pruned."""
+    """Capture, check and preview long ago, and then now with pruning."""
     old = now - timedelta(days=40)
     day = f"{old:%Y-%m-%d}"
     house.bucket.spend("acme", "team", LIFETIME, {"alice": "5", "bob": "3"})
     house.bucket.spend("acme", "team", day, {"alice": "1"})
-    # Of a tenant that nobody can name; noted twice, since both are of one run.
+    # A key without a valid tenant; its failure is updated, because both captures have one run id.
     house.bucket.put("usage.=FF.team.lifetime.x", b"1")
     house.capture(old)
     house.capture()
     house.check()
     Hand(house.plane).preview(RestoreRequest())
-    # The old record alone knows alice, so this part of its snapshot is kept.
+    # Only the old record contains alice, so this part of its snapshot is kept.
     house.bucket.remove("usage.acme.team.lifetime.alice")
     house.bucket.purge(f"usage.acme.team.{day}.")
     house.bucket.purge("usage.=FF.")
@@ -151,7 +150,7 @@ def live_long(house: House, now: datetime) -> None:
     house.check()
 
 
-def test_the_runtime_role_does_everything_and_may_do_nothing_that_it_does_not(
+def test_the_runtime_role_has_exactly_the_write_privileges_that_it_uses(
     documented: Documented,
     configured: Bucket,
     monkeypatch: pytest.MonkeyPatch,
@@ -179,12 +178,12 @@ def test_the_runtime_role_does_everything_and_may_do_nothing_that_it_does_not(
         house.find_loss()
         run("resolve", "--reason", "a test", "--yes")
     may = granted(documented)
-    # A session tells of what it did when it ends, which nobody waits for.
+    # A session reports its statistics only when it ends.
     wait_until(lambda: may <= writes(documented), seconds=5)
     assert writes(documented) - may == BY_THE_OWNER
 
 
-def test_doctor_misses_each_right_that_is_taken_away(
+def test_doctor_reports_each_revoked_privilege(
     documented: Documented, configured: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(POSTGRES_URL, documented.url("recovery_runtime"))
@@ -232,7 +231,7 @@ TABLES = "budget_recovery"
         f"update {TABLES}.alembic_version set version_num = '9999'",
     ],
 )
-def test_the_runtime_role_can_not(documented: Documented, statement: str) -> None:
+def test_the_runtime_role_is_denied(documented: Documented, statement: str) -> None:
     with (
         psycopg.connect(documented.url("recovery_runtime")) as connection,
         pytest.raises(errors.InsufficientPrivilege),
@@ -240,7 +239,7 @@ def test_the_runtime_role_can_not(documented: Documented, statement: str) -> Non
         connection.execute(statement.encode())
 
 
-def test_it_does_not_reach_the_other_database_nor_others_this_one(documented: Documented) -> None:
+def test_each_role_can_connect_only_to_its_own_database(documented: Documented) -> None:
     for role, database in (
         ("recovery_runtime", "recovery_dagster"),
         ("recovery_dagster", "recovery_control"),
@@ -257,7 +256,7 @@ def test_the_runtime_role_does_not_migrate_an_older_schema(postgres_server: Post
         assert "permission denied for database" in ended.output
 
 
-def test_the_reader_reads_also_what_a_later_migration_makes(documented: Documented) -> None:
+def test_the_reader_can_read_tables_of_later_migrations(documented: Documented) -> None:
     documented.execute(READER, documented.server.url(documented.named("recovery_control")))
     owner, reader = documented.url("recovery_owner"), documented.url("recovery_reader")
     with psycopg.connect(owner, autocommit=True) as connection:
@@ -272,7 +271,7 @@ def test_the_reader_reads_also_what_a_later_migration_makes(documented: Document
             connection.execute(f"drop table {TABLES}.later")
 
 
-def test_a_dump_is_put_back_with_its_grants(
+def test_a_dump_is_restored_with_its_grants(
     postgres_server: PostgresServer,
     bucket: Bucket,
     configured: Bucket,

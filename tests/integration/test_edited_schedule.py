@@ -1,4 +1,4 @@
-"""A schedule whose cron is edited in the middle of an hour."""
+"""A schedule whose cron expression changes within an hour."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -30,13 +30,13 @@ def tick(instance: dg.DagsterInstance, hour: Hour, minute: int) -> dg.RunRequest
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.STARTED, DagsterRunStatus.SUCCESS])
-def test_a_schedule_that_is_edited_within_the_hour_asks_for_no_second_snapshot(
+def test_a_schedule_edited_within_the_hour_requests_no_second_snapshot(
     configured: Bucket,
     current_hour: Hour,
     status: DagsterRunStatus,
     tmp_path: Path,
 ) -> None:
-    # As dagster-io/dagster#13597. Dagster compares run keys of the same scheduled moment only.
+    # As dagster-io/dagster#13597: Dagster compares only run keys of the same scheduled time.
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         first = tick(instance, current_hour, 0)
         assert isinstance(first, dg.RunRequest)
@@ -45,13 +45,13 @@ def test_a_schedule_that_is_edited_within_the_hour_asks_for_no_second_snapshot(
             status=status,
             tags={
                 "dagster/partition": current_hour.key,
-                # What the scheduler adds, by the names that it has for it.
+                # The tags that the scheduler adds.
                 SCHEDULE_NAME_TAG: "hourly_snapshot_schedule",
                 SCHEDULED_EXECUTION_TIME_TAG: current_hour.start.isoformat(),
                 RUN_KEY_TAG: current_hour.key,
             },
         )
-        # That of a scheduler which died before it could note the tick: it finds its run.
+        # As if the scheduler died before it recorded the tick: it finds its run.
         assert isinstance(tick(instance, current_hour, 0), dg.RunRequest)
         edited = tick(instance, current_hour, 59)
         assert isinstance(edited, dg.SkipReason)

@@ -1,4 +1,4 @@
-"""The writer that docs/integration.md shows: what it writes is captured, and nothing of it lost."""
+"""The example writer of docs/integration.md: everything that it writes is captured."""
 
 import os
 import subprocess
@@ -41,10 +41,10 @@ def captured(database: psycopg.Connection) -> dict[tuple[str, str, str | None], 
     return {(tenant, budget, entity): usage for tenant, budget, entity, usage in rows}
 
 
-def test_two_at_once_lose_nothing_and_all_of_it_is_captured(
+def test_two_concurrent_writers_lose_nothing_and_all_usage_is_captured(
     house: House, writer: Path, database: psycopg.Connection
 ) -> None:
-    # It makes the bucket by itself, as it does after a wipe.
+    # The writer creates the bucket, as it does after a wipe.
     house.bucket.destroy()
     writers = [start(writer, house.bucket) for _ in range(2)]
     assert [each.wait(timeout=60) for each in writers] == [0, 0]
@@ -56,7 +56,7 @@ def test_two_at_once_lose_nothing_and_all_of_it_is_captured(
     }
 
 
-def test_it_goes_on_from_what_a_restore_has_raised(
+def test_the_writer_continues_from_raised_counters(
     house: House, writer: Path, database: psycopg.Connection
 ) -> None:
     house.bucket.destroy()
@@ -73,11 +73,11 @@ def test_it_goes_on_from_what_a_restore_has_raised(
     house.capture()
     after = captured(database)
     assert len(after) == 2
-    # What came before the restore is not added to what it raised; nothing after it is lost.
+    # Usage before the restore is not added to the raised usage; later usage is not lost.
     assert all(before <= usage <= all_of_it for usage in after.values())
 
 
-def test_the_limits_that_are_shown_can_be_written_again(
+def test_the_documented_limits_can_be_written_repeatedly(
     configured: Bucket, database: psycopg.Connection
 ) -> None:
     define = block("docs/integration.md", "sql", "insert into budget_recovery.budget")

@@ -18,7 +18,7 @@ WIDTH = 80
 
 @pytest.fixture
 def lost(house: House) -> House:
-    """A store that was captured and is lost, by the real time."""
+    """Return a store that was captured and lost, with the real clock."""
     house.bucket.spend("acme", "users", LIFETIME, {"alice": "30.5", "bob": "20"})
     house.bucket.spend("acme", "cards", LIFETIME, {None: "4"})
     house.bucket.spend("team a / 東京", "users", LIFETIME, {"user:bob@example.com": "1"})
@@ -54,7 +54,7 @@ def state(house: House) -> RecoveryState:
     return house.plane.incidents.recovery().state
 
 
-def test_snapshots_lists_what_can_be_chosen(lost: House) -> None:
+def test_snapshots_lists_the_choices(lost: House) -> None:
     head, row = page("snapshots")
     assert head.split() == ["captured", "at", "(UTC)", "tenants", "windows", "counters", "remarks"]
     at, tenants, windows, counters = row.split()
@@ -64,11 +64,11 @@ def test_snapshots_lists_what_can_be_chosen(lost: House) -> None:
     told = answer("snapshots", "--tenant", "acme")
     assert told["budgets"] == ["cards", "users"]
     assert told["snapshots"][0]["counters"] == 3
-    # It is what --snapshot takes.
+    # --snapshot accepts this value.
     assert answer("preview", "--snapshot", at)["choice"]["snapshot"] == at
 
 
-def test_preview_tells_everything_and_writes_nothing(lost: House) -> None:
+def test_preview_shows_everything_and_writes_nothing(lost: House) -> None:
     before = all_stored(lost.bucket)
     lines = page("preview")
     assert lines[0].startswith("PREVIEW at ")
@@ -87,7 +87,7 @@ def test_preview_tells_everything_and_writes_nothing(lost: House) -> None:
     assert all_stored(lost.bucket) == before
 
 
-def test_restore_of_one_budget_then_of_all_ends_the_incident(lost: House) -> None:
+def test_a_restore_of_one_budget_and_then_of_all_closes_the_incident(lost: House) -> None:
     budget = ("--tenant", "acme", "--budget", "cards")
     answer("preview", *budget)
     told = answer("restore", *budget, "--reason", "cards first", "--yes")
@@ -102,7 +102,7 @@ def test_restore_of_one_budget_then_of_all_ends_the_incident(lost: House) -> Non
     assert usages(lost.bucket, "acme", "users", LIFETIME) == {"alice": "30.5", "bob": "20"}
 
 
-def test_without_a_terminal_and_without_yes_nothing_is_restored(lost: House) -> None:
+def test_nothing_is_restored_without_a_terminal_and_without_yes(lost: House) -> None:
     before = all_stored(lost.bucket)
     result = run("restore", "--reason", "why not")
     assert result.exit_code == 2
@@ -135,7 +135,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_restored(lost: House) -> 
         (("resolve", "--yes", "--reason", ""), "The reason is empty.", "give a reason"),
     ],
 )
-def test_what_is_wrong_is_refused_with_the_choices(
+def test_invalid_arguments_are_refused_with_the_choices(
     lost: House, arguments: tuple[str, ...], message: str, hint: str
 ) -> None:
     result = run(*arguments)
@@ -148,8 +148,8 @@ def test_what_is_wrong_is_refused_with_the_choices(
     assert hint in error["hint"]
 
 
-def test_while_somebody_restores_one_is_told_who(lost: House) -> None:
-    # By the real time, as the commands have it.
+def test_a_restore_is_refused_with_its_holder_while_another_runs(lost: House) -> None:
+    # With the real clock, which the commands use.
     with lost.plane.leases.hold(RESTORE_LEASE, "bob@night"):
         for command in (("restore", "--yes"), ("resolve", "--yes")):
             result = run(*command, "--reason", "now")
@@ -157,7 +157,7 @@ def test_while_somebody_restores_one_is_told_who(lost: House) -> None:
             assert "Another restore is running: bob@night, since 20" in result.stderr
 
 
-def test_resolve_accepts_the_store_as_it_is(lost: House) -> None:
+def test_resolve_accepts_the_store(lost: House) -> None:
     told = answer("resolve", "--reason", "emptied on purpose", "--yes")
     assert told["outcome"] == "accepted"
     assert told["left"] == left(4)
@@ -167,7 +167,7 @@ def test_resolve_accepts_the_store_as_it_is(lost: House) -> None:
     assert "The store is HEALTHY, and no incident is open." in result.stderr
 
 
-def test_hold_and_release_say_who_holds(lost: House) -> None:
+def test_hold_and_release_report_the_hold(lost: House) -> None:
     held = answer("hold", "--reason", "wait for the disk")
     assert held["is_held"] is True
     assert held["held"]["reason"] == "wait for the disk"
@@ -192,14 +192,14 @@ def test_hold_and_release_say_who_holds(lost: House) -> None:
         ("preview", "--nonsense"),
     ],
 )
-def test_what_is_wrong_with_the_options_is_json_as_well(arguments: tuple[str, ...]) -> None:
+def test_invalid_options_are_reported_as_json_too(arguments: tuple[str, ...]) -> None:
     error = answer(*arguments, code=2)["error"]
     assert error["code"] == "usage"
     assert error["message"]
 
 
 @pytest.mark.parametrize("name", ["a\0", "a\udcff"])
-def test_names_that_cannot_be_are_refused_like_any_unknown_one(lost: House, name: str) -> None:
+def test_invalid_names_are_refused_like_unknown_ones(lost: House, name: str) -> None:
     for command in (
         ("preview", "--tenant", name),
         ("record-reset", "--tenant", name, "--budget", "users", "--reason", "x"),
@@ -213,21 +213,21 @@ def test_names_that_cannot_be_are_refused_like_any_unknown_one(lost: House, name
     assert "No such reset can be recorded" in error["message"]
 
 
-def test_a_question_that_is_broken_off_is_answered_with_no() -> None:
+def test_an_interrupted_confirmation_means_no() -> None:
     with CliRunner().isolation(input=""):
         assert not confirmed("Restore this?")
     with CliRunner().isolation(input="y\n"):
         assert confirmed("Restore this?")
 
 
-def test_a_terminal_without_a_width_shows_something(lost: House) -> None:
+def test_a_terminal_without_a_width_shows_the_output(lost: House) -> None:
     for command in (["status"], ["snapshots"], ["preview"]):
         shown = CliRunner().invoke(main, command, env={"COLUMNS": "0"})
         assert len(shown.stdout.splitlines()) > 1
         assert max(map(len, shown.stdout.splitlines())) <= WIDTH
 
 
-def test_names_that_would_steer_a_terminal_are_shown_harmless(house: House) -> None:
+def test_control_characters_in_names_are_escaped(house: House) -> None:
     house.bucket.spend("acme", "users", LIFETIME, {"\x1b[31mred\nnew": "3"})
     house.capture()
     house.lose()
@@ -237,7 +237,7 @@ def test_names_that_would_steer_a_terminal_are_shown_harmless(house: House) -> N
     assert r"'\x1b[31mred\nnew'" in output
 
 
-def test_names_among_the_choices_are_shown_harmless(house: House) -> None:
+def test_control_characters_in_choices_are_escaped(house: House) -> None:
     house.bucket.spend("\x1b[2Jacme", "users", LIFETIME, {"alice": "3"})
     house.capture()
     refused = run("preview", "--tenant", "x")
@@ -245,7 +245,7 @@ def test_names_among_the_choices_are_shown_harmless(house: House) -> None:
     assert r"\x1b[2Jacme" in refused.stderr
 
 
-def test_without_settings_or_a_running_dev_it_says_what_to_do(
+def test_commands_without_settings_and_without_a_running_dev_are_refused_with_a_hint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     for name in ("NATS_URL", "POSTGRES_URL"):

@@ -23,7 +23,7 @@ from tests.nats_servers import Bucket
 LIFETIME = "lifetime"
 
 
-def test_counters_arrive_in_postgres_exactly(
+def test_counters_are_stored_exactly(
     configured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -54,7 +54,7 @@ def test_counters_arrive_in_postgres_exactly(
     assert set(checks(result)) == {"tenant_coverage", "usage_never_drops", "recovery_point_age"}
 
 
-def test_all_snapshots_of_a_run_carry_one_time_within_its_hour(
+def test_all_snapshots_of_a_run_have_the_same_time_within_its_hour(
     configured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -68,7 +68,7 @@ def test_all_snapshots_of_a_run_carry_one_time_within_its_hour(
     assert current_hour.start <= captured_at < current_hour.end
 
 
-def test_unreadable_values_are_named_and_the_others_go_on(
+def test_unreadable_values_are_reported_and_the_others_are_stored(
     configured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -100,7 +100,7 @@ def test_unreadable_values_are_named_and_the_others_go_on(
     assert newest.fetchall() == [("good", 1)]
 
 
-def test_purged_keys_are_warned_about_until_they_are_back(
+def test_purged_keys_cause_a_warning_until_they_are_back(
     configured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -132,7 +132,7 @@ def test_purged_keys_are_warned_about_until_they_are_back(
 
 
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/New_York"])
-def test_the_hosts_time_zone_changes_nothing(
+def test_the_time_zone_of_the_host_does_not_matter(
     zone: str,
     configured: Bucket,
     database: psycopg.Connection,
@@ -154,7 +154,7 @@ def test_the_hosts_time_zone_changes_nothing(
     assert Hour.containing(captured_at) == current_hour
 
 
-def test_a_capture_leaves_no_consumer_behind(
+def test_a_capture_leaves_no_consumer(
     configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
@@ -162,7 +162,7 @@ def test_a_capture_leaves_no_consumer_behind(
     assert configured.consumers() == 0
 
 
-def test_the_checks_of_an_hour_judge_that_hour(
+def test_the_asset_checks_of_a_run_check_its_own_hour(
     configured: Bucket,
     database_url: str,
     instance: dg.DagsterInstance,
@@ -178,7 +178,7 @@ def test_the_checks_of_an_hour_judge_that_hour(
     assert checks(run_job(instance, past))["usage_never_drops"].passed
 
 
-def test_a_table_of_very_many_rows_is_cut_and_says_so() -> None:
+def test_a_long_table_is_cut_with_a_count() -> None:
     cut = table([{"tenant": f"t{number}", "counters": number} for number in range(205)])
     assert len(cut.records) == 201
     assert cut.records[-1].data["tenant"] == "and 5 more"

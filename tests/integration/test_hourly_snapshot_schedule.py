@@ -1,4 +1,4 @@
-"""When the schedule asks for a snapshot, and when not."""
+"""When the schedule requests a snapshot."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_a_paused_store_ends_the_run_without_output_and_skips_the_schedule(
     assert "RECOVERING" in str(skipped.skip_message)
 
 
-def test_a_tick_asks_for_its_own_hour(
+def test_a_tick_requests_its_own_hour(
     configured: Bucket, current_hour: Hour, tmp_path: Path
 ) -> None:
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:

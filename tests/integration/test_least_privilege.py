@@ -1,6 +1,6 @@
-"""The NATS users of docs/operations.md: they are enough, and no more.
+"""The NATS users of docs/operations.md have exactly the permissions that they need.
 
-What is started here is the very block of that page.
+The tests start a server with the code block of that page.
 """
 
 import json
@@ -38,7 +38,7 @@ PASSWORDS = dict(re.findall(r'user: (\w+), password: "([^"]+)"', CONFIG))
 
 
 def allowed(name: str, what: str) -> list[str]:
-    """Return what a user of the page may publish or subscribe to."""
+    """Return the subjects that a user of the page may publish or subscribe to."""
     (of_user,) = re.findall(rf"user: {name}, .*?\n    \}} \}}", CONFIG, re.DOTALL)
     (listed,) = re.findall(rf"{what}: \{{ allow: \[(.*?)\]", of_user, re.DOTALL)
     return re.findall(r'"([^"]+)"', listed)
@@ -49,7 +49,7 @@ CAPTURING = allowed("budget_recovery_capture", "publish")
 FAILING = {code(subject): cells for subject, _, *cells in rows(PAGE, "publish to", "for")}
 
 
-def test_every_form_lists_the_same_subjects() -> None:
+def test_all_documented_forms_list_the_same_subjects() -> None:
     assert list(FAILING) == FULL
     nsc = block(PAGE, "sh", "nsc add user")
     assert re.findall(r"--allow-pub '(.+)'", nsc) == FULL
@@ -60,7 +60,7 @@ def test_every_form_lists_the_same_subjects() -> None:
 
 
 def without(number: int) -> str:
-    """Name the user that lacks one of the subjects."""
+    """Return the name of the user who lacks this subject."""
     return f"without_{number}"
 
 
@@ -71,7 +71,7 @@ def confined(name: str, publish: list[str], subscribe: str = "_INBOX_budget_reco
 
 @pytest.fixture(scope="module")
 def guarded(server_dir: Path) -> Iterator[NatsServer]:
-    """A server with the users of the page, and others that lack one thing each."""
+    """Start a server with the users of the page, and users who lack one permission each."""
     others = [
         *(
             confined(without(number), [each for each in FULL if each != denied])
@@ -104,7 +104,7 @@ class Guarded:
 def guarded_house(
     guarded: NatsServer, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Guarded]:
-    """A bucket of the gateway with a tenant, entered as the documented user."""
+    """Create a bucket with a tenant; connect as the documented user."""
     monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", BUCKET)
     monkeypatch.setenv("BUDGET_RECOVERY_CONVERGENCE_TIMEOUT_SECONDS", "0")
     monkeypatch.setenv(POSTGRES_URL, database_url)
@@ -126,7 +126,7 @@ def spend(bucket: Bucket) -> None:
     bucket.rank("acme", "team", LIFETIME, spent)
 
 
-def test_the_documented_user_captures_checks_previews_and_restores(guarded_house: Guarded) -> None:
+def test_the_documented_user_can_capture_check_preview_and_restore(guarded_house: Guarded) -> None:
     house = guarded_house.house
     assert house.check().check.verdict is Verdict.FIRST_SEEN
     marker = f"__guard.{house.plane.registry.claim().deployment_id}"
@@ -156,7 +156,7 @@ def test_the_documented_user_captures_checks_previews_and_restores(guarded_house
     assert doctor().ended("fail") == set()
 
 
-def test_the_user_for_captures_captures_checks_and_previews_and_restores_nothing(
+def test_the_capture_user_can_capture_check_and_preview_but_not_restore(
     guarded_house: Guarded,
 ) -> None:
     house = guarded_house.house
@@ -188,7 +188,7 @@ def trouble_in_check(house: House) -> str:
         return error.message
     if checked.check.verdict is Verdict.UNKNOWN:
         return checked.check.reason
-    # What keeps the marker from being renewed is told with a check that is good.
+    # A good check reports why the marker was not renewed.
     return f"warns: {checked.check.reason}" if checked.hint else ""
 
 
@@ -210,7 +210,7 @@ def trouble_in_restore(house: House) -> str:
 
 
 @pytest.mark.parametrize("number", range(len(FULL)), ids=FULL)
-def test_without_any_single_subject_fails_what_is_told_and_names_it(
+def test_a_missing_subject_is_reported_by_the_documented_operations(
     guarded_house: Guarded, number: int
 ) -> None:
     house, denied = guarded_house.house, FULL[number]
@@ -233,7 +233,7 @@ def test_without_any_single_subject_fails_what_is_told_and_names_it(
             assert said.startswith("warns: ") is (told == "warns")
 
 
-def test_without_its_inbox_nothing_works(guarded_house: Guarded) -> None:
+def test_a_user_without_the_inbox_gets_a_clear_error(guarded_house: Guarded) -> None:
     house = guarded_house.house
     guarded_house.enter_as("deaf")
     for trouble in (trouble_in_check, trouble_in_capture):
@@ -274,7 +274,7 @@ FOREIGN = [
 
 
 def refused_publishes(url: str, subjects: list[str]) -> set[str]:
-    """Publish to each; return those that the server refuses, in its lower case."""
+    """Publish to each subject; return those that the server denies, in lower case."""
     refused: set[str] = set()
 
     async def on_error(error: Exception) -> None:
@@ -284,7 +284,7 @@ def refused_publishes(url: str, subjects: list[str]) -> set[str]:
         client = await nats.connect(url, error_cb=on_error, inbox_prefix="_INBOX_budget_recovery")
         for subject in subjects:
             await client.publish(subject, b"")
-        # The driver's first ping goes before what it still keeps back.
+        # The driver's first ping may precede buffered messages.
         await client.flush()
         await client.flush()
         await client.close()
@@ -295,7 +295,9 @@ def refused_publishes(url: str, subjects: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("user", ["budget_recovery", "budget_recovery_capture"])
-def test_the_documented_users_can_touch_nothing_else(guarded_house: Guarded, user: str) -> None:
+def test_the_documented_users_can_publish_to_no_other_subject(
+    guarded_house: Guarded, user: str
+) -> None:
     bucket = guarded_house.house.bucket
     bucket.put("blocked.a.b.lifetime.=", b"{}")
     before = bucket.info()

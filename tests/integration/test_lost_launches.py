@@ -1,4 +1,4 @@
-"""Launches that are counted in the database and of which no run ever comes."""
+"""Launches that are recorded in the database, but never become a run."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,12 +38,12 @@ LOOKS_APART = timedelta(seconds=30)
 
 @pytest.fixture
 def request_(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> dg.RunRequest:
-    """The request for the restore of a store that was lost."""
+    """Return the request for the restore of a lost store."""
     return lost(configured, instance, current_hour)
 
 
 def earlier(cursor: str | None) -> str:
-    """Let a suspicion be of the look before, as time makes it."""
+    """Date a suspicion one tick earlier."""
     count, suspect, token, since = str(cursor).split()
     moment = datetime.fromisoformat(since) - LOOKS_APART
     return f"{count} {suspect} {token} {moment.isoformat()}"
@@ -55,17 +55,17 @@ def launches(database: psycopg.Connection) -> int:
 
 @contextmanager
 def launches_kept_waiting(database_url: str) -> Iterator[None]:
-    """Let nobody change the incident for a while."""
+    """Lock the incident for a while."""
     with psycopg.connect(database_url) as connection:
         connection.execute("select from budget_recovery.incident for update")
         connection.execute("select from budget_recovery.store for update")
         yield
 
 
-def test_a_request_that_never_became_a_run_is_made_again_by_the_next_looks(
+def test_a_request_that_never_became_a_run_is_repeated_by_the_next_ticks(
     request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
-    # As dagster-io/dagster#33741: what was promised was never launched.
+    # As dagster-io/dagster#33741: a requested run was never launched.
     database.execute(
         "update budget_recovery.incident set next_launch_at = now() + interval '5 minutes'"
     )
@@ -75,7 +75,7 @@ def test_a_request_that_never_became_a_run_is_made_again_by_the_next_looks(
 
     (again,) = requested(supervise(instance, earlier(first.cursor)))
 
-    # By the same key: where the first one was only slow, Dagster makes no second run of it.
+    # With the same key, so that Dagster creates no second run if the first was only slow.
     assert (again.run_key, again.tags) == (request_.run_key, request_.tags)
     assert launches(database) == 1
     run = recorded(instance, again, DagsterRunStatus.FAILURE)
@@ -86,21 +86,21 @@ def test_a_request_that_never_became_a_run_is_made_again_by_the_next_looks(
     assert outcome(instance, run_restore(instance, second.tags)) == "restored"
 
 
-def test_without_the_supervisor_the_next_check_picks_a_lost_retry_up(
+def test_the_next_check_repeats_a_lost_launch_without_the_supervisor(
     request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     recorded(instance, request_, DagsterRunStatus.FAILURE)
     due(database)
     (retry,) = requested(check(instance))
     assert str(retry.run_key).endswith("/launch-2")
-    # Nothing has come of it ten minutes later.
+    # Ten minutes later it has not become a run.
     due(database)
     (again,) = requested(check(instance))
     assert str(again.run_key).endswith("/launch-3")
     assert outcome(instance, run_restore(instance, again.tags)) == "restored"
 
 
-def test_a_tick_that_is_broken_off_while_it_counts_a_launch_costs_a_minute_at_most(
+def test_a_launch_recorded_by_an_abandoned_tick_is_requested_by_the_next_ticks(
     request_: dg.RunRequest,
     instance: dg.DagsterInstance,
     database: psycopg.Connection,
@@ -116,7 +116,7 @@ def test_a_tick_that_is_broken_off_while_it_counts_a_launch_costs_a_minute_at_mo
         tick = threads.submit(within, 1.0, lambda late: supervise_restore(instance, plane, late))
         with pytest.raises(OutOfTimeError):
             tick.result()
-    # What was given up has counted a launch that nobody asks Dagster for.
+    # The abandoned tick has recorded a launch that is never requested.
     wait_until(lambda: launches(database) == 2)
     first = supervise(instance)
     (again,) = requested(supervise(instance, earlier(first.cursor)))
@@ -124,7 +124,7 @@ def test_a_tick_that_is_broken_off_while_it_counts_a_launch_costs_a_minute_at_mo
     assert launches(database) == 2
 
 
-def test_a_tick_whose_time_is_over_counts_no_launch(
+def test_a_tick_after_its_deadline_records_no_launch(
     request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     recorded(instance, request_, DagsterRunStatus.FAILURE)

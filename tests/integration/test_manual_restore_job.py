@@ -1,4 +1,4 @@
-"""What people do in the Launchpad: preview, apply, accept; and what Dagster shows of it."""
+"""Manual jobs as started from the Launchpad: preview, apply, resolve; and what Dagster shows."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ LIFETIME = "lifetime"
 
 @pytest.fixture
 def lost(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> Bucket:
-    """A bucket that was captured, checked, and lost; an incident is open."""
+    """Return a bucket that was captured, checked and lost; an incident is open."""
     configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
     configured.spend("globex", "total", LIFETIME, {None: "5"})
     assert run_job(instance, current_hour).success
@@ -38,7 +38,7 @@ def lost(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -
 
 @pytest.fixture
 def failed(lost: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection) -> Bucket:
-    """The same, given up because the bucket took no writes; it takes them again."""
+    """Return the same bucket, FAILED because it refused writes; it accepts them again."""
     config = lost.info().config
     config.max_bytes = 64
     lost._do(lambda js: js.update_stream(config))
@@ -53,7 +53,7 @@ def test_a_preview_shows_what_would_be_done_and_writes_nothing(
     lost: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     before = lost.info().state.last_seq
-    # As the Launchpad fills it in: everything by default.
+    # With the default config of the Launchpad.
     result = run_manual_restore(instance)
     assert result.success
     assert lost.info().state.last_seq == before
@@ -78,7 +78,9 @@ def test_a_preview_shows_what_would_be_done_and_writes_nothing(
     assert state(database) == "recovering"
 
 
-def test_of_one_tenant_every_counter_is_shown(lost: Bucket, instance: dg.DagsterInstance) -> None:
+def test_a_preview_of_one_tenant_shows_every_counter(
+    lost: Bucket, instance: dg.DagsterInstance
+) -> None:
     lost.spend("acme", "total", LIFETIME, {"alice": "31"})
     metadata = shown(run_manual_restore(instance, tenant="acme", budget="total"))
     counters = {row["entity"]: row for row in metadata["counters"]}
@@ -87,7 +89,7 @@ def test_of_one_tenant_every_counter_is_shown(lost: Bucket, instance: dg.Dagster
     assert counters["the aggregate"]["action"] == "raise"
 
 
-def test_from_failed_to_healthy(
+def test_a_manual_restore_turns_a_failed_store_healthy(
     failed: Bucket,
     instance: dg.DagsterInstance,
     database: psycopg.Connection,
@@ -108,13 +110,13 @@ def test_from_failed_to_healthy(
     (incident,) = incidents(database)
     assert incident["outcome"] == "restored_manually"
     assert "the disk has room again" in incident["outcome_detail"]
-    # Captures and checks go on.
+    # Captures and checks resume.
     assert verdict(check(instance)) in ("unchanged", "advanced")
     paused = run_job(instance, current_hour)
     assert paused.asset_materializations_for_node("budget_usage_snapshots")
 
 
-def test_what_moved_since_the_preview_is_shown(lost: Bucket, instance: dg.DagsterInstance) -> None:
+def test_differences_from_the_preview_are_shown(lost: Bucket, instance: dg.DagsterInstance) -> None:
     assert run_manual_restore(instance, tenant="acme").success
     lost.spend("acme", "total", LIFETIME, {"alice": "31"})
     metadata = shown(
@@ -161,7 +163,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_what_is_wrong_is_refused_with_the_choices_before_anything_is_written(
+def test_an_invalid_config_is_refused_with_the_choices_before_anything_is_written(
     lost: Bucket, instance: dg.DagsterInstance
 ) -> None:
     before = lost.info().state.last_seq
@@ -195,7 +197,7 @@ def test_an_incident_is_resolved_with_a_reason(
     assert "no incident is open" in failure_text(again)
 
 
-def test_who_restored_what_and_why_is_kept(
+def test_a_manual_restore_is_audited_with_run_and_reason(
     lost: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     result = run_manual_restore(instance, tenant="globex", mode="apply", reason="globex called")
@@ -204,7 +206,7 @@ def test_who_restored_what_and_why_is_kept(
         " from budget_recovery.restore_audit"
     ).fetchall()
     assert kept == [(result.run_id, "globex called", "globex", 1, 0, 5, True)]
-    # The rest of the incident goes on by itself.
+    # The automatic restore continues with the rest.
     assert state(database) == "recovering"
     assert run_restore(instance).success
     assert state(database) == "healthy"

@@ -1,4 +1,4 @@
-"""Previews and restores by hand on real servers: what is read, what is written, and what is not."""
+"""Previews and manual restores on real servers: what they read and write."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +69,7 @@ def expected_of(preview: Preview) -> dict[tuple[str, str, Entity], Decimal | Non
     }
 
 
-def test_without_traffic_apply_does_what_the_preview_says_entry_by_entry(
+def test_a_restore_without_traffic_applies_each_entry_of_the_preview(
     house: House, hand: Hand
 ) -> None:
     fill(house)
@@ -97,7 +97,7 @@ def test_without_traffic_apply_does_what_the_preview_says_entry_by_entry(
     }
 
 
-def test_a_restore_of_one_budget_touches_no_key_of_any_other(house: House, hand: Hand) -> None:
+def test_a_restore_of_one_budget_writes_no_other_key(house: House, hand: Hand) -> None:
     fill(house)
     house.lose()
     house.bucket.spend("acme", "cards", LIFETIME, {None: "1"})
@@ -125,9 +125,7 @@ def test_a_restore_of_one_budget_touches_no_key_of_any_other(house: House, hand:
     assert house.plane.incidents.recovery().state is RecoveryState.RECOVERING
 
 
-def test_a_snapshot_of_two_days_ago_restores_what_is_current_and_says_what_it_left(
-    house: House, hand: Hand
-) -> None:
+def test_a_restore_from_an_old_snapshot_skips_closed_windows(house: House, hand: Hand) -> None:
     house.bucket.spend("acme", "users", "2026-05-18", {"alice": "3"})
     house.bucket.spend("acme", "users", "2026-05", {"alice": "5"})
     house.capture(datetime(2026, 5, 18, 12, 10, tzinfo=UTC))
@@ -150,7 +148,7 @@ def test_a_snapshot_of_two_days_ago_restores_what_is_current_and_says_what_it_le
     assert applied.raised == 1
     assert usages(house.bucket, "acme", "users", "2026-05") == {"alice": "5"}
     assert usages(house.bucket, "acme", "users", "2026-05-18") == {}
-    # Nothing of the newest snapshot is taken, so the incident is not over.
+    # Nothing from the newest snapshot is restored, so the incident stays open.
     assert usages(house.bucket, "acme", "users", "2026-05-20") == {}
     assert applied.remainder is not None
     assert applied.remainder.counters == 2
@@ -158,7 +156,9 @@ def test_a_snapshot_of_two_days_ago_restores_what_is_current_and_says_what_it_le
     assert notes == ["skipped, the window has closed"]
 
 
-def test_with_traffic_nothing_goes_down_and_what_moved_is_told(house: House, hand: Hand) -> None:
+def test_a_restore_with_traffic_lowers_nothing_and_reports_differences(
+    house: House, hand: Hand
+) -> None:
     fill(house)
     house.lose()
     house.find_loss()
@@ -180,9 +180,7 @@ def test_with_traffic_nothing_goes_down_and_what_moved_is_told(house: House, han
     }
 
 
-def test_of_two_people_at_once_one_restores_and_the_other_is_told_who(
-    house: House, hand: Hand
-) -> None:
+def test_only_one_of_two_concurrent_restores_runs(house: House, hand: Hand) -> None:
     fill(house)
     house.lose()
     house.find_loss()
@@ -195,7 +193,7 @@ def test_of_two_people_at_once_one_restores_and_the_other_is_told_who(
         except LeaseHeldError as error:
             return error
 
-    # Whoever comes too late to meet the other would find nothing left: so the lease is taken.
+    # The later of the two may find the lease held, or nothing left to raise.
     with ThreadPoolExecutor(2) as people:
         outcomes = dict(zip(("ann", "bob"), people.map(restore, ("ann", "bob")), strict=True))
     told = {by: each for by, each in outcomes.items() if isinstance(each, LeaseHeldError)}
@@ -207,7 +205,7 @@ def test_of_two_people_at_once_one_restores_and_the_other_is_told_who(
     assert usages(house.bucket, "acme", "users", LIFETIME)["alice"] == USERS["alice"]
 
 
-def test_while_somebody_restores_nobody_else_writes(house: House, hand: Hand) -> None:
+def test_a_second_restore_writes_nothing_while_one_runs(house: House, hand: Hand) -> None:
     fill(house)
     house.lose()
     house.find_loss()
@@ -219,9 +217,7 @@ def test_while_somebody_restores_nobody_else_writes(house: House, hand: Hand) ->
     assert closes_incident(hand.apply(EVERYTHING))
 
 
-def test_a_store_that_is_another_one_than_at_the_preview_is_left_alone(
-    house: House, hand: Hand
-) -> None:
+def test_a_store_replaced_since_the_preview_is_not_written(house: House, hand: Hand) -> None:
     fill(house)
     house.lose()
     house.find_loss()
@@ -234,12 +230,12 @@ def test_a_store_that_is_another_one_than_at_the_preview_is_left_alone(
     hand.preview(EVERYTHING)
     applied = hand.apply(EVERYTHING)
     assert closes_incident(applied)
-    # The further loss was found, and belongs to the same incident.
+    # The further loss was detected and joined the incident.
     assert applied.incident is not None
     assert len(applied.incident.losses) == 2
 
 
-def test_after_a_restore_by_hand_checks_are_quiet_and_snapshots_land(
+def test_checks_are_good_and_snapshots_are_stored_after_a_manual_restore(
     house: House, hand: Hand
 ) -> None:
     fill(house)
@@ -251,7 +247,7 @@ def test_after_a_restore_by_hand_checks_are_quiet_and_snapshots_land(
     assert len(captured.outcomes) == 2
 
 
-def test_who_would_be_blocked_is_told_by_the_definitions(
+def test_resulting_blocks_follow_the_budget_definitions(
     house: House, hand: Hand, database_url: str
 ) -> None:
     with Database(database_url) as database:
@@ -270,11 +266,13 @@ def test_who_would_be_blocked_is_told_by_the_definitions(
         for each in hand.preview(OF_ACME).windows
         if (each.of.budget, each.of.window.token) == ("users", LIFETIME)
     )
-    # The aggregate's 63.5 and alice's 30 and a bit are at the limit of 30.
+    # The aggregate's 63.5 and alice's 30.000000000000000001 exceed the limit of 30.
     assert (lifetime.blocked_before, lifetime.blocked_after) == (0, 2)
 
 
-def test_a_snapshot_of_leaderboards_says_that_it_is_truncated(house: House, hand: Hand) -> None:
+def test_a_preview_from_leaderboards_notes_that_they_are_truncated(
+    house: House, hand: Hand
+) -> None:
     many: dict[Entity, str] = {f"user {number:03d}": str(number + 1) for number in range(500)}
     house.bucket.rank("acme", "users", LIFETIME, many)
     house.clock.moment = NOON
@@ -286,7 +284,7 @@ def test_a_snapshot_of_leaderboards_says_that_it_is_truncated(house: House, hand
     assert "the newest snapshot lists only the largest spenders" in window_notes(window)
 
 
-def test_keys_that_no_snapshot_could_read_are_named(house: House, hand: Hand) -> None:
+def test_keys_unreadable_in_the_snapshots_are_reported(house: House, hand: Hand) -> None:
     fill(house)
     house.bucket.put("usage.acme.users.lifetime.eve", b'{"usage":"NaN"}')
     house.bucket.put("usage.acme.not.a.counter.at.all", b"1")
@@ -301,9 +299,9 @@ def test_keys_that_no_snapshot_could_read_are_named(house: House, hand: Hand) ->
     assert note.startswith("1 counter unreadable in the newest snapshot: 'eve' (")
 
 
-def test_the_age_of_every_figure_is_told(house: House, hand: Hand) -> None:
+def test_each_entry_has_the_time_of_its_source_snapshot(house: House, hand: Hand) -> None:
     fill(house)
-    # Lowered within its window: the higher one is of the earlier snapshot.
+    # Lowered within its window: the higher usage comes from the earlier snapshot.
     house.bucket.spend("acme", "users", LIFETIME, {"alice": "1", "bob": "21"})
     later = NOON + timedelta(minutes=30)
     house.capture(later)
@@ -317,7 +315,7 @@ def test_the_age_of_every_figure_is_told(house: House, hand: Hand) -> None:
     assert (bob, bob_at.replace(microsecond=0)) == (Decimal(21), later)
 
 
-def test_a_preview_broken_off_is_compared_with_nothing(house: House, hand: Hand) -> None:
+def test_an_incomplete_preview_is_not_compared(house: House, hand: Hand) -> None:
     fill(house)
     preview = hand.preview(OF_ACME)
     choice = preview.choice

@@ -1,4 +1,4 @@
-"""What Dagster loads where very much has been captured."""
+"""Loading the definitions with very many captures."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests.integration.live_capture import capture_now
 from tests.nats_servers import Bucket
 
 TENANTS, HOURS = 500, 168
-# Far more than loading takes, and far less than what grows with all that is stored.
+# Far longer than loading takes, and far shorter than work that grows with the stored captures.
 MOST_SECONDS = 60
 DAYS = 9
 
@@ -37,10 +37,10 @@ print(json.dumps({
 """
 
 
-def test_partitions_are_hours_however_many_tenants_were_captured(
+def test_the_number_of_partitions_does_not_depend_on_captures(
     configured: Bucket, database: psycopg.Connection, current_hour: Hour
 ) -> None:
-    # As dagster-io/dagster#12441: very many of them hang pages and code servers.
+    # As dagster-io/dagster#12441: too many partitions hang pages and code servers.
     configured.spend("acme", "total", "lifetime", {None: "80"})
     capture_now(current_hour)
     assert multiply(database) == TENANTS * HOURS
@@ -58,7 +58,7 @@ def test_partitions_are_hours_however_many_tenants_were_captured(
 
 
 def multiply(database: psycopg.Connection) -> int:
-    """Store the capture of one tenant as that of very many, at very many hours."""
+    """Copy the capture of one tenant to very many tenants and hours."""
     columns = database.execute("table budget_recovery.capture limit 0").description or ()
     names = [column.name for column in columns]
     others = [name for name in names if name not in ("tenant", "captured_at")]

@@ -1,4 +1,4 @@
-"""No crash of ours, wherever it comes, looks like a loss, and none hides one."""
+"""A crash of a check at any point neither looks like a loss nor hides one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -37,7 +37,7 @@ from tests.integration.detection_records import assert_whole, losses, store_row
 from tests.integration.recovery_runs import check, incidents, skipped, state, verdict
 from tests.nats_servers import Bucket, DisturbedNetwork
 
-# So many borders, at least, has a check that finds this.
+# The minimum numbers of borders of a check with this finding.
 FIRST = 30
 RENEWAL = 26
 FINDING = 24
@@ -46,7 +46,7 @@ WATCHING = 20
 
 @dataclass(frozen=True)
 class Scene:
-    """A store with its database, and checks of it whose two looks are not really apart."""
+    """A store with its database, and checks whose two observations follow without a pause."""
 
     bucket: Bucket
     database: psycopg.Connection
@@ -57,7 +57,7 @@ class Scene:
         return services.check(self.plane, open_store=self.open_store)
 
     def check_across(self, borders: Borders) -> None:
-        """Run a check in which something happens, and which may fail for it."""
+        """Run a check with a fault at a border; it may fail."""
         with suppress(CrashError, BudgetRecoveryError):
             services.check(
                 bordered(self.plane, borders),
@@ -66,11 +66,11 @@ class Scene:
             )
 
     def forget(self) -> None:
-        """Let the next check be the first one."""
+        """Make the next check the first one."""
         self.database.execute("delete from budget_recovery.store")
 
     def end_leases(self) -> None:
-        """Let so much time pass that the leases of all who are at work are over."""
+        """Expire all held leases."""
         self.database.execute(
             "update budget_recovery.lease set expires_at = acquired_at where holder is not null"
         )
@@ -80,11 +80,11 @@ class Scene:
         self.bucket.create()
 
     def purge(self) -> None:
-        """Remove all that it holds, and our marker with it."""
+        """Remove all keys, including our marker."""
         self.bucket.purge("")
 
     def assert_sound(self, borders: Borders) -> None:
-        """No incident is open, and the store is the accepted one with our marker in it."""
+        """Require that no incident exists, and that the accepted store contains our marker."""
         assert self.check().check.verdict.is_good, borders.crossed
         assert incidents(self.database) == []
         row = store_row(self.database)
@@ -93,7 +93,7 @@ class Scene:
         assert (stored.revision, row["intended_nonce"]) == (row["marker_revision"], None)
 
     def end_incident(self) -> None:
-        """Close the open incident, as a restore does, and have a check accept the store."""
+        """Close the open incident like a restore, and let a check accept the store."""
         incident = self.plane.incidents.recovery().incident
         assert incident is not None
         with self.open_store() as store, self.plane.leases.hold(RESTORE_LEASE, "r") as held:
@@ -109,11 +109,11 @@ def scene(configured: Bucket, database: psycopg.Connection) -> Iterator[Scene]:
     settings = load_settings()
     with opened_control_plane(settings) as plane, store_opener(settings)() as store:
         hurried = replace(plane, clock=HurriedClock(plane.clock))
-        # One client for all of the many checks.
+        # All checks share one client.
         yield Scene(configured, database, hurried, lambda: nullcontext(store))
 
 
-def test_no_crash_of_a_first_check_looks_like_a_loss(scene: Scene) -> None:
+def test_a_crash_of_the_first_check_does_not_look_like_a_loss(scene: Scene) -> None:
     for borders in each_border(crash, at_least=FIRST):
         scene.forget()
         scene.check_across(borders)
@@ -121,19 +121,19 @@ def test_no_crash_of_a_first_check_looks_like_a_loss(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("happen", [crash, fail])
-def test_no_crash_or_failure_of_a_renewal_looks_like_a_loss(
+def test_a_crash_or_failure_of_a_renewal_does_not_look_like_a_loss(
     scene: Scene, happen: Callable[[bool], None]
 ) -> None:
     assert scene.check().check.verdict is Verdict.FIRST_SEEN
     for borders in each_border(happen, at_least=RENEWAL):
         scene.check_across(borders)
-        # One more crash at the same place is not worse.
+        # Crash a second time at the same border.
         scene.check_across(replace(borders, crossed=[], is_dead=False))
         scene.assert_sound(borders)
 
 
 @pytest.mark.parametrize("lose", [Scene.rebuild, Scene.purge])
-def test_a_loss_after_a_crash_is_found(scene: Scene, lose: Callable[[Scene], None]) -> None:
+def test_a_loss_after_a_crash_is_detected(scene: Scene, lose: Callable[[Scene], None]) -> None:
     assert scene.check().check.verdict is Verdict.FIRST_SEEN
     for borders in each_border(crash, at_least=RENEWAL):
         scene.check_across(borders)
@@ -143,7 +143,7 @@ def test_a_loss_after_a_crash_is_found(scene: Scene, lose: Callable[[Scene], Non
         scene.end_incident()
 
 
-def test_a_crash_in_finding_a_loss_leaves_one_incident_to_be_found(scene: Scene) -> None:
+def test_a_crash_while_a_loss_is_detected_leads_to_exactly_one_incident(scene: Scene) -> None:
     assert scene.check().check.verdict is Verdict.FIRST_SEEN
     for number, borders in enumerate(each_border(crash, at_least=FINDING), start=1):
         scene.rebuild()
@@ -155,7 +155,7 @@ def test_a_crash_in_finding_a_loss_leaves_one_incident_to_be_found(scene: Scene)
         scene.end_incident()
 
 
-def test_a_crash_while_a_lost_store_comes_back_is_no_further_loss(scene: Scene) -> None:
+def test_a_crash_while_a_lost_store_returns_is_not_a_further_loss(scene: Scene) -> None:
     assert scene.check().check.verdict is Verdict.FIRST_SEEN
     for number, borders in enumerate(each_border(crash, at_least=WATCHING), start=1):
         scene.bucket.destroy()
@@ -183,7 +183,7 @@ def one_dies_before_it_writes(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("meanwhile", [one_completes, two_complete, one_dies_before_it_writes])
-def test_a_check_that_stalls_anywhere_while_others_go_on_does_no_harm(
+def test_a_check_that_stalls_at_any_border_does_not_disturb_others(
     scene: Scene, meanwhile: Callable[[Scene], None]
 ) -> None:
     assert scene.check().check.verdict is Verdict.FIRST_SEEN
@@ -197,7 +197,7 @@ def test_a_check_that_stalls_anywhere_while_others_go_on_does_no_harm(
         scene.assert_sound(borders)
 
 
-def test_a_check_that_stalls_anywhere_while_the_store_is_lost_finds_no_second_loss(
+def test_a_check_that_stalls_during_a_loss_reports_no_second_loss(
     scene: Scene,
 ) -> None:
     assert scene.check().check.verdict is Verdict.FIRST_SEEN
@@ -221,7 +221,7 @@ def test_a_check_that_stalls_anywhere_while_the_store_is_lost_finds_no_second_lo
     assert len(incidents(scene.database)) == len(found)
 
 
-def test_a_marker_whose_answer_is_lost_is_known_again(
+def test_a_marker_whose_acknowledgement_was_lost_is_recognized(
     configured: Bucket,
     nats_server: NatsServer,
     instance: dg.DagsterInstance,

@@ -1,4 +1,4 @@
-"""``budget-recovery migrate`` as an operator runs it."""
+"""The command ``budget-recovery migrate``."""
 
 import psycopg
 import pytest
@@ -14,7 +14,7 @@ def migrate(url: str | None) -> Result:
     return CliRunner().invoke(main, ["migrate"], env={POSTGRES_URL: url})
 
 
-def test_it_makes_the_schema_and_again_is_harmless(empty_database_url: str) -> None:
+def test_migrate_creates_the_schema_and_can_be_repeated(empty_database_url: str) -> None:
     first, second = migrate(empty_database_url), migrate(empty_database_url)
     assert (first.exit_code, second.exit_code) == (0, 0)
     version = first.output.removeprefix("Created the schema, version ").removesuffix(".\n")
@@ -22,7 +22,7 @@ def test_it_makes_the_schema_and_again_is_harmless(empty_database_url: str) -> N
     assert second.output == f"The schema is already at version {version}.\n"
 
 
-def test_a_schema_of_an_unreleased_checkout_is_refused_in_a_sentence(
+def test_a_schema_of_an_unreleased_checkout_is_refused_with_a_hint(
     empty_database_url: str,
 ) -> None:
     with psycopg.connect(empty_database_url) as connection:
@@ -39,7 +39,7 @@ def test_a_schema_of_an_unreleased_checkout_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("url", [None, ""])
-def test_a_missing_setting_is_refused_in_a_sentence(url: str | None) -> None:
+def test_a_missing_setting_is_refused_with_a_hint(url: str | None) -> None:
     ended = migrate(url)
     sentence, hint = ended.output.splitlines()
     assert ended.exit_code == 2
@@ -47,7 +47,7 @@ def test_a_missing_setting_is_refused_in_a_sentence(url: str | None) -> None:
     assert hint.startswith("Try: ")
 
 
-def test_a_database_that_is_down_fails_without_its_password() -> None:
+def test_an_unreachable_database_is_reported_without_its_password() -> None:
     ended = migrate(f"postgresql://me:s3cret@127.0.0.1:{unused_port()}/database")
     assert ended.exit_code == 1
     assert ended.output.startswith("Error: ")

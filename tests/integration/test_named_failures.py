@@ -1,4 +1,4 @@
-"""Wrong settings, passwords, permissions, credentials, schemas: the run that fails names them."""
+"""A failed run names its cause: settings, passwords, permissions, credentials and schemas."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ PULL = f"$JS.API.CONSUMER.MSG.NEXT.KV_{BUCKET}.*"
 
 @pytest.fixture(scope="module")
 def guarded(server_dir: Path) -> Iterator[NatsServer]:
-    """A server with a user who may do all that is needed, and others who lack one permission."""
+    """Start a server with a user who has all permissions, and users who lack one."""
 
     def user(name: str, denied: str = "") -> dict[str, object]:
         publish = [each for each in documented_permissions() if each != denied]
@@ -52,7 +52,7 @@ def guarded(server_dir: Path) -> Iterator[NatsServer]:
 def store(
     guarded: NatsServer, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bucket]:
-    """A bucket on that server with a counter; the settings name its recovery."""
+    """Create a bucket with a counter on that server; set the settings to its recovery user."""
     with Bucket.connected(with_user(guarded.url, "gateway", PASSWORD), BUCKET) as bucket:
         bucket.create()
         bucket.spend("acme", "total", LIFETIME, {None: "80"})
@@ -66,7 +66,7 @@ def store(
 
 @pytest.fixture
 def lost(store: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> None:
-    """There is a snapshot, and an incident is open as if the bucket had been made anew."""
+    """Take a snapshot and open an incident, as if the bucket had been recreated."""
     assert run_job(instance, current_hour).success
     with opened_control_plane(load_settings()) as plane:
         baseline = plane.registry.claim().baseline
@@ -87,7 +87,7 @@ def locked_database_url(server_dir: Path) -> Iterator[str]:
 def expired_credentials(
     server_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """The settings name credentials that have expired."""
+    """Set the settings to expired credentials."""
     operator = Operator()
     file = tmp_path / "expired.creds"
     file.write_text(operator.credentials(expires_in=-60))
@@ -98,7 +98,7 @@ def expired_credentials(
 
 
 def restored_why_not(instance: dg.DagsterInstance) -> str:
-    """Try once to restore, without the pauses of retries, which fails; return what the run says."""
+    """Run one restore without retries, which fails; return the error of the run."""
 
     @dg.job(resource_defs=services.definitions().resources)
     def restore_without_retries() -> None:
@@ -110,7 +110,7 @@ def restored_why_not(instance: dg.DagsterInstance) -> str:
 
 
 def captured_why_not(instance: dg.DagsterInstance, hour: Hour) -> str:
-    """Run a capture, which fails; return what it says."""
+    """Run a capture, which fails; return its error."""
     said = failure_text(run_job(instance, hour))
     assert "Try: " in said
     assert "wr0ng" not in said
@@ -118,7 +118,7 @@ def captured_why_not(instance: dg.DagsterInstance, hour: Hour) -> str:
 
 
 def waited_why(instance: dg.DagsterInstance, database: psycopg.Connection) -> str:
-    """Run a restore, which spends no attempt; return why it waits."""
+    """Run a restore, which waits without using an attempt; return why."""
     result = run_restore(instance)
     assert outcome(instance, result) == "waiting"
     (incident,) = incidents(database)
@@ -128,7 +128,7 @@ def waited_why(instance: dg.DagsterInstance, database: psycopg.Connection) -> st
     return reason
 
 
-def test_a_wrong_password_of_nats(
+def test_a_wrong_nats_password_is_named_by_restores_and_captures(
     guarded: NatsServer,
     lost: None,
     database: psycopg.Connection,
@@ -140,14 +140,14 @@ def test_a_wrong_password_of_nats(
     monkeypatch.setenv(NATS_URL, with_user(guarded.url, "recovery", "wr0ng"))
     refused = f"{guarded.url} rejected the NATS user: Authorization Violation."
     assert refused in waited_why(instance, database)
-    # Another database knows of no loss, so that captures are not paused.
+    # The other database has no incident, so captures are not paused.
     monkeypatch.setenv(POSTGRES_URL, locked_database_url)
     said = captured_why_not(instance, current_hour)
     assert refused in said
     assert f"correct the user and password in {NATS_URL}" in said
 
 
-def test_expired_credentials_in_a_capture(
+def test_expired_credentials_are_named_by_a_capture(
     store: Bucket, expired_credentials: Path, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     said = captured_why_not(instance, current_hour)
@@ -155,7 +155,7 @@ def test_expired_credentials_in_a_capture(
     assert "BUDGET_RECOVERY_NATS_CREDS" in said
 
 
-def test_expired_credentials_in_a_restore(
+def test_expired_credentials_are_named_by_a_restore(
     lost: None,
     expired_credentials: Path,
     database: psycopg.Connection,
@@ -164,7 +164,7 @@ def test_expired_credentials_in_a_restore(
     assert f"the credentials {expired_credentials} expired at " in waited_why(instance, database)
 
 
-def test_a_missing_permission_in_a_capture(
+def test_a_missing_permission_is_named_by_a_capture(
     guarded: NatsServer,
     store: Bucket,
     instance: dg.DagsterInstance,
@@ -176,7 +176,7 @@ def test_a_missing_permission_in_a_capture(
     assert f"The NATS user may not publish to {PULL.removesuffix('*')}" in said
 
 
-def test_a_missing_permission_in_a_restore(
+def test_a_missing_permission_is_named_by_a_restore(
     guarded: NatsServer,
     store: Bucket,
     instance: dg.DagsterInstance,
@@ -194,7 +194,7 @@ def test_a_missing_permission_in_a_restore(
     )
 
 
-def test_a_wrong_password_of_postgresql(
+def test_a_wrong_postgresql_password_is_named_by_captures_and_restores(
     store: Bucket,
     locked_database_url: str,
     instance: dg.DagsterInstance,
@@ -211,7 +211,7 @@ def test_a_wrong_password_of_postgresql(
     ("version", "named"),
     [("0001", "has version 0001 of an unreleased"), ("9999", "has version 9999, unknown to")],
 )
-def test_an_old_and_a_newer_schema(
+def test_an_old_or_newer_schema_is_named_by_captures_and_restores(
     store: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -231,7 +231,7 @@ def test_an_old_and_a_newer_schema(
         (POSTGRES_URL, "postgresql+psycopg2://host/database"),
     ],
 )
-def test_a_wrong_url(
+def test_an_invalid_url_is_named_by_a_capture(
     store: Bucket,
     instance: dg.DagsterInstance,
     current_hour: Hour,
@@ -247,7 +247,7 @@ def test_a_wrong_url(
     ("name", "value"),
     [("BUDGET_RECOVERY_RETENTION_DAYS", "x"), ("BUDGET_RECOVERY_BUCKET", "usage.>")],
 )
-def test_a_wrong_setting_keeps_the_definitions_from_loading(
+def test_an_invalid_setting_prevents_loading_the_definitions(
     store: Bucket, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -256,7 +256,7 @@ def test_a_wrong_setting_keeps_the_definitions_from_loading(
     assert f"set {name} to a valid value" in refused.value.hint
 
 
-def test_the_bucket_of_another_database(
+def test_the_bucket_of_another_database_is_named_by_a_capture(
     store: Bucket,
     instance: dg.DagsterInstance,
     current_hour: Hour,

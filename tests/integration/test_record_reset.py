@@ -1,4 +1,4 @@
-"""Deliberate resets through the command and the job: what was taken away does not come back."""
+"""Deliberate resets by command and job: usage that was reset is not restored."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -33,7 +33,7 @@ WIDTH = 80
 
 @pytest.fixture
 def captured(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> Bucket:
-    """A bucket of two tenants that was captured and checked."""
+    """Return a bucket with two tenants, captured and checked."""
     configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30", "bob": "20.5"})
     configured.spend("globex", "total", LIFETIME, {None: "5"})
     capture_now(current_hour)
@@ -74,7 +74,7 @@ def wipe_and_restore(bucket: Bucket, instance: dg.DagsterInstance) -> None:
     assert outcome(instance, run_restore(instance, request.tags)) == "restored"
 
 
-def test_reset_of_one_entity_then_a_wipe_and_the_automatic_restore_the_reset_stands(
+def test_a_reset_survives_a_wipe_and_an_automatic_restore(
     captured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -89,13 +89,13 @@ def test_reset_of_one_entity_then_a_wipe_and_the_automatic_restore_the_reset_sta
     assert usages(captured, "globex", "total", LIFETIME) == {None: "5"}
     assert incidents(database)[0]["restored_counters"] == 3
     assert state(database) == "healthy"
-    # Nobody misses what was taken away on purpose.
+    # The reset usage is not reported as dropped.
     snapshot = run_job(instance, current_hour)
     assert snapshot.success
     assert checks(snapshot)["usage_never_drops"].passed
 
 
-def test_after_a_recorded_reset_the_lower_counter_is_no_drop(
+def test_a_counter_lowered_by_a_recorded_reset_is_not_a_drop(
     captured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     captured.spend("acme", "total", LIFETIME, {"alice": "0"})
@@ -105,7 +105,7 @@ def test_after_a_recorded_reset_the_lower_counter_is_no_drop(
     captured.spend("acme", "total", LIFETIME, {"alice": "2"})
     after = run_job(instance, current_hour)
     assert checks(after)["usage_never_drops"].passed
-    # What was used since is as safe as everything else.
+    # Usage after the reset is restored like any other.
     wipe_and_restore(captured, instance)
     assert usages(captured, "acme", "total", LIFETIME) == {
         None: "80",
@@ -114,7 +114,7 @@ def test_after_a_recorded_reset_the_lower_counter_is_no_drop(
     }
 
 
-def test_a_reset_of_a_whole_budget_spares_the_other_budgets(
+def test_a_reset_of_a_whole_budget_does_not_affect_other_budgets(
     captured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     captured.spend("acme", "team", LIFETIME, {"alice": "7"})
@@ -128,7 +128,7 @@ def test_a_reset_of_a_whole_budget_spares_the_other_budgets(
 # The command
 
 
-def test_the_command_tells_what_it_did_in_lines_that_a_terminal_holds(
+def test_the_command_reports_the_reset_in_80_columns(
     captured: Bucket, database: psycopg.Connection
 ) -> None:
     at = datetime.now(UTC).replace(microsecond=0)
@@ -153,7 +153,7 @@ def test_the_command_tells_what_it_did_in_lines_that_a_terminal_holds(
     }
 
 
-def test_the_command_tells_programs_the_same(captured: Bucket) -> None:
+def test_the_command_reports_the_reset_as_json(captured: Bucket) -> None:
     result = command("--aggregate", "--json")
     told = json.loads(result.output)
     assert datetime.fromisoformat(told.pop("at")) == datetime.fromisoformat(told.pop("recorded_at"))
@@ -186,7 +186,7 @@ def test_the_command_tells_programs_the_same(captured: Bucket) -> None:
         (("--budget", "totals"), "choose one of its budgets: 'total'."),
     ],
 )
-def test_what_is_no_reset_is_refused_and_nothing_is_recorded(
+def test_an_invalid_reset_is_refused_and_nothing_is_recorded(
     captured: Bucket, database: psycopg.Connection, arguments: tuple[str, ...], said: str
 ) -> None:
     result = command(*arguments)
@@ -195,7 +195,7 @@ def test_what_is_no_reset_is_refused_and_nothing_is_recorded(
     assert recorded(database) == []
 
 
-def test_its_help_says_what_must_come_first_in_lines_that_a_terminal_holds() -> None:
+def test_the_help_explains_the_order_of_steps_in_80_columns() -> None:
     result = CliRunner().invoke(main, ["record-reset", "--help"])
     assert max(map(len, result.output.splitlines())) <= WIDTH
     assert "Lower the counters in the gateway FIRST" in " ".join(result.output.split())
@@ -204,7 +204,7 @@ def test_its_help_says_what_must_come_first_in_lines_that_a_terminal_holds() -> 
 # The job
 
 
-def test_the_job_records_what_its_config_says(
+def test_the_job_records_the_reset_of_its_config(
     captured: Bucket, database: psycopg.Connection, instance: dg.DagsterInstance
 ) -> None:
     run = reset_job(instance, aggregate=True, window=LIFETIME, at="2026-11-01T09:30+01:00")
@@ -233,7 +233,7 @@ def test_the_job_records_what_its_config_says(
         ({"reason": ""}, "The reason is empty."),
     ],
 )
-def test_the_job_fails_on_what_is_no_reset(
+def test_the_job_fails_on_an_invalid_reset(
     captured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,

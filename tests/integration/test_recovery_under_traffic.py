@@ -1,4 +1,4 @@
-"""A store is lost while the gateway works on it, and every block comes back."""
+"""A store is lost while the gateway uses it, and every block comes back."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def blocked(place: Place) -> set[tuple[str, str | None]]:
     return {(each.of.budget, each.entity) for each in contents(place).blocked}
 
 
-def test_every_block_is_back_without_any_further_cost(
+def test_every_block_is_restored_without_further_costs(
     place: Place,
     configured: Bucket,
     ledger: Path,
@@ -52,12 +52,12 @@ def test_every_block_is_back_without_any_further_cost(
         assert blocked(place) == {("per user", ALICE)}
         assert run_job(instance, current_hour).success
         check(instance)
-        # Known to the gate and in no snapshot: this is what is lost.
+        # Counted after the snapshot, so it is lost.
         gate.answer(costing("3", BOB))
         wait_until(lambda: is_counted(place, ledger, BUDGETS))
 
         configured.destroy()
-        # The gateway makes its bucket anew, and lets through what is exhausted.
+        # The gateway recreates its bucket and allows requests of exhausted budgets.
         wait_until(lambda: gate.answer(costing("0")).is_allowed)
         gate.answer(costing("1"))
         gate.answer(costing("5", BOB))
@@ -68,7 +68,7 @@ def test_every_block_is_back_without_any_further_cost(
 
         assert outcome(instance, result) == "restored"
         assert state(database) == "healthy"
-        # Nothing is asked of the gateway from here on but whether it is blocked.
+        # From here on, requests only ask whether they are blocked.
         wait_until(lambda: not gate.answer(costing("0")).is_allowed)
         wait_until(lambda: contents(place).boards == contents(place).boards_of_the_counters)
         found = contents(place)

@@ -1,4 +1,4 @@
-"""Wherever a restore dies, between any two of its steps, those after it end it right."""
+"""A restore that dies between any two steps is completed by the next ones."""
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -25,13 +25,13 @@ from tests.integration.restore_borders import bordered_restoring
 from tests.integration.timeless_store import opened_store
 
 LIFETIME = "lifetime"
-# So many borders, at least, has a restore of two tenants with a counter and a leaderboard each.
+# The minimum number of borders of a restore of two tenants with a counter and a leaderboard each.
 RESTORE = 60
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A store that is lost again and again, and restores of it on one client."""
+    """A store that is lost repeatedly, and restores that share one client."""
 
     house: House
     database: psycopg.Connection
@@ -43,7 +43,7 @@ class Scene:
         self.house.find_loss()
 
     def restore(self, borders: Borders | None = None) -> None:
-        """Restore, with something that happens at a border if one is given."""
+        """Restore, with a fault at a border if given."""
         plane, open_store = self.house.plane, self.open_store
         if borders is not None:
             plane = bordered(plane, borders)
@@ -52,7 +52,7 @@ class Scene:
             services.recover(plane, open_store=open_store, holder="a worker")
 
     def assert_restored(self, borders: Borders) -> None:
-        """All is as after a restore in which nothing happened."""
+        """Require the same state as after an undisturbed restore."""
         (*_, incident) = incidents(self.database)
         assert state(self.database) == "healthy", borders.crossed
         assert (incident["outcome"], incident["restored_counters"]) == ("restored", 2)
@@ -78,7 +78,7 @@ def scene(house: House, database: psycopg.Connection) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("happen", [crash, fail])
-def test_a_restore_that_dies_or_fails_at_any_border_is_ended_by_the_next(
+def test_a_restore_that_dies_or_fails_at_any_border_is_completed_by_the_next(
     scene: Scene, happen: Callable[[bool], Any]
 ) -> None:
     for borders in each_border(happen, at_least=RESTORE):

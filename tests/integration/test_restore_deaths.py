@@ -1,4 +1,4 @@
-"""Workers of a restore that are killed or stand still, and what those after them make of it."""
+"""Restores whose workers are killed or stopped, and their successors."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -29,14 +29,14 @@ from tests.postgres_servers import kill_server
 from tests.waiting import wait_until
 
 LIFETIME = "lifetime"
-# More than are on their way at once: the first are written before the last are sent.
+# More than are in flight at once: the first are written before the last are sent.
 MANY = 2_500
 LATE = 2_300
 
 
 @pytest.fixture
 def lost(configured: Bucket, database: psycopg.Connection) -> Bucket:
-    """A store of two tenants that was lost, and found to be."""
+    """Return a store of two tenants whose loss was detected."""
     lose(configured)
     return configured
 
@@ -55,7 +55,7 @@ def lose(bucket: Bucket) -> None:
 
 
 def run(run_id: str) -> RecoveryResult:
-    """Try to recover in this process, once nobody else is at it."""
+    """Recover in this process, once the lease is free."""
     with opened_control_plane(load_settings()) as plane:
         wait_until(lambda: plane.leases.state_of(RESTORE_LEASE).holder is None)
         return services.recover(plane, run_id=run_id)
@@ -79,14 +79,14 @@ def assert_whole(bucket: Bucket, database: psycopg.Connection) -> None:
     assert usages(bucket, "globex", "total", LIFETIME) == {None: "80", "bob": "5"}
 
 
-def test_a_worker_that_stood_still_writes_nothing_once_another_has_taken_over(
+def test_a_stopped_worker_writes_nothing_after_another_has_taken_over(
     lost: Bucket, database: psycopg.Connection
 ) -> None:
     with Worker.started("paused", LATE, signal.SIGSTOP) as paused:
         wait_until(lambda: paused.stands_still, seconds=60)
         assert isinstance(run("another"), Recovered)
         assert_whole(lost, database)
-        # What the gateway removes now, who went on would raise once more.
+        # If the stopped worker continued, it would raise this counter again.
         lost.remove("usage.globex.total.lifetime.bob")
         before = all_stored(lost)
         audits = database.execute("select * from budget_recovery.restore_audit").fetchall()
@@ -100,7 +100,7 @@ def test_a_worker_that_stood_still_writes_nothing_once_another_has_taken_over(
     assert state(database) == "healthy"
 
 
-def test_three_attempts_killed_while_writing_end_failed_with_what_they_raised_counted(
+def test_three_attempts_killed_while_writing_fail_and_count_what_they_raised(
     lost: Bucket, database: psycopg.Connection
 ) -> None:
     found = [0]
@@ -127,7 +127,7 @@ def test_three_attempts_killed_while_writing_end_failed_with_what_they_raised_co
     assert told["acme"].after == Decimal("1.5") * found[3]
 
 
-def test_three_attempts_killed_after_their_last_write_end_healthy(
+def test_three_attempts_killed_after_their_last_write_make_the_store_healthy(
     lost: Bucket, database: psycopg.Connection
 ) -> None:
     for number in (1, 2, 3):
@@ -143,14 +143,14 @@ def test_three_attempts_killed_after_their_last_write_end_healthy(
     assert attempts(database) == [(n, f"run {n}") for n in (1, 2, 3)]
     assert ended.incident.ended is not None
     assert ended.incident.ended.restored.counters == MANY + 2
-    # Nothing but our marker is written by who only looks.
+    # The final check writes only our marker.
     after = all_stored(lost)
     assert {key for key in after if after[key] != before[key]} <= {
         key for key in after if key.startswith("__guard.")
     }
 
 
-def test_a_database_killed_while_the_last_attempt_closes_delays_the_end_only(
+def test_a_database_killed_while_the_incident_is_closed_only_delays_the_end(
     configured: Bucket, doomed_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", doomed_server.url())
@@ -182,7 +182,7 @@ def test_a_database_killed_while_the_last_attempt_closes_delays_the_end_only(
 
 @pytest.fixture
 def doomed_server(server_dir: Path) -> Iterator[PostgresServer]:
-    """A server for one test alone, to be killed, with the schema in it."""
+    """Start a migrated server for one test, which kills it."""
     with PostgresServer(server_dir / f"doomed {uuid4().hex}") as server:
         migrate(server.url())
         yield server
@@ -193,7 +193,7 @@ def refuse() -> None:
 
 
 class ClosedAfter(Overriding):
-    """The incidents, except that something happens before one is closed."""
+    """The incidents, with a hook before one is closed."""
 
     def __init__(self, incidents: Incidents, happen: Callable[[], None]) -> None:
         super().__init__(incidents)

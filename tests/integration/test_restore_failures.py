@@ -1,4 +1,4 @@
-"""Restores that cannot succeed, or not yet: what is counted, said and left alone."""
+"""Restores that cannot succeed, or not yet."""
 
 import dagster as dg
 import psycopg
@@ -35,7 +35,7 @@ RUNBOOK = "docs/runbook.md"
 
 @pytest.fixture
 def captured(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> Bucket:
-    """A bucket of which there is a snapshot, and which has been checked."""
+    """Return a bucket that was captured and checked."""
     configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
     assert run_job(instance, current_hour).success
     check(instance)
@@ -49,7 +49,7 @@ def make_room(bucket: Bucket) -> None:
 
 
 def fail(bucket: Bucket, instance: dg.DagsterInstance) -> None:
-    """Lose the store for one that takes no writes, and use up all attempts without pauses."""
+    """Replace the store by one that refuses writes, and use all attempts without pauses."""
     bucket.destroy()
     bucket.create_with(max_bytes=64)
     check(instance)
@@ -65,7 +65,7 @@ def recover(plane: ControlPlane) -> RecoveryResult:
 
 
 def run_as_told(name: str, *more: str) -> None:
-    """Run the command of this name as the runbook has it among the steps out of FAILED."""
+    """Run the command of this name from the runbook's steps for FAILED."""
     (told,) = [
         command
         for command in steps(RUNBOOK, "FAILED", "budget-recovery")
@@ -82,7 +82,7 @@ def attempts(database: psycopg.Connection) -> list[tuple[int, str | None]]:
     ).fetchall()
 
 
-def test_writes_refused_three_times_end_failed_with_that_reason(
+def test_three_attempts_with_refused_writes_fail_with_that_reason(
     captured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -102,7 +102,7 @@ def test_writes_refused_three_times_end_failed_with_that_reason(
     told = attempts(database)
     assert [number for number, _ in told] == [1, 2, 3]
     assert all("maximum bytes exceeded" in str(outcome) for _, outcome in told)
-    # Nobody launches it again, and captures stay paused.
+    # No restore is launched again, and captures stay paused.
     assert "FAILED" in skipped(supervise(instance))
     assert not requested(check(instance))
     paused = run_job(instance, current_hour)
@@ -110,7 +110,7 @@ def test_writes_refused_three_times_end_failed_with_that_reason(
     assert paused.asset_materializations_for_node("budget_usage_snapshots") == []
 
 
-def test_a_bucket_that_is_gone_is_waited_for_without_spending_an_attempt(
+def test_a_restore_waits_for_a_missing_bucket_without_using_an_attempt(
     captured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -127,7 +127,7 @@ def test_a_bucket_that_is_gone_is_waited_for_without_spending_an_attempt(
         (incident,) = incidents(database)
         assert (incident["attempts"], incident["waits"]) == (0, waits)
         assert "does not exist" in incident["waiting_reason"]
-    # Not at once, but after a pause.
+    # The next launch follows a pause.
     assert "is due at" in skipped(supervise(instance))
     database.execute("update budget_recovery.incident set next_launch_at = now()")
     (again,) = requested(supervise(instance))
@@ -156,7 +156,7 @@ def test_a_restore_without_an_incident_does_nothing(
     assert incidents(database) == []
 
 
-def test_attempts_that_died_without_a_word_are_decided_by_a_last_look(
+def test_the_final_check_fails_the_store_after_three_lost_attempts(
     captured: Bucket, database: psycopg.Connection, instance: dg.DagsterInstance
 ) -> None:
     captured.destroy()
@@ -172,7 +172,7 @@ def test_attempts_that_died_without_a_word_are_decided_by_a_last_look(
     assert usages(captured, "acme", "total", LIFETIME) == {}
 
 
-def test_attempts_that_died_after_their_last_write_end_healthy(
+def test_the_final_check_accepts_a_store_restored_by_lost_attempts(
     captured: Bucket, database: psycopg.Connection, instance: dg.DagsterInstance
 ) -> None:
     captured.destroy()
@@ -187,7 +187,7 @@ def test_attempts_that_died_after_their_last_write_end_healthy(
     assert state(database) == "healthy"
 
 
-def test_the_way_out_of_failed_that_the_runbook_tells(
+def test_the_runbooks_steps_restore_a_failed_store(
     captured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -196,13 +196,13 @@ def test_the_way_out_of_failed_that_the_runbook_tells(
     fail(captured, instance)
     assert state(database) == "failed"
     make_room(captured)
-    # A hold that came when the last attempt was past looking for one.
+    # A hold that arrived after the last attempt had checked for one.
     database.execute(
         "update budget_recovery.incident set held_at = now(), held_by = 'ann', held_reason = 'x'"
     )
 
     run_as_told("preview")
-    # There is nobody to ask here.
+    # Without a terminal, --yes replaces the confirmation.
     run_as_told("restore", "--yes")
 
     assert state(database) == "healthy"
@@ -213,7 +213,7 @@ def test_the_way_out_of_failed_that_the_runbook_tells(
     assert run_job(instance, current_hour).success
 
 
-def test_accepting_the_store_as_it_is_as_the_runbook_tells(
+def test_the_runbooks_steps_accept_a_failed_store(
     captured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -230,8 +230,8 @@ def test_accepting_the_store_as_it_is_as_the_runbook_tells(
     assert usages(captured, "acme", "total", LIFETIME) == {}
 
 
-def test_restore_job_is_retried_twice_by_its_own_policy_alone() -> None:
+def test_restore_job_is_retried_twice_only_by_its_own_policy() -> None:
     assert restore.retry_policy is not None
     assert restore.retry_policy.max_retries == 2
-    # Else Dagster would multiply the attempts.
+    # Otherwise Dagster would multiply the attempts.
     assert restore_job.tags["dagster/max_retries"] == "0"

@@ -1,4 +1,4 @@
-"""Stores that look lost and are not, points that are not what they should be, losses on losses."""
+"""Stores that only look lost, older databases, further losses, and low recovery points."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -25,20 +25,20 @@ LEADERBOARD = "leaderboard.acme.total.lifetime"
 
 
 def of_the_gateway(bucket: Bucket) -> dict[str, Stored]:
-    """Return everything in the bucket that is not our marker, with its revision."""
+    """Return everything in the bucket except our marker, with its revision."""
     found = all_stored(bucket)
     return {key: stored for key, stored in found.items() if not key.startswith(GUARD)}
 
 
 @pytest.fixture
 def own_server(server_dir: Path) -> Iterator[NatsServer]:
-    """A server of this test's own, to be stopped and started."""
+    """Start a server for this test, which stops and starts it."""
     with NatsServer(server_dir / f"nats {uuid4().hex[:8]}") as server:
         yield server
 
 
 @pytest.mark.parametrize("years", [-1, 0.1])
-def test_a_creation_time_that_moved_with_all_data_there_is_no_loss(
+def test_a_changed_creation_time_with_all_data_ends_with_nothing_lost(
     years: float,
     own_server: NatsServer,
     server_dir: Path,
@@ -56,7 +56,7 @@ def test_a_creation_time_that_moved_with_all_data_there_is_no_loss(
         with opened_house(bucket, database_url) as house:
             house.capture()
             house.check()
-        # Counted after the point, and to be kept.
+        # Counted after the snapshot; must be kept.
         bucket.spend("acme", "total", LIFETIME, {None: "81"})
         bucket.rank("acme", "total", LIFETIME, {None: "81", "alice": "30.5"})
         before = of_the_gateway(bucket)
@@ -84,7 +84,7 @@ def test_a_creation_time_that_moved_with_all_data_there_is_no_loss(
 def copy_of_the_database(
     postgres_server: PostgresServer, database_url: str
 ) -> Iterator[Callable[[], str]]:
-    """A way to copy the database as it is now; nobody may be connected to it meanwhile."""
+    """Return a function that copies the database; no session may be connected meanwhile."""
     copies: list[str] = []
 
     def copy() -> str:
@@ -105,7 +105,7 @@ def copy_of_the_database(
 
 
 @pytest.mark.parametrize("is_lost_between", [False, True])
-def test_an_older_copy_of_the_database_lowers_nothing_and_ends_healthy(
+def test_a_restore_from_an_older_database_lowers_nothing(
     configured: Bucket,
     database_url: str,
     copy_of_the_database: Callable[[], str],
@@ -142,14 +142,14 @@ def test_an_older_copy_of_the_database_lowers_nothing_and_ends_healthy(
             "alice": "30",
             "bob": "10",
         }
-        # This gateway writes no leaderboards, so they are brought in line.
+        # This gateway writes no leaderboards, so the restore rebuilds them.
         after = of_the_gateway(configured)
         assert {key for key in after if after[key] != before.get(key)} == {LEADERBOARD}
         assert house.check().check.verdict.is_good
         assert len(house.capture().stored) == 1
 
 
-def test_an_older_copy_of_the_database_brings_back_what_the_store_lacks(
+def test_a_restore_from_an_older_database_raises_lower_counters(
     configured: Bucket, database_url: str, copy_of_the_database: Callable[[], str]
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
@@ -165,7 +165,7 @@ def test_an_older_copy_of_the_database_brings_back_what_the_store_lacks(
         assert usages(configured, "acme", "total", LIFETIME) == {None: "80", "alice": "31"}
 
 
-def test_a_copy_of_the_database_from_amid_a_recovery_ends_healthy_too(
+def test_a_database_copied_during_a_recovery_ends_healthy(
     configured: Bucket, database_url: str, copy_of_the_database: Callable[[], str]
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
@@ -197,7 +197,7 @@ def test_a_copy_of_the_database_from_amid_a_recovery_ends_healthy_too(
     ],
     ids=["after the counters", "after the leaderboards"],
 )
-def test_a_further_loss_during_a_restore_is_no_success(
+def test_a_further_loss_during_a_restore_fails_it(
     house: House, interruptions: Callable[[Callable[[], None]], Interruptions]
 ) -> None:
     for tenant in ("acme", "globex"):
@@ -209,7 +209,7 @@ def test_a_further_loss_during_a_restore_is_no_success(
 
     def wipe_once() -> None:
         wipes.append(1)
-        # Of the second tenant: nothing is written any more after that.
+        # After the second tenant nothing more is written.
         if len(wipes) == 2:
             house.lose()
 
@@ -228,7 +228,7 @@ def test_a_further_loss_during_a_restore_is_no_success(
     assert outcome_of(incident) is Outcome.RESTORED
     assert incident.attempts == 1
     assert incident.ended is not None
-    # Raised twice, and yet four counters.
+    # Counters that were raised twice count once.
     assert incident.ended.restored == Restored(tenants=2, windows=2, counters=4, boards=2)
     entry = house.entries(incident)["acme", "total", LIFETIME]
     assert (entry.raised, entry.before, entry.after) == (2, Decimal(0), Decimal(110))
@@ -242,7 +242,7 @@ def test_a_further_loss_during_a_restore_is_no_success(
     ]
 
 
-def test_a_point_that_is_too_low_does_not_hide_the_higher_one_before_it(house: House) -> None:
+def test_a_lower_newer_snapshot_does_not_hide_a_higher_older_one(house: House) -> None:
     for usage in ("100", "80", "90"):
         house.bucket.spend("acme", "total", LIFETIME, {None: usage, "alice": "5"})
         house.capture()
@@ -254,7 +254,7 @@ def test_a_point_that_is_too_low_does_not_hide_the_higher_one_before_it(house: H
     assert (entry.raised, entry.before, entry.after) == (2, Decimal(0), Decimal(105))
 
 
-def test_an_incident_states_what_no_snapshot_covers(house: House) -> None:
+def test_an_incident_reports_the_time_that_no_snapshot_covers(house: House) -> None:
     noon = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)
     house.bucket.spend("acme", "total", LIFETIME, {None: "80"})
     house.capture(noon)
@@ -274,5 +274,5 @@ def test_an_incident_states_what_no_snapshot_covers(house: House) -> None:
     assert incident.ended is not None
     for said in ("2026-11-28 12:00", "2026-11-28 12:40", "40 min", "did not come back"):
         assert said in incident.ended.detail
-    # Low rather than high: what the point holds, and nothing made up.
+    # Exactly the usage of the recovery point.
     assert usages(house.bucket, "acme", "total", LIFETIME) == {None: "80"}

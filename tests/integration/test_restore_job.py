@@ -1,4 +1,4 @@
-"""A store is lost, and put right: sensors and job on real servers."""
+"""A store is lost and restored: sensors and job on real servers."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -33,7 +33,7 @@ def wipe(bucket: Bucket) -> None:
     bucket.create()
 
 
-def test_a_wiped_store_gets_its_counters_back_and_the_next_snapshot_lands(
+def test_a_wiped_store_is_restored_and_the_next_snapshot_is_stored(
     configured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
@@ -66,14 +66,14 @@ def test_a_wiped_store_gets_its_counters_back_and_the_next_snapshot_lands(
         (row["tenant"], row["before"], row["after"], row["raised"])
         for row in restored_table(result)
     } == {("acme", "2", "110.000000000000000001", 2), ("globex", "0", "5", 1)}
-    # The next check is quiet, the next snapshot lands.
+    # The next check is good, and the next snapshot is stored.
     assert "unchanged" in skipped(check(instance))
     assert run_job(instance, current_hour).success
     assert skipped(supervise(instance))
     assert len(incidents(database)) == 1
 
 
-def test_no_snapshots_ends_failed_with_that_reason(
+def test_a_restore_without_snapshots_fails_with_that_reason(
     configured: Bucket, database: psycopg.Connection, instance: dg.DagsterInstance
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
@@ -90,7 +90,7 @@ def test_no_snapshots_ends_failed_with_that_reason(
     assert incident["failure"] == "no_snapshots"
 
 
-def test_the_permissions_that_the_readme_lists_are_enough(
+def test_the_permissions_in_the_readme_suffice(
     server_dir: Path,
     database_url: str,
     database: psycopg.Connection,

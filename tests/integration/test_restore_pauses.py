@@ -27,7 +27,7 @@ LIFETIME = "lifetime"
 
 @dataclass(frozen=True)
 class InterruptedSnapshots(PostgresSnapshots):
-    """The real snapshots, except that something is done before each is stored."""
+    """The real snapshots, with a hook before each commit."""
 
     before_commit: Callable[[], None]
 
@@ -37,7 +37,7 @@ class InterruptedSnapshots(PostgresSnapshots):
 
 
 def capture(house: House, *, open_store: OpenStore = opened_store, **parts: Any) -> Captured:
-    """Capture the current hour with other parts than usual, whatever comes of it."""
+    """Capture the current hour with some parts replaced; failures are allowed."""
     captured = services.capture(
         replace(house.plane, **parts),
         Hour.containing(house.clock.moment),
@@ -50,7 +50,7 @@ def capture(house: House, *, open_store: OpenStore = opened_store, **parts: Any)
 
 
 @pytest.mark.parametrize("moment", ["after it has read", "before it stores"])
-def test_a_capture_that_is_under_way_when_an_incident_opens_stores_nothing(
+def test_a_running_capture_stores_nothing_after_an_incident_opens(
     house: House, database_url: str, database: psycopg.Connection, moment: str
 ) -> None:
     for tenant in ("acme", "globex"):
@@ -77,7 +77,7 @@ def test_a_capture_that_is_under_way_when_an_incident_opens_stores_nothing(
     assert [failed.tenant for failed in captured.failed] == ["acme", "globex"]
     assert entries(database) == before
     assert database.execute("select * from budget_recovery.capture").fetchall() == captures
-    # It was another store by then; the restore is not hindered.
+    # The capture does not disturb the restore.
     house.recover()
     assert usages(house.bucket, "acme", "total", LIFETIME) == {None: "80"}
 
@@ -114,7 +114,7 @@ def test_the_schedule_skips_with_the_reason_until_the_store_is_healthy(
     assert isinstance(tick(), dg.RunRequest)
 
 
-def test_a_run_that_was_started_before_ends_without_output(
+def test_a_run_started_while_captures_are_paused_has_no_output(
     recovering: House,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,

@@ -1,4 +1,4 @@
-"""Restores at once, again, and under traffic: the result is that of one, and nothing goes down."""
+"""Concurrent and repeated restores have the result of one and never lower a counter."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -35,14 +35,14 @@ from tests.waiting import wait_until
 LIFETIME = "lifetime"
 USERS = BudgetWindow("users", Window.parse(LIFETIME))
 POINT: dict[Entity, str] = {None: "60", "alice": "30", "bob": "20", "carol": "10"}
-# Counted after the loss: less, more, and somebody new.
+# Counted after the loss: a lower usage, a higher one, and a new entity.
 LIVE: dict[Entity, str] = {"alice": "2", "bob": "25", "new": "1"}
 BOTH: dict[Entity, str] = {None: "60", "alice": "30", "bob": "25", "carol": "10", "new": "1"}
 
 
 @pytest.fixture
 def lost(house: House) -> House:
-    """A store that is lost, and traffic has gone on in it."""
+    """Return a store that was lost, with traffic after the loss."""
     house.bucket.spend("acme", "users", LIFETIME, POINT)
     house.capture()
     house.lose()
@@ -51,14 +51,12 @@ def lost(house: House) -> House:
     return house
 
 
-def test_of_two_restores_at_once_one_works_and_the_other_has_nothing_to_do(
-    lost: House, database_url: str
-) -> None:
+def test_only_one_of_two_concurrent_restores_runs(lost: House, database_url: str) -> None:
     done: list[RecoveryResult] = []
     both = threading.Barrier(2)
 
     def wait_for_the_other(_: IsOpen) -> None:
-        # Whoever works does not go on before the other one has looked.
+        # The working restore waits until the other one has ended.
         wait_until(lambda: len(done) == 1)
 
     def recover(run_id: str) -> None:
@@ -78,7 +76,7 @@ def test_of_two_restores_at_once_one_works_and_the_other_has_nothing_to_do(
     assert usages(lost.bucket, "acme", "users", LIFETIME) == BOTH
 
 
-def test_to_restore_again_changes_no_revision(lost: House) -> None:
+def test_restoring_again_changes_no_revision(lost: House) -> None:
     lost.recover()
     before = all_stored(lost.bucket)
     assert isinstance(lost.run(), NothingToDo)
@@ -87,7 +85,7 @@ def test_to_restore_again_changes_no_revision(lost: House) -> None:
     assert all_stored(lost.bucket) == before
 
 
-def test_restores_at_once_without_leases_have_the_result_of_one(
+def test_concurrent_restores_without_leases_have_the_result_of_one(
     lost: House, database_url: str
 ) -> None:
     count = 3
@@ -108,7 +106,7 @@ def test_restores_at_once_without_leases_have_the_result_of_one(
         done = list(pool.map(restore, range(count)))
 
     assert usages(lost.bucket, "acme", "users", LIFETIME) == BOTH
-    # Each of them planned to raise three; all in all that many were written, and one leaderboard.
+    # Each restore planned to raise three; three counters and one leaderboard were written in total.
     assert [sum(entry.entries for entry in each.entries) for each in done] == [4, 4, 4]
     assert sum(each.raised for each in done) == 3
     assert sum(each.boards for each in done) == 1
@@ -125,13 +123,13 @@ def key(entity: Entity) -> str:
     return encode_key(CounterKey("acme", USERS, entity))
 
 
-def test_while_many_writers_count_a_whole_restore_loses_nothing_and_lowers_nothing(
+def test_a_restore_with_many_writers_loses_and_lowers_nothing(
     configured: Bucket,
     database: psycopg.Connection,
     house: House,
     instance: dg.DagsterInstance,
 ) -> None:
-    # Below and above what the writers reach meanwhile.
+    # Below and above the values that the writers reach.
     point: dict[Entity, str] = {
         name: str(1000 if number % 2 else 3) for number, name in enumerate(OTHERS)
     }
@@ -161,7 +159,7 @@ def test_while_many_writers_count_a_whole_restore_loses_nothing_and_lowers_nothi
             if revision in writers.added:
                 assert after == before + 1
             else:
-                # Never a sum: exactly what the point holds.
+                # Never a sum: exactly the value of the recovery point.
                 assert after == Decimal(usage)
                 raised += 1
     assert writers.added.keys() <= {revision for each in history.values() for revision, _ in each}

@@ -1,4 +1,4 @@
-"""What a restore writes, and all that it leaves: byte for byte, and by revision."""
+"""What a restore writes and what it does not touch, by bytes and revisions."""
 
 import json
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ JUNE = datetime(2026, 6, 1, 0, 5, tzinfo=UTC)
 
 @pytest.fixture
 def other_bucket(nats_server: NatsServer) -> Iterator[Bucket]:
-    """Another gateway's bucket, with counters of the same names."""
+    """Create another gateway's bucket with counters of the same names."""
     with Bucket.connected(nats_server.url, f"other-{uuid4().hex[:12]}") as bucket:
         bucket.create()
         bucket.spend("acme", "users", LIFETIME, {"alice": "1"})
@@ -43,27 +43,29 @@ def stored(bucket: Bucket, key: str) -> Stored:
     return found
 
 
-def test_only_what_may_be_written_is_written(house: House, other_bucket: Bucket) -> None:
+def test_a_restore_writes_only_lower_and_missing_counters(
+    house: House, other_bucket: Bucket
+) -> None:
     bucket = house.bucket
     bucket.spend("acme", "users", LIFETIME, USERS)
     bucket.spend("acme", "users", "2026-05", USERS)
     bucket.spend("globex", "total", LIFETIME, {None: "5"})
     house.capture(MAY)
     house.lose()
-    # Counted since, lower: raised, and nothing else of the value is touched.
+    # Counted since and lower: raised, without changing other bytes of the value.
     alice = b'{"by":"g","usage":"2","x":[1.0e5,{"usage":9}],"updated_at":"2026-06-01T00:01:00Z"}'
     bucket.put("usage.acme.users.lifetime.alice", alice)
-    # Counted since, higher: kept.
+    # Counted since and higher: kept.
     bucket.spend("acme", "users", LIFETIME, {"bob": "25"})
-    # Not readable: left.
+    # Unreadable: skipped.
     bucket.put("usage.acme.users.lifetime.dave", b'{"usage":"NaN"}')
-    # A window that has closed, a tenant who has lost nothing, and one of whom nothing is known.
+    # A closed window, a tenant without a loss, and a tenant without a snapshot.
     bucket.spend("acme", "users", "2026-05", {"alice": "1"})
     bucket.rank("acme", "users", "2026-05", {"alice": "1"})
     bucket.spend("globex", "total", LIFETIME, {None: "5.00"})
     bucket.rank("globex", "total", LIFETIME, {None: "5"})
     bucket.spend("initech", "total", LIFETIME, {None: "1"})
-    # Keys of others.
+    # Keys of other programs.
     for key in (
         "blocked.acme.users.lifetime.alice",
         "blocked.acme.users.2026-05.carol",
@@ -101,18 +103,18 @@ def test_only_what_may_be_written_is_written(house: House, other_bucket: Bucket)
     assert "1 counter left: the live value is unreadable: 'dave'" in note
     assert "NaN" in note
     assert entries["acme", "users", "2026-05"].notes == ("skipped, the window has closed",)
-    # Of what has lost nothing there is nothing to tell.
+    # Tenants without a loss are not reported.
     assert {tenant for tenant, _, _ in entries} == {"acme"}
 
 
-def test_leaderboards_agree_with_the_counters_afterwards(house: House) -> None:
+def test_leaderboards_match_the_counters_after_a_restore(house: House) -> None:
     bucket = house.bucket
     many: dict[Entity, str] = {f"u{number}": str(number) for number in range(1, 601)}
     bucket.spend("acme", "users", LIFETIME, many)
     bucket.spend("acme", "total", LIFETIME, {None: "180300"})
     house.capture()
     house.lose()
-    # The gateway has gone on: with somebody new, and with one who has more than before.
+    # Traffic after the loss: a new entity, and one with more usage than before.
     bucket.spend("acme", "users", LIFETIME, {"new": "1000", "u600": "700", "u1": "0.5"})
     bucket.rank("acme", "users", LIFETIME, {"new": "1000", "u600": "700", "u1": "0.5"})
     house.find_loss()
@@ -135,7 +137,7 @@ def expires_at(found: Stored, written_at: datetime) -> datetime:
     return written_at + timedelta(seconds=int(found.ttl.removesuffix("s")))
 
 
-def test_shape_and_expiry_of_live_and_of_new_keys_are_those_of_before(house: House) -> None:
+def test_keys_keep_or_regain_their_shape_and_expiry(house: House) -> None:
     bucket = house.bucket
     now = house.clock.moment
     quarter = Window.containing(Period.QUARTER, now)
@@ -174,7 +176,7 @@ def test_shape_and_expiry_of_live_and_of_new_keys_are_those_of_before(house: Hou
     assert (bare.data, bare.ttl) == (b"5", "never")
 
 
-def test_a_key_that_the_gateway_removes_meanwhile_is_named_and_the_rest_restored(
+def test_a_key_removed_during_a_restore_is_reported_and_the_others_are_restored(
     house: House,
 ) -> None:
     house.bucket.spend("acme", "users", LIFETIME, USERS)
@@ -202,19 +204,19 @@ def test_a_key_that_the_gateway_removes_meanwhile_is_named_and_the_rest_restored
         "'alice'" in line and "missing from the store after the write" in line
         for line in house.told
     )
-    # It is not in the leaderboard either.
+    # It is not on the leaderboard either.
     found = contents(place_of(house))
     assert found.boards == found.boards_of_the_counters
 
 
-def test_a_corrupt_newest_record_is_made_up_for_by_the_others_and_named(
+def test_a_corrupt_newest_record_is_replaced_by_older_ones_and_reported(
     house: House, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     for total, alice in (("60", "40"), ("70", "30"), ("90", "50")):
         house.bucket.spend("acme", "users", LIFETIME, {None: total, "alice": alice})
         house.bucket.spend("acme", "total", LIFETIME, {None: total})
         house.capture()
-    # Of one budget, the newest record says what nobody has ever captured.
+    # Damage the newest record of one budget.
     changed = database.execute(
         "update budget_recovery.budget_content set usages = '{999,999}' where content_id = ("
         " select content_id from budget_recovery.budget_record where budget_id = 'users'"
@@ -235,7 +237,7 @@ def test_a_corrupt_newest_record_is_made_up_for_by_the_others_and_named(
     assert notes["total"] == ""
 
 
-def test_snapshots_of_leaderboards_restore_as_well(house: House) -> None:
+def test_snapshots_of_leaderboards_can_be_restored(house: House) -> None:
     bucket = house.bucket
     ranked: dict[Entity, str] = {"alice": "12.5", "bob": "3"}
     bucket.rank("acme", "users", LIFETIME, ranked)
@@ -247,7 +249,7 @@ def test_snapshots_of_leaderboards_restore_as_well(house: House) -> None:
     house.recover()
     assert usages(bucket, "acme", "users", LIFETIME) == {"alice": "12.5", "bob": "4"}
     assert usages(bucket, "acme", "total", LIFETIME) == {None: "15.5"}
-    # Leaderboards tell neither how a value is written nor when it expires.
+    # Leaderboards contain neither the shape nor the expiry of a value.
     alice = stored(bucket, "usage.acme.users.lifetime.alice")
     assert alice.data.startswith(b'{"usage":"12.5","updated_at":"')
     assert alice.ttl is None

@@ -1,4 +1,4 @@
-"""The supervisor and the runs of a restore: living, dead, canceled, held."""
+"""The supervisor and the runs of a restore: running, dead, canceled and on hold."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -35,12 +35,12 @@ MINUTE = timedelta(minutes=1)
 
 @pytest.fixture
 def request_(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> dg.RunRequest:
-    """The request for the restore of a store that was lost."""
+    """Return the request for the restore of a lost store."""
     return lost(configured, instance, current_hour)
 
 
 def earlier(cursor: str | None, by: timedelta) -> str:
-    """Let a suspicion be older than it is, as time makes it."""
+    """Date a suspicion earlier by this duration."""
     count, run_id, token, since = str(cursor).split()
     return f"{count} {run_id} {token} {(datetime.fromisoformat(since) - by).isoformat()}"
 
@@ -64,15 +64,15 @@ def hold_job(instance: dg.DagsterInstance, reason: str) -> dg.ExecuteInProcessRe
     return run_job(instance, "hold_restore_job", config)
 
 
-# Runs that are called started
+# Runs that Dagster shows as started
 
 
-def test_beside_a_living_worker_nothing_is_launched_nor_its_run_declared_dead(
+def test_a_run_with_a_worker_is_neither_replaced_nor_declared_dead(
     request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     run = recorded(instance, request_, DagsterRunStatus.STARTED)
     due(database)
-    # Nobody has seen the worker take the lease.
+    # No tick has seen the worker take the lease.
     suspecting = supervise(instance)
     assert "has no worker yet" in skipped(suspecting)
     with (
@@ -84,7 +84,7 @@ def test_beside_a_living_worker_nothing_is_launched_nor_its_run_declared_dead(
             tick = supervise(instance, cursor)
             assert skipped(tick) == "run 1 on gw-7 is restoring."
             cursor = tick.cursor
-            # However Dagster takes it.
+            # The check shows the same, whatever the status of the run.
             assert "run 1 on gw-7 is restoring." in skipped(check(instance))
         assert status_of(instance, run) is DagsterRunStatus.STARTED
         instance.report_run_failed(run)
@@ -92,7 +92,7 @@ def test_beside_a_living_worker_nothing_is_launched_nor_its_run_declared_dead(
     assert incidents(database)[0]["launches"] == 1
 
 
-def test_a_worker_seen_between_two_looks_begins_the_minute_anew(
+def test_a_worker_seen_between_two_ticks_restarts_the_minute(
     request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     run = recorded(instance, request_, DagsterRunStatus.STARTED)
@@ -127,7 +127,7 @@ def test_a_started_run_without_a_worker_is_dead_after_a_minute_and_launched_agai
     assert state(database) == "healthy"
 
 
-# Runs that a person cancels
+# Runs that an operator cancels
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED])
@@ -158,7 +158,7 @@ def test_a_canceled_run_holds_the_incident_until_a_release_launches_a_new_one(
     assert incident["attempts"] == 0
     assert "On hold since" not in command("status").output
     assert outcome(instance, run_restore(instance, again.tags)) == "restored"
-    # The canceled one holds nothing any more.
+    # The canceled run has no further effect.
     assert skipped(supervise(instance)) == "The store is HEALTHY."
 
 
@@ -181,7 +181,7 @@ def test_a_hold_needs_a_reason(
     assert incidents(database)[0]["held_at"] is None
 
 
-def test_where_no_restore_is_under_way_there_is_nothing_to_hold_or_release(
+def test_hold_and_release_are_refused_without_a_restore(
     configured: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     check(instance)
@@ -210,7 +210,7 @@ def test_an_incident_on_hold_keeps_its_first_reason_and_is_released_once(
     assert "the disk is changed" in skipped(supervise(instance))
     assert run_job(instance, "release_restore_job").success
     released = incidents(database)
-    # It says so, and changes nothing.
+    # A second release succeeds and changes nothing.
     assert command("release").exit_code == 0
     assert incidents(database) == released
     (request,) = requested(supervise(instance))

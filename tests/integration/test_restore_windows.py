@@ -1,4 +1,4 @@
-"""Which windows a restore writes, at the edges of the calendar: by a clock of the test's own."""
+"""Which windows a restore writes at calendar boundaries, with the test's clock."""
 
 import time
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def lose_and_recover(house: House, point_at: datetime, restored_at: datetime) ->
 def assert_only_restored(
     house: House, incident: Incident, restored: list[str], skipped: list[str]
 ) -> None:
-    """See that these windows have what they had, and the others nothing, and that it is told."""
+    """Require that these windows are restored and the others skipped, and that this is reported."""
     entries = house.entries(incident)
     assert {token for _, _, token in entries} == {*restored, *skipped}
     for number, token in enumerate(restored + skipped, start=50):
@@ -60,7 +60,7 @@ def assert_only_restored(
     ("point_at", "restored_at", "restored", "skipped"),
     [
         pytest.param(
-            # A Sunday: with the month its last week closes too.
+            # A Sunday: its week closes with the month.
             "2026-05-31T23:59",
             "2026-06-01T00:05",
             ["2026-Q2", "lifetime"],
@@ -133,7 +133,7 @@ def assert_only_restored(
         ),
     ],
 )
-def test_closed_windows_are_left_and_the_others_restored(
+def test_closed_windows_are_skipped_and_the_others_restored(
     house: House, point_at: str, restored_at: str, restored: list[str], skipped: list[str]
 ) -> None:
     spend(house, restored + skipped)
@@ -144,7 +144,7 @@ def test_closed_windows_are_left_and_the_others_restored(
 
 @pytest.fixture
 def _in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The worker's host is nine hours ahead of UTC."""
+    """Set the time zone of the worker's host nine hours ahead of UTC."""
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "Asia/Tokyo")
         time.tzset()
@@ -156,7 +156,7 @@ def _in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("point_at", "restored_at", "restored", "skipped"),
     [
-        # Midnight has passed in Tokyo, and not in UTC.
+        # After midnight in Tokyo, but not in UTC.
         (
             "2026-06-01T00:30+09:00",
             "2026-06-01T08:30+09:00",
@@ -171,7 +171,7 @@ def _in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ),
     ],
 )
-def test_windows_are_those_of_utc_whatever_the_zone(
+def test_windows_follow_utc_in_every_time_zone(
     house: House, point_at: str, restored_at: str, restored: list[str], skipped: list[str]
 ) -> None:
     assert time.tzname == ("JST", "JST")
@@ -183,7 +183,7 @@ def test_windows_are_those_of_utc_whatever_the_zone(
     assert_only_restored(house, incident, restored, skipped)
 
 
-def test_where_every_window_has_closed_nothing_is_written_and_the_store_is_healthy(
+def test_a_restore_with_only_closed_windows_writes_nothing_and_ends_healthy(
     house: House,
 ) -> None:
     spend(house, ["2026-05-31", "2026-W22"])
@@ -193,7 +193,7 @@ def test_where_every_window_has_closed_nothing_is_written_and_the_store_is_healt
     house.capture(utc("2026-06-01T01:00"))
 
 
-def test_a_window_that_closes_between_plan_and_writing_is_not_written(house: House) -> None:
+def test_a_window_that_closes_between_plan_and_write_is_not_written(house: House) -> None:
     spend(house, ["2026-Q2", "2026-05"])
     house.capture(utc("2026-05-31T23:00"))
     house.lose()
@@ -205,7 +205,7 @@ def test_a_window_that_closes_between_plan_and_writing_is_not_written(house: Hou
         planned.append(is_open(may))
         wait_until(lambda: not is_open(may))
 
-    # The month has three more seconds when the restore begins.
+    # The restore begins three seconds before the end of the month.
     house.clock.moment = utc("2026-05-31T23:59:57")
     incident = house.recover(interrupted(Interruptions(before_raising=close)))
 
@@ -239,7 +239,7 @@ def test_a_window_that_closes_after_its_counters_were_raised_keeps_them(house: H
     )
 
     assert usages(house.bucket, "acme", "total", "2026-05") == {None: "51"}
-    # What comes after the end of the month does not touch it any more.
+    # No later step of the restore writes into the closed month.
     assert house.bucket.stored(board_key("acme", "total", "2026-05")) is None
     month = house.entries(incident)["acme", "total", "2026-05"]
     assert (month.raised, month.after) == (1, Decimal(51))

@@ -1,4 +1,4 @@
-"""What the job does not store, and how it says so."""
+"""What the job does not store, and how it reports this."""
 
 from datetime import timedelta
 
@@ -43,12 +43,12 @@ def test_a_recreated_bucket_stores_nothing_and_opens_an_incident(
     (incident,) = incidents(database)
     assert incident["incident_id"][:8] in failure_text(result)
     assert state(database) == "recovering"
-    # Whoever looks next launches the restore.
+    # The next tick launches the restore.
     (request,) = requested(supervise(instance))
     assert request.run_key == f"{incident['incident_id']}/launch-1"
 
 
-def test_a_bucket_that_is_gone_is_a_loss_too(
+def test_a_missing_bucket_is_a_loss(
     configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
@@ -57,7 +57,7 @@ def test_a_bucket_that_is_gone_is_a_loss_too(
     assert "The store is gone" in failure_text(run_job(instance, current_hour))
 
 
-def test_a_stored_past_hour_is_verified_and_one_without_snapshot_fails_with_help(
+def test_a_past_hour_is_verified_if_captured_and_fails_with_a_hint_if_not(
     configured: Bucket,
     database_url: str,
     database: psycopg.Connection,
@@ -82,7 +82,7 @@ def test_a_stored_past_hour_is_verified_and_one_without_snapshot_fails_with_help
 
 
 @pytest.mark.parametrize("name", ["NATS_URL", "POSTGRES_URL"])
-def test_a_run_without_settings_fails_by_name(
+def test_a_run_without_a_setting_fails_with_its_name(
     name: str,
     configured: Bucket,
     instance: dg.DagsterInstance,
@@ -101,7 +101,7 @@ def test_an_empty_store_is_not_a_snapshot(
     assert result.asset_materializations_for_node("budget_usage_snapshots") == []
 
 
-def test_damage_to_a_stored_hour_fails_its_verification_by_name(
+def test_a_damaged_past_hour_fails_its_verification(
     configured: Bucket,
     database_url: str,
     database: psycopg.Connection,
@@ -138,7 +138,7 @@ def test_a_run_that_captures_no_tenant_fails_with_the_first_reason(
     assert "None of 1 tenants could be captured. The first, 'acme':" in failure_text(result)
 
 
-def test_a_pause_in_the_middle_keeps_what_was_stored_before_it(
+def test_a_pause_during_a_run_keeps_what_was_stored_before(
     configured: Bucket,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,

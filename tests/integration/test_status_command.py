@@ -1,4 +1,4 @@
-"""``budget-recovery status`` on a real database, as people and programs read it."""
+"""The page and the JSON of ``budget-recovery status``, on a real database."""
 
 import json
 import re
@@ -36,14 +36,14 @@ from tests.free_ports import unused_port
 
 POSTGRES_URL = "BUDGET_RECOVERY_POSTGRES_URL"
 BUCKET = "budget-usage"
-# More than a double holds exactly.
+# More than a double represents exactly.
 LARGE = 2**53 + 1
 NEXT = "Next         "
 
 
 @pytest.fixture
 def opened(database_url: str) -> Iterator[ControlPlane]:
-    """A database that knows its store, and has checked it five minutes ago."""
+    """Open a database whose store was checked five minutes ago."""
     with opened_control_plane(Settings(postgres_url=SecretStr(database_url))) as database:
         database.registry.claim()
         check(database, minutes=5)
@@ -136,7 +136,7 @@ def test_each_state_has_its_page_and_exit_code(opened: ControlPlane, database_ur
         assert ended.stderr == ""
 
 
-def test_the_last_closed_incident_says_what_came_back(
+def test_the_last_closed_incident_shows_what_was_restored(
     opened: ControlPlane, database_url: str
 ) -> None:
     lose(opened)
@@ -149,7 +149,9 @@ def test_the_last_closed_incident_says_what_came_back(
     require_tidy(ended.stdout)
 
 
-def test_a_hold_ends_with_its_incident(opened: ControlPlane, database_url: str) -> None:
+def test_a_hold_is_shown_until_its_incident_is_closed(
+    opened: ControlPlane, database_url: str
+) -> None:
     lose(opened)
     open_one = opened.incidents.recovery().incident
     assert open_one is not None
@@ -161,9 +163,7 @@ def test_a_hold_ends_with_its_incident(opened: ControlPlane, database_url: str) 
     assert re.search(r"On hold from [0-9:]{8} UTC to [0-9:]{8} UTC, by ann: looking", over)
 
 
-def test_too_many_checks_that_cannot_tell_end_with_3(
-    opened: ControlPlane, database_url: str
-) -> None:
+def test_three_unknown_checks_exit_with_3(opened: ControlPlane, database_url: str) -> None:
     for minutes in (3, 2, 1):
         check(opened, minutes=minutes, verdict=Verdict.UNKNOWN, reason="No answer came.")
     ended = status(database_url)
@@ -173,7 +173,7 @@ def test_too_many_checks_that_cannot_tell_end_with_3(
     require_tidy(ended.stdout)
 
 
-def test_the_check_interval_is_that_of_the_settings(
+def test_the_check_interval_comes_from_the_settings(
     opened: ControlPlane, database_url: str
 ) -> None:
     assert status(database_url, BUDGET_RECOVERY_CHECK_INTERVAL_SECONDS="90").exit_code == 3
@@ -208,7 +208,7 @@ def test_json_has_the_same_keys_in_every_situation(opened: ControlPlane, databas
     assert failed["incident"]["waiting"] is None
 
 
-def test_looking_changes_nothing(database_url: str, database: psycopg.Connection) -> None:
+def test_status_changes_nothing(database_url: str, database: psycopg.Connection) -> None:
     ended = status(database_url)
     assert ended.exit_code == 3
     assert ended.stderr.startswith("Error: ")
@@ -216,9 +216,7 @@ def test_looking_changes_nothing(database_url: str, database: psycopg.Connection
     assert rows == 0
 
 
-def test_names_of_tenants_cannot_write_on_the_terminal(
-    opened: ControlPlane, database_url: str
-) -> None:
+def test_control_characters_in_names_are_escaped(opened: ControlPlane, database_url: str) -> None:
     name = "\x1b[2J\n東京"
     hour = Hour.containing(opened.clock.now())
     opened.snapshots.record_failures(
@@ -239,7 +237,7 @@ def no_answer(url: str | None, *arguments: str, **environment: str) -> str:
     return sentence
 
 
-def test_what_cannot_be_asked_ends_with_3_and_a_sentence(
+def test_an_unusable_database_exits_with_3_and_one_sentence(
     empty_database_url: str, tmp_path: Path
 ) -> None:
     down = f"postgresql://me:s3cret@127.0.0.1:{unused_port()}/database"
@@ -256,11 +254,11 @@ def test_what_cannot_be_asked_ends_with_3_and_a_sentence(
     assert error["message"] in no_answer(down)
 
 
-def test_a_mistyped_option_is_no_answer_either() -> None:
+def test_an_unknown_option_exits_with_3() -> None:
     assert status(None, "--jsn").exit_code == 3
 
 
-def test_without_a_setting_it_asks_the_database_of_the_running_dev(
+def test_status_uses_the_database_of_the_running_dev_without_a_setting(
     opened: ControlPlane, database_url: str, tmp_path: Path
 ) -> None:
     own = RunningDev("http://127.0.0.1:1", BUCKET, 600, nats_url=None, postgres_url=database_url)

@@ -1,4 +1,4 @@
-"""A lost store is found by the check: once, with what was lost, and a restore is asked for."""
+"""A check detects a lost store once, records the loss and requests a restore."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +50,7 @@ def own_store(
 
 @dataclass(frozen=True)
 class Scene:
-    """A store that was accepted, and what is to come of its loss."""
+    """An accepted store, and the expected results of its loss."""
 
     instance: dg.DagsterInstance
     database: psycopg.Connection
@@ -58,7 +58,7 @@ class Scene:
     def expect_loss(
         self, found: str, *, before: int, after: int | None, reason: str
     ) -> dg.RunRequest:
-        """The next check finds a first loss, keeps it, and asks for a restore."""
+        """Require that the next check detects a first loss, records it, and requests a restore."""
         accepted = store_row(self.database)
         result = check(self.instance)
         (request,) = requested(result)
@@ -78,7 +78,7 @@ class Scene:
         shown = observed(result)
         assert (shown["verdict"], shown["state"]) == (found, "recovering")
         assert shown["incident"] == incident["incident_id"]
-        # While it is open, what was accepted stays as it was.
+        # An open incident does not change the accepted baseline.
         assert store_row(self.database) == accepted | {"state": "recovering"}
         return request
 
@@ -90,7 +90,7 @@ def scene(instance: dg.DagsterInstance, database: psycopg.Connection) -> Scene:
 
 @pytest.fixture
 def accepted(configured: Bucket, scene: Scene) -> Bucket:
-    """A bucket with a counter at sequence 1 and our marker at 2."""
+    """Return a bucket with a counter at sequence 1 and our marker at 2."""
     configured.spend("acme", "total", LIFETIME, {None: "80"})
     assert verdict(check(scene.instance)) == "first_seen"
     return configured
@@ -102,13 +102,13 @@ def rebuild(bucket: Bucket) -> None:
 
 
 def rebuild_further_on(bucket: Bucket) -> None:
-    """Rebuild it so that its sequence does not tell."""
+    """Rebuild the bucket with a higher first sequence."""
     bucket.destroy()
     bucket.create_with(first_seq=1000)
 
 
 @pytest.mark.parametrize(("wipe", "after"), [(rebuild, 0), (rebuild_further_on, 999)])
-def test_a_store_that_was_wiped_and_rebuilt_is_lost(
+def test_a_wiped_and_rebuilt_store_is_lost(
     accepted: Bucket, scene: Scene, wipe: Callable[[Bucket], None], after: int
 ) -> None:
     wipe(accepted)
@@ -118,7 +118,7 @@ def test_a_store_that_was_wiped_and_rebuilt_is_lost(
     assert accepted.stored(f"{MARKER}{store_row(scene.database)['deployment_id']}") is None
 
 
-def test_a_bucket_that_is_gone_is_lost_and_its_return_is_no_further_loss(
+def test_a_missing_bucket_is_lost_and_its_return_is_not_a_further_loss(
     accepted: Bucket, scene: Scene
 ) -> None:
     # As nats-io/nats-server#5382: streams deleted as orphans while the cluster is healthy.
@@ -134,7 +134,7 @@ def test_a_bucket_that_is_gone_is_lost_and_its_return_is_no_further_loss(
     (incident,) = incidents(scene.database)
     assert incident["target_last_sequence"] == 1
     assert len(losses(scene.database)) == 1
-    # What it has become is watched in turn.
+    # The returned store is checked for further losses.
     rebuild(accepted)
     assert verdict(check(scene.instance)) == "recreated"
     assert len(incidents(scene.database)) == 1
@@ -142,7 +142,7 @@ def test_a_bucket_that_is_gone_is_lost_and_its_return_is_no_further_loss(
 
 
 @pytest.mark.parametrize("prefix", [None, MARKER])
-def test_a_purge_that_takes_our_marker_is_a_loss(
+def test_a_purge_of_our_marker_is_a_loss(
     accepted: Bucket, scene: Scene, prefix: str | None
 ) -> None:
     before = accepted.info()
@@ -150,7 +150,7 @@ def test_a_purge_that_takes_our_marker_is_a_loss(
         accepted._do(lambda js: js.purge_stream(accepted.stream))
     else:
         accepted.purge(prefix)
-    # Neither of these shows it.
+    # Neither of these shows the purge.
     assert accepted.info().created == before.created
     assert accepted.info().state.last_seq == before.state.last_seq
     scene.expect_loss(
@@ -161,7 +161,7 @@ def test_a_purge_that_takes_our_marker_is_a_loss(
     )
 
 
-def test_a_store_set_back_to_an_older_copy_is_lost(own_store: OwnStore, scene: Scene) -> None:
+def test_a_store_rolled_back_to_an_older_copy_is_lost(own_store: OwnStore, scene: Scene) -> None:
     # As BerriAI/litellm#30684: a store restarted from an older dump.
     own_store.do(lambda bucket: bucket.create())
     own_store.spend("10")
@@ -175,9 +175,7 @@ def test_a_store_set_back_to_an_older_copy_is_lost(own_store: OwnStore, scene: S
     assert loss["after_created_at"] == loss["before_created_at"]
 
 
-def test_a_store_set_back_is_lost_also_when_traffic_has_overtaken_it(
-    own_store: OwnStore, scene: Scene
-) -> None:
+def test_a_rollback_behind_later_traffic_is_detected(own_store: OwnStore, scene: Scene) -> None:
     own_store.do(lambda bucket: bucket.create())
     own_store.spend("10")
     assert verdict(check(scene.instance)) == "first_seen"
@@ -196,7 +194,7 @@ def test_a_store_set_back_is_lost_also_when_traffic_has_overtaken_it(
     )
 
 
-def test_one_step_back_is_found_however_large_the_sequence(
+def test_a_regression_by_one_is_detected_at_large_sequences(
     own_store: OwnStore, scene: Scene
 ) -> None:
     # As hasura/graphql-engine#10126: beyond 2**53 a floating-point number skips every other one.
@@ -224,19 +222,19 @@ def test_a_bucket_in_memory_is_lost_with_its_server(own_store: OwnStore, scene: 
     scene.expect_loss("recreated", before=2, after=None, reason="The store is gone")
 
 
-def test_a_loss_is_found_also_where_the_database_has_lost_what_was_accepted(
+def test_a_loss_is_detected_even_if_the_baseline_is_missing(
     accepted: Bucket, scene: Scene, current_hour: Hour
 ) -> None:
     assert stored_tenants(capture_now(current_hour)) == ["acme"]
     scene.database.execute("delete from budget_recovery.store")
     rebuild(accepted)
     requested(check(scene.instance))
-    # The newest snapshot knows the store that it was read from.
+    # The newest snapshot contains the identity of its store.
     (loss,) = losses(scene.database)
     assert (loss["verdict"], loss["before_last_sequence"]) == ("recreated", 2)
 
 
-def test_one_loss_is_one_incident_whoever_sees_it_and_how_often(
+def test_concurrent_observations_of_one_loss_open_one_incident(
     accepted: Bucket, scene: Scene, current_hour: Hour
 ) -> None:
     assert stored_tenants(capture_now(current_hour)) == ["acme"]
@@ -259,10 +257,10 @@ def test_one_loss_is_one_incident_whoever_sees_it_and_how_often(
     assert len(losses(scene.database)) == 1
 
 
-def test_two_losses_on_one_day_are_two_incidents_and_two_restores(
+def test_two_losses_on_one_day_have_two_incidents_and_two_restores(
     accepted: Bucket, scene: Scene, current_hour: Hour
 ) -> None:
-    # As PostHog/posthog#46932: a run key that is used again drops the later run.
+    # As PostHog/posthog#46932: a reused run key drops the later run.
     assert stored_tenants(capture_now(current_hour)) == ["acme"]
     keys: list[str | None] = []
     for _ in range(2):

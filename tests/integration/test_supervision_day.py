@@ -1,4 +1,4 @@
-"""A day of checks and looks of the supervisor at a store that flaps leaves nothing behind."""
+"""A day of ticks of sensors on a flapping store leaks nothing."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -26,13 +26,13 @@ EVALUATIONS = 300
 APART = timedelta(minutes=5)
 FLAP = 30
 WARM = 90
-# Far less than a leaked client for each evaluation would take.
+# Far less than a leaked client for each evaluation.
 MOST_GROWTH = 24 * 2**20
 
 
 @dataclass
 class Day:
-    """Ticks, and the runs that they ask for, of which most die without a word."""
+    """Ticks, and the runs that they request, most of which die."""
 
     house: House
     instance: dg.DagsterInstance
@@ -56,7 +56,7 @@ class Day:
         if supervised.request is not None:
             assert supervised.request.run_key is not None
             self.keys.append(supervised.request.run_key)
-            # Every other one is called started for ever: its host is gone.
+            # Every other run stays started forever: its host is gone.
             is_silent = len(self.keys) % 2
             self.instance.create_run_for_job(
                 services.definitions().resolve_job_def("restore_job"),
@@ -68,7 +68,7 @@ class Day:
         self.house.clock.moment += APART
 
     def _happenings(self) -> Mapping[int, Callable[[], object]]:
-        """What happens at which evaluation of each round."""
+        """Return the events of a round, by the number of the evaluation."""
         return {
             1: self.house.bucket.destroy,
             4: self.house.bucket.create,
@@ -94,13 +94,13 @@ def connections(database: psycopg.Connection) -> int:
     return int(count)
 
 
-def test_a_day_of_ticks_at_a_store_that_flaps_leaves_nothing_behind(
+def test_a_day_of_ticks_on_a_flapping_store_leaks_nothing(
     house: House,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As openobserve/openobserve#13594: a watcher was leaked with each look.
+    # As openobserve/openobserve#13594: each evaluation leaked a watcher.
     house.bucket.spend("acme", "total", "lifetime", {None: "80"})
     house.capture()
     house.check()
@@ -121,7 +121,7 @@ def test_a_day_of_ticks_at_a_store_that_flaps_leaves_nothing_behind(
     found = incidents(database)
     assert [incident["outcome"] for incident in found] == ["restored"] * rounds
     assert len(losses(database)) == 2 * rounds
-    # A tick launches at most one, and one that is called started is declared dead before the next.
+    # A tick launches at most one run, and a silent run is declared dead before the next launch.
     assert all(incident["launches"] <= FLAP for incident in found)
     assert len(set(day.keys)) == len(day.keys) == sum(each["launches"] for each in found)
     assert day.most_runs_at_once == 1

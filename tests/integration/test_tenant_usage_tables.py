@@ -31,7 +31,7 @@ POINTS = "recovery_points"
 def materialize(
     instance: dg.DagsterInstance, asset: str, hour: Hour | None = None
 ) -> dg.ExecuteInProcessResult:
-    """Materialize one asset alone, as from its page."""
+    """Materialize only this asset, as from its page."""
     job = services.definitions().resolve_implicit_global_asset_job_def()
     return job.execute_in_process(
         asset_selection=[dg.AssetKey(asset)],
@@ -54,7 +54,7 @@ def files(tables: Path) -> list[str]:
     return sorted(str(path.relative_to(tables)) for path in tables.rglob("*.parquet"))
 
 
-def test_the_hourly_job_makes_tables_and_points(
+def test_the_hourly_job_materializes_tables_and_points(
     configured: Bucket, tables: Path, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "12345678901234567890.5"})
@@ -95,7 +95,7 @@ def test_the_hourly_job_makes_tables_and_points(
     assert captured["source"] == "counters"
 
 
-def test_the_one_liners_that_are_shown_read_what_was_written(
+def test_the_shown_one_liners_read_the_tables(
     configured: Bucket, tables: Path, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     configured.spend("acme", "users", LIFETIME, {"alice": "0.662"})
@@ -111,7 +111,7 @@ def test_the_one_liners_that_are_shown_read_what_was_written(
     assert with_duckdb.fetchall() == [("acme", "alice", Decimal("0.662"))]
 
 
-def test_a_past_hour_is_made_anew_from_the_database(
+def test_the_table_of_a_past_hour_is_rewritten_from_the_database(
     configured: Bucket,
     database_url: str,
     tables: Path,
@@ -128,7 +128,7 @@ def test_a_past_hour_is_made_anew_from_the_database(
     configured.spend("acme", "total", LIFETIME, {None: "81"})
     assert run_job(instance, current_hour).success
     (tables / name).unlink()
-    # The gateway's store is not needed for it.
+    # The gateway's store is not needed.
     monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", f"nats://127.0.0.1:{unused_port()}")
 
     result = materialize(instance, TABLES, past)
@@ -151,7 +151,7 @@ def test_an_hour_that_was_never_captured_fails_with_the_reason(
     assert files(tables) == []
 
 
-def test_tables_that_cannot_be_written_leave_snapshots_and_points_green(
+def test_a_failure_of_the_tables_does_not_affect_snapshots_and_points(
     configured: Bucket, tables: Path, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
@@ -168,12 +168,12 @@ def test_tables_that_cannot_be_written_leave_snapshots_and_points_green(
     assert metadata(result, POINTS)["tenants"] == 1
     assert all(check.passed for check in checks(result).values())
     assert len(checks(result)) == 3
-    # Once that is mended, the hour is made from the database.
+    # After the fix, the table of the hour is written from the database.
     tables.unlink()
     assert materialize(instance, TABLES, current_hour).success
 
 
-def test_one_tenants_table_that_fails_is_named_and_the_others_are_written(
+def test_a_failed_table_is_reported_and_the_others_are_written(
     configured: Bucket, tables: Path, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     for tenant in ("acme", "bad", "other"):
@@ -194,7 +194,7 @@ def test_one_tenants_table_that_fails_is_named_and_the_others_are_written(
     ]
 
 
-def test_while_captures_are_paused_tables_and_points_are_skipped(
+def test_tables_and_points_are_skipped_while_captures_are_paused(
     configured: Bucket,
     database: psycopg.Connection,
     tables: Path,
@@ -213,12 +213,12 @@ def test_while_captures_are_paused_tables_and_points_are_skipped(
     assert {TABLES, POINTS, "recovery_points_recovery_point_age"} <= skipped
     assert result.get_asset_materialization_events() == []
     assert files(tables) == written
-    # Both can be asked for by hand all the same.
+    # Both can still be materialized manually.
     assert materialize(instance, POINTS).success
     assert materialize(instance, TABLES, current_hour).success
 
 
-def test_recovery_points_need_the_database_alone(
+def test_recovery_points_need_only_the_database(
     configured: Bucket,
     database_url: str,
     instance: dg.DagsterInstance,
@@ -297,7 +297,7 @@ def test_damaged_records_are_reported_and_not_used(
 
 
 @pytest.mark.parametrize("trouble", ["the store is down", "captures are paused"])
-def test_the_age_of_points_is_judged_though_no_capture_succeeds(
+def test_the_age_of_points_is_checked_even_if_no_capture_succeeds(
     trouble: str,
     configured: Bucket,
     database: psycopg.Connection,
@@ -327,7 +327,7 @@ def test_the_age_of_points_is_judged_though_no_capture_succeeds(
     assert str(check.description).startswith("Older than 1h 30min: 'acme'.")
 
 
-def test_without_any_snapshot_the_points_say_so_and_their_check_does_not_pass(
+def test_the_asset_check_of_points_fails_without_snapshots(
     configured: Bucket, instance: dg.DagsterInstance
 ) -> None:
     result = materialize(instance, POINTS)
@@ -349,5 +349,5 @@ def test_without_any_snapshot_the_points_say_so_and_their_check_does_not_pass(
         (180000, "2d 2h"),
     ],
 )
-def test_ages_are_written_for_people(seconds: float, written: str) -> None:
+def test_ages_are_readable(seconds: float, written: str) -> None:
     assert duration(timedelta(seconds=seconds)) == written

@@ -1,4 +1,4 @@
-"""Runs of restore_job that are terminated: what their processes do, and whose wish that was."""
+"""Terminated runs of restore_job: what their processes do, and whether they cause a hold."""
 
 import os
 import subprocess
@@ -33,11 +33,11 @@ _RETRIED = (DagsterEventType.STEP_UP_FOR_RETRY, DagsterEventType.STEP_RESTARTED)
 
 @pytest.fixture
 def request_(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> dg.RunRequest:
-    """The request for the restore of a store that was lost."""
+    """Return the request for the restore of a lost store."""
     return lost(configured, instance, current_hour)
 
 
-def test_a_run_that_is_terminated_at_work_begins_no_further_attempt(
+def test_a_run_terminated_during_an_attempt_starts_no_further_attempt(
     configured: Bucket,
     request_: dg.RunRequest,
     database: psycopg.Connection,
@@ -61,7 +61,7 @@ def test_a_run_that_is_terminated_at_work_begins_no_further_attempt(
     assert usages(configured, "globex", "total", LIFETIME) == {}
 
 
-def test_a_run_that_is_terminated_in_the_pause_between_attempts_begins_no_further_one(
+def test_a_run_terminated_between_attempts_starts_no_further_attempt(
     configured: Bucket,
     request_: dg.RunRequest,
     database: psycopg.Connection,
@@ -85,13 +85,13 @@ def test_a_run_that_is_terminated_in_the_pause_between_attempts_begins_no_furthe
             process.terminate()
             assert process.wait(60) is not None
         assert status_of(kept, run) is DagsterRunStatus.CANCELED
-    # A second one may have begun just before; it would have been followed by the third.
+    # A second attempt may have begun just before, but no third.
     assert incidents(database)[0]["attempts"] < 3
     assert state(database) == "recovering"
 
 
 def restoring_process(home: Path) -> "subprocess.Popen[bytes]":
-    """Run restore_job in a process of its own."""
+    """Run restore_job in its own process."""
     (home / "dagster.yaml").touch()
     job = ["-m", "budget_recovery_dagster.definitions", "-j", "restore_job"]
     return subprocess.Popen(
@@ -102,10 +102,10 @@ def restoring_process(home: Path) -> "subprocess.Popen[bytes]":
     )
 
 
-# Whose wish it was, and when
+# Which terminations cause a hold
 
 
-def test_a_run_from_before_a_release_that_is_terminated_after_it_holds_again(
+def test_a_run_requested_before_a_release_and_terminated_after_it_holds_again(
     request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     run = recorded(instance, request_, DagsterRunStatus.STARTED)
@@ -117,19 +117,19 @@ def test_a_run_from_before_a_release_that_is_terminated_after_it_holds_again(
     assert "is on hold until `budget-recovery release`." in skipped(supervise(instance))
     with opened_control_plane(load_settings()) as plane:
         release_restore(plane, by="ann")
-    # It was slow to end; nobody has terminated it once more.
+    # It ended late; this is not another termination.
     instance.report_run_canceled(run)
     (again,) = requested(supervise(instance))
     assert again.run_key == f"{incidents(database)[0]['incident_id']}/launch-2"
 
 
 @pytest.mark.parametrize("is_tagged", [True, False])
-def test_a_run_that_was_started_by_hand_holds_the_incident_when_it_is_terminated(
+def test_a_terminated_manual_run_holds_the_incident(
     request_: dg.RunRequest, instance: dg.DagsterInstance, *, is_tagged: bool
 ) -> None:
     by_hand = dg.RunRequest(tags=request_.tags if is_tagged else {})
     run = recorded(instance, by_hand, DagsterRunStatus.STARTED)
-    # One that came while it worked has found nothing to do.
+    # A run that came meanwhile has found nothing to do.
     recorded(instance, request_, DagsterRunStatus.SUCCESS)
     instance.report_run_canceling(run)
     instance.report_run_canceled(run)
@@ -137,7 +137,7 @@ def test_a_run_that_was_started_by_hand_holds_the_incident_when_it_is_terminated
     assert told.startswith(f"Run {run.run_id[:8]} was terminated, so incident ")
 
 
-def test_a_run_that_was_marked_as_canceled_holds_the_incident_however_its_worker_ends_it(
+def test_a_canceled_run_holds_the_incident_even_if_its_worker_marks_it_failed(
     request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     run = recorded(instance, request_, DagsterRunStatus.STARTED)
@@ -148,7 +148,7 @@ def test_a_run_that_was_marked_as_canceled_holds_the_incident_however_its_worker
     assert f"Run {run.run_id[:8]} was terminated" in skipped(supervise(instance))
 
 
-def test_a_run_of_another_incident_holds_nothing(
+def test_a_terminated_run_of_another_incident_does_not_hold(
     request_: dg.RunRequest, instance: dg.DagsterInstance
 ) -> None:
     before = dg.RunRequest(tags={**request_.tags, "budget_recovery/incident": "an earlier one"})
@@ -158,7 +158,7 @@ def test_a_run_of_another_incident_holds_nothing(
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_a_run_that_dagster_ends_for_its_length_is_no_wish_of_a_person(
+def test_a_run_that_dagster_ends_for_its_duration_does_not_hold(
     request_: dg.RunRequest,
     instance: dg.DagsterInstance,
     database: psycopg.Connection,
@@ -171,7 +171,7 @@ def test_a_run_that_dagster_ends_for_its_length_is_no_wish_of_a_person(
     instance.report_dagster_event(begun, run.run_id)
     instance.report_run_canceling(run, "Canceling due to exceeding maximum runtime of 0 seconds.")
     if not has_ended:
-        # Its worker may go on for a while, and nobody takes its place.
+        # Its worker may continue for a while, and is not replaced.
         assert "has no worker yet" in skipped(supervise(instance))
         return
     instance.report_run_canceled(run)

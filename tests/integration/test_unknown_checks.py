@@ -1,4 +1,4 @@
-"""A usage store that cannot be read, or not be written, is no lost one: nothing is opened."""
+"""A usage store that cannot be read or written is not lost: no incident is opened."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -41,7 +41,7 @@ def own_store(
     monkeypatch: pytest.MonkeyPatch,
     instance: dg.DagsterInstance,
 ) -> Iterator[OwnStore]:
-    """A store of the test's own that was accepted: a counter at sequence 1, our marker at 2."""
+    """Start an accepted store for this test: a counter at sequence 1, our marker at 2."""
     with opened_store(tmp_path, database_url, monkeypatch) as store:
         store.do(lambda bucket: bucket.create())
         store.spend("10")
@@ -49,10 +49,10 @@ def own_store(
         yield store
 
 
-def test_a_store_whose_server_is_down_is_unknown(
+def test_a_check_is_unknown_while_the_server_is_down(
     own_store: OwnStore, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
-    # As gardener/etcd-backup-restore#200: a network error in a check was taken for bad data.
+    # As gardener/etcd-backup-restore#200: a check mistook a network error for bad data.
     accepted = store_row(database)
     with nothing_left():
         own_store.server.stop()
@@ -66,7 +66,7 @@ def test_a_store_whose_server_is_down_is_unknown(
         assert_recovered(instance, database)
 
 
-def test_a_store_whose_server_hangs_is_unknown(
+def test_a_check_is_unknown_while_the_server_hangs(
     own_store: OwnStore, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     accepted = store_row(database)
@@ -79,7 +79,7 @@ def test_a_store_whose_server_hangs_is_unknown(
         assert_recovered(instance, database)
 
 
-def test_a_store_that_hangs_at_the_writing_of_the_marker_is_unknown(
+def test_a_check_is_unknown_if_the_server_hangs_while_the_marker_is_written(
     own_store: OwnStore,
     instance: dg.DagsterInstance,
     database: psycopg.Connection,
@@ -98,13 +98,13 @@ def test_a_store_that_hangs_at_the_writing_of_the_marker_is_unknown(
         assert {name: row[name] for name in row if name.startswith(("marker", "baseline_l"))} == {
             name: accepted[name] for name in accepted if name.startswith(("marker", "baseline_l"))
         }
-        # Once it goes on, the server may yet store what it was sent; that is no stranger's.
+        # When it continues, the server may still store the marker, which is then recognized.
         wait_until(lambda: own_store.last_sequence == 3)
         assert_recovered(instance, database)
     assert_whole(instance, database)
 
 
-def test_a_bucket_that_never_was_is_unknown(
+def test_a_check_is_unknown_if_the_bucket_never_existed(
     configured: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     configured.destroy()
@@ -123,7 +123,7 @@ def guarded(
     monkeypatch: pytest.MonkeyPatch,
     instance: dg.DagsterInstance,
 ) -> Iterator[OwnStore]:
-    """An accepted store as above, whose server knows users of different rights."""
+    """Start an accepted store as above, on a server with users of different permissions."""
 
     def confined(name: str, *publish: str) -> dict[str, object]:
         permissions = {"publish": publish, "subscribe": ["_INBOX_budget_recovery.>"]}
@@ -157,7 +157,7 @@ def become(
         ("recovery", "wr0ng", "rejected the NATS user"),
     ],
 )
-def test_a_user_who_may_not_read_the_marker_knows_nothing(
+def test_a_check_is_unknown_if_the_user_may_not_read_the_marker(
     guarded: OwnStore,
     instance: dg.DagsterInstance,
     database: psycopg.Connection,
@@ -179,7 +179,7 @@ def test_a_user_who_may_not_read_the_marker_knows_nothing(
         assert_recovered(instance, database)
 
 
-def test_a_user_who_may_not_write_the_marker_checks_without_it_and_says_so(
+def test_a_check_without_permission_to_write_the_marker_is_good_with_a_hint(
     guarded: OwnStore,
     instance: dg.DagsterInstance,
     database: psycopg.Connection,
@@ -197,7 +197,7 @@ def test_a_user_who_may_not_write_the_marker_checks_without_it_and_says_so(
     assert (row["baseline_last_sequence"], row["marker_revision"]) == (3, 2)
     assert row["marker_nonce"] == accepted["marker_nonce"]
     assert guarded.last_sequence == 3
-    # What shows without writing is found all the same.
+    # A loss is detected without writing the marker.
     guarded.do(lambda bucket: bucket.purge("__guard."))
     requested(check(instance))
     (incident,) = incidents(database)
@@ -205,14 +205,14 @@ def test_a_user_who_may_not_write_the_marker_checks_without_it_and_says_so(
 
 
 @pytest.mark.parametrize("minutes", [1, -1])
-def test_clocks_that_disagree_by_a_minute_make_no_loss(
+def test_clocks_that_disagree_by_a_minute_are_not_a_loss(
     configured: Bucket,
     database_url: str,
     instance: dg.DagsterInstance,
     database: psycopg.Connection,
     minutes: int,
 ) -> None:
-    """A check compares the store with nothing but itself, so the clocks need not agree."""
+    """A check compares the store only with itself, so the clocks may disagree."""
     configured.spend("acme", "total", "lifetime", {None: "80"})
     assert verdict(check(instance)) == "first_seen"
 
@@ -228,7 +228,7 @@ def test_clocks_that_disagree_by_a_minute_make_no_loss(
     assert_whole(instance, database)
 
 
-def test_a_store_without_a_quorum_is_unknown(
+def test_a_check_is_unknown_without_a_quorum(
     server_dir: Path,
     database_url: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -248,8 +248,8 @@ def test_a_store_without_a_quorum_is_unknown(
         others = [server.pid for name, server in cluster.servers.items() if name != leader]
         monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", urls[leader])
         with nothing_left():
-            # For some ten seconds the leader does not know that it is alone, and answers whatever
-            # is asked: what it cannot do is to store the marker.
+            # For about ten seconds the leader does not know that it is alone. It responds, but
+            # cannot store the marker.
             with hung(*others):
                 assert "No response to $KV." in unknown(instance)
             row = store_row(database)

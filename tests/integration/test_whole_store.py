@@ -1,4 +1,4 @@
-"""What happens to a store every day is no loss: nothing is opened, and the marker is renewed."""
+"""Everyday operations on a store are not a loss: no incident opens, and the marker is renewed."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +32,7 @@ PURGED = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
 def accepted(
     configured: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> Bucket:
-    """A bucket with a counter at sequence 1 and our marker at 2."""
+    """Return a bucket with a counter at sequence 1 and our marker at 2."""
     configured.spend("acme", "total", LIFETIME, {None: "80"})
     assert verdict(check(instance)) == "first_seen"
     assert store_row(database)["marker_revision"] == 2
@@ -66,14 +66,14 @@ def holds(bucket: Bucket, key: str) -> bool:
 
 
 def purge_a_tenant(bucket: Bucket) -> None:
-    """Take keys away so that the stream shows nothing of it; captures tell of it, by name."""
+    """Purge keys without a trace in the stream; captures report them by name."""
     bucket.purge("usage.acme.")
 
 
 @pytest.mark.parametrize(
     "happen", [reconfigure, Bucket.create, delete_keys, let_a_key_expire, purge_a_tenant]
 )
-def test_what_gateways_and_operators_do_to_a_bucket_is_no_loss(
+def test_normal_changes_of_a_bucket_are_not_a_loss(
     accepted: Bucket,
     instance: dg.DagsterInstance,
     database: psycopg.Connection,
@@ -84,7 +84,7 @@ def test_what_gateways_and_operators_do_to_a_bucket_is_no_loss(
 
 
 @pytest.mark.parametrize("headers", [DELETED, PURGED])
-def test_a_sweep_over_all_keys_that_takes_our_marker_along_is_no_loss(
+def test_deleting_all_keys_including_our_marker_is_not_a_loss(
     accepted: Bucket,
     instance: dg.DagsterInstance,
     database: psycopg.Connection,
@@ -96,7 +96,7 @@ def test_a_sweep_over_all_keys_that_takes_our_marker_along_is_no_loss(
 
 
 @pytest.mark.parametrize("keeps_marker", [True, False])
-def test_the_age_at_which_a_bucket_drops_all_that_it_holds_is_no_loss(
+def test_expiry_by_the_maximum_age_of_a_bucket_is_not_a_loss(
     configured: Bucket,
     instance: dg.DagsterInstance,
     database: psycopg.Connection,
@@ -121,7 +121,7 @@ def own_store(
         yield store
 
 
-def test_a_restart_of_the_server_is_no_loss(
+def test_a_restart_of_the_server_is_not_a_loss(
     own_store: OwnStore, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     own_store.do(lambda bucket: bucket.create())
@@ -135,7 +135,7 @@ def test_a_restart_of_the_server_is_no_loss(
     assert_whole(instance, database)
 
 
-def test_captures_and_checks_at_the_same_time_see_no_loss(
+def test_concurrent_captures_and_checks_see_no_loss(
     accepted: Bucket,
     instance: dg.DagsterInstance,
     database: psycopg.Connection,
@@ -154,7 +154,7 @@ def test_captures_and_checks_at_the_same_time_see_no_loss(
     assert_whole(instance, database)
 
 
-def test_a_marker_that_is_renewed_in_the_middle_of_a_reading_is_no_loss(
+def test_a_marker_renewed_during_a_capture_is_not_a_loss(
     accepted: Bucket,
     nats_server: NatsServer,
     instance: dg.DagsterInstance,
@@ -180,7 +180,7 @@ def test_a_marker_that_is_renewed_in_the_middle_of_a_reading_is_no_loss(
     assert_whole(instance, database)
 
 
-def test_checks_at_the_same_time_see_no_loss_also_the_very_first_ones(
+def test_concurrent_first_checks_see_no_loss(
     configured: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
@@ -188,14 +188,14 @@ def test_checks_at_the_same_time_see_no_loss_also_the_very_first_ones(
     barrier = Barrier(checks)
 
     def observe(_: int) -> set[Verdict]:
-        # A pool and a client of its own, as another process has.
+        # Its own pool and client, like another process.
         with opened_control_plane(load_settings()) as plane:
             barrier.wait()
             return {services.check(plane, by="a tick").check.verdict for _ in range(3)}
 
     with ThreadPoolExecutor(checks) as pool:
         found = set().union(*pool.map(observe, range(checks)))
-    # The others find one at work already, which is no finding of theirs.
+    # Some checks find another one running, so they have no verdict.
     assert Verdict.FIRST_SEEN in found
     assert not any(each.is_loss for each in found)
     assert incidents(database) == []

@@ -1,4 +1,4 @@
-"""Captures as of other days, on real servers."""
+"""Captures at other dates, on real servers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from tests import services
 
 
 class SteppedClock:
-    """The database's clock as a test sets it; every look at it is a little later."""
+    """A database clock that a test sets; it advances slightly with each reading."""
 
     def __init__(self, moment: datetime) -> None:
         self.moment = moment
@@ -28,7 +28,7 @@ class SteppedClock:
 
 @dataclass(frozen=True)
 class LeapingClock:
-    """The clock of a database that takes its time from a test; to wait for a moment sets it."""
+    """The clock of a database that takes its time from a test; waiting for a time sets it."""
 
     database: Database
     clock: SteppedClock
@@ -42,7 +42,7 @@ class LeapingClock:
 
 @dataclass(frozen=True)
 class TimelessStore:
-    """A store whose server does not tell the time, which a test's clock would contradict."""
+    """A store whose server does not report its time, which would contradict the test's clock."""
 
     store: NatsUsageStore
 
@@ -67,7 +67,7 @@ class TimelessStore:
 
 @contextmanager
 def opened_store() -> Iterator[TimelessStore]:
-    """Open the store that the settings name."""
+    """Open the store of the settings."""
     settings = load_settings()
     with open_usage_store(settings.require_nats_url(), settings.bucket) as store:
         yield TimelessStore(store)
@@ -88,7 +88,7 @@ def capture(
     on_outcome: Callable[[TenantOutcome], None] = lambda _: None,
     settings: Settings | None = None,
 ) -> Captured:
-    """Capture the hour that the clock shows."""
+    """Capture the hour of the clock."""
     captured = services.capture(
         database,
         Hour.containing(clock.moment),

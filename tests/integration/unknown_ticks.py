@@ -1,4 +1,4 @@
-"""Ticks that can find nothing out, and what they must leave as it was."""
+"""Ticks with an unknown verdict, and what they must not change."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ _OVERHEAD_SECONDS = 3.0
 
 
 def unknown(instance: dg.DagsterInstance, *, cursor: str | None = None) -> str:
-    """Return the reason of a tick that must find nothing out, in time, and count itself."""
+    """Return the reason of a tick that must be unknown, on time, and counted."""
     started = time.monotonic()
     result = check(instance, cursor)
     assert time.monotonic() - started < TICK_SECONDS + _OVERHEAD_SECONDS
@@ -32,7 +32,7 @@ def unknown(instance: dg.DagsterInstance, *, cursor: str | None = None) -> str:
 def assert_red_from_the_third_in_a_row(instance: dg.DagsterInstance, *, reason: str) -> None:
     assert reason in unknown(instance)
     assert reason in unknown(instance, cursor="1")
-    # A tick that fails leaves the cursor as it was.
+    # A failed tick does not change the cursor.
     for _ in range(2):
         with pytest.raises(dg.Failure, match="At least 3 ticks in a row") as failure:
             check(instance, "2")
@@ -40,7 +40,7 @@ def assert_red_from_the_third_in_a_row(instance: dg.DagsterInstance, *, reason: 
 
 
 def assert_recovered(instance: dg.DagsterInstance, database: psycopg.Connection) -> None:
-    """The next tick finds the store whole, and the counting begins again."""
+    """Require that the next tick finds the store intact, and that the count starts again."""
     result = check(instance, "2")
     assert verdict(result) in ("unchanged", "advanced")
     assert result.cursor == "0"
@@ -51,7 +51,7 @@ def assert_recovered(instance: dg.DagsterInstance, database: psycopg.Connection)
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """No thread and no connection is there in the end that was not there before."""
+    """Require that no new thread or connection is left at the end."""
     before = _threads(), _open_files()
     yield
     wait_until(lambda: _threads() <= before[0] and _open_files() <= before[1])
