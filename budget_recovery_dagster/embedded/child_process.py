@@ -30,6 +30,7 @@ ROOT = 0
 _PR_SET_PDEATHSIG = 1
 _LOG_TAIL_BYTES = 8192
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PRIVATE = 0o700
 
 Found = TypeVar("Found")
 
@@ -298,9 +299,6 @@ class _BoundToParent:
                 raise OSError(ctypes.get_errno(), "prctl")
             if os.getppid() != self._parent:  # the parent died before the request
                 os._exit(1)
-
-
-_PRIVATE = 0o700
 
 
 class MissingProgramError(CannotStartError):

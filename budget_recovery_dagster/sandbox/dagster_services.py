@@ -26,11 +26,67 @@ from budget_recovery_dagster.errors import BudgetRecoveryError
 
 LOCATION = "budget_recovery"
 DEFINITIONS = "budget_recovery_dagster.definitions"
+ASSET = "budget_usage_snapshots"
+JOB = "hourly_snapshot_job"
+SCHEDULE = "hourly_snapshot_schedule"
 
 _READY_SECONDS = 180
 _GRACE_SECONDS = 15
 _ANSWER_SECONDS = 30
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to ask instead
+_RESTORE_JOB = "restore_job"
+_OVER = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
+_ABANDONED = """
+query Abandoned {
+  runsOrError(filter: {statuses: [STARTING, STARTED, CANCELING]}) {
+    ... on Runs { results { id status jobName } }
+  }
+}
+"""
+_MARK_CANCELED = """
+mutation MarkCanceled($run: String!) {
+  terminateRun(runId: $run, terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) { __typename }
+}
+"""
+_CAPTURES = """
+query Captures($asset: AssetKeyInput!, $job: String!, $hour: String!) {
+  assetNodes(assetKeys: [$asset]) {
+    latestMaterializationByPartition(partitions: [$hour]) { runId }
+  }
+  runsOrError(
+    filter: {pipelineName: $job, tags: [{key: "dagster/partition", value: $hour}]}
+  ) {
+    ... on Runs { results { id status } }
+  }
+}
+"""
+_LAUNCH = """
+mutation Launch($parameters: ExecutionParams!) {
+  launchRun(executionParams: $parameters) {
+    __typename
+    ... on LaunchRunSuccess { run { id status } }
+    ... on PythonError { message }
+  }
+}
+"""
+_RUN = """
+query Run($run: ID!) {
+  runOrError(runId: $run) {
+    ... on Run {
+      status
+      assetMaterializations { __typename }
+      eventConnection(afterCursor: null) {
+        events {
+          ... on ExecutionStepFailureEvent {
+            failureMetadata { description }
+            error { message causes { message } }
+          }
+        }
+      }
+    }
+  }
+}
+"""
 
 
 class PortTakenError(CannotStartError):
@@ -119,66 +175,6 @@ class DagsterUi:
             return response.status, response.read()
         finally:
             connection.close()
-
-
-ASSET = "budget_usage_snapshots"
-JOB = "hourly_snapshot_job"
-SCHEDULE = "hourly_snapshot_schedule"
-
-_RESTORE_JOB = "restore_job"
-_OVER = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
-
-_ABANDONED = """
-query Abandoned {
-  runsOrError(filter: {statuses: [STARTING, STARTED, CANCELING]}) {
-    ... on Runs { results { id status jobName } }
-  }
-}
-"""
-_MARK_CANCELED = """
-mutation MarkCanceled($run: String!) {
-  terminateRun(runId: $run, terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) { __typename }
-}
-"""
-_CAPTURES = """
-query Captures($asset: AssetKeyInput!, $job: String!, $hour: String!) {
-  assetNodes(assetKeys: [$asset]) {
-    latestMaterializationByPartition(partitions: [$hour]) { runId }
-  }
-  runsOrError(
-    filter: {pipelineName: $job, tags: [{key: "dagster/partition", value: $hour}]}
-  ) {
-    ... on Runs { results { id status } }
-  }
-}
-"""
-_LAUNCH = """
-mutation Launch($parameters: ExecutionParams!) {
-  launchRun(executionParams: $parameters) {
-    __typename
-    ... on LaunchRunSuccess { run { id status } }
-    ... on PythonError { message }
-  }
-}
-"""
-_RUN = """
-query Run($run: ID!) {
-  runOrError(runId: $run) {
-    ... on Run {
-      status
-      assetMaterializations { __typename }
-      eventConnection(afterCursor: null) {
-        events {
-          ... on ExecutionStepFailureEvent {
-            failureMetadata { description }
-            error { message causes { message } }
-          }
-        }
-      }
-    }
-  }
-}
-"""
 
 
 @dataclass(frozen=True, slots=True)

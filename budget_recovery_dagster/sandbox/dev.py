@@ -36,6 +36,8 @@ from budget_recovery_dagster.sandbox.dagster_services import (
 )
 from budget_recovery_dagster.settings import PREFIX, Settings
 
+CONTROL_DATABASE = "budget_recovery"
+DAGSTER_DATABASE = "dagster"
 DEV_FILE = "dev.json"
 """The file in which the running instance publishes its servers."""
 
@@ -43,6 +45,13 @@ _LOCK_FILE = "dev.lock"
 # `is_held` takes the lock for a short time.
 _LOCK_SECONDS = 0.5
 _PRIVATE = 0o600
+_DAGSTER_URL = f"{PREFIX}DAGSTER_POSTGRES_URL"
+_POSTGRES_URL = f"{PREFIX}POSTGRES_URL"
+# With a bare postgresql:// SQLAlchemy uses another driver, and Dagster's storage fails.
+_DAGSTER_SCHEME = "postgresql+psycopg2://"
+_GATEWAY_SECONDS = 60
+Step = Callable[[str], AbstractContextManager[None]]
+"""Shows the name of a step while its context lasts."""
 
 
 class AlreadyRunningError(CannotStartError):
@@ -176,21 +185,6 @@ def _is_held(directory: Path) -> bool:
     finally:
         os.close(lock)
     return False
-
-
-CONTROL_DATABASE = "budget_recovery"
-DAGSTER_DATABASE = "dagster"
-
-_DAGSTER_URL = f"{PREFIX}DAGSTER_POSTGRES_URL"
-_POSTGRES_URL = f"{PREFIX}POSTGRES_URL"
-
-# With a bare postgresql:// SQLAlchemy uses another driver, and Dagster's storage fails.
-_DAGSTER_SCHEME = "postgresql+psycopg2://"
-
-_GATEWAY_SECONDS = 60
-
-Step = Callable[[str], AbstractContextManager[None]]
-"""Shows the name of a step while its context lasts."""
 
 
 @dataclass(frozen=True, slots=True)

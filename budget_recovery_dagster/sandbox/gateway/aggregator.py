@@ -223,7 +223,7 @@ async def aggregate(store: Store, budgets: Budgets, clock: Clock) -> None:
     Several aggregators may run at the same time; the stream delivers one cost after the other.
 
     Raises:
-        StoreLostError, nats.errors.Error, OSError, ExceptionGroup of these: it must start again.
+        ExceptionGroup, or one of FAILURES: the work must start again.
     """
     counting = Counting(store, budgets, clock)
     async with Pull(store, cost_stream(store.bucket), await store.cost_consumer()) as pull:

@@ -72,11 +72,11 @@ _EXISTS_WITH_ANOTHER_CONFIGURATION = 10058
 _AGGREGATOR = "aggregator"
 
 
-class StoreLostError(Exception):
-    """The bucket, the stream or the connection is lost or replaced; the message says which."""
+class WorkInterruptedError(Exception):
+    """The bucket, the stream, the connection or a message is lost; the message says which."""
 
 
-FAILURES = (StoreLostError, nats.errors.Error, OSError, TimeoutError)
+FAILURES = (WorkInterruptedError, nats.errors.Error, OSError, TimeoutError)
 """The errors after which work on a store must start again."""
 
 
@@ -247,7 +247,7 @@ class Store:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_SECONDS):
                     await self._broken.wait()
-                raise StoreLostError("the connection broke")
+                raise WorkInterruptedError("the connection broke")
             for stream in self._created:
                 await self._check(stream)
 
@@ -255,7 +255,7 @@ class Store:
         """Return all keys under a prefix, markers of removed keys included; None if too many.
 
         Raises:
-            StoreLostError: the bucket is lost or was replaced.
+            WorkInterruptedError: the bucket is lost or was replaced.
         """
         info = await self._check(bucket_stream(self.bucket), subjects=f"{self.subject(prefix)}>")
         subjects = info.state.subjects or {}
@@ -271,9 +271,9 @@ class Store:
         try:
             info = await answer_to(self.js.stream_info(stream, subjects_filter=subjects))
         except nats.js.errors.NotFoundError as error:
-            raise StoreLostError(f"the stream {stream} is gone") from error
+            raise WorkInterruptedError(f"the stream {stream} is gone") from error
         if info.created != self._created[stream]:
-            raise StoreLostError(f"the stream {stream} was replaced")
+            raise WorkInterruptedError(f"the stream {stream} was replaced")
         return info
 
 
@@ -282,7 +282,7 @@ async def opened(place: Place, name: str) -> AsyncIterator[Store]:
     """Connect under ``name``, and create the bucket and the stream if they do not exist.
 
     Raises:
-        StoreLostError, nats.errors.Error, OSError, TimeoutError: it cannot be done.
+        WorkInterruptedError, nats.errors.Error, OSError, TimeoutError: it cannot be done.
     """
     broken = asyncio.Event()
 

@@ -21,7 +21,7 @@ from budget_recovery_dagster.sandbox.gateway.store import (
     NOTHING,
     Seen,
     Store,
-    StoreLostError,
+    WorkInterruptedError,
     bucket_stream,
 )
 
@@ -64,7 +64,7 @@ class Pull:
         """Return the next message, or None if none arrives within about a second.
 
         Raises:
-            StoreLostError: the consumer is gone.
+            WorkInterruptedError: the consumer is gone.
             nats.errors.Error, TimeoutError: the server does not answer.
         """
         return await self._next(_WAITING, _EXPIRED)
@@ -73,7 +73,7 @@ class Pull:
         """Wait for a message as ``next`` does; return it with those that have arrived meanwhile.
 
         Raises:
-            StoreLostError: the consumer is gone.
+            WorkInterruptedError: the consumer is gone.
             nats.errors.Error, TimeoutError: the server does not answer.
         """
         arrived = []
@@ -87,7 +87,7 @@ class Pull:
         """Return the next message, or None once the server reports that nothing is left.
 
         Raises:
-            StoreLostError: the server ended it earlier, or the consumer is gone.
+            WorkInterruptedError: the server ended it earlier, or the consumer is gone.
             nats.errors.Error, TimeoutError: the server does not answer.
         """
         return await self._next(_NOT_WAITING, _NOTHING_LEFT)
@@ -108,7 +108,7 @@ class Pull:
         status = headers.get("Status")
         if status != end:
             description = headers.get("Description", "")
-            raise StoreLostError(f"the consumer answers {status} {description}")
+            raise WorkInterruptedError(f"the consumer answers {status} {description}")
         return None
 
 
@@ -129,7 +129,7 @@ async def follow(store: Store, prefix: str, view: View) -> None:
     never called.
 
     Raises:
-        StoreLostError, nats.errors.Error, OSError, ExceptionGroup of these: it must start again.
+        ExceptionGroup, or one of FAILURES: the work must start again.
     """
     async with _complete_view(store, prefix) as (entries, found), asyncio.TaskGroup() as tasks:
         view.replace(found)
@@ -146,7 +146,7 @@ async def read_all(store: Store) -> Mapping[str, Seen]:
     """Return all keys of the bucket, without removed ones.
 
     Raises:
-        StoreLostError, nats.errors.Error, OSError: the result could not be proven complete.
+        WorkInterruptedError, nats.errors.Error, OSError: the result could not be proven complete.
     """
     async with _complete_view(store, "") as (_, found):
         return {key: seen for key, seen in found.items() if seen.data is not None}
@@ -192,14 +192,14 @@ def _require_complete(
     A server that is held up may report that nothing is left although everything is.
 
     Raises:
-        StoreLostError: a key is missing.
+        WorkInterruptedError: a key is missing.
     """
     if before is None or after is None:  # too many for the server to list
         missing = announced - len(found)
     else:
         missing = len((before & after) - found.keys())
     if missing > 0:
-        raise StoreLostError(f"{missing} keys were missed")
+        raise WorkInterruptedError(f"{missing} keys were missed")
 
 
 async def _find_vanished(store: Store, prefix: str, view: View, known: dict[str, int]) -> None:
@@ -229,11 +229,11 @@ class _Entries:
         """Return the key and its state.
 
         Raises:
-            StoreLostError: a message before this one was lost.
+            WorkInterruptedError: a message before this one was lost.
         """
         sequence = message.metadata.sequence
         self._delivered += 1
         if sequence.consumer != self._delivered:
-            raise StoreLostError("messages were lost on the way")
+            raise WorkInterruptedError("messages were lost on the way")
         seen = Seen.of(sequence.stream, message.data, message.headers)
         return message.subject[self._prefix :], seen
