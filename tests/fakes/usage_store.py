@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 from budget_recovery_dagster.adapters.nats import (
     BOARDS,
@@ -55,34 +54,10 @@ from budget_recovery_dagster.domain import (
 from budget_recovery_dagster.errors import StoreError, StoreMissingError, StoreWriteError
 
 
-class Keys(Protocol):
-    """The store, as far as a live tenant needs it."""
-
-    def read_keys(self, prefix: str) -> KeysRead:
-        """Read all keys under a prefix, deleted ones too."""
-        ...
-
-    def live_key(self, key: str) -> LiveKey:
-        """Read one key."""
-        ...
-
-    def refusal_of(self, write: Write) -> str | None:
-        """Say why the store would never take this value; None where it would."""
-        ...
-
-    def write_over(self, key: str, revision: int, write: Write) -> bool:
-        """Write a key over a revision; False where it has another."""
-        ...
-
-    def terms(self, is_open: IsOpen) -> WriteTerms:
-        """Return under what terms is written."""
-        ...
-
-
 class MemoryLiveTenant:
     """A tenant's counters and leaderboards in memory."""
 
-    def __init__(self, keys: Keys, tenant: str) -> None:
+    def __init__(self, keys: "MemoryUsageStore", tenant: str) -> None:
         self._keys = keys
         self._tenant = tenant
         self._counters = keys.read_keys(prefix_to_read(COUNTERS, tenant))

@@ -13,9 +13,6 @@ from budget_recovery_dagster.adapters.postgres.database import (
 from budget_recovery_dagster.adapters.postgres.database import server_clock as server_clock
 from budget_recovery_dagster.adapters.postgres.database import storable as storable
 from budget_recovery_dagster.adapters.postgres.database import storable_id as storable_id
-from budget_recovery_dagster.adapters.postgres.incidents import (
-    PostgresIncidents as PostgresIncidents,
-)
 from budget_recovery_dagster.adapters.postgres.incidents import attempt_after as attempt_after
 from budget_recovery_dagster.adapters.postgres.incidents import ended_by as ended_by
 from budget_recovery_dagster.adapters.postgres.incidents import held_by as held_by
@@ -24,21 +21,9 @@ from budget_recovery_dagster.adapters.postgres.leases import PostgresLeases as P
 from budget_recovery_dagster.adapters.postgres.leases import require_lease as require_lease
 from budget_recovery_dagster.adapters.postgres.plans import PostgresBudgets as PostgresBudgets
 from budget_recovery_dagster.adapters.postgres.plans import PostgresPreviews as PostgresPreviews
-from budget_recovery_dagster.adapters.postgres.plans import (
-    PostgresRestoreAudits as PostgresRestoreAudits,
-)
 from budget_recovery_dagster.adapters.postgres.plans import storable_trail as storable_trail
 from budget_recovery_dagster.adapters.postgres.recovery_point import (
-    PostgresRecoveryPoints as PostgresRecoveryPoints,
-)
-from budget_recovery_dagster.adapters.postgres.recovery_point import (
-    PostgresResets as PostgresResets,
-)
-from budget_recovery_dagster.adapters.postgres.recovery_point import (
     storable_reset as storable_reset,
-)
-from budget_recovery_dagster.adapters.postgres.reports import (
-    PostgresCaptureReports as PostgresCaptureReports,
 )
 from budget_recovery_dagster.adapters.postgres.snapshots import (
     PostgresSnapshots as PostgresSnapshots,

@@ -2,15 +2,12 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import datetime
-from operator import itemgetter
 from typing import Any, LiteralString, TypeVar
 from uuid import uuid4
-
-from psycopg.rows import dict_row
 
 from budget_recovery_dagster.adapters.postgres.database import (
     Connection,
@@ -85,16 +82,20 @@ from budget_recovery.restore_attempt
 where incident_id = %s
 order by loss, number
 """
-_READ_INCIDENTS = """
-select incident_id, opened_at,
-       target_created_at, target_last_sequence, target_version, target_marker_nonce,
-       target_marker_revision, target_marked_at, target_intended_nonce,
-       newest_point_at, last_good_at, attempts, launches, launches_before, next_launch_at,
-       waiting_since, waiting_reason, waits, held_at, held_by, held_reason, released_at,
-       failed_at, failure, failure_detail, closed_at, outcome, outcome_detail,
-       restored_tenants, restored_windows, restored_counters, restored_boards
-from budget_recovery.incident
+# The columns that a move may change, in the order of ``_keep`` and ``_incident``.
+_MOVED = """
+    launches_before,
+    target_created_at, target_last_sequence, target_version,
+    target_marker_nonce, target_marker_revision, target_marked_at, target_intended_nonce,
+    attempts, launches, next_launch_at, released_at,
+    waiting_since, waiting_reason, waits,
+    held_at, held_by, held_reason,
+    failed_at, failure, failure_detail,
+    closed_at, outcome, outcome_detail,
+    restored_tenants, restored_windows, restored_counters, restored_boards
 """
+_SELECT = "select incident_id, opened_at, newest_point_at, last_good_at,"
+_READ_INCIDENTS = f"{_SELECT}{_MOVED}from budget_recovery.incident"
 _READ_OPEN = f"{_READ_INCIDENTS} where closed_at is null"
 # After the lock on the store's row, which every move of an incident takes first.
 _LOCK_OPEN = f"{_READ_OPEN} for no key update"
@@ -120,37 +121,13 @@ insert into budget_recovery.store_loss (
     before_created_at, before_last_sequence, after_created_at, after_last_sequence
 ) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
-_UPDATE_INCIDENT = """
-update budget_recovery.incident
-set target_created_at = %s, target_last_sequence = %s, target_version = %s,
-    target_marker_nonce = %s, target_marker_revision = %s, target_marked_at = %s,
-    target_intended_nonce = %s,
-    attempts = %s, launches = %s, launches_before = %s, next_launch_at = %s,
-    waiting_since = %s, waiting_reason = %s, waits = %s,
-    held_at = %s, held_by = %s, held_reason = %s, released_at = %s,
-    failed_at = %s, failure = %s, failure_detail = %s,
-    closed_at = %s, outcome = %s, outcome_detail = %s,
-    restored_tenants = %s, restored_windows = %s, restored_counters = %s, restored_boards = %s
-where incident_id = %s
+_VALUES = """
+    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
+    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s
 """
-Row = dict[str, Any]
-Part = TypeVar("Part", Waiting, Held, GivenUp, Restored)
-# The columns of the parts of an incident, in the order of their fields.
-_TARGET = itemgetter(
-    "target_created_at",
-    "target_last_sequence",
-    "target_version",
-    "target_marker_nonce",
-    "target_marker_revision",
-    "target_marked_at",
-    "target_intended_nonce",
-)
-_WAITING = itemgetter("waiting_since", "waiting_reason", "waits")
-_HELD = itemgetter("held_at", "held_by", "held_reason")
-_FAILURE = itemgetter("failed_at", "failure", "failure_detail")
-_RESTORED = itemgetter(
-    "restored_tenants", "restored_windows", "restored_counters", "restored_boards"
-)
+_UPDATE = "update budget_recovery.incident set"
+_UPDATE_INCIDENT = f"{_UPDATE} ({_MOVED}) = ({_VALUES}) where incident_id = %s"
+Part = TypeVar("Part")
 
 
 def storable_loss(loss: Loss) -> Loss:
@@ -203,7 +180,8 @@ class PostgresIncidents:
     def recent(self, count: int) -> tuple[Incident, ...]:
         """Return the newest incidents, newest first."""
         with self._database.reading() as connection:
-            return tuple(_incidents(connection, _rows(connection, _READ_RECENT, (count,))))
+            rows = connection.execute(_READ_RECENT, (count,)).fetchall()
+            return tuple(_incidents(connection, rows))
 
     def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
         """Insert an incident with its loss, and set the store to RECOVERING."""
@@ -355,17 +333,17 @@ def _keep(connection: Connection, before: Standing, move: Move) -> Incident:
     """Update what a move may change, except the losses."""
     incident, ended = move.incident, move.incident.ended
     values = (
+        move.launches_before,
         *columns_of(incident.target),
         incident.attempts,
         incident.launches,
-        move.launches_before,
         incident.next_launch_at,
-        *_columns(incident.waiting, Waiting),
-        *_columns(incident.held, Held),
         incident.released_at,
-        *_columns(incident.given_up, GivenUp),
+        *_columns(incident.waiting, 3),
+        *_columns(incident.held, 3),
+        *_columns(incident.given_up, 3),
         *((ended.at, ended.outcome.value, ended.detail) if ended else (None, None, None)),
-        *_columns(ended.restored if ended else None, Restored),
+        *_columns(ended.restored if ended else None, 4),
         incident.incident_id,
     )
     connection.execute(_UPDATE_INCIDENT, values)
@@ -376,31 +354,26 @@ def _keep(connection: Connection, before: Standing, move: Move) -> Incident:
     return incident
 
 
-def _columns(part: Part | None, kind: type[Part]) -> tuple[Any, ...]:
+def _columns(part: Waiting | Held | GivenUp | Restored | None, count: int) -> tuple[Any, ...]:
     """Return a part of an incident as its columns, in the order of its fields."""
-    return (None,) * len(fields(kind)) if part is None else astuple(part)
+    return (None,) * count if part is None else astuple(part)
 
 
 def _read_open(connection: Connection, query: LiteralString) -> tuple[Incident | None, int]:
     """Return the open incident, and the number of its launches that the backoff does not count."""
-    rows = _rows(connection, query, ())
-    if not rows:
+    row = connection.execute(query).fetchone()
+    if row is None:
         return None, 0
-    [incident] = _incidents(connection, rows)
-    return incident, int(rows[0]["launches_before"])
+    [incident] = _incidents(connection, [row])
+    launches_before = row[4]
+    return incident, launches_before
 
 
-def _rows(connection: Connection, query: LiteralString, parameters: Sequence[object]) -> list[Row]:
-    with connection.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(query, parameters).fetchall()
-
-
-def _incidents(connection: Connection, rows: list[Row]) -> list[Incident]:
+def _incidents(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> list[Incident]:
     losses: defaultdict[str, list[Loss]] = defaultdict(list)
-    ids = [row["incident_id"] for row in rows]
-    for incident_id, *loss in connection.execute(_LOSSES, (ids,)):
+    for incident_id, *loss in connection.execute(_LOSSES, ([row[0] for row in rows],)):
         losses[incident_id].append(_loss(*loss))
-    return [_incident(row, tuple(losses[row["incident_id"]])) for row in rows]
+    return [_incident(row, tuple(losses[row[0]])) for row in rows]
 
 
 def _loss(found_at: datetime, found_by: str, verdict: str, reason: str, *seen: Any) -> Loss:
@@ -409,29 +382,35 @@ def _loss(found_at: datetime, found_by: str, verdict: str, reason: str, *seen: A
     return Loss(found_at, found_by, Verdict(verdict), reason, before, identity_in(*after))
 
 
-def _incident(row: Row, losses: tuple[Loss, ...]) -> Incident:
-    ended = None
-    if row["closed_at"] is not None:
-        restored = Restored(*_RESTORED(row))
-        outcome = Outcome(row["outcome"])
-        ended = Ended(row["closed_at"], outcome, row["outcome_detail"], restored)
+def _incident(row: tuple[Any, ...], losses: tuple[Loss, ...]) -> Incident:
+    incident_id, opened_at, newest_point_at, last_good_at, _, *moved = row
+    attempts, launches, next_launch_at, released_at = moved[7:11]
     return Incident(
-        incident_id=row["incident_id"],
-        opened_at=row["opened_at"],
+        incident_id=incident_id,
+        opened_at=opened_at,
         losses=losses,
-        target=baseline_in(_TARGET(row)),
-        newest_point_at=row["newest_point_at"],
-        last_good_at=row["last_good_at"],
-        attempts=row["attempts"],
-        launches=row["launches"],
-        next_launch_at=row["next_launch_at"],
-        waiting=None if row["waiting_since"] is None else Waiting(*_WAITING(row)),
-        held=None if row["held_at"] is None else Held(*_HELD(row)),
-        released_at=row["released_at"],
-        given_up=None if row["failed_at"] is None else _given_up(*_FAILURE(row)),
-        ended=ended,
+        target=baseline_in(moved[:7]),
+        newest_point_at=newest_point_at,
+        last_good_at=last_good_at,
+        attempts=attempts,
+        launches=launches,
+        next_launch_at=next_launch_at,
+        waiting=_part(Waiting, moved[11:14]),
+        held=_part(Held, moved[14:17]),
+        released_at=released_at,
+        given_up=_part(_given_up, moved[17:20]),
+        ended=_part(_ended, moved[20:]),
     )
+
+
+def _part(kind: Callable[..., Part], columns: list[Any]) -> Part | None:
+    """Make a part of an incident from its columns; None if they are null."""
+    return None if columns[0] is None else kind(*columns)
 
 
 def _given_up(at: datetime, reason: str, detail: str) -> GivenUp:
     return GivenUp(at, FailureReason(reason), detail)
+
+
+def _ended(at: datetime, outcome: str, detail: str, *restored: int) -> Ended:
+    return Ended(at, Outcome(outcome), detail, Restored(*restored))

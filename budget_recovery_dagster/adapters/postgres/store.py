@@ -1,5 +1,6 @@
 """The ``store`` row and its checks: state, accepted baseline, intended marker."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -21,17 +22,6 @@ from budget_recovery_dagster.domain.store import (
 )
 from budget_recovery_dagster.errors import DatabaseError
 
-BaselineColumns = tuple[
-    datetime | None,
-    Decimal | int | None,
-    int | None,
-    str | None,
-    Decimal | int | None,
-    datetime | None,
-    str | None,
-]
-"""Creation, last sequence, version; the marker's nonce, revision and time; the intended nonce."""
-
 
 def identity_in(
     created_at: datetime | None, last_sequence: Decimal | int | None
@@ -47,8 +37,8 @@ def identity_columns(identity: StoreIdentity | None) -> tuple[datetime | None, i
     return (identity.created_at, identity.last_sequence) if identity else (None, None)
 
 
-def baseline_in(columns: BaselineColumns) -> Baseline | None:
-    """Read a baseline with its marker, if it has one."""
+def baseline_in(columns: Sequence[Any]) -> Baseline | None:
+    """Read a baseline with its marker, if it has one, from the columns of ``columns_of``."""
     created_at, last_sequence, version, nonce, revision, marked_at, intended = columns
     identity = identity_in(created_at, last_sequence)
     if identity is None or version is None:
@@ -57,10 +47,13 @@ def baseline_in(columns: BaselineColumns) -> Baseline | None:
     return Baseline(identity, version, marker, marked_at, intended)
 
 
-def columns_of(baseline: Baseline | None) -> BaselineColumns:
-    """Return a baseline as its columns."""
+def columns_of(baseline: Baseline | None) -> tuple[Any, ...]:
+    """Return a baseline as its columns.
+
+    Creation, last sequence, version; the marker's nonce, revision and time; the intended nonce.
+    """
     if baseline is None:
-        return (None, None, None, None, None, None, None)
+        return (None,) * 7
     identity, marker = baseline.identity, baseline.marker
     return (
         identity.created_at,
