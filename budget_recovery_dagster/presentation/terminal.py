@@ -41,16 +41,14 @@ from budget_recovery_dagster.services.status import MOST_CHECKS, Condition, Stat
 
 _WIDEST = 100
 _NARROWEST = 20
-_HANGING = "  "
+_HANGING = 2
 Parts = str | Sequence[tuple[str, str]]
 """A text, or its parts, each with a style."""
 
 
 def print_row(console: Console, parts: Parts, *, indent: int = 0) -> None:
     """Print a line, wrapped at words; continuation lines are indented more."""
-    styled = [(parts, "")] if isinstance(parts, str) else parts
-    line = Text.assemble(*((escape_unprintable(console, text), style) for text, style in styled))
-    print_wrapped(console, Text(" " * indent), line, hanging=len(_HANGING))
+    print_wrapped(console, Text(" " * indent), _text(console, parts), hanging=_HANGING)
 
 
 def print_wrapped(
@@ -166,10 +164,7 @@ _FAILING = 10
 
 
 _MARGIN = 13
-_STATUS_HANGING = 2
 _VERDICT = 13
-Line = str | Sequence[tuple[str, str]]
-"""A line of text, or its parts, each with a style."""
 _STYLES: Mapping[Condition, str] = {
     Condition.HEALTHY: "bold green",
     Condition.RECOVERING: "bold yellow",
@@ -188,15 +183,15 @@ def print_status(console: Console, status: Status) -> None:
         _print_section(console, name, lines)
 
 
-def _print_section(console: Console, name: str, lines: Iterable[Line]) -> None:
+def _print_section(console: Console, name: str, lines: Iterable[Parts]) -> None:
     """Print a name and its lines in two columns; continuation lines are indented more."""
     margin = Text(f"{name:<{_MARGIN}}", "bold")
     for line in lines:
-        print_wrapped(console, margin, _text(console, line), hanging=_STATUS_HANGING)
+        print_wrapped(console, margin, _text(console, line), hanging=_HANGING)
         margin = Text(" " * _MARGIN)
 
 
-def _sections(status: Status) -> Iterator[tuple[str, Iterable[Line]]]:
+def _sections(status: Status) -> Iterator[tuple[str, Iterable[Parts]]]:
     if why := list(doubts(status)):
         yield "Why", why
     yield "Next", [next_step(status)]
@@ -275,7 +270,7 @@ def _uncovered(incident: Incident, now: datetime) -> str:
     )
 
 
-def _checks(status: Status) -> Iterator[Line]:
+def _checks(status: Status) -> Iterator[Parts]:
     if not status.checks:
         yield "none yet"
     shown = status.checks[:_CHECKS]
@@ -324,6 +319,6 @@ def _points(status: Status) -> Iterator[str]:
         yield f"Failing: {len(status.failing) - _FAILING} more"
 
 
-def _text(console: Console, line: Line) -> Text:
+def _text(console: Console, line: Parts) -> Text:
     parts = [(line, "")] if isinstance(line, str) else line
     return Text.assemble(*((escape_unprintable(console, text), style) for text, style in parts))

@@ -40,7 +40,7 @@ from budget_recovery_dagster.errors import (
     describe_error,
 )
 from budget_recovery_dagster.ports import ControlPlane, Lease, OpenStore, TenantReader, UsageStore
-from budget_recovery_dagster.services.store_watch import ROUNDS, CaptureWatch
+from budget_recovery_dagster.services.store_watch import ROUNDS, CaptureWatch, watch_store
 
 # A faulty gateway could write any number of them; the first ones are enough to find the cause.
 MAX_NOTED_KEYS = 100
@@ -195,13 +195,14 @@ class CaptureRun:
     """Takes every tenant's snapshot under one lease, with one timestamp."""
 
     plane: ControlPlane
-    watch: CaptureWatch
+    holder: str
     source: CaptureSource
     hour: Hour
     captured_at: datetime
     run_id: str
     lease: Lease
     on_outcome: Callable[[TenantOutcome], None]
+    watch: CaptureWatch = field(init=False)
     _outcomes: list[TenantOutcome] = field(default_factory=list, init=False)
     _stopped_by: BudgetRecoveryError | None = field(default=None, init=False)
     _refusals: int = field(default=0, init=False)
@@ -220,18 +221,19 @@ class CaptureRun:
         listing_failure: StoreError | None = None
         try:
             with open_store() as store:
-                identity = self.watch.require_accepted(store)
+                self.watch = CaptureWatch(watch_store(self.plane, store, self.holder))
+                identity = self.watch.require_accepted()
                 self._require_agreeing_clocks(store)
                 reader = store.reader(self.source)
                 try:
                     listing = reader.list_tenants()
                 except StoreError as error:
                     # The known tenants can still be captured if the store answers.
-                    self.watch.require_accepted(store)
+                    self.watch.require_accepted()
                     if not known:
                         raise
                     listing_failure = error
-                self._capture_tenants(store, reader, sorted(known | listing.tenants))
+                self._capture_tenants(reader, sorted(known | listing.tenants))
                 self._stopped_by = self._stopped_by or listing_failure
         except (StoreError, *_LOSSES, ClockSkewError) as error:
             if not known | listing.tenants:
@@ -248,16 +250,16 @@ class CaptureRun:
             stopped_by=self._stopped_by,
         )
 
-    def _capture_tenants(self, store: UsageStore, reader: TenantReader, tenants: list[str]) -> None:
+    def _capture_tenants(self, reader: TenantReader, tenants: list[str]) -> None:
         for tenant in tenants:
             started = time.monotonic()
             try:
-                snapshot = self._capture_tenant(store, reader, tenant)
+                snapshot = self._capture_tenant(reader, tenant)
             except DatabaseUnreachableError:
                 raise
             except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
                 self._done(TenantFailed.because(tenant, error, time.monotonic() - started))
-                self._stopped_by = self._reason_to_stop(store, error)
+                self._stopped_by = self._reason_to_stop(error)
                 if self._stopped_by:
                     return
             else:
@@ -269,15 +271,13 @@ class CaptureRun:
                     else TenantStored.of(snapshot, seconds)
                 )
 
-    def _capture_tenant(
-        self, store: UsageStore, reader: TenantReader, tenant: str
-    ) -> TenantSnapshot:
+    def _capture_tenant(self, reader: TenantReader, tenant: str) -> TenantSnapshot:
         self.lease.require_held()
         reading = reader.read(tenant)
         point = self.plane.points.current_usages(tenant, self.captured_at)
         for _ in range(ROUNDS):
             try:
-                return self._commit(store, reading, point)
+                return self._commit(reading, point)
             except BaselineMovedError:
                 self.watch.read_baseline()
         raise BaselineMovedError(
@@ -287,10 +287,8 @@ class CaptureRun:
             "same database.",
         )
 
-    def _commit(
-        self, store: UsageStore, reading: TenantReading, point: TenantUsages
-    ) -> TenantSnapshot:
-        identity = self.watch.require_accepted(store)
+    def _commit(self, reading: TenantReading, point: TenantUsages) -> TenantSnapshot:
+        identity = self.watch.require_accepted()
         snapshot = take_snapshot(reading, self.captured_at, identity, point)
         self.watch.baseline = self.plane.snapshots.commit(
             snapshot,
@@ -312,14 +310,14 @@ class CaptureRun:
                 "synchronize the clocks of both servers with NTP, then capture the hour again.",
             )
 
-    def _reason_to_stop(self, store: UsageStore, error: Exception) -> BudgetRecoveryError | None:
+    def _reason_to_stop(self, error: Exception) -> BudgetRecoveryError | None:
         if isinstance(error, _STOPS):
             return error
         if isinstance(error, StoreError):
             # Find out whether only this tenant is refused or the store is gone: with a thousand
             # tenants, a time-out for each would take longer than the hour.
             try:
-                self.watch.require_accepted(store)
+                self.watch.require_accepted()
             except BudgetRecoveryError as gone:
                 return gone
         self._refusals = self._refusals + 1 if isinstance(error, DatabaseError) else 0
@@ -402,7 +400,7 @@ def capture_hour(  # noqa: PLR0913 - by keyword, each the caller's own
             )
         run = CaptureRun(
             plane=plane,
-            watch=CaptureWatch(plane, holder),
+            holder=holder,
             source=source,
             hour=hour,
             captured_at=captured_at,

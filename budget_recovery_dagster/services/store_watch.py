@@ -421,10 +421,8 @@ class CaptureWatch:
     ``baseline`` is the stored one as this capture last read or moved it.
     """
 
-    plane: ControlPlane
-    observer: str
+    watch: StoreWatch
     baseline: Baseline | None = field(default=None, init=False)
-    _deployment_id: str = field(default="", init=False)
     _last_seen: StoreIdentity | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -432,10 +430,9 @@ class CaptureWatch:
 
     def read_baseline(self) -> None:
         """Read the stored baseline again."""
-        record = self.plane.registry.claim()
-        self.baseline, self._deployment_id = record.baseline, record.deployment_id
+        self.baseline = self.watch.plane.registry.claim().baseline
 
-    def require_accepted(self, store: UsageStore) -> StoreIdentity:
+    def require_accepted(self) -> StoreIdentity:
         """Compare the store with the accepted one, and open an incident if it was lost.
 
         Raises:
@@ -446,7 +443,7 @@ class CaptureWatch:
         """
         for _ in range(ROUNDS):
             try:
-                return self._compare(store)
+                return self._compare()
             except BaselineMovedError:
                 self.read_baseline()
         raise PossibleLossError(
@@ -454,24 +451,24 @@ class CaptureWatch:
             _SECOND_DEPLOYMENT,
         )
 
-    def _compare(self, store: UsageStore) -> StoreIdentity:
+    def _compare(self) -> StoreIdentity:
         if self.baseline is None:
             self.read_baseline()
-        accepted = self.baseline or last_captured(self.plane)
+        watch = self.watch
+        accepted = self.baseline or last_captured(watch.plane)
         try:
-            seen: Observation | None = store.observe(self._deployment_id)
+            seen: Observation | None = watch.store.observe(watch.deployment_id)
         except StoreMissingError:
             if accepted is None and self._last_seen is None:
                 raise
             seen = None
-        watch = StoreWatch(self.plane, store, self._deployment_id, self.observer)
         found = watch.judge(accepted, seen)
         judgement = found.judgement
         if judgement.verdict.is_loss:
-            if self.plane.registry.claim().baseline != self.baseline:
+            if watch.plane.registry.claim().baseline != self.baseline:
                 # A check has just renewed the marker, for example: no need to confirm.
                 raise BaselineMovedError(judgement.reason, "compare with the new baseline.")
-            self._open_incident(watch, found, accepted)
+            self._open_incident(found, accepted)
         if seen is not None and judgement.verdict is Verdict.UNKNOWN:
             raise PossibleLossError(
                 judgement.reason,
@@ -479,16 +476,16 @@ class CaptureWatch:
             )
         return self._compare_with_last(seen)
 
-    def _open_incident(self, watch: StoreWatch, found: Finding, accepted: Baseline | None) -> None:
+    def _open_incident(self, found: Finding, accepted: Baseline | None) -> None:
         reason = found.judgement.reason
         try:
-            incident = watch.open_incident(found, accepted=accepted, judged=self.baseline)
+            incident = self.watch.open_incident(found, accepted=accepted, judged=self.baseline)
         except IncidentMovedError as error:
             raise CapturesPausedError(
                 f"{reason} An incident is already open for it.",
                 "wait for the recovery to end; captures resume by themselves.",
             ) from error
-        self.plane.registry.record_check(check_of(incident))
+        self.watch.plane.registry.record_check(check_of(incident))
         raise StoreLostError(
             f"{reason} Nothing of it was stored; incident {incident.short_id} is open.",
             "wait: the restore starts automatically, and captures resume after it.",
