@@ -149,8 +149,9 @@ def _errors_by_field(error: ValidationError) -> dict[str, SettingsError]:
     for detail in error.errors(include_url=False):
         field = str(detail["loc"][0])
         name = PREFIX + field.upper()
+        expected = Settings.model_fields[field].description or f"valid: {detail['msg']}"
         by_field[field] = SettingsError(
-            f"{name} is {detail['input']!r}, which is not {_expected(field, detail['msg'])}.",
+            f"{name} is {detail['input']!r}, which is not {expected}.",
             f"set {name} to a valid value, or unset it to use the default.",
         )
     return by_field
@@ -175,8 +176,3 @@ def _not_set(name: str, example: str) -> SettingsError:
         f"{PREFIX}{name} is not set.",
         f"set it, for example to {example}, or run `budget-recovery dev`, which sets it.",
     )
-
-
-def _expected(field: str, message: str) -> str:
-    """Return what a setting must be: its description, or else the library's message."""
-    return Settings.model_fields[field].description or f"valid: {message}"

@@ -118,7 +118,9 @@ class OpenedParquetTables:
         of_tenant, table = directory_of(tenant), table_of(hour)
         path = self.directory / of_tenant / table
         with file_errors(path):
-            _make_subdirectory(self.root, of_tenant)
+            with suppress(FileExistsError):
+                os.mkdir(of_tenant, dir_fd=self.root)
+                os.fsync(self.root)
             with _opened_subdirectory(self.root, of_tenant) as directory:
                 rows, size = _write_atomically(
                     directory, table, lambda file: write_table(file, tenant, records)
@@ -240,13 +242,6 @@ def _opened_subdirectory(parent: int, name: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _make_subdirectory(parent: int, name: str) -> None:
-    """Create a subdirectory unless the name exists."""
-    with suppress(FileExistsError):
-        os.mkdir(name, dir_fd=parent)
-        os.fsync(parent)
 
 
 @contextmanager

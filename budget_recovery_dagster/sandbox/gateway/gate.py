@@ -6,8 +6,8 @@ ledger, so a restarted gate blocks from its first answer.
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -185,34 +185,29 @@ class Tally:
     """Counts the answers since the last summary."""
 
     def __init__(self) -> None:
-        self._allowed: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
-        self._reasons: defaultdict[str, set[str]] = defaultdict(set)
+        self._answers: defaultdict[str, list[Answer]] = defaultdict(list)
 
     def add(self, tenant: str, answer: Answer) -> None:
         """Count the answer to a request of this tenant."""
-        if answer.is_allowed:
-            self._allowed[tenant] += 1
-            return
-        self._refused[tenant] += 1
-        self._reasons[tenant] |= {each.budget for each in answer.blocked_by} or {_NO_LEDGER}
+        self._answers[tenant].append(answer)
 
     def take_summary(self) -> str:
         """Return the counts by tenant, and start again at zero."""
-        tenants = sorted(self._allowed.keys() | self._refused.keys())
-        text = "; ".join(map(self._of, tenants)) or "no requests"
-        self._allowed.clear()
-        self._refused.clear()
-        self._reasons.clear()
-        return text
+        summaries = [f"{tenant} {_summary(each)}" for tenant, each in sorted(self._answers.items())]
+        self._answers.clear()
+        return "; ".join(summaries) or "no requests"
 
-    def _of(self, tenant: str) -> str:
-        parts = []
-        if allowed := self._allowed[tenant]:
-            parts.append(f"{allowed} allowed")
-        if refused := self._refused[tenant]:
-            parts.append(f"{refused} refused ({', '.join(sorted(self._reasons[tenant]))})")
-        return f"{tenant} {', '.join(parts)}"
+
+def _summary(answers: Sequence[Answer]) -> str:
+    refused = [each for each in answers if not each.is_allowed]
+    parts = []
+    if allowed := len(answers) - len(refused):
+        parts.append(f"{allowed} allowed")
+    if refused:
+        budgets = [[budget.budget for budget in each.blocked_by] for each in refused]
+        reasons = {reason for each in budgets for reason in each or [_NO_LEDGER]}
+        parts.append(f"{len(refused)} refused ({', '.join(sorted(reasons))})")
+    return ", ".join(parts)
 
 
 async def log_every_minute(

@@ -39,7 +39,6 @@ from budget_recovery_dagster.sandbox.gateway.store import (
     BLOCKED,
     RETRY_SECONDS,
     Place,
-    Store,
     answer_to,
     attempt,
     bucket_stream,
@@ -132,8 +131,8 @@ async def begin(place: Place, ledger: Ledger, budgets: Budgets, clock: Clock, pa
 
     async def decide() -> None:
         async with opened(place, "history") as store:
-            is_used = await _has_counters(store)
-        if is_used:
+            found = await read_all(store)
+        if any(key.startswith(f"{COUNTERS}.") for key in found):
             ledger.begin_without_history()
             log.warning(_NO_HISTORY, place.bucket)
         else:
@@ -142,16 +141,6 @@ async def begin(place: Place, ledger: Ledger, budgets: Budgets, clock: Clock, pa
     if not ledger.has_begun():
         await _insist(decide)
     await count_history(place, ledger, budgets, clock)
-
-
-async def _has_counters(store: Store) -> bool:
-    existing = await store.existing(f"{COUNTERS}.")
-    if existing is None:
-        return True
-    for key in existing:  # some may be markers of removed keys
-        if (await store.read(key)).data is not None:
-            return True
-    return False
 
 
 async def count_history(place: Place, ledger: Ledger, budgets: Budgets, clock: Clock) -> None:
@@ -222,16 +211,13 @@ def running_aggregator(
 @contextlib.contextmanager
 def _running(portal: BlockingPortal, work: Coroutine[Any, Any, None]) -> Iterator[None]:
     # A plain asyncio task, cancelled once: the portal's own tasks are cancelled again at every
-    # await, which would interrupt the closing of connections.
-    [task] = portal.call(_start, work)
+    # await, which would interrupt the closing of connections. In a list, because the portal would
+    # wait for a bare task.
+    [task] = portal.call(lambda: [asyncio.create_task(work)])
     try:
         yield
     finally:
         portal.call(_end, task)
-
-
-async def _start(work: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
-    return [asyncio.create_task(work)]  # in a list: the portal would wait for a bare task
 
 
 async def _end(task: asyncio.Task[None]) -> None:
