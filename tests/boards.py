@@ -1,4 +1,4 @@
-"""Leaderboards as the gateway writes them."""
+"""Leaderboards in the gateway's format."""
 
 import json
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ def board_key(tenant: str, budget: str, window: str) -> str:
 
 
 def board(usages: Mapping[Entity, str]) -> bytes:
-    """Write the leaderboard of these usages: the 500 largest, the largest first."""
+    """Encode the leaderboard of these usages: the 500 largest, in descending order."""
     ranked = sorted(usages.items(), key=lambda each: Decimal(each[1]), reverse=True)
     return entries(*({"entity": entity, "usage": usage} for entity, usage in ranked[:LARGEST]))
 
 
 def entries(*listed: object) -> bytes:
-    """Write a leaderboard of any entries, sound or not."""
+    """Encode a leaderboard with any entries, valid or not."""
     return json.dumps({"entries": listed, "updated_at": "2026-11-29T14:00:00Z"}).encode()

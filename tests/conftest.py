@@ -18,19 +18,19 @@ from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.embedded import NatsServer, PostgresServer
 from tests.postgres_servers import temporary_database
 
-# Linux keeps files here in memory. Each test has a database of its own, of some thousand files:
-# on a disk, making and deleting them takes most of the time of the tests.
+# Linux keeps these files in memory. Each test has its own database of about a thousand files;
+# on a disk, creating and deleting them would take most of the time of the tests.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of a directory with a random name
-# What all servers of several workers need at most, with room to spare.
+# More than all servers of several workers need.
 _ENOUGH_MEMORY_BYTES = 3 * 1024**3
 
 _PREFIX = "budget-recovery tests "
-# Held by the tests whose servers are in the directory.
+# Locked by the tests whose servers use the directory.
 _LOCK = "tests.lock"
-# A directory is locked right after it is made.
+# A directory is locked right after its creation.
 _SURELY_LOCKED_SECONDS = 60
 
-# Servers that no test kills need not survive the end of the machine.
+# Servers that no test kills need not survive a crash of the machine.
 _NOT_DURABLE = {
     "fsync": "off",
     "full_page_writes": "off",
@@ -39,9 +39,9 @@ _NOT_DURABLE = {
 
 
 def _directory_of_servers() -> Path | None:
-    """Return where servers keep their files; None: with all other temporary files."""
+    """Return the directory for files of servers; None: the default for temporary files."""
     try:
-        # Programs that a server's account cannot reach are copied to its data and run there.
+        # Programs that a server's account cannot reach are copied into its data directory.
         may_run_programs = not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC
         has_room = shutil.disk_usage(_MEMORY).free >= _ENOUGH_MEMORY_BYTES
     except OSError:
@@ -50,9 +50,9 @@ def _directory_of_servers() -> Path | None:
 
 
 def _remove_left_behind(parent: Path) -> None:
-    """Remove what killed tests have left in memory."""
+    """Remove directories that killed tests have left in memory."""
     for directory in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # it is in use, another user's, or just being removed
+        with suppress(OSError):  # in use, owned by another user, or being removed
             if time.time() - directory.stat().st_mtime > _SURELY_LOCKED_SECONDS:
                 with (directory / _LOCK).open("a") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,7 +61,7 @@ def _remove_left_behind(parent: Path) -> None:
 
 @pytest.fixture(scope="session")
 def server_dir() -> Iterator[Path]:
-    """A directory that a server's own account can reach; pytest's are private to the user."""
+    """Create a directory that a server's account can reach; pytest's are private to the user."""
     parent = _directory_of_servers()
     if parent is not None:
         _remove_left_behind(parent)
@@ -87,7 +87,7 @@ def postgres_server(server_dir: Path) -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def migrated_template(postgres_server: PostgresServer) -> str:
-    """A database with the schema and nothing in it, to be cloned."""
+    """Create an empty migrated database as a template."""
     name = f"template_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
@@ -97,13 +97,13 @@ def migrated_template(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture
 def database_url(postgres_server: PostgresServer, migrated_template: str) -> Iterator[str]:
-    """A migrated database of this test's own."""
+    """Create a migrated database for this test."""
     with temporary_database(postgres_server, migrated_template) as url:
         yield url
 
 
 @pytest.fixture
 def empty_database_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """A database of this test's own without the schema."""
+    """Create a database without the schema for this test."""
     with temporary_database(postgres_server, "template0") as url:
         yield url

@@ -1,4 +1,4 @@
-"""Code, tables and links of the docs, parsed from the pages, so that tests run what they show."""
+"""Code, tables and links of the docs, so that tests can run and check them."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ PAGES = sorted(
     str(page.relative_to(PROJECT))
     for page in (*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md"))
 )
-"""Every page, as a path relative to the project."""
+"""All pages, as paths relative to the project."""
 
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
@@ -22,7 +22,7 @@ _CELL = re.compile(r"(?<!\\)\|")
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Return the code blocks of a page in a language, in their order."""
+    """Return the code blocks of a page in a language, in order."""
     return [code for named, code in _fenced(_text(page)) if named == language]
 
 
@@ -33,12 +33,12 @@ def block(page: str, language: str, holding: str) -> str:
 
 
 def languages(page: str) -> set[str]:
-    """Return the languages of a page's code blocks; an empty one where a block names none."""
+    """Return the languages of a page's code blocks; empty for blocks without a language."""
     return {language for language, _ in _fenced(_text(page))}
 
 
 def headings(page: str) -> list[str]:
-    """Return the headings of a page, in their order."""
+    """Return the headings of a page, in order."""
     return [heading for _, heading in _HEADING.findall(_prose(_text(page)))]
 
 
@@ -46,14 +46,14 @@ def section(page: str, heading: str) -> str:
     """Return the text below a heading, up to the next one of the same or a higher level."""
     text = _text(page)
     (start,) = [found for found in _HEADING.finditer(text) if found[2] == heading]
-    # A comment in a code block looks like a heading, so blocks are blanked out for the search.
+    # A comment in a code block looks like a heading, so code blocks are blanked for the search.
     rest = _FENCE.sub(lambda found: " " * len(found[0]), text[start.end() :])
     ends = (found.start() for found in _HEADING.finditer(rest) if len(found[1]) <= len(start[1]))
     return text[start.end() :][: next(ends, None)]
 
 
 def anchors(page: str) -> set[str]:
-    """Return the names by which GitHub links the headings of a page."""
+    """Return GitHub's anchors of the headings of a page."""
     found: set[str] = set()
     for heading in headings(page):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
@@ -64,23 +64,23 @@ def anchors(page: str) -> set[str]:
 
 
 def links(page: str) -> list[str]:
-    """Return the targets of a page's links and images, code left out."""
+    """Return the targets of a page's links and images, except in code."""
     return _LINK.findall(_SPAN.sub("", _prose(_text(page))))
 
 
 def spans(page: str) -> list[str]:
-    """Return what a page shows as code within a line."""
+    """Return the inline code of a page."""
     return spans_in(_prose(_text(page)))
 
 
 def spans_in(text: str) -> list[str]:
-    """Return what a text, such as a cell, shows as code within a line."""
+    """Return the inline code of a text, such as a cell."""
     return [" ".join(span.split()) for span in _SPAN.findall(text)]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that a page shows: the program and its arguments."""
+    """A command on a page: the program and its arguments."""
 
     program: str
     arguments: tuple[str, ...]
@@ -90,7 +90,7 @@ class Command:
 
 
 def commands(text: str, *programs: str) -> Iterator[Command]:
-    """Find the calls of some programs in a line or a script, wherever in a line they stand."""
+    """Find the calls of some programs anywhere in a line or a script."""
     for line in text.replace("\\\n", " ").splitlines():
         words = _words(line) if any(program in line for program in programs) else []
         for number, word in enumerate(words):
@@ -100,19 +100,19 @@ def commands(text: str, *programs: str) -> Iterator[Command]:
 
 
 def shown_commands(page: str, *programs: str) -> list[Command]:
-    """Return the calls of some programs that a page shows, in code blocks and within lines."""
+    """Return the calls of some programs in the code blocks and the inline code of a page."""
     shown = (*blocks(page, "sh"), *spans(page))
     return [found for text in shown for found in commands(text, *programs)]
 
 
 def steps(page: str, heading: str, program: str) -> list[Command]:
-    """Return the calls of a program in the code blocks below a heading, in their order."""
+    """Return the calls of a program in the code blocks below a heading, in order."""
     scripts = (code for language, code in _fenced(section(page, heading)) if language == "sh")
     return [found for script in scripts for found in commands(script, program)]
 
 
 def rows(page: str, *head: str) -> list[list[str]]:
-    """Return the rows of the one table of a page that begins with these columns."""
+    """Return the rows of the only table of a page that begins with these columns."""
     lines = _text(page).splitlines()
     (start,) = [
         number
@@ -129,14 +129,14 @@ def rows(page: str, *head: str) -> list[list[str]]:
 
 
 def code(cell: str) -> str:
-    """Return what a cell shows as code; nothing else is in it."""
+    """Return the code of a cell that contains nothing else."""
     shown = re.fullmatch(r"`+ ?(.*?) ?`+", cell)
     assert shown, cell
     return shown[1]
 
 
 def _fenced(text: str) -> list[tuple[str, str]]:
-    """Return the language and the code of each block, without its indentation in a list."""
+    """Return language and code of each block, without the indentation of a list."""
     return [
         (language, re.sub(rf"^{indent}", "", code, flags=re.MULTILINE))
         for indent, language, code in _FENCE.findall(text)
@@ -151,7 +151,7 @@ _SHELL = set("();<>|&")
 
 
 def _words(line: str) -> list[str]:
-    """Split a line as a shell does, with its operators as words of their own."""
+    """Split a line like a shell, with operators as separate words."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     return list(lexer)
@@ -162,7 +162,7 @@ def _is_operator(word: str) -> bool:
 
 
 def _begins_command(before: list[str]) -> bool:
-    """Whether the next word names a program: it is the first, or follows an operator or a value."""
+    """Whether the next word is a program: the first, or after an operator or an assignment."""
     return not before or _is_operator(before[-1]) or "=" in before[-1]
 
 

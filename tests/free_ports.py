@@ -1,11 +1,11 @@
-"""Ports that nobody listens on now."""
+"""Free ports of this machine."""
 
 import socket
 from contextlib import ExitStack
 
 
 def unused_ports(count: int) -> list[int]:
-    """Return different ports of this machine."""
+    """Return different free ports."""
     with ExitStack() as stack:
         listeners = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
@@ -14,5 +14,5 @@ def unused_ports(count: int) -> list[int]:
 
 
 def unused_port() -> int:
-    """Return one of them."""
+    """Return a free port."""
     return unused_ports(1)[0]

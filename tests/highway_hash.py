@@ -1,4 +1,4 @@
-"""HighwayHash of 64 bits: the checksum that a NATS server keeps beside a stream's description."""
+"""HighwayHash with 64 bits: the checksum that a NATS server stores for a stream's description."""
 
 from collections.abc import Sequence
 from struct import pack, unpack
@@ -9,12 +9,12 @@ _PACKET = 32
 _FIRST = (0xDBE6D5D5FE4CCE2F, 0xA4093822299F31D0, 0x13198A2E03707344, 0x243F6A8885A308D3)
 _SECOND = (0x3BD39E10CB0EF593, 0xC0ACF169B5F18A8C, 0xBE5466CF34E90C6C, 0x452821E638D01377)
 
-# Which bytes of two lanes, one behind the other, become which bytes of the mixed lanes.
+# For each byte of the mixed lanes, its index in two consecutive lanes.
 _MIXED = ((3, 12, 2, 5, 14, 1, 15, 0), (11, 4, 10, 13, 9, 6, 8, 7))
 
 
 def highway_hash(data: bytes, key: bytes) -> bytes:
-    """Return the hash of some data by a key of 32 bytes."""
+    """Return the hash of data with a key of 32 bytes."""
     state = _State(key)
     whole = len(data) // _PACKET * _PACKET
     for first in range(0, whole, _PACKET):

@@ -38,7 +38,7 @@ class Cluster:
 
     @property
     def urls(self) -> list[str]:
-        """The URLs of all servers, as of their last starts."""
+        """Return the URLs of all servers since their last starts."""
         return [server.url for server in self.servers.values()]
 
     def kill(self, name: str) -> None:
@@ -47,7 +47,7 @@ class Cluster:
         server.stop()
 
     def start_missing(self) -> None:
-        """Start those that are not there."""
+        """Start the servers that are not running."""
         for server in self.servers.values():
             if server._process is None:
                 server.start()
@@ -56,16 +56,16 @@ class Cluster:
         shutil.rmtree(self._directory / name)
 
     def behind(self, stream: str | None = None) -> dict[str, str]:
-        """Return the servers that do not hold all that they should, and what each says of it.
+        """Return the servers that are behind, with the reason that each reports.
 
-        That is all streams, or one; of that also a server says so that holds no replica of it.
+        This covers all streams or one. A server without a replica of that stream is behind too.
         """
         path = "/healthz" if stream is None else f"/healthz?account=$G&stream={stream}"
         found = {name: self._monitor(name, path) for name in NAMES}
         return {name: said for name, (status, said) in found.items() if status != 200}
 
     def meta_leader(self) -> str | None:
-        """Return who leads the cluster itself, as the first server says that answers."""
+        """Return the meta leader of the cluster, as the first responding server reports it."""
         for name in NAMES:
             status, said = self._monitor(name, "/jsz")
             if status == 200:
@@ -88,7 +88,7 @@ class Cluster:
     @classmethod
     @contextmanager
     def started(cls, directory: Path) -> Iterator[Self]:
-        """Start the servers; they stop in the end."""
+        """Start the servers; stop them at the end."""
         cluster = cls(directory)
         with ExitStack() as stack:
             for server in cluster.servers.values():

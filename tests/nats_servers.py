@@ -1,4 +1,4 @@
-"""A gateway's bucket to write into, and a network that can be disturbed."""
+"""A gateway's bucket, and a network that a test can disturb."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ BOARDS = CaptureSource.LEADERBOARDS
 _PUBLISHED = re.compile(rb"^H?PUB ", re.MULTILINE)
 PULL = b"$JS.API.CONSUMER.MSG.NEXT."
 ANSWER_SECONDS = 5.0
-# Patient enough that a prompt failure cannot be mistaken for one by waiting.
+# Long enough that a prompt failure cannot be mistaken for a timeout.
 PATIENT = Timeouts(connect=30, answer=30, reading=60)
 PROMPT_SECONDS = 10.0
 PASSWORD = "s3cret"
@@ -39,7 +39,7 @@ PASSWORD = "s3cret"
 
 @dataclass(frozen=True)
 class Stored:
-    """A message of a bucket's stream, as it is stored."""
+    """A stored message of a bucket's stream."""
 
     revision: int
     data: bytes
@@ -51,7 +51,7 @@ class Stored:
 
 
 class Bucket:
-    """A bucket of a running server, written as the gateway might."""
+    """A bucket of a running server, written like the gateway."""
 
     def __init__(self, portal: BlockingPortal, client: Client, name: str) -> None:
         self._portal = portal
@@ -75,7 +75,7 @@ class Bucket:
         self._do(lambda js: js.create_key_value(config))
 
     def create_with(self, **settings: Any) -> None:
-        """Create the stream behind the bucket with settings that the driver's buckets lack."""
+        """Create the stream of the bucket with settings that the driver does not support."""
         usual: dict[str, Any] = {
             "max_msgs_per_subject": 1,
             "discard": DiscardPolicy.NEW,
@@ -88,22 +88,22 @@ class Bucket:
         self._do(lambda js: js.delete_key_value(self.name))
 
     def put(self, key: str, value: bytes, headers: dict[str, str] | None = None) -> None:
-        """Write any key that the server takes, with any value."""
+        """Write any key that the server accepts, with any value."""
         self._do(lambda js: js.publish(self.subject(key), value, headers=headers))
 
     def spend(self, tenant: str, budget: str, window: str, usages: Mapping[Entity, str]) -> None:
-        """Set counters to these usages, as the gateway writes them."""
+        """Set counters to these usages, in the gateway's format."""
         of = BudgetWindow(budget, Window.parse(window))
         for entity, usage in usages.items():
             value = {"usage": usage, "updated_at": "2026-11-29T14:00:00Z"}
             self.put(encode_key(CounterKey(tenant, of, entity)), json.dumps(value).encode())
 
     def rank(self, tenant: str, budget: str, window: str, usages: Mapping[Entity, str]) -> None:
-        """Set a leaderboard to the largest of these usages, as the gateway writes it."""
+        """Set a leaderboard to the largest of these usages, in the gateway's format."""
         self.put(board_key(tenant, budget, window), board(usages))
 
     def stored(self, key: str) -> Stored | None:
-        """Read what was stored last under a key; None: nothing that the server knows of."""
+        """Return the last message of a key; None if the server has none."""
         try:
             message = self._do(
                 lambda js: js.get_msg(self.stream, subject=self.subject(key), direct=False)
@@ -113,24 +113,26 @@ class Bucket:
         return Stored(message.seq, message.data or b"", dict(message.headers or {}))
 
     def put_many(self, values: dict[str, bytes]) -> None:
-        """Write many; the last one's acknowledgement stands for all on the connection."""
+        """Write many keys; the last acknowledgement implies all earlier ones of the connection."""
 
         async def write() -> None:
             *others, (last, value) = values.items()
             for number, (key, content) in enumerate(others):
                 await self._client.publish(self.subject(key), content)
-                if number % 5000 == 0:  # a sender ahead of its stream would be dropped from
+                if (
+                    number % 5000 == 0
+                ):  # the server drops messages of a sender that is too far ahead of the stream
                     await self._js.publish(self.subject("other"), b"")
             await self._js.publish(self.subject(last), value)
 
         self._portal.call(write)
 
     def remove(self, key: str) -> None:
-        """Delete a key, as the gateway does."""
+        """Delete a key like the gateway."""
         self.put(key, b"", {"KV-Operation": "DEL"})
 
     def purge(self, prefix: str) -> None:
-        """Remove keys so that nothing tells of it."""
+        """Purge keys without a trace."""
         self._do(lambda js: js.purge_stream(self.stream, subject=f"{self.subject(prefix)}>"))
 
     def info(self) -> Any:
@@ -145,7 +147,7 @@ class Bucket:
         return count
 
     def delete_consumers(self) -> None:
-        """Take the consumers away, as the death of their leader does."""
+        """Delete the consumers, as happens when their leader dies."""
 
         async def delete() -> None:
             for consumer in await self._js.consumers_info(self.stream):
@@ -168,11 +170,11 @@ class Bucket:
 
 
 class DisturbedNetwork:
-    """A way to a server on which a test can step in before a request goes through.
+    """A proxy to a server with a hook before requests.
 
-    ``before_request`` is called with the number of the request, from 1, before each one passes that
-    holds ``watched``, as it does a pull; if it returns False, the request is lost. ``rewrite`` is
-    what becomes of the server's answers.
+    ``before_request`` is called with the number of the request, from 1, before a request that
+    contains ``watched``, such as a pull, passes. If it returns False, the request is lost.
+    ``rewrite`` changes the server's responses.
     """
 
     def __init__(self, url: str, watched: bytes = PULL) -> None:
@@ -231,13 +233,13 @@ class DisturbedNetwork:
         source.close()
 
     def _through(self, data: bytes) -> bytes:
-        # The client sends a request in one piece and waits for its answer.
+        # The client sends a request in one piece and waits for the response.
         if self._watched not in data:
             return data
         self.requests += 1
         if self.before_request is None or self.before_request(self.requests) is not False:
             return data
-        # What was sent before it, such as a subscription, is not lost.
+        # Earlier data in the same piece, such as a subscription, is not lost.
         published = _PUBLISHED.search(data)
         return b"" if published is None else data[: published.start()]
 
@@ -251,7 +253,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 def publish_raw(url: str, messages: Iterable[tuple[bytes, bytes]]) -> None:
-    """Publish in one go, faster than the driver can, and to subjects that it would refuse."""
+    """Publish in one write, faster than the driver, and to subjects that it would refuse."""
     _send_raw(
         url, b"".join(b"PUB %s %d\r\n%s\r\n" % (to, len(data), data) for to, data in messages)
     )
@@ -272,7 +274,7 @@ def _send_raw(url: str, content: bytes) -> None:
         assert answers.readline().startswith(b"INFO")
         connection.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n')
         connection.sendall(content + b"PING\r\n")
-        # Who takes longer than some two seconds is pinged by the server before it answers.
+        # The server pings a client that takes longer than about two seconds before it responds.
         while (answer := answers.readline()) == b"PING\r\n":
             connection.sendall(b"PONG\r\n")
         assert answer == b"PONG\r\n"
@@ -283,12 +285,12 @@ def with_user(url: str, user: str, password: str) -> str:
 
 
 def users(*entries: dict[str, object]) -> str:
-    """Write the configuration of a server's users."""
+    """Return the configuration of a server's users."""
     return "authorization { users: " + json.dumps(entries) + " }"
 
 
 def failure_of(call: Callable[[], object]) -> StoreError:
-    """Return how a call fails."""
+    """Return the error of a call, which must fail."""
     try:
         call()
     except StoreError as error:
@@ -297,7 +299,7 @@ def failure_of(call: Callable[[], object]) -> StoreError:
 
 
 def prompt_failure_of(call: Callable[[], object]) -> StoreError:
-    """Return how a call fails, at once, with a way out and without a password."""
+    """Return the error of a call, which must fail at once, with a hint and without a password."""
     started = time.monotonic()
     failure = failure_of(call)
     assert time.monotonic() - started < PROMPT_SECONDS

@@ -1,4 +1,4 @@
-"""Databases of single tests, and a way to end a PostgreSQL server that a server does not like."""
+"""Databases of single tests, and a way to kill a PostgreSQL server."""
 
 import os
 import signal
@@ -16,9 +16,9 @@ from tests.waiting import wait_until
 
 @contextmanager
 def temporary_database(server: PostgresServer, template: str) -> Iterator[str]:
-    """Clone a database, and drop the clone in the end, whoever is connected to it."""
+    """Clone a database; drop the clone at the end, even with open sessions."""
     name = f"test_{uuid.uuid4().hex[:12]}"
-    # The files are copied: to write them to the log as well would take longer.
+    # Copying the files is faster than writing them to the log too.
     create = sql.SQL("create database {} template {} strategy file_copy")
     drop = sql.SQL("drop database {} with (force)")
     with psycopg.connect(server.url(), autocommit=True) as connection:
@@ -30,7 +30,7 @@ def temporary_database(server: PostgresServer, template: str) -> Iterator[str]:
 
 
 def kill_server(server: PostgresServer) -> None:
-    """Kill a server with all its processes, as the kernel or a power cut does."""
+    """Kill a server with all its processes, like the kernel or a power failure."""
     with psycopg.connect(server.url(), autocommit=True) as observer:
         rows = observer.execute("select pid from pg_stat_activity").fetchall()
     for pid in (server.pid, *(pid for (pid,) in rows)):

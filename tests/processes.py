@@ -1,4 +1,4 @@
-"""What runs on this machine, as the kernel shows it."""
+"""Processes of this machine, from /proc."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ _ZOMBIE = "Z"
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process lives; one that its parent has not reaped yet does not."""
+    """Return whether a process is running; a zombie is not."""
     state = _state_and_parent(pid)
     return state is not None and state[0] != _ZOMBIE
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the living children of a process, their children, and so on."""
+    """Return the running descendants of a process."""
     children: dict[int, list[int]] = {}
     for directory in Path("/proc").glob("[0-9]*"):
         child = int(directory.name)

@@ -1,4 +1,4 @@
-"""The services as Dagster and the commands call them, on the servers that the settings name now."""
+"""The services as Dagster and the commands call them, on the servers of the present settings."""
 
 from collections.abc import Callable
 from functools import cache
@@ -23,7 +23,7 @@ from budget_recovery_dagster.wiring import store_opener
 
 
 def definitions() -> dg.Definitions:
-    """Return what Dagster loads with the settings of now."""
+    """Return the definitions that Dagster loads with the present settings."""
     return _built(load_settings())
 
 

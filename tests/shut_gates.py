@@ -1,11 +1,11 @@
-"""A gate in a database, at which a restore stands still in the middle of its work."""
+"""A gate in the database at which a restore waits in the middle of its work."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import psycopg
 
-# Whoever is about to raise a tenant's counters first tells so in this table.
+# A restore writes into this table before it raises a tenant's counters.
 _BUILD = """
 create function budget_recovery.wait_at_gate() returns trigger language plpgsql as $$
 begin
@@ -24,27 +24,27 @@ where locktype = 'advisory' and not granted
 
 
 class Gate:
-    """Shut: no restore gets to the writing of a tenant, or to those after it."""
+    """A shut gate: no restore raises counters of a tenant or of later ones."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a restore stands before it."""
+        """Return whether a restore waits at the gate."""
         [(count,)] = self._connection.execute(_WAITING).fetchall()
         return bool(count)
 
     def open(self) -> None:
-        """Let go on who waits, and all who come. Doing it twice is harmless."""
+        """Let waiting and later restores pass. Opening twice is harmless."""
         self._connection.execute("select pg_advisory_unlock_all()")
 
 
 @contextmanager
 def shut_gate(url: str, tenant: str) -> Iterator[Gate]:
-    """Shut a gate before a tenant whose name needs no quotes; in the end nothing is left of it.
+    """Shut a gate before a tenant whose name needs no quotes; remove it at the end.
 
-    The database breaks off whoever waits there for half a minute.
+    The database cancels a restore that waits there for 30 s.
     """
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("select pg_advisory_lock(4711)")
@@ -53,7 +53,7 @@ def shut_gate(url: str, tenant: str) -> Iterator[Gate]:
         try:
             yield gate
         finally:
-            # A server that died has let all go on.
+            # A dead server has already released the lock.
             with suppress(psycopg.OperationalError):
                 gate.open()
                 connection.execute(_TAKE_DOWN)

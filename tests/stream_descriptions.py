@@ -1,4 +1,4 @@
-"""What a stopped NATS server knows of its streams, changed in its files."""
+"""Changes of stream descriptions in the files of a stopped NATS server."""
 
 import json
 from datetime import datetime
@@ -9,10 +9,10 @@ from tests.highway_hash import highway_hash
 
 
 def move_creation(data_dir: Path, stream: str, created_at: datetime) -> None:
-    """Have a stream of a stopped server say that it was made at another time."""
+    """Change the creation time of a stream of a stopped server."""
     (description,) = data_dir.glob(f"jetstream/*/streams/{stream}/meta.inf")
     content = json.loads(description.read_text())
-    # The server refuses a stream whose description and checksum do not fit.
+    # The server refuses a stream whose description does not match its checksum.
     checksum = description.with_suffix(".sum")
     key = sha256(stream.encode()).digest()
     assert highway_hash(description.read_bytes(), key).hex() == checksum.read_text()

@@ -1,14 +1,14 @@
-"""Waiting for what another thread, process or server brings about."""
+"""Waiting for an effect of another thread, process or server."""
 
 import time
 from collections.abc import Callable
 
 
 def wait_until(holds: Callable[[], bool], *, seconds: float = 20, every: float = 0.01) -> None:
-    """Wait until something holds, and fail if it does not within the time given.
+    """Wait until a condition holds; fail if it does not within the given time.
 
-    What is expensive to ask, such as a web page or a command, is asked ``every`` so many seconds:
-    the machine is needed by what is waited for.
+    Poll expensive conditions, such as a web page or a command, ``every`` so many seconds, so that
+    they do not slow down what is waited for.
     """
     deadline = time.monotonic() + seconds
     while not holds():

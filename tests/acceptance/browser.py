@@ -1,4 +1,4 @@
-"""A real browser without a screen."""
+"""A real headless browser."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
-# Root may only browse without Chromium's sandbox; the rest keeps it from calling home.
+# As root, Chromium needs --no-sandbox; the other options prevent it from calling home.
 _ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -18,16 +18,16 @@ _ARGUMENTS = [
     "--no-first-run",
 ]
 
-# Narrower, the pages hide what stands at their right.
+# On narrower windows the pages hide their right column.
 _SIZE: ViewportSize = {"width": 1600, "height": 1000}
 
-# The first page of a cold browser takes its time on a busy machine.
+# The first page of a new browser takes long on a busy machine.
 _PATIENCE_MS = 60_000
 
 
 @contextmanager
 def opened_page() -> Iterator[Page]:
-    """Open a page that speaks English; the test is skipped where there is no browser."""
+    """Open a page in English; skip the test without a browser."""
     installed = next(filter(None, map(shutil.which, _NAMES)), None)
     if installed is None:
         pytest.skip(f"no browser is installed, none of {', '.join(_NAMES)}: apt install chromium")

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def place(server_dir: Path) -> Iterator[Path]:
-    """A directory that the account of dev's database can reach."""
+    """Create a directory that the account of dev's database can reach."""
     with tempfile.TemporaryDirectory(prefix="of recovery ", dir=server_dir) as directory:
         path = Path(directory)
         path.chmod(0o755)

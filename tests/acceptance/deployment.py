@@ -1,4 +1,4 @@
-"""Dagster's services as a deployment has them: each on its own, started again when it ends."""
+"""Dagster's services as in a deployment: separate processes that can be restarted."""
 
 import json
 import os
@@ -48,7 +48,7 @@ _RESTORE_JOB = {
 
 @dataclass
 class Deployment:
-    """The services and what they share; nobody supervises them but the test."""
+    """The services and their shared state, supervised by the test."""
 
     home: Path
     postgres_url: str
@@ -56,7 +56,7 @@ class Deployment:
     _started: list[OwnedProcess] = field(default_factory=list)
 
     def start_code_server(self) -> int:
-        """Start a code server at the socket of the one before, which is gone; return its id."""
+        """Start a code server at the socket of the previous one, now ended; return its pid."""
         socket = self.home / "socket"
         socket.unlink(missing_ok=True)
         process = self._start(
@@ -68,11 +68,11 @@ class Deployment:
         return process.pid
 
     def start_daemon(self) -> int:
-        """Start a daemon, and return its id."""
+        """Start a daemon and return its pid."""
         return self._start("daemon", "dagster._daemon", "run", "--workspace", self._workspace).pid
 
     def start_pages(self) -> "Pages":
-        """Start a webserver, and return what can be done on its pages."""
+        """Start a webserver and return its pages."""
         ui = DagsterUi("127.0.0.1", unused_port())
         arguments = ("--workspace", self._workspace, "--host", ui.host, "--port", str(ui.port))
         process = self._start("webserver", "dagster_webserver", *arguments)
@@ -80,13 +80,13 @@ class Deployment:
         return Pages(ui)
 
     def end(self, number: signal.Signals, *pids: int) -> None:
-        """Send a signal to processes, and wait for the end of all of them."""
+        """Send a signal to processes and wait until all have ended."""
         for pid in pids:
             os.kill(pid, number)
         wait_until(lambda: not any(is_running(pid) for pid in pids), seconds=START_SECONDS)
 
     def worker_pid(self) -> int:
-        """Return the process that holds the lease of restores."""
+        """Return the pid of the holder of the restore lease."""
         ((holder,),) = self._rows("select holder from budget_recovery.lease where name = 'restore'")
         found = re.fullmatch(r"run \w+ on .* \(pid (\d+)\)", str(holder))
         assert found is not None
@@ -97,11 +97,11 @@ class Deployment:
         return list(self.instance.get_runs(dg.RunsFilter(job_name="restore_job")))
 
     def statuses(self) -> list[str]:
-        """Return how they stand."""
+        """Return their statuses."""
         return [run.status.value for run in self.runs()]
 
     def ticks_since(self, moment: float) -> list[str]:
-        """Return what ticks of the supervisor that began after a moment told, newest first."""
+        """Return the skip reasons of the supervisor's ticks since a time, newest first."""
         (sensor,) = [
             state
             for state in self.instance.all_instigator_state(instigator_type=InstigatorType.SENSOR)
@@ -119,18 +119,18 @@ class Deployment:
         return row
 
     def attempts(self) -> list[tuple[int, str]]:
-        """Return all attempts, oldest first: number and run."""
+        """Return number and run of all attempts, oldest first."""
         return self._rows(
             "select number, run_id from budget_recovery.restore_attempt order by started_at"
         )
 
     def let_leases_run_out(self) -> None:
-        """Let the half minute pass that the lease of a dead worker lasts."""
+        """Expire the lease of a dead worker without waiting for 30 s."""
         with psycopg.connect(self.postgres_url) as database:
             database.execute("update budget_recovery.lease set expires_at = acquired_at")
 
     def stop(self) -> None:
-        """Stop all, with the workers that have outlived their code server."""
+        """Stop all services, and workers that have outlived their code server."""
         for process in self._started:
             process.stop()
 
@@ -140,10 +140,10 @@ class Deployment:
 
     @property
     def _workspace(self) -> Path:
-        """Where daemon and webserver find the code server."""
+        """The workspace file with the socket of the code server."""
         server = {"grpc_server": {"socket": str(self.home / "socket"), "location_name": LOCATION}}
         workspace = self.home / "workspace.yaml"
-        # JSON, which is YAML, too.
+        # JSON is valid YAML.
         workspace.write_text(json.dumps({"load_from": [server]}))
         return workspace
 
@@ -163,18 +163,18 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Pages:
-    """The web pages, and what people do there."""
+    """The web pages, as operators use them."""
 
     ui: DagsterUi
 
     def launch(self) -> str:
-        """Launch restore_job in its launchpad, and return the run."""
+        """Launch restore_job in its launchpad and return the run."""
         answer = self.ui.query(_LAUNCH, parameters={"selector": _RESTORE_JOB})["launchRun"]
         assert answer["__typename"] == "LaunchRunSuccess"
         return str(answer["run"]["id"])
 
     def terminate(self, run_id: str, *, force: bool = False) -> None:
-        """Terminate a run, or mark it as canceled whatever becomes of its worker."""
+        """Terminate a run, or mark it as canceled without waiting for its worker."""
         policy = "MARK_AS_CANCELED_IMMEDIATELY" if force else "SAFE_TERMINATE"
         answer = self.ui.query(_TERMINATE, run=run_id, policy=policy)["terminateRun"]
         assert answer["__typename"] == "TerminateRunSuccess"
@@ -182,7 +182,7 @@ class Pages:
 
 @contextmanager
 def patient_gate(url: str, tenant: str) -> Iterator[Gate]:
-    """Shut a gate before which a restore waits for two minutes."""
+    """Shut a gate at which a restore waits for up to two minutes."""
     with shut_gate(url, tenant) as gate:
         with psycopg.connect(url) as database:
             database.execute("alter function budget_recovery.wait_at_gate() set lock_timeout = 0")
@@ -191,7 +191,7 @@ def patient_gate(url: str, tenant: str) -> Iterator[Gate]:
 
 @contextmanager
 def deployed(home: Path, postgres_url: str) -> Iterator[Deployment]:
-    """Prepare a deployment, with the settings of the environment; nothing is started yet."""
+    """Prepare a deployment with the settings of the environment, without starting it."""
     settings = files("budget_recovery_dagster.sandbox").joinpath("dagster.yaml").read_text()
     (home / "dagster.yaml").write_text(settings)
     with ExitStack() as exits:

@@ -1,4 +1,4 @@
-"""A running ``budget-recovery dev`` on servers of a test, whose restore has been given up."""
+"""A running ``budget-recovery dev`` on a test's servers, with a FAILED store."""
 
 import json
 import uuid
@@ -42,13 +42,13 @@ _LIMIT = BudgetDefinition(
     "acme", "total", Period.LIFETIME, Decimal(25), SplitBy.USER, Enforcement.ENFORCE
 )
 
-# The snapshot before the loss and the next one are of the same hour.
+# The snapshot before the loss and the next one belong to the same hour.
 _LONGEST = timedelta(minutes=3)
 
 
 @dataclass(frozen=True)
 class GivenUp:
-    """The command, the store that it watches, and the database of its control plane."""
+    """The command, its store, and its control-plane database."""
 
     dev: Dev
     bucket: Bucket
@@ -60,7 +60,7 @@ class GivenUp:
 
     @property
     def usage_of_alice(self) -> str:
-        """What the gateway would judge her by, in plain digits."""
+        """Return alice's live usage as plain digits."""
         stored = self.bucket.stored(encode_key(CounterKey("acme", TOTAL, "alice")))
         assert stored is not None
         usage: str = json.loads(stored.data)["usage"]
@@ -68,7 +68,7 @@ class GivenUp:
 
     @property
     def captures(self) -> int:
-        """How many snapshots were taken."""
+        """Return the number of snapshots."""
         ((count,),) = self.database.execute(
             "select count(distinct captured_at) from budget_recovery.capture"
         ).fetchall()
@@ -77,9 +77,9 @@ class GivenUp:
 
 @contextmanager
 def given_up(place: Path, nats: NatsServer, postgres: PostgresServer) -> Iterator[GivenUp]:
-    """Start the command on a store that is FAILED for want of room, which it has again.
+    """Start the command on a store that is FAILED because it was full; it has room again.
 
-    Two tenants' counters were captured before the loss; alice has spent again since.
+    Two tenants were captured before the loss, and alice has spent again since.
     """
     control, dagster = (f"{of}_{uuid.uuid4().hex[:12]}" for of in ("control", "dagster"))
     postgres.create_missing_databases(control, dagster)
@@ -103,7 +103,7 @@ def given_up(place: Path, nats: NatsServer, postgres: PostgresServer) -> Iterato
 
 
 def _give_up(bucket: Bucket, environment: Mapping[str, str]) -> None:
-    """Capture two tenants, lose them, and let three attempts fail for want of room."""
+    """Capture two tenants, lose them, and let three attempts fail on a full store."""
     with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
         for setting, value in environment.items():
             patch.setenv(setting, value)

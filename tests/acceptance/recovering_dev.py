@@ -1,4 +1,4 @@
-"""A running ``budget-recovery dev`` whose store is lost and restored, as a person sees it."""
+"""A running ``budget-recovery dev`` whose store is lost and restored, as an operator sees it."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from tests.integration.dev_command import START_SECONDS, UNSET, Dev, started
 from tests.waiting import wait_until
 
 CHECK_SECONDS = 30
-# A check, two looks, a launch, and a run on a busy machine.
+# A check, two observations, a launch, and a run on a busy machine.
 RECOVERY_SECONDS = 120
 
 _COMMAND = [sys.executable, "-c", "from budget_recovery_dagster.cli.main import main; main()"]
@@ -43,7 +43,7 @@ _INCIDENT = "select * from budget_recovery.incident order by opened_at desc limi
 
 @dataclass(frozen=True)
 class RestoreRun:
-    """A run of restore_job, as the web pages show it."""
+    """A run of restore_job as the web pages show it."""
 
     run_id: str
     status: str
@@ -52,13 +52,13 @@ class RestoreRun:
 
 @dataclass(frozen=True)
 class RecoveringDev:
-    """The running command with its data, and what its database tells of the restore."""
+    """The running command, its data, and the state of the restore in its database."""
 
     data_dir: Path
     dev: Dev
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Give a command as in a terminal."""
+        """Run a command as in a terminal."""
         return subprocess.run(
             [*_COMMAND, arguments[0], "--data-dir", self.data_dir, *arguments[1:]],
             check=False,
@@ -69,7 +69,7 @@ class RecoveringDev:
         )
 
     def status(self) -> dict[str, Any]:
-        """Return what ``budget-recovery status`` tells programs."""
+        """Return the JSON of ``budget-recovery status``."""
         found: dict[str, Any] = json.loads(self.command("status", "--json").stdout)
         return found
 
@@ -87,19 +87,19 @@ class RecoveringDev:
         ]
 
     def terminate(self, run_id: str) -> None:
-        """Do what the button on the page of a run does."""
+        """Terminate a run, like the button on its page."""
         answer = self.dev.ui.query(_TERMINATE, run=run_id)["terminateRun"]
         assert answer["__typename"] == "TerminateRunSuccess"
 
     def worker_pid(self) -> int:
-        """Return the process that holds the lease of restores."""
+        """Return the pid of the holder of the restore lease."""
         ((holder,),) = self._rows(_WORKER)
         found = re.fullmatch(r"run \w+ on .* \(pid (\d+)\)", holder)
         assert found is not None
         return int(found[1])
 
     def attempts(self) -> list[tuple[int, str | None, str]]:
-        """Return all attempts, oldest first: number, outcome, run."""
+        """Return number, outcome and run of all attempts, oldest first."""
         return self._rows(_ATTEMPTS)
 
     def incident(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class RecoveringDev:
         return row
 
     def let_leases_run_out(self) -> None:
-        """Let the half minute pass that the lease of a dead worker lasts."""
+        """Expire the lease of a dead worker without waiting for 30 s."""
         with psycopg.connect(self.postgres_url) as database:
             database.execute("update budget_recovery.lease set expires_at = acquired_at")
 
@@ -117,9 +117,9 @@ class RecoveringDev:
         wait_until(lambda: self.status()["checks"]["newest_good"], seconds=START_SECONDS, every=1)
 
     def wait_for_restores(self, count: int) -> None:
-        """Wait until so many incidents are closed, and the runs of their restores are over.
+        """Wait until this many incidents are closed and the runs of their restores have ended.
 
-        The database is asked for it: to start the command again and again would slow down the rest.
+        This polls the database, because polling the command would slow down the restore.
         """
         wait_until(lambda: self._rows(_CLOSED) == [(count,)], seconds=RECOVERY_SECONDS, every=0.2)
         wait_until(
@@ -133,7 +133,7 @@ class RecoveringDev:
 
 @contextmanager
 def recovering_dev(place: Path) -> Iterator[RecoveringDev]:
-    """Start the command, on what an earlier one has left in the place."""
+    """Start the command on the data that an earlier one left."""
     with started(
         place / "data",
         place / "output.txt",

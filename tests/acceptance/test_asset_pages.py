@@ -1,4 +1,4 @@
-"""The pages on which people work, in a browser: looked at, and backfills launched by clicking."""
+"""Dagster's asset pages in a browser: their content, and backfills launched from them."""
 
 import re
 import tempfile
@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 SNAPSHOTS = "budget_usage_snapshots"
 TABLES = "tenant_usage_tables"
 
-# Dagster's daemon looks for new backfills twice a minute, and runs one hour after another.
+# Dagster's daemon starts new backfills twice a minute and runs the hours one by one.
 BACKFILL_SECONDS = 300
 
 RUNS_OF_HOUR = """
@@ -32,7 +32,7 @@ query RunsOfHour($hour: String!) {
 """
 OVER = {"SUCCESS", "FAILURE", "CANCELED"}
 
-# Copies of the newest snapshots, as if they had been taken that much earlier.
+# Copy the newest snapshots, as if they had been taken earlier.
 COPY_BACK = """
 insert into budget_recovery.{table}
 select (jsonb_populate_record(t, jsonb_build_object('captured_at', captured_at - %s))).*
@@ -43,7 +43,7 @@ where captured_at = (select max(captured_at) from budget_recovery.capture)
 
 @dataclass(frozen=True)
 class Running:
-    """The whole product, with a past: of the last five hours, three are captured."""
+    """A running dev with captures in three of the last five hours."""
 
     dev: Dev
     current: Hour
@@ -61,7 +61,7 @@ class Running:
         return self.ago(3)
 
     def wait_for_runs(self, asset: str, *hours: Hour) -> None:
-        """Wait until the asset has had a run of its own for each hour, and these are over."""
+        """Wait until each hour has had its own run of the asset, and all have ended."""
 
         def is_over(hour: Hour) -> bool:
             runs = self.dev.ui.query(RUNS_OF_HOUR, hour=hour.key)["runsOrError"]["results"]
@@ -71,7 +71,7 @@ class Running:
         wait_until(lambda: all(map(is_over, hours)), seconds=BACKFILL_SECONDS, every=1)
 
     def tables(self, hour: Hour) -> dict[str, bytes]:
-        """The files of an hour, by tenant's directory."""
+        """Return the files of an hour, by directory of the tenant."""
         files = self.directory_of_tables.glob(f"*/{hour.start:%Y-%m-%dT%HZ}.parquet")
         return {file.parent.name: file.read_bytes() for file in files}
 
@@ -82,7 +82,7 @@ def page() -> Iterator[Page]:
         yield page
 
 
-# After the page: without a browser nothing need be started.
+# Requires the page first, so that nothing is started without a browser.
 @pytest.fixture(scope="module")
 def running(page: Page, server_dir: Path) -> Iterator[Running]:
     with tempfile.TemporaryDirectory(dir=server_dir) as directory:
@@ -114,7 +114,7 @@ def choose(page: Page, hour: Hour) -> None:
 
 
 def launch_backfill(page: Page, running: Running, asset: str) -> None:
-    """Click through the dialog that materializes a range of hours, on the asset's own page."""
+    """Use the dialog on the asset's page to materialize a range of hours."""
     page.goto(f"{running.dev.ui.url}/assets/{asset}?view=partitions")
     page.get_by_role("button", name="Materialize").first.click()
     hours = page.get_by_placeholder("No matching partitions")
@@ -127,10 +127,10 @@ def launch_backfill(page: Page, running: Running, asset: str) -> None:
 
 @pytest.fixture(scope="module")
 def backfilled(running: Running, page: Page) -> Running:
-    """Two retained hours, and between them one that was never captured, were backfilled."""
+    """Backfill two captured hours, and an hour between them that was never captured."""
     for asset in (SNAPSHOTS, TABLES):
         launch_backfill(page, running, asset)
-    # A page that is open asks the server all the time.
+    # An open page keeps polling the server.
     page.goto("about:blank")
     first, last = running.retained
     for asset in (SNAPSHOTS, TABLES):
@@ -138,16 +138,14 @@ def backfilled(running: Running, page: Page) -> Running:
     return running
 
 
-def test_the_asset_page_tells_what_it_is_and_how_it_went(running: Running, page: Page) -> None:
+def test_the_asset_page_shows_description_metadata_and_job(running: Running, page: Page) -> None:
     page.goto(f"{running.dev.ui.url}/assets/{SNAPSHOTS}")
     expect(page.get_by_text("copied from the gateway's usage store to PostgreSQL")).to_be_visible()
     expect(page.get_by_text("tenants_stored", exact=True)).to_be_visible()
     expect(page.get_by_role("link", name="hourly_snapshot_job")).to_be_visible()
 
 
-def test_the_partitions_page_shows_the_hours_and_the_captured_one(
-    running: Running, page: Page
-) -> None:
+def test_the_partitions_page_shows_missing_and_captured_hours(running: Running, page: Page) -> None:
     page.goto(f"{running.dev.ui.url}/assets/{SNAPSHOTS}?view=partitions")
     expect(page.get_by_text(re.compile(r"^Missing \([0-9]{3}\)$"))).to_be_visible()
     choose(page, running.current)
@@ -155,14 +153,14 @@ def test_the_partitions_page_shows_the_hours_and_the_captured_one(
 
 
 def require_refusal(page: Page, running: Running, sentence: str) -> None:
-    """The hour that was never captured is red, and the run's log says why."""
+    """Require that the hour without a capture has failed, with the reason in the log."""
     choose(page, running.never_captured)
     expect(page.get_by_text("failed, and did not materialize this asset")).to_be_visible()
     page.get_by_text("View logs").click()
     expect(page.get_by_text(sentence).first).to_be_visible()
 
 
-def test_a_backfill_verifies_what_is_stored_and_refuses_what_never_was(
+def test_a_backfill_verifies_captured_hours_and_fails_for_others(
     backfilled: Running, page: Page
 ) -> None:
     running = backfilled
@@ -180,7 +178,7 @@ def test_a_backfill_verifies_what_is_stored_and_refuses_what_never_was(
     )
 
 
-def test_a_backfill_makes_the_tables_of_retained_hours(backfilled: Running, page: Page) -> None:
+def test_a_backfill_writes_the_tables_of_retained_hours(backfilled: Running, page: Page) -> None:
     running = backfilled
     assert len(running.tables(running.current)) == 3
     assert running.tables(running.never_captured) == {}

@@ -1,4 +1,4 @@
-"""A restore while the services of a deployment die around it, or are replaced by a new version."""
+"""A restore while services of its deployment die or are replaced by a new version."""
 
 import signal
 import tempfile
@@ -27,7 +27,7 @@ from tests.waiting import wait_until
 LIFETIME = "lifetime"
 # A start, a check and a run on a busy machine.
 _BEGIN_SECONDS = 120
-# Besides, a minute of silence and two looks of the supervisor.
+# In addition, a minute without a worker and two ticks of the supervisor.
 _TAKE_OVER_SECONDS = 240
 
 
@@ -35,7 +35,7 @@ _TAKE_OVER_SECONDS = 240
 def bucket(
     nats_server: NatsServer, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bucket]:
-    """A store of three tenants that was captured and then lost; the settings name it."""
+    """Create a store of three tenants that was captured and lost; set the settings to it."""
     with Bucket.connected(nats_server.url, f"b-{uuid.uuid4().hex[:12]}") as bucket:
         monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", nats_server.url)
         monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", bucket.name)
@@ -61,7 +61,7 @@ def there(
 ) -> Iterator[Deployment]:
     _, _, address = empty_database_url.partition("://")
     monkeypatch.setenv("BUDGET_RECOVERY_DAGSTER_POSTGRES_URL", f"postgresql+psycopg2://{address}")
-    # Its path is short enough for a socket.
+    # The path must be short enough for a socket.
     with (
         tempfile.TemporaryDirectory(prefix="deployed-") as home,
         deployed(Path(home), database_url) as deployment,
@@ -93,7 +93,7 @@ def assert_restored(bucket: Bucket, there: Deployment) -> None:
 
 
 def see_the_worker_left_alone(there: Deployment, since: float) -> None:
-    """Wait until the supervisor has looked again, and has found somebody at work."""
+    """Wait for a tick of the supervisor that finds the worker."""
     wait_until(
         lambda: any("is restoring." in told for told in there.ticks_since(since)),
         seconds=_BEGIN_SECONDS,
@@ -101,9 +101,7 @@ def see_the_worker_left_alone(there: Deployment, since: float) -> None:
 
 
 @pytest.mark.disaster
-def test_a_daemon_that_is_killed_and_started_again_launches_nothing_beside_the_worker(
-    bucket: Bucket, there: Deployment
-) -> None:
+def test_a_restarted_daemon_launches_no_second_worker(bucket: Bucket, there: Deployment) -> None:
     with patient_gate(there.postgres_url, "globex") as gate:
         there.start_code_server()
         daemon = there.start_daemon()
@@ -122,7 +120,7 @@ def test_a_daemon_that_is_killed_and_started_again_launches_nothing_beside_the_w
 
 
 @pytest.mark.disaster
-def test_a_worker_that_outlives_its_code_server_ends_the_incident_itself(
+def test_a_worker_that_outlives_its_code_server_closes_the_incident(
     bucket: Bucket, there: Deployment
 ) -> None:
     with patient_gate(there.postgres_url, "globex") as gate:
@@ -146,10 +144,10 @@ def test_a_worker_that_outlives_its_code_server_ends_the_incident_itself(
 
 @pytest.mark.disaster
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_worker_that_ends_with_its_code_server_is_followed_by_another(
+def test_a_worker_that_ends_with_its_code_server_is_replaced(
     bucket: Bucket, there: Deployment, number: signal.Signals
 ) -> None:
-    # A new version is deployed; or both are killed, and the run is called started for ever.
+    # A new version is deployed; or both are killed, and the run stays started.
     with patient_gate(there.postgres_url, "globex") as gate:
         server = there.start_code_server()
         there.start_daemon()
@@ -167,7 +165,7 @@ def test_a_worker_that_ends_with_its_code_server_is_followed_by_another(
 
 
 @pytest.mark.disaster
-def test_a_run_that_is_marked_as_canceled_is_on_hold_and_its_worker_stops_before_the_next_tenant(
+def test_canceling_a_run_holds_the_incident_and_stops_its_worker_before_the_next_tenant(
     bucket: Bucket, there: Deployment
 ) -> None:
     with patient_gate(there.postgres_url, "globex") as gate:
@@ -175,7 +173,7 @@ def test_a_run_that_is_marked_as_canceled_is_on_hold_and_its_worker_stops_before
         daemon = there.start_daemon()
         wait_at(gate)
         worker = there.worker_pid()
-        # Who could tell the worker is gone: to terminate its run is not possible any more.
+        # Without its code server, the run can no longer be terminated.
         there.end(signal.SIGKILL, server)
         there.start_code_server()
         pages = there.start_pages()
@@ -190,7 +188,7 @@ def test_a_run_that_is_marked_as_canceled_is_on_hold_and_its_worker_stops_before
     assert usages(bucket, "globex", "total", LIFETIME) == {None: "5"}
     assert usages(bucket, "initech", "total", LIFETIME) == {}
 
-    # One that is started by hand after a release, and terminated before it has begun.
+    # A manual run after the release, terminated before it has started.
     with hung(daemon):
         release()
         by_hand = pages.launch()
@@ -208,6 +206,6 @@ def test_a_run_that_is_marked_as_canceled_is_on_hold_and_its_worker_stops_before
 
 
 def release() -> None:
-    """Let the restore go on, as the command does."""
+    """Release the restore, like the command."""
     with opened_control_plane(load_settings()) as plane:
         release_restore(plane, by="ann")

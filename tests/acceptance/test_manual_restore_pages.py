@@ -1,4 +1,4 @@
-"""A restore that was given up is previewed and applied by a person, on the pages alone."""
+"""An operator previews and applies the restore of a FAILED store, using only the pages."""
 
 import re
 import tempfile
@@ -33,7 +33,7 @@ def page() -> Iterator[Page]:
         yield page
 
 
-# After the page: without a browser nothing need be started.
+# Requires the page first, so that nothing is started without a browser.
 @pytest.fixture(scope="module")
 def there(
     page: Page, server_dir: Path, nats_server: NatsServer, postgres_server: PostgresServer
@@ -54,8 +54,8 @@ def asset(there: GivenUp, name: str, view: str) -> str:
 
 
 def open_launchpad(page: Page, there: GivenUp) -> None:
-    """Click to the Launchpad of the job, as somebody does who was never there."""
-    # It remembers what was typed into it last.
+    """Open the Launchpad of the job as a new user."""
+    # The Launchpad remembers the last config.
     page.goto(f"{there.dev.ui.url}/server_info")
     page.evaluate("localStorage.clear()")
     page.goto(job(there, "manual_restore_job"))
@@ -64,12 +64,12 @@ def open_launchpad(page: Page, there: GivenUp) -> None:
 
 
 def line(page: Page, text: str) -> Locator:
-    """A line of the Launchpad's editor."""
+    """Return a line of the Launchpad's editor."""
     return page.locator(".CodeMirror-line", has_text=text)
 
 
 def write(page: Page, setting: str, old: str, new: str) -> None:
-    """Type another value behind a setting."""
+    """Replace the value of a setting."""
     line(page, f"{setting}: {old}").click()
     page.keyboard.press("End")
     for _ in old:
@@ -79,7 +79,7 @@ def write(page: Page, setting: str, old: str, new: str) -> None:
 
 
 def launch(page: Page, outcome: str) -> str:
-    """Launch what is in the Launchpad, wait until it is over, and return the page of its run."""
+    """Launch the run, wait until it is over, and return the URL of its page."""
     page.get_by_role("button", name="Launch Run").click()
     expect(page).to_have_url(re.compile("/runs/[0-9a-f-]{36}"))
     expect(page.get_by_text(outcome, exact=True).first).to_be_visible()
@@ -87,12 +87,12 @@ def launch(page: Page, outcome: str) -> str:
 
 
 def row(page: Page, *cells: str) -> Locator:
-    """A row of a table in metadata, of which these cells are the first."""
+    """Return the row of a metadata table that starts with these cells."""
     pattern = r"\s*".join(map(re.escape, cells))
     return page.locator("table table tr").filter(has_text=re.compile(f"^{pattern}"))
 
 
-def test_a_wrong_tenant_is_refused_with_the_choices_on_the_page_of_the_run(
+def test_the_page_of_a_run_with_an_unknown_tenant_shows_the_choices(
     there: GivenUp, page: Page
 ) -> None:
     open_launchpad(page, there)
@@ -102,9 +102,11 @@ def test_a_wrong_tenant_is_refused_with_the_choices_on_the_page_of_the_run(
     expect(page.get_by_text(f"{refusal}: *, acme, globex.").first).to_be_visible()
 
 
-def test_from_failed_to_healthy_and_the_next_snapshot(there: GivenUp, page: Page) -> None:
+def test_a_failed_store_is_restored_and_the_next_snapshot_is_taken(
+    there: GivenUp, page: Page
+) -> None:
     assert there.state == "failed"
-    # The one from before the loss; the run with which the command begins was paused.
+    # Only the snapshot before the loss; the first run of the command was paused.
     assert there.captures == 1
 
     open_launchpad(page, there)

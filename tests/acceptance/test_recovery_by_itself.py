@@ -1,4 +1,4 @@
-"""A wiped store is put right by the daemon alone, as a person watches it in a terminal."""
+"""The daemon restores a wiped store automatically, as an operator sees it in a terminal."""
 
 import tempfile
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def there(server_dir: Path) -> Iterator[RecoveringDev]:
             yield dev
 
 
-def test_a_wiped_store_is_restored_within_a_check_and_seconds(there: RecoveringDev) -> None:
+def test_a_wiped_store_is_restored_automatically(there: RecoveringDev) -> None:
     dev = there.dev
     there.wait_for_a_good_check()
     before = dev.counters()
@@ -46,7 +46,7 @@ def test_a_wiped_store_is_restored_within_a_check_and_seconds(there: RecoveringD
     assert (found["condition"], found["exit_code"]) == ("healthy", 0)
     assert incident["ended"]["outcome"] == "restored"
     assert (incident["attempts"], len(incident["losses"])) == (1, 1)
-    # The snapshot was taken before these were read, under traffic; it holds nearly all of them.
+    # The snapshot was taken under traffic before these were read; it contains nearly all of them.
     restored = incident["ended"]["restored"]
     assert restored["counters"] > len(before) / 2
     assert there.command("status").returncode == 0
@@ -62,7 +62,7 @@ def test_a_wiped_store_is_restored_within_a_check_and_seconds(there: RecoveringD
     assert tags["budget_recovery/outcome"] == "restored"
     assert tags["dagster/run_key"] == f"{incident['id']}/launch-1"
 
-    # A second loss on the same day is an incident and a run of its own.
+    # A second loss on the same day has its own incident and run.
     assert there.command("wipe", "--yes").returncode == 0
     there.wait_for_restores(2)
     assert there.status()["last_closed_incident"]["id"] != incident["id"]

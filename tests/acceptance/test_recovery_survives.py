@@ -1,4 +1,4 @@
-"""Restores whose workers end midway, as ``budget-recovery dev`` launches them again by itself."""
+"""``budget-recovery dev`` launches restores again whose workers end midway."""
 
 import os
 import signal
@@ -11,14 +11,14 @@ from tests.processes import descendants, is_running
 from tests.shut_gates import Gate, shut_gate
 from tests.waiting import wait_until
 
-# Its lease, a look of the supervisor and the start of a run on a busy machine.
+# The lease, a tick of the supervisor and the start of a run on a busy machine.
 _TAKE_OVER_SECONDS = 150
-# A run that is called started without a worker is given a minute more.
+# A started run without a worker gets another minute.
 _RESTART_SECONDS = 240
 
 
 def kill_at(gate: Gate, there: RecoveringDev) -> None:
-    """Kill the worker that stands at the gate, or comes to it."""
+    """Kill the worker that waits at the gate, or arrives there."""
     wait_until(lambda: gate.has_waiting, seconds=_TAKE_OVER_SECONDS)
     pid = there.worker_pid()
     assert pid in descendants(there.dev.process.pid)
@@ -27,17 +27,17 @@ def kill_at(gate: Gate, there: RecoveringDev) -> None:
 
 
 @pytest.mark.disaster
-def test_a_worker_killed_on_attempts_1_and_2_is_followed_by_a_third_that_succeeds(
+def test_a_third_attempt_succeeds_after_two_killed_workers(
     place: Path,
 ) -> None:
-    # As dagster-io/dagster#16168: no policy of retries acts where the process dies.
+    # As dagster-io/dagster#16168: a retry policy does not act if the process dies.
     with recovering_dev(place) as there:
         there.wait_for_a_good_check()
         with shut_gate(there.postgres_url, "globex") as gate:
             assert there.command("wipe", "--yes").returncode == 0
             kill_at(gate, there)
             assert there.status()["condition"] == "recovering"
-            # That of the first runs out by itself.
+            # The lease of the first worker expires on its own.
             kill_at(gate, there)
             there.let_leases_run_out()
             gate.open()
@@ -58,7 +58,7 @@ def test_a_worker_killed_on_attempts_1_and_2_is_followed_by_a_third_that_succeed
 
 
 @pytest.mark.disaster
-def test_a_restore_goes_on_after_ctrl_c_and_another_start(place: Path) -> None:
+def test_a_restore_is_launched_again_after_ctrl_c_and_a_restart(place: Path) -> None:
     with recovering_dev(place) as there:
         there.wait_for_a_good_check()
         with shut_gate(there.postgres_url, "globex") as gate:

@@ -1,4 +1,4 @@
-"""A restore that a person terminates on its page, and lets go on in a terminal."""
+"""An operator terminates a restore on its page and releases it in a terminal."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def test_a_terminated_restore_is_on_hold_until_it_is_released(place: Path) -> No
             (run,) = there.restores()
             there.terminate(run.run_id)
             wait_until(lambda: there.restores()[0].status == "CANCELED", every=0.2)
-        # As dagster-io/dagster#15026: the policy of retries began a next attempt after that.
+        # As dagster-io/dagster#15026: the retry policy started another attempt after that.
         assert [(number, run_id) for number, _, run_id in there.attempts()] == [(1, run.run_id)]
         wait_until(lambda: there.incident()["held_at"], seconds=RECOVERY_SECONDS)
         status = there.command("status")

@@ -1,4 +1,4 @@
-"""Buckets as they are known on both sides of a cut between servers."""
+"""Buckets as seen from both sides of a network partition."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +13,7 @@ from tests.cluster.work_in_progress import counted
 
 @dataclass(frozen=True)
 class BothSides:
-    """A bucket as those see it who know all servers, the one that is cut off, and another one."""
+    """A bucket as seen through all servers, through the cut-off one, and through another one."""
 
     whole: GuardedBucket
     cut_off: GuardedBucket
@@ -24,7 +24,7 @@ class BothSides:
     def of(
         cls, cluster: CuttableCluster, buckets: Sequence[GuardedBucket], server: str
     ) -> Iterator[list[Self]]:
-        """Look at buckets from a server that is going to be cut off, and from another."""
+        """Connect to buckets through the server that will be cut off, and through another."""
         other = min(cluster.servers.keys() - {server})
         with ExitStack() as stack:
             yield [
@@ -39,7 +39,7 @@ class BothSides:
 
 @contextmanager
 def counted_on_both_sides(sides: Sequence[BothSides]) -> Iterator[list[list[PatientWriters]]]:
-    """Let gateways on both sides count into buckets, which all of them can again in the end.
+    """Run gateways that count into buckets on both sides; require that they can at the end.
 
     Yields the writers of each bucket.
     """

@@ -16,16 +16,16 @@ OpenBucket = Callable[[Kind], GuardedBucket]
 
 @pytest.fixture(scope="module")
 def cluster(server_dir: Path) -> Iterator[Cluster]:
-    """Three servers, all of which each test finds there."""
+    """Start three servers; each test starts with all of them."""
     with Cluster.started(server_dir / f"cluster {uuid.uuid4().hex[:12]}") as cluster:
         yield cluster
-    # What the drivers of gateways have left is to be found while these tests are asked about it.
+    # Collect what drivers of gateways left while these tests can still report it.
     gc.collect()
 
 
 @pytest.fixture(autouse=True)
 def all_there(cluster: Cluster) -> Iterator[None]:
-    """Let a test that fails leave no server dead."""
+    """Restart servers that a failed test left dead."""
     yield
     cluster.start_missing()
 
@@ -34,7 +34,7 @@ def all_there(cluster: Cluster) -> Iterator[None]:
 def opened(
     cluster: Cluster, postgres_server: PostgresServer, migrated_template: str
 ) -> Iterator[OpenBucket]:
-    """Open buckets, each with a database of its own; nothing is created yet."""
+    """Return a function that opens buckets, each with its own database; nothing is created yet."""
     with _opening(cluster, postgres_server, migrated_template) as open_bucket:
         yield open_bucket
 
@@ -43,7 +43,7 @@ def opened(
 def kept_open(
     cluster: Cluster, postgres_server: PostgresServer, migrated_template: str
 ) -> Iterator[OpenBucket]:
-    """Open such buckets for all tests of a module."""
+    """Return a function that opens such buckets for all tests of a module."""
     with _opening(cluster, postgres_server, migrated_template) as open_bucket:
         yield open_bucket
 

@@ -1,4 +1,4 @@
-"""Servers that lose sight of each other, while their clients still reach every one of them."""
+"""Servers that cannot reach each other, while clients still reach each of them."""
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -20,14 +20,14 @@ _HOST = "127.0.0.1"
 _AT_ONCE = 1 << 16
 
 Ends = tuple[str, str]
-"""Who has asked for a connection, and whom."""
+"""The pair of servers of a connection: from, to."""
 
 
 class Lines:
-    """The lines on which servers reach each other, one for each direction of asking.
+    """The routes between servers, one for each direction.
 
-    What is sent on one that is cut neither arrives nor is refused, and nobody is told. Once the
-    line is whole it arrives, as it does from a network that sends again what was not acknowledged.
+    Data on a cut route neither arrives nor is refused, without an error. Once the route is open
+    again it arrives, as with a network that retransmits.
     """
 
     def __init__(self, ports: Mapping[str, int], entrances: Mapping[Ends, int]) -> None:
@@ -37,7 +37,7 @@ class Lines:
 
     @contextmanager
     def laid(self) -> Iterator[None]:
-        """Let the lines be there, all of them whole, as long as the context lasts."""
+        """Keep all routes open until the context ends."""
         with start_blocking_portal() as portal:
             self._portal = portal
             portal.call(self._mend)
@@ -46,7 +46,7 @@ class Lines:
 
     @contextmanager
     def cut(self, server: str) -> Iterator[None]:
-        """Cut all lines from and to a server for a while."""
+        """Cut all routes from and to a server for a while."""
         self._portal.call(self._cut, server)
         try:
             yield
@@ -73,7 +73,7 @@ class Lines:
 
     async def _connect(self, ends: Ends, asking: SocketStream) -> None:
         async with asking:
-            # The one who is asked may be dead.
+            # The target server may be dead.
             with suppress(OSError):
                 asked = await anyio.connect_tcp(_HOST, self._ports[ends[1]])
                 async with asked, anyio.create_task_group() as both:
@@ -92,12 +92,12 @@ class Lines:
 
 
 class CuttableCluster(Cluster):
-    """A cluster of which single servers can be cut off from the others."""
+    """A cluster whose servers can be cut off from the others."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         count, ends = len(NAMES), list(permutations(NAMES, 2))
-        # All at once, or the same might be given out twice.
+        # All at once, or the same port might be returned twice.
         self._nowhere, *ports = unused_ports(1 + 3 * count + len(ends))
         clients = dict(zip(NAMES, ports[:count], strict=True))
         self._routes = dict(zip(NAMES, ports[count : 2 * count], strict=True))
@@ -116,12 +116,12 @@ class CuttableCluster(Cluster):
 
     @contextmanager
     def cut_off(self, name: str) -> Iterator[None]:
-        """Let a server and the others not reach each other; clients reach them all."""
+        """Cut a server off from the others; clients still reach all of them."""
         with self._lines.cut(name):
             yield
 
     def leader_of(self, stream: str, *, asked: str) -> str | None:
-        """Return who leads a stream as one server knows it, whatever others know."""
+        """Return the leader of a stream as one server reports it."""
         status, said = self._monitor(asked, "/jsz?acc=$G&streams=true")
         assert status == 200
         answer: dict[str, Any] = json.loads(said)
@@ -133,7 +133,7 @@ class CuttableCluster(Cluster):
     def _config(self, name: str) -> str:
         others = [ends for ends in self._lines.entrances if ends[0] == name]
         urls = ", ".join(f'"nats://{_HOST}:{self._lines.entrances[ends]}"' for ends in others)
-        # Servers tell each other where else to connect to, which would lead past the lines.
+        # Servers advertise other addresses to each other, which would bypass the routes.
         return f"""
             server_name: {name}
             server_tags: ["{name}"]

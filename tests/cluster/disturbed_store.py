@@ -1,4 +1,4 @@
-"""The real store, in whose use a test steps in at set points."""
+"""The real store with hooks at fixed points."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -24,13 +24,13 @@ from budget_recovery_dagster.ports import LiveTenant, TenantReader
 
 
 def nothing() -> None:
-    """Let it go on."""
+    """Continue without interruption."""
 
 
 @dataclass(frozen=True)
 class Disturbances:
-    """What is done, each time, after a tenant was read to be captured, before a marker is written,
-    before a tenant's counters are raised, and once half of them are on their way."""
+    """Hooks that run each time: after a tenant was read for a capture, before a marker is written,
+    before a tenant's counters are raised, and once half of them are in flight."""
 
     after_reading: Callable[[], None] = nothing
     before_marking: Callable[[], None] = nothing
@@ -40,7 +40,7 @@ class Disturbances:
 
 @dataclass(frozen=True)
 class DisturbedTenant:
-    """A live tenant in whose raising a test steps in."""
+    """A live tenant with hooks while counters are raised."""
 
     live: LiveTenant
     disturbances: Disturbances
@@ -71,7 +71,7 @@ class DisturbedTenant:
 
 @dataclass(frozen=True)
 class DisturbedReader:
-    """A reader after whose readings a test steps in."""
+    """A reader with a hook after each tenant."""
 
     reader: TenantReader
     disturbances: Disturbances
@@ -87,7 +87,7 @@ class DisturbedReader:
 
 @dataclass(frozen=True)
 class DisturbedStore:
-    """The real store, in whose use a test steps in."""
+    """The real store with hooks."""
 
     store: NatsUsageStore
     disturbances: Disturbances
@@ -115,7 +115,7 @@ class DisturbedStore:
 def disturbed(
     open_store: Callable[[], AbstractContextManager[NatsUsageStore]], disturbances: Disturbances
 ) -> Callable[[], AbstractContextManager[DisturbedStore]]:
-    """Return a way to open a store in whose use a test steps in."""
+    """Return an opener of the store with hooks."""
 
     @contextmanager
     def opened() -> Iterator[DisturbedStore]:

@@ -1,4 +1,4 @@
-"""A gateway's bucket in a cluster, and the services that guard it by the real time."""
+"""A gateway's bucket in a cluster, and the services on it, with the real clock."""
 
 import json
 import uuid
@@ -48,13 +48,13 @@ BUDGET = "users"
 LIFETIME = "lifetime"
 USERS = BudgetWindow(BUDGET, Window.parse(LIFETIME))
 FIRST = "n0"
-"""The server that we are connected to as long as it answers."""
+"""The server to which we are connected while it responds."""
 
 POINT: dict[Entity, str] = {f"u{number}": str(1_000_000 + number) for number in range(50)}
 KEYS = [encode_key(CounterKey(tenant, USERS, name)) for tenant in TENANTS for name in POINT]
 
 _ANSWER_SECONDS = 2.0
-# As a check has them; others wait longer, which is no matter here but one of time.
+# The timeouts of a check; longer ones would only slow the tests.
 _SHORT_TIMEOUTS = Timeouts(connect=_ANSWER_SECONDS, answer=_ANSWER_SECONDS)
 _FORMING_SECONDS = 60
 _UNDISTURBED = Disturbances()
@@ -64,7 +64,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Kind:
-    """How many replicas a bucket has, where they keep it, and on which server if on one."""
+    """The number of replicas of a bucket, their storage, and the host of a single one."""
 
     replicas: int
     storage: StorageType
@@ -82,7 +82,7 @@ ONE_IN_MEMORY = Kind(1, StorageType.MEMORY, host="n2")
 
 @dataclass
 class GuardedBucket:
-    """A bucket as its gateway knows it, its guardians, and what restores have told."""
+    """A bucket as its gateway sees it, the services on it, and their messages."""
 
     kind: Kind
     bucket: Bucket
@@ -93,7 +93,7 @@ class GuardedBucket:
     @classmethod
     @contextmanager
     def opened(cls, cluster: Cluster, kind: Kind, postgres_url: str) -> Iterator[Self]:
-        """Create a bucket, by a gateway that knows all servers."""
+        """Create a bucket with a gateway that knows all servers."""
         name = f"{kind}-{uuid.uuid4().hex[:8]}"
         settings = load_settings().model_copy(
             update={"bucket": name, "nats_url": SecretStr(",".join(cluster.urls))}
@@ -116,36 +116,36 @@ class GuardedBucket:
                 yield cls(kind, bucket, plane, settings)
             finally:
                 succeeds(bucket.destroy)
-                # It raises what has become of the connection.
+                # Closing raises the error of a broken connection.
                 succeeds(lambda: portal.call(client.close))
 
     @contextmanager
     def seen_from(self, server: NatsServer) -> Iterator[Self]:
-        """Return the same bucket as a gateway and guardians see it that know only one server."""
+        """Return the same bucket as seen by a gateway and services that know only one server."""
         settings = self.settings.model_copy(update={"nats_url": SecretStr(server.url)})
         with Bucket.connected(server.url, self.bucket.name) as bucket:
             bucket._js = bucket._client.jetstream(timeout=_ANSWER_SECONDS)
             yield replace(self, bucket=bucket, settings=settings)
 
     def prepare(self) -> None:
-        """Create and fill the bucket, and let it be known to be whole."""
+        """Create and fill the bucket, then check and capture it."""
         self.create()
         self.fill()
         self.become_sound()
 
     def become_sound(self) -> None:
-        """Wait until the bucket is found whole, and captured."""
+        """Wait until a check finds the bucket intact, and it is captured."""
         wait_until(self.is_found_whole, seconds=_FORMING_SECONDS)
         wait_until(self.is_captured, seconds=_FORMING_SECONDS)
 
     def create(self) -> None:
-        """Create the bucket, as soon as the cluster can, and wait until it takes writings."""
+        """Create the bucket as soon as the cluster can, and wait until it accepts writes."""
         wait_until(lambda: succeeds(self._create), seconds=_FORMING_SECONDS)
-        # The gateway's server need not know at once whom it leads to.
+        # The gateway's server may not know the leader at once.
         wait_until(lambda: succeeds(lambda: self.bucket.put("other", b"")))
 
     def fill(self) -> None:
-        """Count what is to be restored once it is lost."""
+        """Write the counters that must be restored after a loss."""
         for tenant in TENANTS:
             self.bucket.spend(tenant, BUDGET, LIFETIME, POINT)
 
@@ -161,7 +161,7 @@ class GuardedBucket:
 
     @property
     def leader(self) -> str:
-        """Who leads the bucket's stream, as soon as anybody does."""
+        """Wait for a leader of the bucket's stream and return it."""
         found: list[str] = []
 
         def is_told() -> bool:
@@ -173,7 +173,7 @@ class GuardedBucket:
         return found[0]
 
     def be_led_by(self, server: str) -> None:
-        """Let a server lead the bucket's stream, which has replicas."""
+        """Make a server the leader of the bucket's stream, which must have replicas."""
         subject = f"$JS.API.STREAM.LEADER.STEPDOWN.{self.bucket.stream}"
         request = json.dumps({"placement": {"preferred": server}}).encode()
 
@@ -189,7 +189,7 @@ class GuardedBucket:
         wait_until(lambda: succeeds_with(is_led), seconds=_FORMING_SECONDS)
 
     def capture(self, disturbances: Disturbances = _UNDISTURBED) -> Captured:
-        """Take a snapshot of the hour of now."""
+        """Take a snapshot of the current hour."""
         opening = disturbed(self._open_store, disturbances)
         captured = services.capture(
             self.plane,
@@ -199,7 +199,7 @@ class GuardedBucket:
             run_id="a capture",
         )
         assert isinstance(captured, Captured)
-        # What is stored is all that was there, whatever happened meanwhile.
+        # Stored snapshots are complete, whatever happened meanwhile.
         assert not any(stored.is_partial or stored.drops for stored in captured.stored)
         return captured
 
@@ -210,7 +210,7 @@ class GuardedBucket:
     def recover(
         self, disturbances: Disturbances = _UNDISTURBED, *, patience: timedelta
     ) -> RecoveryResult:
-        """Try once to recover; wait for so long for the store to converge."""
+        """Run one recovery; wait this long for the store to converge."""
         opening = disturbed(self._open_store, disturbances)
         return recover_store(
             self.plane,
@@ -227,40 +227,40 @@ class GuardedBucket:
         )
 
     def is_captured(self) -> bool:
-        """Capture once more; tell whether every tenant is stored."""
+        """Capture again; return whether every tenant is stored."""
         captured = self.capture()
         return captured.stopped_by is None and not captured.failed
 
     def is_found_whole(self) -> bool:
-        """Check once more; tell whether the store is known to be whole, and marked."""
+        """Check again; return whether the check is good and the marker is renewed."""
         checked = self.check()
         assert not checked.check.verdict.is_loss
         return checked.check.is_good and not checked.hint
 
     def is_found_lost(self) -> bool:
-        """Check once more; tell whether an incident is open."""
+        """Check again; return whether an incident is open."""
         return self.check().recovery.state is RecoveryState.RECOVERING
 
     def assert_never_lost(self) -> None:
-        """No check has taken anything for a loss, and nothing was opened for it."""
+        """Require that no check found a loss, and that no incident was opened."""
         assert self.plane.incidents.recovery().state is RecoveryState.HEALTHY
         assert not self.plane.incidents.recent(1)
         assert not any(verdict.is_loss for verdict in self.verdicts)
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """The verdicts of all checks, the newest first."""
+        """Return the verdicts of all checks, newest first."""
         return [check.verdict for check in self.plane.registry.newest_checks(10_000)]
 
     @property
     def incident(self) -> Incident:
-        """The one incident that there ever was."""
+        """Return the only incident."""
         (incident,) = self.plane.incidents.recent(2)
         return incident
 
     @property
     def first_marker_revision(self) -> int:
-        """Where our first marker in the bucket stands."""
+        """Return the revision of our first marker in the bucket."""
         subject = self.bucket.subject("__guard.>")
         first = self.bucket._do(
             lambda js: js.get_msg(self.bucket.stream, 1, subject, next=True, direct=False)
@@ -269,12 +269,12 @@ class GuardedBucket:
 
     @property
     def filled(self) -> dict[str, Decimal]:
-        """What the bucket was filled with, by key."""
+        """Return the usages written by ``fill``, by key."""
         return dict(zip(KEYS, map(Decimal, list(POINT.values()) * len(TENANTS)), strict=True))
 
     @property
     def restorable(self) -> dict[str, Decimal]:
-        """What a restore would bring back now, by key."""
+        """Return what a restore would bring back now, by key."""
         usages = {}
         for tenant in TENANTS:
             point = self.plane.points.point_of(tenant, self.plane.clock.now())
@@ -288,13 +288,13 @@ class GuardedBucket:
 def together(
     buckets: Sequence[GuardedBucket], work: Callable[[GuardedBucket], Result]
 ) -> list[Result]:
-    """Do the same with several buckets at once."""
+    """Do the same with several buckets concurrently."""
     with ThreadPoolExecutor(len(buckets)) as pool:
         return list(pool.map(work, buckets))
 
 
 def succeeds(call: Callable[[], object]) -> bool:
-    """Whether a call succeeds: a cluster in which something happens fails in every way."""
+    """Return whether a call succeeds: a disturbed cluster fails in many ways."""
     try:
         call()
     except Exception:  # noqa: BLE001 - as it says
@@ -303,7 +303,7 @@ def succeeds(call: Callable[[], object]) -> bool:
 
 
 def succeeds_with(call: Callable[[], bool]) -> bool:
-    """Whether a call succeeds and returns that something holds."""
+    """Return whether a call succeeds and returns true."""
     try:
         return call()
     except Exception:  # noqa: BLE001 - as above
@@ -311,4 +311,4 @@ def succeeds_with(call: Callable[[], bool]) -> bool:
 
 
 async def _keep_quiet(_: Exception) -> None:
-    """Let the driver reconnect without a word."""
+    """Ignore reconnections of the driver."""

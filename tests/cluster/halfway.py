@@ -7,7 +7,7 @@ _SECONDS = 60
 
 
 class Halfway:
-    """Where some workers stop, each the first time that it comes by."""
+    """A point at which each worker stops once, when it first arrives."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -15,7 +15,7 @@ class Halfway:
         self._go_on = threading.Event()
 
     def stop(self) -> Callable[[], None]:
-        """Return what one worker calls whenever it comes by."""
+        """Return the function that one worker calls at this point."""
         is_first = [True]
 
         def stop_here() -> None:
@@ -27,7 +27,7 @@ class Halfway:
         return stop_here
 
     def meanwhile(self, happens: Callable[[], None]) -> None:
-        """Wait for all workers, let something happen, and let them go on."""
+        """Wait for all workers, call something, and let them continue."""
         try:
             for _ in range(self._workers):
                 assert self._here.acquire(timeout=_SECONDS), "a worker did not come by"

@@ -1,4 +1,4 @@
-"""What has become of a bucket, proven by its whole history and by what is kept about it."""
+"""The final state of a bucket, proven by its whole history and by the database."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ from tests.cluster.work_in_progress import AT_ONCE
 
 
 def assert_never_lost(bucket: GuardedBucket, writers: Sequence[PatientWriters]) -> None:
-    """Nothing was ever done to the bucket: nobody but these and who has filled it wrote into it."""
+    """Require that no loss was found and that only these writers and ``fill`` wrote."""
     bucket.assert_never_lost()
     jumps = jumps_of(bucket.bucket, writers, bucket.filled)
     assert sorted(jumps.values()) == sorted(KEYS)
 
 
 def assert_waits(bucket: GuardedBucket, *, losses: int = 1, attempts: int) -> None:
-    """A restore waits and spends nothing, and a check finds nothing else to be lost."""
+    """Require that a restore waits without using an attempt, and a check finds no further loss."""
     result = bucket.recover(patience=AT_ONCE)
     assert isinstance(result, StillWaiting)
     assert result.incident.waiting is not None
@@ -28,12 +28,12 @@ def assert_waits(bucket: GuardedBucket, *, losses: int = 1, attempts: int) -> No
 def assert_restored(
     bucket: GuardedBucket, writers: Sequence[PatientWriters], *, losses: int = 1, attempts: int
 ) -> None:
-    """Every counter has come back, once, after so many attempts since the last loss."""
+    """Require that each counter was restored once, after so many attempts since the last loss."""
     incident = bucket.incident
     assert (len(incident.losses), incident.attempts) == (losses, attempts)
     assert incident.ended is not None
     assert incident.ended.outcome is Outcome.RESTORED
     jumps = jumps_of(bucket.bucket, writers, bucket.restorable)
     assert sorted(jumps.values()) == sorted(KEYS)
-    # Our marker was written into a converged store, and nothing of ours is older.
+    # Our marker was written to a converged store before anything else of ours.
     assert min(jumps) > bucket.first_marker_revision

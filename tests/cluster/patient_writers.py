@@ -1,4 +1,4 @@
-"""Writers who go on counting whatever becomes of the servers, as a gateway does."""
+"""Writers that keep counting whatever happens to the servers, like a gateway."""
 
 import asyncio
 from collections.abc import Iterator, Sequence, Set
@@ -19,9 +19,9 @@ _PAUSE_SECONDS = 0.02
 
 
 class PatientWriters(RacingWriters):
-    """Racing writers who take any failure for one that passes.
+    """Racing writers that retry after any failure.
 
-    Of an addition that was not acknowledged they do not know whether it is there.
+    They do not know whether an addition without an acknowledgement was stored.
     """
 
     async def _add_one(self, key: str) -> int | None:
@@ -35,7 +35,7 @@ class PatientWriters(RacingWriters):
 
 @contextmanager
 def counting(bucket: Bucket, keys: list[str]) -> Iterator[PatientWriters]:
-    """Count into keys as long as the context lasts, half of the times into the first."""
+    """Count into keys until the context ends, half of the time into the first."""
     writers = PatientWriters(bucket, keys[:1], keys[1:], WRITERS)
     with writers.at_work():
         yield writers
@@ -44,14 +44,14 @@ def counting(bucket: Bucket, keys: list[str]) -> Iterator[PatientWriters]:
 def jumps_of(
     bucket: Bucket, writers: Sequence[PatientWriters], restored: dict[str, Decimal]
 ) -> dict[int, str]:
-    """Prove a bucket's whole history, and return the revisions at which others than writers wrote.
+    """Prove a bucket's whole history; return the revisions that were not written by writers.
 
-    No key ever goes down; what writers were told is stored is there; and whoever else wrote has set
-    the key to what is to be ``restored`` of it.
+    No key ever decreases. Every acknowledged addition is stored. Every other write has set its key
+    to the value in ``restored``.
     """
     added: dict[int, str] = {}
     for each in writers:
-        # In one go, for they may be at work.
+        # One copy, because the writers may still be running.
         added |= each.added.copy()
     jumps = {}
     for key, revisions in _whole_history_of(bucket, added.keys()).items():
@@ -66,8 +66,7 @@ def jumps_of(
 
 
 def _whole_history_of(bucket: Bucket, added: Set[int]) -> dict[str, list[tuple[int, Decimal]]]:
-    """Read the history until all of these revisions are in it: a reader may be led by a server
-    that is a little behind."""
+    """Read the history until it has all of these revisions: the server may be slightly behind."""
     found: dict[str, list[tuple[int, Decimal]]] = {}
 
     def is_whole() -> bool:

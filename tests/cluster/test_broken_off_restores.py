@@ -1,4 +1,4 @@
-"""Restores that are in the middle of their writing when disks or a quorum are lost."""
+"""Restores that lose disks or a quorum while they write."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ from tests.cluster.work_in_progress import AT_ONCE, PATIENCE, counted, lose, res
 from tests.nats_cluster import NAMES, Cluster
 from tests.waiting import wait_until
 
-# The gateways' driver forgets to close connections to servers that take them and say nothing.
+# The driver forgets to close connections to servers that accept them without responding.
 pytestmark = [
     pytest.mark.disaster,
     pytest.mark.filterwarnings("ignore:.*StreamWriter:pytest.PytestUnraisableExceptionWarning"),
@@ -33,7 +33,7 @@ FOLLOWERS = [name for name in NAMES if name != FIRST]
 
 @pytest.fixture
 def lost(cluster: Cluster, opened: OpenBucket) -> list[GuardedBucket]:
-    """Buckets of three replicas that their gateway has made anew, led by the first server."""
+    """Return buckets with three replicas that their gateway recreated, led by the first server."""
     wait_until(lambda: not cluster.behind(), seconds=60)
     lost = [opened(THREE_ON_FILE), opened(THREE_IN_MEMORY)]
     together(lost, GuardedBucket.prepare)
@@ -58,13 +58,13 @@ def wipe(cluster: Cluster, names: Sequence[str]) -> None:
     [(kill, FOLLOWERS), (wipe, FOLLOWERS), (wipe, [FIRST])],
     ids=["quorum lost", "two wiped", "leader wiped"],
 )
-def test_a_restore_that_was_broken_off_waits_for_all_servers_and_then_ends_well(
+def test_an_interrupted_restore_waits_for_all_servers_and_succeeds(
     cluster: Cluster, lost: list[GuardedBucket], fail: Fail, names: list[str]
 ) -> None:
     with counted(lost) as writers:
         failures = restore_until_halfway(cluster, lost, lambda: fail(cluster, names))
         assert all(isinstance(failure, AttemptFailedError) for failure in failures)
-        # Without a quorum at first, then with one that is not complete.
+        # First without a quorum, then with an incomplete one.
         for name in names:
             together(lost, partial(assert_waits, attempts=1))
             cluster.servers[name].start()
@@ -74,7 +74,7 @@ def test_a_restore_that_was_broken_off_waits_for_all_servers_and_then_ends_well(
             assert_restored(bucket, [writer], attempts=2)
 
 
-def test_a_restore_whose_servers_all_lost_their_disks_begins_again_in_the_bucket_made_anew(
+def test_a_restore_whose_servers_lost_all_disks_restarts_in_the_recreated_bucket(
     cluster: Cluster, lost: list[GuardedBucket]
 ) -> None:
     failures = restore_until_halfway(cluster, lost, lambda: wipe(cluster, NAMES))
@@ -92,7 +92,7 @@ def test_a_restore_whose_servers_all_lost_their_disks_begins_again_in_the_bucket
         result = bucket.recover(patience=AT_ONCE)
         assert isinstance(result, StillWaiting)
         assert "does not exist" in result.reason
-        # The attempts begin again with the further loss, and waiting spends none.
+        # The further loss resets the attempts, and waiting uses none.
         assert result.incident.attempts == 0
     together(lost, GuardedBucket.create)
     with counted(lost) as writers:

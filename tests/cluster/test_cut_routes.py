@@ -1,7 +1,7 @@
-"""A server and the others lose sight of each other while clients, writers too, reach them all.
+"""A server is cut off from the others, while clients and writers still reach all servers.
 
-One that led goes on answering as the leader for some ten seconds after the others have a new one:
-it shows an older state, which is no loss, and no restore target to restore on.
+A former leader keeps responding as the leader for about ten seconds after the others have elected
+a new one. It reports an older state, which is neither a loss nor a restore target.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.disaster
 
 _ELECTION_SECONDS = 30
-# For at least so long an old leader takes itself for one beside the new.
+# The minimum time for which an old leader coexists with the new one.
 _OVERLAP_SECONDS = 8
 
 
@@ -52,13 +52,13 @@ def cluster(server_dir: Path) -> Iterator[CuttableCluster]:
 
 @pytest.fixture
 def whole(cluster: CuttableCluster, opened: OpenBucket) -> list[GuardedBucket]:
-    """Buckets of three replicas, on file and in memory, that are known to be whole."""
+    """Return buckets with three replicas, on file and in memory, checked and captured."""
     return prepared(cluster, opened)
 
 
 @pytest.fixture
 def lost(cluster: CuttableCluster, opened: OpenBucket) -> list[GuardedBucket]:
-    """The same, made anew by their gateway, so that they have to be restored."""
+    """Return such buckets recreated by their gateway, which must be restored."""
     lost = prepared(cluster, opened)
     together(lost, lose)
     return lost
@@ -73,7 +73,7 @@ def prepared(cluster: CuttableCluster, opened: OpenBucket) -> list[GuardedBucket
 
 @pytest.fixture
 def leader(cluster: CuttableCluster) -> str:
-    """Who leads the cluster."""
+    """Return the leader of the cluster."""
     wait_until(lambda: cluster.meta_leader() is not None, seconds=60)
     leader = cluster.meta_leader()
     assert leader is not None
@@ -81,12 +81,12 @@ def leader(cluster: CuttableCluster) -> str:
 
 
 def let_be_led(buckets: list[GuardedBucket], leader: str) -> None:
-    """Let the leader of the cluster, so that it is missed, lead buckets, too."""
+    """Make the leader of the cluster the leader of the buckets, so that its loss has an effect."""
     together(buckets, lambda bucket: bucket.be_led_by(leader))
 
 
 def let_others_elect(cluster: CuttableCluster, sides: list[BothSides], old: str) -> None:
-    """Wait until others lead the buckets, while the old leader takes itself for it as before."""
+    """Wait until others lead the buckets, while the old leader still claims to lead."""
     other = min(cluster.servers.keys() - {old})
     streams = [side.whole.bucket.stream for side in sides]
     wait_until(
@@ -97,12 +97,12 @@ def let_others_elect(cluster: CuttableCluster, sides: list[BothSides], old: str)
 
 
 def misses(bucket: GuardedBucket, follower: str) -> bool:
-    """Whether a bucket's leader has not heard of a follower for so long that it may be dead."""
+    """Return whether a follower has been silent for so long that it may be dead."""
     replicas = {replica.name: replica for replica in bucket.bucket.info().cluster.replicas}
     return timedelta(microseconds=replicas[follower].active / 1000) > SILENT_FOR
 
 
-def test_a_leader_that_is_cut_off_during_captures_and_checks_is_no_loss(
+def test_a_leader_cut_off_during_captures_and_checks_is_not_a_loss(
     cluster: CuttableCluster, whole: list[GuardedBucket], lost: list[GuardedBucket], leader: str
 ) -> None:
     let_be_led(whole + lost, leader)
@@ -124,7 +124,7 @@ def test_a_leader_that_is_cut_off_during_captures_and_checks_is_no_loss(
             assert_never_lost(side.whole, counting)
 
 
-def test_what_an_old_leader_shows_while_others_have_a_new_one_is_no_loss(
+def test_the_state_of_an_old_leader_is_not_a_loss(
     cluster: CuttableCluster, whole: list[GuardedBucket], leader: str
 ) -> None:
     let_be_led(whole, leader)
@@ -134,8 +134,8 @@ def test_what_an_old_leader_shows_while_others_have_a_new_one_is_no_loss(
     ):
         with cluster.cut_off(leader):
             let_others_elect(cluster, sides, leader)
-            # Of the marker that is accepted now the old leader knows nothing. The new one may need
-            # a moment more to take it.
+            # The old leader does not have the marker that is accepted now. The new one may need
+            # some more time to accept it.
             others = [side.others for side in sides]
             wait_until(
                 lambda: all(together(others, GuardedBucket.is_found_whole)),
@@ -152,7 +152,7 @@ def test_what_an_old_leader_shows_while_others_have_a_new_one_is_no_loss(
             assert_never_lost(side.whole, counting)
 
 
-def test_a_bucket_that_is_gone_is_not_there_again_because_an_old_leader_still_shows_it(
+def test_a_deleted_bucket_that_an_old_leader_still_reports_stays_lost(
     cluster: CuttableCluster, whole: list[GuardedBucket], leader: str
 ) -> None:
     let_be_led(whole, leader)
@@ -160,7 +160,7 @@ def test_a_bucket_that_is_gone_is_not_there_again_because_an_old_leader_still_sh
 
         def find_gone(bucket: GuardedBucket) -> None:
             def is_found() -> bool:
-                # The cluster may need a moment to find a leader for this.
+                # The cluster may need some time to elect a leader for this.
                 succeeds(bucket.bucket.destroy)
                 return bucket.is_found_lost()
 
@@ -180,7 +180,7 @@ def test_a_bucket_that_is_gone_is_not_there_again_because_an_old_leader_still_sh
                 assert_restored(bucket, [writer], attempts=1)
 
 
-def test_a_follower_that_is_cut_off_stops_captures_and_checks_for_nobody_else(
+def test_a_follower_that_is_cut_off_stops_captures_and_checks_only_on_its_side(
     cluster: CuttableCluster, whole: list[GuardedBucket], lost: list[GuardedBucket], leader: str
 ) -> None:
     let_be_led(whole + lost, leader)
@@ -207,7 +207,7 @@ def test_a_follower_that_is_cut_off_stops_captures_and_checks_for_nobody_else(
             assert_never_lost(side.whole, counting)
 
 
-def test_a_bucket_that_the_server_that_is_cut_off_holds_alone_is_no_loss(
+def test_a_bucket_held_only_by_a_server_that_is_cut_off_is_not_a_loss(
     cluster: CuttableCluster, opened: OpenBucket, leader: str
 ) -> None:
     wait_until(lambda: not cluster.behind(), seconds=60)
@@ -221,14 +221,14 @@ def test_a_bucket_that_the_server_that_is_cut_off_holds_alone_is_no_loss(
             cut = cluster.cut_off(leader)
             fail_halfway([side.others], [], lambda: stack.enter_context(cut))
             assert side.others.check().check.verdict is Verdict.UNKNOWN
-            # It needs nobody else, and nobody else can hold another state.
+            # It holds the only replica, so no other server can have another state.
             assert side.cut_off.is_found_whole()
         side.others.become_sound()
         assert_never_lost(single, writers)
 
 
 @pytest.mark.parametrize("which", ["leader", "follower"])
-def test_a_restore_through_a_server_that_is_cut_off_is_broken_off_and_waits_until_it_is_back(
+def test_a_restore_through_a_server_that_is_cut_off_fails_and_waits_for_its_return(
     cluster: CuttableCluster, lost: list[GuardedBucket], leader: str, which: str
 ) -> None:
     let_be_led(lost, leader)
@@ -253,7 +253,7 @@ def test_a_restore_through_a_server_that_is_cut_off_is_broken_off_and_waits_unti
             assert_restored(side.whole, counting, attempts=2)
 
 
-def test_a_restore_goes_on_while_a_follower_is_cut_off(
+def test_a_restore_continues_while_a_follower_is_cut_off(
     cluster: CuttableCluster, lost: list[GuardedBucket], leader: str
 ) -> None:
     let_be_led(lost, leader)

@@ -1,6 +1,6 @@
-"""Servers fail during captures, checks and restores: what is unknown is not a loss.
+"""Servers fail during captures, checks and restores: unknown is not a loss.
 
-The restores of two lost buckets wait through all of this, and the last test brings them to an end.
+The restores of two lost buckets wait during all tests; the last test completes them.
 """
 
 import threading
@@ -35,7 +35,7 @@ from tests.integration.hung_servers import hung
 from tests.nats_cluster import Cluster
 from tests.waiting import wait_until
 
-# The gateways' driver forgets to close connections to servers that take them and say nothing.
+# The driver forgets to close connections to servers that accept them without responding.
 pytestmark = [
     pytest.mark.disaster,
     pytest.mark.filterwarnings("ignore:.*StreamWriter:pytest.PytestUnraisableExceptionWarning"),
@@ -44,7 +44,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def lost(kept_open: OpenBucket) -> list[GuardedBucket]:
-    """Buckets that their gateway has made anew, and that have to be restored."""
+    """Return buckets that their gateway recreated and that must be restored."""
     lost = [kept_open(THREE_ON_FILE), kept_open(THREE_IN_MEMORY)]
     together(lost, GuardedBucket.prepare)
     together(lost, lose)
@@ -59,7 +59,7 @@ def writers_of_lost(lost: list[GuardedBucket]) -> Iterator[list[PatientWriters]]
 
 @pytest.fixture
 def whole(cluster: Cluster, lost: list[GuardedBucket], opened: OpenBucket) -> list[GuardedBucket]:
-    """Buckets of three replicas, on file and in memory, and of one, that are known to be whole."""
+    """Return buckets with three replicas or one, on file and in memory, checked and captured."""
     wait_until(lambda: not cluster.behind(), seconds=60)
     whole = [opened(kind) for kind in (THREE_ON_FILE, THREE_IN_MEMORY, ONE_ON_FILE)]
     together(whole, GuardedBucket.prepare)
@@ -68,7 +68,7 @@ def whole(cluster: Cluster, lost: list[GuardedBucket], opened: OpenBucket) -> li
 
 @pytest.fixture
 def leader(cluster: Cluster, lost: list[GuardedBucket], whole: list[GuardedBucket]) -> str:
-    """Who leads all buckets of three replicas and, so that it is missed, the cluster."""
+    """Return the leader of the cluster, which also leads all buckets with three replicas."""
     wait_until(lambda: cluster.meta_leader() is not None, seconds=60)
     leader = cluster.meta_leader()
     assert leader is not None
@@ -101,26 +101,26 @@ def replicated(buckets: Sequence[GuardedBucket]) -> list[GuardedBucket]:
     return [bucket for bucket in buckets if bucket.kind.replicas > 1]
 
 
-def test_a_dead_follower_of_a_quiet_cluster_stops_neither_captures_nor_checks(
+def test_a_dead_follower_of_an_idle_cluster_stops_neither_captures_nor_checks(
     cluster: Cluster,
     lost: list[GuardedBucket],
     whole: list[GuardedBucket],
     followers: list[str],
 ) -> None:
-    # Not the first server, which we are connected to, nor one that holds a bucket alone.
+    # Neither the first server, to which we are connected, nor the host of a single replica.
     dead = followers[-1]
     alive = [bucket for bucket in whole if bucket.kind.replicas > 1 or bucket.leader != dead]
     fail_halfway(alive, lost, lambda: cluster.kill(dead))
     for bucket in alive:
         assert bucket.is_found_whole()
         assert bucket.is_captured()
-        # Nor were those stopped that it died in.
+        # Checks during its death were good too.
         assert Verdict.UNKNOWN not in bucket.verdicts
         bucket.assert_never_lost()
     cluster.servers[dead].start()
 
 
-def test_a_killed_leader_is_no_loss(
+def test_a_killed_leader_is_not_a_loss(
     cluster: Cluster,
     lost: list[GuardedBucket],
     writers_of_lost: list[PatientWriters],
@@ -134,7 +134,7 @@ def test_a_killed_leader_is_no_loss(
         together(whole, GuardedBucket.become_sound)
 
 
-def test_a_leader_that_was_cut_off_for_a_while_is_no_loss(
+def test_a_leader_that_hung_for_a_while_is_not_a_loss(
     cluster: Cluster,
     lost: list[GuardedBucket],
     writers_of_lost: list[PatientWriters],
@@ -149,11 +149,11 @@ def test_a_leader_that_was_cut_off_for_a_while_is_no_loss(
         fail_halfway(whole, lost, cut_off)
         together(replicated(whole), GuardedBucket.become_sound)
         stack.close()
-        # At first it still takes itself for the leader.
+        # At first it still claims to be the leader.
         together(whole, GuardedBucket.become_sound)
 
 
-def test_a_wiped_follower_is_no_loss_and_a_wiped_server_that_was_the_only_one_is(
+def test_a_wiped_follower_is_not_a_loss_but_a_wiped_only_replica_is(
     cluster: Cluster,
     lost: list[GuardedBucket],
     writers_of_lost: list[PatientWriters],
@@ -164,7 +164,7 @@ def test_a_wiped_follower_is_no_loss_and_a_wiped_server_that_was_the_only_one_is
     together([*lost, *kept], lambda bucket: bucket.be_led_by(FIRST))
     with counted_and_never_lost(kept), counted([single]):
         fail_halfway(whole, lost, lambda: wipe(cluster, [host]))
-        # While nobody is there, nothing is known.
+        # Without the server, checks are unknown.
         single.assert_never_lost()
         cluster.servers[host].start()
         together(kept, GuardedBucket.become_sound)
@@ -172,12 +172,12 @@ def test_a_wiped_follower_is_no_loss_and_a_wiped_server_that_was_the_only_one_is
         assert single.is_found_lost()
         (loss,) = single.incident.losses
         assert loss.after is not None
-        # The cluster has made the bucket anew, as if it were the old one.
+        # The cluster has recreated the bucket with the old creation time.
         assert loss.after.created_at == loss.before.created_at
         assert loss.verdict in (Verdict.REGRESSED, Verdict.MARKER_LOST)
 
 
-def test_a_quorum_that_comes_back_with_empty_disks_is_no_loss_and_a_restore_waits_for_it(
+def test_a_quorum_that_returns_with_empty_disks_is_not_a_loss_and_a_restore_waits_for_it(
     cluster: Cluster,
     lost: list[GuardedBucket],
     writers_of_lost: list[PatientWriters],
@@ -209,13 +209,13 @@ def test_a_quorum_that_comes_back_with_empty_disks_is_no_loss_and_a_restore_wait
         assert bucket.incident.attempts == 1
 
 
-def test_a_restore_that_has_waited_and_failed_ends_well_whatever_follower_dies(
+def test_a_restore_that_waited_and_failed_succeeds_although_a_follower_dies(
     cluster: Cluster,
     lost: list[GuardedBucket],
     writers_of_lost: list[PatientWriters],
     followers_of_lost: list[str],
 ) -> None:
-    # Not the first server, which we are connected to: that would break the attempt off.
+    # Not the first server, to which we are connected: that would fail the attempt.
     dead = followers_of_lost[-1]
     attempts = [bucket.incident.attempts for bucket in lost]
     results = restore_until_halfway(cluster, lost, lambda: cluster.kill(dead))
@@ -229,8 +229,8 @@ def test_a_restore_that_has_waited_and_failed_ends_well_whatever_follower_dies(
         assert result.incident.ended is not None
         assert result.incident.ended.outcome is Outcome.RESTORED
         assert result.incident.ended.restored.counters == len(KEYS)
-        # Also what is counted while the history is read is judged.
+        # This includes counts during the read of the history.
         jumps = jumps_of(bucket.bucket, [writer], bucket.restorable)
         assert sorted(jumps.values()) == sorted(KEYS)
-        # Our marker was written into a converged store, and nothing of ours is older.
+        # Our marker was written to a converged store before anything else of ours.
         assert min(jumps) > bucket.first_marker_revision

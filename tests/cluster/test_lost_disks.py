@@ -1,4 +1,4 @@
-"""The disks of all servers that held a bucket are lost: one incident, which ends restored."""
+"""All servers of a bucket lose their disks: one incident, which ends restored."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture
 def single(opened: OpenBucket) -> GuardedBucket:
-    """A bucket that one server holds, and that is known to be whole."""
+    """Return a bucket with one replica, checked and captured."""
     single = opened(ONE_ON_FILE)
     single.prepare()
     return single
@@ -42,7 +42,7 @@ def single(opened: OpenBucket) -> GuardedBucket:
 
 @pytest.fixture
 def replicated(opened: OpenBucket) -> list[GuardedBucket]:
-    """Buckets of three replicas, on file and in memory, that are known to be whole."""
+    """Return buckets with three replicas, on file and in memory, checked and captured."""
     replicated = [opened(THREE_ON_FILE), opened(THREE_IN_MEMORY)]
     together(replicated, GuardedBucket.prepare)
     return replicated
@@ -60,13 +60,13 @@ def start(cluster: Cluster, names: Sequence[str]) -> None:
         cluster.servers[name].start()
 
 
-def test_all_disks_and_once_more_a_single_one_are_lost_and_every_counter_comes_back(
+def test_every_counter_is_restored_after_the_loss_of_all_disks_and_then_of_one(
     cluster: Cluster, single: GuardedBucket, replicated: list[GuardedBucket]
 ) -> None:
     every, names = [*replicated, single], list(cluster.servers)
     fail_halfway(every, [], lambda: wipe(cluster, names))
     for bucket in every:
-        # While nobody is there, nothing is known.
+        # Without servers, checks are unknown.
         bucket.assert_never_lost()
     start(cluster, names)
     for bucket in every:
@@ -84,10 +84,10 @@ def test_all_disks_and_once_more_a_single_one_are_lost_and_every_counter_comes_b
     with counted(replicated) as writers:
         results = restore_until_halfway(cluster, every, lambda: wipe(cluster, [host]))
         start(cluster, [host])
-        # The cluster makes the bucket anew, as if it were the old one.
+        # The cluster recreates the bucket with the old creation time.
         assert single.leader == host
         assert single.bucket.info().created == created
-        # A replica that is lost meanwhile stops no restore, the only one does.
+        # The loss of one replica stops no restore; the loss of the only replica does.
         with counted([single]) as (writers_of_single,):
             assert isinstance(results.pop(), AttemptFailedError)
             (again,) = restore_until_halfway(cluster, [single], lambda: None)
@@ -95,6 +95,6 @@ def test_all_disks_and_once_more_a_single_one_are_lost_and_every_counter_comes_b
         assert isinstance(done, Recovered)
         assert_restored(bucket, [writer], attempts=1)
     assert isinstance(again, Recovered)
-    # The attempts began again with the further loss.
+    # The further loss has reset the attempts.
     assert_restored(single, [writers_of_single], losses=2, attempts=1)
     assert single.incident.losses[-1].verdict in (Verdict.REGRESSED, Verdict.MARKER_LOST)

@@ -1,4 +1,4 @@
-"""Servers that keep buckets in memory restart: what no other held is lost, and comes back."""
+"""Servers with buckets in memory restart: buckets without another replica are lost and restored."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def in_memory(opened: OpenBucket) -> GuardedBucket:
 
 
 def assert_emptied(bucket: GuardedBucket, losses: int) -> None:
-    """Find a further loss: the cluster has made the bucket anew, as if it were the old one."""
+    """Require a further loss: the cluster has recreated the bucket with the old creation time."""
 
     def is_found() -> bool:
         bucket.check()
@@ -60,7 +60,7 @@ def assert_emptied(bucket: GuardedBucket, losses: int) -> None:
     assert bucket.incident.attempts == 0
 
 
-def test_what_one_server_has_held_in_its_memory_alone_is_lost_with_it_and_comes_back(
+def test_a_bucket_in_the_memory_of_one_server_is_lost_with_it_and_restored(
     cluster: Cluster, on_file: GuardedBucket, in_memory: GuardedBucket, opened: OpenBucket
 ) -> None:
     kept, single = [on_file, in_memory], opened(ONE_IN_MEMORY)
@@ -70,7 +70,7 @@ def test_what_one_server_has_held_in_its_memory_alone_is_lost_with_it_and_comes_
     with counted_and_never_lost(kept):
         with counted([single]):
             fail_halfway([*kept, single], [], lambda: cluster.kill(host))
-            # While it is away, nothing is known.
+            # Without the server, checks are unknown.
             single.assert_never_lost()
             cluster.servers[host].start()
             assert_emptied(single, losses=1)
@@ -86,7 +86,7 @@ def test_what_one_server_has_held_in_its_memory_alone_is_lost_with_it_and_comes_
         together(kept, GuardedBucket.become_sound)
 
 
-def test_what_all_servers_have_held_in_their_memories_is_lost_once_all_restart_and_comes_back(
+def test_a_bucket_in_the_memory_of_all_servers_is_lost_if_all_restart_and_restored(
     cluster: Cluster, on_file: GuardedBucket, in_memory: GuardedBucket
 ) -> None:
     def kill_all() -> None:

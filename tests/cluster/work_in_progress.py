@@ -1,4 +1,4 @@
-"""Captures, checks and restores that are in the middle of it when servers fail."""
+"""Captures, checks and restores that are running when servers fail."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,15 +18,15 @@ from tests.waiting import wait_until
 PATIENCE = timedelta(seconds=90)
 AT_ONCE = timedelta(0)
 
-# Enough for a look before a failure and one after it; less than a cluster has to be settled for, so
-# that it is in vain whatever is seen.
+# Enough for observations before and after a failure, but less than the time for which a cluster
+# must be settled, so that the restore always waits.
 _IMPATIENCE = timedelta(seconds=3)
 _INCREMENTS = 50
 _SECONDS = 60
 
 
 def lose(bucket: GuardedBucket) -> None:
-    """Let its gateway make a bucket anew, so that it has to be restored."""
+    """Let the gateway recreate a bucket, so that it must be restored."""
     bucket.bucket.destroy()
     bucket.create()
     assert bucket.is_found_lost()
@@ -35,10 +35,10 @@ def lose(bucket: GuardedBucket) -> None:
 def fail_halfway(
     whole: Sequence[GuardedBucket], lost: Sequence[GuardedBucket], failure: Callable[[], None]
 ) -> None:
-    """Let servers fail while each whole bucket is in the middle of a capture and of a check.
+    """Let servers fail while each intact bucket is being captured and checked.
 
-    Other checks follow until the captures have ended, so that some begin while nobody leads.
-    The restores of the lost ones wait while it happens. They spend no attempt, and write nothing.
+    Checks continue until the captures have ended, so that some start without a leader. The
+    restores of lost buckets wait meanwhile. They use no attempt and write nothing.
     """
     halfway = Halfway(2 * len(whole))
     with ThreadPoolExecutor(2 * len(whole) + len(lost)) as pool:
@@ -66,7 +66,7 @@ def _wait_in_vain(bucket: GuardedBucket) -> None:
     assert isinstance(result, StillWaiting)
     assert result.incident.attempts == 0
     assert result.incident.waiting is not None
-    # Nor does a check find anything else to be lost.
+    # A check finds no further loss.
     bucket.check()
     assert len(bucket.incident.losses) == losses
 
@@ -78,10 +78,10 @@ def _never() -> None:
 def restore_until_halfway(
     cluster: Cluster, lost: Sequence[GuardedBucket], failure: Callable[[], None]
 ) -> list[RecoveryResult | BaseException]:
-    """Restore buckets, and let servers fail once half of their counters are on their way.
+    """Restore buckets, and let servers fail once half of their counters are in flight.
 
-    Not before all servers hold a bucket's stream is it written into. Returns the results or how
-    the restores failed.
+    A bucket is written only after all servers hold its stream. Returns the results or errors of
+    the restores.
     """
     halfway = Halfway(len(lost))
 
@@ -107,7 +107,7 @@ def restore_until_halfway(
 
 @contextmanager
 def counted(buckets: Sequence[GuardedBucket]) -> Iterator[list[PatientWriters]]:
-    """Let gateways count into buckets, which they can do again in the end."""
+    """Run gateways that count into buckets; require that they can at the end."""
     with ExitStack() as stack:
         writers = [stack.enter_context(counting(each.bucket, KEYS)) for each in buckets]
         yield writers
@@ -120,11 +120,11 @@ def counted(buckets: Sequence[GuardedBucket]) -> Iterator[list[PatientWriters]]:
 
 @contextmanager
 def counted_and_never_lost(buckets: Sequence[GuardedBucket]) -> Iterator[None]:
-    """Let gateways count into whole buckets, which nothing has been done to in the end."""
+    """Run gateways that count into intact buckets; require at the end that no loss was found."""
     with counted(buckets) as writers:
         yield
     for bucket, writer in zip(buckets, writers, strict=True):
         bucket.assert_never_lost()
-        # Nobody but the gateway has ever written a counter: what it filled the bucket with.
+        # Only the gateway's ``fill`` has ever written a counter.
         jumps = jumps_of(bucket.bucket, [writer], bucket.filled)
         assert sorted(jumps.values()) == sorted(KEYS)

@@ -19,8 +19,8 @@ class CrashError(BaseException):
 class Borders:
     """The borders that a check crosses, listed in order.
 
-    At the one with the number or the name ``at``, ``happen`` is run, and told whether the call is
-    one to the store; else it is one to the database.
+    At the border with the number or name ``at``, ``happen`` is called with whether the call is to
+    the store (or else to the database).
     """
 
     at: int | str
@@ -101,7 +101,7 @@ def bordered_store(open_store: OpenStore, borders: Borders) -> OpenStore:
 def each_border(happen: Callable[[bool], None], *, at_least: int) -> Iterator[Borders]:
     """Yield borders for one check after another, until a check does not reach its border.
 
-    ``at_least`` so many must have been reached, or nothing was tried.
+    Requires that at least ``at_least`` borders were reached.
     """
     for at in count(1):
         borders = Borders(at, happen)

@@ -26,9 +26,9 @@ def bucket(nats_server: NatsServer) -> Iterator[Bucket]:
 
 @pytest.fixture(autouse=True)
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the tables of tenants are written; not made yet. No test writes where they usually lie.
+    """Return the directory for tables, not created yet, so that no test uses the default one.
 
-    Also what a test starts as a process of its own has it in its environment.
+    Child processes inherit it in their environment.
     """
     place = tmp_path / "tables"
     monkeypatch.setenv("BUDGET_RECOVERY_TABLES_DIR", str(place))

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 class OwnStore:
     """A server with one bucket, at the same address after every start.
 
-    ``config`` is of the server; ``user`` is who the gateway is to it, where it knows users.
+    ``config`` configures the server; ``user`` is the gateway's user if it has users.
     """
 
     def __init__(self, directory: Path, *, config: str = "", user: str | None = None) -> None:

@@ -11,9 +11,9 @@ from tests.integration.restore_worker import Overriding
 
 
 class _BorderedTenant(Overriding):
-    """A tenant with borders before its counters and boards are written, and after that.
+    """A tenant with borders before and after its counters and boards are written.
 
-    Not between two writings: there a death is that of the process, see ``restore_worker``.
+    There is none between two writes: ``restore_worker`` kills the process there.
     """
 
     def __init__(self, part: LiveTenant, borders: Borders) -> None:

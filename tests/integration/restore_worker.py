@@ -1,6 +1,6 @@
 """A worker that restores in its own process, and sends itself a signal meanwhile.
 
-Run as a program, it reads the settings from the environment, and its orders from its arguments.
+As a program, it reads the settings from the environment and the signal from its arguments.
 """
 
 import json

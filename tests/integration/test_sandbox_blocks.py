@@ -253,8 +253,8 @@ def test_a_server_that_is_held_up_during_a_view_lifts_no_block(
 def hold_up(bucket: Bucket) -> None:
     """Let the server deliver nothing for longer than a pull waits.
 
-    So it is when it is stopped behind a pull that it has taken: that expires with all its messages
-    undelivered.
+    This happens if the server is stopped after it has accepted a pull: the pull expires with all
+    its messages undelivered.
     """
 
     async def pause(js: JetStreamContext) -> Any:

@@ -13,7 +13,7 @@ from tests.scenes.script import SCENES
 
 
 def main() -> int:
-    """Return 0; where two recordings are compared, 1 if they differ."""
+    """Return 0, or 1 if compared recordings differ."""
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     parser = argparse.ArgumentParser(prog="python -m tests.scenes")
     parser.add_argument("output", nargs="?", type=Path, metavar="OUT.json", help="where to record")

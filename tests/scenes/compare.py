@@ -1,4 +1,4 @@
-"""What differs between two recordings, by scene and document."""
+"""The differences between two recordings, by scene and document."""
 
 import difflib
 import json
@@ -10,7 +10,7 @@ _CONTEXT = 2
 
 
 def differences(before: Recording, after: Recording) -> Iterator[str]:
-    """Write the differences of two recordings line by line; nothing where they are the same."""
+    """Yield the differences of two recordings line by line; nothing if they are equal."""
     for scene in _names(before, after):
         old, new = before.get(scene), after.get(scene)
         if old is None or new is None:
@@ -35,7 +35,7 @@ def _of_document(
 
 
 def _names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the names of both, in the order of the second, then those that are gone."""
+    """Return the names of both: those of the second in its order, then those only in the first."""
     return list(after) + [name for name in before if name not in after]
 
 

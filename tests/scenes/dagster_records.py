@@ -1,4 +1,4 @@
-"""What Dagster shows of runs, ticks and definitions, as values that can be written as JSON."""
+"""Dagster's records of runs, ticks and definitions, as JSON values."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ Returned = Any
 
 
 def run_record(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> dict[str, Any]:
-    """Return what a run left in Dagster: events with their metadata, tags, failures and logs."""
+    """Return the record of a run: events with metadata, tags, failures and logs."""
     record: dict[str, Any] = {
         "success": result.success,
         "tags": _tags(instance, result.run_id),
@@ -44,7 +44,7 @@ def run_record(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) 
 
 
 def tick_record(evaluate: Callable[[], Returned]) -> tuple[dict[str, Any], Returned | None]:
-    """Evaluate a sensor or schedule; return its record and what it returned."""
+    """Evaluate a sensor or schedule; return its record and its result."""
     try:
         returned = evaluate()
     except Exception as error:  # noqa: BLE001 - it is recorded
@@ -245,7 +245,7 @@ def _ours(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def _log(instance: dg.DagsterInstance, run_id: str) -> dict[str, list[str]]:
-    """Return what a run logged itself, by step."""
+    """Return the log messages of a run, by step."""
     lines: defaultdict[str, list[str]] = defaultdict(list)
     for entry in instance.all_logs(run_id):
         if entry.dagster_event is None:

@@ -1,4 +1,4 @@
-"""The gateway's side of a store: a bucket that is written and read with NATS's own client."""
+"""The gateway's side of a store: a bucket, used with the plain NATS client."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ _WRITTEN_AT = "2026-11-29T14:00:00Z"
 
 
 def token(name: Entity) -> str:
-    """Write a name as a part of a key; None is the aggregate of a budget."""
+    """Encode a name as a part of a key; None is the aggregate of a budget."""
     if name is None:
         return "="
     return "".join(
@@ -54,7 +54,7 @@ class Gateway:
         self.create()
 
     def limit(self, max_bytes: int) -> None:
-        """Set how many bytes the bucket takes; -1: any number."""
+        """Set the maximum size of the bucket in bytes; -1: unlimited."""
 
         async def update(js: JetStreamContext) -> None:
             config = (await js.stream_info(self._stream)).config
@@ -92,11 +92,11 @@ class Gateway:
         return f"usage.{token(tenant)}.{token(budget)}.{window}.{token(entity)}"
 
     def purge(self, key: str) -> None:
-        """Remove a key without a trace."""
+        """Purge a key without a trace."""
         self._do(lambda js: js.purge_stream(self._stream, subject=self._subject(key)))
 
     def contents(self) -> dict[str, dict[str, Any]]:
-        """Return value and headers of every key, by key."""
+        """Return value and headers of all keys, by key."""
 
         async def read(js: JetStreamContext) -> dict[str, dict[str, Any]]:
             found: dict[str, dict[str, Any]] = {}

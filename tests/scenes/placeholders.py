@@ -1,8 +1,8 @@
 """Volatile values, replaced so that two recordings of one version are the same.
 
-Times, ids and the like become placeholders, numbered in each document by first appearance, so that
-a difference in one document does not renumber another. What several documents have in common, such
-as the snapshots of a scene, has one name in all of them.
+Times, ids and similar values become placeholders. Each document numbers them by first appearance,
+so that a difference in one document does not renumber another. Values that several documents
+share, such as the snapshots of a scene, have the same name in all of them.
 """
 
 import json
@@ -35,15 +35,15 @@ _WRITTEN_AT = datetime(2026, 11, 29, 14, tzinfo=UTC)
 
 
 class Rows(list[Any]):
-    """Rows of a table, whose order says nothing."""
+    """Rows of a table without a meaningful order."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What the documents of a scene have in common.
+    """Values that the documents of a scene share.
 
-    ``texts`` are literal texts and what replaces them; ``snapshots`` are capture times, oldest
-    first; ``ids`` are all ids that occur, by which their short forms are recognized.
+    ``texts`` are literal texts and their replacements; ``snapshots`` are capture times, oldest
+    first; ``ids`` are all ids, by which short forms are recognized.
     """
 
     texts: Mapping[str, str]
@@ -62,7 +62,7 @@ def normalized(content: Any, known: Known) -> Any:
 
 
 def replaced(content: Any, texts: Mapping[str, str]) -> Any:
-    """Replace literal texts in a document in which nothing else is volatile."""
+    """Replace literal texts in a document without other volatile values."""
     if isinstance(content, Mapping):
         return {key: replaced(value, texts) for key, value in content.items()}
     if isinstance(content, list | tuple):
@@ -87,7 +87,7 @@ class _Document:
             content = self._in_order(content)
         match content:
             case Mapping():
-                # What Dagster calls "value" is that of the key around it.
+                # Dagster's key "value" belongs to the enclosing key.
                 return {
                     self._text(str(name)): self.of(each, key if name == "value" else str(name))
                     for name, each in content.items()
@@ -103,7 +103,7 @@ class _Document:
         return self._value(str(content), key)
 
     def _in_order(self, rows: Rows) -> list[Any]:
-        """Sort rows by what is not volatile in them; rows alike in that, by times and known ids."""
+        """Sort rows by their stable values, and then by times and known ids."""
         blank = _Document(self.known, numbered=False)
 
         def key(row: Any) -> tuple[str, list[str], list[int], str]:
@@ -117,7 +117,7 @@ class _Document:
         if key.endswith("_id"):
             return self._place(key, str(number))
         if key == "expiry_seconds":
-            # Counted from the writing of the key to the end of its window.
+            # The seconds from the write of the key to the end of its window.
             return round(number / 60) * 60
         return "<number>" if _is_volatile(key) else number
 
@@ -151,7 +151,7 @@ class _Document:
         text = _SPAN.sub("<span>", text)
         text = _POSITION.sub(r"\1\2 <number>", text)
         text = _PROCESS.sub("pid <number>", text)
-        # The widths of columns follow from what is volatile in them.
+        # Column widths depend on volatile values.
         return _RULES.sub("----", _BLANKS.sub("  ", text)).rstrip()
 
     def _time(self, text: str) -> str:
@@ -178,7 +178,7 @@ class _Document:
         if (utc.minute, utc.second, utc.microsecond) == (0, 0, 0):
             return "<hour>"
         for number, at in enumerate(self.known.snapshots, start=1):
-            # Where it is written to the second, it is in a second of its own.
+            # A time with seconds is unique, because snapshots wait for their own second.
             if utc in (at, at.replace(microsecond=0)):
                 return f"<snapshot {number}>"
         return None

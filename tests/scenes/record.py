@@ -1,4 +1,4 @@
-"""Playing scenes, each in a process and on servers of its own."""
+"""Playing scenes, each in its own process and on its own servers."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def in_own_process(
     work: Callable[Parameters, Result], *arguments: Parameters.args, **named: Parameters.kwargs
 ) -> Result:
     """Call ``work`` in a fresh Python process, whose error output is shown only if it fails."""
-    # The order of sets must not change from run to run.
+    # The order of sets must not change between runs.
     os.environ["PYTHONHASHSEED"] = "0"
     with TemporaryDirectory(prefix="budget-recovery-log-") as directory:
         log = Path(directory, "log")
@@ -65,7 +65,7 @@ def in_own_process(
 
 
 def _set_up_process(log: Path) -> None:
-    # Whatever ends it, its servers are stopped.
+    # Servers are stopped however the scene ends.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(descriptor, 2)

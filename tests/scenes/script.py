@@ -1,4 +1,4 @@
-"""The scenes: what happens to a store, and what is recorded of it."""
+"""The scenes: events of a store, and the recorded documents."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +19,14 @@ COMMANDS = (
 
 @dataclass(frozen=True)
 class Scene:
-    """What is played, and the settings that differ from the usual ones."""
+    """A scene, and its settings that differ from the defaults."""
 
     play: Callable[[Stage], None]
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def definitions(on: Stage) -> None:
-    """What Dagster and the command describe without any server."""
+    """The definitions of Dagster and the help of the command, without servers."""
     for name, content in definitions_record(on.definitions).items():
         on.record_fixed(name, content)
     with ThreadPoolExecutor(3) as pool:
@@ -37,7 +37,7 @@ def definitions(on: Stage) -> None:
 
 
 def snapshots(on: Stage) -> None:
-    """From an empty database to two snapshots, the second of which finds usage missing."""
+    """From an empty database to two snapshots; the second one finds usage missing."""
     on.run("status without a schema", "status", "--json")
     on.run("migrate", "migrate")
     on.run("migrate again", "migrate")
@@ -67,12 +67,12 @@ def snapshots(on: Stage) -> None:
 
 
 def recovery(on: Stage) -> None:
-    """A store is lost; its restore is held, released and done."""
+    """A store is lost; its restore is held, released and completed."""
     _captured(on)
     on.gateway.recreate()
     on.gateway.spend("acme", "team", LIFETIME, {"user:alice@example.com": "1", "user:eve": "3"})
     on.check("check that finds the loss")
-    # Before the launch is repeated, which is due after half a minute.
+    # Before the next launch, which is due after 30 seconds.
     on.run_both("status while recovering", "status")
     on.tables("tables of an open incident")
     on.schedule_tick("schedule while recovering", "hourly_snapshot_schedule")
@@ -99,13 +99,13 @@ def recovery(on: Stage) -> None:
 
 
 def missing_store(on: Stage) -> None:
-    """A store is gone; its restore waits until there is one again."""
+    """A store is missing; its restore waits until it exists again."""
     _captured(on)
     on.gateway.destroy()
     on.run("status before the check", "status", "--json")
     on.check("check that finds the loss")
     on.restore("restore that waits")
-    # The pause grows to minutes, so that it is not over before the status is asked for.
+    # The backoff grows to minutes, so that it lasts until the status is recorded.
     on.job("restore that waits again", "restore_job")
     on.job("restore that waits once more", "restore_job")
     on.run_both("status while waiting", "status")
@@ -121,7 +121,7 @@ def missing_store(on: Stage) -> None:
 
 
 def manual_restores(on: Stage) -> None:
-    """Previews and restores by a person while the store is healthy, and a reset."""
+    """Manual previews and restores of a healthy store, and a reset."""
     _captured(on)
     on.gateway.spend("acme", "team", LIFETIME, {"user:alice@example.com": "33.25"})
     on.capture("second capture")
@@ -158,7 +158,7 @@ def manual_restores(on: Stage) -> None:
 
 
 def failed_restore(on: Stage) -> None:
-    """A full bucket takes no write: the restore is given up, and a person ends the incident."""
+    """A full bucket refuses writes: the restore is given up and completed manually."""
     _captured(on)
     on.gateway.recreate()
     on.check("check that finds the loss")
@@ -197,7 +197,7 @@ def no_snapshots(on: Stage) -> None:
 
 
 def resolved(on: Stage) -> None:
-    """An incident is resolved although snapshots hold more, twice: by command and by job."""
+    """Two incidents are resolved although snapshots contain more: by command and by job."""
     _captured(on)
     on.gateway.recreate()
     on.check("first loss")
@@ -212,14 +212,14 @@ def resolved(on: Stage) -> None:
 
 
 def refusals(on: Stage) -> None:
-    """What a person cannot do, and how that is said."""
+    """Refused commands and their errors."""
     _captured(on)
     commands = {
         f"{command} with {name}": (command, changed)
         for name, changed in _wrong_settings().items()
         for command in ("status", "preview", "doctor")
     }
-    # Some wait long for a server that does not answer.
+    # Some wait long for a server that does not respond.
     with ThreadPoolExecutor(4) as pool:
         ended = pool.map(lambda each: on.command(each[0], "--json", **each[1]), commands.values())
         for name, record in zip(commands, ended, strict=True):
@@ -247,7 +247,7 @@ def refusals(on: Stage) -> None:
         ),
         "release without an incident": ("release",),
     }.items():
-        # The sentence is among the errors, too.
+        # The sentence is also among the errors.
         on.run(name, *arguments, "--json")
     on.run("no reason", "restore", "--yes")
     on.run("no confirmation", "restore", "--reason", "none")
@@ -263,7 +263,7 @@ def refusals(on: Stage) -> None:
 
 
 def leaderboards(on: Stage) -> None:
-    """Snapshots of the leaderboards, and a restore that rebuilds them."""
+    """Snapshots of leaderboards, and a restore that rebuilds them."""
     on.command("migrate")
     many: dict[Entity, str] = {f"user:{number:03}": f"{1000 - number}.5" for number in range(500)}
     on.gateway.rank("acme", "team", on.month, {"user:alice@example.com": "12.34", "user:bob": "3"})
@@ -299,7 +299,7 @@ def _wrong_settings() -> dict[str, dict[str, str | None]]:
 
 
 def _captured(on: Stage) -> None:
-    """Capture a store with several tenants once, and accept it."""
+    """Capture and check a store with several tenants."""
     on.command("migrate")
     _spend(on)
     with on.database() as connection:
@@ -314,7 +314,7 @@ def _captured(on: Stage) -> None:
 
 
 def _spend(on: Stage) -> None:
-    """Write counters of three tenants, some of them odd or unreadable."""
+    """Write counters of three tenants, some of them unusual or unreadable."""
     gateway = on.gateway
     gateway.spend(
         *("acme", "team", LIFETIME),

@@ -1,4 +1,4 @@
-"""PostgreSQL and NATS from the installed wheels, started without any code of the package."""
+"""PostgreSQL and NATS from the installed wheels, started without code of the package."""
 
 import importlib.util
 import os
@@ -27,7 +27,7 @@ _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 @dataclass(frozen=True)
 class _Account:
-    """An account of this machine; None everywhere: that of this process."""
+    """An account of this machine; with None, that of this process."""
 
     user: int | None
     group: int | None
@@ -39,13 +39,13 @@ _AS_THIS_PROCESS = _Account(None, None, None)
 
 @dataclass(frozen=True)
 class Servers:
-    """Running servers; the database URL is that of a superuser."""
+    """Running servers; the database URL has a superuser."""
 
     nats_url: str
     postgres_url: str
 
     def fresh_database(self, name: str) -> str:
-        """Create an empty database, in place of one of the same name, and return its URL."""
+        """Create an empty database, replacing one of the same name; return its URL."""
         named = sql.Identifier(name)
         with psycopg.connect(self.postgres_url, autocommit=True) as connection:
             connection.execute(sql.SQL("drop database if exists {} with (force)").format(named))
@@ -107,7 +107,7 @@ def _postgres(directory: Path, port: int) -> Iterator[str]:
 
 
 def _account(directory: Path) -> _Account:
-    """Return under which account PostgreSQL runs: it refuses root."""
+    """Return the account for PostgreSQL, which refuses root."""
     if os.geteuid() != 0:
         return _AS_THIS_PROCESS
     nobody = pwd.getpwnam("nobody")

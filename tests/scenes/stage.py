@@ -1,4 +1,4 @@
-"""What a scene is played on: a store, a database, commands, jobs and sensors, and the record."""
+"""The environment of a scene: store, database, commands, jobs, sensors, and its documents."""
 
 import json
 import os
@@ -30,14 +30,14 @@ BUCKET = "budget-usage"
 PROGRAM = Path(sysconfig.get_path("scripts"), "budget-recovery")
 _PREFIX = "BUDGET_RECOVERY_"
 _COMMAND_SECONDS = 180
-# On a busy machine; most take a minute or two.
+# On a busy machine; most scenes take a minute or two.
 _LONGEST_SCENE = timedelta(minutes=10)
 _PROJECT = Path(__file__).parents[2]
 
 
 @dataclass
 class Stage:
-    """Servers that belong to one scene, and what it has recorded so far."""
+    """The servers of one scene, and its documents so far."""
 
     gateway: Gateway
     database_url: str
@@ -54,23 +54,23 @@ class Stage:
 
     @property
     def definitions(self) -> dg.Definitions:
-        """The project's definitions, with the settings of this scene's environment."""
+        """Load the project's definitions with the settings of this scene's environment."""
         from budget_recovery_dagster.definitions import defs  # noqa: PLC0415 - reads settings
 
         return defs
 
     def record(self, name: str, content: Any) -> None:
-        """Add a document in which volatile values are replaced."""
+        """Add a document; volatile values are replaced."""
         assert name not in self.documents, name
         self.documents[name] = content
 
     def record_fixed(self, name: str, content: Any) -> None:
-        """Add a document in which only directories and dates are volatile."""
+        """Add a document; only directories and dates are replaced."""
         assert name not in self.fixed, name
         self.fixed[name] = content
 
     def command(self, *arguments: str, **changed: str | None) -> dict[str, Any]:
-        """Run a command; ``changed`` are settings that differ, None where one is not set."""
+        """Run a command; ``changed`` are settings that differ, None for unset ones."""
         environment = dict(self.environment)
         for name, value in changed.items():
             environment.pop(_PREFIX + name, None)
@@ -101,7 +101,7 @@ class Stage:
         self.record(name, self.command(*arguments, **changed))
 
     def run_both(self, name: str, *arguments: str, **changed: str | None) -> None:
-        """Record a command that changes nothing twice: for people, and as JSON."""
+        """Record a read-only command twice: its page and its JSON."""
         with ThreadPoolExecutor(2) as pool:
             text = pool.submit(self.command, *arguments, **changed)
             as_json = pool.submit(self.command, *arguments, "--json", **changed)
@@ -115,7 +115,7 @@ class Stage:
         config: Mapping[str, Any] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> dg.ExecuteInProcessResult:
-        """Run a job in this process and record what Dagster shows of it."""
+        """Run a job in this process and record its run."""
         definition = self.definitions.resolve_job_def(job)
         run_config = {}
         if config is not None:
@@ -133,9 +133,9 @@ class Stage:
         return result
 
     def capture(self, name: str) -> None:
-        """Take the snapshot of this hour in a second that nothing else happens in.
+        """Take the snapshot of this hour in its own second.
 
-        Ages of the snapshot have two digits afterwards: their width decides where lines break.
+        Afterwards its age has two digits: the width of ages decides where lines break.
         """
         time.sleep(1.1)
         self.job(name, "hourly_snapshot_job")
@@ -147,7 +147,7 @@ class Stage:
         self.snapshots = [row[0] for row in rows]
 
     def tick(self, name: str, sensor: str) -> None:
-        """Evaluate a sensor once and record what it returns; requested runs wait."""
+        """Evaluate a sensor once and record its result; requested runs are not started."""
         found = self.definitions.resolve_sensor_def(sensor)
         context = dg.build_sensor_context(
             instance=self.instance,
@@ -163,11 +163,11 @@ class Stage:
         self.record(name, record)
 
     def check(self, name: str) -> None:
-        """Let the sensor look for a loss once."""
+        """Evaluate the loss sensor once."""
         self.tick(name, "store_loss_sensor")
 
     def schedule_tick(self, name: str, schedule: str) -> None:
-        """Evaluate a schedule at the beginning of this hour."""
+        """Evaluate a schedule at the start of this hour."""
         found = self.definitions.resolve_schedule_def(schedule)
         context = dg.build_schedule_context(
             instance=self.instance,
@@ -218,7 +218,7 @@ class Stage:
 
     @property
     def hour(self) -> str:
-        """The partition of this hour."""
+        """Return the partition of this hour."""
         return f"{self.began:%Y-%m-%d-%H}:00"
 
     @property
@@ -238,14 +238,14 @@ class Stage:
         return f"{self.began:%Y}-Q{(self.began.month + 2) // 3}"
 
     def snapshot(self, number: int) -> str:
-        """Return the time of a snapshot, from 1, as a person names it."""
+        """Return the timestamp of a snapshot, numbered from 1, as the commands accept it."""
         return self.snapshots[number - 1].astimezone(UTC).isoformat().replace("+00:00", "Z")
 
     def database(self) -> psycopg.Connection:
         return psycopg.connect(self.database_url, autocommit=True)
 
     def normalized(self) -> dict[str, Any]:
-        """Return all documents without what is volatile in them."""
+        """Return all documents with volatile values replaced."""
         ids = frozenset(each for content in self.documents.values() for each in ids_in(content))
         known = Known(self._texts() | self._windows(), tuple(self.snapshots), ids)
         documents = {name: normalized(each, known) for name, each in self.documents.items()}
@@ -284,11 +284,11 @@ class Stage:
 def stage(
     servers: Servers, name: str, longest: timedelta = _LONGEST_SCENE, /, **settings: str
 ) -> Iterator[Stage]:
-    """Set up a scene in this process, which no other scene may have used.
+    """Set up a scene in this process, which must not have run another scene.
 
-    Less than ``longest`` before the end of an hour, the scene starts in the next one.
+    If less than ``longest`` remains of the hour, the scene starts in the next one.
 
-    The definitions may read settings when they are imported, so that they are set before.
+    The settings are set first, because definitions may read them when imported.
     """
     began = _hour_with_time_left(longest)
     with tempfile.TemporaryDirectory(prefix="budget-recovery-scene-") as made:
@@ -318,7 +318,7 @@ def stage(
 
 
 def _hour_with_time_left(longest: timedelta) -> datetime:
-    """Return the time now, after waiting for the next hour where a scene might outlast this one."""
+    """Return the present time; wait for the next hour first if the scene might outlast this one."""
     now = datetime.now(UTC)
     end = now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
     if end - now < longest:
