@@ -12,12 +12,14 @@ from budget_recovery_dagster.presentation.metadata import (
     points_metadata,
     table,
 )
+from budget_recovery_dagster.presentation.text import full_time, named
 from budget_recovery_dagster.resources import ControlPlaneParam
 from budget_recovery_dagster.services.recovery_points import (
     PointAges,
     judge_point_ages,
     survey_points,
 )
+from budget_recovery_dagster.services.restore.tenants import counted
 
 # How many tenants the sentence names; the table has more.
 _NAMED = 10
@@ -103,14 +105,12 @@ def _row(ages: PointAges, tenant: str) -> Row:
 
 
 def _damaged_row(ages: PointAges, tenant: str) -> Row:
-    count = ages.damaged[tenant]
     return {
         "tenant": tenant,
         "newest_snapshot": "",
         "age": "",
-        "what_to_do": f"{count} damaged {'record' if count == 1 else 'records'} (checksum "
-        "mismatch): preview the tenant to see which windows lose usage; check the disk of the "
-        "database.",
+        "what_to_do": f"{counted(ages.damaged[tenant], 'damaged record')} (checksum mismatch): "
+        "preview the tenant to see which windows lose usage; check the disk of the database.",
     }
 
 
@@ -123,27 +123,21 @@ def _verdict(ages: PointAges, oldest_first: list[str]) -> str:
     if ages.newest_snapshot is None:
         return "No snapshot is stored: a restore would bring back nothing."
     if ages.is_in_the_future:
-        moment = f"{ages.newest_snapshot:%Y-%m-%d %H:%M:%S} UTC"
         return (
-            f"The newest snapshot has a time in the future, {moment}: the database's clock was "
-            "wrong then, or is wrong now. Until that time, ages are unknown, and its tenants "
-            "cannot be captured."
+            f"The newest snapshot has a time in the future, {full_time(ages.newest_snapshot)}: the "
+            "database's clock was wrong then, or is wrong now. Until that time, ages are unknown, "
+            "and its tenants cannot be captured."
         )
     newest = f"The newest snapshot is {duration(age(ages.newest_snapshot, ages.now))} old."
     if ages.damaged:
         count = sum(ages.damaged.values())
         newest += (
             f" {count} {'record is' if count == 1 else 'records are'} damaged (checksum mismatch),"
-            f" of {_named(sorted(ages.damaged))}: a restore uses older records, if any exist."
+            f" of {named(sorted(ages.damaged), _NAMED)}: a restore uses older records, if any "
+            "exist."
         )
     if not oldest_first and not is_too_old(ages.newest_snapshot, ages.now):
         return f"Nothing is older than {duration(MAX_POINT_AGE)}. {newest}"
     if not oldest_first:
         return f"No tenant was captured in the last {duration(MAX_POINT_AGE)}. {newest}"
-    return f"Older than {duration(MAX_POINT_AGE)}: {_named(oldest_first)}. {newest}"
-
-
-def _named(tenants: list[str]) -> str:
-    names = ", ".join(repr(tenant) for tenant in tenants[:_NAMED])
-    more = len(tenants) - _NAMED
-    return f"{names} and {more} more" if more > 0 else names
+    return f"Older than {duration(MAX_POINT_AGE)}: {named(oldest_first, _NAMED)}. {newest}"

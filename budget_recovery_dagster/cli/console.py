@@ -50,6 +50,17 @@ def show_error(error: BudgetRecoveryError, *, as_json: bool) -> None:
     show_failure(error.message, error.hint)
 
 
+def is_written(what: str, write: Callable[[], None]) -> bool:
+    """Write a result to standard output; report it and return False if that fails."""
+    try:
+        write()
+        sys.stdout.flush()
+    except OSError as error:
+        show_failure(f"The {what} cannot be written: {error.strerror}.", "check the output.")
+        return False
+    return True
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows the progress of the work, a sentence each time.

@@ -1,7 +1,6 @@
 """``budget-recovery doctor``: checks everything that the services need; text or JSON."""
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from pydantic import SecretStr
 from rich.console import Console
 from rich.text import Text
 
-from budget_recovery_dagster.cli.console import answers, show_failure
+from budget_recovery_dagster.cli.console import answers, is_written, show_failure
 from budget_recovery_dagster.cli.options import data_dir_option, json_option
 from budget_recovery_dagster.doctor import run_checks
 from budget_recovery_dagster.doctor.model import Installation, Outcome, Report
@@ -56,16 +55,14 @@ def doctor(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
         context.exit(REFUSED)
     report = run_checks(installation)
     exit_code = FAILED if report.has_failed else PASSED
-    try:
+
+    def write() -> None:
         if as_json:
             click.echo(_report_json(report, exit_code))
         else:
             _print_report(answers(), report)
-        sys.stdout.flush()
-    except OSError as error:
-        show_failure(f"The report cannot be written: {error.strerror}.", "check the output.")
-        exit_code = REFUSED
-    context.exit(exit_code)
+
+    context.exit(exit_code if is_written("report", write) else REFUSED)
 
 
 def _report_json(report: Report, exit_code: int) -> str:

@@ -1,13 +1,12 @@
 """``budget-recovery status``: the state of the store, and the next step."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from budget_recovery_dagster.cli.console import answers, show_failure
+from budget_recovery_dagster.cli.console import answers, is_written, show_failure
 from budget_recovery_dagster.cli.options import data_dir_option, json_option, settings_with_database
 from budget_recovery_dagster.errors import describe_error
 from budget_recovery_dagster.presentation.documents import failure_json, status_json
@@ -59,13 +58,11 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
             click.echo(failure_json(error, UNKNOWN))
         context.exit(UNKNOWN)
     exit_code = _EXIT_CODES[found.condition]
-    try:
+
+    def write() -> None:
         if as_json:
             click.echo(status_json(found, exit_code))
         else:
             print_status(answers(), found)
-        sys.stdout.flush()
-    except OSError as error:
-        show_failure(f"The status cannot be written: {error.strerror}.", "check the output.")
-        exit_code = UNKNOWN
-    context.exit(exit_code)
+
+    context.exit(exit_code if is_written("status", write) else UNKNOWN)

@@ -235,13 +235,14 @@ class ManualRestoreConfig(dg.Config):
 
 
 @dg.op(
+    name="restore_by_hand",
     out=dg.Out(dg.Nothing),
     description=(
         "Previews or applies a restore: raises the chosen counters to the usage in the snapshots. "
         "No counter is ever lowered. The result is in the Events of the asset restored_usage."
     ),
 )
-def restore_by_hand(
+def preview_or_apply(
     context: dg.OpExecutionContext, config: ManualRestoreConfig, control_plane: ControlPlaneParam
 ) -> None:
     """Preview or apply.
@@ -325,4 +326,4 @@ def _apply(
 )
 def manual_restore_job() -> None:
     """Preview or apply a manual restore."""
-    restore_by_hand()
+    preview_or_apply()

@@ -1,7 +1,7 @@
 """Sentences and labels about results, for people."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -62,9 +62,9 @@ def since(at: datetime, now: datetime) -> str:
     return f"{in_words(now - at)} ago, at {clock_time(at, now)}"
 
 
-def named(names: Collection[str], most: int = 3) -> str:
+def named(names: Sequence[str], most: int = 3) -> str:
     """Name the first ``most`` of these, and count the others."""
-    first = ", ".join(map(repr, sorted(names)[:most]))
+    first = ", ".join(map(repr, names[:most]))
     more = len(names) - most
     return f"{first} and {more} more" if more > 0 else first
 
@@ -420,21 +420,21 @@ def next_step(status: Status) -> str:
 def _step_of_health(status: Status) -> str:
     if status.failing:
         return (
-            f"The store is intact, but captures of {named(status.failing)} fail: see the newest run"
-            " of hourly_snapshot_job in Dagster."
+            f"The store is intact, but captures of {named(sorted(status.failing))} fail: see"
+            " the newest run of hourly_snapshot_job in Dagster."
         )
     late = [tenant for tenant, at in status.newest_points.items() if is_too_old(at, status.at)]
     if late:
         has = "has" if len(late) == 1 else "have"
         return (
-            f"The store is intact, but {named(late)} {has} no recent snapshot: check in Dagster"
-            " that hourly_snapshot_schedule is on and its runs succeed."
+            f"The store is intact, but {named(sorted(late))} {has} no recent snapshot: check"
+            " in Dagster that hourly_snapshot_schedule is on and its runs succeed."
         )
     if status.damaged:
         return (
-            f"The store is intact, but snapshots of {named(status.damaged)} have damaged records:"
-            " run `budget-recovery preview` to see what a restore would bring back, and check the"
-            " disk of the database."
+            f"The store is intact, but snapshots of {named(sorted(status.damaged))} have damaged"
+            " records: run `budget-recovery preview` to see what a restore would bring back, and"
+            " check the disk of the database."
         )
     return f"Nothing to do. {_next_check(status)}"
 

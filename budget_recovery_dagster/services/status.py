@@ -101,8 +101,7 @@ class Status:
             case RecoveryState.FAILED:
                 return ()
             case RecoveryState.HEALTHY:
-                # Beside a wrong time or a loss, no other doubt is reported: ages are meaningless
-                # then, and what a loss means is clear.
+                # A wrong time makes all ages meaningless, and a loss needs no further doubt.
                 overriding = self._overriding_doubt()
                 return (overriding,) if overriding else tuple(self._doubts_of_age())
 
