@@ -72,7 +72,7 @@ def test_dead_and_wiped_followers_are_never_read(cluster: Cluster, leader: str) 
         wait_until(lambda: bucket.consumers() == 0, seconds=60)
 
 
-def test_without_a_quorum_the_store_is_unknown_and_not_missing(
+def test_the_store_is_unknown_and_not_missing_without_a_quorum(
     cluster: Cluster, leader: str
 ) -> None:
     first, second = sorted(cluster.servers.keys() - {leader})

@@ -37,7 +37,7 @@ def test_a_marker_outlives_the_buckets_maximum_age(store: NatsUsageStore, bucket
     assert store.observe("d").marker == FoundMarker("n", marker.revision)
 
 
-def test_without_ttl_support_an_expired_marker_leaves_no_trace(
+def test_an_expired_marker_leaves_no_trace_without_ttl_support(
     store: NatsUsageStore, bucket: Bucket
 ) -> None:
     bucket.create_with(max_age=MAX_AGE, allow_msg_ttl=False)

@@ -143,7 +143,7 @@ def test_a_restore_that_gives_up_is_reported_with_its_reason(place: Path, tmp_pa
     assert "Not everything in the snapshot came back." in demo.said
 
 
-def test_a_server_that_dies_ends_the_demo_and_is_named(place: Path, tmp_path: Path) -> None:
+def test_a_dead_server_ends_the_demo_and_is_reported(place: Path, tmp_path: Path) -> None:
     with started(place, tmp_path / "output.txt") as demo:
         demo.wait_until_it_says(" 3  Use up a budget")
         nats = demo.wait_until_it_runs(b"nats-server")

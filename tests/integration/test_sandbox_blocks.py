@@ -229,7 +229,7 @@ def test_a_lost_bucket_starts_at_zero_and_its_blocks_drop(
         assert spent(ledger, BUDGETS)[counter] == 10.25
 
 
-def test_a_server_that_is_held_up_during_a_view_lifts_no_block(
+def test_a_server_that_stalls_during_a_view_lifts_no_block(
     place: Place, bucket: Bucket, ledger: Path
 ) -> None:
     bucket.put_many({f"blocked.{PREFIX}.{number}": b"{}" for number in range(100)})

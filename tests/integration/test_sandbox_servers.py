@@ -244,7 +244,7 @@ def test_a_private_directory_above_the_data_stays_private(data: Path) -> None:
 
 
 @needs_root
-def test_programs_in_a_private_environment_are_copied_beside_the_data(data: Path) -> None:
+def test_programs_in_a_private_environment_are_copied_next_to_the_data(data: Path) -> None:
     private = data / "private"
     private.mkdir(mode=0o700)
     site_packages = Path(psycopg.__file__).parents[1]

@@ -128,7 +128,7 @@ def test_wipe_shows_the_contents_and_how_to_watch(place: Place) -> None:
     assert all(len(line) <= 80 or str(place.data_dir) in line for line in lines)
 
 
-def test_without_a_terminal_wipe_requires_yes(place: Place) -> None:
+def test_wipe_requires_yes_without_a_terminal(place: Place) -> None:
     created = place.streams()["KV_budget-usage"][0]
     ended = place.wipe(input="y\n")
     assert ended.returncode == 2
@@ -195,7 +195,7 @@ def test_a_store_given_to_the_running_dev_is_never_wiped(tmp_path: Path) -> None
         )
 
 
-def test_without_a_running_dev_nothing_is_wiped(tmp_path: Path) -> None:
+def test_nothing_is_wiped_without_a_running_dev(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     nobody = f"Error: No budget-recovery dev runs on {data_dir}."
     assert refused(data_dir) == nobody

@@ -152,7 +152,7 @@ def test_windows_that_begin_meanwhile_are_compared_with_true_spend_only() -> Non
         (replace(WHOLE, before_wipe=figures()), 2),
     ],
 )
-def test_without_anything_to_compare_nothing_is_proven(evidence: Evidence, without: int) -> None:
+def test_a_promise_without_anything_to_compare_is_broken(evidence: Evidence, without: int) -> None:
     promises = judge(evidence)
     assert [number for number, each in enumerate(promises) if not each.is_kept] == [without]
     assert promises[without].broken == ("there was nothing to compare",)

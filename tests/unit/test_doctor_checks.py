@@ -255,7 +255,7 @@ def test_the_clocks_of_store_and_database(ahead: float, outcome: Outcome, messag
     assert result.facts["skew_seconds"] == ahead
 
 
-def test_a_slow_answer_is_no_clock_skew() -> None:
+def test_a_slow_response_is_not_clock_skew() -> None:
     later = NOW + timedelta(seconds=20)
     between = NOW + timedelta(seconds=12)
     result = judge_store_clock(NOW, between, later, version="2.15.1")

@@ -154,5 +154,5 @@ def test_a_mark_covers_the_earlier_charges_of_its_ledger() -> None:
 
 
 @pytest.mark.parametrize("text", [None, 7, "", "a", "a:", ":7", "a:-1", "a:0", "a:07", "a b:x"])
-def test_without_a_mark_no_charge_is_covered(text: object) -> None:
+def test_a_charge_without_a_mark_is_not_covered(text: object) -> None:
     assert Applied.parse(text) == Applied({})

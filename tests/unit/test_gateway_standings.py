@@ -89,7 +89,7 @@ def test_an_unreadable_counter_keeps_its_leaderboard_entry() -> None:
     assert wanted_board(of) == [entry, {"entity": "b", "usage": "2"}]
 
 
-def test_a_budget_without_a_definition_blocks_nobody() -> None:
+def test_a_budget_without_a_definition_blocks_no_entity() -> None:
     assert wanted_blocks(group({"a": "7"}, {"a": b"v"}), None, b"v") == ([], ["a"])
 
 

@@ -166,7 +166,7 @@ def test_an_example_key() -> None:
         ("usage.t.b.2026-11." + "e" * 983, "a key of 1001 bytes, more than 1000"),
     ],
 )
-def test_a_key_of_no_counter_is_rejected_with_the_reason(key: str, reason: str) -> None:
+def test_a_key_that_is_not_a_counter_is_rejected_with_the_reason(key: str, reason: str) -> None:
     with pytest.raises(UnreadableKeyError) as caught:
         decode_key(key)
     message = str(caught.value)
@@ -201,7 +201,7 @@ def test_a_key_has_at_most_a_thousand_bytes() -> None:
         ("leaderboard.t." + "b" * 979 + ".2026-11", "a key of 1001 bytes, more than 1000"),
     ],
 )
-def test_a_key_of_no_leaderboard_is_rejected_with_the_reason(key: str, reason: str) -> None:
+def test_a_key_that_is_not_a_leaderboard_is_rejected_with_the_reason(key: str, reason: str) -> None:
     with pytest.raises(UnreadableKeyError) as caught:
         decode_board_key(key)
     assert reason in str(caught.value)
