@@ -50,11 +50,11 @@ choice_options = _together(
         "--snapshot",
         default=LATEST,
         show_default=True,
-        help="Snapshot timestamp in UTC, or a unique prefix (see `budget-recovery snapshots`), or"
-        f" {LATEST} for the highest usage in all snapshots.",
+        help="Timestamp of a snapshot in UTC, or a unique prefix, from `budget-recovery snapshots`."
+        f" {LATEST}: the highest usage in all snapshots.",
     ),
     click.option(
-        "--despite-resets", is_flag=True, help="Ignore recorded resets: restore their usage, too."
+        "--despite-resets", is_flag=True, help="Ignore recorded resets: also restore older usage."
     ),
 )
 """The options of a choice; see ``request_of``."""
@@ -140,6 +140,6 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON, 
 data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Directory of data and logs.  [default: /var/lib/budget-recovery as root, else"
-    " ~/.local/state/budget-recovery]",
+    help="Data directory of `budget-recovery dev`.  [default: /var/lib/budget-recovery as root,"
+    " else ~/.local/state/budget-recovery]",
 )

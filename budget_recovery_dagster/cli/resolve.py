@@ -23,7 +23,7 @@ _DECLINED = 2
 
 @click.command(short_help="Close the open incident and accept the store as it is.")
 @order_options
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation. --json needs it.")
 @json_option
 @data_dir_option
 def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) -> None:
