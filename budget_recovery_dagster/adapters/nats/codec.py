@@ -381,6 +381,18 @@ def replace_all(text: str, replacement: str) -> str:
     return text.replace(bare, replacement, 1)
 
 
+def member_texts(text: str) -> Mapping[str, str]:
+    """Return the JSON text of each top-level member's value; ``text`` must be a valid JSON object.
+
+    Raises:
+        UnreadableUsageError: a value is nested too deeply.
+    """
+    try:
+        return {name: text[start:end] for name, (start, end) in _members(text).items()}
+    except RecursionError as error:
+        raise UnreadableUsageError("the value is nested too deeply") from error
+
+
 def _members(text: str) -> dict[str, tuple[int, int]]:
     """Return the start and end of each top-level member's value."""
     spans: dict[str, tuple[int, int]] = {}

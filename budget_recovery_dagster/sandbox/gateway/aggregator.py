@@ -21,7 +21,7 @@ from budget_recovery_dagster.adapters.nats.codec import (
     decode_json,
     decode_value,
     encode_key,
-    is_json_text,
+    member_texts,
     usage_of,
 )
 from budget_recovery_dagster.domain.counters import (
@@ -51,7 +51,7 @@ _REMEMBERED = 10_000
 # A server accepts 1,048,576 bytes with the headers, and disconnects a client that sends more.
 _LARGEST_VALUE = 1_000_000
 
-_USAGE, _UPDATED_AT, _APPLIED = "usage", "updated_at", "applied"
+_OURS = _USAGE, _UPDATED_AT, _APPLIED = "usage", "updated_at", "applied"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,8 @@ class Counter:
             return cls(usage, Applied({}), {})
         usage, _ = usage_of(content)
         applied = Applied.parse(content.get(_APPLIED))
-        ours = (_USAGE, _UPDATED_AT, _APPLIED)
-        try:
-            others = {name: _json(each) for name, each in content.items() if name not in ours}
-        except RecursionError as error:
-            raise UnreadableUsageError("the value is nested too deeply") from error
+        texts = member_texts(value.decode())
+        others = {name: texts[name] for name in texts if name not in _OURS}
         return cls(usage, applied, others)
 
     def raised(self, cost: Decimal, charged: Watermark) -> "Counter":
@@ -99,28 +96,11 @@ class Counter:
             _APPLIED: str(self.applied),
         }
         fields = {name: json.dumps(text) for name, text in ours.items()}
-        return _json_object({**fields, **self.others}).encode()
+        members = (f"{json.dumps(name)}:{text}" for name, text in {**fields, **self.others}.items())
+        return f"{{{','.join(members)}}}".encode()
 
 
 UNUSED = Counter(Decimal(0), Applied({}), {})
-
-
-def _json(content: object) -> str:
-    """Write the result of ``decode_json``; numbers keep their original text."""
-    match content:
-        case dict():
-            return _json_object({name: _json(each) for name, each in content.items()})
-        case list():
-            return f"[{','.join(map(_json, content))}]"
-        case str() if not is_json_text(content):
-            return str(content)
-        case _:
-            return json.dumps(content)
-
-
-def _json_object(fields: Mapping[str, str]) -> str:
-    members = (f"{json.dumps(name)}:{text}" for name, text in fields.items())
-    return f"{{{','.join(members)}}}"
 
 
 def written_at(time: datetime) -> str:
