@@ -6,10 +6,10 @@ from budget_recovery_dagster.domain.admission import Facts as Facts
 from budget_recovery_dagster.domain.admission import Holding as Holding
 from budget_recovery_dagster.domain.admission import LeaseState as LeaseState
 from budget_recovery_dagster.domain.admission import admit as admit
-from budget_recovery_dagster.domain.admission import admit_prune as admit_prune
 from budget_recovery_dagster.domain.admission import holder_at as holder_at
 from budget_recovery_dagster.domain.admission import lease_lost as lease_lost
 from budget_recovery_dagster.domain.admission import require_free as require_free
+from budget_recovery_dagster.domain.admission import require_healthy as require_healthy
 from budget_recovery_dagster.domain.admission import require_lease_of as require_lease_of
 from budget_recovery_dagster.domain.admission import require_ours as require_ours
 from budget_recovery_dagster.domain.counters import BOARD_SIZE as BOARD_SIZE

@@ -37,8 +37,6 @@ LONGEST_RESTORE = timedelta(hours=1)
 A worker that is only slow loses nothing: the counters that it raised stay raised.
 """
 
-_WAIT_FOR_RECOVERY = "wait for the recovery to end; see `budget-recovery status`."
-
 
 @dataclass(frozen=True, slots=True)
 class Holding:
@@ -138,27 +136,19 @@ def require_unmoved(baseline: Baseline | None, judged: Baseline | None) -> None:
         )
 
 
-def admit_baseline(state: RecoveryState) -> None:
-    """Let the baseline move. During an incident it stays: it describes the store before the loss.
+def require_healthy(state: RecoveryState, consequence: str) -> None:
+    """Refuse work on snapshots and on the baseline during an incident.
+
+    Snapshots stay because old ones may be all there are, and the baseline stays because it
+    describes the store before the loss. ``consequence`` says what does not happen, for people.
 
     Raises:
         CapturesPausedError: the store is not HEALTHY.
     """
     if state.captures_paused:
         raise CapturesPausedError(
-            f"The store is {state.name}, so its baseline stays unchanged.", _WAIT_FOR_RECOVERY
-        )
-
-
-def admit_prune(state: RecoveryState) -> None:
-    """Let a prune start. During an incident no snapshot is removed: old ones may be all there are.
-
-    Raises:
-        CapturesPausedError: the store is not HEALTHY.
-    """
-    if state.captures_paused:
-        raise CapturesPausedError(
-            f"The store is {state.name}, so no snapshot is removed.", _WAIT_FOR_RECOVERY
+            f"The store is {state.name}, so {consequence}.",
+            "wait for the recovery to end; see `budget-recovery status`.",
         )
 
 
@@ -176,11 +166,7 @@ def admit(
     """
     if Hour.containing(snapshot.captured_at) != hour:
         raise ValueError(f"a snapshot of {_utc(snapshot.captured_at)} is not of the hour {hour}")
-    if facts.state.captures_paused:
-        raise CapturesPausedError(
-            f"The store is {facts.state.name}, so tenant {snapshot.tenant!r} is not captured.",
-            _WAIT_FOR_RECOVERY,
-        )
+    require_healthy(facts.state, f"tenant {snapshot.tenant!r} is not captured")
     require_unmoved(facts.baseline, judged)
     if hour.is_past(facts.now):
         raise HourClosedError(

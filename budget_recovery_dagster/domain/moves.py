@@ -8,7 +8,7 @@ errors are listed.
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from budget_recovery_dagster.domain.admission import admit_baseline, require_unmoved
+from budget_recovery_dagster.domain.admission import require_healthy, require_unmoved
 from budget_recovery_dagster.domain.incident import (
     MAX_ATTEMPTS,
     Ended,
@@ -106,7 +106,7 @@ def accept(standing: Standing, baseline: Baseline, *, judged: Baseline | None) -
         CapturesPausedError: the store is not HEALTHY.
         BaselineMovedError: the baseline is not the ``judged`` one any more.
     """
-    admit_baseline(standing.state)
+    require_healthy(standing.state, "its baseline stays unchanged")
     require_unmoved(standing.baseline, judged)
     return following(standing.baseline, baseline)
 

@@ -43,11 +43,11 @@ from budget_recovery_dagster.domain import (
     WindowMerge,
     WindowPoint,
     admit,
-    admit_prune,
     eligible,
     hash_usages,
     max_merge,
     needed_past_retention,
+    require_healthy,
     tokens_at,
 )
 from budget_recovery_dagster.errors import DatabaseError
@@ -139,7 +139,7 @@ class MemorySnapshots(OnState):
         cutoff = policy.cutoff(now)
         with self._plane.lock:
             require_lease(self._plane, lease, name=CAPTURE_LEASE)
-            admit_prune(self._plane.claimed_store().state)
+            require_healthy(self._plane.claimed_store().state, "no snapshot is removed")
             hashes = self._hashes()
             records = sum(self._prune_records(tenant, cutoff, now) for tenant in tenants)
             captures = [

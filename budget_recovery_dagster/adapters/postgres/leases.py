@@ -150,18 +150,10 @@ class _HeldLease:
     """
 
     def __init__(self, name: str, token: int, *, deadline: float, renewed_until: float) -> None:
-        self._name = name
-        self._token = token
+        self.name = name
+        self.token = token
         self._deadline = deadline
         self._renewed_until = renewed_until
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def token(self) -> int:
-        return self._token
 
     @property
     def has_expired(self) -> bool:
@@ -173,7 +165,7 @@ class _HeldLease:
 
     def require_held(self) -> None:
         if self.has_expired:
-            raise lease_lost(self._name, "it could not be renewed in time")
+            raise lease_lost(self.name, "it could not be renewed in time")
 
     def extend(self, deadline: float) -> None:
         # An expired lease stays expired: its holder may already have acted on it.

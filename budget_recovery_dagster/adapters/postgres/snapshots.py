@@ -22,7 +22,7 @@ from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
 from budget_recovery_dagster.adapters.postgres.retention import find_needed, prune_snapshots
 from budget_recovery_dagster.adapters.postgres.store import lock_store, move_baseline
-from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, Facts, admit, admit_prune
+from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, Facts, admit, require_healthy
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     OmittedCounter,
@@ -358,7 +358,7 @@ class PostgresSnapshots:
         with self._database.writing() as connection:
             require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
             # Under the lock, no commit can share a content that is being removed.
-            admit_prune(lock_store(connection).state)
+            require_healthy(lock_store(connection).state, "no snapshot is removed")
             return prune_snapshots(connection, tenants, needed=needed, cutoff=cutoff, now=now)
 
     def tenants(self) -> frozenset[str]:
