@@ -82,7 +82,7 @@ def recovery_point_age(control_plane: ControlPlaneParam) -> dg.AssetCheckResult:
         severity=dg.AssetCheckSeverity.WARN,
         description=_verdict(ages, [str(row["tenant"]) for row in too_old]),
         metadata={
-            "tenants": ages.tenants,
+            "tenants": len(ages.watched),
             "tenants_too_old": len(ages.too_old),
             "damaged_records": sum(ages.damaged.values()),
             **({"details": table(rows)} if rows else {}),

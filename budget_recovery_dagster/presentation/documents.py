@@ -198,10 +198,10 @@ def status_json(status: Status, exit_code: int) -> str:
             "newest": status.checks[:_CHECKS],
         },
         points={
-            "newest_snapshot_at": status.newest_snapshot,
-            "newest_by_tenant": dict(sorted(status.newest_points.items())),
-            "damaged_records_by_tenant": status.damaged,
-            "failing_tenants": dict(sorted(status.failing.items())),
+            "newest_snapshot_at": status.points.newest_snapshot,
+            "newest_by_tenant": dict(sorted(status.points.newest_points.items())),
+            "damaged_records_by_tenant": status.points.damaged,
+            "failing_tenants": dict(sorted(status.points.failing.items())),
         },
         error=None,
     )

@@ -34,6 +34,7 @@ from budget_recovery_dagster.presentation.text import (
     window_lines,
     window_notes,
 )
+from budget_recovery_dagster.services.recovery_points import PointAges
 from budget_recovery_dagster.services.restore.manual import Applied
 from budget_recovery_dagster.services.restore.preview import Preview, TenantPreview, WindowPreview
 from budget_recovery_dagster.services.restore.tenants import counted
@@ -198,7 +199,7 @@ def _sections(status: Status) -> Iterator[tuple[str, Iterable[Parts]]]:
     if status.recovery.incident is not None:
         yield "Incident", _open_incident(status.recovery.incident, status)
     yield "Checks", _checks(status)
-    yield "Snapshots", _points(status)
+    yield "Snapshots", _points(status.points)
     if status.closed is not None:
         yield "Last closed", _closed_incident(status.closed, status.at)
 
@@ -298,25 +299,25 @@ def _style(verdict: Verdict) -> str:
     return "green" if verdict.is_good else "magenta"
 
 
-def _points(status: Status) -> Iterator[str]:
-    newest = status.newest_points
+def _points(points: PointAges) -> Iterator[str]:
+    newest, now = points.newest_points, points.now
     if newest:
         tenants = counted(len(newest), "tenant")
-        yield f"{tenants}, newest snapshot {since(max(newest.values()), status.at)}"
+        yield f"{tenants}, newest snapshot {since(max(newest.values()), now)}"
         oldest_of = min(newest, key=lambda tenant: (newest[tenant], tenant))
-        yield f"Oldest newest snapshot: {oldest_of}, {since(newest[oldest_of], status.at)}"
-    elif status.newest_snapshot is None:
+        yield f"Oldest newest snapshot: {oldest_of}, {since(newest[oldest_of], now)}"
+    elif points.newest_snapshot is None:
         yield "none yet"
     else:
-        yield f"The newest snapshot has no open windows, {since(status.newest_snapshot, status.at)}"
-    if status.damaged:
-        records = counted(sum(status.damaged.values()), "record")
-        yield f"Damaged: {records} of {counted(len(status.damaged), 'tenant')} (checksum mismatch)"
-    for tenant, at in sorted(status.failing.items())[:_FAILING]:
-        last = "without any snapshot" if at is None else f"last captured {since(at, status.at)}"
+        yield f"The newest snapshot has no open windows, {since(points.newest_snapshot, now)}"
+    if points.damaged:
+        records = counted(sum(points.damaged.values()), "record")
+        yield f"Damaged: {records} of {counted(len(points.damaged), 'tenant')} (checksum mismatch)"
+    for tenant, at in sorted(points.failing.items())[:_FAILING]:
+        last = "without any snapshot" if at is None else f"last captured {since(at, now)}"
         yield f"Failing: {tenant}, {last}"
-    if len(status.failing) > _FAILING:
-        yield f"Failing: {len(status.failing) - _FAILING} more"
+    if len(points.failing) > _FAILING:
+        yield f"Failing: {len(points.failing) - _FAILING} more"
 
 
 def _text(console: Console, line: Parts) -> Text:

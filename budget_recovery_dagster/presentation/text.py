@@ -382,8 +382,8 @@ def doubts(status: Status) -> Iterator[str]:
             case Doubt.CHECK_IN_FUTURE if newest:
                 at = clock_time(newest.checked_at, now)
                 yield f"The newest check has a time in the future: {at}."
-            case Doubt.SNAPSHOT_IN_FUTURE if status.newest_snapshot:
-                at = clock_time(status.newest_snapshot, now)
+            case Doubt.SNAPSHOT_IN_FUTURE if status.points.newest_snapshot:
+                at = clock_time(status.points.newest_snapshot, now)
                 yield f"The newest snapshot has a time in the future: {at}."
             case Doubt.LOSS_FOUND if newest:
                 yield f"The newest check found a loss: {newest.reason}"
@@ -418,21 +418,22 @@ def next_step(status: Status) -> str:
 
 
 def _step_of_health(status: Status) -> str:
-    if status.failing:
+    points = status.points
+    if points.failing:
         return (
-            f"The store is intact, but captures of {named(sorted(status.failing))} fail: see"
+            f"The store is intact, but captures of {named(sorted(points.failing))} fail: see"
             " the newest run of hourly_snapshot_job in Dagster."
         )
-    late = [tenant for tenant, at in status.newest_points.items() if is_too_old(at, status.at)]
+    late = [tenant for tenant, at in points.newest_points.items() if is_too_old(at, status.at)]
     if late:
         has = "has" if len(late) == 1 else "have"
         return (
             f"The store is intact, but {named(sorted(late))} {has} no recent snapshot: check"
             " in Dagster that hourly_snapshot_schedule is on and its runs succeed."
         )
-    if status.damaged:
+    if points.damaged:
         return (
-            f"The store is intact, but snapshots of {named(sorted(status.damaged))} have damaged"
+            f"The store is intact, but snapshots of {named(sorted(points.damaged))} have damaged"
             " records: run `budget-recovery preview` to see what a restore would bring back, and"
             " check the disk of the database."
         )

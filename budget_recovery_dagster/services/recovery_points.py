@@ -65,17 +65,34 @@ class PointSurvey:
 class PointAges:
     """How old the newest snapshots are, at ``now``, and which records are damaged.
 
-    ``too_old`` has each tenant whose newest intact record of an open window is too old, with its
-    time. It also has the tenants whose captures fail and whose newest snapshot is too old (its
-    time) or missing (None). ``newest_snapshot`` is the newest of all tenants, None if there is
-    none. ``damaged`` counts the damaged records of each tenant that has any.
+    ``newest_points`` has the newest intact record of an open window of each tenant that has one;
+    ``newest_snapshot`` is the newest snapshot of all tenants, None if there is none. ``failing``
+    are the tenants whose last capture failed, with their newest snapshot. ``damaged`` counts the
+    damaged records in open windows of each tenant that has any.
     """
 
     now: datetime
+    newest_points: Mapping[str, datetime]
     newest_snapshot: datetime | None
-    tenants: int
-    too_old: Mapping[str, datetime | None]
+    failing: Mapping[str, datetime | None]
     damaged: Mapping[str, int]
+
+    @property
+    def watched(self) -> Mapping[str, datetime | None]:
+        """The time of the newest point of each tenant, or of its snapshot if captures fail.
+
+        If captures of a tenant fail, its last windows may have closed, and new ones are unknown.
+        """
+        return {**self.failing, **self.newest_points}
+
+    @property
+    def too_old(self) -> Mapping[str, datetime | None]:
+        """The watched tenants whose time is too old, or missing (None)."""
+        return {
+            tenant: captured_at
+            for tenant, captured_at in self.watched.items()
+            if captured_at is None or is_too_old(captured_at, self.now)
+        }
 
     @property
     def is_sound(self) -> bool:
@@ -119,24 +136,17 @@ def _current_windows(plane: ControlPlane, tenant: str, now: datetime) -> Iterato
 
 
 def judge_point_ages(plane: ControlPlane) -> PointAges:
-    """Judge the age of every tenant's newest intact record of an open window.
+    """Read the age of every tenant's newest intact record of an open window.
 
     Raises:
         DatabaseError: the database failed.
     """
     now = plane.clock.now()
-    newest = plane.points.newest_points(now)
-    # If captures of a tenant fail, its last windows may have closed, and new ones are unknown.
-    watched: dict[str, datetime | None] = {**plane.reports.failing(), **newest}
     return PointAges(
         now=now,
+        newest_points=plane.points.newest_points(now),
         newest_snapshot=max(plane.reports.newest_snapshots().values(), default=None),
-        tenants=len(watched),
-        too_old={
-            tenant: captured_at
-            for tenant, captured_at in watched.items()
-            if captured_at is None or is_too_old(captured_at, now)
-        },
+        failing=plane.reports.failing(),
         damaged=plane.points.damaged(now),
     )
 

@@ -1,6 +1,6 @@
 """The state of the store, and doubts about it, as the database knows them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -11,6 +11,7 @@ from budget_recovery_dagster.domain.incident import Attempt, Incident, Recovery,
 from budget_recovery_dagster.domain.recovery_point import is_in_the_future
 from budget_recovery_dagster.domain.store import Check, Verdict
 from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.services.recovery_points import PointAges, judge_point_ages
 
 MISSED_CHECKS = 3
 """After so many checks that are missing or unknown, the state of the store is unknown."""
@@ -47,11 +48,8 @@ class Status:
 
     ``checks`` are the newest, newest first; ``unknown_in_a_row`` is how many of the newest are
     unknown, ``newest_good`` the newest that found the store intact. ``attempt`` is the newest of
-    the open incident, ``closed`` the newest closed incident. ``newest_points`` are the newest
-    intact records of open windows, by tenant; ``newest_snapshot`` is the newest of all.
-    ``damaged`` counts the damaged records in open windows, by tenant. ``failing`` are the
-    tenants whose last capture failed, with their newest snapshot. ``worker`` is the process that
-    is restoring.
+    the open incident, ``closed`` the newest closed incident. ``worker`` is the process that is
+    restoring.
     """
 
     at: datetime
@@ -63,10 +61,7 @@ class Status:
     checks: tuple[Check, ...]
     unknown_in_a_row: int
     newest_good: Check | None
-    newest_points: Mapping[str, datetime]
-    newest_snapshot: datetime | None
-    damaged: Mapping[str, int]
-    failing: Mapping[str, datetime | None]
+    points: PointAges
 
     @property
     def known_whole_at(self) -> datetime | None:
@@ -77,8 +72,8 @@ class Status:
         known = [self.newest_good.checked_at] if self.newest_good else []
         if self.closed is not None and self.closed.ended is not None:
             known.append(self.closed.ended.at)
-        if not self.checks and self.newest_snapshot is not None:
-            known.append(self.newest_snapshot)
+        if not self.checks and self.points.newest_snapshot is not None:
+            known.append(self.points.newest_snapshot)
         return max(known, default=None)
 
     @property
@@ -115,7 +110,7 @@ class Status:
         newest = self.checks[0] if self.checks else None
         if newest is not None and is_in_the_future(newest.checked_at, self.at):
             return Doubt.CHECK_IN_FUTURE
-        if self.newest_snapshot is not None and is_in_the_future(self.newest_snapshot, self.at):
+        if self.points.is_in_the_future:
             return Doubt.SNAPSHOT_IN_FUTURE
         if newest is not None and newest.verdict.is_loss and not self._is_settled(newest):
             return Doubt.LOSS_FOUND
@@ -142,7 +137,7 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
     Raises:
         DatabaseError: the database failed.
     """
-    now = plane.clock.now()
+    points = judge_point_ages(plane)
     recovery = plane.incidents.recovery()
     open_one = recovery.incident
     attempts = plane.incidents.attempts_of(open_one.incident_id) if open_one else ()
@@ -160,7 +155,7 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
         checks,
     )
     return Status(
-        at=now,
+        at=points.now,
         check_interval=check_interval,
         recovery=recovery,
         attempt=attempts[-1] if attempts else None,
@@ -169,8 +164,5 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
         checks=checks,
         unknown_in_a_row=sum(1 for _ in unknown),
         newest_good=plane.registry.newest_good_check(),
-        newest_points=plane.points.newest_points(now),
-        newest_snapshot=max(plane.reports.newest_snapshots().values(), default=None),
-        damaged=plane.points.damaged(now),
-        failing=plane.reports.failing(),
+        points=points,
     )

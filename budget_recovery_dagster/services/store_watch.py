@@ -115,10 +115,8 @@ class StoreWatch:
             IncidentMovedError: an incident is already open.
             StoreError: the store could not be observed again.
         """
-        confirmed = self._confirm(found, accepted)
-        return self.plane.incidents.open(
-            self._loss(found, accepted, confirmed), target=_target_of(confirmed), judged=judged
-        )
+        loss, target = self._confirmed(found, accepted)
+        return self.plane.incidents.open(loss, target=target, judged=judged)
 
     def join_loss(self, found: Finding, incident: Incident) -> Incident:
         """Confirm a further loss against an incident's restore target, and add it to the incident.
@@ -127,12 +125,8 @@ class StoreWatch:
             PossibleLossError, StoreError: as ``open_incident``.
             IncidentMovedError: the incident has moved; compare again.
         """
-        confirmed = self._confirm(found, incident.target)
-        return self.plane.incidents.join(
-            self._loss(found, incident.target, confirmed),
-            target=_target_of(confirmed),
-            judged=incident,
-        )
+        loss, target = self._confirmed(found, incident.target)
+        return self.plane.incidents.join(loss, target=target, judged=incident)
 
     def require_accepted(self) -> Observation:
         """Require that no incident is open and the store is the accepted one.
@@ -227,7 +221,10 @@ class StoreWatch:
             intended=None,
         )
 
-    def _confirm(self, found: Finding, accepted: Baseline | None) -> Finding:
+    def _confirmed(self, found: Finding, accepted: Baseline | None) -> tuple[Loss, Baseline | None]:
+        """Observe once more; return the loss, and the restore target if a store exists."""
+        if accepted is None:
+            raise ValueError("nothing can be lost that was never accepted")
         clock = self.plane.clock
         clock.wait_until(clock.now() + AGREEING_AFTER)
         again = self.compare(accepted)
@@ -237,19 +234,17 @@ class StoreWatch:
                 f"{again.judgement.reason}",
                 "wait for the next check, which observes the store again.",
             )
-        return again
-
-    def _loss(self, found: Finding, accepted: Baseline | None, confirmed: Finding) -> Loss:
-        if accepted is None:
-            raise ValueError("nothing can be lost that was never accepted")
-        return Loss(
-            found_at=confirmed.at,
+        identity = None if again.seen is None else again.seen.identity
+        loss = Loss(
+            found_at=again.at,
             found_by=self.observer,
             verdict=found.judgement.verdict,
             reason=found.judgement.reason,
             before=accepted.identity,
-            after=None if confirmed.seen is None else confirmed.seen.identity,
+            after=identity,
         )
+        # The marker of the target is not known yet.
+        return loss, None if identity is None else Baseline(identity, version=1)
 
     def _write_marker(self, nonce: str, *, after: int) -> Marker:
         try:
@@ -295,11 +290,6 @@ def check_of(incident: Incident) -> Check:
     )
 
 
-def _target_of(confirmed: Finding) -> Baseline | None:
-    """Return the restore target of a recovery that begins here; its marker is not known yet."""
-    return None if confirmed.seen is None else Baseline(confirmed.seen.identity, version=1)
-
-
 @dataclass(frozen=True, slots=True)
 class Checked:
     """What a check found, and the recovery state after it.
@@ -329,8 +319,7 @@ def check_store(plane: ControlPlane, open_store: OpenStore, *, checked_by: str) 
         with plane.leases.hold(CHECK_LEASE, checked_by), open_store() as store:
             found = _check(watch_store(plane, store, checked_by))
     except (LeaseHeldError, PossibleLossError, StoreError) as error:
-        unknown = Judgement(Verdict.UNKNOWN, error.message)
-        found = Finding(unknown, None, plane.clock.now(), hint=error.hint)
+        found = _unknown(plane, error.message, error.hint)
     recovery = plane.incidents.recovery()
     incident = recovery.incident
     check = Check(
@@ -353,8 +342,11 @@ def _check(watch: StoreWatch) -> Finding:
         except _MOVED:
             continue
     reason = f"The accepted baseline moved {ROUNDS} times during the check."
-    unknown = Judgement(Verdict.UNKNOWN, reason)
-    return Finding(unknown, None, watch.plane.clock.now(), hint=_SECOND_DEPLOYMENT)
+    return _unknown(watch.plane, reason, _SECOND_DEPLOYMENT)
+
+
+def _unknown(plane: ControlPlane, reason: str, hint: str) -> Finding:
+    return Finding(Judgement(Verdict.UNKNOWN, reason), None, plane.clock.now(), hint)
 
 
 def _check_accepted(watch: StoreWatch) -> Finding:

@@ -68,7 +68,7 @@ def test_the_age_is_that_of_each_tenants_newest_open_window(plane: ControlPlane)
     ages = ages_at(plane, NOON + LIMIT + INSTANT)
     assert not ages.is_sound
     assert ages.too_old == {"late": NOON}
-    assert (ages.tenants, ages.newest_snapshot) == (2, NOON + LIMIT)
+    assert (len(ages.watched), ages.newest_snapshot) == (2, NOON + LIMIT)
 
 
 def test_the_age_is_not_sound_without_snapshots(plane: ControlPlane) -> None:
