@@ -1,28 +1,27 @@
-# make demo    a store is lost and brought back, in a terminal; ARGS="--keep" keeps the data
-# make dev     everything on this machine, in an environment of its own; ARGS="--port 3001"
-# make test    the tests, several at a time; ARGS="-k sandbox", or ARGS="-n0" for one after the
-#              other. That of TLS needs openssl, those of the pages need Chromium; they are skipped
-#              without.
-# make test-disasters   those in which hosts and whole clusters fail, which takes minutes
+# make demo    loses a store and restores it, in a terminal; ARGS="--keep" keeps the data
+# make dev     runs everything on this machine, with its own data; ARGS="--port 3001"
+# make test    runs the tests in parallel; ARGS="-k sandbox" selects, ARGS="-n0" is sequential.
+#              The TLS test needs openssl, the tests of the Dagster pages need Chromium; without
+#              them, these tests are skipped.
+# make test-disasters   runs the tests in which hosts and whole clusters fail: half an hour
 # make check   format, lint, types
 #
-# Needs Python 3.11, 3.12 or 3.13 with venv, and nothing else. Paths are relative, so that the
-# checkout's own may hold a space.
+# Needs Python 3.11, 3.12 or 3.13 with venv. All paths are relative, so the path of the checkout may
+# contain a space.
 
 SHELL := /bin/sh
 PYTHON ?= python3
 BIN := .venv/bin
 
-# Every command, and every run in Dagster, is a Python of its own. Compiling the package in each
-# takes a quarter of its start; some containers ask for that.
+# Each command and each run in Dagster is a new Python process. Some containers forbid bytecode
+# files; then each process compiles the package again, which takes a quarter of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Tests mostly wait for servers: one after the other they use half a core, so that there are more
-# workers than two cores ask for. They get whole files, which start their own servers once, in the
-# order of the directories: otherwise those with the most tests would come first, and last the few
-# that take long. What promises a short time waits until the others are done.
+# Tests mostly wait for servers: in sequence they use half a core. So there are more workers than
+# cores. A worker gets whole files, which start their servers once. The order of the directories
+# puts the slow files first. Tests marked `alone` promise a short time, and run after the others.
 AT_ONCE := -n 6 --dist loadscope --no-loadscope-reorder -m "not alone and not disaster"
-# pytest says 5 where ARGS leaves it no test, as it may do for one of the two.
+# pytest exits with 5 if ARGS selects no test, which may happen in one of the two calls.
 OR_NONE := || [ $$? -eq 5 ]
 
 .PHONY: demo dev test test-disasters check
