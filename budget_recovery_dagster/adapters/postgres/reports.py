@@ -179,27 +179,23 @@ left join budget_recovery.budget_content c using (content_id)
 where r.tenant = %s and r.captured_at = %s
 order by r.budget_id, r.window_token
 """
-_Counts = tuple[int, int, int]
 _COUNTED = ("records", "counters", "omitted counters")
 
 
 def _find_damage(connection: Connection, hour: Hour) -> Iterator[str]:
     """Yield a sentence for each damage in the snapshots of an hour."""
-    for tenant, captured_at, is_pruned, *captured in connection.execute(
-        _CAPTURES, (hour.start, hour.end)
-    ).fetchall():
+    captures = connection.execute(_CAPTURES, (hour.start, hour.end)).fetchall()
+    for tenant, captured_at, *captured in captures:
         name = f"tenant {tenant!r}, {captured_at:%Y-%m-%d %H:%M:%S} UTC"
-        for sentence in _damage(connection, tenant, captured_at, is_pruned, tuple(captured)):
+        for sentence in _damage(connection, tenant, captured_at, *captured):
             yield f"{name}: {sentence}."
 
 
 def _damage(
-    connection: Connection,
-    tenant: str,
-    captured_at: datetime,
-    is_pruned: bool,  # noqa: FBT001 - a column of the row
-    captured: _Counts,
+    connection: Connection, tenant: str, captured_at: datetime, *captured: int
 ) -> Iterator[str]:
+    """Compare the records of a snapshot with their checksums and with what was captured."""
+    is_pruned, *expected_counts = captured
     records = entry_count = omitted_count = 0
     rows = connection.execute(_RECORDS, (tenant, captured_at))
     for budget, token, start, end, omitted, content_hash, entities, usages in rows:
@@ -212,7 +208,7 @@ def _damage(
         if as_captured(content_hash, entities, usages) is None:
             yield f"{name}: usages differ from the capture (checksum mismatch)"
     stored = (records, entry_count, omitted_count)
-    for what, count, expected in zip(_COUNTED, stored, captured, strict=True):
+    for what, count, expected in zip(_COUNTED, stored, expected_counts, strict=True):
         # Retention removes whole records from an old snapshot, and marks it.
         if count > expected or (count < expected and not is_pruned):
             yield f"{count} {what} are stored, but {expected} were captured"
