@@ -62,14 +62,14 @@ class Cluster:
         """
         path = "/healthz" if stream is None else f"/healthz?account=$G&stream={stream}"
         found = {name: self._monitor(name, path) for name in NAMES}
-        return {name: said for name, (status, said) in found.items() if status != 200}
+        return {name: body for name, (status, body) in found.items() if status != 200}
 
     def meta_leader(self) -> str | None:
         """Return the meta leader of the cluster, as the first responding server reports it."""
         for name in NAMES:
-            status, said = self._monitor(name, "/jsz")
+            status, body = self._monitor(name, "/jsz")
             if status == 200:
-                answer: dict[str, Any] = json.loads(said)
+                answer: dict[str, Any] = json.loads(body)
                 leader: str | None = answer.get("meta_cluster", {}).get("leader")
                 return leader
         return None

@@ -100,7 +100,7 @@ class Deployment:
         """Return their statuses."""
         return [run.status.value for run in self.runs()]
 
-    def ticks_since(self, moment: float) -> list[str]:
+    def ticks_since(self, since: float) -> list[str]:
         """Return the skip reasons of the supervisor's ticks since a time, newest first."""
         (sensor,) = [
             state
@@ -108,7 +108,7 @@ class Deployment:
             if state.instigator_name == "restore_supervisor_sensor"
         ]
         ticks = self.instance.get_ticks(
-            sensor.instigator_origin_id, sensor.selector_id, after=moment
+            sensor.instigator_origin_id, sensor.selector_id, after=since
         )
         return [tick.skip_reason or "" for tick in ticks]
 

@@ -15,26 +15,27 @@ _TAKE_OVER_SECONDS = 240
 @pytest.mark.disaster
 def test_a_run_whose_host_died_is_declared_dead_and_launched_again(place: Path) -> None:
     # As dagster-io/dagster#17403: such a run stays started for hours.
-    with recovering_dev(place) as there, shut_gate(there.postgres_url, "globex") as gate:
-        there.wait_for_a_good_check()
-        assert there.command("wipe", "--yes").returncode == 0
+    with recovering_dev(place) as recovering, shut_gate(recovering.postgres_url, "globex") as gate:
+        recovering.wait_for_a_good_check()
+        assert recovering.command("wipe", "--yes").returncode == 0
         wait_until(lambda: gate.has_waiting, seconds=RECOVERY_SECONDS)
-        (lost,) = there.restores()
+        (lost,) = recovering.restores()
         # Kill worker, code server, daemon, store and database at once.
-        there.dev.process.kill()
-        there.dev.process.wait()
-    with recovering_dev(place) as there:
+        recovering.dev.process.kill()
+        recovering.dev.process.wait()
+    with recovering_dev(place) as recovering:
         wait_until(
-            lambda: there.incident()["closed_at"] or is_held(there), seconds=_TAKE_OVER_SECONDS
+            lambda: recovering.incident()["closed_at"] or is_held(recovering),
+            seconds=_TAKE_OVER_SECONDS,
         )
 
-        incident = there.incident()
-        assert not is_held(there), incident["held_reason"]
+        incident = recovering.incident()
+        assert not is_held(recovering), incident["held_reason"]
         assert (incident["outcome"], incident["attempts"]) == ("restored", 2)
-        assert there.status()["condition"] == "healthy"
-        assert [run.status for run in there.restores()] == ["SUCCESS", "FAILURE"]
-        assert there.restores()[1].run_id == lost.run_id
+        assert recovering.status()["condition"] == "healthy"
+        assert [run.status for run in recovering.restores()] == ["SUCCESS", "FAILURE"]
+        assert recovering.restores()[1].run_id == lost.run_id
 
 
-def is_held(there: RecoveringDev) -> bool:
-    return there.incident()["held_at"] is not None
+def is_held(recovering: RecoveringDev) -> bool:
+    return recovering.incident()["held_at"] is not None

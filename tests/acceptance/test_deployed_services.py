@@ -53,7 +53,7 @@ def bucket(
 
 
 @pytest.fixture
-def there(
+def deployment(
     bucket: Bucket,
     database_url: str,
     empty_database_url: str,
@@ -73,9 +73,9 @@ def wait_at(gate: Gate) -> None:
     wait_until(lambda: gate.has_waiting, seconds=_BEGIN_SECONDS)
 
 
-def wait_for_the_end(there: Deployment) -> None:
+def wait_for_the_end(deployment: Deployment) -> None:
     def is_over() -> bool:
-        incident = there.incident()
+        incident = deployment.incident()
         is_held = incident["held_at"] is not None and (
             incident["released_at"] is None or incident["released_at"] < incident["held_at"]
         )
@@ -85,103 +85,105 @@ def wait_for_the_end(there: Deployment) -> None:
     wait_until(is_over, seconds=_TAKE_OVER_SECONDS)
 
 
-def assert_restored(bucket: Bucket, there: Deployment) -> None:
-    assert there.incident()["outcome"] == "restored"
+def assert_restored(bucket: Bucket, deployment: Deployment) -> None:
+    assert deployment.incident()["outcome"] == "restored"
     assert usages(bucket, "acme", "total", LIFETIME) == {None: "80"}
     assert usages(bucket, "globex", "total", LIFETIME) == {None: "5"}
     assert usages(bucket, "initech", "total", LIFETIME) == {None: "7"}
 
 
-def see_the_worker_left_alone(there: Deployment, since: float) -> None:
+def wait_for_a_tick_that_finds_the_worker(deployment: Deployment, since: float) -> None:
     """Wait for a tick of the supervisor that finds the worker."""
     wait_until(
-        lambda: any("is restoring." in told for told in there.ticks_since(since)),
+        lambda: any("is restoring." in reason for reason in deployment.ticks_since(since)),
         seconds=_BEGIN_SECONDS,
     )
 
 
 @pytest.mark.disaster
-def test_a_restarted_daemon_launches_no_second_worker(bucket: Bucket, there: Deployment) -> None:
-    with patient_gate(there.postgres_url, "globex") as gate:
-        there.start_code_server()
-        daemon = there.start_daemon()
+def test_a_restarted_daemon_launches_no_second_worker(
+    bucket: Bucket, deployment: Deployment
+) -> None:
+    with patient_gate(deployment.postgres_url, "globex") as gate:
+        deployment.start_code_server()
+        daemon = deployment.start_daemon()
         wait_at(gate)
-        worker = there.worker_pid()
-        there.end(signal.SIGKILL, daemon)
+        worker = deployment.worker_pid()
+        deployment.end(signal.SIGKILL, daemon)
         again = time.time()
-        there.start_daemon()
-        see_the_worker_left_alone(there, again)
+        deployment.start_daemon()
+        wait_for_a_tick_that_finds_the_worker(deployment, again)
         assert is_running(worker)
         gate.open()
-        wait_for_the_end(there)
-    wait_until(lambda: there.statuses() == ["SUCCESS"])
-    assert there.incident()["launches"] == 1
-    assert_restored(bucket, there)
+        wait_for_the_end(deployment)
+    wait_until(lambda: deployment.statuses() == ["SUCCESS"])
+    assert deployment.incident()["launches"] == 1
+    assert_restored(bucket, deployment)
 
 
 @pytest.mark.disaster
 def test_a_worker_that_outlives_its_code_server_closes_the_incident(
-    bucket: Bucket, there: Deployment
+    bucket: Bucket, deployment: Deployment
 ) -> None:
-    with patient_gate(there.postgres_url, "globex") as gate:
-        server = there.start_code_server()
-        there.start_daemon()
+    with patient_gate(deployment.postgres_url, "globex") as gate:
+        server = deployment.start_code_server()
+        deployment.start_daemon()
         wait_at(gate)
-        worker = there.worker_pid()
-        there.end(signal.SIGKILL, server)
+        worker = deployment.worker_pid()
+        deployment.end(signal.SIGKILL, server)
         again = time.time()
-        there.start_code_server()
-        see_the_worker_left_alone(there, again)
+        deployment.start_code_server()
+        wait_for_a_tick_that_finds_the_worker(deployment, again)
         assert is_running(worker)
-        assert there.statuses() == ["STARTED"]
+        assert deployment.statuses() == ["STARTED"]
         gate.open()
-        wait_for_the_end(there)
-    wait_until(lambda: there.statuses() == ["SUCCESS"])
-    assert there.incident()["launches"] == 1
-    assert len({run_id for _, run_id in there.attempts()}) == 1
-    assert_restored(bucket, there)
+        wait_for_the_end(deployment)
+    wait_until(lambda: deployment.statuses() == ["SUCCESS"])
+    assert deployment.incident()["launches"] == 1
+    assert len({run_id for _, run_id in deployment.attempts()}) == 1
+    assert_restored(bucket, deployment)
 
 
 @pytest.mark.disaster
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_worker_that_ends_with_its_code_server_is_replaced(
-    bucket: Bucket, there: Deployment, number: signal.Signals
+    bucket: Bucket, deployment: Deployment, number: signal.Signals
 ) -> None:
     # A new version is deployed; or both are killed, and the run stays started.
-    with patient_gate(there.postgres_url, "globex") as gate:
-        server = there.start_code_server()
-        there.start_daemon()
+    with patient_gate(deployment.postgres_url, "globex") as gate:
+        server = deployment.start_code_server()
+        deployment.start_daemon()
         wait_at(gate)
-        there.end(number, there.worker_pid(), server)
+        deployment.end(number, deployment.worker_pid(), server)
         gate.open()
-        there.start_code_server()
+        deployment.start_code_server()
         if number is signal.SIGKILL:
-            there.let_leases_run_out()
-        wait_for_the_end(there)
-    wait_until(lambda: there.statuses() == ["SUCCESS", "FAILURE"])
-    assert there.incident()["launches"] == 2
-    assert [number for number, _ in there.attempts()] == [1, 2]
-    assert_restored(bucket, there)
+            deployment.let_leases_run_out()
+        wait_for_the_end(deployment)
+    wait_until(lambda: deployment.statuses() == ["SUCCESS", "FAILURE"])
+    assert deployment.incident()["launches"] == 2
+    assert [number for number, _ in deployment.attempts()] == [1, 2]
+    assert_restored(bucket, deployment)
 
 
 @pytest.mark.disaster
 def test_canceling_a_run_holds_the_incident_and_stops_its_worker_before_the_next_tenant(
-    bucket: Bucket, there: Deployment
+    bucket: Bucket, deployment: Deployment
 ) -> None:
-    with patient_gate(there.postgres_url, "globex") as gate:
-        server = there.start_code_server()
-        daemon = there.start_daemon()
+    with patient_gate(deployment.postgres_url, "globex") as gate:
+        server = deployment.start_code_server()
+        daemon = deployment.start_daemon()
         wait_at(gate)
-        worker = there.worker_pid()
+        worker = deployment.worker_pid()
         # Without its code server, the run can no longer be terminated.
-        there.end(signal.SIGKILL, server)
-        there.start_code_server()
-        pages = there.start_pages()
-        (run,) = there.runs()
+        deployment.end(signal.SIGKILL, server)
+        deployment.start_code_server()
+        pages = deployment.start_pages()
+        (run,) = deployment.runs()
         pages.terminate(run.run_id, force=True)
-        assert there.statuses() == ["CANCELED"]
-        wait_until(lambda: there.incident()["held_at"], seconds=_BEGIN_SECONDS)
-        assert f"run {run.run_id[:8]} was terminated" in there.incident()["held_reason"]
+        assert deployment.statuses() == ["CANCELED"]
+        wait_until(lambda: deployment.incident()["held_at"], seconds=_BEGIN_SECONDS)
+        assert f"run {run.run_id[:8]} was terminated" in deployment.incident()["held_reason"]
         assert is_running(worker)
         gate.open()
         wait_until(lambda: not is_running(worker), seconds=_BEGIN_SECONDS)
@@ -191,18 +193,18 @@ def test_canceling_a_run_holds_the_incident_and_stops_its_worker_before_the_next
     # A manual run after the release, terminated before it has started.
     with hung(daemon):
         release()
-        by_hand = pages.launch()
-        assert there.statuses()[0] == "QUEUED"
-        pages.terminate(by_hand)
-        assert there.statuses()[0] == "CANCELED"
-    reason = f"run {by_hand[:8]} was terminated"
-    wait_until(lambda: reason in there.incident()["held_reason"], seconds=_BEGIN_SECONDS)
-    assert (there.incident()["launches"], len(there.attempts())) == (1, 1)
+        manual_run = pages.launch()
+        assert deployment.statuses()[0] == "QUEUED"
+        pages.terminate(manual_run)
+        assert deployment.statuses()[0] == "CANCELED"
+    reason = f"run {manual_run[:8]} was terminated"
+    wait_until(lambda: reason in deployment.incident()["held_reason"], seconds=_BEGIN_SECONDS)
+    assert (deployment.incident()["launches"], len(deployment.attempts())) == (1, 1)
     assert usages(bucket, "initech", "total", LIFETIME) == {}
 
     release()
-    wait_for_the_end(there)
-    assert_restored(bucket, there)
+    wait_for_the_end(deployment)
+    assert_restored(bucket, deployment)
 
 
 def release() -> None:

@@ -35,30 +35,30 @@ def page() -> Iterator[Page]:
 
 # Requires the page first, so that nothing is started without a browser.
 @pytest.fixture(scope="module")
-def there(
+def failed_dev(
     page: Page, server_dir: Path, nats_server: NatsServer, postgres_server: PostgresServer
 ) -> Iterator[GivenUp]:
     with tempfile.TemporaryDirectory(dir=server_dir) as directory:
         place = Path(directory)
         place.chmod(0o755)
-        with given_up(place, nats_server, postgres_server) as there:
-            yield there
+        with given_up(place, nats_server, postgres_server) as failed_dev:
+            yield failed_dev
 
 
-def job(there: GivenUp, name: str) -> str:
-    return f"{there.dev.ui.url}/locations/budget_recovery/jobs/{name}"
+def job(failed_dev: GivenUp, name: str) -> str:
+    return f"{failed_dev.dev.ui.url}/locations/budget_recovery/jobs/{name}"
 
 
-def asset(there: GivenUp, name: str, view: str) -> str:
-    return f"{there.dev.ui.url}/assets/{name}?view={view}"
+def asset(failed_dev: GivenUp, name: str, view: str) -> str:
+    return f"{failed_dev.dev.ui.url}/assets/{name}?view={view}"
 
 
-def open_launchpad(page: Page, there: GivenUp) -> None:
+def open_launchpad(page: Page, failed_dev: GivenUp) -> None:
     """Open the Launchpad of the job as a new user."""
     # The Launchpad remembers the last config.
-    page.goto(f"{there.dev.ui.url}/server_info")
+    page.goto(f"{failed_dev.dev.ui.url}/server_info")
     page.evaluate("localStorage.clear()")
-    page.goto(job(there, "manual_restore_job"))
+    page.goto(job(failed_dev, "manual_restore_job"))
     expect(page.get_by_text("Start it from the Launchpad with mode preview")).to_be_visible()
     page.get_by_role("tab", name="Launchpad").click()
 
@@ -93,9 +93,9 @@ def row(page: Page, *cells: str) -> Locator:
 
 
 def test_the_page_of_a_run_with_an_unknown_tenant_shows_the_choices(
-    there: GivenUp, page: Page
+    failed_dev: GivenUp, page: Page
 ) -> None:
-    open_launchpad(page, there)
+    open_launchpad(page, failed_dev)
     write(page, "tenant", "'*'", "acmee")
     launch(page, "Failure")
     refusal = "No snapshot of tenant 'acmee' is retained. Try: choose the tenant from"
@@ -103,20 +103,20 @@ def test_the_page_of_a_run_with_an_unknown_tenant_shows_the_choices(
 
 
 def test_a_failed_store_is_restored_and_the_next_snapshot_is_taken(
-    there: GivenUp, page: Page
+    failed_dev: GivenUp, page: Page
 ) -> None:
-    assert there.state == "failed"
+    assert failed_dev.state == "failed"
     # Only the snapshot before the loss; the first run of the command was paused.
-    assert there.captures == 1
+    assert failed_dev.captures == 1
 
-    open_launchpad(page, there)
+    open_launchpad(page, failed_dev)
     for default in DEFAULTS:
         expect(line(page, default)).to_be_visible()
     line(page, "mode: preview").click()
     expect(page.get_by_text("show in the Events of the asset restored_usage")).to_be_visible()
     preview = launch(page, "Success")
 
-    page.goto(asset(there, RESTORED, "events"))
+    page.goto(asset(failed_dev, RESTORED, "events"))
     expect(page.get_by_text("4 counters in 2 windows would be raised")).to_be_visible()
     expect(page.get_by_text(re.compile("^FAILED, incident .* is open"))).to_be_visible()
     expect(page.locator("pre")).to_contain_text(
@@ -124,7 +124,7 @@ def test_a_failed_store_is_restored_and_the_next_snapshot_is_taken(
     )
     window = row(page, "acme", "total lifetime", "10 -> 122.5", "112.5", "25", "0 -> 2", "3 of 3")
     expect(window).to_be_visible()
-    assert there.usage_of_alice == "10"
+    assert failed_dev.usage_of_alice == "10"
 
     page.goto(preview)
     page.get_by_text("Open in Launchpad").click()
@@ -132,16 +132,16 @@ def test_a_failed_store_is_restored_and_the_next_snapshot_is_taken(
     write(page, "mode", "preview", "apply")
     launch(page, "Success")
 
-    page.goto(asset(there, RESTORED, "overview"))
+    page.goto(asset(failed_dev, RESTORED, "overview"))
     expect(page.get_by_text("4 counters raised, ")).to_be_visible()
     expect(page.get_by_text(REASON, exact=True)).to_be_visible()
     expect(page.get_by_text("is closed; the store is HEALTHY.")).to_be_visible()
     expect(page.get_by_text(re.compile("^No difference from the preview of "))).to_be_visible()
     expect(row(page, "acme", "total", "lifetime", "3", "3", "10", "122.5")).to_be_visible()
-    assert there.usage_of_alice == "30"
-    assert there.state == "healthy"
+    assert failed_dev.usage_of_alice == "30"
+    assert failed_dev.state == "healthy"
 
-    page.goto(job(there, "hourly_snapshot_job"))
+    page.goto(job(failed_dev, "hourly_snapshot_job"))
     page.get_by_role("button", name="Materialize all").click()
     page.get_by_role("button", name="Latest", exact=True).click()
     page.get_by_role("button", name="Launch 1 run").click()
@@ -149,7 +149,7 @@ def test_a_failed_store_is_restored_and_the_next_snapshot_is_taken(
         page.get_by_role("link", name="View", exact=True)
     ).click()
     expect(page.get_by_text("Success", exact=True).first).to_be_visible()
-    page.goto(asset(there, SNAPSHOTS, "overview"))
+    page.goto(asset(failed_dev, SNAPSHOTS, "overview"))
     expect(page.get_by_text("tenants_stored", exact=True)).to_be_visible()
-    assert there.captures > 1
-    assert there.state == "healthy"
+    assert failed_dev.captures > 1
+    assert failed_dev.state == "healthy"

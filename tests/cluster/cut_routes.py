@@ -23,45 +23,45 @@ Ends = tuple[str, str]
 """The pair of servers of a connection: from, to."""
 
 
-class Lines:
-    """The routes between servers, one for each direction.
+class Links:
+    """The links between servers, one for each direction.
 
-    Data on a cut route neither arrives nor is refused, without an error. Once the route is open
-    again it arrives, as with a network that retransmits.
+    Data on a cut link neither arrives nor is refused, without an error. Once the link is open again
+    it arrives, as with a network that retransmits.
     """
 
     def __init__(self, ports: Mapping[str, int], entrances: Mapping[Ends, int]) -> None:
         self._ports = ports
         self.entrances = entrances
-        self._whole = {ends: anyio.Event() for ends in entrances}
+        self._open = {ends: anyio.Event() for ends in entrances}
 
     @contextmanager
-    def laid(self) -> Iterator[None]:
-        """Keep all routes open until the context ends."""
+    def opened(self) -> Iterator[None]:
+        """Keep all links open until the context ends."""
         with start_blocking_portal() as portal:
             self._portal = portal
-            portal.call(self._mend)
-            with portal.wrap_async_context_manager(self._carrying()):
+            portal.call(self._reopen)
+            with portal.wrap_async_context_manager(self._forwarding()):
                 yield
 
     @contextmanager
     def cut(self, server: str) -> Iterator[None]:
-        """Cut all routes from and to a server for a while."""
+        """Cut all links from and to a server for a while."""
         self._portal.call(self._cut, server)
         try:
             yield
         finally:
-            self._portal.call(self._mend)
+            self._portal.call(self._reopen)
 
     async def _cut(self, server: str) -> None:
-        self._whole |= {ends: anyio.Event() for ends in self._whole if server in ends}
+        self._open |= {ends: anyio.Event() for ends in self._open if server in ends}
 
-    async def _mend(self) -> None:
-        for whole in self._whole.values():
-            whole.set()
+    async def _reopen(self) -> None:
+        for is_open in self._open.values():
+            is_open.set()
 
     @asynccontextmanager
-    async def _carrying(self) -> AsyncIterator[None]:
+    async def _forwarding(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack, anyio.create_task_group() as group:
             for ends, port in self.entrances.items():
                 entrance = await stack.enter_async_context(
@@ -78,15 +78,15 @@ class Lines:
                 asked = await anyio.connect_tcp(_HOST, self._ports[ends[1]])
                 async with asked, anyio.create_task_group() as both:
                     for way in ((asking, asked), (asked, asking)):
-                        both.start_soon(self._carry, ends, *way, both.cancel_scope)
+                        both.start_soon(self._forward, ends, *way, both.cancel_scope)
 
-    async def _carry(
+    async def _forward(
         self, ends: Ends, source: SocketStream, target: SocketStream, both: anyio.CancelScope
     ) -> None:
         with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
             while True:
                 data = await source.receive(_AT_ONCE)
-                await self._whole[ends].wait()
+                await self._open[ends].wait()
                 await target.send(data)
         both.cancel()
 
@@ -102,7 +102,7 @@ class CuttableCluster(Cluster):
         clients = dict(zip(NAMES, ports[:count], strict=True))
         self._routes = dict(zip(NAMES, ports[count : 2 * count], strict=True))
         self._monitors = dict(zip(NAMES, ports[2 * count : 3 * count], strict=True))
-        self._lines = Lines(self._routes, dict(zip(ends, ports[3 * count :], strict=True)))
+        self._links = Links(self._routes, dict(zip(ends, ports[3 * count :], strict=True)))
         self.servers = {
             name: NatsServer(directory / name, port=clients[name], config=self._config(name))
             for name in NAMES
@@ -111,29 +111,29 @@ class CuttableCluster(Cluster):
     @classmethod
     @contextmanager
     def started(cls, directory: Path) -> Iterator[Self]:
-        with super().started(directory) as cluster, cluster._lines.laid():
+        with super().started(directory) as cluster, cluster._links.opened():
             yield cluster
 
     @contextmanager
     def cut_off(self, name: str) -> Iterator[None]:
         """Cut a server off from the others; clients still reach all of them."""
-        with self._lines.cut(name):
+        with self._links.cut(name):
             yield
 
     def leader_of(self, stream: str, *, asked: str) -> str | None:
         """Return the leader of a stream as one server reports it."""
-        status, said = self._monitor(asked, "/jsz?acc=$G&streams=true")
+        status, body = self._monitor(asked, "/jsz?acc=$G&streams=true")
         assert status == 200
-        answer: dict[str, Any] = json.loads(said)
-        (account,) = answer["account_details"]
+        streams: dict[str, Any] = json.loads(body)
+        (account,) = streams["account_details"]
         (found,) = (each for each in account["stream_detail"] if each["name"] == stream)
         leader: str | None = found["cluster"].get("leader")
         return leader
 
     def _config(self, name: str) -> str:
-        others = [ends for ends in self._lines.entrances if ends[0] == name]
-        urls = ", ".join(f'"nats://{_HOST}:{self._lines.entrances[ends]}"' for ends in others)
-        # Servers advertise other addresses to each other, which would bypass the routes.
+        others = [ends for ends in self._links.entrances if ends[0] == name]
+        urls = ", ".join(f'"nats://{_HOST}:{self._links.entrances[ends]}"' for ends in others)
+        # Servers advertise other addresses to each other, which would bypass the links.
         return f"""
             server_name: {name}
             server_tags: ["{name}"]

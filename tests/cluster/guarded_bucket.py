@@ -88,7 +88,7 @@ class GuardedBucket:
     bucket: Bucket
     plane: ControlPlane
     settings: Settings
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     @classmethod
     @contextmanager
@@ -131,11 +131,11 @@ class GuardedBucket:
         """Create and fill the bucket, then check and capture it."""
         self.create()
         self.fill()
-        self.become_sound()
+        self.become_intact()
 
-    def become_sound(self) -> None:
+    def become_intact(self) -> None:
         """Wait until a check finds the bucket intact, and it is captured."""
-        wait_until(self.is_found_whole, seconds=_FORMING_SECONDS)
+        wait_until(self.is_found_intact, seconds=_FORMING_SECONDS)
         wait_until(self.is_captured, seconds=_FORMING_SECONDS)
 
     def create(self) -> None:
@@ -164,12 +164,12 @@ class GuardedBucket:
         """Wait for a leader of the bucket's stream and return it."""
         found: list[str] = []
 
-        def is_told() -> bool:
+        def has_leader() -> bool:
             leader = self.bucket.info().cluster.leader
             found.extend([leader] if leader else [])
             return bool(found)
 
-        wait_until(lambda: succeeds_with(is_told), seconds=_FORMING_SECONDS)
+        wait_until(lambda: succeeds_with(has_leader), seconds=_FORMING_SECONDS)
         return found[0]
 
     def be_led_by(self, server: str) -> None:
@@ -218,7 +218,7 @@ class GuardedBucket:
             run_id="a run",
             holder="a run",
             convergence_timeout=patience,
-            on_progress=self.told.append,
+            on_progress=self.messages.append,
         )
 
     def _open_store(self) -> AbstractContextManager[NatsUsageStore]:
@@ -231,7 +231,7 @@ class GuardedBucket:
         captured = self.capture()
         return captured.stopped_by is None and not captured.failed
 
-    def is_found_whole(self) -> bool:
+    def is_found_intact(self) -> bool:
         """Check again; return whether the check is good and the marker is renewed."""
         checked = self.check()
         assert not checked.check.verdict.is_loss

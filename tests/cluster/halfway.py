@@ -26,11 +26,11 @@ class Halfway:
 
         return stop_here
 
-    def meanwhile(self, happens: Callable[[], None]) -> None:
+    def meanwhile(self, action: Callable[[], None]) -> None:
         """Wait for all workers, call something, and let them continue."""
         try:
             for _ in range(self._workers):
                 assert self._here.acquire(timeout=_SECONDS), "a worker did not come by"
-            happens()
+            action()
         finally:
             self._go_on.set()

@@ -51,7 +51,7 @@ def cluster(server_dir: Path) -> Iterator[CuttableCluster]:
 
 
 @pytest.fixture
-def whole(cluster: CuttableCluster, opened: OpenBucket) -> list[GuardedBucket]:
+def intact(cluster: CuttableCluster, opened: OpenBucket) -> list[GuardedBucket]:
     """Return buckets with three replicas, on file and in memory, checked and captured."""
     return prepared(cluster, opened)
 
@@ -103,11 +103,11 @@ def misses(bucket: GuardedBucket, follower: str) -> bool:
 
 
 def test_a_leader_cut_off_during_captures_and_checks_is_not_a_loss(
-    cluster: CuttableCluster, whole: list[GuardedBucket], lost: list[GuardedBucket], leader: str
+    cluster: CuttableCluster, intact: list[GuardedBucket], lost: list[GuardedBucket], leader: str
 ) -> None:
-    let_be_led(whole + lost, leader)
+    let_be_led(intact + lost, leader)
     with (
-        BothSides.of(cluster, whole, leader) as sides,
+        BothSides.of(cluster, intact, leader) as sides,
         BothSides.of(cluster, lost, leader) as waiting,
         counted_on_both_sides(sides) as writers,
     ):
@@ -117,19 +117,19 @@ def test_a_leader_cut_off_during_captures_and_checks_is_not_a_loss(
                 [side.cut_off for side in waiting],
                 lambda: stack.enter_context(cluster.cut_off(leader)),
             )
-            together([side.others for side in sides], GuardedBucket.become_sound)
+            together([side.others for side in sides], GuardedBucket.become_intact)
             together([side.others for side in waiting], partial(assert_waits, attempts=0))
-        together([side.cut_off for side in sides], GuardedBucket.become_sound)
+        together([side.cut_off for side in sides], GuardedBucket.become_intact)
         for side, counting in zip(sides, writers, strict=True):
             assert_never_lost(side.whole, counting)
 
 
 def test_the_state_of_an_old_leader_is_not_a_loss(
-    cluster: CuttableCluster, whole: list[GuardedBucket], leader: str
+    cluster: CuttableCluster, intact: list[GuardedBucket], leader: str
 ) -> None:
-    let_be_led(whole, leader)
+    let_be_led(intact, leader)
     with (
-        BothSides.of(cluster, whole, leader) as sides,
+        BothSides.of(cluster, intact, leader) as sides,
         counted_on_both_sides(sides) as writers,
     ):
         with cluster.cut_off(leader):
@@ -138,7 +138,7 @@ def test_the_state_of_an_old_leader_is_not_a_loss(
             # some more time to accept it.
             others = [side.others for side in sides]
             wait_until(
-                lambda: all(together(others, GuardedBucket.is_found_whole)),
+                lambda: all(together(others, GuardedBucket.is_found_intact)),
                 seconds=_OVERLAP_SECONDS,
             )
             for checked in together([side.cut_off for side in sides], GuardedBucket.check):
@@ -146,17 +146,17 @@ def test_the_state_of_an_old_leader_is_not_a_loss(
                 assert "may no longer be the leader" in checked.check.reason
             for captured in together([side.cut_off for side in sides], GuardedBucket.capture):
                 assert not captured.stored
-            together([side.others for side in sides], GuardedBucket.become_sound)
-        together([side.cut_off for side in sides], GuardedBucket.become_sound)
+            together([side.others for side in sides], GuardedBucket.become_intact)
+        together([side.cut_off for side in sides], GuardedBucket.become_intact)
         for side, counting in zip(sides, writers, strict=True):
             assert_never_lost(side.whole, counting)
 
 
 def test_a_deleted_bucket_that_an_old_leader_still_reports_stays_lost(
-    cluster: CuttableCluster, whole: list[GuardedBucket], leader: str
+    cluster: CuttableCluster, intact: list[GuardedBucket], leader: str
 ) -> None:
-    let_be_led(whole, leader)
-    with BothSides.of(cluster, whole, leader) as sides:
+    let_be_led(intact, leader)
+    with BothSides.of(cluster, intact, leader) as sides:
 
         def find_gone(bucket: GuardedBucket) -> None:
             def is_found() -> bool:
@@ -171,22 +171,22 @@ def test_a_deleted_bucket_that_an_old_leader_still_reports_stays_lost(
             together([side.others for side in sides], find_gone)
             for checked in together([side.cut_off for side in sides], GuardedBucket.check):
                 assert checked.check.verdict is Verdict.UNKNOWN
-            assert all(bucket.incident.target is None for bucket in whole)
-        together(whole, GuardedBucket.create)
-        with counted(whole) as writers:
-            for result in together(whole, partial(GuardedBucket.recover, patience=PATIENCE)):
+            assert all(bucket.incident.target is None for bucket in intact)
+        together(intact, GuardedBucket.create)
+        with counted(intact) as writers:
+            for result in together(intact, partial(GuardedBucket.recover, patience=PATIENCE)):
                 assert isinstance(result, Recovered)
-            for bucket, writer in zip(whole, writers, strict=True):
+            for bucket, writer in zip(intact, writers, strict=True):
                 assert_restored(bucket, [writer], attempts=1)
 
 
 def test_a_follower_that_is_cut_off_stops_captures_and_checks_only_on_its_side(
-    cluster: CuttableCluster, whole: list[GuardedBucket], lost: list[GuardedBucket], leader: str
+    cluster: CuttableCluster, intact: list[GuardedBucket], lost: list[GuardedBucket], leader: str
 ) -> None:
-    let_be_led(whole + lost, leader)
+    let_be_led(intact + lost, leader)
     follower = max(cluster.servers.keys() - {leader})
     with (
-        BothSides.of(cluster, whole, follower) as sides,
+        BothSides.of(cluster, intact, follower) as sides,
         BothSides.of(cluster, lost, follower) as waiting,
         counted_on_both_sides(sides) as writers,
     ):
@@ -202,7 +202,7 @@ def test_a_follower_that_is_cut_off_stops_captures_and_checks_only_on_its_side(
                 assert side.cut_off.check().check.verdict is Verdict.UNKNOWN
                 assert not side.cut_off.capture().stored
             together([side.cut_off for side in waiting], partial(assert_waits, attempts=0))
-        together([side.cut_off for side in sides], GuardedBucket.become_sound)
+        together([side.cut_off for side in sides], GuardedBucket.become_intact)
         for side, counting in zip(sides, writers, strict=True):
             assert_never_lost(side.whole, counting)
 
@@ -222,8 +222,8 @@ def test_a_bucket_held_only_by_a_server_that_is_cut_off_is_not_a_loss(
             fail_halfway([side.others], [], lambda: stack.enter_context(cut))
             assert side.others.check().check.verdict is Verdict.UNKNOWN
             # It holds the only replica, so no other server can have another state.
-            assert side.cut_off.is_found_whole()
-        side.others.become_sound()
+            assert side.cut_off.is_found_intact()
+        side.others.become_intact()
         assert_never_lost(single, writers)
 
 
@@ -274,6 +274,6 @@ def test_a_restore_continues_while_a_follower_is_cut_off(
             for side in sides:
                 assert side.cut_off.check().check.verdict is Verdict.UNKNOWN
         for side in sides:
-            wait_until(side.cut_off.is_found_whole)
+            wait_until(side.cut_off.is_found_intact)
         for side, counting in zip(sides, writers, strict=True):
             assert_restored(side.whole, counting, attempts=1)

@@ -58,21 +58,21 @@ def writers_of_lost(lost: list[GuardedBucket]) -> Iterator[list[PatientWriters]]
 
 
 @pytest.fixture
-def whole(cluster: Cluster, lost: list[GuardedBucket], opened: OpenBucket) -> list[GuardedBucket]:
+def intact(cluster: Cluster, lost: list[GuardedBucket], opened: OpenBucket) -> list[GuardedBucket]:
     """Return buckets with three replicas or one, on file and in memory, checked and captured."""
     wait_until(lambda: not cluster.behind(), seconds=60)
-    whole = [opened(kind) for kind in (THREE_ON_FILE, THREE_IN_MEMORY, ONE_ON_FILE)]
-    together(whole, GuardedBucket.prepare)
-    return whole
+    intact = [opened(kind) for kind in (THREE_ON_FILE, THREE_IN_MEMORY, ONE_ON_FILE)]
+    together(intact, GuardedBucket.prepare)
+    return intact
 
 
 @pytest.fixture
-def leader(cluster: Cluster, lost: list[GuardedBucket], whole: list[GuardedBucket]) -> str:
+def leader(cluster: Cluster, lost: list[GuardedBucket], intact: list[GuardedBucket]) -> str:
     """Return the leader of the cluster, which also leads all buckets with three replicas."""
     wait_until(lambda: cluster.meta_leader() is not None, seconds=60)
     leader = cluster.meta_leader()
     assert leader is not None
-    together([*lost, *replicated(whole)], lambda bucket: bucket.be_led_by(leader))
+    together([*lost, *replicated(intact)], lambda bucket: bucket.be_led_by(leader))
     return leader
 
 
@@ -104,15 +104,15 @@ def replicated(buckets: Sequence[GuardedBucket]) -> list[GuardedBucket]:
 def test_a_dead_follower_of_an_idle_cluster_stops_neither_captures_nor_checks(
     cluster: Cluster,
     lost: list[GuardedBucket],
-    whole: list[GuardedBucket],
+    intact: list[GuardedBucket],
     followers: list[str],
 ) -> None:
     # Neither the first server, to which we are connected, nor the host of a single replica.
     dead = followers[-1]
-    alive = [bucket for bucket in whole if bucket.kind.replicas > 1 or bucket.leader != dead]
+    alive = [bucket for bucket in intact if bucket.kind.replicas > 1 or bucket.leader != dead]
     fail_halfway(alive, lost, lambda: cluster.kill(dead))
     for bucket in alive:
-        assert bucket.is_found_whole()
+        assert bucket.is_found_intact()
         assert bucket.is_captured()
         # Checks during its death were good too.
         assert Verdict.UNKNOWN not in bucket.verdicts
@@ -124,50 +124,50 @@ def test_a_killed_leader_is_not_a_loss(
     cluster: Cluster,
     lost: list[GuardedBucket],
     writers_of_lost: list[PatientWriters],
-    whole: list[GuardedBucket],
+    intact: list[GuardedBucket],
     leader: str,
 ) -> None:
-    with counted_and_never_lost(whole):
-        fail_halfway(whole, lost, lambda: cluster.kill(leader))
-        together(replicated(whole), GuardedBucket.become_sound)
+    with counted_and_never_lost(intact):
+        fail_halfway(intact, lost, lambda: cluster.kill(leader))
+        together(replicated(intact), GuardedBucket.become_intact)
         cluster.servers[leader].start()
-        together(whole, GuardedBucket.become_sound)
+        together(intact, GuardedBucket.become_intact)
 
 
 def test_a_leader_that_hung_for_a_while_is_not_a_loss(
     cluster: Cluster,
     lost: list[GuardedBucket],
     writers_of_lost: list[PatientWriters],
-    whole: list[GuardedBucket],
+    intact: list[GuardedBucket],
     leader: str,
 ) -> None:
-    with counted_and_never_lost(whole), ExitStack() as stack:
+    with counted_and_never_lost(intact), ExitStack() as stack:
 
         def cut_off() -> None:
             stack.enter_context(hung(cluster.servers[leader].pid))
 
-        fail_halfway(whole, lost, cut_off)
-        together(replicated(whole), GuardedBucket.become_sound)
+        fail_halfway(intact, lost, cut_off)
+        together(replicated(intact), GuardedBucket.become_intact)
         stack.close()
         # At first it still claims to be the leader.
-        together(whole, GuardedBucket.become_sound)
+        together(intact, GuardedBucket.become_intact)
 
 
 def test_a_wiped_follower_is_not_a_loss_but_a_wiped_only_replica_is(
     cluster: Cluster,
     lost: list[GuardedBucket],
     writers_of_lost: list[PatientWriters],
-    whole: list[GuardedBucket],
+    intact: list[GuardedBucket],
 ) -> None:
-    *kept, single = whole
+    *kept, single = intact
     host = single.leader
     together([*lost, *kept], lambda bucket: bucket.be_led_by(FIRST))
     with counted_and_never_lost(kept), counted([single]):
-        fail_halfway(whole, lost, lambda: wipe(cluster, [host]))
+        fail_halfway(intact, lost, lambda: wipe(cluster, [host]))
         # Without the server, checks are unknown.
         single.assert_never_lost()
         cluster.servers[host].start()
-        together(kept, GuardedBucket.become_sound)
+        together(kept, GuardedBucket.become_intact)
         wait_until(single.is_found_lost, seconds=60)
         assert single.is_found_lost()
         (loss,) = single.incident.losses
@@ -181,11 +181,11 @@ def test_a_quorum_that_returns_with_empty_disks_is_not_a_loss_and_a_restore_wait
     cluster: Cluster,
     lost: list[GuardedBucket],
     writers_of_lost: list[PatientWriters],
-    whole: list[GuardedBucket],
+    intact: list[GuardedBucket],
     leader: str,
     followers: list[str],
 ) -> None:
-    kept = replicated(whole)
+    kept = replicated(intact)
     proven = threading.Event()
 
     def kill_the_leader() -> None:
@@ -200,7 +200,7 @@ def test_a_quorum_that_returns_with_empty_disks_is_not_a_loss_and_a_restore_wait
             for name in followers:
                 cluster.servers[name].start()
             restoring = pool.submit(restore_until_halfway, cluster, lost, kill_the_leader)
-            together(kept, GuardedBucket.become_sound)
+            together(kept, GuardedBucket.become_intact)
         proven.set()
         failures = restoring.result()
     cluster.servers[leader].start()

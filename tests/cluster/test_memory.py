@@ -74,7 +74,7 @@ def test_a_bucket_in_the_memory_of_one_server_is_lost_with_it_and_restored(
             single.assert_never_lost()
             cluster.servers[host].start()
             assert_emptied(single, losses=1)
-            together(kept, GuardedBucket.become_sound)
+            together(kept, GuardedBucket.become_intact)
             (failure,) = restore_until_halfway(cluster, [single], lambda: cluster.kill(host))
             assert isinstance(failure, AttemptFailedError)
             assert_waits(single, attempts=1)
@@ -83,7 +83,7 @@ def test_a_bucket_in_the_memory_of_one_server_is_lost_with_it_and_restored(
         with counted([single]) as writers:
             assert isinstance(single.recover(patience=PATIENCE), Recovered)
             assert_restored(single, writers, losses=2, attempts=1)
-        together(kept, GuardedBucket.become_sound)
+        together(kept, GuardedBucket.become_intact)
 
 
 def test_a_bucket_in_the_memory_of_all_servers_is_lost_if_all_restart_and_restored(
@@ -100,7 +100,7 @@ def test_a_bucket_in_the_memory_of_all_servers_is_lost_if_all_restart_and_restor
                 bucket.assert_never_lost()
             cluster.start_missing()
             assert_emptied(in_memory, losses=1)
-            on_file.become_sound()
+            on_file.become_intact()
             (failure,) = restore_until_halfway(cluster, [in_memory], kill_all)
             assert isinstance(failure, AttemptFailedError)
             assert_waits(in_memory, attempts=1)
@@ -109,4 +109,4 @@ def test_a_bucket_in_the_memory_of_all_servers_is_lost_if_all_restart_and_restor
         with counted([in_memory]) as writers:
             assert isinstance(in_memory.recover(patience=PATIENCE), Recovered)
             assert_restored(in_memory, writers, losses=2, attempts=1)
-        on_file.become_sound()
+        on_file.become_intact()

@@ -33,17 +33,17 @@ def lose(bucket: GuardedBucket) -> None:
 
 
 def fail_halfway(
-    whole: Sequence[GuardedBucket], lost: Sequence[GuardedBucket], failure: Callable[[], None]
+    intact: Sequence[GuardedBucket], lost: Sequence[GuardedBucket], failure: Callable[[], None]
 ) -> None:
     """Let servers fail while each intact bucket is being captured and checked.
 
     Checks continue until the captures have ended, so that some start without a leader. The
     restores of lost buckets wait meanwhile. They use no attempt and write nothing.
     """
-    halfway = Halfway(2 * len(whole))
-    with ThreadPoolExecutor(2 * len(whole) + len(lost)) as pool:
+    halfway = Halfway(2 * len(intact))
+    with ThreadPoolExecutor(2 * len(intact) + len(lost)) as pool:
         works: list[Future[Any]] = []
-        for bucket in whole:
+        for bucket in intact:
             at_reading = Disturbances(after_reading=halfway.stop())
             at_marking = Disturbances(before_marking=halfway.stop())
             capture = pool.submit(bucket.capture, at_reading)

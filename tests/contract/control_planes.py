@@ -135,12 +135,12 @@ class ControlPlane(ports.ControlPlane):
 
     def take(self, read: TenantReading, *, at: datetime | None = None) -> TenantSnapshot:
         """Turn a reading into a snapshot as a capture does; the sequence of the store advances."""
-        moment = at or self.clock.now()
+        captured_at = at or self.clock.now()
         return take_snapshot(
             read,
-            moment,
+            captured_at,
             StoreIdentity(BORN, next(self.sequences)),
-            self.points.current_usages(read.tenant, moment),
+            self.points.current_usages(read.tenant, captured_at),
         )
 
     def commit(self, snapshot: TenantSnapshot, *, run_id: str = "a run") -> Baseline:

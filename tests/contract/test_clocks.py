@@ -19,9 +19,9 @@ def clock(request: pytest.FixtureRequest) -> Clock:
 
 
 def test_waiting_ends_when_the_clock_has_reached_the_time(clock: Clock) -> None:
-    moment = clock.now() + timedelta(seconds=0.6)
-    clock.wait_until(moment)
-    assert moment <= clock.now() < moment + timedelta(seconds=10)
+    at = clock.now() + timedelta(seconds=0.6)
+    clock.wait_until(at)
+    assert at <= clock.now() < at + timedelta(seconds=10)
 
 
 def test_waiting_for_a_past_time_returns_at_once(clock: Clock) -> None:

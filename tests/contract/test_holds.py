@@ -93,11 +93,11 @@ def test_numbers_of_attempts_continue_after_a_release(plane: ControlPlane) -> No
     incident = claim_attempt(plane, incident)
     with plane.restore_lease() as lease:
         plane.incidents.end_attempt("done", judged=incident, lease=lease)
-    told = [
+    attempts = [
         (each.loss, each.number, each.outcome)
         for each in plane.incidents.attempts_of(incident.incident_id)
     ]
-    assert told == [
+    assert attempts == [
         (1, 1, None),
         (1, 2, None),
         (1, 3, None),
@@ -165,8 +165,8 @@ def test_a_hold_does_not_prevent_a_worker_from_ending_the_incident(plane: Contro
 
 
 def test_any_operator_and_reason_can_be_stored(plane: ControlPlane) -> None:
-    ugly, told = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
+    ugly, escaped = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
     held = plane.incidents.hold(ugly, ugly, judged=open_one(plane))
-    assert held.held == Held(NOON, told, told)
+    assert held.held == Held(NOON, escaped, escaped)
     assert plane.incidents.recovery().incident == held
     plane.incidents.release(ugly, judged=held)

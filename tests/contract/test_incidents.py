@@ -174,8 +174,10 @@ def test_a_further_loss_joins_the_incident_and_resets_its_attempts(plane: Contro
     )
     assert plane.incidents.recovery() == Recovery(RECOVERING, joined)
     claim_attempt(plane, joined, run_id="run 9")
-    told = [(each.loss, each.number) for each in plane.incidents.attempts_of(joined.incident_id)]
-    assert told == [(1, 1), (1, 2), (1, 3), (2, 1)]
+    attempts = [
+        (each.loss, each.number) for each in plane.incidents.attempts_of(joined.incident_id)
+    ]
+    assert attempts == [(1, 1), (1, 2), (1, 3), (2, 1)]
 
 
 def test_a_further_loss_leaves_a_failed_incident_failed(plane: ControlPlane) -> None:
@@ -260,13 +262,13 @@ def test_incidents_are_listed_newest_first(plane: ControlPlane) -> None:
 
 
 def test_any_text_can_be_stored(plane: ControlPlane) -> None:
-    ugly, told = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
+    ugly, escaped = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
     loss = replace(LOSS, found_by=ugly, reason=ugly)
     incident = plane.incidents.open(loss, target=TARGET, judged=None)
-    assert (incident.losses[0].found_by, incident.losses[0].reason) == (told, told)
+    assert (incident.losses[0].found_by, incident.losses[0].reason) == (escaped, escaped)
     incident = wait(plane, incident, reason=ugly)
     assert incident.waiting is not None
-    assert incident.waiting.reason == told
+    assert incident.waiting.reason == escaped
     with plane.restore_lease() as lease:
         incident = plane.incidents.claim_attempt(
             judged=incident, run_id=ugly, holder=ugly, lease=lease
@@ -275,7 +277,7 @@ def test_any_text_can_be_stored(plane: ControlPlane) -> None:
         closing = replace(CLOSING, detail=ugly * 1000)
         closed = plane.incidents.close(closing, judged=incident, lease=lease)
     (attempt,) = plane.incidents.attempts_of(incident.incident_id)
-    assert (attempt.run_id, attempt.holder, attempt.outcome) == (told, told, told)
+    assert (attempt.run_id, attempt.holder, attempt.outcome) == (escaped, escaped, escaped)
     assert plane.incidents.recent(1) == (closed,)
     assert closed.ended is not None
     assert len(closed.ended.detail) == 2000

@@ -139,9 +139,9 @@ def test_invalid_boards_and_entries_are_reported_and_do_not_affect_others(subjec
     for budget, (value, _) in bad.items():
         subject.put(board_key("t", budget, NOVEMBER), value)
     good = {"entity": "good", "usage": "1"}
-    nobody = {"entity": "\ud800", "usage": "1"}
+    unnamed = {"entity": "\ud800", "usage": "1"}
     lower = {"entity": "lower", "usage": "-5"}
-    subject.put(board_key("t", "b", NOVEMBER), entries(good, 5, nobody, lower))
+    subject.put(board_key("t", "b", NOVEMBER), entries(good, 5, unnamed, lower))
     reading = subject.boards.read("t")
     assert [(each.of, each.entity) for each in reading.counters] == [(OF, "good")]
     assert {each.key: each.reason for each in reading.omitted if each.of != OF} == {

@@ -189,8 +189,8 @@ def test_a_chosen_snapshot_lists_closed_windows_too_by_budget_and_token(
     names = [("b", "lifetime"), ("b", "2020-01"), ("a", "2026-11-20"), ("é", "2030-Q1")]
     plane.capture("acme", {name: {"alice": "1"} for name in names}, at=NOON)
     plane.clock.set(datetime(2026, 12, 5, tzinfo=UTC))
-    told = [(each.of.budget, each.of.window.token) for each in the_point(plane, NOON).windows]
-    assert told == [("a", "2026-11-20"), ("b", "2020-01"), ("b", "lifetime"), ("é", "2030-Q1")]
+    windows = [(each.of.budget, each.of.window.token) for each in the_point(plane, NOON).windows]
+    assert windows == [("a", "2026-11-20"), ("b", "2020-01"), ("b", "lifetime"), ("é", "2030-Q1")]
 
 
 def test_a_chosen_snapshot_has_its_own_marks(plane: ControlPlane) -> None:
@@ -215,9 +215,9 @@ def test_shape_and_expiry_come_from_the_newest_record_that_has_them(
         source = CaptureSource.COUNTERS if shape else CaptureSource.LEADERBOARDS
         return TenantReading("acme", source, (counter,), (), (), is_partial=False)
 
-    for hour, told in enumerate([(None, None), (ValueShape.BARE, 60), (None, None)]):
+    for hour, known in enumerate([(None, None), (ValueShape.BARE, 60), (None, None)]):
         plane.clock.set(NOON + hour * HOUR)
-        plane.commit(plane.take(read(*told)))
+        plane.commit(plane.take(read(*known)))
     for hour in range(3):
         window = the_window(plane, NOON + hour * HOUR)
         assert (window.shape, window.expiry_seconds) == (ValueShape.BARE, 60)
@@ -231,8 +231,8 @@ def test_a_damaged_record_of_a_chosen_snapshot_is_reported_and_not_replaced(
     plane.capture("acme", counters, at=NOON + HOUR)
     # The records share their content, so both are damaged.
     plane.corrupt("acme", NOON + HOUR, MONTH)
-    sound, damaged = the_point(plane, NOON + HOUR).windows
-    assert (sound.usages, sound.corrupt) == ({"bo": Decimal(1)}, ())
+    intact, damaged = the_point(plane, NOON + HOUR).windows
+    assert (intact.usages, intact.corrupt) == ({"bo": Decimal(1)}, ())
     assert (damaged.of, damaged.usages, damaged.sources) == (MONTH, {}, {})
     assert damaged.corrupt == (NOON + HOUR,)
 

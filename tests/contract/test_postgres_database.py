@@ -88,9 +88,9 @@ def test_now_is_the_servers_clock_in_utc(database: Database, admin: psycopg.Conn
 
 
 def test_the_clock_can_be_set_for_tests(database_url: str) -> None:
-    moment = datetime(2030, 1, 1, tzinfo=UTC)
-    with Database(database_url, clock=lambda _: moment) as database:
-        assert database.now() == moment
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    with Database(database_url, clock=lambda _: at) as database:
+        assert database.now() == at
 
 
 _CAPTURE_ELSEWHERE = textwrap.dedent(

@@ -32,8 +32,8 @@ def lifetime(**usages: str) -> Counters:
     return {("team", "lifetime"): usages}
 
 
-def captured_at(plane: ControlPlane, moment: datetime) -> list[str]:
-    return [each.tenant for each in plane.reports.captured_in(Hour.containing(moment))]
+def captured_at(plane: ControlPlane, at: datetime) -> list[str]:
+    return [each.tenant for each in plane.reports.captured_in(Hour.containing(at))]
 
 
 def test_only_records_older_than_the_cutoff_are_removed(plane: ControlPlane) -> None:

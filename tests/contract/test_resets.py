@@ -57,26 +57,26 @@ def despite(plane: ControlPlane) -> WindowPoint:
 
 def test_resets_are_stored_exactly_and_listed_in_order(plane: ControlPlane) -> None:
     assert plane.resets.of_tenant("acme") == plane.resets.recent(9) == ()
-    told = [
+    recorded = [
         RESET,
         replace(RESET, entity=None, window=None),
         replace(RESET, entity=EVERYONE, at=NOON - 400 * HOUR),
         replace(RESET, entity="everyone", reason="é\n漢字 🦀"),
     ]
     other = replace(RESET, tenant="globex", budget="*")
-    for each in (told[0], other, *told[1:]):
+    for each in (recorded[0], other, *recorded[1:]):
         assert plane.resets.record(each) == each
-    assert plane.resets.of_tenant("acme") == tuple(told)
+    assert plane.resets.of_tenant("acme") == tuple(recorded)
     assert plane.resets.of_tenant("globex") == (other,)
     assert plane.resets.of_tenant("ac") == ()
-    assert plane.resets.recent(2) == (told[3], told[2])
-    assert plane.resets.recent(9) == (*reversed(told[1:]), other, told[0])
+    assert plane.resets.recent(2) == (recorded[3], recorded[2])
+    assert plane.resets.recent(9) == (*reversed(recorded[1:]), other, recorded[0])
 
 
 def test_any_operator_and_reason_can_be_stored(plane: ControlPlane) -> None:
-    ugly, told = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
+    ugly, escaped = "NUL \0, half a pair \ud83d", "NUL \\x00, half a pair \\ud83d"
     kept = plane.resets.record(replace(RESET, by=ugly, reason=ugly))
-    assert kept == replace(RESET, by=told, reason=told)
+    assert kept == replace(RESET, by=escaped, reason=escaped)
     assert plane.resets.of_tenant("acme") == (kept,)
 
 
@@ -96,11 +96,11 @@ def test_invalid_rows_are_refused(
 
 def test_a_reset_of_one_entity_does_not_exclude_others(plane: ControlPlane) -> None:
     month(plane, 0, alice="5", bob="3")
-    told = plane.reset(NOON, "alice")
+    recorded = plane.reset(NOON, "alice")
     window = the_window(plane)
     assert window.usages == usages(bob="3")
     assert window.sources == {"bob": NOON}
-    assert window.resets == (told,)
+    assert window.resets == (recorded,)
     assert (window.of, window.newest_at, window.corrupt) == (MONTH, NOON, ())
 
 
@@ -139,18 +139,18 @@ def test_usage_after_the_reset_is_restored(plane: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize(
-    ("who", "is_told"), [("alice", True), (None, True), (EVERYONE, True), ("nobody", False)]
+    ("who", "is_reported"), [("alice", True), (None, True), (EVERYONE, True), ("nobody", False)]
 )
 def test_a_reset_that_excludes_something_is_reported_even_if_a_newer_record_covers_it(
-    plane: ControlPlane, who: Entity | Everyone, *, is_told: bool
+    plane: ControlPlane, who: Entity | Everyone, *, is_reported: bool
 ) -> None:
     used: Counters = {("team", "2026-11"): {"alice": "5", None: "8"}}
     plane.capture("acme", used, at=NOON)
-    told = plane.reset(NOON, who)
+    recorded = plane.reset(NOON, who)
     assert plane.capture("acme", used, at=NOON + HOUR).records[0].covers_earlier
     window = the_window(plane)
     assert window.usages == {"alice": Decimal(5), None: Decimal(8)}
-    assert window.resets == ((told,) if is_told else ())
+    assert window.resets == ((recorded,) if is_reported else ())
 
 
 def test_a_reset_that_excludes_nothing_is_not_reported(plane: ControlPlane) -> None:
@@ -219,10 +219,10 @@ def test_damage_is_reported_with_and_despite_resets(plane: ControlPlane) -> None
 def test_a_chosen_snapshot_excludes_reset_usage_unless_despite_resets(plane: ControlPlane) -> None:
     month(plane, 0, alice="5", bob="3")
     month(plane, 1, alice="1", bob="4")
-    told = plane.reset(NOON, "alice")
+    recorded = plane.reset(NOON, "alice")
     named = plane.points.snapshot_of("acme", NOON)
     assert named is not None
-    assert (named.windows[0].usages, named.windows[0].resets) == (usages(bob="3"), (told,))
+    assert (named.windows[0].usages, named.windows[0].resets) == (usages(bob="3"), (recorded,))
     whole = plane.points.despite_resets().snapshot_of("acme", NOON)
     assert whole is not None
     assert whole.windows[0].usages == usages(alice="5", bob="3")

@@ -168,8 +168,8 @@ def test_only_the_newest_attempt_is_ended(plane: ControlPlane) -> None:
     incident = claim_attempt(plane, claim_attempt(plane, open_one(plane)))
     with plane.restore_lease() as lease:
         plane.incidents.end_attempt("done", judged=incident, lease=lease)
-    told = [(a.number, a.outcome) for a in plane.incidents.attempts_of(incident.incident_id)]
-    assert told == [(1, None), (2, "done")]
+    attempts = [(a.number, a.outcome) for a in plane.incidents.attempts_of(incident.incident_id)]
+    assert attempts == [(1, None), (2, "done")]
 
 
 def test_the_last_attempt_of_an_earlier_loss_can_still_be_ended(plane: ControlPlane) -> None:

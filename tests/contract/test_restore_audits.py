@@ -37,7 +37,7 @@ def trail(plane: ControlPlane) -> AuditTrail:
     return AuditTrail(NOON, "run 1", "a sensor", "the store is lost", incident_id, (ENTRY, OTHER))
 
 
-def told(plane: ControlPlane, trail: AuditTrail, count: int = 1000) -> MergedAudits:
+def merged(plane: ControlPlane, trail: AuditTrail, count: int = 1000) -> MergedAudits:
     assert trail.incident_id is not None
     return plane.audits.largest(trail.incident_id, count)
 
@@ -58,8 +58,8 @@ def of_one(trail: AuditTrail, *, later: int = 0, planned: int = 0, raised: int =
 
 def test_audits_are_stored_exactly(plane: ControlPlane, trail: AuditTrail) -> None:
     plane.audits.finish(trail)
-    assert told(plane, trail).largest == (ENTRY, OTHER)
-    assert told(plane, trail).windows == 2
+    assert merged(plane, trail).largest == (ENTRY, OTHER)
+    assert merged(plane, trail).windows == 2
     assert restored(plane, trail) == Restored(tenants=2, windows=2, counters=14, boards=0)
 
 
@@ -68,7 +68,7 @@ def test_an_incident_without_audits_has_no_results(plane: ControlPlane, trail: A
     plane.audits.finish(replace(trail, entries=()))
     plane.audits.finish(replace(trail, incident_id=None))
     nothing = MergedAudits(0, Decimal(0), Decimal(0), ())
-    assert told(plane, trail) == plane.audits.largest("no incident", 9) == nothing
+    assert merged(plane, trail) == plane.audits.largest("no incident", 9) == nothing
     assert restored(plane, trail) == plane.audits.restored_in("no incident") == Restored()
 
 
@@ -78,7 +78,7 @@ def test_many_notes_are_cut_and_counted(plane: ControlPlane, trail: AuditTrail) 
     plane.audits.finish(
         replace(trail, entries=(replace(ENTRY, notes=notes), replace(OTHER, notes=exactly)))
     )
-    first, second = told(plane, trail).largest
+    first, second = merged(plane, trail).largest
     assert first.notes == (*exactly, "and 150 more")
     assert second.notes == exactly
 
@@ -89,7 +89,7 @@ def test_any_text_can_be_stored_and_matched_again(plane: ControlPlane, trail: Au
     trail = replace(trail, run_id=ugly, who=ugly, why=ugly, entries=(entry,))
     plane.audits.begin(trail)
     plane.audits.finish(trail)
-    (kept,) = told(plane, trail).largest
+    (kept,) = merged(plane, trail).largest
     assert kept.notes == ("NUL \\x00, half a pair \\ud83d",)
     assert kept.raised == 7
 
@@ -102,9 +102,9 @@ def test_a_finished_audit_replaces_the_one_that_was_begun(
 ) -> None:
     begun = replace(ENTRY, raised=0, kept=0, skipped=0, planned=9, notes=(), after=Decimal(5))
     plane.audits.begin(replace(trail, entries=(begun,)))
-    assert told(plane, trail).largest == (replace(begun, raised=9),)
+    assert merged(plane, trail).largest == (replace(begun, raised=9),)
     plane.audits.finish(trail)
-    assert told(plane, trail).largest == (ENTRY, OTHER)
+    assert merged(plane, trail).largest == (ENTRY, OTHER)
     assert restored(plane, trail).counters == 14
 
 
@@ -146,7 +146,7 @@ def test_another_tenant_budget_or_window_is_another_entry(
     entries = [replace(ENTRY, tenant=tenant, of=of(*rest)) for tenant, *rest in names]
     for entry in entries:
         plane.audits.finish(replace(trail, entries=(entry,)))
-    assert told(plane, trail).largest == tuple(entries)
+    assert merged(plane, trail).largest == tuple(entries)
     assert restored(plane, trail) == Restored(tenants=2, windows=4, counters=28)
 
 
@@ -163,7 +163,7 @@ def test_an_interrupted_restore_raised_what_the_next_one_did_not_plan(
     plane.audits.finish(of_one(trail, later=1, planned=planned_next))
     assert restored(plane, trail).counters == raised
     assert restored(plane, trail).windows == bool(raised)
-    assert told(plane, trail).largest[0].raised == raised
+    assert merged(plane, trail).largest[0].raised == raised
 
 
 def test_each_of_several_interrupted_restores_counts_what_it_raised(
@@ -183,7 +183,7 @@ def test_restores_are_merged_by_time_and_not_by_order_of_writing(
     last = replace(ENTRY, before=Decimal(5), after=Decimal(6), notes=("last",), planned=3, raised=0)
     plane.audits.finish(replace(trail, at=NOON + HOUR, entries=(last,)))
     plane.audits.begin(replace(trail, entries=(first,)))
-    assert told(plane, trail).largest == (replace(last, before=Decimal(1), raised=5),)
+    assert merged(plane, trail).largest == (replace(last, before=Decimal(1), raised=5),)
 
 
 def test_counters_raised_again_after_a_further_loss_count_once(
@@ -196,7 +196,7 @@ def test_counters_raised_again_after_a_further_loss_count_once(
     fewer = replace(ENTRY, entries=4, planned=0, raised=0)
     plane.audits.finish(replace(trail, at=NOON + 3 * HOUR, entries=(fewer,)))
     assert restored(plane, trail).counters == 4
-    assert told(plane, trail).largest[0].raised == 4
+    assert merged(plane, trail).largest[0].raised == 4
 
 
 def test_a_merged_entry_has_the_first_usage_before_and_the_last_result(
@@ -217,7 +217,7 @@ def test_a_merged_entry_has_the_first_usage_before_and_the_last_result(
     )
     plane.audits.finish(trail)
     plane.audits.finish(replace(trail, at=NOON + HOUR, run_id="run 2", entries=(last,)))
-    audits = told(plane, trail)
+    audits = merged(plane, trail)
     assert audits.largest == (OTHER, replace(last, before=ENTRY.before, raised=7 + 4))
     assert audits.windows == 2
 
@@ -228,7 +228,7 @@ def test_windows_without_raised_counters_are_listed_but_not_counted(
     kept = replace(OTHER, planned=0, raised=0)
     plane.audits.finish(replace(trail, entries=(ENTRY, kept)))
     assert restored(plane, trail) == Restored(tenants=1, windows=1, counters=7)
-    assert told(plane, trail).largest == (ENTRY, kept)
+    assert merged(plane, trail).largest == (ENTRY, kept)
 
 
 # Sums and their order
@@ -238,7 +238,7 @@ def test_long_sums_are_exact(plane: ControlPlane, trail: AuditTrail) -> None:
     large = replace(ENTRY, before=MOST, after=MOST)
     small = replace(OTHER, before=Decimal("1E-18"), after=Decimal("2E-18"))
     plane.audits.finish(replace(trail, entries=(large, small)))
-    audits = told(plane, trail)
+    audits = merged(plane, trail)
     assert set(audits.largest) == {large, small}
     assert format(audits.before, "f") == "1" + "0" * 38 + "." + "0" * 18
     assert format(audits.after, "f") == "1" + "0" * 38 + "." + "0" * 17 + "1"
@@ -250,12 +250,12 @@ def test_entries_are_listed_by_exact_rise(plane: ControlPlane, trail: AuditTrail
     level = replace(ENTRY, tenant="x", before=MOST, after=MOST)
     fell = replace(ENTRY, tenant="w", before=MOST, after=Decimal(0))
     plane.audits.finish(replace(trail, entries=(fell, level, second, first)))
-    assert told(plane, trail).largest == (first, second, level, fell)
-    some = told(plane, trail, 2)
+    assert merged(plane, trail).largest == (first, second, level, fell)
+    some = merged(plane, trail, 2)
     assert (some.largest, some.windows) == ((first, second), 4)
-    none = told(plane, trail, 0)
+    none = merged(plane, trail, 0)
     assert (none.largest, none.windows) == ((), 4)
-    assert none.after == some.after == told(plane, trail).after
+    assert none.after == some.after == merged(plane, trail).after
 
 
 def test_entries_with_equal_rises_are_listed_by_notes_and_then_by_name(
@@ -271,8 +271,8 @@ def test_entries_with_equal_rises_are_listed_by_notes_and_then_by_name(
     silent = [replace(ENTRY, tenant=tenant, of=of(*rest), notes=()) for tenant, *rest in names]
     noted = replace(ENTRY, tenant="é", of=of("z", "lifetime"), notes=("left",))
     plane.audits.finish(replace(trail, entries=(*reversed(silent), noted)))
-    assert told(plane, trail).largest == (noted, *silent)
-    assert told(plane, trail, 1).largest == (noted,)
+    assert merged(plane, trail).largest == (noted, *silent)
+    assert merged(plane, trail, 1).largest == (noted,)
 
 
 def test_many_entries_are_stored_and_merged_in_seconds(
@@ -286,7 +286,7 @@ def test_many_entries_are_stored_and_merged_in_seconds(
     plane.audits.begin(replace(trail, entries=entries))
     plane.audits.finish(replace(trail, at=NOON + HOUR, entries=entries))
     assert restored(plane, trail) == Restored(tenants=100, windows=25_000, counters=175_000)
-    audits = told(plane, trail, 200)
+    audits = merged(plane, trail, 200)
     assert (audits.windows, len(audits.largest)) == (25_000, 200)
     # Quadratic work would take minutes.
     assert time.monotonic() - started < 30

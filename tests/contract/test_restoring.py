@@ -23,8 +23,8 @@ from tests.nats_servers import COUNTERS, usages
 
 
 def assert_just_now(text: str) -> None:
-    moment = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    assert abs(datetime.now(UTC) - moment) < timedelta(seconds=60)
+    written_at = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    assert abs(datetime.now(UTC) - written_at) < timedelta(seconds=60)
 
 
 def test_the_reading_of_a_live_tenant_equals_that_of_the_counters(subject: Subject) -> None:

@@ -1,4 +1,4 @@
-"""The control plane in memory: its state, leases, previews, definitions and audits.
+"""Fake control plane: state, clock, leases, previews, budget definitions and audits.
 
 The fakes keep the promises of ``budget_recovery_dagster.ports``.
 """
@@ -58,7 +58,7 @@ class ManualClock:
         return self._now
 
     def wait_until(self, at: datetime) -> None:
-        """Go on to ``at`` at once, unless it has passed."""
+        """Move to ``at`` at once, unless it has passed."""
         self._now = max(self._now, require_aware(at))
 
     def set(self, at: datetime) -> None:
@@ -66,13 +66,13 @@ class ManualClock:
         self._now = require_aware(at)
 
     def advance(self, duration: timedelta) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self._now += duration
 
 
 @dataclass(slots=True)
 class StoredSnapshot:
-    """A snapshot as it is kept; pruning takes records out of it."""
+    """A stored snapshot; pruning removes records from it."""
 
     summary: CaptureSummary
     stored_at: datetime
@@ -82,7 +82,7 @@ class StoredSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class NotedFailure:
-    """A failure as it is kept, under its run, kind and name."""
+    """A stored failure, by run, kind and name."""
 
     failure: CaptureFailure
     failed_at: datetime
@@ -90,9 +90,9 @@ class NotedFailure:
 
 @dataclass(frozen=True, slots=True)
 class KeptAudit:
-    """An entry of a restore's trail as it is kept; not finished: the restore may have been cut off.
+    """A stored entry of a restore's trail; if not finished, the restore may have been interrupted.
 
-    ``trail`` has this one entry.
+    ``trail`` contains only this entry.
     """
 
     trail: AuditTrail
@@ -102,7 +102,7 @@ class KeptAudit:
 
 @dataclass(slots=True)
 class MemoryState:
-    """What the database would hold; ``lock`` replaces its transactions."""
+    """What the database would contain; ``lock`` replaces its transactions."""
 
     clock: ManualClock
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -143,8 +143,8 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 class MemoryLeases(OnState):
     """Leases whose holders are always alive.
 
-    Setting the clock forward ends only those that are held for a time ``at_most``; ``lose`` ends
-    one as if its holder could not renew it any more.
+    Moving the clock forward ends only leases with ``at_most``; ``lose`` ends a lease as if its
+    holder could no longer renew it.
     """
 
     def state_of(self, name: str) -> LeaseState:
@@ -166,7 +166,7 @@ class MemoryLeases(OnState):
             self._release(lease)
 
     def lose(self, name: str) -> None:
-        """Let a held lease expire, so that its holder finds it lost and others may take it."""
+        """Expire a held lease, so that its holder loses it and others may take it."""
         with self._plane.lock:
             del self._plane.holdings[name]
 
@@ -204,7 +204,7 @@ class _MemoryLease:
 
 
 def current_holding(plane: MemoryState, name: str) -> Holding | None:
-    """Return who holds a lease; a living holder has just renewed it, if it still may."""
+    """Return the state of a lease, as if a living holder had just renewed it."""
     holding = plane.holdings.get(name)
     if holding is None:
         return None
@@ -212,11 +212,11 @@ def current_holding(plane: MemoryState, name: str) -> Holding | None:
 
 
 def require_lease(plane: MemoryState, lease: Lease, *, name: str) -> None:
-    """Refuse to work under a lease that is not in force.
+    """Refuse to work under a lease that is not held.
 
     Raises:
-        LeaseLostError: it is not held any more.
-        ValueError: it is of another name.
+        LeaseLostError: it is no longer held.
+        ValueError: it has another name.
     """
     require_lease_of(lease.name, name)
     lease.require_held()
@@ -224,7 +224,7 @@ def require_lease(plane: MemoryState, lease: Lease, *, name: str) -> None:
 
 
 class MemoryBudgets:
-    """The definitions, by tenant, budget and period."""
+    """Budget definitions, by tenant, budget and period."""
 
     def __init__(self) -> None:
         self._defined: dict[tuple[str, str, Period], BudgetDefinition] = {}
@@ -247,7 +247,7 @@ class _Kept:
 
 
 class MemoryPreviews:
-    """The previews, by their ids."""
+    """Previews, by id."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
@@ -280,7 +280,7 @@ class MemoryPreviews:
     def newest(self, choice: RestoreChoice) -> KeptPreview | None:
         found = [
             each.preview
-            # Of those with one time the last one.
+            # The last one of those with the same time.
             for each in reversed(self._not_too_old())
             if each.is_complete and each.preview.choice == choice
         ]
@@ -300,7 +300,7 @@ class MemoryPreviews:
 
 
 class MemoryRestoreAudits(OnState):
-    """Audit trails that are forgotten with their control plane."""
+    """Audit trails in memory."""
 
     def begin(self, trail: AuditTrail) -> None:
         self._keep(trail, finished_at=None)
@@ -349,7 +349,7 @@ class MemoryRestoreAudits(OnState):
 
 
 def _merge(audits: list[KeptAudit]) -> AuditEntry:
-    """Make one entry of those of a budget and window, which come in the order of time."""
+    """Merge the entries of a budget and window, given in order of time."""
     last = audits[-1].entry
     planned_next = [*(audit.entry.planned for audit in audits[1:]), 0]
     raised = sum(

@@ -1,4 +1,4 @@
-"""Leases, the store row, checks and incidents in memory."""
+"""Fake row of the store, checks and incidents."""
 
 import logging
 from dataclasses import replace
@@ -38,7 +38,7 @@ from tests.fakes.snapshots import newest_point_at
 
 
 class MemoryStoreRegistry:
-    """The store's row and checks, forgotten with their control plane."""
+    """The row of the store and its checks, in memory."""
 
     def __init__(self, state: MemoryState, bucket: str) -> None:
         self._plane = state
@@ -54,7 +54,7 @@ class MemoryStoreRegistry:
             return self._plane.store
 
     def set_state(self, state: RecoveryState) -> None:
-        """Put the claimed store into a state, without any of the rules for moving there."""
+        """Set the state of the claimed store without applying the rules for moves."""
         with self._plane.lock:
             self._plane.store = replace(self._plane.claimed_store(), state=state)
 
@@ -94,7 +94,7 @@ def newest_good_check(state: MemoryState) -> Check | None:
 
 
 def _newest_first(state: MemoryState) -> list[Check]:
-    # Of several at one time, the one that was written last comes first.
+    # Of several with the same time, the last written comes first.
     return sorted(state.checks, key=lambda each: each.checked_at)[::-1]
 
 
@@ -102,7 +102,7 @@ _log = logging.getLogger(__name__)
 
 
 class MemoryIncidents(OnState):
-    """Incidents that are forgotten with their control plane, and the state of the store."""
+    """Incidents and the state of the store, in memory."""
 
     def recovery(self) -> Recovery:
         with self._plane.lock:

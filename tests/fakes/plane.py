@@ -1,4 +1,4 @@
-"""The whole control plane in memory: every port over one state."""
+"""The whole fake control plane: every port on one state."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,7 +26,7 @@ BUCKET = "budget-usage"
 
 @dataclass(frozen=True)
 class MemoryControlPlane(ControlPlane):
-    """The control plane of one store; ``replace`` parts by ones that fail."""
+    """The control plane of one store; tests ``replace`` parts by failing ones."""
 
     clock: ManualClock
     registry: MemoryStoreRegistry
@@ -43,7 +43,7 @@ class MemoryControlPlane(ControlPlane):
 
     @classmethod
     def at(cls, now: datetime, bucket: str = BUCKET) -> Self:
-        """Make an empty one whose clock shows ``now``."""
+        """Create an empty control plane with its clock at ``now``."""
         clock = ManualClock(now)
         state = MemoryState(clock)
         return cls(

@@ -1,4 +1,4 @@
-"""Snapshots, retained records and recovery points in memory."""
+"""Fake snapshots, retained records, reports, resets and recovery points."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -78,12 +78,12 @@ class MemoryResets(OnState):
 
 
 def resets_of(plane: MemoryState, tenant: str) -> tuple[Reset, ...]:
-    """Return the resets of a tenant, in the order of their recording."""
+    """Return the resets of a tenant, in order of recording."""
     return tuple(reset for reset in plane.resets if reset.tenant == tenant)
 
 
 class MemorySnapshots(OnState):
-    """Snapshots that are forgotten with their control plane."""
+    """Snapshots in memory."""
 
     def tenants(self) -> frozenset[str]:
         return frozenset(tenant for tenant, _ in self._plane.snapshots)
@@ -167,7 +167,7 @@ class MemorySnapshots(OnState):
             expired = [each for each in snapshots if each.summary.captured_at < cutoff]
             needed: frozenset[datetime] = frozenset()
             if of.window.end is None or now < of.window.end:
-                # A tenant's snapshots are in the order of their times: each is newer than the last.
+                # A tenant's snapshots are in order of time: each is newer than the last.
                 newest_first = [
                     (each.summary.captured_at, each.records[of]) for each in reversed(snapshots)
                 ]
@@ -194,7 +194,7 @@ class MemorySnapshots(OnState):
         for (name, captured_at), stored in self._plane.snapshots.items():
             if tenant in (None, name):
                 together[captured_at, stored.summary.source].append(stored)
-        # The sources of one timestamp are in the order of their names.
+        # The sources of one timestamp are in order of name.
         by_source = sorted(together, key=lambda key: key[1].value)
         return tuple(
             _listed(*key, together[key])
@@ -318,7 +318,7 @@ class MemoryCaptureReports(OnState):
         )
 
     def newest_snapshots(self) -> Mapping[str, datetime]:
-        # A tenant's snapshots are in the order of their times.
+        # A tenant's snapshots are in order of time.
         return dict(sorted(self._plane.snapshots))
 
     def failing(self) -> Mapping[str, datetime | None]:
@@ -350,7 +350,7 @@ def _order(summary: CaptureSummary) -> tuple[str, datetime]:
 
 
 def is_intact(record: BudgetRecord) -> bool:
-    """Whether a record holds what was captured."""
+    """Return whether the content of a record matches its hash."""
     return hash_usages(record.usages) == record.content_hash
 
 
@@ -409,13 +409,13 @@ class MemoryRecoveryPoints:
         self._heeds_resets = heeds_resets
 
     def corrupt(self, tenant: str, captured_at: datetime, of: BudgetWindow) -> None:
-        """Let a record hold other usages than were captured, and far too high ones."""
+        """Replace the usages of a record by far too high ones."""
         records = self._plane.snapshots[tenant, captured_at].records
         damaged = replace(
             records[of],
             usages={entity: 10**9 + usage for entity, usage in records[of].usages.items()},
         )
-        # What was captured is what the hash still says.
+        # The hash still belongs to the captured usages.
         object.__setattr__(damaged, "content_hash", records[of].content_hash)
         records[of] = damaged
 
@@ -511,7 +511,7 @@ class MemoryRecoveryPoints:
     def _window_point(
         self, tenant: str, of: BudgetWindow, known: Records, wanted: Records
     ) -> WindowPoint:
-        """Make a window of the ``wanted`` ones of all its ``known`` records."""
+        """Merge the ``wanted`` records of a window out of all its ``known`` ones."""
         described = [record for _, record in known if record.shape is not None]
         window = WindowMerge(
             of,
@@ -541,7 +541,7 @@ class MemoryRecoveryPoints:
 
 
 def newest_point_at(plane: MemoryState) -> datetime | None:
-    """Return the time of the newest snapshot of any tenant that is not completely damaged."""
+    """Return the time of the newest snapshot of any tenant with an intact record."""
     return max(
         (
             captured_at

@@ -1,4 +1,4 @@
-"""A usage store in memory."""
+"""Fake usage store."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -126,22 +126,21 @@ def alone(seen_at: datetime) -> ClusterView:
 class MemoryUsageStore:
     """Counters and leaderboards by key, as the gateway would have written them.
 
-    Every writing gives out the next sequence. What is set here happens at the next calls:
+    Every write gets the next sequence. These attributes change the next calls:
 
-    - ``stream`` is the identity that is shown, ``clock`` the time, ``keeps_for`` the age at which
-      keys would be dropped, and ``cluster`` describes the servers;
-    - ``is_gone``: the cluster says that the bucket does not exist; not ``is_led``: the server
-      that answers may no longer be the leader;
-    - ``identity_failure`` is raised by all that asks for identity or time, ``look_failure`` by
-      looks, ``listing_failure`` by listings, ``cluster_failure`` by views of the cluster,
-      ``marker_failure`` by writings of markers, and ``failures`` for the tenants that they name;
-    - ``in_mid_reading`` is called with the tenant when half of its keys have been read, each time
-      that they are read;
-    - ``before_write`` is called with the key between the decision to write it and the writing;
-    - ``max_value`` is how many bytes a counter or leaderboard may have to be written;
-    - ``write_failures`` are raised in place of the counters' and leaderboards' writings that have
-      these numbers, from 1 on; ``writes`` counts those that were tried. A StoreWriteError is a
-      refusal for anything but the value.
+    - ``stream`` is the reported identity, ``clock`` the time, ``keeps_for`` the maximum age of
+      keys, and ``cluster`` describes the servers;
+    - ``is_gone``: the bucket does not exist; not ``is_led``: the responding server may no longer be
+      the leader;
+    - ``identity_failure`` is raised by calls that report identity or time, ``observe_failure`` by
+      observations, ``listing_failure`` by listings, ``cluster_failure`` by views of the cluster,
+      ``marker_failure`` by writes of markers, and ``failures`` for single tenants;
+    - ``during_read`` is called with the tenant during each read, after half of its keys;
+    - ``before_write`` is called with the key between the decision on a write and the write;
+    - ``max_value`` is the maximum size of a counter or leaderboard in bytes;
+    - ``write_failures`` are raised instead of the writes of counters and leaderboards with these
+      numbers, from 1; ``writes`` counts the tried ones. A StoreWriteError is a refusal for a
+      reason other than the value.
     """
 
     def __init__(self, created_at: datetime = EPOCH) -> None:
@@ -152,12 +151,12 @@ class MemoryUsageStore:
         self.is_gone = False
         self.is_led = True
         self.identity_failure: StoreError | None = None
-        self.look_failure: StoreError | None = None
+        self.observe_failure: StoreError | None = None
         self.listing_failure: StoreError | None = None
         self.cluster_failure: StoreError | None = None
         self.marker_failure: StoreError | None = None
         self.failures: dict[str, StoreError] = {}
-        self.in_mid_reading: Callable[[str], None] | None = None
+        self.during_read: Callable[[str], None] | None = None
         self.before_write: Callable[[str], None] | None = None
         self.max_value: int | None = None
         self.write_failures: dict[int, StoreError] = {}
@@ -167,7 +166,7 @@ class MemoryUsageStore:
     def put(
         self, key: str, value: bytes, *, ttl: str | None = None, written_at: datetime = EPOCH
     ) -> None:
-        """Write any key with any value, sound or not, as the gateway could."""
+        """Write any key with any value, valid or not, like the gateway."""
         self._store(key, StoredValue(value, ttl, nanoseconds(written_at)))
 
     def put_usage(self, tenant: str, budget: str, window: str, entity: Entity, usage: str) -> None:
@@ -176,11 +175,11 @@ class MemoryUsageStore:
         self.put(encode_key(CounterKey(tenant, of, entity)), b'{"usage":"%s"}' % usage.encode())
 
     def remove(self, key: str) -> None:
-        """Delete a key, as the gateway does: the deletion has a sequence of its own."""
+        """Delete a key like the gateway: the deletion has its own sequence."""
         self._store(key, None)
 
     def purge(self, prefix: str = "") -> None:
-        """Remove the keys that begin with ``prefix`` so that the identity shows nothing of it."""
+        """Purge the keys that begin with ``prefix``, without changing the identity."""
         self._keys = {key: live for key, live in self._keys.items() if not key.startswith(prefix)}
 
     def recreate(self, created_at: datetime) -> None:
@@ -194,7 +193,7 @@ class MemoryUsageStore:
         return self.clock
 
     def observe(self, deployment_id: str) -> Observation:
-        self._answer(self.identity_failure, self.look_failure)
+        self._answer(self.identity_failure, self.observe_failure)
         found = found_marker(self.live_key(marker_key(deployment_id)))
         return Observation(self.stream, found, self.keeps_for, self.is_led)
 
@@ -207,7 +206,7 @@ class MemoryUsageStore:
         return Marker(nonce, self.stream.last_sequence)
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
-        """Return what is known of the servers."""
+        """Return the state of the servers."""
         self._answer(self.cluster_failure)
         return self.cluster(seen_at)
 
@@ -233,13 +232,13 @@ class MemoryUsageStore:
         return self._keys.get(key, NEVER_WRITTEN)
 
     def refusal_of(self, write: Write) -> str | None:
-        """Say why the store would never take this value; None where it would."""
+        """Return why the store refuses this value for good, or None if it accepts it."""
         if self.max_value is None or len(write.data) <= self.max_value:
             return None
         return f"its {len(write.data)} bytes are more than {self.max_value}"
 
     def write_over(self, key: str, revision: int, write: Write) -> bool:
-        """Write a key over a revision; False where it has another."""
+        """Write a key over this revision; return False if it has another."""
         if self.before_write is not None:
             self.before_write(key)
         self.writes += 1
@@ -250,7 +249,7 @@ class MemoryUsageStore:
         return True
 
     def terms(self, is_open: IsOpen) -> WriteTerms:
-        """Return under what terms counters and leaderboards are written."""
+        """Return the terms for writes of counters and leaderboards."""
         self._answer()
         return WriteTerms(is_open=is_open, now=self._time, supports_ttl=True)
 
@@ -265,8 +264,8 @@ class MemoryUsageStore:
         announced = self._under(prefix)
         middle = len(announced) // 2
         found = {key: self._keys[key] for key in announced[:middle]}
-        if self.in_mid_reading is not None:
-            self.in_mid_reading(tenant)
+        if self.during_read is not None:
+            self.during_read(tenant)
         found |= {key: self._keys[key] for key in self._under(prefix) if key not in found}
         return found, len(found) >= len(announced)
 

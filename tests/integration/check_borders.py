@@ -19,12 +19,12 @@ class CrashError(BaseException):
 class Borders:
     """The borders that a check crosses, listed in order.
 
-    At the border with the number or name ``at``, ``happen`` is called with whether the call is to
+    At the border with the number or name ``at``, ``inject`` is called with whether the call is to
     the store (or else to the database).
     """
 
     at: int | str
-    happen: Callable[[bool], None]
+    inject: Callable[[bool], None]
     crossed: list[str] = field(default_factory=list)
     is_dead: bool = False
 
@@ -34,7 +34,7 @@ class Borders:
         self.crossed.append(name)
         if self.at in (len(self.crossed), name):
             try:
-                self.happen(of_store)
+                self.inject(of_store)
             except CrashError:
                 # A dead process makes no further calls.
                 self.is_dead = True
@@ -98,13 +98,13 @@ def bordered_store(open_store: OpenStore, borders: Borders) -> OpenStore:
     return cast(OpenStore, _Bordered(open_store, "open_store", borders, of_store=True))
 
 
-def each_border(happen: Callable[[bool], None], *, at_least: int) -> Iterator[Borders]:
+def each_border(inject: Callable[[bool], None], *, at_least: int) -> Iterator[Borders]:
     """Yield borders for one check after another, until a check does not reach its border.
 
     Requires that at least ``at_least`` borders were reached.
     """
     for at in count(1):
-        borders = Borders(at, happen)
+        borders = Borders(at, inject)
         yield borders
         if not borders.is_reached:
             assert at > at_least
@@ -131,5 +131,5 @@ class HurriedClock:
     def now(self) -> datetime:
         return self.clock.now() + self.ahead
 
-    def wait_until(self, moment: datetime) -> None:
-        self.ahead += max(moment - self.now(), timedelta(0))
+    def wait_until(self, at: datetime) -> None:
+        self.ahead += max(at - self.now(), timedelta(0))

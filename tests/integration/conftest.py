@@ -10,7 +10,7 @@ import pytest
 
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.embedded import NatsServer
-from tests.integration.recovery_house import House, opened_house
+from tests.integration.recovery_harness import Harness, opened_harness
 from tests.nats_servers import Bucket
 
 _LONGEST_TEST_SECONDS = 30
@@ -47,10 +47,10 @@ def configured(
 
 
 @pytest.fixture
-def house(configured: Bucket, database_url: str) -> Iterator[House]:
+def harness(configured: Bucket, database_url: str) -> Iterator[Harness]:
     """Open the services on this test's bucket, with the test's clock."""
-    with opened_house(configured, database_url) as house:
-        yield house
+    with opened_harness(configured, database_url) as harness:
+        yield harness
 
 
 @pytest.fixture

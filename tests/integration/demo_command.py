@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 COMMAND = [sys.executable, "-c", "from budget_recovery_dagster.cli.main import main; main()"]
 SECONDS = 180
 # Each listing reads all processes of the machine.
-LOOK_EVERY_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 def _command(pid: int) -> bytes:
@@ -38,24 +38,24 @@ class Demo:
     sockets: set[Path] = field(default_factory=set)
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         return self.output.read_text()
 
-    def wait_until_it_says(self, text: str) -> None:
+    def wait_for_output(self, text: str) -> None:
         def does() -> bool:
             self._see()
-            assert self.process.poll() is None or text in self.said, self.said
-            return text in self.said
+            assert self.process.poll() is None or text in self.text, self.text
+            return text in self.text
 
-        wait_until(does, seconds=SECONDS, every=LOOK_EVERY_SECONDS)
+        wait_until(does, seconds=SECONDS, every=POLL_SECONDS)
 
-    def wait_until_it_runs(self, program: bytes) -> int:
+    def wait_for_child(self, program: bytes) -> int:
         """Wait for a child whose command line contains this; return its pid."""
         found: list[int] = []
 
         def runs() -> bool:
             self._see()
-            assert self.process.poll() is None, self.said
+            assert self.process.poll() is None, self.text
             living = filter(is_running, self.owned)
             found.extend(pid for pid in living if program in _command(pid))
             return bool(found)
@@ -69,7 +69,7 @@ class Demo:
             self._see()
             return self.process.poll() is not None
 
-        wait_until(has_ended, seconds=SECONDS, every=LOOK_EVERY_SECONDS)
+        wait_until(has_ended, seconds=SECONDS, every=POLL_SECONDS)
         return self.process.wait()
 
     def stop(self, number: signal.Signals) -> int:
@@ -89,7 +89,7 @@ class Demo:
         url = f"postgresql://postgres@:5432/budget_recovery?host={quote(str(host), safe='')}"
         return psycopg.connect(url, autocommit=True)
 
-    def require_nothing_left(self) -> None:
+    def require_no_leftovers(self) -> None:
         assert not any(map(is_running, self.owned))
         assert not any(each.exists() for each in self.sockets)
 

@@ -27,7 +27,7 @@ def losses(database: psycopg.Connection) -> list[Row]:
     return _rows(database, "select * from budget_recovery.store_loss order by found_at")
 
 
-def assert_whole(instance: dg.DagsterInstance, database: psycopg.Connection) -> None:
+def assert_intact(instance: dg.DagsterInstance, database: psycopg.Connection) -> None:
     """Require that two checks find the store intact, without hints, and renew the marker."""
     for _ in range(2):
         before = store_row(database)["marker_revision"]

@@ -23,7 +23,7 @@ from budget_recovery_dagster.sandbox import DagsterUi
 from budget_recovery_dagster.sandbox.gateway import Place
 from budget_recovery_dagster.settings import PREFIX
 from tests.free_ports import unused_port
-from tests.integration.gateway_house import contents
+from tests.integration.gateway_harness import contents
 from tests.processes import descendants
 from tests.waiting import wait_until
 
@@ -61,13 +61,13 @@ class Dev:
             if b"nats-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
 
-    def said(self, text: str) -> bool | None:
+    def has_output(self, text: str) -> bool | None:
         if self.process.poll() is not None:
             raise AssertionError(f"ended with {self.process.returncode}: {self.output.read_text()}")
         return True if text in self.output.read_text() else None
 
-    def wait_until_it_says(self, text: str) -> None:
-        assert poll(lambda: self.said(text), seconds=START_SECONDS), self.output.read_text()
+    def wait_for_output(self, text: str) -> None:
+        assert poll(lambda: self.has_output(text), seconds=START_SECONDS), self.output.read_text()
 
     def stop(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
@@ -137,7 +137,7 @@ def started(
     ):
         try:
             dev = Dev(process, output, ui)
-            dev.wait_until_it_says(until)
+            dev.wait_for_output(until)
             yield dev
         finally:
             if process.poll() is None:
@@ -148,7 +148,7 @@ def require_one_snapshot_an_hour(dev: Dev, since: datetime) -> None:
     """Require one snapshot for each hour of the test, which may span two hours."""
     hours = [*dev.snapshots().values()]
     assert hours
-    assert set(hours) <= {Hour.containing(moment).key for moment in (since, datetime.now(UTC))}
+    assert set(hours) <= {Hour.containing(at).key for at in (since, datetime.now(UTC))}
     assert len(set(hours)) == len(hours), "an hour was captured twice"
 
 

@@ -19,7 +19,7 @@ def hung(*pids: int) -> Iterator[None]:
         _halt(pids)
         yield
     finally:
-        _go_on(pids)
+        _resume(pids)
 
 
 @contextmanager
@@ -39,22 +39,22 @@ def hung_at_request(
         yield
         assert halted
     finally:
-        _go_on(halted)
+        _resume(halted)
 
 
 def _halt(pids: Collection[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     # The kernel stops threads one by one; until then they may still respond.
-    wait_until(lambda: all(_stands_still(pid) for pid in pids))
+    wait_until(lambda: all(_is_stopped(pid) for pid in pids))
 
 
-def _go_on(pids: Collection[int]) -> None:
+def _resume(pids: Collection[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
 
 
-def _stands_still(pid: int) -> bool:
+def _is_stopped(pid: int) -> bool:
     return all(
         file.read_text().rpartition(")")[2].split()[0] == _STOPPED
         for file in Path(f"/proc/{pid}/task").glob("*/stat")

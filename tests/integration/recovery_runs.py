@@ -12,7 +12,7 @@ from budget_recovery_dagster.sandbox.gateway import Place
 from budget_recovery_dagster.sensors import restore_supervisor_sensor, store_loss_sensor
 from budget_recovery_dagster.settings import load_settings
 from tests import services
-from tests.integration.gateway_house import contents
+from tests.integration.gateway_harness import contents
 from tests.nats_servers import Bucket
 
 

@@ -112,7 +112,7 @@ class Worker:
         self._process.communicate()
 
     @property
-    def stands_still(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether it has stopped itself."""
         found = os.waitid(
             os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -120,13 +120,13 @@ class Worker:
         assert found is None or found.si_code == os.CLD_STOPPED, "it has ended"
         return found is not None
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
-    def said(self) -> dict[str, str]:
+    def report(self) -> dict[str, str]:
         """Wait for its end, and return its report."""
-        told, _ = self._process.communicate(timeout=_END_SECONDS)
-        answer: dict[str, str] = json.loads(told)
+        output, _ = self._process.communicate(timeout=_END_SECONDS)
+        answer: dict[str, str] = json.loads(output)
         return answer
 
     def is_killed(self) -> bool:
@@ -162,10 +162,10 @@ def main(run_id: str, before_write: str, number: str) -> None:
                 open_store=fated(store_opener(settings), fate),
                 run_id=run_id,
             )
-            said = {"ended": type(ended).__name__}
-        except Exception as error:  # noqa: BLE001 - told to the test, whatever it is
-            said = {"ended": type(error).__name__, "why": str(error)}
-    print(json.dumps(said))  # noqa: T201 - the answer to the test
+            report = {"ended": type(ended).__name__}
+        except Exception as error:  # noqa: BLE001 - reported to the test
+            report = {"ended": type(error).__name__, "why": str(error)}
+    print(json.dumps(report))  # noqa: T201 - the report to the test
 
 
 if __name__ == "__main__":

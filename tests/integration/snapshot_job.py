@@ -50,8 +50,8 @@ def entries(database: psycopg.Connection) -> dict[tuple[str, str, str, str | Non
     return {tuple(row[:4]): row[4] for row in rows}
 
 
-def capture_at(url: str, moment: datetime) -> None:
-    """Take a snapshot with the database's clock at ``moment``."""
-    clock = SteppedClock(moment)
+def capture_at(url: str, at: datetime) -> None:
+    """Take a snapshot with the database's clock at ``at``."""
+    clock = SteppedClock(at)
     with opened_at(url, clock) as database:
         capture(database, clock)

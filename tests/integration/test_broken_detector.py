@@ -36,11 +36,11 @@ def test_the_status_reports_a_detector_that_fails_for_an_hour(
         "update budget_recovery.store_check set checked_at = checked_at - interval '1 hour'"
     )
 
-    told = CliRunner().invoke(main, ["status"])
+    result = CliRunner().invoke(main, ["status"])
 
-    assert told.exit_code == 3
-    said = " ".join(told.output.split())
-    assert "The store was last known to be intact 60 min ago" in said
-    assert "a check is due every 10 min." in said
-    assert "store_loss_sensor" in said
+    assert result.exit_code == 3
+    output = " ".join(result.output.split())
+    assert "The store was last known to be intact 60 min ago" in output
+    assert "a check is due every 10 min." in output
+    assert "store_loss_sensor" in output
     assert state(database) == "healthy"

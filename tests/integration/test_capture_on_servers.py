@@ -168,7 +168,7 @@ def test_a_budget_missing_for_an_hour_is_missing_only_from_that_snapshot(
             if present:
                 configured.spend("acme", "users", LIFETIME, {"bob": "2.50"})
             capture(plane, clock)
-            clock.moment += timedelta(hours=1)
+            clock.time += timedelta(hours=1)
     rows = database.execute(
         "select extract(hour from captured_at at time zone 'UTC')::int, budget_id"
         " from budget_recovery.budget_record order by 1, 2"

@@ -10,13 +10,13 @@ import pytest
 
 from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.embedded import NatsServer, PostgresServer
-from tests.integration.detection_records import assert_whole, store_checks, store_row
+from tests.integration.detection_records import assert_intact, store_checks, store_row
 from tests.integration.hung_servers import hung, hung_at_request
 from tests.integration.recovery_runs import check, incidents, state, verdict
 from tests.integration.unknown_ticks import (
     assert_recovered,
     assert_red_from_the_third_in_a_row,
-    nothing_left,
+    no_leaks,
     unknown,
 )
 from tests.nats_servers import Bucket, DisturbedNetwork
@@ -65,7 +65,7 @@ def test_a_check_is_unknown_while_the_database_is_down(
     # As gardener/etcd-backup-restore#200: a check mistook a network error for bad data.
     with psycopg.connect(database_url) as connection:
         before = store_row(connection)
-    with nothing_left():
+    with no_leaks():
         own_postgres.stop()
         assert_red_from_the_third_in_a_row(
             instance, reason="Cannot connect to the control-plane database"
@@ -85,7 +85,7 @@ def test_a_check_is_unknown_while_the_database_hangs(
     database: psycopg.Connection,
 ) -> None:
     before = store_row(database)
-    with nothing_left():
+    with no_leaks():
         with hung(*processes(own_postgres)):
             assert "Cannot connect to the control-plane database" in unknown(instance)
         assert accepted.info().state.last_seq == 2
@@ -107,7 +107,7 @@ def test_a_check_whose_database_hangs_midway_times_out_and_its_thread_ends(
         monkeypatch.context() as elsewhere,
     ):
         elsewhere.setenv("BUDGET_RECOVERY_NATS_URL", network.url)
-        with nothing_left(), hung_at_request(network, lambda: processes(own_postgres)):
+        with no_leaks(), hung_at_request(network, lambda: processes(own_postgres)):
             assert "The tick was not done within 10 s" in unknown(instance)
             assert accepted.info().state.last_seq == 2
             # The abandoned check continues and ends normally.
@@ -116,4 +116,4 @@ def test_a_check_whose_database_hangs_midway_times_out_and_its_thread_ends(
     assert store_checks(database)[-1]["verdict"] in ("first_seen", "unchanged", "advanced")
     assert state(database) == "healthy"
     assert incidents(database) == []
-    assert_whole(instance, database)
+    assert_intact(instance, database)

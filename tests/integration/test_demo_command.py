@@ -47,15 +47,15 @@ def place(server_dir: Path) -> Iterator[Path]:
         yield path
 
 
-def row(said: str, name: str) -> tuple[Decimal, Decimal, Decimal]:
+def row(output: str, name: str) -> tuple[Decimal, Decimal, Decimal]:
     """Return the figures of a row: before wipe, after wipe, after restore."""
-    (line,) = [line for line in said.splitlines() if line.startswith(name)]
+    (line,) = [line for line in output.splitlines() if line.startswith(name)]
     before, after, restored = (Decimal(each.replace(",", "")) for each in line.split()[-3:])
     return before, after, restored
 
 
-def amount(said: str, text: str) -> Decimal:
-    (found,) = re.findall(rf"\$([0-9.]+)  {text}", said)
+def amount(output: str, text: str) -> Decimal:
+    (found,) = re.findall(rf"\$([0-9.]+)  {text}", output)
     return Decimal(found)
 
 
@@ -68,37 +68,37 @@ def test_the_demo_loses_the_store_and_restores_everything(place: Path, tmp_path:
         "BUDGET_RECOVERY_RETENTION_DAYS": "nonsense",
     }
     with started(place, tmp_path / "output.txt", environment=theirs) as demo:
-        assert demo.wait() == 0, demo.said
+        assert demo.wait() == 0, demo.text
     assert len(demo.owned) > 2
     assert demo.sockets
-    demo.require_nothing_left()
+    demo.require_no_leftovers()
     assert not [*place.iterdir(), *(tmp_path / "data").glob("*")]
-    said = demo.said
-    at, words = 0, " ".join(said.split())
+    output = demo.text
+    at, words = 0, " ".join(output.split())
     for text in OUTPUT:
         at = words.find(" ".join(text.split()), at)
-        assert at >= 0, f"{text!r} is missing, or not in its place:\n{said}"
-    assert said.isascii()
-    assert all(line == line.rstrip() for line in said.splitlines())
-    assert all(len(line) <= 80 or str(place) in line for line in said.splitlines())
-    assert "  no  " not in said
+        assert at >= 0, f"{text!r} is missing, or not in its place:\n{output}"
+    assert output.isascii()
+    assert all(line == line.rstrip() for line in output.splitlines())
+    assert all(len(line) <= 80 or str(place) in line for line in output.splitlines())
+    assert "  no  " not in output
     # The documentation promises about a minute; an idle machine needs a third of that.
-    assert float(said.rpartition("Total time: ")[2].split()[0]) < 90
+    assert float(output.rpartition("Total time: ")[2].split()[0]) < 90
 
-    require_figures_that_add_up(said)
+    require_figures_that_add_up(output)
 
 
-def require_figures_that_add_up(said: str) -> None:
-    counters, blocked = row(said, "Counters "), row(said, "Blocked ")
+def require_figures_that_add_up(output: str) -> None:
+    counters, blocked = row(output, "Counters "), row(output, "Blocked ")
     assert counters[0] < counters[2], "the newcomer's is kept"
     assert 0 < counters[1] < counters[0]
     assert blocked[0] == blocked[2] > 1
     assert not blocked[1]
-    usage, spent = row(said, "Usage of 'agents'"), row(said, "True spend in the ledger")
-    agent = row(said, "  agent:research")
-    between = amount(said, "between snapshot and wipe")
-    not_added = amount(said, "after the wipe, where the snapshot")
-    kept = amount(said, "after the wipe, in the counters")
+    usage, spent = row(output, "Usage of 'agents'"), row(output, "True spend in the ledger")
+    agent = row(output, "  agent:research")
+    between = amount(output, "between snapshot and wipe")
+    not_added = amount(output, "after the wipe, where the snapshot")
+    kept = amount(output, "after the wipe, in the counters")
     assert usage[0] == spent[0], "until the wipe the counters are exact"
     assert agent[0] >= 10 > agent[1] > 0
     assert agent[2] >= 10
@@ -113,45 +113,45 @@ def require_figures_that_add_up(said: str) -> None:
 def test_missing_counters_are_reported(place: Path, tmp_path: Path) -> None:
     with started(place, tmp_path / "output.txt") as demo:
         # The snapshots are stored, and the restore starts some seconds later.
-        demo.wait_until_it_says("is in no snapshot.")
+        demo.wait_for_output("is in no snapshot.")
         with demo.database() as database:
             gone = database.execute(
                 "delete from budget_recovery.budget_record"
                 " where tenant = 'acme' and budget_id = 'agents'"
             )
             assert gone.rowcount == 2
-        assert demo.wait() == 1, demo.said
-    demo.require_nothing_left()
+        assert demo.wait() == 1, demo.text
+    demo.require_no_leftovers()
     assert not [*place.iterdir()]
-    said = demo.said
-    assert "agent:research requests $0.50 more: ALLOWED\n    (" in said.partition(" 9  ")[2]
-    assert "  no  18 blocks from before the wipe are back" in said
-    assert "for 'agent:research', lifetime is not blocked" in " ".join(said.split())
-    assert "  no  the request that was refused before the wipe is refused again" in said
-    assert "Not everything in the snapshot came back. Total time: " in said
-    assert "Error" not in said
+    output = demo.text
+    assert "agent:research requests $0.50 more: ALLOWED\n    (" in output.partition(" 9  ")[2]
+    assert "  no  18 blocks from before the wipe are back" in output
+    assert "for 'agent:research', lifetime is not blocked" in " ".join(output.split())
+    assert "  no  the request that was refused before the wipe is refused again" in output
+    assert "Not everything in the snapshot came back. Total time: " in output
+    assert "Error" not in output
 
 
 def test_a_restore_that_gives_up_is_reported_with_its_reason(place: Path, tmp_path: Path) -> None:
     with started(place, tmp_path / "output.txt") as demo:
-        demo.wait_until_it_says("is in no snapshot.")
+        demo.wait_for_output("is in no snapshot.")
         with demo.database() as database:
             database.execute("truncate budget_recovery.capture cascade")
-        assert demo.wait() == 1, demo.said
-    demo.require_nothing_left()
-    assert "The restore gave up. No snapshot of any tenant is stored" in demo.said
-    assert "Not everything in the snapshot came back." in demo.said
+        assert demo.wait() == 1, demo.text
+    demo.require_no_leftovers()
+    assert "The restore gave up. No snapshot of any tenant is stored" in demo.text
+    assert "Not everything in the snapshot came back." in demo.text
 
 
 def test_a_dead_server_ends_the_demo_and_is_reported(place: Path, tmp_path: Path) -> None:
     with started(place, tmp_path / "output.txt") as demo:
-        demo.wait_until_it_says(" 3  Use up a budget")
-        nats = demo.wait_until_it_runs(b"nats-server")
+        demo.wait_for_output(" 3  Use up a budget")
+        nats = demo.wait_for_child(b"nats-server")
         os.kill(nats, signal.SIGKILL)
         assert demo.wait() == 1
-    demo.require_nothing_left()
+    demo.require_no_leftovers()
     assert not [*place.iterdir()]
-    assert "Error: NATS ended by SIGKILL" in demo.said
+    assert "Error: NATS ended by SIGKILL" in demo.text
 
 
 @pytest.mark.parametrize(
@@ -166,30 +166,30 @@ def test_a_stopped_demo_leaves_nothing(
     place: Path, tmp_path: Path, when: str, number: signal.Signals, code: int
 ) -> None:
     with started(place, tmp_path / "output.txt") as demo:
-        demo.wait_until_it_says(when)
-        assert demo.stop(number) == code, demo.said
-    demo.require_nothing_left()
+        demo.wait_for_output(when)
+        assert demo.stop(number) == code, demo.text
+    demo.require_no_leftovers()
     assert not [*place.iterdir()]
-    assert demo.said.endswith("\nStopping ...\nStopped; all data are removed.\n")
-    assert "Traceback" not in demo.said
+    assert demo.text.endswith("\nStopping ...\nStopped; all data are removed.\n")
+    assert "Traceback" not in demo.text
 
 
 def test_a_demo_that_is_stopped_during_initdb_leaves_nothing(place: Path, tmp_path: Path) -> None:
     with started(place, tmp_path / "output.txt") as demo:
-        demo.wait_until_it_runs(b"initdb")
-        assert demo.stop(signal.SIGINT) == 130, demo.said
-    demo.require_nothing_left()
+        demo.wait_for_child(b"initdb")
+        assert demo.stop(signal.SIGINT) == 130, demo.text
+    demo.require_no_leftovers()
     assert not [*place.iterdir()]
-    assert "Traceback" not in demo.said
+    assert "Traceback" not in demo.text
 
 
 def test_a_stopped_demo_with_keep_keeps_its_data(place: Path, tmp_path: Path) -> None:
     with started(place, tmp_path / "output.txt", "--keep") as demo:
-        demo.wait_until_it_says(" 1  Run traffic")
+        demo.wait_for_output(" 1  Run traffic")
         assert demo.stop(signal.SIGINT) == 130
-    demo.require_nothing_left()
+    demo.require_no_leftovers()
     (directory,) = place.iterdir()
-    assert demo.said.endswith(f"\nData and logs are in {directory}\nStopped.\n")
+    assert demo.text.endswith(f"\nData and logs are in {directory}\nStopped.\n")
     assert {"gateway.ledger", "gateway.log", "nats.log", "postgres.log"} <= {
         each.name for each in directory.iterdir()
     }
@@ -202,8 +202,8 @@ def test_a_normal_user_can_run_it(place: Path, tmp_path: Path) -> None:
         pytest.skip("this checkout or its Python cannot be reached by a normal user")
     os.chown(place, NOBODY, NOBODY)
     with started(place, tmp_path / "output.txt", user=NOBODY) as demo:
-        assert demo.wait() == 0, demo.said
-    demo.require_nothing_left()
+        assert demo.wait() == 0, demo.text
+    demo.require_no_leftovers()
     assert not [*place.iterdir()]
 
 
@@ -214,6 +214,6 @@ def test_root_is_refused_a_directory_that_the_database_cannot_reach(
     place.chmod(0o700)
     with started(place, tmp_path / "output.txt") as demo:
         assert demo.wait() == 2
-    assert "which cannot reach" in demo.said
-    assert "Try: set TMPDIR" in demo.said
+    assert "which cannot reach" in demo.text
+    assert "Try: set TMPDIR" in demo.text
     assert not [*place.iterdir()]

@@ -58,7 +58,7 @@ class FirstStart:
 
     since: datetime
     data_dir: Path
-    said: str
+    output: str
     taken: dict[str, str]
     ui_was_found: bool
     exit_code: int
@@ -80,20 +80,20 @@ def first_start(server_dir: Path) -> Iterator[FirstStart]:
         data_dir = path / "new" / "data dir"
         since = datetime.now(UTC)
         with started(data_dir, path / "first.txt") as dev:
-            said = dev.output.read_text()
+            output = dev.output.read_text()
             require_one_snapshot_an_hour(dev, since)
             taken = dev.snapshots()
             owned = descendants(dev.process.pid)
             ui_was_found = find_running_dev(data_dir).ui_url == dev.ui.url
             exit_code = dev.stop(signal.SIGINT)
             left = tuple(filter(is_running, owned))
-        yield FirstStart(since, data_dir, said, taken, ui_was_found, exit_code, left)
+        yield FirstStart(since, data_dir, output, taken, ui_was_found, exit_code, left)
 
 
 def test_dev_shows_its_addresses_takes_a_snapshot_and_leaves_no_process(
     first_start: FirstStart,
 ) -> None:
-    said, data_dir = first_start.said, first_start.data_dir
+    output, data_dir = first_start.output, first_start.data_dir
     for name in (
         "Dagster UI ",
         "Snapshots ",
@@ -102,8 +102,8 @@ def test_dev_shows_its_addresses_takes_a_snapshot_and_leaves_no_process(
         "Data ",
         "Logs ",
     ):
-        assert f"\n{name}" in said
-    assert all(len(line) <= 80 or str(data_dir) in line for line in said.splitlines())
+        assert f"\n{name}" in output
+    assert all(len(line) <= 80 or str(data_dir) in line for line in output.splitlines())
     assert first_start.ui_was_found
     assert first_start.exit_code == 0
     assert first_start.left == ()
@@ -183,9 +183,9 @@ def test_later_starts_keep_the_snapshots_and_a_dead_child_ends_dev(
         owned = descendants(dev.process.pid)
         os.kill(dev.nats_pid, signal.SIGKILL)
         assert dev.process.wait(STOP_SECONDS) == 1
-    said = (place / "second.txt").read_text()
-    assert "Error: NATS ended by SIGKILL" in said
-    assert f"Try: see its log {place}/data/nats.log." in said
+    output = (place / "second.txt").read_text()
+    assert "Error: NATS ended by SIGKILL" in output
+    assert f"Try: see its log {place}/data/nats.log." in output
     assert not any(map(is_running, owned))
 
 

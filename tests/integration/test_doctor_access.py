@@ -107,15 +107,15 @@ def test_a_wrong_nats_password_is_reported_and_not_shown(
     guarded: NatsServer, guarded_bucket: Bucket
 ) -> None:
     environment = {NATS_URL: with_user(guarded.url, "recovery", "wr0ng")}
-    checked, said = doctor(**environment), page(**environment)
+    checked, text = doctor(**environment), page(**environment)
     assert checked.failed == {CONNECTION}
     assert (
         f"{guarded.url} rejected the NATS user: Authorization Violation."
         in (checked[CONNECTION]["message"])
     )
     assert NATS_URL in checked[CONNECTION]["hint"]
-    assert "wr0ng" not in said
-    assert "SKIPPED permission_receive_answers      Requires nats_connection.\n" in said
+    assert "wr0ng" not in text
+    assert "SKIPPED permission_receive_answers      Requires nats_connection.\n" in text
     require_skipped(checked, "nats_version")
     require_skipped(checked, *(check for check in checked.checks if check.startswith("bucket_")))
 

@@ -36,7 +36,7 @@ def test_a_healthy_installation_passes_and_nothing_is_changed(
     home = dagster_home(tmp_path / "home", database_url.replace("://", "+psycopg2://"))
     with untouched(configured):
         checked = doctor(**home)
-        said = page(**home)
+        text = page(**home)
     assert checked.exit_code == 0
     # A setting that NATS does not report is skipped, not ok.
     assert checked.ended("skipped") == {"bucket_sync"}
@@ -44,7 +44,7 @@ def test_a_healthy_installation_passes_and_nothing_is_changed(
     assert checked["database_version"]["message"].startswith("PostgreSQL 1")
     assert checked["bucket_kind"]["message"] == "key-value bucket; messages: 1"
     assert checked[STORAGE]["message"].startswith("PostgreSQL, postgresql+psycopg2://postgres@")
-    assert said.splitlines()[-1].endswith(" ok, 0 warn, 0 fail, 1 skipped")
+    assert text.splitlines()[-1].endswith(" ok, 0 warn, 0 fail, 1 skipped")
     [(rows,)] = database.execute("select count(*) from budget_recovery.store").fetchall()
     assert rows == 0
     # Dagster would have created its tables.
@@ -78,7 +78,7 @@ def test_every_invalid_setting_is_reported_and_no_check_uses_its_default(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         (NATS_URL, "nats://h/x", "The NATS URL has a path"),
         (NATS_URL, None, f"{NATS_URL} is not set."),
@@ -97,7 +97,7 @@ def test_every_invalid_setting_is_reported_and_no_check_uses_its_default(
     ],
 )
 def test_an_invalid_connection_setting_is_reported(
-    configured: Bucket, tmp_path: Path, name: str, value: str | None, said: str
+    configured: Bucket, tmp_path: Path, name: str, value: str | None, message: str
 ) -> None:
     checked = doctor(**{name: value, "BUDGET_RECOVERY_DATA_DIR": str(tmp_path / "no dev")})
     check = "database_connection" if name == POSTGRES_URL else "nats_connection"
@@ -105,7 +105,7 @@ def test_an_invalid_connection_setting_is_reported(
     assert checked[check]["code"] == (
         "settings" if name != POSTGRES_URL or not value else "database"
     )
-    assert said in checked[check]["message"]
+    assert message in checked[check]["message"]
     assert value is None or name in checked[check]["hint"]
 
 

@@ -88,8 +88,8 @@ def test_missing_privileges_of_the_role_are_reported(
         database.execute("drop owned by doctor_reader")
         database.execute("drop role doctor_reader")
     assert checked.failed == {"database_privileges"}
-    said = checked["database_privileges"]["message"]
-    assert said.startswith(
+    message = checked["database_privileges"]["message"]
+    assert message.startswith(
         "The role doctor_reader lacks insert, delete on budget_content; select on budget_entry;"
     )
     assert "doctor_reader" in checked["database_privileges"]["hint"]

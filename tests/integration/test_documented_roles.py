@@ -27,8 +27,8 @@ from budget_recovery_dagster.settings import load_settings
 from tests.documentation import block, blocks
 from tests.integration.commands import run
 from tests.integration.doctor_command import doctor
-from tests.integration.hand_runs import Hand
-from tests.integration.recovery_house import House, opened_house
+from tests.integration.manual_runs import Operator
+from tests.integration.recovery_harness import Harness, opened_harness
 from tests.integration.recovery_runs import usages
 from tests.nats_servers import Bucket
 from tests.waiting import wait_until
@@ -130,24 +130,24 @@ BY_THE_OWNER = {
 }
 
 
-def live_long(house: House, now: datetime) -> None:
+def live_long(harness: Harness, now: datetime) -> None:
     """Capture, check and preview long ago, and then now with pruning."""
     old = now - timedelta(days=40)
     day = f"{old:%Y-%m-%d}"
-    house.bucket.spend("acme", "team", LIFETIME, {"alice": "5", "bob": "3"})
-    house.bucket.spend("acme", "team", day, {"alice": "1"})
+    harness.bucket.spend("acme", "team", LIFETIME, {"alice": "5", "bob": "3"})
+    harness.bucket.spend("acme", "team", day, {"alice": "1"})
     # A key without a valid tenant; its failure is updated, because both captures have one run id.
-    house.bucket.put("usage.=FF.team.lifetime.x", b"1")
-    house.capture(old)
-    house.capture()
-    house.check()
-    Hand(house.plane).preview(RestoreRequest())
+    harness.bucket.put("usage.=FF.team.lifetime.x", b"1")
+    harness.capture(old)
+    harness.capture()
+    harness.check()
+    Operator(harness.plane).preview(RestoreRequest())
     # Only the old record contains alice, so this part of its snapshot is kept.
-    house.bucket.remove("usage.acme.team.lifetime.alice")
-    house.bucket.purge(f"usage.acme.team.{day}.")
-    house.bucket.purge("usage.=FF.")
-    house.capture(now)
-    house.check()
+    harness.bucket.remove("usage.acme.team.lifetime.alice")
+    harness.bucket.purge(f"usage.acme.team.{day}.")
+    harness.bucket.purge("usage.=FF.")
+    harness.capture(now)
+    harness.check()
 
 
 def test_the_runtime_role_has_exactly_the_write_privileges_that_it_uses(
@@ -157,25 +157,25 @@ def test_the_runtime_role_has_exactly_the_write_privileges_that_it_uses(
 ) -> None:
     url = documented.url("recovery_runtime")
     monkeypatch.setenv(POSTGRES_URL, url)
-    with opened_house(configured, url) as house:
-        live_long(house, datetime.now(UTC))
+    with opened_harness(configured, url) as harness:
+        live_long(harness, datetime.now(UTC))
         assert run("status").startswith("HEALTHY")
         assert doctor().ended("fail") == set()
         run("record-reset", "--tenant", "acme", "--budget", "team", "--reason", "a test")
         assert json.loads(run("snapshots", "--json"))["snapshots"]
 
-        house.lose()
-        house.find_loss()
+        harness.lose()
+        harness.find_loss()
         run("hold", "--reason", "a test")
         run("release")
-        house.recover()
-        house.lose()
-        house.find_loss()
+        harness.recover()
+        harness.lose()
+        harness.find_loss()
         run("preview", "--despite-resets")
         run("restore", "--despite-resets", "--reason", "a test", "--yes")
         assert usages(configured, "acme", "team", LIFETIME) == {"alice": "5", "bob": "3"}
-        house.lose()
-        house.find_loss()
+        harness.lose()
+        harness.find_loss()
         run("resolve", "--reason", "a test", "--yes")
     may = granted(documented)
     # A session reports its statistics only when it ends.
@@ -289,12 +289,12 @@ def test_a_dump_is_restored_with_its_grants(
         def shell(script: str) -> None:
             subprocess.run(["/bin/sh", "-ec", script], cwd=tmp_path, env=environment, check=True)
 
-        with opened_house(bucket, runtime) as house:
-            first = house.capture().captured_at
+        with opened_harness(bucket, runtime) as harness:
+            first = harness.capture().captured_at
             shell(dump)
-            house.capture()
+            harness.capture()
         shell(restore)
         (listed,) = json.loads(run("snapshots", "--json"))["snapshots"]
         assert datetime.fromisoformat(listed["captured_at"]) == first
-        with opened_house(bucket, runtime) as house:
-            house.capture()
+        with opened_harness(bucket, runtime) as harness:
+            harness.capture()

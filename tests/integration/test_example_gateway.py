@@ -14,7 +14,7 @@ from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests.documentation import block
-from tests.integration.recovery_house import House
+from tests.integration.recovery_harness import Harness
 from tests.nats_servers import Bucket
 from tests.waiting import wait_until
 
@@ -42,13 +42,13 @@ def captured(database: psycopg.Connection) -> dict[tuple[str, str, str | None], 
 
 
 def test_two_concurrent_writers_lose_nothing_and_all_usage_is_captured(
-    house: House, writer: Path, database: psycopg.Connection
+    harness: Harness, writer: Path, database: psycopg.Connection
 ) -> None:
     # The writer creates the bucket, as it does after a wipe.
-    house.bucket.destroy()
-    writers = [start(writer, house.bucket) for _ in range(2)]
+    harness.bucket.destroy()
+    writers = [start(writer, harness.bucket) for _ in range(2)]
     assert [each.wait(timeout=60) for each in writers] == [0, 0]
-    house.capture()
+    harness.capture()
     spent = COST * TIMES * len(writers)
     assert captured(database) == {
         ("acme", "team", None): spent,
@@ -57,20 +57,20 @@ def test_two_concurrent_writers_lose_nothing_and_all_usage_is_captured(
 
 
 def test_the_writer_continues_from_raised_counters(
-    house: House, writer: Path, database: psycopg.Connection
+    harness: Harness, writer: Path, database: psycopg.Connection
 ) -> None:
-    house.bucket.destroy()
-    assert start(writer, house.bucket).wait(timeout=60) == 0
-    house.capture()
-    house.bucket.destroy()
-    running = start(writer, house.bucket)
+    harness.bucket.destroy()
+    assert start(writer, harness.bucket).wait(timeout=60) == 0
+    harness.capture()
+    harness.bucket.destroy()
+    running = start(writer, harness.bucket)
     aggregate = f"usage.acme.team.{datetime.now(UTC):%Y-%m}.="
-    wait_until(lambda: house.bucket.stored(aggregate) is not None)
-    house.find_loss()
-    house.recover()
+    wait_until(lambda: harness.bucket.stored(aggregate) is not None)
+    harness.find_loss()
+    harness.recover()
     assert running.wait(timeout=60) == 0
     before, all_of_it = COST * TIMES, 2 * COST * TIMES
-    house.capture()
+    harness.capture()
     after = captured(database)
     assert len(after) == 2
     # Usage before the restore is not added to the raised usage; later usage is not lost.

@@ -63,8 +63,8 @@ def test_all_snapshots_of_a_run_have_the_same_time_within_its_hour(
     for tenant in ("one", "two", "three"):
         configured.spend(tenant, "total", LIFETIME, {None: "1"})
     assert run_job(instance, current_hour).success
-    moments = database.execute("select distinct captured_at from budget_recovery.capture")
-    ((captured_at,),) = moments.fetchall()
+    times = database.execute("select distinct captured_at from budget_recovery.capture")
+    ((captured_at,),) = times.fetchall()
     assert current_hour.start <= captured_at < current_hour.end
 
 

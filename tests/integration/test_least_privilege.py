@@ -22,7 +22,7 @@ from tests.documentation import block, code, rows
 from tests.integration.commands import run
 from tests.integration.confined_user import documented_permissions
 from tests.integration.doctor_command import doctor
-from tests.integration.recovery_house import House, opened_house
+from tests.integration.recovery_harness import Harness, opened_harness
 from tests.integration.recovery_runs import usages
 from tests.integration.timeless_store import capture
 from tests.nats_servers import Bucket, with_user
@@ -87,9 +87,9 @@ def guarded(server_dir: Path) -> Iterator[NatsServer]:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A house whose store is entered as one of the users."""
+    """A harness that connects to the store as one of the users."""
 
-    house: House
+    harness: Harness
     server: NatsServer
     monkeypatch: pytest.MonkeyPatch
 
@@ -101,7 +101,7 @@ class Guarded:
 
 
 @pytest.fixture
-def guarded_house(
+def guarded_harness(
     guarded: NatsServer, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Guarded]:
     """Create a bucket with a tenant; connect as the documented user."""
@@ -113,8 +113,8 @@ def guarded_house(
     with Bucket.connected(gateway, BUCKET) as bucket:
         bucket.create()
         spend(bucket)
-        with opened_house(bucket, database_url) as house:
-            entered = Guarded(house, guarded, monkeypatch)
+        with opened_harness(bucket, database_url) as harness:
+            entered = Guarded(harness, guarded, monkeypatch)
             entered.enter_as("budget_recovery")
             yield entered
         bucket.destroy()
@@ -126,64 +126,66 @@ def spend(bucket: Bucket) -> None:
     bucket.rank("acme", "team", LIFETIME, spent)
 
 
-def test_the_documented_user_can_capture_check_preview_and_restore(guarded_house: Guarded) -> None:
-    house = guarded_house.house
-    assert house.check().check.verdict is Verdict.FIRST_SEEN
-    marker = f"__guard.{house.plane.registry.claim().deployment_id}"
-    first = house.bucket.stored(marker)
-    house.capture()
-    house.capture_boards()
-    checked = house.check()
+def test_the_documented_user_can_capture_check_preview_and_restore(
+    guarded_harness: Guarded,
+) -> None:
+    harness = guarded_harness.harness
+    assert harness.check().check.verdict is Verdict.FIRST_SEEN
+    marker = f"__guard.{harness.plane.registry.claim().deployment_id}"
+    first = harness.bucket.stored(marker)
+    harness.capture()
+    harness.capture_boards()
+    checked = harness.check()
     assert (checked.check.verdict, checked.hint) == (Verdict.UNCHANGED, "")
     assert first is not None
-    assert house.bucket.stored(marker) != first
+    assert harness.bucket.stored(marker) != first
 
-    house.lose()
-    house.find_loss()
-    house.recover()
-    guarded_house.enter_as("gateway")
-    assert usages(house.bucket, "acme", "team", LIFETIME) == {None: "9", "alice": "7.5"}
-    guarded_house.enter_as("budget_recovery")
-    rebuilt = house.bucket.stored(board_key("acme", "team", LIFETIME))
+    harness.lose()
+    harness.find_loss()
+    harness.recover()
+    guarded_harness.enter_as("gateway")
+    assert usages(harness.bucket, "acme", "team", LIFETIME) == {None: "9", "alice": "7.5"}
+    guarded_harness.enter_as("budget_recovery")
+    rebuilt = harness.bucket.stored(board_key("acme", "team", LIFETIME))
     assert rebuilt is not None
     assert [each["usage"] for each in json.loads(rebuilt.data)["entries"]] == ["9", "7.5"]
 
-    house.lose()
-    house.find_loss()
+    harness.lose()
+    harness.find_loss()
     assert json.loads(run("preview", "--json"))["raised"] == 2
-    told = json.loads(run("restore", "--reason", "a test", "--yes", "--json"))
-    assert (told["raised"], told["incident"]["is_closed"]) == (2, True)
+    document = json.loads(run("restore", "--reason", "a test", "--yes", "--json"))
+    assert (document["raised"], document["incident"]["is_closed"]) == (2, True)
     assert doctor().ended("fail") == set()
 
 
 def test_the_capture_user_can_capture_check_and_preview_but_not_restore(
-    guarded_house: Guarded,
+    guarded_harness: Guarded,
 ) -> None:
-    house = guarded_house.house
-    guarded_house.enter_as("budget_recovery_capture")
-    house.check()
-    house.capture()
-    checked = house.check()
+    harness = guarded_harness.harness
+    guarded_harness.enter_as("budget_recovery_capture")
+    harness.check()
+    harness.capture()
+    checked = harness.check()
     assert (checked.check.verdict, checked.hint) == (Verdict.UNCHANGED, "")
     assert doctor().ended("fail") == {
         "permission_read_leaderboards",
         "permission_raise_counters",
         "permission_rebuild_leaderboards",
     }
-    house.lose()
-    house.find_loss()
+    harness.lose()
+    harness.find_loss()
     assert json.loads(run("preview", "--json"))["raised"] == 2
-    while house.plane.incidents.recovery().state is RecoveryState.RECOVERING:
-        assert trouble_in_restore(house)
-    assert house.plane.incidents.recovery().state is RecoveryState.FAILED
-    guarded_house.enter_as("budget_recovery")
-    told = json.loads(run("restore", "--reason", "a test", "--yes", "--json"))
-    assert (told["raised"], told["incident"]["is_closed"]) == (2, True)
+    while harness.plane.incidents.recovery().state is RecoveryState.RECOVERING:
+        assert trouble_in_restore(harness)
+    assert harness.plane.incidents.recovery().state is RecoveryState.FAILED
+    guarded_harness.enter_as("budget_recovery")
+    document = json.loads(run("restore", "--reason", "a test", "--yes", "--json"))
+    assert (document["raised"], document["incident"]["is_closed"]) == (2, True)
 
 
-def trouble_in_check(house: House) -> str:
+def trouble_in_check(harness: Harness) -> str:
     try:
-        checked = house.check()
+        checked = harness.check()
     except BudgetRecoveryError as error:
         return error.message
     if checked.check.verdict is Verdict.UNKNOWN:
@@ -192,52 +194,52 @@ def trouble_in_check(house: House) -> str:
     return f"warns: {checked.check.reason}" if checked.hint else ""
 
 
-def trouble_in_capture(house: House) -> str:
+def trouble_in_capture(harness: Harness) -> str:
     try:
-        captured = capture(house.plane, house.clock)
+        captured = capture(harness.plane, harness.clock)
     except BudgetRecoveryError as error:
         return error.message
     return " ".join([*(each.reason for each in captured.failed), str(captured.stopped_by or "")])
 
 
-def trouble_in_restore(house: House) -> str:
-    house.told.clear()
+def trouble_in_restore(harness: Harness) -> str:
+    harness.messages.clear()
     try:
-        result = house.run()
+        result = harness.run()
     except BudgetRecoveryError as error:
-        return " ".join([*house.told, error.message])
-    return "" if isinstance(result, Recovered) else " ".join([*house.told, str(result)])
+        return " ".join([*harness.messages, error.message])
+    return "" if isinstance(result, Recovered) else " ".join([*harness.messages, str(result)])
 
 
 @pytest.mark.parametrize("number", range(len(FULL)), ids=FULL)
 def test_a_missing_subject_is_reported_by_the_documented_operations(
-    guarded_house: Guarded, number: int
+    guarded_harness: Guarded, number: int
 ) -> None:
-    house, denied = guarded_house.house, FULL[number]
-    house.check()
-    house.capture()
-    guarded_house.enter_as(without(number))
-    trouble = [trouble_in_check(house), trouble_in_capture(house).strip()]
-    guarded_house.enter_as("budget_recovery")
-    house.lose()
-    house.find_loss()
-    guarded_house.enter_as(without(number))
-    trouble.append(trouble_in_restore(house))
+    harness, denied = guarded_harness.harness, FULL[number]
+    harness.check()
+    harness.capture()
+    guarded_harness.enter_as(without(number))
+    trouble = [trouble_in_check(harness), trouble_in_capture(harness).strip()]
+    guarded_harness.enter_as("budget_recovery")
+    harness.lose()
+    harness.find_loss()
+    guarded_harness.enter_as(without(number))
+    trouble.append(trouble_in_restore(harness))
 
     named = re.escape(denied).replace(r"\*", r"[^.\s]+").replace(">", r"\S+")
-    for told, said in zip(FAILING[denied], trouble, strict=True):
-        if not told:
-            assert said == ""
+    for expected, problem in zip(FAILING[denied], trouble, strict=True):
+        if not expected:
+            assert problem == ""
         else:
-            assert re.search(named, said), said
-            assert said.startswith("warns: ") is (told == "warns")
+            assert re.search(named, problem), problem
+            assert problem.startswith("warns: ") is (expected == "warns")
 
 
-def test_a_user_without_the_inbox_gets_a_clear_error(guarded_house: Guarded) -> None:
-    house = guarded_house.house
-    guarded_house.enter_as("deaf")
+def test_a_user_without_the_inbox_gets_a_clear_error(guarded_harness: Guarded) -> None:
+    harness = guarded_harness.harness
+    guarded_harness.enter_as("deaf")
     for trouble in (trouble_in_check, trouble_in_capture):
-        assert "_INBOX_budget_recovery.>" in trouble(house)
+        assert "_INBOX_budget_recovery.>" in trouble(harness)
 
 
 FOREIGN = [
@@ -296,15 +298,15 @@ def refused_publishes(url: str, subjects: list[str]) -> set[str]:
 
 @pytest.mark.parametrize("user", ["budget_recovery", "budget_recovery_capture"])
 def test_the_documented_users_can_publish_to_no_other_subject(
-    guarded_house: Guarded, user: str
+    guarded_harness: Guarded, user: str
 ) -> None:
-    bucket = guarded_house.house.bucket
+    bucket = guarded_harness.harness.bucket
     bucket.put("blocked.a.b.lifetime.=", b"{}")
     before = bucket.info()
     writing = [each for each in FULL if each not in CAPTURING] if "capture" in user else []
     own = [each.replace("*", "c").replace(">", "x.x") for each in writing]
     subjects = [*FOREIGN, *own]
-    refused = refused_publishes(guarded_house.url(user), subjects)
+    refused = refused_publishes(guarded_harness.url(user), subjects)
     assert refused == {subject.lower() for subject in subjects}
     after = bucket.info()
     assert (after.created, after.config, after.state) == (

@@ -33,7 +33,7 @@ from tests.integration.recovery_runs import (
 from tests.nats_servers import Bucket
 from tests.waiting import wait_until
 
-LOOKS_APART = timedelta(seconds=30)
+TICK_INTERVAL = timedelta(seconds=30)
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def request_(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hou
 def earlier(cursor: str | None) -> str:
     """Date a suspicion one tick earlier."""
     count, suspect, token, since = str(cursor).split()
-    moment = datetime.fromisoformat(since) - LOOKS_APART
-    return f"{count} {suspect} {token} {moment.isoformat()}"
+    dated = datetime.fromisoformat(since) - TICK_INTERVAL
+    return f"{count} {suspect} {token} {dated.isoformat()}"
 
 
 def launches(database: psycopg.Connection) -> int:

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.domain import Hour
-from tests.integration.hand_runs import run_by_hand, run_manual_restore, shown
+from tests.integration.manual_runs import run_job_with_config, run_manual_restore, shown
 from tests.integration.recovery_runs import (
     check,
     incidents,
@@ -182,10 +182,10 @@ def test_an_incident_is_resolved_with_a_reason(
     failed: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     job, op = "resolve_incident_job", "resolve_incident"
-    refused = run_by_hand(instance, job, op, {"reason": ""})
+    refused = run_job_with_config(instance, job, op, {"reason": ""})
     assert "The reason is empty." in failure_text(refused)
     assert state(database) == "failed"
-    assert run_by_hand(instance, job, op, {"reason": "emptied on purpose"}).success
+    assert run_job_with_config(instance, job, op, {"reason": "emptied on purpose"}).success
     assert state(database) == "healthy"
     (incident,) = incidents(database)
     assert incident["outcome"] == "accepted"
@@ -193,7 +193,7 @@ def test_an_incident_is_resolved_with_a_reason(
     assert "Left lower than in the snapshots: 3 counters." in incident["outcome_detail"]
     assert usages(failed, "acme", "total", LIFETIME) == {}
     assert verdict(check(instance)) in ("unchanged", "advanced")
-    again = run_by_hand(instance, job, op, {"reason": "again"})
+    again = run_job_with_config(instance, job, op, {"reason": "again"})
     assert "no incident is open" in failure_text(again)
 
 

@@ -33,7 +33,7 @@ from tests.integration.check_borders import (
     each_border,
     fail,
 )
-from tests.integration.detection_records import assert_whole, losses, store_row
+from tests.integration.detection_records import assert_intact, losses, store_row
 from tests.integration.recovery_runs import check, incidents, skipped, state, verdict
 from tests.nats_servers import Bucket, DisturbedNetwork
 
@@ -83,7 +83,7 @@ class Scene:
         """Remove all keys, including our marker."""
         self.bucket.purge("")
 
-    def assert_sound(self, borders: Borders) -> None:
+    def assert_intact(self, borders: Borders) -> None:
         """Require that no incident exists, and that the accepted store contains our marker."""
         assert self.check().check.verdict.is_good, borders.crossed
         assert incidents(self.database) == []
@@ -117,19 +117,19 @@ def test_a_crash_of_the_first_check_does_not_look_like_a_loss(scene: Scene) -> N
     for borders in each_border(crash, at_least=FIRST):
         scene.forget()
         scene.check_across(borders)
-        scene.assert_sound(borders)
+        scene.assert_intact(borders)
 
 
-@pytest.mark.parametrize("happen", [crash, fail])
+@pytest.mark.parametrize("inject", [crash, fail])
 def test_a_crash_or_failure_of_a_renewal_does_not_look_like_a_loss(
-    scene: Scene, happen: Callable[[bool], None]
+    scene: Scene, inject: Callable[[bool], None]
 ) -> None:
     assert scene.check().check.verdict is Verdict.FIRST_SEEN
-    for borders in each_border(happen, at_least=RENEWAL):
+    for borders in each_border(inject, at_least=RENEWAL):
         scene.check_across(borders)
         # Crash a second time at the same border.
         scene.check_across(replace(borders, crossed=[], is_dead=False))
-        scene.assert_sound(borders)
+        scene.assert_intact(borders)
 
 
 @pytest.mark.parametrize("lose", [Scene.rebuild, Scene.purge])
@@ -194,7 +194,7 @@ def test_a_check_that_stalls_at_any_border_does_not_disturb_others(
 
     for borders in each_border(stall, at_least=RENEWAL):
         scene.check_across(borders)
-        scene.assert_sound(borders)
+        scene.assert_intact(borders)
 
 
 def test_a_check_that_stalls_during_a_loss_reports_no_second_loss(
@@ -242,4 +242,4 @@ def test_a_marker_whose_acknowledgement_was_lost_is_recognized(
     assert stored is not None
     assert stored.revision == 3
     assert row["intended_nonce"] in stored.data.decode()
-    assert_whole(instance, database)
+    assert_intact(instance, database)

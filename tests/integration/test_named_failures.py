@@ -97,7 +97,7 @@ def expired_credentials(
         yield file
 
 
-def restored_why_not(instance: dg.DagsterInstance) -> str:
+def restore_error(instance: dg.DagsterInstance) -> str:
     """Run one restore without retries, which fails; return the error of the run."""
 
     @dg.job(resource_defs=services.definitions().resources)
@@ -109,15 +109,15 @@ def restored_why_not(instance: dg.DagsterInstance) -> str:
     return failure_text(result)
 
 
-def captured_why_not(instance: dg.DagsterInstance, hour: Hour) -> str:
+def capture_error(instance: dg.DagsterInstance, hour: Hour) -> str:
     """Run a capture, which fails; return its error."""
-    said = failure_text(run_job(instance, hour))
-    assert "Try: " in said
-    assert "wr0ng" not in said
-    return said
+    error = failure_text(run_job(instance, hour))
+    assert "Try: " in error
+    assert "wr0ng" not in error
+    return error
 
 
-def waited_why(instance: dg.DagsterInstance, database: psycopg.Connection) -> str:
+def waiting_reason(instance: dg.DagsterInstance, database: psycopg.Connection) -> str:
     """Run a restore, which waits without using an attempt; return why."""
     result = run_restore(instance)
     assert outcome(instance, result) == "waiting"
@@ -139,20 +139,20 @@ def test_a_wrong_nats_password_is_named_by_restores_and_captures(
 ) -> None:
     monkeypatch.setenv(NATS_URL, with_user(guarded.url, "recovery", "wr0ng"))
     refused = f"{guarded.url} rejected the NATS user: Authorization Violation."
-    assert refused in waited_why(instance, database)
+    assert refused in waiting_reason(instance, database)
     # The other database has no incident, so captures are not paused.
     monkeypatch.setenv(POSTGRES_URL, locked_database_url)
-    said = captured_why_not(instance, current_hour)
-    assert refused in said
-    assert f"correct the user and password in {NATS_URL}" in said
+    error = capture_error(instance, current_hour)
+    assert refused in error
+    assert f"correct the user and password in {NATS_URL}" in error
 
 
 def test_expired_credentials_are_named_by_a_capture(
     store: Bucket, expired_credentials: Path, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
-    said = captured_why_not(instance, current_hour)
-    assert f"rejected the NATS user: the credentials {expired_credentials} expired at " in said
-    assert "BUDGET_RECOVERY_NATS_CREDS" in said
+    error = capture_error(instance, current_hour)
+    assert f"rejected the NATS user: the credentials {expired_credentials} expired at " in error
+    assert "BUDGET_RECOVERY_NATS_CREDS" in error
 
 
 def test_expired_credentials_are_named_by_a_restore(
@@ -161,7 +161,9 @@ def test_expired_credentials_are_named_by_a_restore(
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
 ) -> None:
-    assert f"the credentials {expired_credentials} expired at " in waited_why(instance, database)
+    assert f"the credentials {expired_credentials} expired at " in waiting_reason(
+        instance, database
+    )
 
 
 def test_a_missing_permission_is_named_by_a_capture(
@@ -172,8 +174,8 @@ def test_a_missing_permission_is_named_by_a_capture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(NATS_URL, with_user(guarded.url, "puller", PASSWORD))
-    said = captured_why_not(instance, current_hour)
-    assert f"The NATS user may not publish to {PULL.removesuffix('*')}" in said
+    error = capture_error(instance, current_hour)
+    assert f"The NATS user may not publish to {PULL.removesuffix('*')}" in error
 
 
 def test_a_missing_permission_is_named_by_a_restore(
@@ -188,9 +190,9 @@ def test_a_missing_permission_is_named_by_a_restore(
     store.create()
     requested(check(instance))
     monkeypatch.setenv(NATS_URL, with_user(guarded.url, "reader", PASSWORD))
-    said = restored_why_not(instance)
+    error = restore_error(instance)
     assert (
-        f"The NATS user may not publish to {RAISE.removesuffix('>')}acme.total.lifetime.=" in said
+        f"The NATS user may not publish to {RAISE.removesuffix('>')}acme.total.lifetime.=" in error
     )
 
 
@@ -202,9 +204,9 @@ def test_a_wrong_postgresql_password_is_named_by_captures_and_restores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(POSTGRES_URL, locked_database_url.replace(PASSWORD, "wr0ng"))
-    for said in (captured_why_not(instance, current_hour), restored_why_not(instance)):
-        assert "password authentication failed for user" in said
-        assert f"correct the user and password in {POSTGRES_URL}" in said
+    for error in (capture_error(instance, current_hour), restore_error(instance)):
+        assert "password authentication failed for user" in error
+        assert f"correct the user and password in {POSTGRES_URL}" in error
 
 
 @pytest.mark.parametrize(
@@ -220,8 +222,8 @@ def test_an_old_or_newer_schema_is_named_by_captures_and_restores(
     named: str,
 ) -> None:
     database.execute("update budget_recovery.alembic_version set version_num = %s", (version,))
-    for said in (captured_why_not(instance, current_hour), restored_why_not(instance)):
-        assert named in said
+    for error in (capture_error(instance, current_hour), restore_error(instance)):
+        assert named in error
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def test_an_invalid_url_is_named_by_a_capture(
     value: str,
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert name in captured_why_not(instance, current_hour)
+    assert name in capture_error(instance, current_hour)
 
 
 @pytest.mark.parametrize(
@@ -264,5 +266,5 @@ def test_the_bucket_of_another_database_is_named_by_a_capture(
 ) -> None:
     assert run_job(instance, current_hour).success
     monkeypatch.setenv("BUDGET_RECOVERY_BUCKET", "another")
-    said = captured_why_not(instance, current_hour)
-    assert "this database belongs to the bucket 'budget-usage'" in said
+    error = capture_error(instance, current_hour)
+    assert "this database belongs to the bucket 'budget-usage'" in error

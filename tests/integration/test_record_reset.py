@@ -135,12 +135,12 @@ def test_the_command_reports_the_reset_in_80_columns(
     result = command("--entity", "alice", "--window", LIFETIME, "--at", f"{at:%Y-%m-%d %H:%M:%S}")
     assert result.exit_code == 0
     assert max(map(len, result.output.splitlines())) <= WIDTH
-    told = " ".join(result.output.split())
-    assert told.startswith(
+    output = " ".join(result.output.split())
+    assert output.startswith(
         "Recorded: entity 'alice' in lifetime of budget 'total' of tenant 'acme', reset at"
         f" {at:%Y-%m-%d %H:%M:%S} UTC."
     )
-    assert "the gateway must have lowered it before that time" in told
+    assert "the gateway must have lowered it before that time" in output
     (row,) = recorded(database)
     assert row.pop("recorded_at") - at < timedelta(minutes=1)
     assert row == {
@@ -155,9 +155,11 @@ def test_the_command_reports_the_reset_in_80_columns(
 
 def test_the_command_reports_the_reset_as_json(captured: Bucket) -> None:
     result = command("--aggregate", "--json")
-    told = json.loads(result.output)
-    assert datetime.fromisoformat(told.pop("at")) == datetime.fromisoformat(told.pop("recorded_at"))
-    assert told == {
+    document = json.loads(result.output)
+    assert datetime.fromisoformat(document.pop("at")) == datetime.fromisoformat(
+        document.pop("recorded_at")
+    )
+    assert document == {
         "schema": 1,
         "tenant": "acme",
         "budget": "total",
@@ -175,7 +177,7 @@ def test_the_command_reports_the_reset_as_json(captured: Bucket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--at", "2999-01-01"), "The time of the reset is in the future: 2999-01-01 00:00:00 UTC"),
         (("--at", "yesterday"), "'yesterday' is not a time such as 2026-11-29T14:00"),
@@ -187,11 +189,11 @@ def test_the_command_reports_the_reset_as_json(captured: Bucket) -> None:
     ],
 )
 def test_an_invalid_reset_is_refused_and_nothing_is_recorded(
-    captured: Bucket, database: psycopg.Connection, arguments: tuple[str, ...], said: str
+    captured: Bucket, database: psycopg.Connection, arguments: tuple[str, ...], message: str
 ) -> None:
     result = command(*arguments)
     assert result.exit_code == 2
-    assert said in " ".join(result.output.split())
+    assert message in " ".join(result.output.split())
     assert recorded(database) == []
 
 
@@ -224,7 +226,7 @@ def test_the_job_records_the_reset_of_its_config(
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"tenant": "acne"}, "choose one of the tenants: 'acme', 'globex'."),
         ({"at": "2999-01-01"}, "is in the future"),
@@ -238,9 +240,9 @@ def test_the_job_fails_on_an_invalid_reset(
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
     config: dict[str, Any],
-    said: str,
+    message: str,
 ) -> None:
     run = reset_job(instance, **config)
     assert not run.success
-    assert said in failure_text(run)
+    assert message in failure_text(run)
     assert recorded(database) == []

@@ -9,7 +9,7 @@ import pytest
 from budget_recovery_dagster.domain import Hour, SplitBy
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.sandbox.gateway import Budgets, Place, running_aggregator, running_gate
-from tests.integration.gateway_house import (
+from tests.integration.gateway_harness import (
     ALICE,
     BOB,
     contents,

@@ -19,7 +19,7 @@ from tests.integration.check_borders import (
     each_border,
     fail,
 )
-from tests.integration.recovery_house import House
+from tests.integration.recovery_harness import Harness
 from tests.integration.recovery_runs import incidents, state, usages
 from tests.integration.restore_borders import bordered_restoring
 from tests.integration.timeless_store import opened_store
@@ -33,18 +33,18 @@ RESTORE = 60
 class Scene:
     """A store that is lost repeatedly, and restores that share one client."""
 
-    house: House
+    harness: Harness
     database: psycopg.Connection
     open_store: OpenStore
 
     def lose(self) -> None:
-        self.house.lose()
-        self.house.bucket.spend("acme", "total", LIFETIME, {None: "1"})
-        self.house.find_loss()
+        self.harness.lose()
+        self.harness.bucket.spend("acme", "total", LIFETIME, {None: "1"})
+        self.harness.find_loss()
 
     def restore(self, borders: Borders | None = None) -> None:
         """Restore, with a fault at a border if given."""
-        plane, open_store = self.house.plane, self.open_store
+        plane, open_store = self.harness.plane, self.open_store
         if borders is not None:
             plane = bordered(plane, borders)
             open_store = bordered_restoring(open_store, borders)
@@ -56,32 +56,32 @@ class Scene:
         (*_, incident) = incidents(self.database)
         assert state(self.database) == "healthy", borders.crossed
         assert (incident["outcome"], incident["restored_counters"]) == ("restored", 2)
-        assert usages(self.house.bucket, "acme", "total", LIFETIME) == {None: "80"}
-        assert usages(self.house.bucket, "globex", "total", LIFETIME) == {None: "5"}
+        assert usages(self.harness.bucket, "acme", "total", LIFETIME) == {None: "80"}
+        assert usages(self.harness.bucket, "globex", "total", LIFETIME) == {None: "5"}
         assert 1 <= incident["attempts"] <= 2
         claimed = self.database.execute(
             "select count(*) from budget_recovery.restore_attempt where incident_id = %s",
             (incident["incident_id"],),
         ).fetchall()
         assert claimed == [(incident["attempts"],)]
-        assert self.house.check().check.verdict.is_good
+        assert self.harness.check().check.verdict.is_good
 
 
 @pytest.fixture
-def scene(house: House, database: psycopg.Connection) -> Iterator[Scene]:
-    house.bucket.spend("acme", "total", LIFETIME, {None: "80"})
-    house.bucket.spend("globex", "total", LIFETIME, {None: "5"})
-    house.capture()
+def scene(harness: Harness, database: psycopg.Connection) -> Iterator[Scene]:
+    harness.bucket.spend("acme", "total", LIFETIME, {None: "80"})
+    harness.bucket.spend("globex", "total", LIFETIME, {None: "5"})
+    harness.capture()
     with opened_store() as store:
         found: UsageStore = store
-        yield Scene(house, database, lambda: nullcontext(found))
+        yield Scene(harness, database, lambda: nullcontext(found))
 
 
-@pytest.mark.parametrize("happen", [crash, fail])
+@pytest.mark.parametrize("inject", [crash, fail])
 def test_a_restore_that_dies_or_fails_at_any_border_is_completed_by_the_next(
-    scene: Scene, happen: Callable[[bool], Any]
+    scene: Scene, inject: Callable[[bool], Any]
 ) -> None:
-    for borders in each_border(happen, at_least=RESTORE):
+    for borders in each_border(inject, at_least=RESTORE):
         scene.lose()
         scene.restore(borders)
         for _ in range(2):

@@ -21,7 +21,7 @@ from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 from tests.integration.live_capture import capture_now
-from tests.integration.recovery_house import all_stored
+from tests.integration.recovery_harness import all_stored
 from tests.integration.recovery_runs import incidents, state, usages
 from tests.integration.restore_worker import Overriding, Worker, killed
 from tests.nats_servers import Bucket
@@ -72,7 +72,7 @@ def attempts(database: psycopg.Connection) -> list[tuple[int, str]]:
     ).fetchall()
 
 
-def assert_whole(bucket: Bucket, database: psycopg.Connection) -> None:
+def assert_restored(bucket: Bucket, database: psycopg.Connection) -> None:
     assert state(database) == "healthy"
     assert raised(bucket, "acme", "users") == MANY
     assert set(usages(bucket, "acme", "users", LIFETIME).values()) == {"1.5"}
@@ -83,17 +83,17 @@ def test_a_stopped_worker_writes_nothing_after_another_has_taken_over(
     lost: Bucket, database: psycopg.Connection
 ) -> None:
     with Worker.started("paused", LATE, signal.SIGSTOP) as paused:
-        wait_until(lambda: paused.stands_still, seconds=60)
+        wait_until(lambda: paused.is_stopped, seconds=60)
         assert isinstance(run("another"), Recovered)
-        assert_whole(lost, database)
+        assert_restored(lost, database)
         # If the stopped worker continued, it would raise this counter again.
         lost.remove("usage.globex.total.lifetime.bob")
         before = all_stored(lost)
         audits = database.execute("select * from budget_recovery.restore_audit").fetchall()
 
-        paused.go_on()
+        paused.resume()
 
-        assert paused.said()["ended"] == "LeaseLostError"
+        assert paused.report()["ended"] == "LeaseLostError"
     assert all_stored(lost) == before
     assert database.execute("select * from budget_recovery.restore_audit").fetchall() == audits
     assert attempts(database) == [(1, "paused"), (2, "another")]
@@ -121,10 +121,10 @@ def test_three_attempts_killed_while_writing_fail_and_count_what_they_raised(
     with opened_control_plane(load_settings()) as plane:
         restored = plane.audits.restored_in(incident_id)
         assert (restored.tenants, restored.windows, restored.counters) == (1, 1, found[3])
-        told = {entry.tenant: entry for entry in plane.audits.largest(incident_id, 10).largest}
-    assert told["acme"].raised == found[3]
-    assert told["acme"].before == 0
-    assert told["acme"].after == Decimal("1.5") * found[3]
+        audits = {entry.tenant: entry for entry in plane.audits.largest(incident_id, 10).largest}
+    assert audits["acme"].raised == found[3]
+    assert audits["acme"].before == 0
+    assert audits["acme"].after == Decimal("1.5") * found[3]
 
 
 def test_three_attempts_killed_after_their_last_write_make_the_store_healthy(
@@ -139,7 +139,7 @@ def test_three_attempts_killed_after_their_last_write_make_the_store_healthy(
     ended = run("the last")
 
     assert isinstance(ended, Recovered)
-    assert_whole(lost, database)
+    assert_restored(lost, database)
     assert attempts(database) == [(n, f"run {n}") for n in (1, 2, 3)]
     assert ended.incident.ended is not None
     assert ended.incident.ended.restored.counters == MANY + 2
@@ -156,12 +156,12 @@ def test_a_database_killed_while_the_incident_is_closed_only_delays_the_end(
     monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", doomed_server.url())
     lose(configured)
     with opened_control_plane(load_settings()) as plane:
-        for number, happen, error in (
+        for number, action, error in (
             (1, refuse, AttemptFailedError),
             (2, refuse, AttemptFailedError),
             (3, lambda: kill_server(doomed_server), DatabaseError),
         ):
-            incidents_: Any = ClosedAfter(plane.incidents, happen)
+            incidents_: Any = ClosedAfter(plane.incidents, action)
             doomed = replace(plane, incidents=incidents_)
             with pytest.raises(error):
                 services.recover(doomed, run_id=f"run {number}", holder="a test")
@@ -174,7 +174,7 @@ def test_a_database_killed_while_the_incident_is_closed_only_delays_the_end(
 
         assert isinstance(run("the last"), Recovered)
 
-        assert_whole(configured, database)
+        assert_restored(configured, database)
         (incident,) = incidents(database)
         assert (incident["attempts"], incident["restored_counters"]) == (3, MANY + 2)
         assert len(attempts(database)) == 3
@@ -195,10 +195,10 @@ def refuse() -> None:
 class ClosedAfter(Overriding):
     """The incidents, with a hook before one is closed."""
 
-    def __init__(self, incidents: Incidents, happen: Callable[[], None]) -> None:
+    def __init__(self, incidents: Incidents, action: Callable[[], None]) -> None:
         super().__init__(incidents)
-        self._happen = happen
+        self._action = action
 
     def close(self, *arguments: Any, **named: Any) -> Any:
-        self._happen()
+        self._action()
         return self._part.close(*arguments, **named)

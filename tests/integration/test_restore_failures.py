@@ -64,14 +64,14 @@ def recover(plane: ControlPlane) -> RecoveryResult:
     return services.recover(plane, holder="a test")
 
 
-def run_as_told(name: str, *more: str) -> None:
+def run_documented(name: str, *more: str) -> None:
     """Run the command of this name from the runbook's steps for FAILED."""
-    (told,) = [
+    (documented,) = [
         command
         for command in steps(RUNBOOK, "FAILED", "budget-recovery")
         if command.arguments[0] == name
     ]
-    result = CliRunner().invoke(main, [*told.arguments, *more])
+    result = CliRunner().invoke(main, [*documented.arguments, *more])
     assert result.exit_code == 0, result.output
 
 
@@ -99,9 +99,9 @@ def test_three_attempts_with_refused_writes_fail_with_that_reason(
     assert "maximum bytes exceeded" in failure_text(result)
     assert outcome(instance, result) == "failed"
     assert state(database) == "failed"
-    told = attempts(database)
-    assert [number for number, _ in told] == [1, 2, 3]
-    assert all("maximum bytes exceeded" in str(outcome) for _, outcome in told)
+    recorded = attempts(database)
+    assert [number for number, _ in recorded] == [1, 2, 3]
+    assert all("maximum bytes exceeded" in str(outcome) for _, outcome in recorded)
     # No restore is launched again, and captures stay paused.
     assert "FAILED" in skipped(supervise(instance))
     assert not requested(check(instance))
@@ -201,9 +201,9 @@ def test_the_runbooks_steps_restore_a_failed_store(
         "update budget_recovery.incident set held_at = now(), held_by = 'ann', held_reason = 'x'"
     )
 
-    run_as_told("preview")
+    run_documented("preview")
     # Without a terminal, --yes replaces the confirmation.
-    run_as_told("restore", "--yes")
+    run_documented("restore", "--yes")
 
     assert state(database) == "healthy"
     assert usages(captured, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}
@@ -222,7 +222,7 @@ def test_the_runbooks_steps_accept_a_failed_store(
     fail(captured, instance)
     make_room(captured)
 
-    run_as_told("resolve", "--yes")
+    run_documented("resolve", "--yes")
 
     assert "unchanged" in skipped(check(instance))
     assert state(database) == "healthy"

@@ -14,7 +14,7 @@ from budget_recovery_dagster.domain import Outcome, RecoveryState, Restored, Ver
 from budget_recovery_dagster.embedded import NatsServer, PostgresServer
 from budget_recovery_dagster.errors import StoreLostError
 from tests.integration.interrupted_store import Interruptions, interrupted
-from tests.integration.recovery_house import House, all_stored, opened_house, outcome_of
+from tests.integration.recovery_harness import Harness, all_stored, opened_harness, outcome_of
 from tests.integration.recovery_runs import usages
 from tests.nats_servers import Bucket, Stored
 from tests.stream_descriptions import move_creation
@@ -53,9 +53,9 @@ def test_a_changed_creation_time_with_all_data_ends_with_nothing_lost(
         bucket.spend("acme", "total", LIFETIME, {None: "80", "alice": "30.5"})
         bucket.rank("acme", "total", LIFETIME, {None: "80", "alice": "30.5"})
         bucket.put("blocked.acme.total.lifetime.alice", b"{}")
-        with opened_house(bucket, database_url) as house:
-            house.capture()
-            house.check()
+        with opened_harness(bucket, database_url) as harness:
+            harness.capture()
+            harness.check()
         # Counted after the snapshot; must be kept.
         bucket.spend("acme", "total", LIFETIME, {None: "81"})
         bucket.rank("acme", "total", LIFETIME, {None: "81", "alice": "30.5"})
@@ -68,16 +68,16 @@ def test_a_changed_creation_time_with_all_data_ends_with_nothing_lost(
     monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", own_server.url)
     with (
         Bucket.connected(own_server.url, "b") as bucket,
-        opened_house(bucket, database_url, datetime.now(UTC)) as house,
+        opened_harness(bucket, database_url, datetime.now(UTC)) as harness,
     ):
         assert bucket.info().created == moved
-        assert house.find_loss() is Verdict.RECREATED
-        incident = house.recover()
+        assert harness.find_loss() is Verdict.RECREATED
+        incident = harness.recover()
         assert outcome_of(incident) is Outcome.NOTHING_LOST
         assert of_the_gateway(bucket) == before
-        assert house.check().check.verdict.is_good
-        assert [outcome.tenant for outcome in house.capture().stored] == ["acme"]
-        assert house.plane.incidents.recovery().state is RecoveryState.HEALTHY
+        assert harness.check().check.verdict.is_good
+        assert [outcome.tenant for outcome in harness.capture().stored] == ["acme"]
+        assert harness.plane.incidents.recovery().state is RecoveryState.HEALTHY
 
 
 @pytest.fixture
@@ -112,30 +112,30 @@ def test_a_restore_from_an_older_database_lowers_nothing(
     is_lost_between: bool,  # noqa: FBT001 - a parameter of pytest's
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
-    with opened_house(configured, database_url) as house:
-        house.capture()
-        house.check()
+    with opened_harness(configured, database_url) as harness:
+        harness.capture()
+        harness.check()
     backup = copy_of_the_database()
-    with opened_house(configured, database_url) as house:
+    with opened_harness(configured, database_url) as harness:
         configured.spend("acme", "total", LIFETIME, {None: "90", "bob": "10"})
-        house.capture()
-        house.check()
+        harness.capture()
+        harness.check()
         if is_lost_between:
-            house.lose()
-            house.find_loss()
-            house.recover()
+            harness.lose()
+            harness.find_loss()
+            harness.recover()
         configured.spend("acme", "total", LIFETIME, {None: "95"})
-        house.check()
+        harness.check()
     before = of_the_gateway(configured)
 
-    with opened_house(configured, backup) as house:
+    with opened_harness(configured, backup) as harness:
         lost = Verdict.RECREATED if is_lost_between else Verdict.MARKER_LOST
-        assert house.find_loss() is lost
+        assert harness.find_loss() is lost
         if not is_lost_between:
-            loss = house.plane.incidents.recovery().incident
+            loss = harness.plane.incidents.recovery().incident
             assert loss is not None
             assert "another installation uses a copy of this database" in loss.losses[-1].reason
-        incident = house.recover()
+        incident = harness.recover()
         assert outcome_of(incident) is Outcome.NOTHING_LOST
         assert usages(configured, "acme", "total", LIFETIME) == {
             None: "95",
@@ -145,23 +145,23 @@ def test_a_restore_from_an_older_database_lowers_nothing(
         # This gateway writes no leaderboards, so the restore rebuilds them.
         after = of_the_gateway(configured)
         assert {key for key in after if after[key] != before.get(key)} == {LEADERBOARD}
-        assert house.check().check.verdict.is_good
-        assert len(house.capture().stored) == 1
+        assert harness.check().check.verdict.is_good
+        assert len(harness.capture().stored) == 1
 
 
 def test_a_restore_from_an_older_database_raises_lower_counters(
     configured: Bucket, database_url: str, copy_of_the_database: Callable[[], str]
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
-    with opened_house(configured, database_url) as house:
-        house.capture()
-        house.check()
+    with opened_harness(configured, database_url) as harness:
+        harness.capture()
+        harness.check()
     backup = copy_of_the_database()
-    with opened_house(configured, backup) as house:
-        house.lose()
+    with opened_harness(configured, backup) as harness:
+        harness.lose()
         configured.spend("acme", "total", LIFETIME, {"alice": "31"})
-        assert house.find_loss() is Verdict.RECREATED
-        assert outcome_of(house.recover()) is Outcome.RESTORED
+        assert harness.find_loss() is Verdict.RECREATED
+        assert outcome_of(harness.recover()) is Outcome.RESTORED
         assert usages(configured, "acme", "total", LIFETIME) == {None: "80", "alice": "31"}
 
 
@@ -169,22 +169,22 @@ def test_a_database_copied_during_a_recovery_ends_healthy(
     configured: Bucket, database_url: str, copy_of_the_database: Callable[[], str]
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80", "alice": "30"})
-    with opened_house(configured, database_url) as house:
-        house.capture()
-        house.lose()
-        house.find_loss()
+    with opened_harness(configured, database_url) as harness:
+        harness.capture()
+        harness.lose()
+        harness.find_loss()
     backup = copy_of_the_database()
-    with opened_house(configured, database_url) as house:
-        house.recover()
+    with opened_harness(configured, database_url) as harness:
+        harness.recover()
         configured.spend("acme", "total", LIFETIME, {None: "95"})
-        house.capture()
-        house.check()
+        harness.capture()
+        harness.check()
     before = of_the_gateway(configured)
 
-    with opened_house(configured, backup) as house:
-        assert outcome_of(house.recover()) is Outcome.NOTHING_LOST
-        assert house.check().check.verdict.is_good
-        assert len(house.capture().stored) == 1
+    with opened_harness(configured, backup) as harness:
+        assert outcome_of(harness.recover()) is Outcome.NOTHING_LOST
+        assert harness.check().check.verdict.is_good
+        assert len(harness.capture().stored) == 1
     after = of_the_gateway(configured)
     assert {key for key in after if after[key] != before[key]} == {LEADERBOARD}
 
@@ -198,81 +198,81 @@ def test_a_database_copied_during_a_recovery_ends_healthy(
     ids=["after the counters", "after the leaderboards"],
 )
 def test_a_further_loss_during_a_restore_fails_it(
-    house: House, interruptions: Callable[[Callable[[], None]], Interruptions]
+    harness: Harness, interruptions: Callable[[Callable[[], None]], Interruptions]
 ) -> None:
     for tenant in ("acme", "globex"):
-        house.bucket.spend(tenant, "total", LIFETIME, {None: "80", "alice": "30"})
-    house.capture()
-    house.lose()
-    house.find_loss()
+        harness.bucket.spend(tenant, "total", LIFETIME, {None: "80", "alice": "30"})
+    harness.capture()
+    harness.lose()
+    harness.find_loss()
     wipes: list[int] = []
 
     def wipe_once() -> None:
         wipes.append(1)
         # After the second tenant nothing more is written.
         if len(wipes) == 2:
-            house.lose()
+            harness.lose()
 
     with pytest.raises(StoreLostError):
-        house.run(interrupted(interruptions(wipe_once)), "first run")
+        harness.run(interrupted(interruptions(wipe_once)), "first run")
 
-    recovery = house.plane.incidents.recovery()
+    recovery = harness.plane.incidents.recovery()
     assert recovery.state is RecoveryState.RECOVERING
     assert recovery.incident is not None
     assert len(recovery.incident.losses) == 2
     assert recovery.incident.attempts == 0
     assert recovery.incident.ended is None
-    assert usages(house.bucket, "acme", "total", LIFETIME) == {}
+    assert usages(harness.bucket, "acme", "total", LIFETIME) == {}
 
-    incident = house.recover(run_id="second run")
+    incident = harness.recover(run_id="second run")
     assert outcome_of(incident) is Outcome.RESTORED
     assert incident.attempts == 1
     assert incident.ended is not None
     # Counters that were raised twice count once.
     assert incident.ended.restored == Restored(tenants=2, windows=2, counters=4, boards=2)
-    entry = house.entries(incident)["acme", "total", LIFETIME]
+    entry = harness.entries(incident)["acme", "total", LIFETIME]
     assert (entry.raised, entry.before, entry.after) == (2, Decimal(0), Decimal(110))
     for tenant in ("acme", "globex"):
-        assert usages(house.bucket, tenant, "total", LIFETIME) == {None: "80", "alice": "30"}
-    assert house.check().check.verdict.is_good
-    attempts = house.plane.incidents.attempts_of(incident.incident_id)
+        assert usages(harness.bucket, tenant, "total", LIFETIME) == {None: "80", "alice": "30"}
+    assert harness.check().check.verdict.is_good
+    attempts = harness.plane.incidents.attempts_of(incident.incident_id)
     assert [(each.loss, each.number, each.run_id) for each in attempts] == [
         (1, 1, "first run"),
         (2, 1, "second run"),
     ]
 
 
-def test_a_lower_newer_snapshot_does_not_hide_a_higher_older_one(house: House) -> None:
+def test_a_lower_newer_snapshot_does_not_hide_a_higher_older_one(harness: Harness) -> None:
     for usage in ("100", "80", "90"):
-        house.bucket.spend("acme", "total", LIFETIME, {None: usage, "alice": "5"})
-        house.capture()
-    house.lose()
-    house.find_loss()
-    incident = house.recover()
-    assert usages(house.bucket, "acme", "total", LIFETIME) == {None: "100", "alice": "5"}
-    entry = house.entries(incident)["acme", "total", LIFETIME]
+        harness.bucket.spend("acme", "total", LIFETIME, {None: usage, "alice": "5"})
+        harness.capture()
+    harness.lose()
+    harness.find_loss()
+    incident = harness.recover()
+    assert usages(harness.bucket, "acme", "total", LIFETIME) == {None: "100", "alice": "5"}
+    entry = harness.entries(incident)["acme", "total", LIFETIME]
     assert (entry.raised, entry.before, entry.after) == (2, Decimal(0), Decimal(105))
 
 
-def test_an_incident_reports_the_time_that_no_snapshot_covers(house: House) -> None:
+def test_an_incident_reports_the_time_that_no_snapshot_covers(harness: Harness) -> None:
     noon = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)
-    house.bucket.spend("acme", "total", LIFETIME, {None: "80"})
-    house.capture(noon)
-    house.bucket.spend("acme", "total", LIFETIME, {None: "85"})
-    assert house.check(noon + timedelta(minutes=40)).check.verdict.is_good
-    house.lose()
-    house.find_loss(noon + timedelta(minutes=50))
-    opened = house.plane.incidents.recovery().incident
+    harness.bucket.spend("acme", "total", LIFETIME, {None: "80"})
+    harness.capture(noon)
+    harness.bucket.spend("acme", "total", LIFETIME, {None: "85"})
+    assert harness.check(noon + timedelta(minutes=40)).check.verdict.is_good
+    harness.lose()
+    harness.find_loss(noon + timedelta(minutes=50))
+    opened = harness.plane.incidents.recovery().incident
     assert opened is not None
     assert opened.uncovered is not None
     assert round(opened.uncovered.total_seconds() / 60) == 40
     assert opened.newest_point_at is not None
     assert f"{opened.newest_point_at:%H:%M}" == "12:00"
 
-    incident = house.recover()
+    incident = harness.recover()
 
     assert incident.ended is not None
-    for said in ("2026-11-28 12:00", "2026-11-28 12:40", "40 min", "did not come back"):
-        assert said in incident.ended.detail
+    for part in ("2026-11-28 12:00", "2026-11-28 12:40", "40 min", "did not come back"):
+        assert part in incident.ended.detail
     # Exactly the usage of the recovery point.
-    assert usages(house.bucket, "acme", "total", LIFETIME) == {None: "80"}
+    assert usages(harness.bucket, "acme", "total", LIFETIME) == {None: "80"}

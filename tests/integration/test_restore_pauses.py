@@ -17,7 +17,7 @@ from budget_recovery_dagster.ports import OpenStore
 from budget_recovery_dagster.services import Captured
 from tests import services
 from tests.integration.interrupted_store import Interruptions, interrupted
-from tests.integration.recovery_house import House
+from tests.integration.recovery_harness import Harness
 from tests.integration.recovery_runs import usages
 from tests.integration.snapshot_job import entries, run_job
 from tests.integration.timeless_store import opened_store
@@ -36,11 +36,11 @@ class InterruptedSnapshots(PostgresSnapshots):
         return super().commit(*arguments, **named)
 
 
-def capture(house: House, *, open_store: OpenStore = opened_store, **parts: Any) -> Captured:
+def capture(harness: Harness, *, open_store: OpenStore = opened_store, **parts: Any) -> Captured:
     """Capture the current hour with some parts replaced; failures are allowed."""
     captured = services.capture(
-        replace(house.plane, **parts),
-        Hour.containing(house.clock.moment),
+        replace(harness.plane, **parts),
+        Hour.containing(harness.clock.time),
         open_store=open_store,
         run_id="under way",
         holder="under way",
@@ -49,28 +49,28 @@ def capture(house: House, *, open_store: OpenStore = opened_store, **parts: Any)
     return captured
 
 
-@pytest.mark.parametrize("moment", ["after it has read", "before it stores"])
+@pytest.mark.parametrize("when", ["after it has read", "before it stores"])
 def test_a_running_capture_stores_nothing_after_an_incident_opens(
-    house: House, database_url: str, database: psycopg.Connection, moment: str
+    harness: Harness, database_url: str, database: psycopg.Connection, when: str
 ) -> None:
     for tenant in ("acme", "globex"):
-        house.bucket.spend(tenant, "total", LIFETIME, {None: "80"})
-    house.capture()
-    house.check()
+        harness.bucket.spend(tenant, "total", LIFETIME, {None: "80"})
+    harness.capture()
+    harness.check()
     before = entries(database)
     captures = database.execute("select * from budget_recovery.capture").fetchall()
-    house.bucket.spend("acme", "total", LIFETIME, {None: "99"})
+    harness.bucket.spend("acme", "total", LIFETIME, {None: "99"})
 
     def lose() -> None:
-        house.lose()
-        house.bucket.spend("acme", "total", LIFETIME, {None: "1"})
-        house.find_loss()
+        harness.lose()
+        harness.bucket.spend("acme", "total", LIFETIME, {None: "1"})
+        harness.find_loss()
 
-    if moment == "after it has read":
-        captured = capture(house, open_store=interrupted(Interruptions(after_reading=lose)))
+    if when == "after it has read":
+        captured = capture(harness, open_store=interrupted(Interruptions(after_reading=lose)))
     else:
-        with Database(database_url, clock=house.clock) as own:
-            captured = capture(house, snapshots=InterruptedSnapshots(own, lose))
+        with Database(database_url, clock=harness.clock) as own:
+            captured = capture(harness, snapshots=InterruptedSnapshots(own, lose))
 
     assert isinstance(captured.stopped_by, CapturesPausedError)
     assert captured.stored == ()
@@ -78,21 +78,21 @@ def test_a_running_capture_stores_nothing_after_an_incident_opens(
     assert entries(database) == before
     assert database.execute("select * from budget_recovery.capture").fetchall() == captures
     # The capture does not disturb the restore.
-    house.recover()
-    assert usages(house.bucket, "acme", "total", LIFETIME) == {None: "80"}
+    harness.recover()
+    assert usages(harness.bucket, "acme", "total", LIFETIME) == {None: "80"}
 
 
 @pytest.fixture
-def recovering(house: House) -> House:
-    house.bucket.spend("acme", "total", LIFETIME, {None: "80"})
-    house.capture()
-    house.lose()
-    house.find_loss()
-    return house
+def recovering(harness: Harness) -> Harness:
+    harness.bucket.spend("acme", "total", LIFETIME, {None: "80"})
+    harness.capture()
+    harness.lose()
+    harness.find_loss()
+    return harness
 
 
 def test_the_schedule_skips_with_the_reason_until_the_store_is_healthy(
-    recovering: House, current_hour: Hour, tmp_path: Path
+    recovering: Harness, current_hour: Hour, tmp_path: Path
 ) -> None:
     def tick() -> dg.RunRequest | dg.SkipReason:
         with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
@@ -107,15 +107,15 @@ def test_the_schedule_skips_with_the_reason_until_the_store_is_healthy(
 
     skipped = tick()
     assert isinstance(skipped, dg.SkipReason)
-    said = str(skipped.skip_message)
-    assert "Captures are paused: the usage store is RECOVERING" in said
-    assert "The store was recreated" in said
+    message = str(skipped.skip_message)
+    assert "Captures are paused: the usage store is RECOVERING" in message
+    assert "The store was recreated" in message
     recovering.recover()
     assert isinstance(tick(), dg.RunRequest)
 
 
 def test_a_run_started_while_captures_are_paused_has_no_output(
-    recovering: House,
+    recovering: Harness,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
     current_hour: Hour,

@@ -19,7 +19,7 @@ from budget_recovery_dagster.services.restore import (
 )
 from tests.contract.racing_writers import RacingWriters, history_of
 from tests.integration.interrupted_store import Interruptions, interrupted
-from tests.integration.recovery_house import House, all_stored, opened_house
+from tests.integration.recovery_harness import Harness, all_stored, opened_harness
 from tests.integration.recovery_runs import (
     check,
     incidents,
@@ -41,17 +41,17 @@ BOTH: dict[Entity, str] = {None: "60", "alice": "30", "bob": "25", "carol": "10"
 
 
 @pytest.fixture
-def lost(house: House) -> House:
+def lost(harness: Harness) -> Harness:
     """Return a store that was lost, with traffic after the loss."""
-    house.bucket.spend("acme", "users", LIFETIME, POINT)
-    house.capture()
-    house.lose()
-    house.bucket.spend("acme", "users", LIFETIME, LIVE)
-    house.find_loss()
-    return house
+    harness.bucket.spend("acme", "users", LIFETIME, POINT)
+    harness.capture()
+    harness.lose()
+    harness.bucket.spend("acme", "users", LIFETIME, LIVE)
+    harness.find_loss()
+    return harness
 
 
-def test_only_one_of_two_concurrent_restores_runs(lost: House, database_url: str) -> None:
+def test_only_one_of_two_concurrent_restores_runs(lost: Harness, database_url: str) -> None:
     done: list[RecoveryResult] = []
     both = threading.Barrier(2)
 
@@ -60,7 +60,7 @@ def test_only_one_of_two_concurrent_restores_runs(lost: House, database_url: str
         wait_until(lambda: len(done) == 1)
 
     def recover(run_id: str) -> None:
-        with opened_house(lost.bucket, database_url, lost.clock.moment) as worker:
+        with opened_harness(lost.bucket, database_url, lost.clock.time) as worker:
             both.wait()
             opening = interrupted(Interruptions(before_raising=wait_for_the_other))
             done.append(worker.run(opening, run_id))
@@ -76,7 +76,7 @@ def test_only_one_of_two_concurrent_restores_runs(lost: House, database_url: str
     assert usages(lost.bucket, "acme", "users", LIFETIME) == BOTH
 
 
-def test_restoring_again_changes_no_revision(lost: House) -> None:
+def test_restoring_again_changes_no_revision(lost: Harness) -> None:
     lost.recover()
     before = all_stored(lost.bucket)
     assert isinstance(lost.run(), NothingToDo)
@@ -86,13 +86,13 @@ def test_restoring_again_changes_no_revision(lost: House) -> None:
 
 
 def test_concurrent_restores_without_leases_have_the_result_of_one(
-    lost: House, database_url: str
+    lost: Harness, database_url: str
 ) -> None:
     count = 3
     all_have_planned = threading.Barrier(count)
 
     def restore(_: int) -> TenantRestored:
-        with opened_house(lost.bucket, database_url, lost.clock.moment) as worker:
+        with opened_harness(lost.bucket, database_url, lost.clock.time) as worker:
             opening = interrupted(Interruptions(before_raising=lambda _: wait()))
             done = worker.restore("acme", opening)
             assert done.failure is None
@@ -126,7 +126,7 @@ def key(entity: Entity) -> str:
 def test_a_restore_with_many_writers_loses_and_lowers_nothing(
     configured: Bucket,
     database: psycopg.Connection,
-    house: House,
+    harness: Harness,
     instance: dg.DagsterInstance,
 ) -> None:
     # Below and above the values that the writers reach.
@@ -135,7 +135,7 @@ def test_a_restore_with_many_writers_loses_and_lowers_nothing(
     }
     point[HOT] = "1000000"
     configured.spend("acme", "users", LIFETIME, point)
-    house.capture()
+    harness.capture()
     configured.destroy()
     configured.create_with(max_msgs_per_subject=-1, allow_msg_ttl=True)
     writers = RacingWriters(configured, [key(HOT)], [key(name) for name in OTHERS], WRITERS)

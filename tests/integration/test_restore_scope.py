@@ -14,9 +14,9 @@ from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.sandbox.gateway import Place
 from budget_recovery_dagster.settings import load_settings
 from tests.boards import board, board_key
-from tests.integration.gateway_house import contents
+from tests.integration.gateway_harness import contents
 from tests.integration.interrupted_store import Interruptions, interrupted
-from tests.integration.recovery_house import House, all_stored, outcome_of
+from tests.integration.recovery_harness import Harness, all_stored, outcome_of
 from tests.integration.recovery_runs import outcome, restored_table, run_restore, state, usages
 from tests.nats_servers import Bucket, Stored
 
@@ -44,14 +44,14 @@ def stored(bucket: Bucket, key: str) -> Stored:
 
 
 def test_a_restore_writes_only_lower_and_missing_counters(
-    house: House, other_bucket: Bucket
+    harness: Harness, other_bucket: Bucket
 ) -> None:
-    bucket = house.bucket
+    bucket = harness.bucket
     bucket.spend("acme", "users", LIFETIME, USERS)
     bucket.spend("acme", "users", "2026-05", USERS)
     bucket.spend("globex", "total", LIFETIME, {None: "5"})
-    house.capture(MAY)
-    house.lose()
+    harness.capture(MAY)
+    harness.lose()
     # Counted since and lower: raised, without changing other bytes of the value.
     alice = b'{"by":"g","usage":"2","x":[1.0e5,{"usage":9}],"updated_at":"2026-06-01T00:01:00Z"}'
     bucket.put("usage.acme.users.lifetime.alice", alice)
@@ -77,13 +77,13 @@ def test_a_restore_writes_only_lower_and_missing_counters(
         bucket.put(key, b'{"usage":"1"}', {"Nats-TTL": "1h"})
     before, other = all_stored(bucket), all_stored(other_bucket)
 
-    house.find_loss(JUNE)
-    incident = house.recover()
+    harness.find_loss(JUNE)
+    incident = harness.recover()
 
     assert outcome_of(incident) is Outcome.RESTORED
     after = all_stored(bucket)
     changed = {key for key in after if after[key] != before.get(key)}
-    deployment_id = house.plane.registry.claim().deployment_id
+    deployment_id = harness.plane.registry.claim().deployment_id
     assert changed == {
         "usage.acme.users.lifetime.=",
         "usage.acme.users.lifetime.alice",
@@ -96,7 +96,7 @@ def test_a_restore_writes_only_lower_and_missing_counters(
     raised = after["usage.acme.users.lifetime.alice"].data
     start, end = alice.split(b'"usage":"2"')
     assert raised.startswith(start + b'"usage":"30"' + end.split(b'"2026-06-01')[0])
-    entries = house.entries(incident)
+    entries = harness.entries(incident)
     users = entries["acme", "users", LIFETIME]
     assert (users.entries, users.raised, users.kept, users.skipped) == (5, 3, 1, 1)
     (note,) = users.notes
@@ -107,19 +107,19 @@ def test_a_restore_writes_only_lower_and_missing_counters(
     assert {tenant for tenant, _, _ in entries} == {"acme"}
 
 
-def test_leaderboards_match_the_counters_after_a_restore(house: House) -> None:
-    bucket = house.bucket
+def test_leaderboards_match_the_counters_after_a_restore(harness: Harness) -> None:
+    bucket = harness.bucket
     many: dict[Entity, str] = {f"u{number}": str(number) for number in range(1, 601)}
     bucket.spend("acme", "users", LIFETIME, many)
     bucket.spend("acme", "total", LIFETIME, {None: "180300"})
-    house.capture()
-    house.lose()
+    harness.capture()
+    harness.lose()
     # Traffic after the loss: a new entity, and one with more usage than before.
     bucket.spend("acme", "users", LIFETIME, {"new": "1000", "u600": "700", "u1": "0.5"})
     bucket.rank("acme", "users", LIFETIME, {"new": "1000", "u600": "700", "u1": "0.5"})
-    house.find_loss()
-    house.recover()
-    found = contents(place_of(house))
+    harness.find_loss()
+    harness.recover()
+    found = contents(place_of(harness))
     assert found.boards == found.boards_of_the_counters
     listed = found.boards["acme.users.lifetime"]
     assert [entry["entity"] for entry in listed[:3]] == ["new", "u600", "u599"]
@@ -128,8 +128,8 @@ def test_leaderboards_match_the_counters_after_a_restore(house: House) -> None:
     assert found.boards["acme.total.lifetime"] == [{"entity": None, "usage": "180300"}]
 
 
-def place_of(house: House) -> Place:
-    return Place(load_settings().require_nats_url(), house.bucket.name)
+def place_of(harness: Harness) -> Place:
+    return Place(load_settings().require_nats_url(), harness.bucket.name)
 
 
 def expires_at(found: Stored, written_at: datetime) -> datetime:
@@ -137,9 +137,9 @@ def expires_at(found: Stored, written_at: datetime) -> datetime:
     return written_at + timedelta(seconds=int(found.ttl.removesuffix("s")))
 
 
-def test_keys_keep_or_regain_their_shape_and_expiry(house: House) -> None:
-    bucket = house.bucket
-    now = house.clock.moment
+def test_keys_keep_or_regain_their_shape_and_expiry(harness: Harness) -> None:
+    bucket = harness.bucket
+    now = harness.clock.time
     quarter = Window.containing(Period.QUARTER, now)
     assert quarter.end is not None
     until = quarter.end + timedelta(days=1)
@@ -149,13 +149,13 @@ def test_keys_keep_or_regain_their_shape_and_expiry(house: House) -> None:
         bucket.put(f"usage.acme.text.{quarter.token}.{entity}", text, ttl)
         bucket.put(f"usage.acme.number.lifetime.{entity}", b'{"usage":5}', {"Nats-TTL": "2h"})
         bucket.put(f"usage.acme.bare.lifetime.{entity}", b"5")
-    house.capture()
-    house.lose()
+    harness.capture()
+    harness.lose()
     bucket.put(f"usage.acme.text.{quarter.token}.live", b'{"usage":"1"}', {"Nats-TTL": "1h"})
     bucket.put("usage.acme.number.lifetime.live", b'{"usage":1,"n":1.10}')
     bucket.put("usage.acme.bare.lifetime.live", b"1", {"Nats-TTL": "never"})
-    house.find_loss()
-    house.recover()
+    harness.find_loss()
+    harness.recover()
 
     written_at = datetime.now(UTC)
     new = stored(bucket, f"usage.acme.text.{quarter.token}.new")
@@ -177,45 +177,45 @@ def test_keys_keep_or_regain_their_shape_and_expiry(house: House) -> None:
 
 
 def test_a_key_removed_during_a_restore_is_reported_and_the_others_are_restored(
-    house: House,
+    harness: Harness,
 ) -> None:
-    house.bucket.spend("acme", "users", LIFETIME, USERS)
-    house.bucket.spend("globex", "total", LIFETIME, {None: "5"})
-    house.capture()
-    house.lose()
-    house.find_loss()
+    harness.bucket.spend("acme", "users", LIFETIME, USERS)
+    harness.bucket.spend("globex", "total", LIFETIME, {None: "5"})
+    harness.capture()
+    harness.lose()
+    harness.find_loss()
     removed: list[str] = []
 
     def remove() -> None:
         if not removed:
             removed.append("usage.acme.users.lifetime.alice")
-            house.bucket.remove(removed[0])
+            harness.bucket.remove(removed[0])
 
-    incident = house.recover(interrupted(Interruptions(after_raising=remove)))
+    incident = harness.recover(interrupted(Interruptions(after_raising=remove)))
 
     assert outcome_of(incident) is Outcome.RESTORED
     rest = {entity: usage for entity, usage in USERS.items() if entity != "alice"}
-    assert usages(house.bucket, "acme", "users", LIFETIME) == rest
-    assert usages(house.bucket, "globex", "total", LIFETIME) == {None: "5"}
-    (note,) = house.entries(incident)["acme", "users", LIFETIME].notes
+    assert usages(harness.bucket, "acme", "users", LIFETIME) == rest
+    assert usages(harness.bucket, "globex", "total", LIFETIME) == {None: "5"}
+    (note,) = harness.entries(incident)["acme", "users", LIFETIME].notes
     assert "missing from the store after the write" in note
     assert "'alice'" in note
     assert any(
         "'alice'" in line and "missing from the store after the write" in line
-        for line in house.told
+        for line in harness.messages
     )
     # It is not on the leaderboard either.
-    found = contents(place_of(house))
+    found = contents(place_of(harness))
     assert found.boards == found.boards_of_the_counters
 
 
 def test_a_corrupt_newest_record_is_replaced_by_older_ones_and_reported(
-    house: House, instance: dg.DagsterInstance, database: psycopg.Connection
+    harness: Harness, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     for total, alice in (("60", "40"), ("70", "30"), ("90", "50")):
-        house.bucket.spend("acme", "users", LIFETIME, {None: total, "alice": alice})
-        house.bucket.spend("acme", "total", LIFETIME, {None: total})
-        house.capture()
+        harness.bucket.spend("acme", "users", LIFETIME, {None: total, "alice": alice})
+        harness.bucket.spend("acme", "total", LIFETIME, {None: total})
+        harness.capture()
     # Damage the newest record of one budget.
     changed = database.execute(
         "update budget_recovery.budget_content set usages = '{999,999}' where content_id = ("
@@ -223,37 +223,37 @@ def test_a_corrupt_newest_record_is_replaced_by_older_ones_and_reported(
         " order by captured_at desc limit 1)"
     )
     assert changed.rowcount == 1
-    house.lose()
-    house.find_loss()
+    harness.lose()
+    harness.find_loss()
 
     result = run_restore(instance)
 
     assert outcome(instance, result) == "restored"
     assert state(database) == "healthy"
-    assert usages(house.bucket, "acme", "users", LIFETIME) == {None: "70", "alice": "40"}
-    assert usages(house.bucket, "acme", "total", LIFETIME) == {None: "90"}
+    assert usages(harness.bucket, "acme", "users", LIFETIME) == {None: "70", "alice": "40"}
+    assert usages(harness.bucket, "acme", "total", LIFETIME) == {None: "90"}
     notes = {row["budget"]: row["notes"] for row in restored_table(result)}
     assert "1 record damaged (checksum mismatch) and not used" in notes["users"]
     assert notes["total"] == ""
 
 
-def test_snapshots_of_leaderboards_can_be_restored(house: House) -> None:
-    bucket = house.bucket
+def test_snapshots_of_leaderboards_can_be_restored(harness: Harness) -> None:
+    bucket = harness.bucket
     ranked: dict[Entity, str] = {"alice": "12.5", "bob": "3"}
     bucket.rank("acme", "users", LIFETIME, ranked)
     bucket.rank("acme", "total", LIFETIME, {None: "15.5"})
-    house.capture_boards()
-    house.lose()
+    harness.capture_boards()
+    harness.lose()
     bucket.spend("acme", "users", LIFETIME, {"bob": "4"})
-    house.find_loss()
-    house.recover()
+    harness.find_loss()
+    harness.recover()
     assert usages(bucket, "acme", "users", LIFETIME) == {"alice": "12.5", "bob": "4"}
     assert usages(bucket, "acme", "total", LIFETIME) == {None: "15.5"}
     # Leaderboards contain neither the shape nor the expiry of a value.
     alice = stored(bucket, "usage.acme.users.lifetime.alice")
     assert alice.data.startswith(b'{"usage":"12.5","updated_at":"')
     assert alice.ttl is None
-    found = contents(place_of(house))
+    found = contents(place_of(harness))
     assert found.boards == found.boards_of_the_counters
     listed = json.loads(stored(bucket, board_key("acme", "users", LIFETIME)).data)["entries"]
     assert listed == json.loads(board({"alice": "12.5", "bob": "4"}))["entries"]

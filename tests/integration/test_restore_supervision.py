@@ -146,9 +146,9 @@ def test_a_canceled_run_holds_the_incident_until_a_release_launches_a_new_one(
     for tick in (supervise(instance), check(instance)):
         assert f"its run {run.run_id[:8]} was terminated." in skipped(tick)
     assert outcome(instance, run_restore(instance, request_.tags)) == "nothing_to_do"
-    told = " ".join(command("status").output.split())
-    assert f"its run {run.run_id[:8]} was terminated" in told
-    assert "budget-recovery release" in told
+    page = " ".join(command("status").output.split())
+    assert f"its run {run.run_id[:8]} was terminated" in page
+    assert "budget-recovery release" in page
 
     assert command("release").exit_code == 0
 
@@ -185,14 +185,14 @@ def test_hold_and_release_are_refused_without_a_restore(
     configured: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     check(instance)
-    said = "The store is HEALTHY: no restore is under way."
+    message = "The store is HEALTHY: no restore is under way."
     for job in (hold_job(instance, "why"), run_job(instance, "release_restore_job")):
         assert not job.success
-        assert said in failure_text(job)
+        assert message in failure_text(job)
     for arguments in (("hold", "--reason", "why"), ("release",)):
         refused = command(*arguments)
         assert refused.exit_code != 0
-        assert said in (refused.output or str(refused.exception))
+        assert message in (refused.output or str(refused.exception))
     assert state(database) == "healthy"
 
 

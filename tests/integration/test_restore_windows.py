@@ -10,7 +10,7 @@ import pytest
 from budget_recovery_dagster.domain import Incident, IsOpen, Outcome, Window
 from tests.boards import board_key
 from tests.integration.interrupted_store import Interruptions, interrupted
-from tests.integration.recovery_house import House, outcome_of
+from tests.integration.recovery_harness import Harness, outcome_of
 from tests.integration.recovery_runs import usages
 from tests.waiting import wait_until
 
@@ -22,38 +22,38 @@ def utc(text: str) -> datetime:
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
-def spend(house: House, tokens: list[str], updated_at: str = "2026-11-29T14:00:00Z") -> None:
+def spend(harness: Harness, tokens: list[str], updated_at: str = "2026-11-29T14:00:00Z") -> None:
     for number, token in enumerate(tokens, start=50):
         value = f'{{"usage":"{number}","updated_at":"{updated_at}"}}'
-        house.bucket.put(f"usage.acme.total.{token}.=", value.encode())
+        harness.bucket.put(f"usage.acme.total.{token}.=", value.encode())
 
 
-def lose_and_recover(house: House, point_at: datetime, restored_at: datetime) -> Incident:
-    house.capture(point_at)
-    house.lose()
-    house.find_loss(restored_at)
-    return house.recover()
+def lose_and_recover(harness: Harness, point_at: datetime, restored_at: datetime) -> Incident:
+    harness.capture(point_at)
+    harness.lose()
+    harness.find_loss(restored_at)
+    return harness.recover()
 
 
 def assert_only_restored(
-    house: House, incident: Incident, restored: list[str], skipped: list[str]
+    harness: Harness, incident: Incident, restored: list[str], skipped: list[str]
 ) -> None:
     """Require that these windows are restored and the others skipped, and that this is reported."""
-    entries = house.entries(incident)
+    entries = harness.entries(incident)
     assert {token for _, _, token in entries} == {*restored, *skipped}
     for number, token in enumerate(restored + skipped, start=50):
         entry = entries["acme", "total", token]
-        board = house.bucket.stored(board_key("acme", "total", token))
+        board = harness.bucket.stored(board_key("acme", "total", token))
         if token in restored:
-            assert usages(house.bucket, "acme", "total", token) == {None: str(number)}
+            assert usages(harness.bucket, "acme", "total", token) == {None: str(number)}
             assert (entry.raised, entry.skipped, entry.notes) == (1, 0, ())
             assert board is not None
         else:
-            assert usages(house.bucket, "acme", "total", token) == {}
+            assert usages(harness.bucket, "acme", "total", token) == {}
             assert (entry.raised, entry.skipped, entry.notes) == (0, 1, (LEFT,))
             assert board is None
-    told = {line for line in house.told if LEFT in line}
-    assert told == {f"Tenant 'acme', total {token}: {LEFT}" for token in skipped}
+    reported = {line for line in harness.messages if LEFT in line}
+    assert reported == {f"Tenant 'acme', total {token}: {LEFT}" for token in skipped}
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,12 @@ def assert_only_restored(
     ],
 )
 def test_closed_windows_are_skipped_and_the_others_restored(
-    house: House, point_at: str, restored_at: str, restored: list[str], skipped: list[str]
+    harness: Harness, point_at: str, restored_at: str, restored: list[str], skipped: list[str]
 ) -> None:
-    spend(house, restored + skipped)
-    incident = lose_and_recover(house, utc(point_at), utc(restored_at))
+    spend(harness, restored + skipped)
+    incident = lose_and_recover(harness, utc(point_at), utc(restored_at))
     assert outcome_of(incident) is Outcome.RESTORED
-    assert_only_restored(house, incident, restored, skipped)
+    assert_only_restored(harness, incident, restored, skipped)
 
 
 @pytest.fixture
@@ -172,32 +172,32 @@ def _in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_windows_follow_utc_in_every_time_zone(
-    house: House, point_at: str, restored_at: str, restored: list[str], skipped: list[str]
+    harness: Harness, point_at: str, restored_at: str, restored: list[str], skipped: list[str]
 ) -> None:
     assert time.tzname == ("JST", "JST")
     assert datetime.fromisoformat(point_at).utcoffset() == TOKYO.utcoffset(None)
-    spend(house, restored + skipped, updated_at="2026-06-01T00:10:00+09:00")
+    spend(harness, restored + skipped, updated_at="2026-06-01T00:10:00+09:00")
     incident = lose_and_recover(
-        house, datetime.fromisoformat(point_at), datetime.fromisoformat(restored_at)
+        harness, datetime.fromisoformat(point_at), datetime.fromisoformat(restored_at)
     )
-    assert_only_restored(house, incident, restored, skipped)
+    assert_only_restored(harness, incident, restored, skipped)
 
 
 def test_a_restore_with_only_closed_windows_writes_nothing_and_ends_healthy(
-    house: House,
+    harness: Harness,
 ) -> None:
-    spend(house, ["2026-05-31", "2026-W22"])
-    incident = lose_and_recover(house, utc("2026-05-31T23:59"), utc("2026-06-01T00:05"))
+    spend(harness, ["2026-05-31", "2026-W22"])
+    incident = lose_and_recover(harness, utc("2026-05-31T23:59"), utc("2026-06-01T00:05"))
     assert outcome_of(incident) is Outcome.NOTHING_CURRENT
-    assert house.bucket.messages() == 1  # our marker
-    house.capture(utc("2026-06-01T01:00"))
+    assert harness.bucket.messages() == 1  # our marker
+    harness.capture(utc("2026-06-01T01:00"))
 
 
-def test_a_window_that_closes_between_plan_and_write_is_not_written(house: House) -> None:
-    spend(house, ["2026-Q2", "2026-05"])
-    house.capture(utc("2026-05-31T23:00"))
-    house.lose()
-    house.find_loss(utc("2026-05-31T23:50"))
+def test_a_window_that_closes_between_plan_and_write_is_not_written(harness: Harness) -> None:
+    spend(harness, ["2026-Q2", "2026-05"])
+    harness.capture(utc("2026-05-31T23:00"))
+    harness.lose()
+    harness.find_loss(utc("2026-05-31T23:50"))
     planned: list[bool] = []
 
     def close(is_open: IsOpen) -> None:
@@ -206,14 +206,14 @@ def test_a_window_that_closes_between_plan_and_write_is_not_written(house: House
         wait_until(lambda: not is_open(may))
 
     # The restore begins three seconds before the end of the month.
-    house.clock.moment = utc("2026-05-31T23:59:57")
-    incident = house.recover(interrupted(Interruptions(before_raising=close)))
+    harness.clock.time = utc("2026-05-31T23:59:57")
+    incident = harness.recover(interrupted(Interruptions(before_raising=close)))
 
     assert planned == [True]
-    assert house.bucket.stored("usage.acme.total.2026-05.=") is None
-    assert house.bucket.stored(board_key("acme", "total", "2026-05")) is None
-    assert usages(house.bucket, "acme", "total", "2026-Q2") == {None: "50"}
-    entries = house.entries(incident)
+    assert harness.bucket.stored("usage.acme.total.2026-05.=") is None
+    assert harness.bucket.stored(board_key("acme", "total", "2026-05")) is None
+    assert usages(harness.bucket, "acme", "total", "2026-Q2") == {None: "50"}
+    entries = harness.entries(incident)
     month = entries["acme", "total", "2026-05"]
     assert (month.raised, month.skipped, month.notes) == (
         0,
@@ -223,23 +223,23 @@ def test_a_window_that_closes_between_plan_and_write_is_not_written(house: House
     assert entries["acme", "total", "2026-Q2"].raised == 1
 
 
-def test_a_window_that_closes_after_its_counters_were_raised_keeps_them(house: House) -> None:
-    spend(house, ["2026-Q2", "2026-05"])
-    house.capture(utc("2026-05-31T23:00"))
-    house.lose()
-    house.find_loss(utc("2026-05-31T23:50"))
+def test_a_window_that_closes_after_its_counters_were_raised_keeps_them(harness: Harness) -> None:
+    spend(harness, ["2026-Q2", "2026-05"])
+    harness.capture(utc("2026-05-31T23:00"))
+    harness.lose()
+    harness.find_loss(utc("2026-05-31T23:50"))
     asked: list[IsOpen] = []
 
     def close() -> None:
         wait_until(lambda: not asked[0](Window.parse("2026-05")))
 
-    house.clock.moment = utc("2026-05-31T23:59:57")
-    incident = house.recover(
+    harness.clock.time = utc("2026-05-31T23:59:57")
+    incident = harness.recover(
         interrupted(Interruptions(before_raising=asked.append, after_raising=close))
     )
 
-    assert usages(house.bucket, "acme", "total", "2026-05") == {None: "51"}
+    assert usages(harness.bucket, "acme", "total", "2026-05") == {None: "51"}
     # No later step of the restore writes into the closed month.
-    assert house.bucket.stored(board_key("acme", "total", "2026-05")) is None
-    month = house.entries(incident)["acme", "total", "2026-05"]
+    assert harness.bucket.stored(board_key("acme", "total", "2026-05")) is None
+    month = harness.entries(incident)["acme", "total", "2026-05"]
     assert (month.raised, month.after) == (1, Decimal(51))

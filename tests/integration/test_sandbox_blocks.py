@@ -21,7 +21,7 @@ from budget_recovery_dagster.sandbox.gateway import (
     running_gate,
 )
 from tests.free_ports import unused_port
-from tests.integration.gateway_house import (
+from tests.integration.gateway_harness import (
     ALICE,
     BOB,
     Contents,

@@ -32,7 +32,7 @@ from budget_recovery_dagster.sandbox.gateway import (
     utc_clock,
 )
 from tests.free_ports import unused_port
-from tests.integration.gateway_house import (
+from tests.integration.gateway_harness import (
     ALICE,
     BOB,
     contents,

@@ -20,7 +20,7 @@ from budget_recovery_dagster.sandbox.gateway import (
     running_aggregator,
     running_gate,
 )
-from tests.integration.gateway_house import (
+from tests.integration.gateway_harness import (
     ALICE,
     SteppedClock,
     contents,

@@ -20,7 +20,7 @@ from budget_recovery_dagster.sandbox.gateway import (
     running_gate,
     wipe,
 )
-from tests.integration.gateway_house import ALICE, BOB, contents, costing, definition, spent
+from tests.integration.gateway_harness import ALICE, BOB, contents, costing, definition, spent
 from tests.nats_servers import Bucket
 from tests.waiting import wait_until
 

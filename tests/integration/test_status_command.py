@@ -144,8 +144,8 @@ def test_the_last_closed_incident_shows_what_was_restored(
     ended = status(database_url)
     assert ended.exit_code == 0
     assert ": restored\n" in ended.stdout
-    said = " ".join(ended.stdout.split())
-    assert "All is back. 4 leaderboards rebuilt" in said
+    text = " ".join(ended.stdout.split())
+    assert "All is back. 4 leaderboards rebuilt" in text
     require_tidy(ended.stdout)
 
 
@@ -198,9 +198,9 @@ def test_json_has_the_same_keys_in_every_situation(opened: ControlPlane, databas
     newest = healthy["checks"]["newest_good"]
     assert newest["identity"]["last_sequence"] == str(LARGE)
     now = datetime.now(UTC)
-    for moment in (healthy["at"], newest["checked_at"]):
-        assert moment.endswith("Z")
-        assert timedelta(0) <= now - datetime.fromisoformat(moment) < timedelta(minutes=10)
+    for timestamp in (healthy["at"], newest["checked_at"]):
+        assert timestamp.endswith("Z")
+        assert timedelta(0) <= now - datetime.fromisoformat(timestamp) < timedelta(minutes=10)
     [loss] = recovering["incident"]["losses"]
     assert (loss["before"]["last_sequence"], loss["after"]) == (str(LARGE), None)
     assert failed["incident"]["given_up"]["detail"] == "The disk is full."
@@ -222,9 +222,9 @@ def test_control_characters_in_names_are_escaped(opened: ControlPlane, database_
     opened.snapshots.record_failures(
         [CaptureFailure(name, hour, "No answer came.", "wait.")], run_id="run"
     )
-    said = status(database_url).stdout
-    assert "\x1b" not in said
-    assert "Failing: \\x1b[2J\\n東京, without any snapshot" in said
+    text = status(database_url).stdout
+    assert "\x1b" not in text
+    assert "Failing: \\x1b[2J\\n東京, without any snapshot" in text
     assert as_json(database_url)["points"]["failing_tenants"] == {name: None}
 
 

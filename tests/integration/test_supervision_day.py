@@ -17,9 +17,9 @@ from budget_recovery_dagster.services.restore import Recovered
 from tests import services
 from tests.free_ports import unused_port
 from tests.integration.detection_records import losses
-from tests.integration.recovery_house import House
+from tests.integration.recovery_harness import Harness
 from tests.integration.recovery_runs import incidents, usages
-from tests.integration.unknown_ticks import nothing_left
+from tests.integration.unknown_ticks import no_leaks
 
 NATS_URL = "BUDGET_RECOVERY_NATS_URL"
 EVALUATIONS = 300
@@ -34,7 +34,7 @@ MOST_GROWTH = 24 * 2**20
 class Day:
     """Ticks, and the runs that they request, most of which die."""
 
-    house: House
+    harness: Harness
     instance: dg.DagsterInstance
     monkeypatch: pytest.MonkeyPatch
     there: str
@@ -45,12 +45,12 @@ class Day:
     most_runs_at_once: int = 0
 
     def evaluate(self, number: int) -> None:
-        happen = self._happenings().get(number % FLAP)
-        if happen is not None:
-            happen()
-        self.verdicts.add(self.house.check().check.verdict)
+        event = self._events().get(number % FLAP)
+        if event is not None:
+            event()
+        self.verdicts.add(self.harness.check().check.verdict)
         supervised = supervise_restore(
-            self.instance, self.house.plane, Deadline(TICK_SECONDS), self.suspicion
+            self.instance, self.harness.plane, Deadline(TICK_SECONDS), self.suspicion
         )
         self.suspicion = supervised.suspicion
         if supervised.request is not None:
@@ -65,21 +65,21 @@ class Day:
             )
         at_once = self.instance.get_runs(dg.RunsFilter(statuses=[DagsterRunStatus.STARTED]))
         self.most_runs_at_once = max(self.most_runs_at_once, len(at_once))
-        self.house.clock.moment += APART
+        self.harness.clock.time += APART
 
-    def _happenings(self) -> Mapping[int, Callable[[], object]]:
+    def _events(self) -> Mapping[int, Callable[[], object]]:
         """Return the events of a round, by the number of the evaluation."""
         return {
-            1: self.house.bucket.destroy,
-            4: self.house.bucket.create,
+            1: self.harness.bucket.destroy,
+            4: self.harness.bucket.create,
             8: lambda: self.monkeypatch.setenv(NATS_URL, self.nowhere),
             11: lambda: self.monkeypatch.setenv(NATS_URL, self.there),
-            15: self.house.lose,
+            15: self.harness.lose,
             25: self._restore,
         }
 
     def _restore(self) -> None:
-        assert isinstance(self.house.run(), Recovered)
+        assert isinstance(self.harness.run(), Recovered)
 
 
 def resident_bytes() -> int:
@@ -95,25 +95,25 @@ def connections(database: psycopg.Connection) -> int:
 
 
 def test_a_day_of_ticks_on_a_flapping_store_leaks_nothing(
-    house: House,
+    harness: Harness,
     database: psycopg.Connection,
     instance: dg.DagsterInstance,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As openobserve/openobserve#13594: each evaluation leaked a watcher.
-    house.bucket.spend("acme", "total", "lifetime", {None: "80"})
-    house.capture()
-    house.check()
+    harness.bucket.spend("acme", "total", "lifetime", {None: "80"})
+    harness.capture()
+    harness.check()
     nowhere = f"nats://127.0.0.1:{unused_port()}"
-    day = Day(house, instance, monkeypatch, os.environ[NATS_URL], nowhere)
+    day = Day(harness, instance, monkeypatch, os.environ[NATS_URL], nowhere)
     for number in range(WARM):
         day.evaluate(number)
     connected, resident = connections(database), resident_bytes()
-    with nothing_left():
+    with no_leaks():
         for number in range(WARM, EVALUATIONS):
             day.evaluate(number)
     assert connections(database) <= connected
-    assert house.bucket.consumers() == 0
+    assert harness.bucket.consumers() == 0
     assert resident_bytes() - resident < MOST_GROWTH
 
     assert {Verdict.UNKNOWN, Verdict.RECREATED, Verdict.UNCHANGED} <= day.verdicts
@@ -125,4 +125,4 @@ def test_a_day_of_ticks_on_a_flapping_store_leaks_nothing(
     assert all(incident["launches"] <= FLAP for incident in found)
     assert len(set(day.keys)) == len(day.keys) == sum(each["launches"] for each in found)
     assert day.most_runs_at_once == 1
-    assert usages(house.bucket, "acme", "total", "lifetime") == {None: "80"}
+    assert usages(harness.bucket, "acme", "total", "lifetime") == {None: "80"}

@@ -80,11 +80,11 @@ def test_the_hourly_job_materializes_tables_and_points(
     points = metadata(result, POINTS)
     assert (points["tenants"], points["budget_windows"], points["entities"]) == (2, 3, 4)
     assert 0 <= points["newest_point_age_seconds"] == points["oldest_point_age_seconds"] < 60
-    told = [
+    listed = [
         (row["tenant"], row["budget"], row["entities"], row["usage"], row["marks"])
         for row in rows(result, POINTS, "points")
     ]
-    assert told == [
+    assert listed == [
         ("/etc/東京", "models", 1, "3", ""),
         ("acme", "total", 1, "12345678901234567890.5", ""),
         ("acme", "users", 2, "16777216.010000000000000001", ""),
@@ -289,8 +289,8 @@ def test_damaged_records_are_reported_and_not_used(
     assert status["condition"] == "healthy"
     assert "snapshots of 'acme' have damaged records" in status["next_step"]
     assert answer(database_url, "snapshots")["damaged_records_by_tenant"] == {"acme": 1}
-    told = answer(database_url, "snapshots", "--tenant", "fresh")
-    assert told["damaged_records_by_tenant"] == {}
+    document = answer(database_url, "snapshots", "--tenant", "fresh")
+    assert document["damaged_records_by_tenant"] == {}
     (tenant,) = answer(database_url, "preview", "--tenant", "acme")["tenants"]
     (entry,) = tenant["windows"]
     assert (entry["recorded"], len(entry["damaged_records"])) == ("80", 1)

@@ -53,9 +53,9 @@ def test_a_run_terminated_during_an_attempt_starts_no_further_attempt(
             process.terminate()
             assert process.wait(60) is not None
         assert status_of(kept, run) is DagsterRunStatus.CANCELED
-        said = [str(entry.dagster_event_type) for entry in kept.all_logs(run.run_id)]
-    assert said.count(str(DagsterEventType.STEP_START)) == 1
-    assert not {*map(str, _RETRIED)} & set(said)
+        events = [str(entry.dagster_event_type) for entry in kept.all_logs(run.run_id)]
+    assert events.count(str(DagsterEventType.STEP_START)) == 1
+    assert not {*map(str, _RETRIED)} & set(events)
     assert incidents(database)[0]["attempts"] == 1
     assert usages(configured, "acme", "total", LIFETIME) == {None: "80"}
     assert usages(configured, "globex", "total", LIFETIME) == {}
@@ -127,14 +127,14 @@ def test_a_run_requested_before_a_release_and_terminated_after_it_holds_again(
 def test_a_terminated_manual_run_holds_the_incident(
     request_: dg.RunRequest, instance: dg.DagsterInstance, *, is_tagged: bool
 ) -> None:
-    by_hand = dg.RunRequest(tags=request_.tags if is_tagged else {})
-    run = recorded(instance, by_hand, DagsterRunStatus.STARTED)
+    manual_request = dg.RunRequest(tags=request_.tags if is_tagged else {})
+    run = recorded(instance, manual_request, DagsterRunStatus.STARTED)
     # A run that came meanwhile has found nothing to do.
     recorded(instance, request_, DagsterRunStatus.SUCCESS)
     instance.report_run_canceling(run)
     instance.report_run_canceled(run)
-    told = skipped(supervise(instance))
-    assert told.startswith(f"Run {run.run_id[:8]} was terminated, so incident ")
+    reason = skipped(supervise(instance))
+    assert reason.startswith(f"Run {run.run_id[:8]} was terminated, so incident ")
 
 
 def test_a_canceled_run_holds_the_incident_even_if_its_worker_marks_it_failed(

@@ -16,14 +16,14 @@ from budget_recovery_dagster.adapters.postgres import (
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import control_plane_on
 from tests import services
-from tests.integration.detection_records import assert_whole, store_checks, store_row
+from tests.integration.detection_records import assert_intact, store_checks, store_row
 from tests.integration.hung_servers import hung, hung_at_request
 from tests.integration.own_store import BUCKET, OwnStore, opened_store
 from tests.integration.recovery_runs import check, incidents, requested, skipped, verdict
 from tests.integration.unknown_ticks import (
     assert_recovered,
     assert_red_from_the_third_in_a_row,
-    nothing_left,
+    no_leaks,
     unknown,
 )
 from tests.nats_cluster import Cluster
@@ -54,7 +54,7 @@ def test_a_check_is_unknown_while_the_server_is_down(
 ) -> None:
     # As gardener/etcd-backup-restore#200: a check mistook a network error for bad data.
     accepted = store_row(database)
-    with nothing_left():
+    with no_leaks():
         own_store.server.stop()
         assert_red_from_the_third_in_a_row(instance, reason="Cannot connect to NATS at ")
         assert store_row(database) == accepted
@@ -70,7 +70,7 @@ def test_a_check_is_unknown_while_the_server_hangs(
     own_store: OwnStore, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     accepted = store_row(database)
-    with nothing_left():
+    with no_leaks():
         with hung(own_store.server.pid):
             assert "timed out" in unknown(instance)
         assert store_row(database) == accepted
@@ -86,7 +86,7 @@ def test_a_check_is_unknown_if_the_server_hangs_while_the_marker_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     accepted = store_row(database)
-    with nothing_left():
+    with no_leaks():
         with (
             DisturbedNetwork(own_store.server.url, b"PUB $KV.") as network,
             hung_at_request(network, lambda: [own_store.server.pid]),
@@ -101,7 +101,7 @@ def test_a_check_is_unknown_if_the_server_hangs_while_the_marker_is_written(
         # When it continues, the server may still store the marker, which is then recognized.
         wait_until(lambda: own_store.last_sequence == 3)
         assert_recovered(instance, database)
-    assert_whole(instance, database)
+    assert_intact(instance, database)
 
 
 def test_a_check_is_unknown_if_the_bucket_never_existed(
@@ -113,7 +113,7 @@ def test_a_check_is_unknown_if_the_bucket_never_existed(
     assert store_row(database)["baseline_version"] is None
     configured.create()
     assert verdict(check(instance, "1")) == "first_seen"
-    assert_whole(instance, database)
+    assert_intact(instance, database)
 
 
 @pytest.fixture
@@ -167,12 +167,12 @@ def test_a_check_is_unknown_if_the_user_may_not_read_the_marker(
     reason: str,
 ) -> None:
     accepted = store_row(database)
-    with nothing_left():
+    with no_leaks():
         become(guarded, user, monkeypatch, password)
-        told = unknown(instance)
-        assert reason in told
-        assert "Try:" in told
-        assert password not in told
+        message = unknown(instance)
+        assert reason in message
+        assert "Try:" in message
+        assert password not in message
         assert store_row(database) == accepted
         assert guarded.last_sequence == 2
         become(guarded, "recovery", monkeypatch)
@@ -225,7 +225,7 @@ def test_clocks_that_disagree_by_a_minute_are_not_a_loss(
             checked = services.check(plane)
             assert checked.check.verdict.is_good
             assert store_row(database)["marker_revision"] == revision
-    assert_whole(instance, database)
+    assert_intact(instance, database)
 
 
 def test_a_check_is_unknown_without_a_quorum(
@@ -247,7 +247,7 @@ def test_a_check_is_unknown_without_a_quorum(
         accepted = store_row(database)
         others = [server.pid for name, server in cluster.servers.items() if name != leader]
         monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", urls[leader])
-        with nothing_left():
+        with no_leaks():
             # For about ten seconds the leader does not know that it is alone. It responds, but
             # cannot store the marker.
             with hung(*others):
@@ -257,7 +257,7 @@ def test_a_check_is_unknown_without_a_quorum(
                 assert row[column] == accepted[column]
             assert incidents(database) == []
         wait_until(lambda: verdict(check(instance)) in WHOLE, seconds=60)
-        assert_whole(instance, database)
+        assert_intact(instance, database)
 
 
 def _is_created(bucket: Bucket) -> bool:

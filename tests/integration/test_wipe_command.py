@@ -115,8 +115,8 @@ def test_the_bucket_is_lost_and_nothing_else(place: Place) -> None:
 
 def test_wipe_shows_the_contents_and_how_to_watch(place: Place) -> None:
     wait_until(lambda: place.streams()["KV_budget-usage"][1] > 0)
-    said = place.wipe("--yes").stdout
-    lines = said.splitlines()
+    output = place.wipe("--yes").stdout
+    lines = output.splitlines()
     assert lines[0] == "Bucket budget-usage of the simulated gateway:"
     assert " counters of " in lines[1]
     assert lines[2].endswith(" blocked keys")
@@ -124,7 +124,7 @@ def test_wipe_shows_the_contents_and_how_to_watch(place: Place) -> None:
     assert any(line.startswith("The gateway created an empty one after ") for line in lines)
     assert lines[-2] == f"  budget-recovery status --data-dir '{place.data_dir}'"
     assert lines[-1] == f"  {place.dev.ui.url}"
-    assert said.isascii()
+    assert output.isascii()
     assert all(len(line) <= 80 or str(place.data_dir) in line for line in lines)
 
 

@@ -18,12 +18,12 @@ from tests import services
 class SteppedClock:
     """A database clock that a test sets; it advances slightly with each reading."""
 
-    def __init__(self, moment: datetime) -> None:
-        self.moment = moment
+    def __init__(self, time: datetime) -> None:
+        self.time = time
 
     def __call__(self, _connection: object) -> datetime:
-        self.moment += timedelta(milliseconds=1)
-        return self.moment
+        self.time += timedelta(milliseconds=1)
+        return self.time
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class LeapingClock:
     def now(self) -> datetime:
         return self.database.now()
 
-    def wait_until(self, moment: datetime) -> None:
-        self.clock.moment = max(self.clock.moment, moment)
+    def wait_until(self, at: datetime) -> None:
+        self.clock.time = max(self.clock.time, at)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def capture(
     """Capture the hour of the clock."""
     captured = services.capture(
         database,
-        Hour.containing(clock.moment),
+        Hour.containing(clock.time),
         open_store=opened_store,
         settings=settings,
         run_id=run_id,

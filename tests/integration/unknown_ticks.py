@@ -22,11 +22,11 @@ def unknown(instance: dg.DagsterInstance, *, cursor: str | None = None) -> str:
     started = time.monotonic()
     result = check(instance, cursor)
     assert time.monotonic() - started < TICK_SECONDS + _OVERHEAD_SECONDS
-    told = skipped(result)
-    assert result.cursor == str(int(cursor or "0") + 1), told
+    reason = skipped(result)
+    assert result.cursor == str(int(cursor or "0") + 1), reason
     if result.asset_events:
         assert verdict(result) == "unknown"
-    return told
+    return reason
 
 
 def assert_red_from_the_third_in_a_row(instance: dg.DagsterInstance, *, reason: str) -> None:
@@ -50,7 +50,7 @@ def assert_recovered(instance: dg.DagsterInstance, database: psycopg.Connection)
 
 
 @contextmanager
-def nothing_left() -> Iterator[None]:
+def no_leaks() -> Iterator[None]:
     """Require that no new thread or connection is left at the end."""
     before = _threads(), _open_files()
     yield

@@ -223,12 +223,12 @@ def _plain(value: Any) -> Any:
 
 
 def _failure(data: Any) -> dict[str, Any]:
-    told = data.user_failure_data
-    if told is None:
+    failure = data.user_failure_data
+    if failure is None:
         return {"error": data.error_display_string.splitlines()[0]}
     return {
-        "description": told.description,
-        "metadata": {name: _value(value) for name, value in told.metadata.items()},
+        "description": failure.description,
+        "metadata": {name: _value(value) for name, value in failure.metadata.items()},
     }
 
 

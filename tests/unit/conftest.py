@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from tests.unit.capture_house import House
+from tests.unit.capture_harness import Harness
 
 
 @pytest.fixture(autouse=True)
@@ -14,8 +14,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def house() -> House:
-    house = House()
+def harness() -> Harness:
+    harness = Harness()
     for tenant in ("a", "b", "c"):
-        house.spend(tenant, "10")
-    return house
+        harness.spend(tenant, "10")
+    return harness

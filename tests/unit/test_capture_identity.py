@@ -15,25 +15,25 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.services import Paused, StoreWatch
 from tests.fakes.usage_store import MemoryUsageStore
-from tests.unit.capture_house import BORN, NOW, REBORN, House, names
+from tests.unit.capture_harness import BORN, NOW, REBORN, Harness, names
 
 
-def test_a_store_recreated_during_a_read_is_not_stored(house: House) -> None:
-    house.capture("good")
-    house.clock.advance(timedelta(minutes=1))
+def test_a_store_recreated_during_a_read_is_not_stored(harness: Harness) -> None:
+    harness.capture("good")
+    harness.clock.advance(timedelta(minutes=1))
 
     def wipe() -> None:
-        house.store.recreate(REBORN)
-        house.spend("b", "0.01")
+        harness.store.recreate(REBORN)
+        harness.spend("b", "0.01")
 
-    house.while_reading("b", wipe)
-    captured = house.capture("bad")
+    harness.while_reading("b", wipe)
+    captured = harness.capture("bad")
 
     assert names(captured.stored) == ["a"]
     assert isinstance(captured.stopped_by, StoreLostError)
     assert [f.tenant for f in captured.failed] == ["b", "c"]
     assert all("recreated" in f.reason for f in captured.failed)
-    recovery = house.plane.incidents.recovery()
+    recovery = harness.plane.incidents.recovery()
     assert recovery.state is RecoveryState.RECOVERING
     assert recovery.incident is not None
     (loss,) = recovery.incident.losses
@@ -42,126 +42,126 @@ def test_a_store_recreated_during_a_read_is_not_stored(house: House) -> None:
         BORN,
         StoreIdentity(REBORN, 1),
     )
-    assert house.plane.registry.newest_checks(1)[0].verdict is Verdict.RECREATED
+    assert harness.plane.registry.newest_checks(1)[0].verdict is Verdict.RECREATED
     # Nothing more is captured from here on.
-    assert house.run("paused") == Paused(RecoveryState.RECOVERING)
+    assert harness.run("paused") == Paused(RecoveryState.RECOVERING)
     assert captured.pruned is None
-    assert house.known("b") == Decimal(10)
+    assert harness.known("b") == Decimal(10)
 
 
 @pytest.mark.parametrize("what", ["recreated", "regressed", "gone"])
-def test_a_wipe_during_the_first_capture_is_detected(what: str, house: House) -> None:
+def test_a_wipe_during_the_first_capture_is_detected(what: str, harness: Harness) -> None:
     def wipe() -> None:
-        house.store.purge()
+        harness.store.purge()
         if what == "recreated":
-            house.store.recreate(REBORN)
+            harness.store.recreate(REBORN)
         elif what == "regressed":
-            house.store.stream = replace(house.store.stream, last_sequence=1)
+            harness.store.stream = replace(harness.store.stream, last_sequence=1)
         else:
-            house.store.identity_failure = StoreMissingError("No bucket.", "look.")
+            harness.store.identity_failure = StoreMissingError("No bucket.", "look.")
 
-    house.while_reading("a", wipe)
-    captured = house.capture()
+    harness.while_reading("a", wipe)
+    captured = harness.capture()
     assert captured.stored == ()
     assert isinstance(captured.stopped_by, PossibleLossError)
     assert what in captured.stopped_by.message
-    assert house.plane.registry.claim().baseline is None
+    assert harness.plane.registry.claim().baseline is None
 
 
-def test_a_bucket_that_disappears_before_the_listing_is_a_loss(house: House) -> None:
-    house.capture()
-    house.clock.advance(timedelta(minutes=1))
-    house.store.listing_failure = StoreMissingError("No bucket.", "look.")
-    in_order = iter([None, house.store.listing_failure])
+def test_a_bucket_that_disappears_before_the_listing_is_a_loss(harness: Harness) -> None:
+    harness.capture()
+    harness.clock.advance(timedelta(minutes=1))
+    harness.store.listing_failure = StoreMissingError("No bucket.", "look.")
+    in_order = iter([None, harness.store.listing_failure])
 
     class VanishingStore(MemoryUsageStore):
         def observe(self, deployment_id: str) -> Observation:
-            self.identity_failure = next(in_order, house.store.listing_failure)
+            self.identity_failure = next(in_order, harness.store.listing_failure)
             return super().observe(deployment_id)
 
     vanishing = VanishingStore(BORN)
-    vanishing.stream = house.store.stream
-    vanishing.listing_failure = house.store.listing_failure
-    captured = house.capture(store=vanishing)
+    vanishing.stream = harness.store.stream
+    vanishing.listing_failure = harness.store.listing_failure
+    captured = harness.capture(store=vanishing)
     assert isinstance(captured.stopped_by, StoreLostError)
 
 
 @pytest.mark.parametrize("what", ["recreated", "regressed", "gone"])
 def test_a_store_with_another_identity_is_neither_captured_nor_pruned(
-    what: str, house: House
+    what: str, harness: Harness
 ) -> None:
-    house.capture("old")
-    house.clock.advance(timedelta(days=8))
+    harness.capture("old")
+    harness.clock.advance(timedelta(days=8))
     if what == "recreated":
-        house.store.recreate(REBORN)
+        harness.store.recreate(REBORN)
     elif what == "regressed":
-        house.store.stream = house.store.stream.__class__(BORN, 2)
+        harness.store.stream = harness.store.stream.__class__(BORN, 2)
     else:
-        house.store.identity_failure = StoreMissingError("No bucket.", "look.")
+        harness.store.identity_failure = StoreMissingError("No bucket.", "look.")
 
-    captured = house.capture("new")
+    captured = harness.capture("new")
 
     assert captured.stored == ()
     assert isinstance(captured.stopped_by, StoreLostError)
     assert what in captured.stopped_by.message
     assert captured.pruned is None
-    assert len(house.plane.reports.captured_by("old")) == 3
-    assert [f.name for f in house.plane.reports.failures_of("new")] == ["a", "b", "c"]
+    assert len(harness.plane.reports.captured_by("old")) == 3
+    assert [f.name for f in harness.plane.reports.failures_of("new")] == ["a", "b", "c"]
 
 
-def test_a_baseline_missing_from_the_database_is_not_a_first_install(house: House) -> None:
-    house.capture()
-    house.plane.state.store = None
-    house.clock.advance(timedelta(minutes=1))
-    house.store.recreate(REBORN)
-    house.spend("a", "1")
-    assert isinstance(house.capture().stopped_by, StoreLostError)
-    assert house.known("a") == Decimal(10)
+def test_a_baseline_missing_from_the_database_is_not_a_first_install(harness: Harness) -> None:
+    harness.capture()
+    harness.plane.state.store = None
+    harness.clock.advance(timedelta(minutes=1))
+    harness.store.recreate(REBORN)
+    harness.spend("a", "1")
+    assert isinstance(harness.capture().stopped_by, StoreLostError)
+    assert harness.known("a") == Decimal(10)
 
 
 def test_a_missing_bucket_before_the_first_snapshot_is_an_error_and_not_a_loss() -> None:
-    house = House()
-    house.store.identity_failure = StoreMissingError("No bucket.", "check BUCKET.")
+    harness = Harness()
+    harness.store.identity_failure = StoreMissingError("No bucket.", "check BUCKET.")
     with pytest.raises(StoreMissingError):
-        house.run()
+        harness.run()
 
 
-def test_the_store_is_judged_again_if_another_process_moved_the_baseline(house: House) -> None:
-    house.capture()
-    house.clock.advance(timedelta(minutes=1))
+def test_the_store_is_judged_again_if_another_process_moved_the_baseline(harness: Harness) -> None:
+    harness.capture()
+    harness.clock.advance(timedelta(minutes=1))
 
     def another_accepts_the_present() -> None:
-        assert house.plane.state.store is not None
-        assert house.plane.state.store.baseline is not None
-        old = house.plane.state.store.baseline
-        moved = old.__class__(house.store.stream, old.version + 1)
-        house.plane.state.store = house.plane.state.store.__class__(
-            house.plane.state.store.bucket,
-            house.plane.state.store.deployment_id,
-            house.plane.state.store.state,
+        assert harness.plane.state.store is not None
+        assert harness.plane.state.store.baseline is not None
+        old = harness.plane.state.store.baseline
+        moved = old.__class__(harness.store.stream, old.version + 1)
+        harness.plane.state.store = harness.plane.state.store.__class__(
+            harness.plane.state.store.bucket,
+            harness.plane.state.store.deployment_id,
+            harness.plane.state.store.state,
             moved,
         )
 
-    house.while_reading("b", another_accepts_the_present)
-    assert names(house.capture().stored) == ["a", "b", "c"]
+    harness.while_reading("b", another_accepts_the_present)
+    assert names(harness.capture().stored) == ["a", "b", "c"]
 
 
-def test_nothing_is_stored_or_pruned_if_the_clocks_disagree(house: House) -> None:
-    house.capture("good")
-    house.store.clock = NOW
-    house.clock.advance(timedelta(days=25))
-    captured = house.capture("ahead")
+def test_nothing_is_stored_or_pruned_if_the_clocks_disagree(harness: Harness) -> None:
+    harness.capture("good")
+    harness.store.clock = NOW
+    harness.clock.advance(timedelta(days=25))
+    captured = harness.capture("ahead")
     assert isinstance(captured.stopped_by, ClockSkewError)
     assert "2026-12-20 12:05:00" in captured.stopped_by.message
     assert "2026-11-25 12:05:00" in captured.stopped_by.message
     assert (captured.stored, captured.pruned) == ((), None)
-    house.clock.set(NOW + timedelta(seconds=59))
-    assert names(house.capture("right again").stored) == ["a", "b", "c"]
+    harness.clock.set(NOW + timedelta(seconds=59))
+    assert names(harness.capture("right again").stored) == ["a", "b", "c"]
 
 
-def test_two_observations_that_disagree_open_no_incident(house: House) -> None:
-    house.capture()
-    house.clock.advance(timedelta(minutes=1))
+def test_two_observations_that_disagree_open_no_incident(harness: Harness) -> None:
+    harness.capture()
+    harness.clock.advance(timedelta(minutes=1))
     sequences = iter([2, 400])
 
     class FlappingStore(MemoryUsageStore):
@@ -170,35 +170,37 @@ def test_two_observations_that_disagree_open_no_incident(house: House) -> None:
             return super().observe(deployment_id)
 
     flapping = FlappingStore(BORN)
-    captured = house.capture(store=flapping)
+    captured = harness.capture(store=flapping)
     assert isinstance(captured.stopped_by, PossibleLossError)
     assert "disagree" in captured.stopped_by.message
     assert captured.stored == ()
-    assert house.plane.incidents.recovery().state is RecoveryState.HEALTHY
+    assert harness.plane.incidents.recovery().state is RecoveryState.HEALTHY
 
 
-def test_a_marker_renewed_during_a_capture_is_not_a_loss(house: House) -> None:
-    house.capture()
-    house.clock.advance(timedelta(minutes=1))
-    registry = house.plane.registry
+def test_a_marker_renewed_during_a_capture_is_not_a_loss(harness: Harness) -> None:
+    harness.capture()
+    harness.clock.advance(timedelta(minutes=1))
+    registry = harness.plane.registry
     record = registry.claim()
     assert record.baseline is not None
 
     def check_in_between() -> None:
-        intended = registry.accept(replace(house.baseline, intended="nonce"), judged=house.baseline)
-        seen = house.store.observe(record.deployment_id)
-        watch = StoreWatch(house.plane, house.store, record.deployment_id, "a check")
-        registry.accept(watch.renew_marker(intended, seen, house.clock.now()), judged=intended)
+        intended = registry.accept(
+            replace(harness.baseline, intended="nonce"), judged=harness.baseline
+        )
+        seen = harness.store.observe(record.deployment_id)
+        watch = StoreWatch(harness.plane, harness.store, record.deployment_id, "a check")
+        registry.accept(watch.renew_marker(intended, seen, harness.clock.now()), judged=intended)
 
-    house.while_reading("b", check_in_between)
-    assert names(house.capture().stored) == ["a", "b", "c"]
-    assert house.plane.incidents.recovery().state is RecoveryState.HEALTHY
-    assert house.baseline.marker is not None
+    harness.while_reading("b", check_in_between)
+    assert names(harness.capture().stored) == ["a", "b", "c"]
+    assert harness.plane.incidents.recovery().state is RecoveryState.HEALTHY
+    assert harness.baseline.marker is not None
 
 
-def test_a_capture_stops_at_a_server_that_may_no_longer_be_the_leader(house: House) -> None:
-    house.capture()
-    house.clock.advance(timedelta(minutes=1))
+def test_a_capture_stops_at_a_server_that_may_no_longer_be_the_leader(harness: Harness) -> None:
+    harness.capture()
+    harness.clock.advance(timedelta(minutes=1))
 
     class CutOffStore(MemoryUsageStore):
         def observe(self, deployment_id: str) -> Observation:
@@ -206,7 +208,7 @@ def test_a_capture_stops_at_a_server_that_may_no_longer_be_the_leader(house: Hou
 
     behind = CutOffStore(BORN)
     behind.stream = StoreIdentity(BORN, 1)
-    captured = house.capture(store=behind)
+    captured = harness.capture(store=behind)
     assert isinstance(captured.stopped_by, PossibleLossError)
     assert "may no longer be the leader" in captured.stopped_by.message
-    assert house.plane.incidents.recovery().state is RecoveryState.HEALTHY
+    assert harness.plane.incidents.recovery().state is RecoveryState.HEALTHY

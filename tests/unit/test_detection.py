@@ -54,11 +54,11 @@ def test_large_sequences_are_compared_exactly(sequence: int, verdict: Verdict) -
 
 
 def test_a_store_with_another_creation_time_is_recreated() -> None:
-    anew = Observation(StoreIdentity(BORN + timedelta(microseconds=1), 500), OURS)
-    judged = judge_observation(ACCEPTED, anew, NOON)
+    recreated = Observation(StoreIdentity(BORN + timedelta(microseconds=1), 500), OURS)
+    judged = judge_observation(ACCEPTED, recreated, NOON)
     assert judged.verdict is Verdict.RECREATED
     assert str(ACCEPTED.identity) in judged.reason
-    assert str(anew.identity) in judged.reason
+    assert str(recreated.identity) in judged.reason
 
 
 def test_a_missing_store_is_recreated_and_the_reason_names_the_old_one() -> None:
@@ -169,8 +169,8 @@ def test_a_baseline_without_a_marker_expects_none(marker: FoundMarker | None) ->
 
 def test_regressed_and_recreated_take_precedence_over_a_lost_marker() -> None:
     assert judge_observation(ACCEPTED, seen(119, None), NOON).verdict is Verdict.REGRESSED
-    anew = Observation(StoreIdentity(NOON, 500), None)
-    assert judge_observation(ACCEPTED, anew, NOON).verdict is Verdict.RECREATED
+    recreated = Observation(StoreIdentity(NOON, 500), None)
+    assert judge_observation(ACCEPTED, recreated, NOON).verdict is Verdict.RECREATED
 
 
 def test_a_time_without_a_zone_is_refused() -> None:
@@ -182,7 +182,7 @@ def test_a_time_without_a_zone_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accepted", "marker", "standing"),
+    ("accepted", "marker", "expected"),
     [
         (None, OURS, None),
         (ACCEPTED, None, None),
@@ -197,9 +197,9 @@ def test_a_time_without_a_zone_is_refused() -> None:
     ],
 )
 def test_a_marker_is_ours_if_it_is_the_accepted_one_or_its_successor(
-    accepted: Baseline | None, marker: FoundMarker | None, standing: Marker | None
+    accepted: Baseline | None, marker: FoundMarker | None, expected: Marker | None
 ) -> None:
-    assert accepted_marker(accepted, seen(121, marker)) == standing
+    assert accepted_marker(accepted, seen(121, marker)) == expected
 
 
 # A leader that was cut off

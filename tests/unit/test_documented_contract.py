@@ -74,8 +74,8 @@ def test_each_unreadable_value_is_refused_with_the_documented_reason(value: str,
 @pytest.mark.parametrize(("token", "start", "end"), rows(PAGE, "token", "from", "until"))
 def test_each_window_has_the_documented_bounds(token: str, start: str, end: str) -> None:
     window = Window.parse(code(token))
-    told = [f"{edge:%Y-%m-%d}" if edge else "" for edge in (window.start, window.end)]
-    assert told == [start, end]
+    bounds = [f"{edge:%Y-%m-%d}" if edge else "" for edge in (window.start, window.end)]
+    assert bounds == [start, end]
 
 
 def test_the_documented_leaderboard_is_read() -> None:
@@ -91,11 +91,11 @@ def test_the_documented_leaderboard_is_read() -> None:
 
 
 def test_the_columns_of_a_definition_accept_the_documented_values() -> None:
-    told = dict(rows(PAGE, "column", "one of"))
+    documented = dict(rows(PAGE, "column", "one of"))
     for column, choices in (
         ("period", Period),
         ("split_by", SplitBy),
         ("enforcement", Enforcement),
     ):
         for choice in choices:
-            assert f"`{choice.value}`" in told[f"`{column}`"]
+            assert f"`{choice.value}`" in documented[f"`{column}`"]

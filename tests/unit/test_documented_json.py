@@ -76,7 +76,7 @@ from budget_recovery_dagster.services import (
 )
 from budget_recovery_dagster.services.restore import Applied, Remainder, Resolved, TenantRestored
 from tests import documentation
-from tests.unit.status_house import IDENTITY, NOW, Known, ago, check, closed, incident, unknown
+from tests.unit.known_states import IDENTITY, NOW, Known, ago, check, closed, incident, unknown
 
 PAGE = "docs/json.md"
 

@@ -24,12 +24,12 @@ def test_every_asset_check_has_a_section_with_steps() -> None:
 
 
 def test_every_verdict_is_in_the_table() -> None:
-    told = {
+    listed = {
         word.strip("* ")
         for cell, *_ in rows(PAGE, "verdict", "meaning")
         for word in cell.split(",")
     }
-    assert told == {label(verdict) for verdict in Verdict}
+    assert listed == {label(verdict) for verdict in Verdict}
 
 
 @pytest.mark.parametrize("group", ["Warnings of status", "Warnings of preview"])
@@ -37,5 +37,5 @@ def test_every_warning_has_steps_or_a_table(group: str) -> None:
     below = [heading for heading in headings(PAGE) if f"### {heading}\n" in section(PAGE, group)]
     assert below
     for heading in below:
-        told = section(PAGE, heading)
-        assert any(mark in told for mark in ("\n1. ", "\n- ", "\n| ")), heading
+        steps = section(PAGE, heading)
+        assert any(mark in steps for mark in ("\n1. ", "\n- ", "\n| ")), heading

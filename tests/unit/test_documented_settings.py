@@ -8,19 +8,19 @@ from tests.documentation import code, rows
 
 PAGE = "docs/operations.md"
 PROJECT = Path(__file__).parents[2]
-TOLD = {
+DOCUMENTED = {
     code(name): (default, bounds)
     for name, default, bounds, _ in rows(PAGE, "setting", "default", "range", "meaning")
 }
 
 
 def test_the_table_lists_exactly_the_settings() -> None:
-    assert list(TOLD) == [PREFIX + field.upper() for field in Settings.model_fields]
+    assert list(DOCUMENTED) == [PREFIX + field.upper() for field in Settings.model_fields]
 
 
 def test_each_default_is_documented() -> None:
     for field, info in Settings.model_fields.items():
-        default, _ = TOLD[PREFIX + field.upper()]
+        default, _ = DOCUMENTED[PREFIX + field.upper()]
         if info.default is None:
             # The defaults of the two directories are described in words.
             assert not default.startswith("`") or field == "tables_dir"
@@ -32,7 +32,7 @@ def test_each_documented_range_is_the_one_in_the_error_message() -> None:
     for field, info in Settings.model_fields.items():
         if info.description is None:
             continue
-        _, bounds = TOLD[PREFIX + field.upper()]
+        _, bounds = DOCUMENTED[PREFIX + field.upper()]
         assert bounds in info.description
         # The page shows both ends of a numeric range.
         if numbers := re.findall(r"\d+", info.description):

@@ -46,8 +46,8 @@ FULL = Request(
 )
 
 
-def raised(request: Request, moment: datetime, *definitions: BudgetDefinition) -> list[str]:
-    return [encode_key(counter) for _, counter in Budgets(definitions).raised_by(request, moment)]
+def raised(request: Request, at: datetime, *definitions: BudgetDefinition) -> list[str]:
+    return [encode_key(counter) for _, counter in Budgets(definitions).raised_by(request, at)]
 
 
 def test_each_split_counts_for_the_entity_that_the_request_names() -> None:
@@ -84,8 +84,8 @@ def test_each_period_counts_in_the_window_of_the_request() -> None:
 
 
 def test_a_time_in_another_zone_counts_in_the_utc_window() -> None:
-    moment = datetime.fromisoformat("2023-10-02T01:30:00+02:00")
-    assert raised(FULL, moment, definition("b", SplitBy.NOTHING, Period.DAY)) == [
+    at = datetime.fromisoformat("2023-10-02T01:30:00+02:00")
+    assert raised(FULL, at, definition("b", SplitBy.NOTHING, Period.DAY)) == [
         "usage.t.b.2023-10-01.="
     ]
 
@@ -136,9 +136,9 @@ def test_a_name_that_no_key_can_hold_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
 def test_an_optional_name_that_no_key_can_hold_is_refused(name: str) -> None:
-    for said in ({"virtual_account": name}, {"agent": name}, {"metadata": {"k": name}}):
+    for names in ({"virtual_account": name}, {"agent": name}, {"metadata": {"k": name}}):
         with pytest.raises(UnusableNameError):
-            replace(FULL, **said)
+            replace(FULL, **names)
     assert replace(FULL, virtual_account="", agent="", metadata={"k": ""})
 
 

@@ -25,30 +25,30 @@ from budget_recovery_dagster.errors import (
     StoreWriteError,
 )
 from budget_recovery_dagster.services.restore import RestoreRequest
-from tests.unit.capture_house import REBORN
-from tests.unit.hand_house import (
+from tests.unit.capture_harness import REBORN
+from tests.unit.manual_harness import (
     OF_A,
     OF_B,
-    HandHouse,
-    captured_hand_house,
+    ManualHarness,
+    captured_manual_harness,
     closes_incident,
-    failed_hand_house,
+    failed_manual_harness,
 )
 
 
 @pytest.fixture
-def house() -> HandHouse:
+def harness() -> ManualHarness:
     """Return a store of two tenants, captured and checked."""
-    return captured_hand_house()
+    return captured_manual_harness()
 
 
 @pytest.fixture
-def failed() -> HandHouse:
+def failed() -> ManualHarness:
     """Return the same store, lost and FAILED."""
-    return failed_hand_house()
+    return failed_manual_harness()
 
 
-def test_a_restore_without_traffic_applies_exactly_the_preview(failed: HandHouse) -> None:
+def test_a_restore_without_traffic_applies_exactly_the_preview(failed: ManualHarness) -> None:
     preview = failed.preview(OF_A)
     applied = failed.apply(OF_A)
     assert applied.preview is not None
@@ -60,7 +60,7 @@ def test_a_restore_without_traffic_applies_exactly_the_preview(failed: HandHouse
 
 
 def test_a_restore_with_traffic_lowers_nothing_and_reports_every_difference(
-    failed: HandHouse,
+    failed: ManualHarness,
 ) -> None:
     failed.preview(OF_A)
     failed.spend("a", "95")
@@ -73,13 +73,13 @@ def test_a_restore_with_traffic_lowers_nothing_and_reports_every_difference(
     assert (failed.usage("a"), failed.usage("a", "alice")) == ("95", "30")
 
 
-def test_a_window_that_closed_since_the_preview_is_reported(house: HandHouse) -> None:
-    house.store.put_usage("a", "spend", "2026-11-25", None, "7")
-    house.capture()
-    house.fail()
-    house.preview(OF_A)
-    house.clock.set(datetime(2026, 11, 26, 0, 0, 30, tzinfo=UTC))
-    applied = house.apply(OF_A)
+def test_a_window_that_closed_since_the_preview_is_reported(harness: ManualHarness) -> None:
+    harness.store.put_usage("a", "spend", "2026-11-25", None, "7")
+    harness.capture()
+    harness.fail()
+    harness.preview(OF_A)
+    harness.clock.set(datetime(2026, 11, 26, 0, 0, 30, tzinfo=UTC))
+    applied = harness.apply(OF_A)
     assert [each.change for each in applied.differences] == [Change.CLOSED]
     assert applied.raised == 2
     (tenant,) = applied.tenants
@@ -89,17 +89,17 @@ def test_a_window_that_closed_since_the_preview_is_reported(house: HandHouse) ->
 
 
 def test_a_preview_with_other_options_or_older_than_a_day_is_not_compared(
-    failed: HandHouse,
+    failed: ManualHarness,
 ) -> None:
     failed.preview()
     assert failed.apply(OF_A).preview is None
     failed.preview(OF_B)
     failed.clock.advance(timedelta(days=1, seconds=1))
     assert failed.apply(OF_B).preview is None
-    assert "No preview with these options in the last 24 hours" in failed.said
+    assert "No preview with these options in the last 24 hours" in failed.messages
 
 
-def test_a_store_recreated_since_the_preview_is_refused(failed: HandHouse) -> None:
+def test_a_store_recreated_since_the_preview_is_refused(failed: ManualHarness) -> None:
     failed.preview(OF_A)
     failed.store.recreate(REBORN + timedelta(minutes=1))
     before = failed.store.stream
@@ -110,7 +110,7 @@ def test_a_store_recreated_since_the_preview_is_refused(failed: HandHouse) -> No
     assert failed.apply(OF_A).raised == 2
 
 
-def test_the_incident_is_closed_once_no_counter_remains_to_be_raised(failed: HandHouse) -> None:
+def test_the_incident_is_closed_once_no_counter_remains_to_be_raised(failed: ManualHarness) -> None:
     applied = failed.apply(OF_A, reason="the first half.")
     assert applied.remainder is not None
     assert (applied.remainder.counters, closes_incident(applied)) == (1, False)
@@ -129,46 +129,48 @@ def test_the_incident_is_closed_once_no_counter_remains_to_be_raised(failed: Han
     assert (ended.restored.tenants, ended.restored.windows, ended.restored.counters) == (2, 2, 3)
 
 
-def test_captures_and_checks_resume_after_a_restore(failed: HandHouse) -> None:
+def test_captures_and_checks_resume_after_a_restore(failed: ManualHarness) -> None:
     failed.apply()
     assert failed.check().check.is_good
     failed.clock.advance(timedelta(hours=1))
     assert len(failed.capture().outcomes) == 2
 
 
-def test_a_recovering_store_can_be_restored_manually(house: HandHouse) -> None:
-    house.wipe()
-    assert closes_incident(house.apply())
-    assert house.state is RecoveryState.HEALTHY
+def test_a_recovering_store_can_be_restored_manually(harness: ManualHarness) -> None:
+    harness.wipe()
+    assert closes_incident(harness.apply())
+    assert harness.state is RecoveryState.HEALTHY
 
 
-def test_a_healthy_store_is_restored_and_stays_healthy(house: HandHouse) -> None:
-    house.spend("a", "3", "alice")
-    baseline = house.baseline
-    applied = house.apply(OF_A)
+def test_a_healthy_store_is_restored_and_stays_healthy(harness: ManualHarness) -> None:
+    harness.spend("a", "3", "alice")
+    baseline = harness.baseline
+    applied = harness.apply(OF_A)
     assert (applied.raised, applied.incident, applied.remainder) == (1, None, None)
-    assert house.usage("a", "alice") == "30"
-    assert house.baseline == baseline
-    assert house.check().check.is_good
+    assert harness.usage("a", "alice") == "30"
+    assert harness.baseline == baseline
+    assert harness.check().check.is_good
 
 
-def test_a_healthy_store_that_is_not_the_accepted_one_is_not_written(house: HandHouse) -> None:
-    house.store.recreate(REBORN)
-    before = house.store.stream
+def test_a_healthy_store_that_is_not_the_accepted_one_is_not_written(
+    harness: ManualHarness,
+) -> None:
+    harness.store.recreate(REBORN)
+    before = harness.store.stream
     with pytest.raises(PossibleLossError, match="not the one that was accepted"):
-        house.apply()
-    assert house.store.stream == before
+        harness.apply()
+    assert harness.store.stream == before
 
 
-def test_a_loss_of_a_healthy_store_during_a_restore_is_a_failure(house: HandHouse) -> None:
-    house.spend("a", "3", "alice")
-    house.before_write(1, lambda: house.store.recreate(REBORN))
-    applied = house.apply(OF_A)
+def test_a_loss_of_a_healthy_store_during_a_restore_is_a_failure(harness: ManualHarness) -> None:
+    harness.spend("a", "3", "alice")
+    harness.before_write(1, lambda: harness.store.recreate(REBORN))
+    applied = harness.apply(OF_A)
     assert isinstance(applied.failure, PossibleLossError)
     assert applied.incident is None
 
 
-def test_a_further_loss_of_a_failed_store_joins_the_incident(failed: HandHouse) -> None:
+def test_a_further_loss_of_a_failed_store_joins_the_incident(failed: ManualHarness) -> None:
     failed.before_write(3, lambda: failed.store.recreate(REBORN + timedelta(minutes=1)))
     applied = failed.apply()
     assert isinstance(applied.failure, StoreLostError)
@@ -177,7 +179,9 @@ def test_a_further_loss_of_a_failed_store_joins_the_incident(failed: HandHouse) 
     assert len(failed.incident.losses) == 2
 
 
-def test_a_restore_is_refused_with_holder_and_time_while_another_runs(failed: HandHouse) -> None:
+def test_a_restore_is_refused_with_holder_and_time_while_another_runs(
+    failed: ManualHarness,
+) -> None:
     with failed.plane.leases.hold(RESTORE_LEASE, "bob@night"):
         before = failed.store.stream
         with pytest.raises(LeaseHeldError, match=r"bob@night, since 2026-11-25 12:1[0-9]:"):
@@ -187,13 +191,13 @@ def test_a_restore_is_refused_with_holder_and_time_while_another_runs(failed: Ha
 
 
 @pytest.mark.parametrize("reason", ["", "  "])
-def test_a_restore_without_a_reason_is_refused(failed: HandHouse, reason: str) -> None:
+def test_a_restore_without_a_reason_is_refused(failed: ManualHarness, reason: str) -> None:
     with pytest.raises(ChoiceError, match="The reason is empty"):
         failed.apply(reason=reason)
     assert failed.usage("a") is None
 
 
-def test_unknown_choices_are_refused_before_anything_is_written(failed: HandHouse) -> None:
+def test_unknown_choices_are_refused_before_anything_is_written(failed: ManualHarness) -> None:
     before = failed.store.stream
     for request in (
         RestoreRequest(tenant="nobody"),
@@ -206,7 +210,7 @@ def test_unknown_choices_are_refused_before_anything_is_written(failed: HandHous
     assert failed.store.stream == before
 
 
-def test_a_tenant_that_cannot_be_restored_keeps_the_incident_open(failed: HandHouse) -> None:
+def test_a_tenant_that_cannot_be_restored_keeps_the_incident_open(failed: ManualHarness) -> None:
     failed.store.failures["a"] = StoreReadError("Reading a took too long.", "read again.")
     applied = failed.apply()
     assert applied.failure is not None
@@ -217,7 +221,7 @@ def test_a_tenant_that_cannot_be_restored_keeps_the_incident_open(failed: HandHo
     assert closes_incident(failed.apply())
 
 
-def test_a_full_store_is_reported(failed: HandHouse) -> None:
+def test_a_full_store_is_reported(failed: ManualHarness) -> None:
     failed.store.marker_failure = StoreWriteError("The store is full.", "make room.")
     with pytest.raises(StoreWriteError, match="The store is full"):
         failed.apply()
@@ -229,17 +233,21 @@ def lagging(seen_at: datetime) -> ClusterView:
     return ClusterView(seen_at, "c", "n1", None, 2, (replica,))
 
 
-def test_an_unconverged_store_is_refused_unless_the_operator_accepts_it(failed: HandHouse) -> None:
+def test_an_unconverged_store_is_refused_unless_the_operator_accepts_it(
+    failed: ManualHarness,
+) -> None:
     failed.store.cluster = lagging
     with pytest.raises(StoreNotReadyError, match="has not converged"):
         failed.apply()
     assert failed.usage("a") is None
     order = failed.order("n2 is dead for good", unconverged=True)
     assert closes_incident(failed.carry_out(RestoreRequest(), order))
-    assert any("Continuing although the store has not converged" in said for said in failed.said)
+    assert any(
+        "Continuing although the store has not converged" in message for message in failed.messages
+    )
 
 
-def test_an_unconverged_store_without_a_leader_cannot_be_accepted(failed: HandHouse) -> None:
+def test_an_unconverged_store_without_a_leader_cannot_be_accepted(failed: ManualHarness) -> None:
     failed.store.cluster = lagging
     failed.store.is_led = False
     before = failed.store.stream
@@ -249,7 +257,7 @@ def test_an_unconverged_store_without_a_leader_cannot_be_accepted(failed: HandHo
     assert failed.store.stream == before
 
 
-def test_an_accepted_unconverged_store_still_needs_a_correct_clock(failed: HandHouse) -> None:
+def test_an_accepted_unconverged_store_still_needs_a_correct_clock(failed: ManualHarness) -> None:
     failed.store.clock = failed.clock.now() + timedelta(seconds=6)
     order = failed.order("in a hurry", unconverged=True)
     with pytest.raises(StoreNotReadyError, match="The clocks disagree"):
@@ -257,7 +265,7 @@ def test_an_accepted_unconverged_store_still_needs_a_correct_clock(failed: HandH
     assert failed.usage("a") is None
 
 
-def test_a_restore_is_audited_with_operator_and_reason(failed: HandHouse) -> None:
+def test_a_restore_is_audited_with_operator_and_reason(failed: ManualHarness) -> None:
     incident = failed.incident.incident_id
     failed.apply(OF_B, reason="b is missing")
     (kept,) = [each for each in failed.plane.state.audits.values() if each.entry.tenant == "b"]
@@ -275,23 +283,23 @@ def test_a_restore_is_audited_with_operator_and_reason(failed: HandHouse) -> Non
     )
 
 
-def test_a_restore_of_one_budget_writes_no_other(house: HandHouse) -> None:
-    house.store.put_usage("a", "cards", "lifetime", None, "7")
-    house.capture()
-    house.fail()
-    house.apply(RestoreRequest(tenant="a", budget="cards"))
-    assert house.usage("b") is None
-    reading = house.store.open_tenant("a").reading
+def test_a_restore_of_one_budget_writes_no_other(harness: ManualHarness) -> None:
+    harness.store.put_usage("a", "cards", "lifetime", None, "7")
+    harness.capture()
+    harness.fail()
+    harness.apply(RestoreRequest(tenant="a", budget="cards"))
+    assert harness.usage("b") is None
+    reading = harness.store.open_tenant("a").reading
     assert [(each.of.budget, each.usage) for each in reading.counters] == [("cards", Decimal(7))]
 
 
-def test_a_restore_from_a_snapshot_brings_back_only_its_usages(house: HandHouse) -> None:
-    house.spend("a", "81")
-    house.spend("a", "35", "alice")
-    house.clock.advance(timedelta(minutes=1))
-    house.capture()
-    house.fail()
-    house.apply(replace(OF_A, snapshot="2026-11-25T12:05"))
-    assert (house.usage("a"), house.usage("a", "alice")) == ("80", "30")
-    house.apply(OF_A)
-    assert (house.usage("a"), house.usage("a", "alice")) == ("81", "35")
+def test_a_restore_from_a_snapshot_brings_back_only_its_usages(harness: ManualHarness) -> None:
+    harness.spend("a", "81")
+    harness.spend("a", "35", "alice")
+    harness.clock.advance(timedelta(minutes=1))
+    harness.capture()
+    harness.fail()
+    harness.apply(replace(OF_A, snapshot="2026-11-25T12:05"))
+    assert (harness.usage("a"), harness.usage("a", "alice")) == ("80", "30")
+    harness.apply(OF_A)
+    assert (harness.usage("a"), harness.usage("a", "alice")) == ("81", "35")

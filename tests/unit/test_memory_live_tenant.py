@@ -133,10 +133,10 @@ def test_marker_observation_and_cluster_fail_separately(store: MemoryUsageStore)
     with pytest.raises(StorePermissionError):
         store.write_marker("d", "n", after=0)
     assert store.observe("d").marker is None
-    store.look_failure, store.marker_failure = store.marker_failure, None
+    store.observe_failure, store.marker_failure = store.marker_failure, None
     with pytest.raises(StorePermissionError):
         store.observe("d")
-    store.look_failure = None
+    store.observe_failure = None
     assert store.write_marker("d", "n", after=0).revision == 4
     store.cluster_failure = StoreNoQuorumError("no quorum.", "wait.")
     with pytest.raises(StoreNoQuorumError):

@@ -65,14 +65,14 @@ def test_the_store_can_be_replaced_by_an_empty_one(store: MemoryUsageStore) -> N
 
 
 def test_a_read_includes_a_concurrent_write(store: MemoryUsageStore) -> None:
-    store.in_mid_reading = lambda tenant: store.put_usage(tenant, "budget", "2026-11", "e", "2")
+    store.during_read = lambda tenant: store.put_usage(tenant, "budget", "2026-11", "e", "2")
     assert entities(store) == ["a", "b", "c", "d", "e"]
 
 
 def test_a_read_includes_a_leaderboard_written_meanwhile(store: MemoryUsageStore) -> None:
     for budget in ("x", "y"):
         store.put(board_key("t", budget, "2026-11"), board({"a": "1"}))
-    store.in_mid_reading = lambda tenant: store.put(
+    store.during_read = lambda tenant: store.put(
         board_key(tenant, "z", "2026-11"), board({"a": "2"})
     )
     reading = store.reader(CaptureSource.LEADERBOARDS).read("t")
@@ -81,14 +81,14 @@ def test_a_read_includes_a_leaderboard_written_meanwhile(store: MemoryUsageStore
 
 
 def test_a_purge_during_a_read_restarts_the_read(store: MemoryUsageStore) -> None:
-    store.in_mid_reading = lambda _: store.purge("usage.t.budget.2026-11.d")
+    store.during_read = lambda _: store.purge("usage.t.budget.2026-11.d")
     assert entities(store) == ["a", "b", "c"]
     assert not store.reader(COUNTERS).read("t").is_partial
 
 
 def test_purges_during_two_reads_make_the_reading_partial(store: MemoryUsageStore) -> None:
     purged = iter("dc")
-    store.in_mid_reading = lambda _: store.purge(f"usage.t.budget.2026-11.{next(purged)}")
+    store.during_read = lambda _: store.purge(f"usage.t.budget.2026-11.{next(purged)}")
     reading = store.reader(COUNTERS).read("t")
     assert reading.is_partial
     assert [counter.entity for counter in reading.counters] == ["a", "b"]

@@ -59,11 +59,11 @@ def test_an_invalid_url_is_rejected_without_showing_its_password(url: str) -> No
         open_access(f"nats://first,{url}", None, None)
     assert "BUDGET_RECOVERY_NATS_URL" in caught.value.hint
     assert "s3cret" not in str(caught.value)
-    told = "".join(traceback.format_exception_only(caught.value))
+    message = "".join(traceback.format_exception_only(caught.value))
     causes = "".join(
         traceback.format_exception(caught.value.__cause__) if caught.value.__cause__ else []
     )
-    assert "s3cret" not in told + causes
+    assert "s3cret" not in message + causes
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 

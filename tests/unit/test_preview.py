@@ -34,16 +34,16 @@ from budget_recovery_dagster.presentation import (
 )
 from budget_recovery_dagster.services import Preview
 from budget_recovery_dagster.services.restore import RestoreRequest
-from tests.unit.capture_house import LIFETIME, NOW, REBORN
-from tests.unit.hand_house import OF_A, HandHouse, captured_hand_house
+from tests.unit.capture_harness import LIFETIME, NOW, REBORN
+from tests.unit.manual_harness import OF_A, ManualHarness, captured_manual_harness
 
 
 @pytest.fixture
-def house() -> HandHouse:
+def harness() -> ManualHarness:
     """Return a wiped store of two tenants: a had used 80, alice 30 of it, and b 5."""
-    house = captured_hand_house()
-    house.wipe()
-    return house
+    harness = captured_manual_harness()
+    harness.wipe()
+    return harness
 
 
 def figures(preview: Preview) -> dict[tuple[str, str | None], tuple[str, ...]]:
@@ -60,10 +60,10 @@ def figures(preview: Preview) -> dict[tuple[str, str | None], tuple[str, ...]]:
     }
 
 
-def test_each_counter_of_a_tenant_is_shown_with_its_result(house: HandHouse) -> None:
-    house.spend("a", "95")
-    house.spend("a", "1", "alice")
-    preview = house.preview(OF_A)
+def test_each_counter_of_a_tenant_is_shown_with_its_result(harness: ManualHarness) -> None:
+    harness.spend("a", "95")
+    harness.spend("a", "1", "alice")
+    preview = harness.preview(OF_A)
     assert figures(preview) == {
         ("a", None): ("95", "80", "95", "KEEP"),
         ("a", "alice"): ("1", "30", "30", "RAISE"),
@@ -77,8 +77,10 @@ def test_each_counter_of_a_tenant_is_shown_with_its_result(house: HandHouse) -> 
     assert preview.identity.created_at == REBORN
 
 
-def test_the_whole_store_is_summarized_by_window_and_largest_changes(house: HandHouse) -> None:
-    preview = house.preview()
+def test_the_whole_store_is_summarized_by_window_and_largest_changes(
+    harness: ManualHarness,
+) -> None:
+    preview = harness.preview()
     assert [(each.tenant, each.raised, each.rise) for each in preview.windows] == [
         ("a", 2, Decimal(110)),
         ("b", 1, Decimal(5)),
@@ -90,33 +92,35 @@ def test_the_whole_store_is_summarized_by_window_and_largest_changes(house: Hand
     ]
     # A preview of many tenants does not list every counter: there may be millions.
     assert all(tenant.entries == () for tenant in preview.tenants)
-    assert "Tenant 'b', 2 of 2" in house.said
+    assert "Tenant 'b', 2 of 2" in harness.messages
 
 
-def test_a_preview_writes_nothing(house: HandHouse) -> None:
-    before = house.store.stream
-    house.preview()
-    house.preview(OF_A)
-    assert house.store.stream == before
-    assert house.usage("a") is None
+def test_a_preview_writes_nothing(harness: ManualHarness) -> None:
+    before = harness.store.stream
+    harness.preview()
+    harness.preview(OF_A)
+    assert harness.store.stream == before
+    assert harness.usage("a") is None
 
 
-def test_missing_counters_are_noted_as_restored_without_other_fields(house: HandHouse) -> None:
-    house.spend("a", "3")
-    (window,) = house.preview(OF_A).windows
+def test_missing_counters_are_noted_as_restored_without_other_fields(
+    harness: ManualHarness,
+) -> None:
+    harness.spend("a", "3")
+    (window,) = harness.preview(OF_A).windows
     assert window.made_anew == 1
     assert tuple(window_notes(window)) == (
         "1 counter missing from the store: a restore brings back only the usage field",
     )
 
 
-def test_resulting_blocks_are_shown_if_a_limit_is_known(house: HandHouse) -> None:
+def test_resulting_blocks_are_shown_if_a_limit_is_known(harness: ManualHarness) -> None:
     limit = BudgetDefinition(
         "a", "spend", Period.LIFETIME, Decimal(30), SplitBy.USER, Enforcement.ENFORCE
     )
-    house.plane.budgets.define([limit])
-    house.spend("a", "40")
-    preview = house.preview()
+    harness.plane.budgets.define([limit])
+    harness.spend("a", "40")
+    preview = harness.preview()
     of_a, of_b = preview.windows
     assert (of_a.limit, of_a.is_enforced, of_a.blocked_before, of_a.blocked_after) == (
         Decimal(30),
@@ -130,39 +134,39 @@ def test_resulting_blocks_are_shown_if_a_limit_is_known(house: HandHouse) -> Non
         ("a", "alice"): True,
         ("b", None): None,
     }
-    house.plane.budgets.define([replace(limit, enforcement=Enforcement.AUDIT)])
-    (window,) = house.preview(OF_A).windows
+    harness.plane.budgets.define([replace(limit, enforcement=Enforcement.AUDIT)])
+    (window,) = harness.preview(OF_A).windows
     assert (window.is_enforced, window.blocked_after) == (False, 0)
 
 
-def test_a_preview_of_a_snapshot_uses_only_that_snapshot(house: HandHouse) -> None:
+def test_a_preview_of_a_snapshot_uses_only_that_snapshot(harness: ManualHarness) -> None:
     captured = datetime(2026, 11, 25, 12, 5, tzinfo=UTC)
     assert captured == NOW
-    house.clock.set(NOW - timedelta(minutes=1))
-    preview = house.preview(RestoreRequest(tenant="a", snapshot="2026-11-25 12:05"))
+    harness.clock.set(NOW - timedelta(minutes=1))
+    preview = harness.preview(RestoreRequest(tenant="a", snapshot="2026-11-25 12:05"))
     assert preview.choice.snapshot == captured
     assert {entry.source for entry in preview.tenants[0].entries} == {captured}
     with pytest.raises(ChoiceError, match="No retained snapshot matches") as refusal:
-        house.preview(RestoreRequest(snapshot="2026-11-24"))
+        harness.preview(RestoreRequest(snapshot="2026-11-24"))
     assert refusal.value.hint == ("choose the snapshot from: latest, 2026-11-25T12:05:00.000000Z.")
 
 
-def test_closed_windows_are_shown_as_skipped(house: HandHouse) -> None:
-    house = captured_hand_house()
-    house.store.put_usage("a", "spend", "2026-11-25", None, "7")
-    house.capture()
-    house.wipe()
-    house.clock.set(datetime(2026, 11, 26, 0, 0, 30, tzinfo=UTC))
-    day, lifetime = house.preview(OF_A).windows
+def test_closed_windows_are_shown_as_skipped(harness: ManualHarness) -> None:
+    harness = captured_manual_harness()
+    harness.store.put_usage("a", "spend", "2026-11-25", None, "7")
+    harness.capture()
+    harness.wipe()
+    harness.clock.set(datetime(2026, 11, 26, 0, 0, 30, tzinfo=UTC))
+    day, lifetime = harness.preview(OF_A).windows
     assert (day.of.window.token, day.raised, day.skipped) == ("2026-11-25", 0, 1)
     assert tuple(window_notes(day)) == ("skipped, the window has closed",)
     assert (day.live, day.result) == (Decimal(0), Decimal(0))
     assert (lifetime.raised, lifetime.skipped) == (2, 0)
 
 
-def test_an_unreadable_live_counter_is_named(house: HandHouse) -> None:
-    house.store.put("usage.a.spend.lifetime.alice", b"what?")
-    preview = house.preview(OF_A)
+def test_an_unreadable_live_counter_is_named(harness: ManualHarness) -> None:
+    harness.store.put("usage.a.spend.lifetime.alice", b"what?")
+    preview = harness.preview(OF_A)
     (window,) = preview.windows
     assert (window.raised, window.skipped) == (1, 1)
     assert next(window_notes(window)).startswith("1 live counter skipped (unreadable): 'alice' (")
@@ -170,23 +174,23 @@ def test_an_unreadable_live_counter_is_named(house: HandHouse) -> None:
     assert alice.action is Action.SKIP_UNREADABLE
 
 
-def test_damaged_records_are_named(house: HandHouse) -> None:
-    house = captured_hand_house()
-    house.spend("a", "99")
-    house.capture()
-    newest = house.clock.now()
-    window_of = house.preview(OF_A).windows[0].of
-    house.plane.points.corrupt("a", newest, window_of)
-    (window,) = house.preview(OF_A).windows
+def test_damaged_records_are_named(harness: ManualHarness) -> None:
+    harness = captured_manual_harness()
+    harness.spend("a", "99")
+    harness.capture()
+    newest = harness.clock.now()
+    window_of = harness.preview(OF_A).windows[0].of
+    harness.plane.points.corrupt("a", newest, window_of)
+    (window,) = harness.preview(OF_A).windows
     assert window.recorded == 110
     assert tuple(window_notes(window)) == (
         "1 record damaged (checksum mismatch) and not used: 2026-11-25 12:15:00 UTC",
     )
 
 
-def test_an_unreadable_tenant_does_not_hide_others(house: HandHouse) -> None:
-    slow = house.store.failures["a"] = StoreReadError("Reading a took too long.", "read again.")
-    preview = house.preview()
+def test_an_unreadable_tenant_does_not_hide_others(harness: ManualHarness) -> None:
+    slow = harness.store.failures["a"] = StoreReadError("Reading a took too long.", "read again.")
+    preview = harness.preview()
     assert [(each.tenant, each.failure) for each in preview.tenants] == [
         ("a", slow),
         ("b", None),
@@ -194,56 +198,56 @@ def test_an_unreadable_tenant_does_not_hide_others(house: HandHouse) -> None:
     assert preview.failures == [preview.tenants[0]]
     # A preview of this tenant alone fails.
     with pytest.raises(StoreReadError):
-        house.preview(OF_A)
+        harness.preview(OF_A)
 
 
-def test_a_preview_fails_if_the_store_is_recreated_meanwhile(house: HandHouse) -> None:
+def test_a_preview_fails_if_the_store_is_recreated_meanwhile(harness: ManualHarness) -> None:
     def made_anew(_tenant: str) -> None:
-        house.store.in_mid_reading = None
-        house.store.recreate(REBORN + timedelta(minutes=1))
+        harness.store.during_read = None
+        harness.store.recreate(REBORN + timedelta(minutes=1))
 
-    house.spend("a", "1")
-    house.spend("a", "1", "alice")
-    house.store.in_mid_reading = made_anew
+    harness.spend("a", "1")
+    harness.spend("a", "1", "alice")
+    harness.store.during_read = made_anew
     with pytest.raises(PreviewOutdatedError, match="preview again"):
-        house.preview()
-    assert house.plane.previews.newest(RestoreChoice(None, None, None)) is None
+        harness.preview()
+    assert harness.plane.previews.newest(RestoreChoice(None, None, None)) is None
 
 
-def test_an_unreachable_store_is_not_an_empty_store(house: HandHouse) -> None:
-    house.store.look_failure = StoreUnreachableError("Nobody answers.", "start it.")
+def test_an_unreachable_store_is_not_an_empty_store(harness: ManualHarness) -> None:
+    harness.store.observe_failure = StoreUnreachableError("Nobody answers.", "start it.")
     with pytest.raises(StoreUnreachableError):
-        house.preview()
+        harness.preview()
 
 
 def test_a_preview_without_snapshots_is_refused() -> None:
-    house = HandHouse()
-    house.store.stream = StoreIdentity(REBORN, 1)
+    harness = ManualHarness()
+    harness.store.stream = StoreIdentity(REBORN, 1)
     with pytest.raises(ChoiceError, match="Nothing can be restored"):
-        house.preview()
+        harness.preview()
 
 
-def test_a_preview_of_one_budget_shows_no_other(house: HandHouse) -> None:
-    house = captured_hand_house()
-    house.store.put_usage("a", "cards", "lifetime", None, "7")
-    house.capture()
-    house.wipe()
-    preview = house.preview(RestoreRequest(tenant="a", budget="cards"))
+def test_a_preview_of_one_budget_shows_no_other(harness: ManualHarness) -> None:
+    harness = captured_manual_harness()
+    harness.store.put_usage("a", "cards", "lifetime", None, "7")
+    harness.capture()
+    harness.wipe()
+    preview = harness.preview(RestoreRequest(tenant="a", budget="cards"))
     assert [(each.of.budget, each.rise) for each in preview.windows] == [("cards", Decimal(7))]
     with pytest.raises(
         ChoiceError, match="No snapshot of budget 'card' of tenant 'a' is retained"
     ) as refusal:
-        house.preview(RestoreRequest(tenant="a", budget="card"))
+        harness.preview(RestoreRequest(tenant="a", budget="card"))
     assert refusal.value.hint == "choose the budget from: cards, spend."
 
 
 # Unknown is never zero
 
 
-def test_a_window_without_intact_records_is_shown_as_unknown(house: HandHouse) -> None:
-    for tenant, at in list(house.plane.state.snapshots):
-        house.plane.points.corrupt(tenant, at, LIFETIME)
-    preview = house.preview()
+def test_a_window_without_intact_records_is_shown_as_unknown(harness: ManualHarness) -> None:
+    for tenant, at in list(harness.plane.state.snapshots):
+        harness.plane.points.corrupt(tenant, at, LIFETIME)
+    preview = harness.preview()
     assert headline(preview) == (
         "Nothing would be raised. 2 windows have no intact record (checksum mismatch)."
     )
@@ -253,13 +257,13 @@ def test_a_window_without_intact_records_is_shown_as_unknown(house: HandHouse) -
     ]
 
 
-def test_an_unreadable_live_counter_is_unknown_and_not_zero(house: HandHouse) -> None:
+def test_an_unreadable_live_counter_is_unknown_and_not_zero(harness: ManualHarness) -> None:
     limit = BudgetDefinition(
         "b", "spend", Period.LIFETIME, Decimal(3), SplitBy.USER, Enforcement.ENFORCE
     )
-    house.plane.budgets.define([limit])
-    house.store.put("usage.b.spend.lifetime.=", b"rubbish")
-    preview = house.preview(RestoreRequest(tenant="b"))
+    harness.plane.budgets.define([limit])
+    harness.store.put("usage.b.spend.lifetime.=", b"rubbish")
+    preview = harness.preview(RestoreRequest(tenant="b"))
     assert headline(preview) == "Nothing would be raised. 1 live counter skipped (unreadable)."
     (window,) = preview.windows
     assert figures_in(window) == "unknown"
@@ -268,39 +272,39 @@ def test_an_unreadable_live_counter_is_unknown_and_not_zero(house: HandHouse) ->
 
 
 def test_a_closed_window_shows_no_blocks() -> None:
-    house = captured_hand_house()
-    house.plane.budgets.define(
+    harness = captured_manual_harness()
+    harness.plane.budgets.define(
         [BudgetDefinition("a", "spend", Period.DAY, Decimal(5), SplitBy.USER, Enforcement.ENFORCE)]
     )
-    house.store.put_usage("a", "spend", "2026-11-25", None, "7")
-    house.capture()
-    house.clock.set(datetime(2026, 11, 26, 0, 0, 30, tzinfo=UTC))
-    day, _ = house.preview(OF_A).windows
+    harness.store.put_usage("a", "spend", "2026-11-25", None, "7")
+    harness.capture()
+    harness.clock.set(datetime(2026, 11, 26, 0, 0, 30, tzinfo=UTC))
+    day, _ = harness.preview(OF_A).windows
     assert (day.is_closed, day.blocked_before, day.blocked_after) == (True, 0, 0)
     assert not any("limit" in line for line in window_lines(day, NOW))
 
 
 def test_a_preview_warns_if_a_restore_would_be_refused_or_wait() -> None:
-    house = captured_hand_house()
-    assert warnings(house.preview()) == ()
-    house.store.recreate(REBORN)
-    (warning,) = warnings(house.preview())
+    harness = captured_manual_harness()
+    assert warnings(harness.preview()) == ()
+    harness.store.recreate(REBORN)
+    (warning,) = warnings(harness.preview())
     assert warning.startswith("A restore would be refused now. The store was recreated;")
-    house.check()
-    assert warnings(house.preview()) == ()
-    house.store.cluster = lambda seen_at: ClusterView(seen_at, "c", None, None, 3, ())
-    assert warnings(house.preview()) == (
+    harness.check()
+    assert warnings(harness.preview()) == ()
+    harness.store.cluster = lambda seen_at: ClusterView(seen_at, "c", None, None, 3, ())
+    assert warnings(harness.preview()) == (
         "A restore would wait for the store: the stream has no leader.",
     )
 
 
 def test_a_rise_of_38_digits_is_exact() -> None:
-    house = HandHouse()
-    house.spend("a", "99999999999999999999.999999999999999999", "alice")
-    house.capture()
-    house.check()
-    house.wipe()
-    house.spend("a", "0.000000000000000001", "alice")
-    preview = house.preview(OF_A)
+    harness = ManualHarness()
+    harness.spend("a", "99999999999999999999.999999999999999999", "alice")
+    harness.capture()
+    harness.check()
+    harness.wipe()
+    harness.spend("a", "0.000000000000000001", "alice")
+    preview = harness.preview(OF_A)
     rise = Decimal("99999999999999999999.999999999999999998")
     assert preview.windows[0].rise == preview.changes[0].rise == rise

@@ -11,50 +11,50 @@ from budget_recovery_dagster.errors import ChoiceError
 from budget_recovery_dagster.presentation import reset_report
 from budget_recovery_dagster.services import RecordedReset, ResetRequest, record_reset
 from budget_recovery_dagster.services.restore import Recovered
-from tests.unit.capture_house import NOW
-from tests.unit.recovery_house import RecoveryHouse, captured_house
+from tests.unit.capture_harness import NOW
+from tests.unit.recovery_harness import RecoveryHarness, captured_harness
 
 SECOND = timedelta(seconds=1)
 REQUEST = ResetRequest("a", "spend", None, "alice", None, "ann", "pardoned")
 
 
 @pytest.fixture
-def house() -> RecoveryHouse:
+def harness() -> RecoveryHarness:
     """Return a store captured ten minutes ago: tenant a had used 80, alice 30 of it, and b 5."""
-    return captured_house()
+    return captured_harness()
 
 
-def record(house: RecoveryHouse, request: ResetRequest = REQUEST) -> RecordedReset:
-    return record_reset(house.plane, request)
+def record(harness: RecoveryHarness, request: ResetRequest = REQUEST) -> RecordedReset:
+    return record_reset(harness.plane, request)
 
 
 # What is recorded
 
 
-def test_a_reset_applies_from_now_unless_a_time_is_given(house: RecoveryHouse) -> None:
-    now = house.clock.now()
-    reset = record(house).reset
+def test_a_reset_applies_from_now_unless_a_time_is_given(harness: RecoveryHarness) -> None:
+    now = harness.clock.now()
+    reset = record(harness).reset
     assert (reset.at, reset.recorded_at) == (now, now)
-    earlier = record(house, replace(REQUEST, at=NOW - SECOND)).reset
+    earlier = record(harness, replace(REQUEST, at=NOW - SECOND)).reset
     assert (earlier.at, earlier.recorded_at) == (NOW - SECOND, now)
-    assert house.plane.resets.of_tenant("a") == (reset, earlier)
+    assert harness.plane.resets.of_tenant("a") == (reset, earlier)
 
 
-def test_a_reset_lists_the_open_windows_with_excluded_usage(house: RecoveryHouse) -> None:
-    house.store.put_usage("a", "spend", "2026-11", "alice", "7")
-    house.store.put_usage("a", "spend", "2026-11-24", "alice", "7")
-    house.clock.advance(SECOND)
-    house.capture("another run")
-    assert [of.window.token for of in record(house).windows] == ["2026-11", "lifetime"]
-    of_month = record(house, replace(REQUEST, window="2026-11"))
+def test_a_reset_lists_the_open_windows_with_excluded_usage(harness: RecoveryHarness) -> None:
+    harness.store.put_usage("a", "spend", "2026-11", "alice", "7")
+    harness.store.put_usage("a", "spend", "2026-11-24", "alice", "7")
+    harness.clock.advance(SECOND)
+    harness.capture("another run")
+    assert [of.window.token for of in record(harness).windows] == ["2026-11", "lifetime"]
+    of_month = record(harness, replace(REQUEST, window="2026-11"))
     assert [of.window.token for of in of_month.windows] == ["2026-11"]
     # The window of yesterday has closed, and no snapshot has an entity 'alise'.
-    assert record(house, replace(REQUEST, window="2026-11-24")).windows == ()
-    assert record(house, replace(REQUEST, entity="alise")).windows == ()
+    assert record(harness, replace(REQUEST, window="2026-11-24")).windows == ()
+    assert record(harness, replace(REQUEST, entity="alise")).windows == ()
 
 
 @pytest.mark.parametrize(
-    ("change", "said", "hint"),
+    ("change", "message", "hint"),
     [
         ({"tenant": "c"}, "tenant 'c'", "choose one of the tenants: 'a', 'b'."),
         ({"tenant": "*"}, "tenant '*'", "choose one of the tenants: 'a', 'b'."),
@@ -65,38 +65,38 @@ def test_a_reset_lists_the_open_windows_with_excluded_usage(house: RecoveryHouse
     ],
 )
 def test_an_unknown_choice_is_refused_with_the_valid_ones(
-    house: RecoveryHouse, change: dict[str, Any], said: str, hint: str
+    harness: RecoveryHarness, change: dict[str, Any], message: str, hint: str
 ) -> None:
     with pytest.raises(ChoiceError) as refused:
-        record(house, replace(REQUEST, **change))
-    assert said in refused.value.message
+        record(harness, replace(REQUEST, **change))
+    assert message in refused.value.message
     assert hint in refused.value.hint
-    assert house.plane.resets.recent(1) == ()
+    assert harness.plane.resets.recent(1) == ()
 
 
-def test_a_time_in_the_future_is_refused(house: RecoveryHouse) -> None:
+def test_a_time_in_the_future_is_refused(harness: RecoveryHarness) -> None:
     with pytest.raises(ChoiceError) as refused:
-        record(house, replace(REQUEST, at=house.clock.now() + SECOND))
+        record(harness, replace(REQUEST, at=harness.clock.now() + SECOND))
     assert refused.value.message == (
         "The time of the reset is in the future: 2026-11-25 12:15:01 UTC; it is"
         " 2026-11-25 12:15:00 UTC."
     )
-    assert house.plane.resets.recent(1) == ()
+    assert harness.plane.resets.recent(1) == ()
 
 
 def test_a_long_list_of_choices_is_cut() -> None:
-    house = RecoveryHouse()
+    harness = RecoveryHarness()
     for number in range(1200):
-        house.spend(f"t{number:04}", "1")
-    house.capture()
+        harness.spend(f"t{number:04}", "1")
+    harness.capture()
     with pytest.raises(ChoiceError) as refused:
-        record(house)
+        record(harness)
     assert refused.value.hint.endswith(", 't0018', 't0019' and 1,180 more.")
 
 
 def test_a_reset_without_snapshots_is_refused() -> None:
     with pytest.raises(ChoiceError) as refused:
-        record(RecoveryHouse())
+        record(RecoveryHarness())
     assert refused.value.hint == "take a snapshot first; no tenant has one."
 
 
@@ -104,7 +104,7 @@ def test_a_reset_without_snapshots_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("who", "window", "said"),
+    ("who", "window", "message"),
     [
         ("alice", None, "entity 'alice' in all windows of budget 'spend' of tenant 'a'"),
         (None, "lifetime", "the aggregate in lifetime of budget 'spend' of tenant 'a'"),
@@ -112,74 +112,76 @@ def test_a_reset_without_snapshots_is_refused() -> None:
     ],
 )
 def test_the_report_shows_what_was_recorded_and_what_must_precede_it(
-    house: RecoveryHouse, who: Entity | Everyone, window: str | None, said: str
+    harness: RecoveryHarness, who: Entity | Everyone, window: str | None, message: str
 ) -> None:
     what, left_out, warning = reset_report(
-        record(house, replace(REQUEST, entity=who, window=window))
+        record(harness, replace(REQUEST, entity=who, window=window))
     )
-    assert what.startswith(f"Recorded: {said}")
+    assert what.startswith(f"Recorded: {message}")
     assert "reset at 2026-11-25 12:15:00 UTC." in what
     assert left_out == "The reset excludes recorded usage in these open windows: lifetime."
     assert "the gateway must have lowered" in warning
 
 
-def test_the_report_says_if_the_reset_excludes_nothing(house: RecoveryHouse) -> None:
-    _, left_out, _ = reset_report(record(house, replace(REQUEST, entity="alise")))
+def test_the_report_says_if_the_reset_excludes_nothing(harness: RecoveryHarness) -> None:
+    _, left_out, _ = reset_report(record(harness, replace(REQUEST, entity="alise")))
     assert left_out.startswith(
         "The reset excludes nothing yet: no snapshot has such usage in an open window"
     )
 
 
-def test_the_report_warns_if_a_restore_may_have_read_earlier_resets(house: RecoveryHouse) -> None:
-    assert len(reset_report(record(house))) == 3
-    house.wipe()
-    assert house.state is RecoveryState.RECOVERING
-    assert reset_report(record(house))[3].startswith("A restore is running")
+def test_the_report_warns_if_a_restore_may_have_read_earlier_resets(
+    harness: RecoveryHarness,
+) -> None:
+    assert len(reset_report(record(harness))) == 3
+    harness.wipe()
+    assert harness.state is RecoveryState.RECOVERING
+    assert reset_report(record(harness))[3].startswith("A restore is running")
 
 
 # Recoveries
 
 
-def test_a_reset_survives_a_wipe_and_an_automatic_restore(house: RecoveryHouse) -> None:
-    house.spend("a", "0", "alice")
-    record(house)
-    house.wipe()
-    assert isinstance(house.recover(), Recovered)
-    assert house.usage("a", "alice") is None
-    assert (house.usage("a"), house.usage("b")) == ("80", "5")
+def test_a_reset_survives_a_wipe_and_an_automatic_restore(harness: RecoveryHarness) -> None:
+    harness.spend("a", "0", "alice")
+    record(harness)
+    harness.wipe()
+    assert isinstance(harness.recover(), Recovered)
+    assert harness.usage("a", "alice") is None
+    assert (harness.usage("a"), harness.usage("b")) == ("80", "5")
 
 
-def test_a_reset_recorded_after_the_loss_is_effective(house: RecoveryHouse) -> None:
-    house.wipe()
-    record(house)
-    assert isinstance(house.recover(), Recovered)
-    assert (house.usage("a", "alice"), house.usage("a")) == (None, "80")
+def test_a_reset_recorded_after_the_loss_is_effective(harness: RecoveryHarness) -> None:
+    harness.wipe()
+    record(harness)
+    assert isinstance(harness.recover(), Recovered)
+    assert (harness.usage("a", "alice"), harness.usage("a")) == (None, "80")
 
 
-def test_usage_after_the_reset_is_restored(house: RecoveryHouse) -> None:
-    house.spend("a", "0", "alice")
-    record(house)
-    house.clock.advance(SECOND)
-    house.spend("a", "2", "alice")
-    captured = house.capture("another run")
+def test_usage_after_the_reset_is_restored(harness: RecoveryHarness) -> None:
+    harness.spend("a", "0", "alice")
+    record(harness)
+    harness.clock.advance(SECOND)
+    harness.spend("a", "2", "alice")
+    captured = harness.capture("another run")
     assert [stored.drops for stored in captured.stored] == [0, 0]
-    house.wipe()
-    assert isinstance(house.recover(), Recovered)
-    assert house.usage("a", "alice") == "2"
+    harness.wipe()
+    assert isinstance(harness.recover(), Recovered)
+    assert harness.usage("a", "alice") == "2"
 
 
 def test_a_restore_raises_nothing_if_all_usage_was_reset() -> None:
-    house = RecoveryHouse()
-    house.spend("a", "80")
-    house.capture()
-    house.check()
-    house.clock.advance(timedelta(minutes=10))
-    house.store.recreate(NOW)
-    record(house, replace(REQUEST, entity=EVERYONE))
-    house.check()
-    result = house.recover()
+    harness = RecoveryHarness()
+    harness.spend("a", "80")
+    harness.capture()
+    harness.check()
+    harness.clock.advance(timedelta(minutes=10))
+    harness.store.recreate(NOW)
+    record(harness, replace(REQUEST, entity=EVERYONE))
+    harness.check()
+    result = harness.recover()
     assert isinstance(result, Recovered)
     assert result.incident.ended is not None
     assert result.incident.ended.outcome is not Outcome.RESTORED
-    assert house.state is RecoveryState.HEALTHY
-    assert house.usage("a") is None
+    assert harness.state is RecoveryState.HEALTHY
+    assert harness.usage("a") is None

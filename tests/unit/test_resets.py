@@ -45,7 +45,7 @@ ALICE = reset("alice")
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("tenant", "", "an empty name"),
         ("budget", "", "an empty name"),
@@ -58,16 +58,16 @@ ALICE = reset("alice")
         ("at", NOON + timedelta(days=9) + SECOND, "was recorded earlier"),
     ],
 )
-def test_an_invalid_name_window_or_time_is_refused(field: str, value: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_name_window_or_time_is_refused(field: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         replace(ALICE, **{field: value})
 
 
 def test_times_are_converted_to_utc() -> None:
     berlin = timezone(timedelta(hours=1))
-    told = replace(ALICE, at=datetime(2026, 11, 25, 13, tzinfo=berlin))
-    assert told == ALICE
-    assert told.at.tzinfo is UTC
+    converted = replace(ALICE, at=datetime(2026, 11, 25, 13, tzinfo=berlin))
+    assert converted == ALICE
+    assert converted.at.tzinfo is UTC
 
 
 def test_aggregate_everyone_and_an_entity_named_everyone_differ() -> None:
@@ -149,11 +149,11 @@ resets = st.builds(
 )
 
 
-def merged(records: Sequence[Usages], told: Sequence[Reset]) -> Usages:
+def merged(records: Sequence[Usages], recorded: Sequence[Reset]) -> Usages:
     """Merge the eligible usages of records captured hour by hour."""
     return max_merge(
         *[
-            eligible(each, NOON + timedelta(hours=hour), MONTH, told)
+            eligible(each, NOON + timedelta(hours=hour), MONTH, recorded)
             for hour, each in enumerate(records)
         ]
     )
@@ -166,5 +166,5 @@ def test_a_record_that_covers_the_eligible_usages_still_covers_them_after_later_
     *earlier, newest = records or [{}]
     if covers(newest, merged(earlier, before)):
         at = NOON + timedelta(hours=len(earlier))
-        told = [*before, *later]
-        assert merged(records, told) == eligible(newest, at, MONTH, told)
+        recorded = [*before, *later]
+        assert merged(records, recorded) == eligible(newest, at, MONTH, recorded)

@@ -24,7 +24,7 @@ def test_latest_means_the_recovery_point(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("text", "expected"),
     [
         ("2026-11-30T03:00:04.123456Z", EARLY),
         ("2026-11-30 03:00:04.123456 UTC", EARLY),
@@ -36,8 +36,8 @@ def test_latest_means_the_recovery_point(text: str) -> None:
         ("2026-11-30T03:17:09.5Z", LATER),
     ],
 )
-def test_a_unique_prefix_selects_a_snapshot(text: str, meant: datetime) -> None:
-    assert choose_snapshot(text, RETAINED) == meant
+def test_a_unique_prefix_selects_a_snapshot(text: str, expected: datetime) -> None:
+    assert choose_snapshot(text, RETAINED) == expected
 
 
 @pytest.mark.parametrize(

@@ -122,4 +122,4 @@ def test_the_kept_records_have_the_same_maximum_as_all_records(
         if dated.captured_at >= CUTOFF or dated.captured_at in needed
     ]
     assert max_merge(*kept) == max_merge(*retained, *old)
-    assert all(moment < CUTOFF for moment in needed)
+    assert all(at < CUTOFF for at in needed)

@@ -208,12 +208,12 @@ def test_a_truncated_record_covers_only_if_no_earlier_usage_is_missing_or_lower(
 
 
 def test_an_entry_without_an_entity_is_not_the_aggregate() -> None:
-    nobody = OmittedCounter(MONTH, None, "key", "entry 2: no field entity", is_entity_known=False)
+    unnamed = OmittedCounter(MONTH, None, "key", "entry 2: no field entity", is_entity_known=False)
     aggregate = OmittedCounter(MONTH, None, "key", "entry 2: NaN", is_entity_known=True)
     point: TenantUsages = {MONTH: {None: Decimal(5)}}
     unlisted = (UnlistedEntities(MONTH, None, is_truncated=False),)
     lower = listed(MONTH, None, "4")
-    assert from_boards(lower, omitted=(nobody,), unlisted=unlisted, point=point).drops == (
+    assert from_boards(lower, omitted=(unnamed,), unlisted=unlisted, point=point).drops == (
         Drop(MONTH, None, Decimal(5), Decimal(4)),
     )
     assert from_boards(lower, omitted=(aggregate,), point=point).drops == ()

@@ -16,7 +16,7 @@ from budget_recovery_dagster.domain import (
     Waiting,
 )
 from budget_recovery_dagster.services import MOST_CHECKS, Condition
-from tests.unit.status_house import (
+from tests.unit.known_states import (
     Known,
     ago,
     check,
@@ -31,7 +31,7 @@ from tests.unit.status_house import (
 INSTANT = timedelta(microseconds=1)
 
 
-def told(known: Known) -> tuple[Condition, tuple[str, ...], str]:
+def summary(known: Known) -> tuple[Condition, tuple[str, ...], str]:
     status = known.status()
     return status.condition, tuple(presentation.doubts(status)), presentation.next_step(status)
 
@@ -42,7 +42,7 @@ def next_step(known: Known) -> str:
 
 def test_a_recently_checked_store_is_healthy() -> None:
     known = Known(checks=(check(6), check(16)), points={"acme": ago(31)})
-    assert told(known) == (
+    assert summary(known) == (
         Condition.HEALTHY,
         (),
         "Nothing to do. The next check of the store is due at 08:35:02 UTC.",
@@ -59,8 +59,8 @@ def test_the_next_step_of_a_healthy_store_shows_an_overdue_or_missing_check() ->
 @pytest.mark.parametrize("verdict", [Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED])
 def test_the_status_is_unknown_after_three_missed_checks(verdict: Verdict) -> None:
     at_the_limit = Known(checks=(check(30, verdict),))
-    assert told(at_the_limit)[0] is Condition.HEALTHY
-    condition, [doubt], step = told(Known(checks=(check(30 + 1 / 60, verdict),)))
+    assert summary(at_the_limit)[0] is Condition.HEALTHY
+    condition, [doubt], step = summary(Known(checks=(check(30 + 1 / 60, verdict),)))
     assert condition is Condition.UNKNOWN
     assert doubt == (
         "The store was last known to be intact 30 min ago, at 08:01:01 UTC; a check is due"
@@ -71,10 +71,10 @@ def test_the_status_is_unknown_after_three_missed_checks(verdict: Verdict) -> No
 
 def test_the_status_is_unknown_after_three_unknown_checks() -> None:
     two = Known(checks=(unknown(1), unknown(2), check(3)))
-    assert told(two)[0] is Condition.HEALTHY
+    assert summary(two)[0] is Condition.HEALTHY
     assert two.status().unknown_in_a_row == 2
     three = Known(checks=(unknown(1), unknown(2), unknown(3), check(4)))
-    assert told(three) == (
+    assert summary(three) == (
         Condition.UNKNOWN,
         ("The newest 3 checks are unknown: No answer came.",),
         "Make the store reachable again, then wait for the next check.",
@@ -86,22 +86,22 @@ def test_unknown_checks_are_counted_from_the_newest() -> None:
     assert known.status().unknown_in_a_row == 1
     many = Known(checks=(unknown(1),) * (MOST_CHECKS + 1), older_good=check(2000))
     assert many.status().unknown_in_a_row == MOST_CHECKS
-    doubts = told(many)[1]
+    doubts = summary(many)[1]
     assert len(doubts) == 2
     assert doubts[1].startswith("The store was last known to be intact 33.3 h ago, at 2026-11-28 ")
 
 
 def test_a_snapshot_replaces_the_first_check_for_one_interval() -> None:
     fresh = Known(points={"acme": ago(10)})
-    assert told(fresh)[0] is Condition.HEALTHY
+    assert summary(fresh)[0] is Condition.HEALTHY
     stale = Known(points={"acme": ago(10) - INSTANT})
-    assert told(stale)[0] is Condition.UNKNOWN
+    assert summary(stale)[0] is Condition.UNKNOWN
     with_a_check = Known(points={"acme": ago(1)}, checks=(unknown(2),))
-    assert told(with_a_check)[1] == ("No check has found the store intact yet.",)
+    assert summary(with_a_check)[1] == ("No check has found the store intact yet.",)
 
 
 def test_the_status_of_an_empty_database_is_unknown() -> None:
-    condition, doubts, step = told(Known())
+    condition, doubts, step = summary(Known())
     assert (condition, doubts) == (Condition.UNKNOWN, ("No check has found the store intact yet.",))
     assert "store_loss_sensor" in step
 
@@ -114,7 +114,7 @@ def test_the_status_of_an_empty_database_is_unknown() -> None:
     ],
 )
 def test_a_time_in_the_future_makes_the_status_unknown(known: Known, what: str) -> None:
-    assert told(known) == (
+    assert summary(known) == (
         Condition.UNKNOWN,
         (f"The newest {what} has a time in the future: 08:33:02 UTC.",),
         "Synchronize the clocks of PostgreSQL and NATS with NTP.",
@@ -122,13 +122,13 @@ def test_a_time_in_the_future_makes_the_status_unknown(known: Known, what: str) 
 
 
 def test_clocks_may_differ_by_a_minute() -> None:
-    assert told(Known(checks=(check(-1),)))[0] is Condition.HEALTHY
+    assert summary(Known(checks=(check(-1),)))[0] is Condition.HEALTHY
 
 
 def test_a_loss_without_an_incident_makes_the_status_unknown() -> None:
     gone = check(1, Verdict.RECREATED, "The store is gone.")
     known = Known(checks=(gone, check(11)))
-    assert told(known)[:2] == (
+    assert summary(known)[:2] == (
         Condition.UNKNOWN,
         ("The newest check found a loss: The store is gone.",),
     )
@@ -136,20 +136,20 @@ def test_a_loss_without_an_incident_makes_the_status_unknown() -> None:
 
 def test_the_end_of_an_incident_counts_as_a_good_check() -> None:
     before: tuple[Check, ...] = (check(5, Verdict.RECREATED), unknown(6), unknown(7), check(100))
-    assert told(Known(checks=before, incidents=(closed(4),)))[0] is Condition.HEALTHY
+    assert summary(Known(checks=before, incidents=(closed(4),)))[0] is Condition.HEALTHY
     blind = (unknown(5), unknown(6), unknown(7), check(100))
     known = Known(checks=blind, incidents=(closed(4),))
-    assert told(known)[0] is Condition.HEALTHY
+    assert summary(known)[0] is Condition.HEALTHY
     assert known.status().unknown_in_a_row == 0
-    assert told(Known(checks=blind, incidents=(closed(31),)))[0] is Condition.UNKNOWN
+    assert summary(Known(checks=blind, incidents=(closed(31),)))[0] is Condition.UNKNOWN
 
 
 def test_the_next_step_of_a_healthy_store_names_snapshot_problems() -> None:
     late = Known(checks=(check(1),), points={"a": ago(91), "b": ago(89)})
-    assert told(late)[0] is Condition.HEALTHY
+    assert summary(late)[0] is Condition.HEALTHY
     assert next_step(late).startswith("The store is intact, but 'a' has no recent snapshot: ")
     failing = Known(checks=(check(1),), failing_tenants=dict.fromkeys("edcba"))
-    assert told(failing)[0] is Condition.HEALTHY
+    assert summary(failing)[0] is Condition.HEALTHY
     assert next_step(failing) == (
         "The store is intact, but captures of 'a', 'b', 'c' and 2 more fail: see the newest run of"
         " hourly_snapshot_job in Dagster."
@@ -167,7 +167,7 @@ def test_a_running_attempt_needs_no_action() -> None:
     open_one = incident(attempts=2)
     worker = "run 60a5271d on gate (pid 7)"
     known = Known(recovering(open_one), attempts=(attempt(2, of=open_one),), worker=worker)
-    assert told(known) == (
+    assert summary(known) == (
         Condition.RECOVERING,
         (),
         "Nothing to do: run 60a5271d on gate (pid 7) is restoring.",
@@ -210,7 +210,7 @@ def test_a_restore_that_does_not_start_points_to_the_daemon() -> None:
 def test_a_waiting_restore_shows_the_reason_and_the_next_check() -> None:
     waiting = Waiting(ago(8), "1 of 3 servers is offline.", 4)
     known = Known(recovering(incident(waiting=waiting, next_launch_at=ago(-2))))
-    assert told(known)[:2] == (Condition.RECOVERING, ())
+    assert summary(known)[:2] == (Condition.RECOVERING, ())
     assert next_step(known) == (
         "Bring all servers of the store up; the restore waits for them (1 of 3 servers is"
         " offline) and checks again at 08:33:02 UTC."
@@ -222,7 +222,7 @@ def test_a_hold_shows_how_to_release_it_and_causes_a_warning_after_an_hour(
     minutes: float, warnings: int
 ) -> None:
     held = Held(ago(minutes), "ann@ops", "The disk is being replaced.")
-    condition, doubts, step = told(Known(recovering(incident(90, held=held))))
+    condition, doubts, step = summary(Known(recovering(incident(90, held=held))))
     assert condition is Condition.RECOVERING
     assert len(doubts) == warnings
     assert step == (
@@ -252,7 +252,7 @@ def test_the_final_check_is_due_after_all_attempts() -> None:
 )
 def test_a_failed_store_shows_what_the_operator_must_do(reason: FailureReason, says: str) -> None:
     given_up = GivenUp(ago(2), reason, "Its disk is full.")
-    condition, doubts, step = told(Known(failed(incident(given_up=given_up, attempts=3))))
+    condition, doubts, step = summary(Known(failed(incident(given_up=given_up, attempts=3))))
     assert (condition, doubts) == (Condition.FAILED, ())
     assert says in step
     assert "`budget-recovery resolve`" in step

@@ -82,13 +82,13 @@ def test_a_restore_is_launched_only_when_due() -> None:
 def test_no_restore_is_launched_while_a_worker_holds_the_lease(phase: Phase) -> None:
     # A run that Dagster has given up may still write, as a second writer.
     released = replace(INCIDENT, released_at=NOW)
-    beside = Rest("run 1 on gw-7 is restoring.")
+    rest = Rest("run 1 on gw-7 is restoring.")
     old = Suspicion(run(phase).run_id, 4, NOW - timedelta(hours=1))
     worker = "run 1 on gw-7"
-    assert decide(run(phase), incident=released, worker=worker, suspicion=old) == beside
-    assert decide(worker=worker) == beside
-    assert decide(incident=HELD, worker=worker) == beside
-    assert decide(state=FAILED, worker=worker) == beside
+    assert decide(run(phase), incident=released, worker=worker, suspicion=old) == rest
+    assert decide(worker=worker) == rest
+    assert decide(incident=HELD, worker=worker) == rest
+    assert decide(state=FAILED, worker=worker) == rest
 
 
 def test_no_restore_is_launched_while_a_run_is_queued() -> None:

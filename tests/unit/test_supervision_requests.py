@@ -79,8 +79,8 @@ def test_a_run_requested_after_a_release_holds_again_even_if_a_slow_clock_dates_
 @pytest.mark.parametrize("phase", [Phase.OVER, Phase.QUEUED, Phase.STARTED])
 def test_a_terminated_run_holds_even_if_another_was_requested_before_its_end(phase: Phase) -> None:
     run = canceled(requested=20, terminated=5)
-    beside = other(phase, requested=15)
-    assert decide(beside, run, incident=INCIDENT) == PutOnHold(INCIDENT, run)
+    newer = other(phase, requested=15)
+    assert decide(newer, run, incident=INCIDENT) == PutOnHold(INCIDENT, run)
 
 
 def test_a_terminated_run_does_not_hold_if_another_was_requested_after_its_end() -> None:
@@ -125,8 +125,8 @@ def test_no_launch_is_missing_if_none_is_recorded_or_expected() -> None:
     failed = decide(incident=COUNTED, state=FAILED, suspicion=late)
     assert isinstance(failed, Rest)
     assert "FAILED" in failed.reason
-    beside = decide(incident=COUNTED, worker="run 1 on gw-7", suspicion=late)
-    assert beside == Rest("run 1 on gw-7 is restoring.")
+    working = decide(incident=COUNTED, worker="run 1 on gw-7", suspicion=late)
+    assert working == Rest("run 1 on gw-7 is restoring.")
     queued = decide(other(Phase.QUEUED, requested=1), incident=COUNTED, suspicion=late)
     assert queued == Rest("Run run2000- is about to start.")
 

@@ -62,8 +62,8 @@ def test_the_table_of_an_hour_contains_both_of_its_captures(scene: Scene) -> Non
     again = NOON + timedelta(minutes=30)
     scene.plane.capture("acme", TEAM, at=again)
     (written,) = scene.build(NOON).written
-    moments = pq.read_table(written.file.path)["captured_at"].to_pylist()
-    assert moments == [NOON, NOON, again, again]
+    times = pq.read_table(written.file.path)["captured_at"].to_pylist()
+    assert times == [NOON, NOON, again, again]
 
 
 def test_the_table_of_a_past_hour_is_reproducible(scene: Scene) -> None:

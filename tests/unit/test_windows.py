@@ -87,7 +87,7 @@ def test_a_time_without_a_zone_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("moment", "week"),
+    ("at", "week"),
     [
         (utc(2026, 11, 29, 23, 30), "2026-W48"),
         (utc(2026, 11, 30, 0, 10), "2026-W49"),
@@ -95,8 +95,8 @@ def test_a_time_without_a_zone_is_refused() -> None:
         (utc(2027, 1, 4), "2027-W01"),
     ],
 )
-def test_a_week_runs_from_monday(moment: datetime, week: str) -> None:
-    assert Window.containing(Period.WEEK, moment).token == week
+def test_a_week_runs_from_monday(at: datetime, week: str) -> None:
+    assert Window.containing(Period.WEEK, at).token == week
 
 
 @given(
@@ -108,8 +108,8 @@ def test_a_week_runs_from_monday(moment: datetime, week: str) -> None:
     ),
 )
 def test_every_time_is_in_its_window_and_every_token_is_parsed_back(
-    period: Period, moment: datetime
+    period: Period, at: datetime
 ) -> None:
-    window = Window.containing(period, moment)
-    assert window.is_current(moment)
+    window = Window.containing(period, at)
+    assert window.is_current(at)
     assert Window.parse(window.token) == window

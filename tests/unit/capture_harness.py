@@ -1,4 +1,4 @@
-"""A capture service with everything around it in memory."""
+"""A harness for captures, with an in-memory control plane and a fake store."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -48,8 +48,8 @@ LIFETIME = BudgetWindow("spend", Window.parse("lifetime"))
 
 
 @dataclass
-class House:
-    """A capture service with everything around it in memory."""
+class Harness:
+    """The capture service with an in-memory control plane and a fake store."""
 
     store: MemoryUsageStore = field(default_factory=lambda: MemoryUsageStore(BORN))
     plane: MemoryControlPlane = field(default_factory=lambda: MemoryControlPlane.at(NOW))
@@ -102,15 +102,15 @@ class House:
     def known(self, tenant: str, entity: str | None = None) -> Decimal:
         return self.plane.points.current_usages(tenant, self.clock.now())[LIFETIME][entity]
 
-    def while_reading(self, tenant: str, happen: Callable[[], object]) -> None:
+    def while_reading(self, tenant: str, action: Callable[[], object]) -> None:
         """Call something once, when half of the tenant's keys have been read."""
 
         def hook(read: str) -> None:
             if read == tenant:
-                self.store.in_mid_reading = None
-                happen()
+                self.store.during_read = None
+                action()
 
-        self.store.in_mid_reading = hook
+        self.store.during_read = hook
 
 
 class RefusingSnapshots(MemorySnapshots):

@@ -21,8 +21,8 @@ def test_invalid_keys_are_refused(key: str) -> None:
 
 def test_times_in_half_hour_zones_belong_to_utc_hours() -> None:
     kolkata = timezone(timedelta(hours=5, minutes=30))
-    moment = datetime(2026, 11, 29, 20, 15, tzinfo=kolkata)
-    assert Hour.containing(moment).key == "2026-11-29-14:00"
+    at = datetime(2026, 11, 29, 20, 15, tzinfo=kolkata)
+    assert Hour.containing(at).key == "2026-11-29-14:00"
     assert Hour(datetime(2026, 11, 29, 20, 30, tzinfo=kolkata)).key == "2026-11-29-15:00"
 
 
@@ -31,10 +31,10 @@ def test_the_night_of_the_autumn_clock_change_has_25_different_hours() -> None:
     midnight = datetime(2026, 11, 1, tzinfo=new_york).astimezone(UTC)
     next_midnight = datetime(2026, 11, 2, tzinfo=new_york).astimezone(UTC)
     keys = []
-    moment = midnight
-    while moment < next_midnight:
-        keys.append(Hour.containing(moment.astimezone(new_york)).key)
-        moment += timedelta(hours=1)
+    at = midnight
+    while at < next_midnight:
+        keys.append(Hour.containing(at.astimezone(new_york)).key)
+        at += timedelta(hours=1)
     assert len(keys) == len(set(keys)) == 25
 
 
@@ -48,7 +48,7 @@ def test_an_hour_closes_exactly_at_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "moment"),
+    ("text", "at"),
     [
         ("2026-11-29T14:00", datetime(2026, 11, 29, 14, tzinfo=UTC)),
         (" 2026-11-29 14:00:05 UTC ", datetime(2026, 11, 29, 14, 0, 5, tzinfo=UTC)),
@@ -57,8 +57,8 @@ def test_an_hour_closes_exactly_at_its_end() -> None:
         ("2026-11-29", datetime(2026, 11, 29, tzinfo=UTC)),
     ],
 )
-def test_a_time_without_a_zone_is_utc(text: str, moment: datetime) -> None:
-    assert parse_time(text) == moment
+def test_a_time_without_a_zone_is_utc(text: str, at: datetime) -> None:
+    assert parse_time(text) == at
     assert parse_time(text).tzinfo is UTC
 
 

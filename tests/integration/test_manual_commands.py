@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from budget_recovery_dagster.cli.console import confirmed
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import RESTORE_LEASE, RecoveryState
-from tests.integration.recovery_house import House, all_stored
+from tests.integration.recovery_harness import Harness, all_stored
 from tests.integration.recovery_runs import usages
 
 LIFETIME = "lifetime"
@@ -17,15 +17,15 @@ WIDTH = 80
 
 
 @pytest.fixture
-def lost(house: House) -> House:
+def lost(harness: Harness) -> Harness:
     """Return a store that was captured and lost, with the real clock."""
-    house.bucket.spend("acme", "users", LIFETIME, {"alice": "30.5", "bob": "20"})
-    house.bucket.spend("acme", "cards", LIFETIME, {None: "4"})
-    house.bucket.spend("team a / 東京", "users", LIFETIME, {"user:bob@example.com": "1"})
-    house.capture()
-    house.lose()
-    house.find_loss()
-    return house
+    harness.bucket.spend("acme", "users", LIFETIME, {"alice": "30.5", "bob": "20"})
+    harness.bucket.spend("acme", "cards", LIFETIME, {None: "4"})
+    harness.bucket.spend("team a / 東京", "users", LIFETIME, {"user:bob@example.com": "1"})
+    harness.capture()
+    harness.lose()
+    harness.find_loss()
+    return harness
 
 
 def run(*arguments: str, **options: Any) -> Result:
@@ -46,29 +46,29 @@ def page(*arguments: str, code: int = 0) -> list[str]:
     return lines
 
 
-def left(counters: int) -> dict[str, Any]:
+def remainder(counters: int) -> dict[str, Any]:
     return {"counters": counters, "unreadable": 0, "windows_unknown": 0, "unseen": []}
 
 
-def state(house: House) -> RecoveryState:
-    return house.plane.incidents.recovery().state
+def state(harness: Harness) -> RecoveryState:
+    return harness.plane.incidents.recovery().state
 
 
-def test_snapshots_lists_the_choices(lost: House) -> None:
+def test_snapshots_lists_the_choices(lost: Harness) -> None:
     head, row = page("snapshots")
     assert head.split() == ["captured", "at", "(UTC)", "tenants", "windows", "counters", "remarks"]
     at, tenants, windows, counters = row.split()
     assert (tenants, windows, counters) == ("2", "3", "4")
     (listed,) = answer("snapshots")["snapshots"]
     assert listed["captured_at"] == at
-    told = answer("snapshots", "--tenant", "acme")
-    assert told["budgets"] == ["cards", "users"]
-    assert told["snapshots"][0]["counters"] == 3
+    document = answer("snapshots", "--tenant", "acme")
+    assert document["budgets"] == ["cards", "users"]
+    assert document["snapshots"][0]["counters"] == 3
     # --snapshot accepts this value.
     assert answer("preview", "--snapshot", at)["choice"]["snapshot"] == at
 
 
-def test_preview_shows_everything_and_writes_nothing(lost: House) -> None:
+def test_preview_shows_everything_and_writes_nothing(lost: Harness) -> None:
     before = all_stored(lost.bucket)
     lines = page("preview")
     assert lines[0].startswith("PREVIEW at ")
@@ -76,10 +76,10 @@ def test_preview_shows_everything_and_writes_nothing(lost: House) -> None:
     assert "Result  4 counters in 3 windows would be raised." in lines
     assert "    raises 2 of 2 counters: 0 -> 50.5 (+50.5)" in lines
     assert "    [++++++++++++++++++++++++] nothing -> 30.5" in lines
-    told = answer("preview", "--tenant", "acme", "--budget", "users")
-    assert told["raised"] == 2
-    assert told["state"] == "recovering"
-    (tenant,) = told["tenants"]
+    document = answer("preview", "--tenant", "acme", "--budget", "users")
+    assert document["raised"] == 2
+    assert document["state"] == "recovering"
+    (tenant,) = document["tenants"]
     assert [(each["entity"], each["result"], each["action"]) for each in tenant["entries"]] == [
         ("alice", "30.5", "raise"),
         ("bob", "20", "raise"),
@@ -87,13 +87,13 @@ def test_preview_shows_everything_and_writes_nothing(lost: House) -> None:
     assert all_stored(lost.bucket) == before
 
 
-def test_a_restore_of_one_budget_and_then_of_all_closes_the_incident(lost: House) -> None:
+def test_a_restore_of_one_budget_and_then_of_all_closes_the_incident(lost: Harness) -> None:
     budget = ("--tenant", "acme", "--budget", "cards")
     answer("preview", *budget)
-    told = answer("restore", *budget, "--reason", "cards first", "--yes")
-    assert (told["raised"], told["differences"]) == (1, [])
-    assert told["incident"]["is_closed"] is False
-    assert told["left"] == left(3)
+    document = answer("restore", *budget, "--reason", "cards first", "--yes")
+    assert (document["raised"], document["differences"]) == (1, [])
+    assert document["incident"]["is_closed"] is False
+    assert document["left"] == remainder(3)
     assert state(lost) is RecoveryState.RECOVERING
     lines = page("restore", "--reason", "all of it", "--yes")
     assert lines[0] == "DONE 3 counters raised, 2 leaderboards written."
@@ -102,7 +102,7 @@ def test_a_restore_of_one_budget_and_then_of_all_closes_the_incident(lost: House
     assert usages(lost.bucket, "acme", "users", LIFETIME) == {"alice": "30.5", "bob": "20"}
 
 
-def test_nothing_is_restored_without_a_terminal_and_without_yes(lost: House) -> None:
+def test_nothing_is_restored_without_a_terminal_and_without_yes(lost: Harness) -> None:
     before = all_stored(lost.bucket)
     result = run("restore", "--reason", "why not")
     assert result.exit_code == 2
@@ -136,7 +136,7 @@ def test_nothing_is_restored_without_a_terminal_and_without_yes(lost: House) -> 
     ],
 )
 def test_invalid_arguments_are_refused_with_the_choices(
-    lost: House, arguments: tuple[str, ...], message: str, hint: str
+    lost: Harness, arguments: tuple[str, ...], message: str, hint: str
 ) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
@@ -148,7 +148,7 @@ def test_invalid_arguments_are_refused_with_the_choices(
     assert hint in error["hint"]
 
 
-def test_a_restore_is_refused_with_its_holder_while_another_runs(lost: House) -> None:
+def test_a_restore_is_refused_with_its_holder_while_another_runs(lost: Harness) -> None:
     # With the real clock, which the commands use.
     with lost.plane.leases.hold(RESTORE_LEASE, "bob@night"):
         for command in (("restore", "--yes"), ("resolve", "--yes")):
@@ -157,17 +157,17 @@ def test_a_restore_is_refused_with_its_holder_while_another_runs(lost: House) ->
             assert "Another restore is running: bob@night, since 20" in result.stderr
 
 
-def test_resolve_accepts_the_store(lost: House) -> None:
-    told = answer("resolve", "--reason", "emptied on purpose", "--yes")
-    assert told["outcome"] == "accepted"
-    assert told["left"] == left(4)
+def test_resolve_accepts_the_store(lost: Harness) -> None:
+    document = answer("resolve", "--reason", "emptied on purpose", "--yes")
+    assert document["outcome"] == "accepted"
+    assert document["left"] == remainder(4)
     assert state(lost) is RecoveryState.HEALTHY
     result = run("resolve", "--reason", "again", "--yes")
     assert result.exit_code == 1
     assert "The store is HEALTHY, and no incident is open." in result.stderr
 
 
-def test_hold_and_release_report_the_hold(lost: House) -> None:
+def test_hold_and_release_report_the_hold(lost: Harness) -> None:
     held = answer("hold", "--reason", "wait for the disk")
     assert held["is_held"] is True
     assert held["held"]["reason"] == "wait for the disk"
@@ -199,7 +199,7 @@ def test_invalid_options_are_reported_as_json_too(arguments: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("name", ["a\0", "a\udcff"])
-def test_invalid_names_are_refused_like_unknown_ones(lost: House, name: str) -> None:
+def test_invalid_names_are_refused_like_unknown_ones(lost: Harness, name: str) -> None:
     for command in (
         ("preview", "--tenant", name),
         ("record-reset", "--tenant", name, "--budget", "users", "--reason", "x"),
@@ -220,26 +220,26 @@ def test_an_interrupted_confirmation_means_no() -> None:
         assert confirmed("Restore this?")
 
 
-def test_a_terminal_without_a_width_shows_the_output(lost: House) -> None:
+def test_a_terminal_without_a_width_shows_the_output(lost: Harness) -> None:
     for command in (["status"], ["snapshots"], ["preview"]):
         shown = CliRunner().invoke(main, command, env={"COLUMNS": "0"})
         assert len(shown.stdout.splitlines()) > 1
         assert max(map(len, shown.stdout.splitlines())) <= WIDTH
 
 
-def test_control_characters_in_names_are_escaped(house: House) -> None:
-    house.bucket.spend("acme", "users", LIFETIME, {"\x1b[31mred\nnew": "3"})
-    house.capture()
-    house.lose()
-    house.find_loss()
+def test_control_characters_in_names_are_escaped(harness: Harness) -> None:
+    harness.bucket.spend("acme", "users", LIFETIME, {"\x1b[31mred\nnew": "3"})
+    harness.capture()
+    harness.lose()
+    harness.find_loss()
     output = run("preview").output
     assert "\x1b" not in output
     assert r"'\x1b[31mred\nnew'" in output
 
 
-def test_control_characters_in_choices_are_escaped(house: House) -> None:
-    house.bucket.spend("\x1b[2Jacme", "users", LIFETIME, {"alice": "3"})
-    house.capture()
+def test_control_characters_in_choices_are_escaped(harness: Harness) -> None:
+    harness.bucket.spend("\x1b[2Jacme", "users", LIFETIME, {"alice": "3"})
+    harness.capture()
     refused = run("preview", "--tenant", "x")
     assert "\x1b" not in refused.stderr
     assert r"\x1b[2Jacme" in refused.stderr

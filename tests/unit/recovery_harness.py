@@ -1,4 +1,4 @@
-"""Detection and recovery with an in-memory control plane and a fake store."""
+"""A harness for detection and recovery."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,18 +9,18 @@ from typing import TypeVar
 from budget_recovery_dagster.domain import RESTORE_LEASE, Incident, format_usage
 from budget_recovery_dagster.services import Checked, check_store
 from budget_recovery_dagster.services.restore import RecoveryResult, recover_store
-from tests.unit.capture_house import REBORN, House
+from tests.unit.capture_harness import REBORN, Harness
 
-AnyHouse = TypeVar("AnyHouse", bound="RecoveryHouse")
+AnyHarness = TypeVar("AnyHarness", bound="RecoveryHarness")
 
 LATER = REBORN + timedelta(minutes=30)
 
 
 @dataclass
-class RecoveryHouse(House):
-    """A house whose store is captured, checked and recovered."""
+class RecoveryHarness(Harness):
+    """A capture harness that can also check and recover its store."""
 
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     convergence_timeout: timedelta = timedelta(seconds=30)
 
@@ -41,7 +41,7 @@ class RecoveryHouse(House):
             run_id="a run",
             holder="a restore",
             convergence_timeout=self.convergence_timeout,
-            on_progress=self.said.append,
+            on_progress=self.messages.append,
         )
 
     def wipe(self) -> None:
@@ -55,7 +55,7 @@ class RecoveryHouse(House):
         found = [format_usage(each.usage) for each in reading.counters if each.entity == entity]
         return found[0] if found else None
 
-    def before_write(self, number: int, happen: Callable[[], object]) -> None:
+    def before_write(self, number: int, action: Callable[[], object]) -> None:
         """Call something once, between the decision on the numbered write and the write."""
         count = 0
 
@@ -63,7 +63,7 @@ class RecoveryHouse(House):
             nonlocal count
             count += 1
             if count == number:
-                happen()
+                action()
 
         self.store.before_write = hook
 
@@ -75,17 +75,17 @@ class RecoveryHouse(House):
             )
 
 
-def captured_house() -> RecoveryHouse:
+def captured_harness() -> RecoveryHarness:
     """Return a store of two tenants, captured and checked ten minutes ago."""
-    return captured(RecoveryHouse())
+    return captured(RecoveryHarness())
 
 
-def captured(house: AnyHouse) -> AnyHouse:
+def captured(harness: AnyHarness) -> AnyHarness:
     """Give the store two tenants, captured and checked ten minutes ago."""
-    house.spend("a", "80")
-    house.spend("a", "30", "alice")
-    house.spend("b", "5")
-    house.capture()
-    house.check()
-    house.clock.advance(timedelta(minutes=10))
-    return house
+    harness.spend("a", "80")
+    harness.spend("a", "30", "alice")
+    harness.spend("b", "5")
+    harness.capture()
+    harness.check()
+    harness.clock.advance(timedelta(minutes=10))
+    return harness

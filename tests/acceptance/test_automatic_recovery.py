@@ -25,7 +25,7 @@ query Restored {
 
 
 @pytest.fixture(scope="module")
-def there(server_dir: Path) -> Iterator[RecoveringDev]:
+def recovering(server_dir: Path) -> Iterator[RecoveringDev]:
     with tempfile.TemporaryDirectory(prefix="of recovery ", dir=server_dir) as directory:
         path = Path(directory)
         path.chmod(0o755)
@@ -33,15 +33,15 @@ def there(server_dir: Path) -> Iterator[RecoveringDev]:
             yield dev
 
 
-def test_a_wiped_store_is_restored_automatically(there: RecoveringDev) -> None:
-    dev = there.dev
-    there.wait_for_a_good_check()
+def test_a_wiped_store_is_restored_automatically(recovering: RecoveringDev) -> None:
+    dev = recovering.dev
+    recovering.wait_for_a_good_check()
     before = dev.counters()
 
-    assert there.command("wipe", "--yes").returncode == 0
-    there.wait_for_restores(1)
+    assert recovering.command("wipe", "--yes").returncode == 0
+    recovering.wait_for_restores(1)
 
-    found = there.status()
+    found = recovering.status()
     incident = found["last_closed_incident"]
     assert (found["condition"], found["exit_code"]) == ("healthy", 0)
     assert incident["ended"]["outcome"] == "restored"
@@ -49,12 +49,14 @@ def test_a_wiped_store_is_restored_automatically(there: RecoveringDev) -> None:
     # The snapshot was taken under traffic before these were read; it contains nearly all of them.
     restored = incident["ended"]["restored"]
     assert restored["counters"] > len(before) / 2
-    assert there.command("status").returncode == 0
+    assert recovering.command("status").returncode == 0
 
     seen = dev.ui.query(BLOCKED_AND_RESTORED)
     (materialization,) = seen["assetOrError"]["assetMaterializations"]
-    told = {entry["label"]: entry.get("intValue") for entry in materialization["metadataEntries"]}
-    assert told["counters_raised"] == restored["counters"]
+    metadata = {
+        entry["label"]: entry.get("intValue") for entry in materialization["metadataEntries"]
+    }
+    assert metadata["counters_raised"] == restored["counters"]
     (run,) = seen["runsOrError"]["results"]
     tags = {tag["key"]: tag["value"] for tag in run["tags"]}
     assert run["status"] == "SUCCESS"
@@ -63,7 +65,7 @@ def test_a_wiped_store_is_restored_automatically(there: RecoveringDev) -> None:
     assert tags["dagster/run_key"] == f"{incident['id']}/launch-1"
 
     # A second loss on the same day has its own incident and run.
-    assert there.command("wipe", "--yes").returncode == 0
-    there.wait_for_restores(2)
-    assert there.status()["last_closed_incident"]["id"] != incident["id"]
+    assert recovering.command("wipe", "--yes").returncode == 0
+    recovering.wait_for_restores(2)
+    assert recovering.status()["last_closed_incident"]["id"] != incident["id"]
     assert len(dev.ui.query(BLOCKED_AND_RESTORED)["runsOrError"]["results"]) == 2

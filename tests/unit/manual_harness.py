@@ -1,4 +1,4 @@
-"""Preview, manual restore and resolve, with an in-memory control plane and a fake store."""
+"""A harness for preview, manual restore and resolve."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from budget_recovery_dagster.services.restore import (
     restore_manually,
 )
 from tests.fakes.usage_store import MemoryUsageStore
-from tests.unit.recovery_house import RecoveryHouse, captured
+from tests.unit.recovery_harness import RecoveryHarness, captured
 
 EVERYTHING = RestoreRequest()
 OF_A = RestoreRequest(tenant="a")
@@ -22,12 +22,12 @@ OF_B = RestoreRequest(tenant="b")
 
 
 @dataclass
-class HandHouse(RecoveryHouse):
-    """A house in which people preview, restore and resolve."""
+class ManualHarness(RecoveryHarness):
+    """A recovery harness that can also preview, restore manually and resolve."""
 
     def preview(self, request: RestoreRequest = EVERYTHING) -> Preview:
         return preview_restore(
-            self.plane, self.opened, request, by="ann", on_progress=self.said.append
+            self.plane, self.opened, request, by="ann", on_progress=self.messages.append
         )
 
     def apply(
@@ -63,7 +63,7 @@ class HandHouse(RecoveryHouse):
         return nullcontext(self.store)
 
     def order(self, reason: str, by: str = "ann", *, unconverged: bool = False) -> Order:
-        return Order(by, reason, "a run", self.said.append, accept_unconverged=unconverged)
+        return Order(by, reason, "a run", self.messages.append, accept_unconverged=unconverged)
 
     def fail(self) -> None:
         """Lose the store, let all restore attempts die, and let the final check give it up."""
@@ -78,14 +78,14 @@ def closes_incident(applied: Applied) -> bool:
     return applied.incident is not None and applied.incident.ended is not None
 
 
-def captured_hand_house() -> HandHouse:
+def captured_manual_harness() -> ManualHarness:
     """Return a store of two tenants, captured and checked ten minutes ago."""
-    return captured(HandHouse())
+    return captured(ManualHarness())
 
 
-def failed_hand_house() -> HandHouse:
+def failed_manual_harness() -> ManualHarness:
     """Return the same store, lost and FAILED."""
-    house = captured_hand_house()
-    house.fail()
-    assert house.state is RecoveryState.FAILED
-    return house
+    harness = captured_manual_harness()
+    harness.fail()
+    assert harness.state is RecoveryState.FAILED
+    return harness

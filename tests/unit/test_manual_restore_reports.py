@@ -17,29 +17,29 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.presentation import comparison
 from budget_recovery_dagster.services import preview_restore
 from budget_recovery_dagster.services.restore import Remainder
-from tests.unit.capture_house import LIFETIME, NOW, REBORN
-from tests.unit.hand_house import (
+from tests.unit.capture_harness import LIFETIME, NOW, REBORN
+from tests.unit.manual_harness import (
     OF_A,
     OF_B,
-    HandHouse,
-    captured_hand_house,
-    failed_hand_house,
+    ManualHarness,
+    captured_manual_harness,
+    failed_manual_harness,
 )
 
 
 @pytest.fixture
-def house() -> HandHouse:
+def harness() -> ManualHarness:
     """Return a store of two tenants, captured and checked."""
-    return captured_hand_house()
+    return captured_manual_harness()
 
 
 @pytest.fixture
-def failed() -> HandHouse:
+def failed() -> ManualHarness:
     """Return the same store, lost and FAILED."""
-    return failed_hand_house()
+    return failed_manual_harness()
 
 
-def test_unknown_usage_is_reported_when_the_incident_is_closed(failed: HandHouse) -> None:
+def test_unknown_usage_is_reported_when_the_incident_is_closed(failed: ManualHarness) -> None:
     failed.store.put("usage.b.spend.lifetime.=", b"rubbish")
     for tenant, at in list(failed.plane.state.snapshots):
         if tenant == "a":
@@ -54,7 +54,7 @@ def test_unknown_usage_is_reported_when_the_incident_is_closed(failed: HandHouse
 
 
 def test_an_unreadable_tenant_is_reported_as_not_compared(
-    failed: HandHouse,
+    failed: ManualHarness,
 ) -> None:
     failed.preview()
     failed.store.failures["a"] = StoreReadError("Reading a took too long.", "read again.")
@@ -63,7 +63,7 @@ def test_an_unreadable_tenant_is_reported_as_not_compared(
     assert comparison(applied).startswith("1 tenant not compared. ")
 
 
-def test_a_tenant_that_no_snapshot_contains_any_more_is_reported(failed: HandHouse) -> None:
+def test_a_tenant_that_no_snapshot_contains_any_more_is_reported(failed: ManualHarness) -> None:
     failed.preview()
     for key in [key for key in failed.plane.state.snapshots if key[0] == "b"]:
         del failed.plane.state.snapshots[key]
@@ -73,28 +73,30 @@ def test_a_tenant_that_no_snapshot_contains_any_more_is_reported(failed: HandHou
 
 
 def test_a_snapshot_pruned_while_waiting_for_the_store_is_refused(
-    house: HandHouse,
+    harness: ManualHarness,
 ) -> None:
-    house.clock.advance(timedelta(hours=1))
-    house.capture()
-    house.fail()
-    converged = house.store.cluster
+    harness.clock.advance(timedelta(hours=1))
+    harness.capture()
+    harness.fail()
+    converged = harness.store.cluster
 
     def prune(seen_at: datetime) -> ClusterView:
-        house.plane.state.snapshots.pop(("a", NOW), None)
+        harness.plane.state.snapshots.pop(("a", NOW), None)
         return converged(seen_at)
 
-    house.store.cluster = prune
-    before = house.store.stream
+    harness.store.cluster = prune
+    before = harness.store.stream
     with pytest.raises(ChoiceError, match="No retained snapshot matches"):
-        house.apply(replace(OF_A, snapshot="2026-11-25T12:05"))
-    assert house.store.stream == before
+        harness.apply(replace(OF_A, snapshot="2026-11-25T12:05"))
+    assert harness.store.stream == before
 
 
-def test_a_restore_is_compared_with_the_preview_that_the_operator_names(failed: HandHouse) -> None:
+def test_a_restore_is_compared_with_the_preview_that_the_operator_names(
+    failed: ManualHarness,
+) -> None:
     mine = failed.preview(OF_A)
     failed.store.recreate(REBORN + timedelta(minutes=1))
-    preview_restore(failed.plane, failed.opened, OF_A, by="bob", on_progress=failed.said.append)
+    preview_restore(failed.plane, failed.opened, OF_A, by="bob", on_progress=failed.messages.append)
     order = failed.order("as I have seen it")
     with pytest.raises(PreviewOutdatedError):
         failed.carry_out(OF_A, order, mine.preview_id)
@@ -103,7 +105,7 @@ def test_a_restore_is_compared_with_the_preview_that_the_operator_names(failed: 
             failed.carry_out(request, order, preview_id)
 
 
-def test_a_missing_marker_reveals_a_purge_since_the_preview(failed: HandHouse) -> None:
+def test_a_missing_marker_reveals_a_purge_since_the_preview(failed: ManualHarness) -> None:
     failed.preview(OF_A)
     failed.clock.advance(timedelta(minutes=1))
     failed.store.purge()
@@ -117,21 +119,21 @@ def test_a_missing_marker_reveals_a_purge_since_the_preview(failed: HandHouse) -
 
 
 def test_counters_raised_before_the_store_became_unreachable_are_reported(
-    failed: HandHouse,
+    failed: ManualHarness,
 ) -> None:
     def go_away(tenant: str) -> None:
         if tenant == "b":
             away = StoreUnreachableError("Nobody answers.", "start it.")
-            failed.store.look_failure = failed.store.failures["b"] = away
+            failed.store.observe_failure = failed.store.failures["b"] = away
 
-    failed.store.in_mid_reading = go_away
+    failed.store.during_read = go_away
     applied = failed.apply()
     assert isinstance(applied.failure, StoreUnreachableError)
     assert applied.raised == 2
     assert failed.usage("a") == "80"
 
 
-def test_a_loss_detected_by_a_check_during_a_restore_is_reported(failed: HandHouse) -> None:
+def test_a_loss_detected_by_a_check_during_a_restore_is_reported(failed: ManualHarness) -> None:
     def lose() -> None:
         failed.store.recreate(REBORN + timedelta(minutes=1))
         failed.check()
@@ -142,24 +144,24 @@ def test_a_loss_detected_by_a_check_during_a_restore_is_reported(failed: HandHou
     assert applied.failure.message.startswith("The store was lost once more during the restore.")
 
 
-def test_an_incident_opened_during_a_restore_is_reported(house: HandHouse) -> None:
-    house.spend("a", "3", "alice")
+def test_an_incident_opened_during_a_restore_is_reported(harness: ManualHarness) -> None:
+    harness.spend("a", "3", "alice")
 
     def lose() -> None:
-        house.store.recreate(REBORN)
-        house.check()
+        harness.store.recreate(REBORN)
+        harness.check()
 
-    house.before_write(1, lose)
-    applied = house.apply(OF_A)
+    harness.before_write(1, lose)
+    applied = harness.apply(OF_A)
     assert isinstance(applied.failure, StoreLostError)
     assert applied.failure.message.endswith("has been opened.")
 
 
-def test_a_leader_cut_off_at_the_end_does_not_close_the_incident(failed: HandHouse) -> None:
+def test_a_leader_cut_off_at_the_end_does_not_close_the_incident(failed: ManualHarness) -> None:
     def cut_off(_tenant: str) -> None:
         failed.store.is_led = False
 
-    failed.store.in_mid_reading = cut_off
+    failed.store.during_read = cut_off
     applied = failed.apply()
     assert isinstance(applied.failure, AttemptFailedError)
     assert failed.state is RecoveryState.FAILED

@@ -20,15 +20,15 @@ from tests.integration.timeless_store import opened_store
 
 
 @dataclass
-class Hand:
+class Operator:
     """An operator who uses the services, on a store whose server does not report its time."""
 
     plane: ControlPlane
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def preview(self, request: RestoreRequest) -> Preview:
         return preview_restore(
-            self.plane, opened_store, request, by="ann", on_progress=self.told.append
+            self.plane, opened_store, request, by="ann", on_progress=self.messages.append
         )
 
     def apply(self, request: RestoreRequest, by: str = "ann") -> Applied:
@@ -36,12 +36,12 @@ class Hand:
             self.plane,
             opened_store,
             request,
-            Order(by, "a test", f"run of {by}", self.told.append),
+            Order(by, "a test", f"run of {by}", self.messages.append),
             convergence_timeout=load_settings().convergence_timeout,
         )
 
 
-def run_by_hand(
+def run_job_with_config(
     instance: dg.DagsterInstance, job: str, op: str, config: Mapping[str, Any]
 ) -> dg.ExecuteInProcessResult:
     """Run a job with the config that the Launchpad would send."""
@@ -57,7 +57,7 @@ def run_by_hand(
 
 
 def run_manual_restore(instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
-    return run_by_hand(instance, "manual_restore_job", "restore_by_hand", config)
+    return run_job_with_config(instance, "manual_restore_job", "restore_by_hand", config)
 
 
 def shown(result: dg.ExecuteInProcessResult) -> Mapping[str, Any]:

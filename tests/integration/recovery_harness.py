@@ -1,4 +1,4 @@
-"""The services on a real store and database, with the test's clock and without Dagster."""
+"""A harness for the services on a real store and database, without Dagster."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,13 +29,13 @@ from tests.nats_servers import Bucket, Stored
 
 
 @dataclass
-class House:
-    """A bucket, what guards it, and what restores have told."""
+class Harness:
+    """The services on a bucket, with the test's clock and the progress messages of restores."""
 
     bucket: Bucket
     plane: ControlPlane
     clock: SteppedClock
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def capture(self, at: datetime | None = None) -> Captured:
         """Take a snapshot in which no tenant fails, now or at a time to which the clock is set."""
@@ -70,7 +70,7 @@ class House:
     def run(self, open_store: OpenStore = opened_store, run_id: str = "a run") -> RecoveryResult:
         """Run one recovery."""
         return services.recover(
-            self.plane, open_store=open_store, run_id=run_id, on_progress=self.told.append
+            self.plane, open_store=open_store, run_id=run_id, on_progress=self.messages.append
         )
 
     def recover(self, open_store: OpenStore = opened_store, run_id: str = "a run") -> Incident:
@@ -100,15 +100,17 @@ class House:
 
     def _set(self, at: datetime | None) -> None:
         if at is not None:
-            self.clock.moment = at
+            self.clock.time = at
 
 
 @contextmanager
-def opened_house(bucket: Bucket, database_url: str, now: datetime | None = None) -> Iterator[House]:
-    """Open a house whose clock shows ``now``, or the real time."""
+def opened_harness(
+    bucket: Bucket, database_url: str, now: datetime | None = None
+) -> Iterator[Harness]:
+    """Open a harness whose clock starts at ``now``, by default the present time."""
     clock = SteppedClock(now or datetime.now(UTC))
     with opened_at(database_url, clock) as plane:
-        yield House(bucket, plane, clock)
+        yield Harness(bucket, plane, clock)
 
 
 def outcome_of(incident: Incident) -> Outcome:

@@ -15,7 +15,7 @@ from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
-from tests.integration.detection_records import assert_whole, store_row
+from tests.integration.detection_records import assert_intact, store_row
 from tests.integration.live_capture import capture_now, stored_tenants
 from tests.integration.own_store import OwnStore, opened_store
 from tests.integration.recovery_runs import check, incidents, skipped, verdict
@@ -39,7 +39,7 @@ def accepted(
     return configured
 
 
-def guard(database: psycopg.Connection) -> str:
+def marker_key(database: psycopg.Connection) -> str:
     return f"__guard.{store_row(database)['deployment_id']}"
 
 
@@ -71,16 +71,16 @@ def purge_a_tenant(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize(
-    "happen", [reconfigure, Bucket.create, delete_keys, let_a_key_expire, purge_a_tenant]
+    "change", [reconfigure, Bucket.create, delete_keys, let_a_key_expire, purge_a_tenant]
 )
 def test_normal_changes_of_a_bucket_are_not_a_loss(
     accepted: Bucket,
     instance: dg.DagsterInstance,
     database: psycopg.Connection,
-    happen: Callable[[Bucket], None],
+    change: Callable[[Bucket], None],
 ) -> None:
-    happen(accepted)
-    assert_whole(instance, database)
+    change(accepted)
+    assert_intact(instance, database)
 
 
 @pytest.mark.parametrize("headers", [DELETED, PURGED])
@@ -90,9 +90,9 @@ def test_deleting_all_keys_including_our_marker_is_not_a_loss(
     database: psycopg.Connection,
     headers: dict[str, str],
 ) -> None:
-    for key in (COUNTER, guard(database)):
+    for key in (COUNTER, marker_key(database)):
         accepted.put(key, b"", headers)
-    assert_whole(instance, database)
+    assert_intact(instance, database)
 
 
 @pytest.mark.parametrize("keeps_marker", [True, False])
@@ -109,8 +109,8 @@ def test_expiry_by_the_maximum_age_of_a_bucket_is_not_a_loss(
     assert verdict(check(instance)) == "first_seen"
     left = 1 if keeps_marker else 0
     wait_until(lambda: configured.messages() == left)
-    assert holds(configured, guard(database)) is keeps_marker
-    assert_whole(instance, database)
+    assert holds(configured, marker_key(database)) is keeps_marker
+    assert_intact(instance, database)
 
 
 @pytest.fixture
@@ -128,11 +128,11 @@ def test_a_restart_of_the_server_is_not_a_loss(
     own_store.spend("10")
     assert verdict(check(instance)) == "first_seen"
     own_store.restart()
-    assert_whole(instance, database)
+    assert_intact(instance, database)
     own_store.spend("20")
     own_store.kill()
     own_store.server.start()
-    assert_whole(instance, database)
+    assert_intact(instance, database)
 
 
 def test_concurrent_captures_and_checks_see_no_loss(
@@ -151,7 +151,7 @@ def test_concurrent_captures_and_checks_see_no_loss(
             found.add(verdict(check(instance)))
     assert stored_tenants(captured.result()) == ["acme", *tenants]
     assert found <= {"unchanged", "advanced"}
-    assert_whole(instance, database)
+    assert_intact(instance, database)
 
 
 def test_a_marker_renewed_during_a_capture_is_not_a_loss(
@@ -177,7 +177,7 @@ def test_a_marker_renewed_during_a_capture_is_not_a_loss(
         captured = capture_now(current_hour, through_network)
     assert stored_tenants(captured) == ["acme", "globex"]
     assert len(renewed) >= 2
-    assert_whole(instance, database)
+    assert_intact(instance, database)
 
 
 def test_concurrent_first_checks_see_no_loss(
@@ -200,4 +200,4 @@ def test_concurrent_first_checks_see_no_loss(
     assert not any(each.is_loss for each in found)
     assert incidents(database) == []
     assert "Try:" not in skipped(check(instance))
-    assert_whole(instance, database)
+    assert_intact(instance, database)

@@ -88,7 +88,7 @@ class Contents:
 
     @property
     def boards(self) -> dict[str, list[Any]]:
-        """The entries of each leaderboard, by tenant, budget and window as in its key."""
+        """Return the entries of each leaderboard, by tenant, budget and window as in its key."""
         return {
             key.removeprefix("leaderboard."): json.loads(self.values[key])["entries"]
             for key in self.of("leaderboard")
@@ -96,7 +96,7 @@ class Contents:
 
     @property
     def boards_of_the_counters(self) -> dict[str, list[Any]]:
-        """The leaderboards that the counters require."""
+        """Return the leaderboards that match the counters."""
         groups: defaultdict[str, list[tuple[str | None, Decimal]]] = defaultdict(list)
         for key in self.of("usage"):
             counter = decode_key(key)
@@ -106,7 +106,7 @@ class Contents:
 
 
 def contents(place: Place) -> Contents:
-    """Read all keys of the bucket; nothing if there is no bucket."""
+    """Read all keys of the bucket; return none if it does not exist."""
     return asyncio.run(_read(place))
 
 
@@ -131,7 +131,7 @@ async def _read(place: Place) -> Contents:
 
 
 async def _newest(client: Client, stream: str) -> AsyncIterator[Msg]:
-    """The newest message of each subject; the driver's own watch may miss the last ones."""
+    """Yield the newest message of each subject; the driver's watch may miss the last ones."""
     config = ConsumerConfig(
         ack_policy=AckPolicy.NONE,
         deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
@@ -161,13 +161,13 @@ async def _newest(client: Client, stream: str) -> AsyncIterator[Msg]:
 
 
 def spent(ledger_file: Path, budgets: Budgets, now: datetime | None = None) -> dict[Any, Decimal]:
-    """The true spend in a ledger."""
+    """Return the true spend in a ledger."""
     with Ledger(ledger_file) as ledger:
         return ledger.true_spend(budgets, now or datetime.now(UTC))
 
 
 def is_counted(place: Place, ledger_file: Path, budgets: Budgets) -> bool:
-    """Whether the counters and the leaderboards match the true spend."""
+    """Return whether counters and leaderboards match the true spend."""
     found = contents(place)
     return (
         found.usages == spent(ledger_file, budgets) != {}
@@ -176,7 +176,7 @@ def is_counted(place: Place, ledger_file: Path, budgets: Budgets) -> bool:
 
 
 def publish_cost(place: Place, *messages: bytes) -> None:
-    """Put messages into the stream of costs, without ids."""
+    """Publish messages to the stream of costs, without ids."""
 
     async def publish() -> None:
         client = await nats.connect(place.url)
@@ -192,11 +192,11 @@ FIELDS = json.loads(CHARGE.to_json())
 
 
 def charge_with(**fields: object) -> bytes:
-    """The message of another ledger's charge, with these fields replaced."""
+    """Return the message of another ledger's charge with these fields replaced."""
     return json.dumps({**FIELDS, **fields}).encode()
 
 
-# Messages that are not charges, by their fault.
+# Messages that are not charges, by their defect.
 NO_COSTS: dict[str, list[bytes]] = {
     "nonsense": [b"nonsense", b"\xff", b"[" * 100_000],
     "empty": [b""],
