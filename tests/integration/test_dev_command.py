@@ -8,15 +8,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from pathlib import Path
 from uuid import uuid4
 
 import psycopg
 import pytest
 
-from budget_recovery_dagster.adapters.nats import decode_key
-from budget_recovery_dagster.domain import Period
 from budget_recovery_dagster.embedded import Account
 from budget_recovery_dagster.sandbox import (
     DEV_FILE,
@@ -25,7 +22,6 @@ from budget_recovery_dagster.sandbox import (
     find_running_dev,
     snapshot_run,
 )
-from budget_recovery_dagster.sandbox.gateway import BUDGETS
 from tests.free_ports import unused_port
 from tests.integration.dev_command import (
     COMMAND,
@@ -33,7 +29,6 @@ from tests.integration.dev_command import (
     PASSWORD,
     START_SECONDS,
     STOP_SECONDS,
-    Dev,
     refusal,
     require_one_snapshot_an_hour,
     started,
@@ -108,57 +103,6 @@ def test_dev_shows_its_addresses_takes_a_snapshot_and_leaves_no_process(
     assert first_start.exit_code == 0
     assert first_start.left == ()
     assert not (data_dir / DEV_FILE).exists()
-
-
-@pytest.fixture(scope="module")
-def second_try(server_dir: Path) -> Iterator[Dev]:
-    """Start the command after a first start that was interrupted before the history was written."""
-    with tempfile.TemporaryDirectory(prefix="of second try ", dir=server_dir) as directory:
-        path = Path(directory)
-        path.chmod(0o755)
-        for data in (path / "data", path / "data" / "nats"):
-            data.mkdir(mode=0o755)
-        # An older version left this mark, although its bucket and ledger may have been wiped since.
-        for file in ("dev.lock", "history-is-seeded"):
-            (path / "data" / file).touch()
-        with started(path / "data", path / "output.txt") as dev:
-            yield dev
-
-
-def test_the_counters_of_the_gateway_only_rise_and_have_a_history(second_try: Dev) -> None:
-    dev = second_try
-    before = dev.counters()
-    assert {decode_key(key).tenant for key in before} == {"acme", "globex", "team a / 東京"}
-    assert dev.defined_budgets() == len(BUDGETS.definitions)
-    counters = {decode_key(key): usage for key, usage in before.items()}
-    # A minute of traffic costs only a few dollars.
-    ever = [key for key in counters if key.of.window.period is Period.LIFETIME]
-    assert sum(counters[key] for key in ever) > 20
-    after: dict[str, Decimal] = {}
-
-    def have_changed() -> bool:
-        after.update(dev.counters())
-        return after != before
-
-    wait_until(have_changed)
-    assert all(after[key] >= usage > 0 for key, usage in before.items())
-
-
-def test_each_refusal_is_one_sentence_and_does_not_disturb_the_running_dev(second_try: Dev) -> None:
-    dev, place = second_try, second_try.output.parent
-    (place / "file").write_text("")
-    assert f"already runs on {place}/data (pid {dev.process.pid})" in refusal(
-        unused_port(), place / "data"
-    )
-    assert f"port {dev.ui.port}: Address already in use" in refusal(
-        dev.ui.port, place / "other data"
-    )
-    assert list((place / "other data").iterdir()) == [place / "other data" / "dev.lock"]
-    assert f"{place} holds other files" in refusal(unused_port(), place)
-    assert f"{place}/file/data cannot be used: Not a directory" in refusal(
-        unused_port(), place / "file" / "data"
-    )
-    assert dev.ui.is_up()
 
 
 def test_later_starts_keep_the_snapshots_and_a_dead_child_ends_dev(
