@@ -235,7 +235,7 @@ class ManualRestoreConfig(dg.Config):
 
 
 @dg.op(
-    name="restore_by_hand",
+    name="manual_restore",
     out=dg.Out(dg.Nothing),
     description=(
         "Previews or applies a restore: raises the chosen counters to the usage in the snapshots. "

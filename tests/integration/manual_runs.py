@@ -57,7 +57,7 @@ def run_job_with_config(
 
 
 def run_manual_restore(instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
-    return run_job_with_config(instance, "manual_restore_job", "restore_by_hand", config)
+    return run_job_with_config(instance, "manual_restore_job", "manual_restore", config)
 
 
 def shown(result: dg.ExecuteInProcessResult) -> Mapping[str, Any]:
