@@ -56,15 +56,15 @@ def test_a_store_given_to_the_running_dev_is_never_wiped(tmp_path: Path) -> None
 
 def test_nothing_is_wiped_without_a_running_dev(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
-    nobody = f"Error: No budget-recovery dev runs on {data_dir}."
-    assert refused(data_dir) == nobody
+    not_running = f"Error: No budget-recovery dev runs on {data_dir}."
+    assert refused(data_dir) == not_running
     assert not data_dir.exists()
     with held_data_dir(data_dir), announced(data_dir, NOWHERE):
         left_behind = (data_dir / DEV_FILE).read_bytes()
     assert not (data_dir / DEV_FILE).exists()
     # The state after a kill.
     (data_dir / DEV_FILE).write_bytes(left_behind)
-    assert refused(data_dir) == nobody
+    assert refused(data_dir) == not_running
     with held_data_dir(data_dir):
         assert refused(data_dir) == (
             f"Error: The budget-recovery dev on {data_dir} is starting or stopping."

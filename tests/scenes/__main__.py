@@ -22,7 +22,7 @@ def main() -> int:
         "--only",
         action="append",
         choices=sorted(SCENES),
-        help="record only this scene, beside those that OUT.json holds",
+        help="record only this scene; OUT.json keeps its other scenes",
     )
     arguments = parser.parse_args()
     if arguments.compare:

@@ -25,7 +25,7 @@ from budget_recovery_dagster.sandbox.gateway import (
 )
 
 # A Sunday, the last day of its ISO week, and the first of a month and quarter.
-MOMENT = datetime(2023, 10, 1, 23, 59, 59, 999999, tzinfo=UTC)
+AT = datetime(2023, 10, 1, 23, 59, 59, 999999, tzinfo=UTC)
 
 
 def definition(
@@ -53,7 +53,7 @@ def raised(request: Request, at: datetime, *definitions: BudgetDefinition) -> li
 def test_each_split_counts_for_the_entity_that_the_request_names() -> None:
     keys = raised(
         FULL,
-        MOMENT,
+        AT,
         definition("n", SplitBy.NOTHING, Period.LIFETIME),
         definition("u", SplitBy.USER, Period.LIFETIME),
         definition("m", SplitBy.MODEL, Period.LIFETIME),
@@ -74,7 +74,7 @@ def test_each_split_counts_for_the_entity_that_the_request_names() -> None:
 
 def test_each_period_counts_in_the_window_of_the_request() -> None:
     definitions = [definition(period.value, SplitBy.NOTHING, period) for period in Period]
-    assert raised(FULL, MOMENT, *definitions) == [
+    assert raised(FULL, AT, *definitions) == [
         "usage.t.day.2023-10-01.=",
         "usage.t.week.2023-W39.=",
         "usage.t.month.2023-10.=",
@@ -94,7 +94,7 @@ def test_an_entity_that_is_not_named_counts_in_no_split_budget() -> None:
     request = Request("t", "u", "m", Decimal(1), metadata={"end_user": ""})
     keys = raised(
         request,
-        MOMENT,
+        AT,
         definition("v", SplitBy.VIRTUAL_ACCOUNT, Period.DAY),
         definition("a", SplitBy.AGENT, Period.DAY),
         definition("c", SplitBy.METADATA, Period.DAY, key="cost_centre"),
@@ -110,7 +110,7 @@ def test_a_cost_that_no_counter_can_hold_is_refused(cost: str) -> None:
 
 
 def test_a_charge_survives_its_message_unchanged() -> None:
-    charge = Charge("ledger", 7, MOMENT, FULL)
+    charge = Charge("ledger", 7, AT, FULL)
     assert Charge.from_json(charge.to_json()) == charge
 
 

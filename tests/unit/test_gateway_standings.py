@@ -19,7 +19,7 @@ from budget_recovery_dagster.sandbox.gateway import (
     write_board,
 )
 
-MOMENT = datetime(2026, 11, 29, 14, tzinfo=UTC)
+AT = datetime(2026, 11, 29, 14, tzinfo=UTC)
 LIMIT_OF_5 = BudgetDefinition("t", "b", Period.DAY, Decimal(5), SplitBy.USER, Enforcement.ENFORCE)
 
 
@@ -47,7 +47,7 @@ def test_a_board_shows_the_500_largest_and_breaks_ties_by_name() -> None:
 def test_an_aggregate_is_one_entry_without_a_name() -> None:
     entries = board_entries([(None, Decimal("1E+3"))])
     assert entries == [{"entity": None, "usage": "1000"}]
-    board = write_board(entries, MOMENT)
+    board = write_board(entries, AT)
     assert board == (
         b'{"entries":[{"entity":null,"usage":"1000"}],"updated_at":"2026-11-29T14:00:00.000Z"}'
     )
