@@ -305,7 +305,7 @@ def _points(points: PointAges) -> Iterator[str]:
         tenants = counted(len(newest), "tenant")
         yield f"{tenants}, newest snapshot {since(max(newest.values()), now)}"
         oldest_of = min(newest, key=lambda tenant: (newest[tenant], tenant))
-        yield f"Oldest newest snapshot: {oldest_of}, {since(newest[oldest_of], now)}"
+        yield f"Furthest behind: {oldest_of}, newest snapshot {since(newest[oldest_of], now)}"
     elif points.newest_snapshot is None:
         yield "none yet"
     else:
