@@ -10,6 +10,7 @@ from budget_recovery_dagster.domain import (
     ClusterView,
     FailureReason,
     Marker,
+    MergedAudits,
     Observation,
     Outcome,
     RecoveryState,
@@ -304,6 +305,26 @@ def test_a_restore_writes_nothing_after_its_lease_is_lost(harness: RecoveryHarne
     assert harness.usage("b") is None
     assert harness.state is RecoveryState.RECOVERING
     assert outcome(harness.recover()) is Outcome.RESTORED
+
+
+def test_a_worker_without_its_lease_leaves_its_audit_as_it_was_begun(
+    harness: RecoveryHarness,
+) -> None:
+    harness.wipe()
+    incident_id = harness.incident.incident_id
+    begun: list[MergedAudits] = []
+
+    # As if the worker had been paused, and its writes had timed out meanwhile.
+    def lose_the_lease_and_the_store() -> None:
+        begun.append(harness.plane.audits.largest(incident_id, 10))
+        harness.plane.leases.lose(RESTORE_LEASE)
+        raise AWAY
+
+    harness.before_write(1, lose_the_lease_and_the_store)
+    with pytest.raises(LeaseLostError):
+        harness.recover()
+    assert [entry.planned for entry in begun[0].largest] == [2]
+    assert [harness.plane.audits.largest(incident_id, 10)] == begun
 
 
 def test_a_check_during_a_restore_writes_nothing_and_does_not_disturb_it(

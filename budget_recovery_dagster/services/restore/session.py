@@ -343,7 +343,7 @@ class TenantRestores:
         self.tenants.append(replace(restored, plan=None))
         self._report(restored)
         if restored.entries:
-            self.session.plane.audits.finish(self._trail(at, restored.entries))
+            self._finish(at, restored.entries)
         if restored.failure is not None:
             self._require_answer(restored.failure)
         return restored
@@ -363,7 +363,7 @@ class TenantRestores:
             try:
                 left, unread = self._left_of(tenant)
                 if is_final and left:
-                    self.session.plane.audits.finish(self._trail(self._now(), left))
+                    self._finish(self._now(), left)
             except (DatabaseUnreachableError, LeaseLostError):
                 raise
             except Exception as error:  # noqa: BLE001 - reported by name; no tenant hides another
@@ -373,6 +373,17 @@ class TenantRestores:
                 counters += sum(entry.planned for entry in left)
                 unreadable += unread
         return Remainder(counters, unreadable, self.corrupt, tuple(unseen))
+
+    def _finish(self, at: datetime, entries: tuple[AuditEntry, ...]) -> None:
+        """Record what was done, unless another worker may have taken over meanwhile.
+
+        An unfinished entry is accounted for by the entries of that worker.
+
+        Raises:
+            LeaseLostError: the lease is no longer held; nothing is recorded.
+        """
+        self.session.worker.lease.require_held()
+        self.session.plane.audits.finish(self._trail(at, entries))
 
     def _left_of(self, tenant: str) -> tuple[tuple[AuditEntry, ...], int]:
         """Return the windows with counters below their point, and how many are unreadable."""
