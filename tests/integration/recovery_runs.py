@@ -1,6 +1,7 @@
 """Ticks of the sensors and runs of the restore in this process, and their results."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import dagster as dg
@@ -8,6 +9,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from budget_recovery_dagster.domain import BudgetWindow, Entity, Window, format_usage
+from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_schedule
 from budget_recovery_dagster.sandbox.gateway import Place
 from budget_recovery_dagster.sensors import restore_supervisor_sensor, store_loss_sensor
 from budget_recovery_dagster.settings import load_settings
@@ -29,15 +31,26 @@ def supervise(instance: dg.DagsterInstance, cursor: str | None = None) -> dg.Sen
 def _tick(
     sensor: dg.SensorDefinition, instance: dg.DagsterInstance, cursor: str | None
 ) -> dg.SensorResult:
-    context = dg.build_sensor_context(
+    # An unclosed context leaves its instance to whatever loads definitions next.
+    with dg.build_sensor_context(
         instance=instance,
         cursor=cursor,
         resources=services.definitions().resources,
         sensor_name=sensor.name,
-    )
-    result = sensor(context)
+    ) as context:
+        result = sensor(context)
     assert isinstance(result, dg.SensorResult)
     return result
+
+
+def schedule_tick(instance: dg.DagsterInstance, at: datetime) -> dg.RunRequest | dg.SkipReason:
+    """Let hourly_snapshot_schedule tick at this time."""
+    with dg.build_schedule_context(
+        instance=instance, scheduled_execution_time=at, resources=services.definitions().resources
+    ) as context:
+        answer = hourly_snapshot_schedule(context)
+    assert isinstance(answer, dg.RunRequest | dg.SkipReason)
+    return answer
 
 
 def requested(result: dg.SensorResult) -> list[dg.RunRequest]:

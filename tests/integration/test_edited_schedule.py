@@ -13,20 +13,9 @@ from dagster._core.storage.tags import (
 )
 
 from budget_recovery_dagster.domain import Hour
-from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_schedule
 from tests import services
+from tests.integration.recovery_runs import schedule_tick
 from tests.nats_servers import Bucket
-
-
-def tick(instance: dg.DagsterInstance, hour: Hour, minute: int) -> dg.RunRequest | dg.SkipReason:
-    context = dg.build_schedule_context(
-        instance=instance,
-        scheduled_execution_time=hour.start + timedelta(minutes=minute),
-        resources=services.definitions().resources,
-    )
-    answer = hourly_snapshot_schedule(context)
-    assert isinstance(answer, dg.RunRequest | dg.SkipReason)
-    return answer
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.STARTED, DagsterRunStatus.SUCCESS])
@@ -38,7 +27,7 @@ def test_a_schedule_edited_within_the_hour_requests_no_second_snapshot(
 ) -> None:
     # As dagster-io/dagster#13597: Dagster compares only run keys of the same scheduled time.
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        first = tick(instance, current_hour, 0)
+        first = schedule_tick(instance, current_hour.start)
         assert isinstance(first, dg.RunRequest)
         instance.create_run_for_job(
             services.definitions().resolve_job_def("hourly_snapshot_job"),
@@ -52,7 +41,7 @@ def test_a_schedule_edited_within_the_hour_requests_no_second_snapshot(
             },
         )
         # As if the scheduler died before it recorded the tick: it finds its run.
-        assert isinstance(tick(instance, current_hour, 0), dg.RunRequest)
-        edited = tick(instance, current_hour, 59)
+        assert isinstance(schedule_tick(instance, current_hour.start), dg.RunRequest)
+        edited = schedule_tick(instance, current_hour.start + timedelta(minutes=59))
         assert isinstance(edited, dg.SkipReason)
         assert "already has its run" in str(edited.skip_message)

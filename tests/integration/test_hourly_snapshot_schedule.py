@@ -1,27 +1,17 @@
 """When the schedule requests a snapshot."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
 import psycopg
 
 from budget_recovery_dagster.domain import Hour
-from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_schedule
-from tests import services
+from tests.integration.recovery_runs import schedule_tick
 from tests.integration.snapshot_job import run_job
 from tests.nats_servers import Bucket
 
 LIFETIME = "lifetime"
-
-
-def tick(instance: dg.DagsterInstance, at: datetime) -> dg.RunRequest | dg.SkipReason:
-    context = dg.build_schedule_context(
-        instance=instance, scheduled_execution_time=at, resources=services.definitions().resources
-    )
-    answer = hourly_snapshot_schedule(context)
-    assert isinstance(answer, dg.RunRequest | dg.SkipReason)
-    return answer
 
 
 def test_a_paused_store_ends_the_run_without_output_and_skips_the_schedule(
@@ -38,7 +28,7 @@ def test_a_paused_store_ends_the_run_without_output_and_skips_the_schedule(
 
     assert result.success
     assert result.asset_materializations_for_node("budget_usage_snapshots") == []
-    skipped = tick(instance, current_hour.start)
+    skipped = schedule_tick(instance, current_hour.start)
     assert isinstance(skipped, dg.SkipReason)
     assert "RECOVERING" in str(skipped.skip_message)
 
@@ -47,7 +37,7 @@ def test_a_tick_requests_its_own_hour(
     configured: Bucket, current_hour: Hour, tmp_path: Path
 ) -> None:
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        request = tick(instance, current_hour.start)
+        request = schedule_tick(instance, current_hour.start)
     assert isinstance(request, dg.RunRequest)
     assert request.partition_key == request.run_key == current_hour.key
 
@@ -55,6 +45,6 @@ def test_a_tick_requests_its_own_hour(
 def test_a_tick_for_a_closed_hour_is_skipped(
     configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
-    skipped = tick(instance, current_hour.start - timedelta(hours=1))
+    skipped = schedule_tick(instance, current_hour.start - timedelta(hours=1))
     assert isinstance(skipped, dg.SkipReason)
     assert "has closed" in str(skipped.skip_message)

@@ -12,13 +12,12 @@ import pytest
 from budget_recovery_dagster.adapters.postgres import Database, PostgresSnapshots
 from budget_recovery_dagster.domain import Baseline, Hour, RecoveryState
 from budget_recovery_dagster.errors import CapturesPausedError
-from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_schedule
 from budget_recovery_dagster.ports import OpenStore
 from budget_recovery_dagster.services import Captured
 from tests import services
 from tests.integration.interrupted_store import Interruptions, interrupted
 from tests.integration.recovery_harness import Harness
-from tests.integration.recovery_runs import usages
+from tests.integration.recovery_runs import schedule_tick, usages
 from tests.integration.snapshot_job import entries, run_job
 from tests.integration.timeless_store import opened_store
 
@@ -96,14 +95,7 @@ def test_the_schedule_skips_with_the_reason_until_the_store_is_healthy(
 ) -> None:
     def tick() -> dg.RunRequest | dg.SkipReason:
         with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-            context = dg.build_schedule_context(
-                instance=instance,
-                scheduled_execution_time=current_hour.start,
-                resources=services.definitions().resources,
-            )
-            answer = hourly_snapshot_schedule(context)
-        assert isinstance(answer, dg.RunRequest | dg.SkipReason)
-        return answer
+            return schedule_tick(instance, current_hour.start)
 
     skipped = tick()
     assert isinstance(skipped, dg.SkipReason)
