@@ -3,7 +3,7 @@
     python -m benchmarks.sizing 100 10 100
 
 takes 100 tenants with 10 budgets of 100 entities each, on servers of its own. Each piece of work is
-done by a process of its own, as Dagster does it; what that process took is told.
+done by a process of its own, as Dagster does it; it reports what it took.
 """
 
 import json
@@ -103,8 +103,8 @@ def _size(url: str) -> int:
 def _work(what: str) -> None:
     """Do a piece of work in a process of its own."""
     module = [sys.executable, "-m", "benchmarks.sizing"]
-    told = subprocess.run([*module, "--only", what], check=True, stdout=subprocess.PIPE)
-    took = json.loads(told.stdout)
+    ended = subprocess.run([*module, "--only", what], check=True, stdout=subprocess.PIPE)
+    took = json.loads(ended.stdout)
     click.echo(
         f"{what}: {took['seconds']:.1f} s, of it {took['processor']:.1f} s of a processor,"
         f" {took['peak'] / _MIB:.0f} MiB at most; load {_load()}"

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,14 +13,13 @@ import psycopg
 from psycopg.rows import dict_row
 
 from budget_recovery_dagster.sandbox import find_running_dev
+from tests.integration.commands import PROGRAM
 from tests.integration.dev_command import START_SECONDS, UNSET, Dev, started
 from tests.waiting import wait_until
 
 CHECK_SECONDS = 30
 # A check, two observations, a launch, and a run on a busy machine.
 RECOVERY_SECONDS = 120
-
-_COMMAND = [sys.executable, "-c", "from budget_recovery_dagster.cli.main import main; main()"]
 
 _RESTORES = """
 query Restores {
@@ -60,7 +58,7 @@ class RecoveringDev:
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command as in a terminal."""
         return subprocess.run(
-            [*_COMMAND, arguments[0], "--data-dir", self.data_dir, *arguments[1:]],
+            [*PROGRAM, arguments[0], "--data-dir", self.data_dir, *arguments[1:]],
             check=False,
             capture_output=True,
             text=True,

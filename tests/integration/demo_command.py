@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,11 +10,11 @@ from urllib.parse import quote
 
 import psycopg
 
+from tests.integration.commands import PROGRAM
 from tests.integration.dev_command import UNSET
 from tests.processes import descendants, is_running
 from tests.waiting import wait_until
 
-COMMAND = [sys.executable, "-c", "from budget_recovery_dagster.cli.main import main; main()"]
 SECONDS = 180
 # Each listing reads all processes of the machine.
 POLL_SECONDS = 0.1
@@ -105,7 +104,7 @@ def started(
     with (
         output.open("wb") as out,
         subprocess.Popen(
-            [*COMMAND, "demo", *arguments],
+            [*PROGRAM, "demo", *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**UNSET, **(environment or {}), "TMPDIR": str(place)},

@@ -4,7 +4,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,11 +22,12 @@ from budget_recovery_dagster.sandbox import DagsterUi
 from budget_recovery_dagster.sandbox.gateway import Place
 from budget_recovery_dagster.settings import PREFIX
 from tests.free_ports import unused_port
+from tests.integration.commands import PROGRAM
 from tests.integration.gateway_harness import contents
 from tests.processes import descendants
 from tests.waiting import wait_until
 
-COMMAND = [sys.executable, "-c", "from budget_recovery_dagster.cli.main import main; main()", "dev"]
+COMMAND = [*PROGRAM, "dev"]
 NOBODY = 65534
 START_SECONDS = 120
 STOP_SECONDS = 60

@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,10 +22,10 @@ from budget_recovery_dagster.domain import Period
 from budget_recovery_dagster.sandbox import find_running_dev
 from budget_recovery_dagster.sandbox.gateway import BUDGETS
 from tests.free_ports import unused_port
+from tests.integration.commands import PROGRAM
 from tests.integration.dev_command import START_SECONDS, UNSET, Dev, refusal, started
 from tests.waiting import wait_until
 
-COMMAND = [sys.executable, "-c", "from budget_recovery_dagster.cli.main import main; main()"]
 OTHERS = ("KV_another", "another")
 
 
@@ -42,7 +41,7 @@ class Place:
 
     def wipe(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*COMMAND, "wipe", "--data-dir", self.data_dir, *arguments],
+            [*PROGRAM, "wipe", "--data-dir", self.data_dir, *arguments],
             check=False,
             capture_output=True,
             text=True,
@@ -184,7 +183,7 @@ def test_at_a_terminal_wipe_asks_for_confirmation(place: Place, answer: str, cod
 
 def test_status_needs_no_setting_while_dev_runs(place: Place) -> None:
     ended = subprocess.run(
-        [*COMMAND, "status", "--json", "--data-dir", place.data_dir],
+        [*PROGRAM, "status", "--json", "--data-dir", place.data_dir],
         check=False,
         capture_output=True,
         text=True,

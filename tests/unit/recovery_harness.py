@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from budget_recovery_dagster.domain import RESTORE_LEASE, Incident, format_usage
+from budget_recovery_dagster.errors import StoreUnreachableError, StoreWriteError
 from budget_recovery_dagster.services import Checked, check_store
 from budget_recovery_dagster.services.restore import RecoveryResult, recover_store
 from tests.unit.capture_harness import REBORN, Harness
@@ -14,6 +15,8 @@ from tests.unit.capture_harness import REBORN, Harness
 AnyHarness = TypeVar("AnyHarness", bound="RecoveryHarness")
 
 LATER = REBORN + timedelta(minutes=30)
+FULL = StoreWriteError("The store is full.", "make room.")
+AWAY = StoreUnreachableError("Nobody answers.", "start it.")
 
 
 @dataclass

@@ -17,15 +17,10 @@ from budget_recovery_dagster.domain import (
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     StorePermissionError,
-    StoreUnreachableError,
-    StoreWriteError,
 )
 from budget_recovery_dagster.services.restore import Recovered, StillWaiting
 from tests.unit.capture_harness import LIFETIME
-from tests.unit.recovery_harness import RecoveryHarness, captured_harness
-
-FULL = StoreWriteError("The store is full.", "make room.")
-AWAY = StoreUnreachableError("Nobody answers.", "start it.")
+from tests.unit.recovery_harness import AWAY, FULL, RecoveryHarness, captured_harness
 
 
 @pytest.fixture

@@ -5,11 +5,9 @@ from datetime import timedelta
 import pytest
 
 from budget_recovery_dagster.domain import RESTORE_LEASE, Attempt, RecoveryState
-from budget_recovery_dagster.errors import AttemptFailedError, LeaseLostError, StoreWriteError
+from budget_recovery_dagster.errors import AttemptFailedError, LeaseLostError
 from budget_recovery_dagster.services.restore import NothingToDo, Recovered, RecoveryResult
-from tests.unit.recovery_harness import RecoveryHarness
-
-FULL = StoreWriteError("The store is full.", "make room.")
+from tests.unit.recovery_harness import FULL, RecoveryHarness
 
 
 @pytest.fixture

@@ -22,8 +22,6 @@ from budget_recovery_dagster.errors import (
     AttemptFailedError,
     LeaseLostError,
     StoreLostError,
-    StoreUnreachableError,
-    StoreWriteError,
 )
 from budget_recovery_dagster.services.restore import (
     GaveUp,
@@ -34,10 +32,7 @@ from budget_recovery_dagster.services.restore import (
 )
 from tests.fakes.incidents import MemoryStoreRegistry
 from tests.unit.capture_harness import REBORN
-from tests.unit.recovery_harness import LATER, RecoveryHarness, captured_harness
-
-FULL = StoreWriteError("The store is full.", "make room.")
-AWAY = StoreUnreachableError("Nobody answers.", "start it.")
+from tests.unit.recovery_harness import AWAY, FULL, LATER, RecoveryHarness, captured_harness
 
 
 @pytest.fixture
