@@ -228,7 +228,7 @@ def test_no_password_is_sent_without_tls_if_tls_is_required(
     OPENSSL is None, reason="openssl, which makes the certificate, is not installed"
 )
 def test_tls_requires_the_authority_that_signed_the_certificate(
-    server_dir: Path, tmp_path: Path
+    server_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert OPENSSL is not None
     certificate, key = tmp_path / "server.pem", tmp_path / "key.pem"
@@ -250,3 +250,8 @@ def test_tls_requires_the_authority_that_signed_the_certificate(
                 failure = prompt_failure_of(lambda: identity_of(store))
                 assert isinstance(failure, StoreUnreachableError)
                 assert "BUDGET_RECOVERY_NATS_CA" in failure.hint
+            with monkeypatch.context() as system:
+                system.setenv("SSL_CERT_FILE", str(certificate))  # trusted by the whole system
+                with open_usage_store(url, BUCKET, timeouts=PATIENT) as store:
+                    failure = prompt_failure_of(lambda: identity_of(store))
+                    assert isinstance(failure, StoreMissingError)

@@ -1,9 +1,12 @@
+import gc
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -59,6 +62,21 @@ def test_an_unreachable_server_is_reported_without_the_password(url: str) -> Non
     with pytest.raises(DatabaseUnreachableError) as unreachable:
         migrate(url)
     assert PASSWORD not in str(unreachable.value)
+
+
+def test_a_connection_that_timed_out_leaves_no_socket_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        database = Database(f"postgresql://me@127.0.0.1:{port}/db?connect_timeout=2")
+        gc.disable()  # which would close the socket some time later
+        try:
+            before = len(list(Path("/proc/self/fd").iterdir()))
+            with pytest.raises(psycopg.errors.ConnectionTimeout) as kept:
+                database.connect()
+            assert "timeout" in str(kept.value)
+            assert len(list(Path("/proc/self/fd").iterdir())) == before
+        finally:
+            gc.enable()
 
 
 def test_a_missing_database_is_named(database_url: str) -> None:

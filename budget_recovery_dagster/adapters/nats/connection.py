@@ -84,11 +84,14 @@ class ServerAddress:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Servers, credentials and TLS of a connection; ``open_access`` checks and creates it."""
+    """Servers, credentials and TLS of a connection; ``open_access`` checks and creates it.
+
+    Without ``tls`` a server's certificate has to be signed by an authority that the system trusts.
+    """
 
     servers: tuple[ServerAddress, ...]
     credentials: Path | None
-    tls: ssl.SSLContext
+    tls: ssl.SSLContext | None
 
     def __str__(self) -> str:
         return ", ".join(server.url for server in self.servers)
@@ -106,7 +109,10 @@ def open_access(url: str, credentials: Path | None, certificate_authority: Path 
     )
     if credentials is not None:
         read_credentials(credentials)
-    return Access(servers, credentials, _tls_context(certificate_authority))
+    # The driver loads the system's authorities itself once a server requires TLS. Loading them for
+    # each connection, most of which need none, would take most of the time of a short command.
+    tls = None if certificate_authority is None else _tls_context(certificate_authority)
+    return Access(servers, credentials, tls)
 
 
 def parse_server(url: str, *, has_authority: bool = False) -> ServerAddress:
@@ -181,11 +187,9 @@ def _line_after(text: str, header: str) -> str:
     return next((following for line, following in pairwise(lines) if header in line), "")
 
 
-def _tls_context(certificate_authority: Path | None) -> ssl.SSLContext:
+def _tls_context(certificate_authority: Path) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(
-            cafile=None if certificate_authority is None else str(certificate_authority)
-        )
+        return ssl.create_default_context(cafile=str(certificate_authority))
     except OSError as error:  # includes SSLError
         raise SettingsError(
             f"Cannot load the certificate authority {certificate_authority}:"
@@ -318,7 +322,9 @@ class NatsConnection:
 class Link:
     """A connection to one server; it does not reconnect."""
 
-    def __init__(self, server: ServerAddress, tls: ssl.SSLContext, connect_seconds: float) -> None:
+    def __init__(
+        self, server: ServerAddress, tls: ssl.SSLContext | None, connect_seconds: float
+    ) -> None:
         self._server = server
         self._tls = tls
         self._connect_seconds = connect_seconds

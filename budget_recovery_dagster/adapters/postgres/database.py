@@ -118,13 +118,29 @@ def prepare_session(connection: Connection) -> None:
         connection.rollback()
 
 
+class _Connection(psycopg.Connection[tuple[Any, ...]]):
+    """The driver's connection; a failed attempt leaves no socket open."""
+
+    @classmethod
+    def connect(cls, conninfo: str = "", **options: Any) -> Self:
+        try:
+            return super().connect(conninfo, **options)
+        except psycopg.Error as error:
+            # The driver's frames refer to the error and to a socket that has timed out. It would
+            # stay open until the next garbage collection, or as long as a log keeps the error.
+            error.__context__ = None
+            raise error.with_traceback(None) from None
+
+
 def connect(parameters: dict[str, str]) -> Connection:
     """Open a connection outside the pool.
 
     Raises:
         psycopg.Error: the connection failed.
     """
-    connection = psycopg.connect(make_conninfo(**parameters), prepare_threshold=PREPARE_THRESHOLD)
+    connection = _Connection.connect(
+        make_conninfo(**parameters), prepare_threshold=PREPARE_THRESHOLD
+    )
     try:
         prepare_session(connection)
     except BaseException:
@@ -233,6 +249,7 @@ class Database:
             require_current(connection)
         self._pool = ConnectionPool(
             "",
+            connection_class=_Connection,
             kwargs={**self._parameters, "prepare_threshold": PREPARE_THRESHOLD},
             min_size=1,
             max_size=MAX_CONNECTIONS,
