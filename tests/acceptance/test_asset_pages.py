@@ -89,7 +89,7 @@ def running(page: Page, server_dir: Path) -> Iterator[Running]:
         place = Path(directory)
         place.chmod(0o755)
         with started(place / "data", place / "output.txt") as dev:
-            with psycopg.connect(control_database(dev)) as connection:
+            with psycopg.connect(dev.control_database) as connection:
                 rows = connection.execute("select max(captured_at) from budget_recovery.capture")
                 [(newest,)] = rows.fetchall()
                 assert isinstance(newest, datetime)
@@ -98,13 +98,6 @@ def running(page: Page, server_dir: Path) -> Iterator[Running]:
                         copy = COPY_BACK.format(table=table).encode()
                         connection.execute(copy, (timedelta(hours=hours),))
             yield Running(dev, Hour.containing(newest), place / "data" / "tables")
-
-
-def control_database(dev: Dev) -> str:
-    found = re.search(r"psql -h (\S+) -U (\S+) (\S+)", dev.output.read_text())
-    assert found is not None
-    directory, user, name = found.groups()
-    return f"postgresql://{user}@/{name}?host={directory}"
 
 
 def choose(page: Page, hour: Hour) -> None:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 
@@ -103,11 +104,16 @@ class Dev:
         found = contents(Place(line.split()[1].strip(","), "budget-usage"))
         return {encode_key(counter): usage for counter, usage in found.usages.items()}
 
-    def defined_budgets(self) -> int:
-        """Return the number of budget definitions in the database."""
+    @property
+    def control_database(self) -> str:
+        """The URL of the control-plane database."""
         line = next(line for line in self.output.read_text().splitlines() if "psql -h" in line)
         _, _, _, host, _, user, database = shlex.split(line)
-        with psycopg.connect(host=host, user=user, dbname=database) as connection:
+        return f"postgresql://{user}@/{database}?host={quote(host)}"
+
+    def defined_budgets(self) -> int:
+        """Return the number of budget definitions in the database."""
+        with psycopg.connect(self.control_database) as connection:
             [(count,)] = connection.execute("select count(*) from budget_recovery.budget")
         return int(count)
 
@@ -147,7 +153,7 @@ def started(
 def require_one_snapshot_an_hour(dev: Dev, since: datetime) -> None:
     """Require one snapshot for each hour of the test, which may span two hours."""
     hours = [*dev.snapshots().values()]
-    assert hours
+    assert hours, dev.output.read_text()
     assert set(hours) <= {Hour.containing(at).key for at in (since, datetime.now(UTC))}
     assert len(set(hours)) == len(hours), "an hour was captured twice"
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from budget_recovery_dagster.embedded import Account
+from budget_recovery_dagster.embedded import Account, PostgresServer
 from budget_recovery_dagster.sandbox import (
     DEV_FILE,
     DagsterUiError,
@@ -36,6 +36,14 @@ from tests.integration.dev_command import (
 )
 from tests.processes import descendants, is_running
 from tests.waiting import wait_until
+
+CAPTURES = "select holder from budget_recovery.lease where name = 'capture' and holder is not null"
+EXPIRE_LEASES = "update budget_recovery.lease set expires_at = acquired_at returning holder"
+
+
+def rows(url: str, query: str) -> list[tuple[str]]:
+    with psycopg.connect(url) as connection:
+        return connection.execute(query.encode()).fetchall()
 
 
 @pytest.fixture
@@ -146,11 +154,16 @@ def test_a_dev_that_was_killed_during_a_run_repeats_the_snapshot(place: Path) ->
         os.kill(nats_pid, signal.SIGSTOP)
         try:
             assert dev.first_run("STARTED") == waiting
+            # A snapshot is being taken.
+            wait_until(lambda: bool(rows(dev.control_database, CAPTURES)), seconds=60)
             others = set(descendants(dev.process.pid)) - {nats_pid}
             dev.process.kill()
             wait_until(lambda: not any(map(is_running, others)), seconds=60)
         finally:
             os.kill(nats_pid, signal.SIGCONT)
+    # The dead run's lease prevents another snapshot for half a minute.
+    with PostgresServer(data / "postgres") as server:
+        rows(server.url("budget_recovery"), EXPIRE_LEASES)
     with started(data, place / "third.txt") as dev:
         assert {run["id"]: run["status"] for run in dev.runs()}[waiting] == "CANCELED"
         require_one_snapshot_an_hour(dev, since)
