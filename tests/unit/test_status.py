@@ -1,8 +1,10 @@
 """The status of a store in each situation, and the next step."""
 
+import io
 from datetime import timedelta
 
 import pytest
+from rich.console import Console
 
 from budget_recovery_dagster import presentation
 from budget_recovery_dagster.domain import (
@@ -15,6 +17,7 @@ from budget_recovery_dagster.domain import (
     Verdict,
     Waiting,
 )
+from budget_recovery_dagster.presentation.terminal import print_status
 from budget_recovery_dagster.services import MOST_CHECKS, Condition
 from tests.unit.known_states import (
     Known,
@@ -197,6 +200,17 @@ def test_damaged_records_are_the_next_step_of_a_healthy_store() -> None:
     assert status.condition is Condition.HEALTHY
     assert "snapshots of 'a', 'b' have damaged records" in presentation.next_step(status)
     assert "budget-recovery preview" in presentation.next_step(status)
+
+
+def test_the_tenant_that_is_furthest_behind_is_named() -> None:
+    points = {"late": ago(90), "b": ago(1), "a": ago(3)}
+    output = io.StringIO()
+    console = Console(file=output, width=100)
+    print_status(console, Known(checks=(check(1),), points=points).status())
+    shown = [line.strip() for line in output.getvalue().splitlines()]
+    at = shown.index(next(line for line in shown if "3 tenants, newest snapshot" in line))
+    assert shown[at].endswith("3 tenants, newest snapshot 60 s ago, at 08:30:02 UTC")
+    assert shown[at + 1] == "Furthest behind: late, newest snapshot 90 min ago, at 07:01:02 UTC"
 
 
 def test_a_restore_that_does_not_start_points_to_the_daemon() -> None:
