@@ -1,6 +1,7 @@
 """Real servers for the tests, started once per session as owned child processes."""
 
 import fcntl
+import importlib
 import os
 import shutil
 import tempfile
@@ -9,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -71,6 +73,12 @@ def server_dir() -> Iterator[Path]:
         with (path / _LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield path
+
+
+@pytest.fixture(scope="session")
+def pandas() -> Any:
+    """Import pandas: few tests need it, and it is slow to import."""
+    return importlib.import_module("pandas")
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import duckdb
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -63,7 +63,7 @@ def tables(place: Path) -> ParquetTables:
     return ParquetTables(place)
 
 
-def test_usages_are_exact_for_every_reader(tables: ParquetTables) -> None:
+def test_usages_are_exact_for_every_reader(tables: ParquetTables, pandas: Any) -> None:
     usages: Usages = {
         "a": Decimal(LARGEST),
         "b": Decimal(SMALLEST),
@@ -76,7 +76,7 @@ def test_usages_are_exact_for_every_reader(tables: ParquetTables) -> None:
     column = pq.read_table(file.path)["usage"]
     assert column.type == pa.decimal128(38, 18)
     assert column.to_pylist() == exact
-    assert [*pd.read_parquet(file.path)["usage"]] == exact
+    assert [*pandas.read_parquet(file.path)["usage"]] == exact
     rows = duckdb.execute("select usage from read_parquet(?) order by entity", [file.path])
     assert rows.fetchall() == [(usage,) for usage in exact]
 
@@ -135,7 +135,7 @@ def test_a_row_contains_everything_recorded_about_a_counter(tables: ParquetTable
 
 
 def test_all_tables_have_the_same_schema_and_can_be_read_together(
-    tables: ParquetTables, place: Path
+    tables: ParquetTables, place: Path, pandas: Any
 ) -> None:
     one: Usages = {"alice": Decimal(1)}
     files = [
@@ -153,7 +153,7 @@ def test_all_tables_have_the_same_schema_and_can_be_read_together(
     assert schemas[0].field("usage").type == pa.decimal128(38, 18)
     # Unfinished files and the owner file are not tables.
     (place / Path(files[0].path).parent.name / f".{NAME}.unfinished").write_bytes(b"half a table")
-    everything = pd.read_parquet(place)
+    everything = pandas.read_parquet(place)
     assert sorted(everything["tenant"]) == ["_lifetimes", "days", "days"]
     rows = duckdb.execute(f"select tenant, usage from '{place}/*/*.parquet' order by all")
     assert rows.fetchall() == [("_lifetimes", 1), ("days", 1), ("days", 1)]

@@ -9,7 +9,6 @@ from typing import Any
 
 import dagster as dg
 import duckdb
-import pandas as pd
 import psycopg
 import pytest
 from click.testing import CliRunner
@@ -96,7 +95,11 @@ def test_the_hourly_job_materializes_tables_and_points(
 
 
 def test_the_shown_one_liners_read_the_tables(
-    configured: Bucket, tables: Path, instance: dg.DagsterInstance, current_hour: Hour
+    configured: Bucket,
+    tables: Path,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+    pandas: Any,
 ) -> None:
     configured.spend("acme", "users", LIFETIME, {"alice": "0.662"})
     result = run_job(instance, current_hour)
@@ -105,7 +108,7 @@ def test_the_shown_one_liners_read_the_tables(
         part.split("```")[0]
         for part in (shown.partition("```python\n")[2], shown.partition("```sql\n")[2])
     )
-    with_pandas = eval(in_python, {"pandas": pd})  # noqa: S307 - it is what we show to people
+    with_pandas = eval(in_python, {"pandas": pandas})  # noqa: S307 - it is what we show to people
     assert [*with_pandas["usage"]] == [Decimal("0.662")]
     with_duckdb = duckdb.execute(f"select tenant, entity, usage from ({in_sql})")
     assert with_duckdb.fetchall() == [("acme", "alice", Decimal("0.662"))]
@@ -118,6 +121,7 @@ def test_the_table_of_a_past_hour_is_rewritten_from_the_database(
     instance: dg.DagsterInstance,
     current_hour: Hour,
     monkeypatch: pytest.MonkeyPatch,
+    pandas: Any,
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
     past = Hour(current_hour.start - timedelta(hours=5))
@@ -136,7 +140,7 @@ def test_the_table_of_a_past_hour_is_rewritten_from_the_database(
     assert result.success
     assert (tables / name).read_bytes() == before
     assert metadata(result, TABLES)["dagster/row_count"] == 1
-    assert [*pd.read_parquet(tables)["usage"]] == [80, 81]
+    assert [*pandas.read_parquet(tables)["usage"]] == [80, 81]
 
 
 def test_an_hour_that_was_never_captured_fails_with_the_reason(
