@@ -182,7 +182,7 @@ def test_a_large_budget_does_not_delay_the_block_of_another(
         gate.answer(costing("10"))
         exhausted = time.monotonic()
         ever = f"{GROUP}.ever.lifetime.user=3Aalice=40example=2Ecom"
-        wait_until(lambda: ever in book.blocked())
+        wait_until(lambda: ever in book.blocked(), every=0.05)
         assert time.monotonic() - exhausted < 1
         if "closes" in change:
             wait_until(lambda: tokens(place, "usage") == {"lifetime", "2026-06-01"})
