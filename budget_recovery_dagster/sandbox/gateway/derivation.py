@@ -245,19 +245,9 @@ class Derivation:
             self._groups[name] = Group(decode_board_key(f"{BOARDS}.{name}"))
         return self._groups[name]
 
-    def _counter(self, name: str, entity: str) -> CounterKey:
-        """Return the counter of these tokens; bursts change known ones, which cost no parsing.
-
-        Raises:
-            UnreadableKeyError: the gateway writes no such name.
-        """
-        group = self._groups.get(name)
-        known = group.counters.get(entity) if group else None
-        return known.counter if known else counter_of(f"{name}.{entity}")
-
     def _change_counter(self, suffix: str, seen: Seen) -> str:
+        counter = counter_of(suffix)
         name, _, entity = suffix.rpartition(".")
-        counter = self._counter(name, entity)
         group = self._group(name)
         if seen.data is None:
             group.counters.pop(entity, None)
@@ -271,8 +261,8 @@ class Derivation:
         return name
 
     def _change_block(self, suffix: str, seen: Seen) -> str:
+        counter_of(suffix)
         name, _, entity = suffix.rpartition(".")
-        self._counter(name, entity)
         group = self._group(name)
         if _is_new(seen, group.blocked.get(entity, NOTHING)):
             group.blocked[entity] = seen

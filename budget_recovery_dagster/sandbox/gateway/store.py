@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import nats.errors
@@ -117,6 +118,8 @@ def suffix_of(counter: CounterKey) -> str:
     return encode_key(counter).removeprefix(f"{COUNTERS}.")
 
 
+# A burst changes the same counters and their blocks again and again.
+@lru_cache(maxsize=100_000)
 def counter_of(suffix: str) -> CounterKey:
     """Read what ``suffix_of`` writes.
 
