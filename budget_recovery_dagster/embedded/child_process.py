@@ -292,8 +292,9 @@ class _BoundToParent:
 
     def __call__(self) -> None:
         # A shell that starts this process in the background makes it, and therefore its children,
-        # ignore SIGINT.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # ignore SIGINT. Dagster then makes it ignore SIGTERM too.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         if sys.platform == "linux":
             if self._libc.prctl(_PR_SET_PDEATHSIG, int(self._death_signal), 0, 0, 0) != 0:
                 raise OSError(ctypes.get_errno(), "prctl")

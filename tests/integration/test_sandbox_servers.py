@@ -174,6 +174,25 @@ def test_a_killed_parent_ends_the_children_of_its_children(data: Path) -> None:
     wait_until(lambda: not is_running(child) and not is_running(worker))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_child_ends_at_a_signal_that_its_parent_ignores(
+    data: Path, number: signal.Signals
+) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        child = OwnedProcess(
+            Program(
+                *("child", ["sleep", "60"], data / "child.log", {"PATH": os.defpath}),
+                stop_signal=number,
+                grace_seconds=2,
+            )
+        )
+    finally:
+        signal.signal(number, before)
+    child.stop()
+    assert child.exit_code == -number  # not killed after the grace period
+
+
 def test_an_interrupted_wait_ends_the_child(data: Path) -> None:
     child = OwnedProcess(
         Program("child", ["sleep", "60"], data / "child.log", {"PATH": os.defpath})
