@@ -20,6 +20,7 @@ from psycopg.rows import dict_row
 from budget_recovery_dagster.embedded import OwnedProcess, Program
 from budget_recovery_dagster.sandbox import DEFINITIONS, LOCATION, DagsterUi
 from tests.free_ports import unused_port
+from tests.postgres_servers import expire_leases
 from tests.processes import is_running
 from tests.shut_gates import Gate, shut_gate
 from tests.waiting import wait_until
@@ -127,7 +128,7 @@ class Deployment:
     def let_leases_run_out(self) -> None:
         """Expire the lease of a dead worker without waiting for 30 s."""
         with psycopg.connect(self.postgres_url) as database:
-            database.execute("update budget_recovery.lease set expires_at = acquired_at")
+            expire_leases(database)
 
     def stop(self) -> None:
         """Stop all services, and workers that have outlived their code server."""

@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 from budget_recovery_dagster.sandbox import find_running_dev
 from tests.integration.commands import PROGRAM
 from tests.integration.dev_command import START_SECONDS, UNSET, Dev, started
+from tests.postgres_servers import expire_leases
 from tests.waiting import wait_until
 
 CHECK_SECONDS = 30
@@ -109,7 +110,7 @@ class RecoveringDev:
     def let_leases_run_out(self) -> None:
         """Expire the lease of a dead worker without waiting for 30 s."""
         with psycopg.connect(self.postgres_url) as database:
-            database.execute("update budget_recovery.lease set expires_at = acquired_at")
+            expire_leases(database)
 
     def wait_for_a_good_check(self) -> None:
         wait_until(lambda: self.status()["checks"]["newest_good"], seconds=START_SECONDS, every=1)

@@ -29,21 +29,22 @@ from tests.integration.dev_command import (
     PASSWORD,
     START_SECONDS,
     STOP_SECONDS,
+    Dev,
     refusal,
     require_one_snapshot_an_hour,
     started,
     wait_for_an_hour_with,
 )
+from tests.postgres_servers import expire_leases
 from tests.processes import descendants, is_running
 from tests.waiting import wait_until
 
-CAPTURES = "select holder from budget_recovery.lease where name = 'capture' and holder is not null"
-EXPIRE_LEASES = "update budget_recovery.lease set expires_at = acquired_at returning holder"
+HOLDER = "select holder from budget_recovery.lease where name = 'capture'"
 
 
-def rows(url: str, query: str) -> list[tuple[str]]:
-    with psycopg.connect(url) as connection:
-        return connection.execute(query.encode()).fetchall()
+def is_capturing(dev: Dev) -> bool:
+    with psycopg.connect(dev.control_database) as database:
+        return any(holder is not None for (holder,) in database.execute(HOLDER))
 
 
 @pytest.fixture
@@ -154,16 +155,18 @@ def test_a_dev_that_was_killed_during_a_run_repeats_the_snapshot(place: Path) ->
         os.kill(nats_pid, signal.SIGSTOP)
         try:
             assert dev.first_run("STARTED") == waiting
-            # A snapshot is being taken.
-            wait_until(lambda: bool(rows(dev.control_database, CAPTURES)), seconds=60)
+            wait_until(lambda: is_capturing(dev), seconds=60)
             others = set(descendants(dev.process.pid)) - {nats_pid}
             dev.process.kill()
             wait_until(lambda: not any(map(is_running, others)), seconds=60)
         finally:
             os.kill(nats_pid, signal.SIGCONT)
     # The dead run's lease prevents another snapshot for half a minute.
-    with PostgresServer(data / "postgres") as server:
-        rows(server.url("budget_recovery"), EXPIRE_LEASES)
+    with (
+        PostgresServer(data / "postgres") as server,
+        psycopg.connect(server.url("budget_recovery")) as database,
+    ):
+        expire_leases(database)
     with started(data, place / "third.txt") as dev:
         assert {run["id"]: run["status"] for run in dev.runs()}[waiting] == "CANCELED"
         require_one_snapshot_an_hour(dev, since)

@@ -36,6 +36,7 @@ from tests.integration.check_borders import (
 from tests.integration.detection_records import assert_intact, losses, store_row
 from tests.integration.recovery_runs import check, incidents, skipped, state, verdict
 from tests.nats_servers import Bucket, DisturbedNetwork
+from tests.postgres_servers import expire_leases
 
 # The minimum numbers of borders of a check with this finding.
 FIRST = 30
@@ -68,12 +69,6 @@ class Scene:
     def forget(self) -> None:
         """Make the next check the first one."""
         self.database.execute("delete from budget_recovery.store")
-
-    def end_leases(self) -> None:
-        """Expire all held leases."""
-        self.database.execute(
-            "update budget_recovery.lease set expires_at = acquired_at where holder is not null"
-        )
 
     def rebuild(self) -> None:
         self.bucket.destroy()
@@ -189,7 +184,7 @@ def test_a_check_that_stalls_at_any_border_does_not_disturb_others(
     assert scene.check().check.verdict is Verdict.FIRST_SEEN
 
     def stall(_: bool) -> None:  # noqa: FBT001 - as Borders calls it
-        scene.end_leases()
+        expire_leases(scene.database)
         meanwhile(scene)
 
     for borders in each_border(stall, at_least=RENEWAL):
@@ -204,7 +199,7 @@ def test_a_check_that_stalls_during_a_loss_reports_no_second_loss(
     found: list[Verdict] = []
 
     def stall(_: bool) -> None:  # noqa: FBT001 - as Borders calls it
-        scene.end_leases()
+        expire_leases(scene.database)
         scene.rebuild()
         found.append(scene.check().check.verdict)
 

@@ -25,7 +25,7 @@ from tests.integration.recovery_harness import all_stored
 from tests.integration.recovery_runs import incidents, state, usages
 from tests.integration.restore_worker import Overriding, Worker, killed
 from tests.nats_servers import Bucket
-from tests.postgres_servers import kill_server
+from tests.postgres_servers import expire_leases, kill_server
 from tests.waiting import wait_until
 
 LIFETIME = "lifetime"
@@ -106,7 +106,7 @@ def test_three_attempts_killed_while_writing_fail_and_count_what_they_raised(
     found = [0]
     for number, before_write in enumerate((LATE, 150, 50), 1):
         killed(f"run {number}", before_write)
-        database.execute("update budget_recovery.lease set expires_at = acquired_at")
+        expire_leases(database)
         found.append(raised(lost, "acme", "users"))
     assert 0 < found[1] <= found[2] <= found[3] < MANY
 
@@ -132,7 +132,7 @@ def test_three_attempts_killed_after_their_last_write_make_the_store_healthy(
 ) -> None:
     for number in (1, 2, 3):
         killed(f"run {number}", 0)
-        database.execute("update budget_recovery.lease set expires_at = acquired_at")
+        expire_leases(database)
     assert state(database) == "recovering"
     before = all_stored(lost)
 
@@ -170,7 +170,7 @@ def test_a_database_killed_while_the_incident_is_closed_only_delays_the_end(
     with psycopg.connect(doomed_server.url(), autocommit=True) as database:
         assert state(database) == "recovering"
         assert [number for number, _ in attempts(database)] == [1, 2, 3]
-        database.execute("update budget_recovery.lease set expires_at = acquired_at")
+        expire_leases(database)
 
         assert isinstance(run("the last"), Recovered)
 
