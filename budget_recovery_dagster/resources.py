@@ -26,7 +26,7 @@ def failure(
     """Return the failure of a step: first what happened, then what to do."""
     return dg.Failure(
         description=f"{message} Try: {hint}",
-        metadata={"what_to_do": hint, **(metadata or {})},
+        metadata={"action": hint, **(metadata or {})},
         allow_retries=allow_retries,
     )
 

@@ -210,7 +210,7 @@ def supervise_restore(
             )
         case PutOnHold(incident, run):
             plane.incidents.hold(
-                f"its run {run.short_id} was terminated.", "the person who did", judged=incident
+                f"run {run.short_id} was terminated in Dagster", "unknown user", judged=incident
             )
             return Supervised(
                 f"Run {run.short_id} was terminated, so incident {incident.short_id} is on hold "

@@ -273,8 +273,8 @@ def _judged_hour(context: dg.AssetCheckExecutionContext, plane: ControlPlane) ->
     return Hour.parse(partition) if partition else Hour.containing(plane.clock.now())
 
 
-def _row(tenant: str, what: str, detail: str, what_to_do: str = "") -> Row:
-    return {"tenant": tenant, "what": what, "detail": detail, "what_to_do": what_to_do}
+def _row(tenant: str, finding: str, detail: str, action: str = "") -> Row:
+    return {"tenant": tenant, "finding": finding, "detail": detail, "action": action}
 
 
 def _gaps_of(snapshot: CaptureSummary) -> Iterator[Row]:

@@ -99,7 +99,7 @@ def _row(ages: PointAges, tenant: str) -> Row:
         "tenant": tenant,
         "newest_snapshot": newest,
         "age": old,
-        "what_to_do": "see tenant_coverage and the last runs of hourly_snapshot_job for the reason "
+        "action": "see tenant_coverage and the last runs of hourly_snapshot_job for the reason "
         "why the tenant is not captured.",
     }
 
@@ -109,7 +109,7 @@ def _damaged_row(ages: PointAges, tenant: str) -> Row:
         "tenant": tenant,
         "newest_snapshot": "",
         "age": "",
-        "what_to_do": f"{counted(ages.damaged[tenant], 'damaged record')} (checksum mismatch): "
+        "action": f"{counted(ages.damaged[tenant], 'damaged record')} (checksum mismatch): "
         "preview the tenant to see which windows lose usage; check the disk of the database.",
     }
 

@@ -50,7 +50,7 @@ _console = answers(soft_wrap=True)
 def dev(port: int, host: str, data_dir: Path | None) -> None:
     """Run all services on this machine, with simulated traffic, until Ctrl-C.
 
-    PostgreSQL and NATS come with the package. To use your own servers, set
+    PostgreSQL and NATS come from the Python wheels of the extra `sandbox`. To use your own, set
     BUDGET_RECOVERY_POSTGRES_URL and BUDGET_RECOVERY_NATS_URL. With your own NATS, there is no
     simulated traffic.
     """

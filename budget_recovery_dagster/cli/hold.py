@@ -11,6 +11,7 @@ from budget_recovery_dagster.cli.options import (
     settings_with_database,
 )
 from budget_recovery_dagster.presentation.documents import held_json
+from budget_recovery_dagster.presentation.text import release_report
 from budget_recovery_dagster.services.restore.manual import hold_restore, release_restore
 from budget_recovery_dagster.wiring import opened_control_plane
 
@@ -36,7 +37,9 @@ def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
         return
     held = incident.held
     if held is not None and (held.reason, held.by) != (reason, current_user()):
-        click.echo(f"It was already on hold: {incident.on_hold}")
+        click.echo(f"{incident.on_hold}")
+        click.echo("The new reason is not stored. To continue: budget-recovery release")
+        return
     click.echo(f"Incident {incident.short_id} is on hold. To continue: budget-recovery release")
 
 
@@ -44,13 +47,15 @@ def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
 @json_option
 @data_dir_option
 def release(data_dir: Path | None, *, as_json: bool) -> None:
-    """Resume the automatic restore of the open incident within 30 s, with three new attempts.
+    """Release the hold of the open incident.
+
+    The automatic restore starts within 30 s, with three new attempts.
 
     Uses the database of BUDGET_RECOVERY_POSTGRES_URL, or that of the running `budget-recovery dev`.
     """
     with opened_control_plane(settings_with_database(data_dir)) as plane:
-        incident = release_restore(plane, by=current_user())
+        released = release_restore(plane, by=current_user())
     if as_json:
-        click.echo(held_json(incident))
+        click.echo(held_json(released.incident))
         return
-    click.echo(f"Released incident {incident.short_id}. The restore starts within 30 s.")
+    click.echo(release_report(released))

@@ -64,8 +64,8 @@ class _Commands(click.Group):
 def main() -> None:
     """Back up the budget counters of an AI gateway and restore them after a loss.
 
-    Exit codes, if a command's help has no others: 0, done; 1, failed; 2, refused, nothing was
-    done.
+    Exit codes, unless a command lists its own: 0, done; 1, failed; 2, refused or declined, nothing
+    was done.
     """
 
 

@@ -10,7 +10,7 @@ from budget_recovery_dagster.settings import load_settings
 def migrate() -> None:
     """Create or upgrade the schema in the database of BUDGET_RECOVERY_POSTGRES_URL.
 
-    Run it as the owner of the database. It is safe to repeat.
+    The user in that URL must be the role that owns the database. It is safe to repeat.
     """
     migration = database.migrate(load_settings().require_postgres_url())
     if not migration.changed:

@@ -75,7 +75,8 @@ order_options = _together(
     click.option(
         "--accept-unconverged",
         is_flag=True,
-        help="Continue even if replicas of the store are missing or behind.",
+        help="Continue although replicas of the store are missing or behind. Only if they will not"
+        " come back: they may hold the only copy of recent usage.",
     ),
 )
 """The options of an order; see ``order_of``."""

@@ -36,7 +36,7 @@ def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
         raise click.UsageError("--json needs --yes: it cannot ask for confirmation.")
     require_reason(options["reason"])
     if not yes and not _is_wanted():
-        click.echo("Nothing is resolved.")
+        click.echo("The incident stays open.")
         raise click.exceptions.Exit(_DECLINED)
     settings = settings_with_servers(data_dir)
     with opened_control_plane(settings) as plane, progress("Reading") as report:
@@ -57,6 +57,7 @@ def resolve(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
 
 
 def _is_wanted() -> bool:
-    require_terminal("Nothing is resolved")
-    click.echo("Usage that only snapshots hold is not restored; see `budget-recovery preview`.")
+    require_terminal("The incident stays open")
+    click.echo("Usage that exists only in snapshots will not be restored.")
+    click.echo("`budget-recovery preview` shows it.")
     return confirmed("Accept the store as it is?")

@@ -50,11 +50,11 @@ def restore(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
     """Raise the chosen counters to the usage in the snapshots. No counter is ever lowered.
 
     The command shows a preview and asks for confirmation. Then it raises the counters and reports
-    every difference from the preview. If no counter of the store is then lower than in the
+    the differences from the preview. If no counter of the store is then lower than in the
     snapshots, the command closes the open incident.
 
     Exit codes: 0, restored; 1, not all restored, but raised counters stay raised; 2, nothing
-    restored.
+    restored; 130, interrupted, raised counters stay raised.
     """
     if as_json and not yes:
         raise click.UsageError("--json needs --yes: it cannot ask for confirmation.")

@@ -45,7 +45,7 @@ def wipe(context: click.Context, data_dir: Path | None, *, yes: bool) -> None:
     stream = gateway.bucket_stream(bucket.bucket)
     _console.print(Text.assemble(("Wiped:", "bold red"), f" stream {stream} is deleted."))
     if seconds is None:
-        _console.print("The gateway has not created a new one yet; gateway.log says why.")
+        _console.print("The gateway has not created a new one yet: see gateway.log.")
     else:
         _console.print(f"The gateway created an empty one after {seconds:.1f} s.")
     status = ["budget-recovery", "status"]

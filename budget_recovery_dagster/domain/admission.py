@@ -85,7 +85,8 @@ def require_free(name: str, holding: Holding | None, now: datetime) -> None:
     if holding is not None and holder_at(holding, now) is not None:
         raise LeaseHeldError(
             f"Another {name} is running: {holding.holder}, since {_utc(holding.acquired_at)}.",
-            f"wait for it to end; if it died, its lease expires at {_utc(holding.expires_at)}.",
+            "wait for it to end. If that worker died, its lease expires at "
+            f"{_utc(holding.expires_at)}.",
         )
 
 

@@ -231,8 +231,8 @@ class Incident:
         if self.held is None or not self.is_held:
             return None
         return (
-            f"Incident {self.short_id} is on hold since {self.held.at:%Y-%m-%d %H:%M:%S} UTC, "
-            f"by {self.held.by}: {self.held.reason}"
+            f"Incident {self.short_id} has been on hold since {self.held.at:%Y-%m-%d %H:%M:%S} UTC,"
+            f" by {self.held.by}: {self.held.reason}"
         )
 
     @property

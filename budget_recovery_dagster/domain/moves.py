@@ -154,7 +154,7 @@ def require_not_held(incident: Incident) -> None:
     if incident.on_hold is not None:
         raise IncidentHeldError(
             incident.on_hold,
-            "run `budget-recovery release` once the reason is gone.",
+            "fix the cause of the hold, then run `budget-recovery release`.",
         )
 
 

@@ -267,11 +267,11 @@ class RestoreChoice:
     def __str__(self) -> str:
         whose = "every tenant" if self.tenant is None else f"tenant {self.tenant!r}"
         what = whose if self.budget is None else f"budget {self.budget!r} of {whose}"
-        source = (
-            "the latest" if self.snapshot is None else f"the snapshot of {timestamp(self.snapshot)}"
-        )
+        source = "highest usage in all snapshots"
+        if self.snapshot is not None:
+            source = f"from the snapshot of {timestamp(self.snapshot)}"
         despite = ", including reset usage" if self.despite_resets else ""
-        return f"{what}, from {source}{despite}"
+        return f"{what}, {source}{despite}"
 
 
 def timestamp(at: datetime) -> str:

@@ -6,7 +6,7 @@ from pydantic import Field
 from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_time
-from budget_recovery_dagster.presentation.text import reset_report
+from budget_recovery_dagster.presentation.text import release_report, reset_report
 from budget_recovery_dagster.resources import (
     ControlPlaneParam,
     failure,
@@ -63,8 +63,8 @@ def release_incident(context: dg.OpExecutionContext, control_plane: ControlPlane
         dagster.Failure: no restore is under way.
     """
     with control_plane.opened_in_step() as plane:
-        incident = release_restore(plane, by=f"run {context.run.run_id[:8]}")
-    context.log.info(f"Released incident {incident.short_id}. The restore starts within 30 s.")
+        released = release_restore(plane, by=f"run {context.run.run_id[:8]}")
+    context.log.info(release_report(released))
 
 
 class ResolveConfig(dg.Config):

@@ -419,7 +419,7 @@ def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
     """Show what was restored, by whom and why, and what differed from the preview."""
     audits = [entry for tenant in applied.tenants for entry in tenant.entries]
     shown = [entry for entry in audits if entry.raised or entry.notes]
-    metadata: dict[str, Any] = {"what_was_done": applied_headline(applied)}
+    metadata: dict[str, Any] = {"result": applied_headline(applied)}
     if text := end_of_incident(applied):
         metadata["incident"] = text
     metadata |= {

@@ -118,7 +118,7 @@ def _print_tenant(
     console: Console, tenant: TenantPreview, windows: Sequence[WindowPreview], preview: Preview
 ) -> None:
     console.print()
-    line = f": {tenant_line(tenant, preview.at)}"
+    line = f": {tenant_line(tenant, preview)}"
     print_row(console, [(tenant.tenant, "bold"), (line, "red" if tenant.failure else "")])
     for note in tenant_notes(tenant):
         print_row(console, note, indent=2)
@@ -143,7 +143,7 @@ def print_applied(console: Console, applied: Applied) -> None:
         print_row(console, difference_line(difference), indent=2)
     if len(applied.differences) > _DIFFERENCES:
         more = len(applied.differences) - _DIFFERENCES
-        print_row(console, f"{more:,} more; --json lists all.", indent=2)
+        print_row(console, f"{more:,} more, not shown: only --json prints all.", indent=2)
     notes = [
         f"{tenant.tenant}, {entry.of}: {note}"
         for tenant in applied.tenants
@@ -153,7 +153,9 @@ def print_applied(console: Console, applied: Applied) -> None:
     for note in notes[:_NOTES]:
         print_row(console, [("Note    ", "bold"), (note, "")])
     if len(notes) > _NOTES:
-        print_row(console, f"{len(notes) - _NOTES:,} more notes; --json lists all.")
+        print_row(
+            console, f"{len(notes) - _NOTES:,} more notes, not shown: only --json prints all."
+        )
     if applied.failure is not None:
         print_row(console, [("Failed  ", "bold red"), (str(applied.failure), "")])
     if text := end_of_incident(applied):
@@ -215,12 +217,12 @@ def _open_incident(incident: Incident, status: Status) -> Iterator[str]:
         yield f"Newest attempt: {attempt.outcome}"
     waiting = incident.waiting
     if waiting is not None:
-        checks = counted(waiting.waits, "check")
-        yield f"Waiting for {in_words(age(waiting.since, now))}, {checks}: {waiting.reason}"
+        began = f"{clock_time(waiting.since, now)} ({in_words(age(waiting.since, now))})"
+        yield f"Waiting since {began}, checked {counted(waiting.waits, 'time')}: {waiting.reason}"
     yield from _hold(incident, now)
     if incident.given_up is not None:
         given_up = incident.given_up
-        yield f"Given up {since(given_up.at, now)}: {FAILURES[given_up.reason]}"
+        yield f"Failed {since(given_up.at, now)}: {FAILURES[given_up.reason]}"
         yield given_up.detail
     yield _uncovered(incident, now)
 

@@ -9,12 +9,12 @@ from enum import StrEnum
 from rich.console import Console
 
 from budget_recovery_dagster.domain.counters import format_usage, shown_entity
-from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, FailureReason, Incident
+from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
 from budget_recovery_dagster.domain.plan import Change, Difference
 from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone, Reset, is_too_old
 from budget_recovery_dagster.domain.windows import in_words
 from budget_recovery_dagster.services.resets import RecordedReset
-from budget_recovery_dagster.services.restore.manual import Applied
+from budget_recovery_dagster.services.restore.manual import Applied, Released
 from budget_recovery_dagster.services.restore.preview import (
     EntryPreview,
     Preview,
@@ -25,17 +25,17 @@ from budget_recovery_dagster.services.restore.tenants import counted, listed
 from budget_recovery_dagster.services.status import Condition, Doubt, Status
 
 FAILURES: Mapping[FailureReason, str] = {
-    FailureReason.NO_SNAPSHOTS: "there are no snapshots to restore from",
-    FailureReason.NOT_WRITTEN: "writing back did not succeed",
+    FailureReason.NO_SNAPSHOTS: "no snapshots to restore from",
+    FailureReason.NOT_WRITTEN: "all attempts failed",
 }
 CHANGES: Mapping[Change, str] = {
-    Change.RECORDED: "the snapshots have another usage",
-    Change.CLOSED: "its window has closed",
-    Change.UNREADABLE: "its live counter has become unreadable",
-    Change.READABLE: "its live counter has become readable",
-    Change.NEW: "it was not in the preview",
-    Change.GONE: "it is no longer in any snapshot",
-    Change.LIVE: "its live usage has changed",
+    Change.RECORDED: "snapshot usage changed",
+    Change.CLOSED: "window closed",
+    Change.UNREADABLE: "live counter became unreadable",
+    Change.READABLE: "live counter became readable",
+    Change.NEW: "not in the preview",
+    Change.GONE: "no longer in a snapshot",
+    Change.LIVE: "live usage changed",
 }
 """Labels of codes that need more than their own words; programs read the codes."""
 
@@ -129,13 +129,15 @@ def store_line(preview: Preview) -> str:
     return f"{preview.recovery.state.name}{is_open}; {preview.identity}"
 
 
-def tenant_line(tenant: TenantPreview, now: datetime) -> str:
-    """Describe the newest snapshot that a tenant would be restored from."""
+def tenant_line(tenant: TenantPreview, preview: Preview) -> str:
+    """Describe the snapshot that a tenant would be restored from: the newest, or the chosen one."""
     if tenant.failure is not None:
         return "could not be read"
+    is_chosen = preview.choice.snapshot is not None
     if tenant.point_at is None:
-        return "not in the chosen snapshot"
-    return f"newest snapshot {since(tenant.point_at, now)}"
+        return "not in the chosen snapshot" if is_chosen else "no snapshot"
+    what = "from the snapshot" if is_chosen else "newest snapshot"
+    return f"{what} {since(tenant.point_at, preview.at)}"
 
 
 def tenant_notes(tenant: TenantPreview) -> Iterator[str]:
@@ -308,12 +310,23 @@ def end_of_incident(applied: Applied) -> str | None:
     left = []
     if remainder.counters:
         lower = counted(remainder.counters, "counter")
-        left.append(f"{lower} of the store lower than in the snapshots.")
+        left.append(f"{lower} still lower than in the snapshots.")
     left += [*remainder.unknown(), *remainder.unseen]
-    next_step = "Restore every tenant from the latest snapshots, or resolve the incident."
+    next_step = (
+        "Restore every tenant with `budget-recovery restore`, or accept the store with"
+        " `budget-recovery resolve`."
+    )
     if incident.given_up is None and not incident.is_held:
         next_step = "The automatic restore continues with the rest."
     return f"Incident {incident.short_id} stays open: {' '.join(left)} {next_step}"
+
+
+def release_report(released: Released) -> str:
+    """Describe what a release did."""
+    incident = released.incident.short_id
+    if released.was_on_hold:
+        return f"Released incident {incident}. The restore starts within 30 s."
+    return f"Incident {incident} is not on hold. Nothing was changed."
 
 
 def reset_report(recorded: RecordedReset) -> tuple[str, ...]:
@@ -367,7 +380,10 @@ _STEPS: Mapping[Doubt, str] = {
     Doubt.CHECK_IN_FUTURE: _CLOCKS_STEP,
     Doubt.SNAPSHOT_IN_FUTURE: _CLOCKS_STEP,
     Doubt.LOSS_FOUND: ("Wait for the next check, which opens an incident if it confirms the loss."),
-    Doubt.CHECKS_UNKNOWN: "Make the store reachable again, then wait for the next check.",
+    Doubt.CHECKS_UNKNOWN: (
+        "Fix the cause above, which `budget-recovery doctor` shows in detail. Then wait for the"
+        " next check."
+    ),
     Doubt.NEVER_INTACT: _CHECKS_STEP,
     Doubt.OVERDUE: _CHECKS_STEP,
 }
@@ -455,12 +471,12 @@ def _step_of_recovery(status: Status) -> str:
         return "See the log of restore_supervisor_sensor in Dagster: no incident is open."
     if incident.held is not None and incident.is_held:
         return (
-            f"Remove the reason of the hold ({incident.held.reason.rstrip('.')}), then run"
-            " `budget-recovery release`: no automatic restore starts until then."
+            f"On hold: {incident.held.reason.rstrip('.')}. Fix the cause of the hold, then run"
+            " `budget-recovery release`. No automatic restore starts until then."
         )
     if status.worker is not None:
         return f"Nothing to do: {status.worker} is restoring."
-    due = incident.next_launch_at or incident.released_at or incident.opened_at
+    due = incident.next_launch_at or _last_step_at(incident, status.attempt)
     if status.at - due > _LAUNCH_IS_LATE:
         return (
             f"The restore was due at {clock_time(due, status.at)}: check in Dagster that the daemon"
@@ -471,8 +487,8 @@ def _step_of_recovery(status: Status) -> str:
     if incident.waiting is not None:
         reason = incident.waiting.reason.rstrip(".")
         return (
-            f"Bring all servers of the store up; the restore waits for them ({reason}) and checks"
-            f" again {is_next}."
+            f"The restore waits for the store: {reason}. Fix the cause; the restore checks the"
+            f" store again {is_next}."
         )
     if incident.attempts >= MAX_ATTEMPTS:
         step = f"all attempts are used; the final check is due {is_next}"
@@ -481,6 +497,12 @@ def _step_of_recovery(status: Status) -> str:
     else:
         step = f"the launch of a restore is due {is_next}"
     return f"Nothing to do: {step}."
+
+
+def _last_step_at(incident: Incident, attempt: Attempt | None) -> datetime:
+    """Return when the restore last began, ended or was released; the next launch is due then."""
+    attempted = (attempt.ended_at or attempt.started_at) if attempt else None
+    return max(filter(None, (incident.opened_at, incident.released_at, attempted)))
 
 
 def _step_after_failure(incident: Incident | None) -> str:
@@ -493,7 +515,7 @@ def _step_after_failure(incident: Incident | None) -> str:
             " with `budget-recovery resolve`, so that captures resume."
         )
     return (
-        f"Fix the cause: {given_up.detail} Then run `budget-recovery preview` and"
+        f"{given_up.detail} Fix the cause, then run `budget-recovery preview` and"
         " `budget-recovery restore`, or accept the store as it is with `budget-recovery resolve`."
         " Captures are paused until then."
     )

@@ -51,7 +51,7 @@ def test_a_hold_prevents_launches_and_attempts(plane: ControlPlane) -> None:
     with pytest.raises(IncidentHeldError) as refused:
         claim_attempt(plane, held)
     assert refused.value.message == (
-        f"Incident {held.short_id} is on hold since 2026-11-25 12:00:00 UTC, by ann: "
+        f"Incident {held.short_id} has been on hold since 2026-11-25 12:00:00 UTC, by ann: "
         "the disk is changed"
     )
     assert "budget-recovery release" in refused.value.hint

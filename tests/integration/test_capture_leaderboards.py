@@ -120,9 +120,9 @@ def test_an_unreadable_leaderboard_is_reported_and_is_not_a_drop(
     assert details(checks(result)["tenant_coverage"]) == [
         {
             "tenant": "acme",
-            "what": "unreadable value leaderboard.acme.users.lifetime",
+            "finding": "unreadable value leaderboard.acme.users.lifetime",
             "detail": "entries is not a list",
-            "what_to_do": "",
+            "action": "",
         }
     ]
     assert checks(result)["usage_never_drops"].passed

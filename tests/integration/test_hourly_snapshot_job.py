@@ -87,9 +87,9 @@ def test_unreadable_values_are_reported_and_the_others_are_stored(
     assert details(coverage) == [
         {
             "tenant": "acme",
-            "what": "unreadable value usage.acme.users.lifetime.bad",
+            "finding": "unreadable value usage.acme.users.lifetime.bad",
             "detail": "-5 is negative",
-            "what_to_do": "",
+            "action": "",
         }
     ]
     assert checks(result)["usage_never_drops"].passed

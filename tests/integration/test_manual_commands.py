@@ -72,7 +72,7 @@ def test_preview_shows_everything_and_writes_nothing(lost: Harness) -> None:
     before = all_stored(lost.bucket)
     lines = page("preview")
     assert lines[0].startswith("PREVIEW at ")
-    assert "Choice  every tenant, from the latest" in lines
+    assert "Choice  every tenant, highest usage in all snapshots" in lines
     assert "Result  4 counters in 3 windows would be raised." in lines
     assert "    raises 2 of 2 counters: 0 -> 50.5 (+50.5)" in lines
     assert "    [++++++++++++++++++++++++] nothing -> 30.5" in lines

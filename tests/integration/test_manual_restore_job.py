@@ -59,7 +59,7 @@ def test_a_preview_shows_what_would_be_done_and_writes_nothing(
     assert lost.info().state.last_seq == before
     metadata = shown(result)
     assert metadata["what_would_be_done"] == "3 counters in 2 windows would be raised."
-    assert metadata["choice"] == "every tenant, from the latest"
+    assert metadata["choice"] == "every tenant, highest usage in all snapshots"
     assert metadata["counters_to_raise"] == 3
     windows = {row["tenant"]: row for row in metadata["windows"]}
     assert windows["acme"]["usage"] == "0 -> 110"
@@ -101,10 +101,10 @@ def test_a_manual_restore_turns_a_failed_store_healthy(
     assert state(database) == "healthy"
     assert usages(failed, "acme", "total", LIFETIME) == {None: "80", "alice": "30"}
     metadata = shown(result)
-    assert metadata["what_was_done"].startswith("3 counters raised, ")
+    assert metadata["result"].startswith("3 counters raised, ")
     assert metadata["reason"] == "the disk has room again"
     assert metadata["preview"].startswith("No difference from the preview of ")
-    assert metadata["incident"].endswith("did not come back.")
+    assert " and the loss is not restored" in metadata["incident"]
     table = {row["tenant"]: row for row in metadata["before_and_after"]}
     assert (table["acme"]["before"], table["acme"]["after"]) == ("0", "110")
     (incident,) = incidents(database)
@@ -122,7 +122,7 @@ def test_differences_from_the_preview_are_shown(lost: Bucket, instance: dg.Dagst
     metadata = shown(
         run_manual_restore(instance, tenant="acme", mode="apply", reason="acme called")
     )
-    assert metadata["preview"].endswith("its live usage has changed: 1.")
+    assert metadata["preview"].endswith("live usage changed: 1.")
     assert metadata["differences"] == [
         {
             "tenant": "acme",
@@ -135,7 +135,7 @@ def test_differences_from_the_preview_are_shown(lost: Bucket, instance: dg.Dagst
         }
     ]
     assert metadata["incident"].endswith(
-        "stays open: 1 counter of the store lower than in the snapshots. The automatic "
+        "stays open: 1 counter still lower than in the snapshots. The automatic "
         "restore continues with the rest."
     )
 

@@ -95,7 +95,7 @@ def test_three_attempts_with_refused_writes_fail_with_that_reason(
     result = run_restore(instance, request.tags)
 
     assert not result.success
-    assert "writing back did not succeed" in failure_text(result)
+    assert "all attempts failed" in failure_text(result)
     assert "maximum bytes exceeded" in failure_text(result)
     assert outcome(instance, result) == "failed"
     assert state(database) == "failed"

@@ -272,7 +272,7 @@ def test_an_incident_reports_the_time_that_no_snapshot_covers(harness: Harness) 
     incident = harness.recover()
 
     assert incident.ended is not None
-    for part in ("2026-11-28 12:00", "2026-11-28 12:40", "40 min", "did not come back"):
+    for part in ("2026-11-28 12:00", "2026-11-28 12:40", "40 min", "is not restored"):
         assert part in incident.ended.detail
     # Exactly the usage of the recovery point.
     assert usages(harness.bucket, "acme", "total", LIFETIME) == {None: "80"}

@@ -100,7 +100,7 @@ def test_a_restore_writes_only_lower_and_missing_counters(
     users = entries["acme", "users", LIFETIME]
     assert (users.entries, users.raised, users.kept, users.skipped) == (5, 3, 1, 1)
     (note,) = users.notes
-    assert "1 counter left: the live value is unreadable: 'dave'" in note
+    assert "1 counter skipped: the live value is unreadable: 'dave'" in note
     assert "NaN" in note
     assert entries["acme", "users", "2026-05"].notes == ("skipped, the window has closed",)
     # Tenants without a loss are not reported.

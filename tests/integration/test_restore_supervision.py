@@ -144,10 +144,10 @@ def test_a_canceled_run_holds_the_incident_until_a_release_launches_a_new_one(
 
     assert "is on hold until `budget-recovery release`." in skipped(supervise(instance))
     for tick in (supervise(instance), check(instance)):
-        assert f"its run {run.run_id[:8]} was terminated." in skipped(tick)
+        assert f"run {run.run_id[:8]} was terminated in Dagster" in skipped(tick)
     assert outcome(instance, run_restore(instance, request_.tags)) == "nothing_to_do"
     page = " ".join(command("status").output.split())
-    assert f"its run {run.run_id[:8]} was terminated" in page
+    assert f"run {run.run_id[:8]} was terminated in Dagster" in page
     assert "budget-recovery release" in page
 
     assert command("release").exit_code == 0
@@ -206,12 +206,18 @@ def test_an_incident_on_hold_keeps_its_first_reason_and_is_released_once(
     assert held[0]["held_by"] == f"run {first.run_id[:8]}"
     again = command("hold", "--reason", "another")
     assert again.exit_code == 0
+    assert ", by run " in again.output
+    assert "The new reason is not stored." in again.output
     assert incidents(database) == held
     assert "the disk is changed" in skipped(supervise(instance))
     assert run_job(instance, "release_restore_job").success
     released = incidents(database)
     # A second release succeeds and changes nothing.
-    assert command("release").exit_code == 0
+    second = command("release")
+    assert (second.exit_code, second.output) == (
+        0,
+        f"Incident {held[0]['incident_id'][:8]} is not on hold. Nothing was changed.\n",
+    )
     assert incidents(database) == released
     (request,) = requested(supervise(instance))
     assert request.run_key == f"{released[0]['incident_id']}/launch-2"

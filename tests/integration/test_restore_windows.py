@@ -218,7 +218,7 @@ def test_a_window_that_closes_between_plan_and_write_is_not_written(harness: Har
     assert (month.raised, month.skipped, month.notes) == (
         0,
         1,
-        ("1 counter left: the window has closed",),
+        ("1 counter skipped: the window has closed",),
     )
     assert entries["acme", "total", "2026-Q2"].raised == 1
 

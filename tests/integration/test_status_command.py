@@ -129,8 +129,8 @@ def test_each_state_has_its_page_and_exit_code(opened: ControlPlane, database_ur
     failed = status(database_url)
     assert failed.exit_code == 2
     assert failed.stdout.startswith("FAILED at ")
-    assert "writing back did not succeed" in failed.stdout
-    assert f"\n{NEXT}Fix the cause: The disk is full. " in failed.stdout
+    assert "all attempts failed" in failed.stdout
+    assert f"\n{NEXT}The disk is full. Fix the cause, " in failed.stdout
     for ended in (healthy, recovering, failed):
         require_tidy(ended.stdout)
         assert ended.stderr == ""

@@ -174,7 +174,7 @@ def test_a_value_that_the_store_refuses_is_reported_and_does_not_fail_the_restor
     )
     assert (a.planned, a.raised, a.kept, a.skipped) == (2, 1, 0, 1)
     assert a.notes[0] == (
-        "1 counter left: the store refuses the value: 'alice' (its 53 bytes are more than 50)"
+        "1 counter skipped: the store refuses the value: 'alice' (its 53 bytes are more than 50)"
     )
     assert [note.partition(": ")[0] for note in (*a.notes[1:], *b.notes)] == [
         "leaderboard not rebuilt",

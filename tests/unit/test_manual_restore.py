@@ -124,7 +124,7 @@ def test_the_incident_is_closed_once_no_counter_remains_to_be_raised(failed: Man
     assert ended.outcome is Outcome.RESTORED_MANUALLY
     assert ended.detail.startswith(
         "By ann: the other half. In the whole incident, 3 counters raised in 2 windows of 2 "
-        "tenants. Usage counted from"
+        "tenants. Usage between the newest snapshot ("
     )
     assert (ended.restored.tenants, ended.restored.windows, ended.restored.counters) == (2, 2, 3)
 

@@ -365,8 +365,8 @@ def test_the_time_after_the_last_snapshot_is_reported_as_not_covered(
     assert isinstance(result, Recovered)
     assert result.incident.ended is not None
     assert result.incident.ended.detail.endswith(
-        "Usage counted from 2026-11-25 12:05:00 UTC until the loss, at least until "
-        "2026-11-25 12:45:00 UTC (40 min), is in no snapshot and did not come back."
+        "Usage between the newest snapshot (2026-11-25 12:05:00 UTC) and the loss is not restored: "
+        "at least 40 min, to the last good check (2026-11-25 12:45:00 UTC)."
     )
 
 

@@ -34,7 +34,7 @@ def test_resolve_accepts_the_store_and_reports_what_is_lower(harness: ManualHarn
     assert ended.outcome is Outcome.ACCEPTED
     assert ended.detail.startswith(
         "By ann: it was emptied on purpose. Nothing was raised. Left lower than in the "
-        "snapshots: 3 counters. Usage counted from 2026-11-25 12:05:00 UTC"
+        "snapshots: 3 counters. Usage between the newest snapshot (2026-11-25 12:05:00 UTC)"
     )
     assert resolved.remainder.counters == 3
     assert (harness.usage("a"), harness.usage("b")) == (None, None)

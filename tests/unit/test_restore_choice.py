@@ -118,7 +118,7 @@ def test_an_unknown_tenant_or_budget_is_refused_with_the_choices() -> None:
 
 
 def test_a_choice_describes_itself_and_a_budget_needs_a_tenant() -> None:
-    assert str(RestoreChoice()) == "every tenant, from the latest"
+    assert str(RestoreChoice()) == "every tenant, highest usage in all snapshots"
     choice = RestoreChoice("acme", "team", OLD, despite_resets=True)
     assert str(choice) == (
         "budget 'team' of tenant 'acme', from the snapshot of 2026-11-28T03:00:04.120000Z, "

@@ -80,7 +80,10 @@ def test_the_status_is_unknown_after_three_unknown_checks() -> None:
     assert summary(three) == (
         Condition.UNKNOWN,
         ("The newest 3 checks are unknown: No answer came.",),
-        "Make the store reachable again, then wait for the next check.",
+        (
+            "Fix the cause above, which `budget-recovery doctor` shows in detail. Then wait for the"
+            " next check."
+        ),
     )
 
 
@@ -221,13 +224,21 @@ def test_a_restore_that_does_not_start_points_to_the_daemon() -> None:
     )
 
 
+def test_the_next_launch_is_due_when_the_newest_attempt_has_ended() -> None:
+    open_one = incident(9, attempts=1)
+    ended = attempt(1, of=open_one, is_over=True)
+    known = Known(recovering(open_one), attempts=(ended,))
+    assert ended.ended_at == ago(0.5)
+    assert next_step(known) == "Nothing to do: the launch of a restore is due now."
+
+
 def test_a_waiting_restore_shows_the_reason_and_the_next_check() -> None:
     waiting = Waiting(ago(8), "1 of 3 servers is offline.", 4)
     known = Known(recovering(incident(waiting=waiting, next_launch_at=ago(-2))))
     assert summary(known)[:2] == (Condition.RECOVERING, ())
     assert next_step(known) == (
-        "Bring all servers of the store up; the restore waits for them (1 of 3 servers is"
-        " offline) and checks again at 08:33:02 UTC."
+        "The restore waits for the store: 1 of 3 servers is offline. Fix the cause; the restore"
+        " checks the store again at 08:33:02 UTC."
     )
 
 
@@ -240,8 +251,8 @@ def test_a_hold_shows_how_to_release_it_and_causes_a_warning_after_an_hour(
     assert condition is Condition.RECOVERING
     assert len(doubts) == warnings
     assert step == (
-        "Remove the reason of the hold (The disk is being replaced), then run"
-        " `budget-recovery release`: no automatic restore starts until then."
+        "On hold: The disk is being replaced. Fix the cause of the hold, then run"
+        " `budget-recovery release`. No automatic restore starts until then."
     )
 
 
@@ -258,7 +269,7 @@ def test_the_final_check_is_due_after_all_attempts() -> None:
         (
             FailureReason.NOT_WRITTEN,
             (
-                "Fix the cause: Its disk is full. Then run `budget-recovery preview` and "
+                "Its disk is full. Fix the cause, then run `budget-recovery preview` and "
                 "`budget-recovery restore`"
             ),
         ),

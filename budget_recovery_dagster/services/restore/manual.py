@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from budget_recovery_dagster.domain.admission import LONGEST_RESTORE, RESTORE_LEASE
@@ -445,13 +446,21 @@ def hold_restore(plane: ControlPlane, reason: str, *, by: str) -> Incident:
     return plane.incidents.hold(reason, by, judged=_recovering(plane))
 
 
-def release_restore(plane: ControlPlane, *, by: str) -> Incident:
+class Released(NamedTuple):
+    """The open incident, and whether it was on hold: without a hold, nothing has changed."""
+
+    incident: Incident
+    was_on_hold: bool
+
+
+def release_restore(plane: ControlPlane, *, by: str) -> Released:
     """Let the restore of the open incident continue, with all its attempts.
 
     Raises:
         IncidentMovedError: no incident is being recovered.
     """
-    return plane.incidents.release(by, judged=_recovering(plane))
+    judged = _recovering(plane)
+    return Released(plane.incidents.release(by, judged=judged), judged.is_held)
 
 
 def _recovering(plane: ControlPlane) -> Incident:

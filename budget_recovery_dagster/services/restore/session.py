@@ -446,8 +446,10 @@ def uncovered(incident: Incident) -> str:
     span, since, until = incident.uncovered, incident.newest_point_at, incident.last_good_at
     if span is None or since is None or until is None:
         return "It is unknown since when usage is missing: no check of the store is recorded."
-    sentence = f"Usage counted from {since:%Y-%m-%d %H:%M:%S} UTC until the loss"
+    newest = f"{since:%Y-%m-%d %H:%M:%S} UTC"
+    sentence = f"Usage between the newest snapshot ({newest}) and the loss is not restored"
     # Exact to the second, as the times are shown.
     if span >= timedelta(seconds=1):
-        sentence += f", at least until {until:%Y-%m-%d %H:%M:%S} UTC ({in_words(span)}),"
-    return f"{sentence} is in no snapshot and did not come back."
+        last = f"{until:%Y-%m-%d %H:%M:%S} UTC"
+        sentence += f": at least {in_words(span)}, to the last good check ({last})"
+    return f"{sentence}."

@@ -43,10 +43,10 @@ from budget_recovery_dagster.ports import Clock, UsageStore
 WRITTEN: Mapping[Written, str] = {
     Written.RAISED: "raised",
     Written.KEPT: "kept: the live value is not lower",
-    Written.CLOSED: "left: the window has closed",
-    Written.UNREADABLE: "left: the live value is unreadable",
-    Written.EXPIRED: "left: the key would have expired by now",
-    Written.REFUSED: "left: the store refuses the value",
+    Written.CLOSED: "skipped: the window has closed",
+    Written.UNREADABLE: "skipped: the live value is unreadable",
+    Written.EXPIRED: "skipped: the key would have expired by now",
+    Written.REFUSED: "skipped: the store refuses the value",
 }
 """What became of a counter, for people."""
 
