@@ -14,7 +14,7 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import CodeType, FrameType
@@ -26,40 +26,28 @@ from tests.scenes.stage import Stage, stage
 
 PACKAGE = "budget_recovery_dagster"
 # No hour may end during a trace, which takes less than this even on a busy machine.
-_LONGEST_TRACE = timedelta(seconds=90)
+_LONGEST_TRACE = timedelta(seconds=120)
 NOT_COUNTED = frozenset({"errors.py", "settings.py", "__init__.py"})
 
 
-def trace_capture(servers: Servers) -> list[str]:
-    """Trace a run of the hourly job and its asset checks, on a store with a snapshot."""
-    return in_own_process(_traced, "capture", servers)
+def trace_paths(servers: Servers) -> dict[str, list[str]]:
+    """Trace the three calls, on a store with a snapshot; return the files of each.
+
+    - ``preview``: the command, from its arguments to the printed table.
+    - ``capture``: a run of the hourly job and its asset checks.
+    - ``restore``: a loss, from the sensor that detects it to the end of the restore.
+    """
+    return in_own_process(_traced, servers)
 
 
-def trace_restore(servers: Servers) -> list[str]:
-    """Trace a loss from the sensor that detects it to the end of the restore."""
-    return in_own_process(_traced, "restore", servers)
-
-
-def trace_preview(servers: Servers) -> list[str]:
-    """Trace ``budget-recovery preview`` from its arguments to the printed table."""
-    return in_own_process(_traced, "preview", servers)
-
-
-TRACES: dict[str, Callable[[Servers], list[str]]] = {
-    "capture": trace_capture,
-    "restore": trace_restore,
-    "preview": trace_preview,
-}
-
-
-def _traced(path: str, servers: Servers) -> list[str]:
-    with stage(servers, f"path_{path}", _LONGEST_TRACE) as on:
+def _traced(servers: Servers) -> dict[str, list[str]]:
+    with stage(servers, "call_paths", _LONGEST_TRACE) as on:
         on.command("migrate")
         on.gateway.spend("acme", "team", "lifetime", {None: "30", "user:alice": "20"})
         on.gateway.spend("globex", "total", on.month, {None: "5"})
         on.capture("first capture")
         on.check("check")
-        return _WAYS[path](on)
+        return {"preview": _preview(on), "capture": _capture(on), "restore": _restore(on)}
 
 
 def _capture(on: Stage) -> list[str]:
@@ -95,13 +83,6 @@ def _preview(on: Stage) -> list[str]:
     return files
 
 
-_WAYS: dict[str, Callable[[Stage], list[str]]] = {
-    "capture": _capture,
-    "restore": _restore,
-    "preview": _preview,
-}
-
-
 @contextlib.contextmanager
 def _tracing() -> Iterator[list[str]]:
     """Provide a list that fills with the files whose functions are called, in all threads."""
@@ -112,9 +93,10 @@ def _tracing() -> Iterator[list[str]]:
     seen: set[CodeType] = set()
     files: list[str] = []
 
-    def profile(frame: FrameType, event: str, _argument: object) -> None:
+    def trace(frame: FrameType, _event: str, _argument: object) -> None:
+        # Without a result, only the next call is traced, not the lines of this one.
         code = frame.f_code
-        if event != "call" or code in seen or not code.co_filename.startswith(root):
+        if code in seen or not code.co_filename.startswith(root):
             return
         if _is_import(frame, root):
             # A function that a module calls during its import may be called again later.
@@ -124,13 +106,13 @@ def _tracing() -> Iterator[list[str]]:
         if file not in files and Path(file).name not in NOT_COUNTED:
             files.append(file)
 
-    threading.setprofile(profile)
-    sys.setprofile(profile)
+    threading.settrace(trace)
+    sys.settrace(trace)
     try:
         yield files
     finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
+        sys.settrace(None)
+        threading.settrace(None)
 
 
 def _is_import(frame: FrameType, root: str) -> bool:
@@ -148,8 +130,7 @@ def _is_import(frame: FrameType, root: str) -> bool:
 def main() -> None:
     """Print the three paths."""
     with running_servers() as servers:
-        for name, trace in TRACES.items():
-            files = trace(servers)
+        for name, files in trace_paths(servers).items():
             sys.stdout.write(f"{name}: {len(files)} files\n")
             sys.stdout.writelines(f"  {file}\n" for file in files)
 

@@ -1,6 +1,7 @@
 """Real servers for the tests, started once per session as owned child processes."""
 
 import fcntl
+import gc
 import importlib
 import os
 import shutil
@@ -38,6 +39,12 @@ _NOT_DURABLE = {
     "full_page_writes": "off",
     "max_wal_size": "128MB",
 }
+
+
+def pytest_collection_finish() -> None:
+    """Spare the modules that are loaded by now from each later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 def _directory_of_servers() -> Path | None:

@@ -65,10 +65,18 @@ def database(database_url: str) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
+@pytest.fixture(scope="session")
+def shared_instance() -> Iterator[dg.DagsterInstance]:
+    """Create Dagster's storage in memory once: its migrations take longer than most tests."""
     with dg.DagsterInstance.ephemeral() as instance:
         yield instance
+
+
+@pytest.fixture
+def instance(shared_instance: dg.DagsterInstance) -> Iterator[dg.DagsterInstance]:
+    """Return an instance without runs, events and assets."""
+    yield shared_instance
+    shared_instance.wipe()
 
 
 @pytest.fixture

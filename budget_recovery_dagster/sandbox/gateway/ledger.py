@@ -161,14 +161,17 @@ class Ledger:
 
         With ``up_to`` only charges up to this number count.
         """
-        spend: defaultdict[CounterKey, Decimal] = defaultdict(Decimal)
+        costs: defaultdict[CounterKey, list[Decimal]] = defaultdict(list)
         for charge in self.charges():
             if up_to is not None and charge.number > up_to:
                 break
             for _, counter in budgets.raised_by(charge.request, charge.at):
-                if counter.of.window.is_current(now):
-                    spend[counter] = exact_sum((spend[counter], charge.request.cost))
-        return dict(spend)
+                costs[counter].append(charge.request.cost)
+        return {
+            counter: exact_sum(summands)
+            for counter, summands in costs.items()
+            if counter.of.window.is_current(now)
+        }
 
     def blocked(self) -> frozenset[str]:
         """Return the blocks that the gate last knew."""

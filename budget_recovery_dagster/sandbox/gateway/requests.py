@@ -146,7 +146,7 @@ class Budgets:
                 entity = request.entity(definition)
             except LookupError:
                 continue
-            of = BudgetWindow(definition.budget, _window(definition.period, day))
+            of = _window_of(definition.budget, definition.period, day)
             yield definition, CounterKey(request.tenant, of, entity)
 
     def definition_of(self, key: CounterKey | BoardKey) -> BudgetDefinition | None:
@@ -155,8 +155,8 @@ class Budgets:
 
 
 @lru_cache(maxsize=1024)
-def _window(period: Period, day: date) -> Window:
-    return Window.containing(period, datetime.combine(day, time(), UTC))
+def _window_of(budget: str, period: Period, day: date) -> BudgetWindow:
+    return BudgetWindow(budget, Window.containing(period, datetime.combine(day, time(), UTC)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Dagster's asset pages in a browser: their content, and backfills launched from them."""
+"""Dagster's services: asset pages in a browser, backfills launched from them, recovery."""
 
 import re
 import tempfile
@@ -14,7 +14,8 @@ from playwright.sync_api import Page, expect
 
 from budget_recovery_dagster.domain import Hour
 from tests.acceptance.browser import opened_page
-from tests.integration.dev_command import Dev, started
+from tests.acceptance.recovering_dev import RecoveringDev, recovering_dev
+from tests.integration.dev_command import Dev
 from tests.waiting import wait_until
 
 SNAPSHOTS = "budget_usage_snapshots"
@@ -31,6 +32,21 @@ query RunsOfHour($hour: String!) {
 }
 """
 OVER = {"SUCCESS", "FAILURE", "CANCELED"}
+
+BLOCKED_AND_RESTORED = """
+query Restored {
+  assetOrError(assetKey: {path: ["restored_usage"]}) {
+    ... on Asset {
+      assetMaterializations(limit: 5) {
+        metadataEntries { label ... on IntMetadataEntry { intValue } }
+      }
+    }
+  }
+  runsOrError(filter: {pipelineName: "restore_job"}) {
+    ... on Runs { results { id status tags { key value } } }
+  }
+}
+"""
 
 # Copy the newest snapshots, as if they had been taken earlier.
 COPY_BACK = """
@@ -82,22 +98,66 @@ def page() -> Iterator[Page]:
         yield page
 
 
-# Requires the page first, so that nothing is started without a browser.
 @pytest.fixture(scope="module")
-def running(page: Page, server_dir: Path) -> Iterator[Running]:
-    with tempfile.TemporaryDirectory(dir=server_dir) as directory:
+def recovering(server_dir: Path) -> Iterator[RecoveringDev]:
+    with tempfile.TemporaryDirectory(prefix="of services ", dir=server_dir) as directory:
         place = Path(directory)
         place.chmod(0o755)
-        with started(place / "data", place / "output.txt") as dev:
-            with psycopg.connect(dev.control_database) as connection:
-                rows = connection.execute("select max(captured_at) from budget_recovery.capture")
-                [(newest,)] = rows.fetchall()
-                assert isinstance(newest, datetime)
-                for hours in (2, 4):
-                    for table in ("capture", "budget_record"):
-                        copy = COPY_BACK.format(table=table).encode()
-                        connection.execute(copy, (timedelta(hours=hours),))
-            yield Running(dev, Hour.containing(newest), place / "data" / "tables")
+        with recovering_dev(place) as recovering:
+            yield recovering
+
+
+# Requires the page first, so that nothing is started for it without a browser.
+@pytest.fixture(scope="module")
+def running(page: Page, recovering: RecoveringDev) -> Running:
+    with psycopg.connect(recovering.postgres_url) as connection:
+        rows = connection.execute("select max(captured_at) from budget_recovery.capture")
+        [(newest,)] = rows.fetchall()
+        assert isinstance(newest, datetime)
+        for hours in (2, 4):
+            for table in ("capture", "budget_record"):
+                copy = COPY_BACK.format(table=table).encode()
+                connection.execute(copy, (timedelta(hours=hours),))
+    return Running(recovering.dev, Hour.containing(newest), recovering.data_dir / "tables")
+
+
+# Runs before a page is open: the driver of the browser leaves an event loop running.
+def test_a_wiped_store_is_restored_automatically(recovering: RecoveringDev) -> None:
+    dev = recovering.dev
+    recovering.wait_for_a_good_check()
+    before = dev.counters()
+
+    assert recovering.command("wipe", "--yes").returncode == 0
+    recovering.wait_for_restores(1)
+
+    found = recovering.status()
+    incident = found["last_closed_incident"]
+    assert (found["condition"], found["exit_code"]) == ("healthy", 0)
+    assert incident["ended"]["outcome"] == "restored"
+    assert (incident["attempts"], len(incident["losses"])) == (1, 1)
+    # The snapshot was taken under traffic before these were read; it contains nearly all of them.
+    restored = incident["ended"]["restored"]
+    assert restored["counters"] > len(before) / 2
+    assert recovering.command("status").returncode == 0
+
+    seen = dev.ui.query(BLOCKED_AND_RESTORED)
+    (materialization,) = seen["assetOrError"]["assetMaterializations"]
+    metadata = {
+        entry["label"]: entry.get("intValue") for entry in materialization["metadataEntries"]
+    }
+    assert metadata["counters_raised"] == restored["counters"]
+    (run,) = seen["runsOrError"]["results"]
+    tags = {tag["key"]: tag["value"] for tag in run["tags"]}
+    assert run["status"] == "SUCCESS"
+    assert tags["budget_recovery/incident"] == incident["id"]
+    assert tags["budget_recovery/outcome"] == "restored"
+    assert tags["dagster/run_key"] == f"{incident['id']}/launch-1"
+
+    # A second loss on the same day has its own incident and run.
+    assert recovering.command("wipe", "--yes").returncode == 0
+    recovering.wait_for_restores(2)
+    assert recovering.status()["last_closed_incident"]["id"] != incident["id"]
+    assert len(dev.ui.query(BLOCKED_AND_RESTORED)["runsOrError"]["results"]) == 2
 
 
 def choose(page: Page, hour: Hour) -> None:
