@@ -14,15 +14,11 @@ from budget_recovery_dagster.cli.console import answers, shown_steps, stop_signa
 from budget_recovery_dagster.cli.options import data_dir_option
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.embedded import poll
-from budget_recovery_dagster.sandbox import (
-    DagsterUi,
-    DagsterUiError,
-    RunningDev,
-    announced,
-    held_data_dir,
-)
+from budget_recovery_dagster.sandbox import RunningDev, announced, held_data_dir
 from budget_recovery_dagster.sandbox.dagster_services import (
     ASSET,
+    DagsterUi,
+    DagsterUiError,
     SnapshotRun,
     request_snapshot,
     snapshot_run,

@@ -1,22 +1,12 @@
 """The command ``budget-recovery``."""
 
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import click
 
 from budget_recovery_dagster.cli.console import show_error
-from budget_recovery_dagster.cli.demo import demo
-from budget_recovery_dagster.cli.dev import dev
-from budget_recovery_dagster.cli.doctor import doctor
-from budget_recovery_dagster.cli.hold import hold, release
-from budget_recovery_dagster.cli.migrate import migrate
-from budget_recovery_dagster.cli.preview import preview
-from budget_recovery_dagster.cli.record_reset import record_reset_command
-from budget_recovery_dagster.cli.resolve import resolve
-from budget_recovery_dagster.cli.restore import restore
-from budget_recovery_dagster.cli.snapshots import snapshots
-from budget_recovery_dagster.cli.status import status
-from budget_recovery_dagster.cli.wipe import wipe
 from budget_recovery_dagster.embedded import CannotStartError
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
@@ -28,6 +18,23 @@ from budget_recovery_dagster.errors import (
 )
 from budget_recovery_dagster.presentation.documents import usage_error_json
 from budget_recovery_dagster.sandbox import NoRunningDevError
+
+_COMMANDS: Mapping[str, str] = {
+    "demo": "demo:demo",
+    "dev": "dev:dev",
+    "doctor": "doctor:doctor",
+    "hold": "hold:hold",
+    "migrate": "migrate:migrate",
+    "preview": "preview:preview",
+    "record-reset": "record_reset:record_reset_command",
+    "release": "hold:release",
+    "resolve": "resolve:resolve",
+    "restore": "restore:restore",
+    "snapshots": "snapshots:snapshots",
+    "status": "status:status",
+    "wipe": "wipe:wipe",
+}
+"""The module of each command in this package, and the command's name in it."""
 
 FAILED = 1
 REFUSED = 2
@@ -44,7 +51,23 @@ _REFUSALS = (
 
 
 class _Commands(click.Group):
-    """Shows our own errors as a sentence and a hint; any other error is a bug."""
+    """Shows our own errors as a sentence and a hint; any other error is a bug.
+
+    The module of a command is imported when the command is used: most of them import libraries
+    that the others do not need.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        # For an unknown name, click suggests similar ones from `self.commands`.
+        for name in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:
+            if name not in self.commands:
+                module, _, command = _COMMANDS[name].partition(":")
+                imported = import_module(f"{__package__}.{module}")
+                self.add_command(getattr(imported, command), name)
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         is_json_wanted = "--json" in ctx.args
@@ -67,18 +90,3 @@ def main() -> None:
     Exit codes, unless a command lists its own: 0, done; 1, failed; 2, refused or declined, nothing
     was done.
     """
-
-
-main.add_command(demo)
-main.add_command(dev)
-main.add_command(doctor)
-main.add_command(hold)
-main.add_command(migrate)
-main.add_command(preview)
-main.add_command(record_reset_command)
-main.add_command(release)
-main.add_command(resolve)
-main.add_command(restore)
-main.add_command(snapshots)
-main.add_command(status)
-main.add_command(wipe)

@@ -1,33 +1,22 @@
-"""``budget-recovery dev``: its data directory, and everything that it runs there.
+"""``budget-recovery dev``: everything that it runs in its data directory."""
 
-One instance holds a data directory and publishes its servers in it. Other commands find the servers
-of a running dev there, without any setting.
-"""
-
-import fcntl
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from budget_recovery_dagster.adapters.postgres.database import Database, migrate
 from budget_recovery_dagster.adapters.postgres.plans import PostgresBudgets
 from budget_recovery_dagster.embedded import (
-    CannotStartError,
     NatsServer,
     OwnedProcess,
     PostgresServer,
     Program,
-    UnusableDataError,
-    make_reachable,
-    poll,
-    try_lock,
 )
-from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
+from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.sandbox import gateway
 from budget_recovery_dagster.sandbox.dagster_services import (
     DagsterServices,
@@ -38,13 +27,6 @@ from budget_recovery_dagster.settings import PREFIX, Settings
 
 CONTROL_DATABASE = "budget_recovery"
 DAGSTER_DATABASE = "dagster"
-DEV_FILE = "dev.json"
-"""The file in which the running instance publishes its servers."""
-
-_LOCK_FILE = "dev.lock"
-# `is_held` takes the lock for a short time.
-_LOCK_SECONDS = 0.5
-_PRIVATE = 0o600
 _DAGSTER_URL = f"{PREFIX}DAGSTER_POSTGRES_URL"
 _POSTGRES_URL = f"{PREFIX}POSTGRES_URL"
 # With a bare postgresql:// SQLAlchemy uses another driver, and Dagster's storage fails.
@@ -52,139 +34,6 @@ _DAGSTER_SCHEME = "postgresql+psycopg2://"
 _GATEWAY_SECONDS = 60
 Step = Callable[[str], AbstractContextManager[None]]
 """Shows the name of a step while its context lasts."""
-
-
-class AlreadyRunningError(CannotStartError):
-    """Another instance holds the data directory; the message names its pid."""
-
-
-class NoRunningDevError(BudgetRecoveryError):
-    """No ``budget-recovery dev`` runs on a data directory."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunningDev:
-    """The servers of a running dev; None for the URL of a server that a setting names.
-
-    That URL may hold a password, so it stays in the environment of the instance.
-    """
-
-    ui_url: str
-    bucket: str
-    check_interval_seconds: int
-    nats_url: str | None
-    postgres_url: str | None
-
-
-@contextmanager
-def held_data_dir(directory: Path) -> Iterator[Path]:
-    """Create the directory if it is missing, and hold it against every other instance.
-
-    Raises:
-        AlreadyRunningError: another instance holds it.
-        UnusableDataError: it cannot be created or written, or holds other files.
-    """
-    directory = directory.expanduser().absolute()
-    try:
-        make_reachable(directory)
-        _require_ours(directory)
-        lock = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT, _PRIVATE)
-    except OSError as error:
-        raise UnusableDataError(
-            f"The data directory {directory} cannot be used: {error.strerror}.",
-            "choose another one with --data-dir.",
-        ) from error
-    try:
-        if not poll(lambda: try_lock(lock), seconds=_LOCK_SECONDS):
-            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise AlreadyRunningError(
-                f"budget-recovery dev already runs on {directory} (pid {holder}).",
-                "stop it first, or choose another directory with --data-dir.",
-            )
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        # A killed instance leaves its file.
-        (directory / DEV_FILE).unlink(missing_ok=True)
-        yield directory
-    finally:
-        # The lock file stays: if it were removed, two instances could lock two files of this name.
-        os.close(lock)
-
-
-def _require_ours(directory: Path) -> None:
-    # A new file system contains lost+found.
-    others = {path.name for path in directory.iterdir()} - {"lost+found"}
-    if others and _LOCK_FILE not in others:
-        raise UnusableDataError(
-            f"The data directory {directory} holds other files, such as {min(others)}.",
-            "choose an empty or a new one with --data-dir.",
-        )
-
-
-@contextmanager
-def announced(data_dir: Path, running: RunningDev) -> Iterator[None]:
-    """Publish the servers in the held directory, readable by its owner only, until the end."""
-    file = data_dir / DEV_FILE
-    unfinished = file.with_suffix(".unfinished")
-    unfinished.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as written:
-        json.dump(asdict(running), written)
-    # Readers never see a partial file.
-    unfinished.replace(file)
-    try:
-        yield
-    finally:
-        file.unlink(missing_ok=True)
-
-
-def find_running_dev(data_dir: Path) -> RunningDev:
-    """Return the servers of the dev that runs on a data directory.
-
-    Raises:
-        NoRunningDevError: none runs there, or it is still starting.
-        UnusableDataError: this account may not read it, or another version published it.
-    """
-    directory = data_dir.expanduser().absolute()
-    try:
-        if not _is_held(directory):
-            raise NoRunningDevError(
-                f"No budget-recovery dev runs on {directory}.",
-                "for servers of your own load the environment of the services, which has "
-                "BUDGET_RECOVERY_POSTGRES_URL; else start `budget-recovery dev` there, or name "
-                "its directory with --data-dir.",
-            )
-        return RunningDev(**json.loads((directory / DEV_FILE).read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise NoRunningDevError(
-            f"The budget-recovery dev on {directory} is starting or stopping.",
-            "wait until it prints its addresses, and try again.",
-        ) from error
-    except OSError as error:
-        raise UnusableDataError(
-            f"The data directory {directory} cannot be used: {error.strerror}.",
-            "use the account that runs `budget-recovery dev`, or another --data-dir.",
-        ) from error
-    except (TypeError, ValueError) as error:
-        raise UnusableDataError(
-            f"{directory / DEV_FILE} does not describe a running dev: {error}.",
-            "restart `budget-recovery dev`; its version may differ from that of this command.",
-        ) from error
-
-
-def _is_held(directory: Path) -> bool:
-    """Whether a live instance holds the directory: the kernel releases the lock of a killed one."""
-    try:
-        lock = os.open(directory / _LOCK_FILE, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 @dataclass(frozen=True, slots=True)

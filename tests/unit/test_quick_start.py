@@ -7,14 +7,21 @@ from pathlib import Path
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from click.testing import CliRunner
 
+from budget_recovery_dagster import cli
 from budget_recovery_dagster.adapters.postgres import migrations
+from budget_recovery_dagster.cli.main import main
 
 LIBRARIES = {"alembic", "dagster", "pandas", "pyarrow", "sqlalchemy"}
+SANDBOX = {
+    f"budget_recovery_dagster.{module}"
+    for module in ("cli.demo", "cli.dev", "sandbox.demo", "sandbox.dev", "sandbox.gateway")
+}
 
 
-def loaded_by(statements: str, home: Path) -> str:
-    program = f"import sys\n{statements}\nprint({LIBRARIES} & sys.modules.keys(), file=sys.stderr)"
+def loaded_by(statements: str, home: Path, of: set[str] = LIBRARIES) -> str:
+    program = f"import sys\n{statements}\nprint({of} & sys.modules.keys(), file=sys.stderr)"
     ended = subprocess.run(
         [sys.executable, "-c", program],
         check=True,
@@ -31,17 +38,36 @@ def test_imports_load_no_heavy_library(module: str, tmp_path: Path) -> None:
     assert loaded_by(f"import budget_recovery_dagster.{module}", tmp_path) == "set()"
 
 
+def loaded_by_command(arguments: list[str], home: Path, of: set[str] = LIBRARIES) -> str:
+    statements = (
+        "from budget_recovery_dagster.cli.main import main\n"
+        f"try: main({arguments})\n"
+        "except SystemExit: pass"
+    )
+    return loaded_by(statements, home, of)
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["preview"], ["status"]])
 def test_simple_commands_load_no_heavy_library(arguments: list[str], tmp_path: Path) -> None:
-    assert (
-        loaded_by(
-            "from budget_recovery_dagster.cli.main import main\n"
-            f"try: main({arguments})\n"
-            "except SystemExit: pass",
-            tmp_path,
-        )
-        == "set()"
-    )
+    assert loaded_by_command(arguments, tmp_path) == "set()"
+
+
+# Without settings, these look for a running dev.
+@pytest.mark.parametrize("command", ["doctor", "hold", "preview", "snapshots", "status"])
+def test_commands_load_no_gateway_and_no_other_command(command: str, tmp_path: Path) -> None:
+    arguments = [command, "--reason", "x"] if command == "hold" else [command]
+    assert loaded_by_command(arguments, tmp_path, of=SANDBOX) == "set()"
+
+
+def test_help_lists_every_command_and_a_wrong_name_gets_a_suggestion() -> None:
+    commands = {path.stem for path in Path(cli.__file__).parent.glob("*.py")}
+    shared = {"__init__", "console", "main", "options"}
+    expected = {name.replace("_", "-") for name in commands - shared} | {"release"}
+    shown = CliRunner().invoke(main, ["--help"]).output.split("Commands:\n")[1]
+    lines = [line.split(maxsplit=1) for line in shown.splitlines()]
+    assert [name for name, _ in lines] == sorted(expected)
+    assert all(help_text.endswith(".") for _, help_text in lines)
+    assert "Did you mean 'status'?" in CliRunner().invoke(main, ["stats"]).output
 
 
 def test_the_known_versions_match_the_migrations() -> None:
