@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database
-from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant, timestamp
-from budget_recovery_dagster.domain.snapshots import ListedSnapshot
+from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant
 from budget_recovery_dagster.presentation.documents import snapshots_json
-from budget_recovery_dagster.presentation.terminal import print_row
+from budget_recovery_dagster.presentation.terminal import print_row, print_snapshots
 from budget_recovery_dagster.services.restore.tenants import counted, listed
 from budget_recovery_dagster.wiring import opened_control_plane
 
@@ -46,13 +44,7 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
         print_row(console, "No snapshot is retained.")
         return
     shown = found if show_all else found[:_SHOWN]
-    table = Table("captured at (UTC)", box=None, pad_edge=False, header_style="")
-    for count in ("tenants", "windows", "counters"):
-        table.add_column(count, justify="right")
-    table.add_column("remarks")
-    for each in shown:
-        table.add_row(*_row(each))
-    console.print(table)
+    print_snapshots(console, shown)
     if len(found) > len(shown):
         print_row(console, f"{len(found) - len(shown):,} older; --all lists them.")
     if damaged:
@@ -64,27 +56,3 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
         )
     if budgets:
         print_row(console, f"Budgets of the tenant: {', '.join(budgets)}")
-
-
-def _row(listed: ListedSnapshot) -> list[str]:
-    return [
-        timestamp(listed.captured_at),
-        f"{listed.tenants:,}",
-        f"{listed.records:,}",
-        f"{listed.entries:,}",
-        ", ".join(_remarks(listed)),
-    ]
-
-
-def _remarks(listed: ListedSnapshot) -> list[str]:
-    remarks = [
-        f"{number:,} {what}"
-        for number, what in (
-            (listed.omitted, "omitted"),
-            (listed.unreadable, "unreadable"),
-            (listed.drops, "missing or lower"),
-            (listed.partial, "partial"),
-        )
-        if number
-    ]
-    return [*remarks, "pruned"] if listed.is_pruned else remarks

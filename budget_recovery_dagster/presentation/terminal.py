@@ -4,10 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
+from budget_recovery_dagster.domain.plan import timestamp
 from budget_recovery_dagster.domain.recovery_point import age
+from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.domain.store import Verdict
 from budget_recovery_dagster.domain.windows import in_words
 from budget_recovery_dagster.presentation.text import (
@@ -43,6 +47,7 @@ from budget_recovery_dagster.services.status import MOST_CHECKS, Condition, Stat
 _WIDEST = 100
 _NARROWEST = 20
 _HANGING = 2
+_UNLIMITED = 1000
 Parts = str | Sequence[tuple[str, str]]
 """A text, or its parts, each with a style."""
 
@@ -129,6 +134,48 @@ def _print_tenant(
         print_row(console, [(str(window.of), style)], indent=2)
         for line in window_lines(window, preview.at, tenant.point_at):
             print_row(console, line, indent=4)
+
+
+def print_snapshots(console: Console, snapshots: Iterable[ListedSnapshot]) -> None:
+    """Print a table of snapshots; only the remarks wrap, and in a pipe nothing does."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("captured at (UTC)", no_wrap=True, overflow="ignore")
+    for count in ("tenants", "windows", "counters"):
+        table.add_column(count, justify="right", no_wrap=True, overflow="ignore")
+    table.add_column("remarks")
+    for each in snapshots:
+        table.add_row(*_snapshot_row(each))
+    needed = Measurement.get(console, console.options.update_width(_UNLIMITED), table)
+    if not console.is_terminal:
+        table.width = needed.maximum
+    elif console.width < needed.minimum:
+        # The terminal wraps the lines; rich would cut them.
+        table.width = needed.minimum
+    console.print(table, crop=False)
+
+
+def _snapshot_row(listed: ListedSnapshot) -> list[str]:
+    return [
+        timestamp(listed.captured_at),
+        f"{listed.tenants:,}",
+        f"{listed.records:,}",
+        f"{listed.entries:,}",
+        ", ".join(_remarks(listed)),
+    ]
+
+
+def _remarks(listed: ListedSnapshot) -> list[str]:
+    remarks = [
+        f"{number:,} {what}"
+        for number, what in (
+            (listed.omitted, "omitted"),
+            (listed.unreadable, "unreadable"),
+            (listed.drops, "missing or lower"),
+            (listed.partial, "partial"),
+        )
+        if number
+    ]
+    return [*remarks, "pruned"] if listed.is_pruned else remarks
 
 
 def print_applied(console: Console, applied: Applied) -> None:
