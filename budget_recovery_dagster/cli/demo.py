@@ -41,7 +41,8 @@ def demo(context: click.Context, *, keep: bool) -> None:
     PostgreSQL, NATS and a simulated gateway run in a temporary directory. The demo ignores all
     settings and does not touch a running `budget-recovery dev`.
 
-    Exit codes: 0, everything in the newest snapshot was restored; 1, something was not.
+    Exit codes: 0, everything in the newest snapshot was restored; 1, something was not, or the demo
+    failed; 2, it cannot start; 130, interrupted.
     """
     begun = time.monotonic()
     try:

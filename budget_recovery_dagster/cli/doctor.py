@@ -44,7 +44,7 @@ def doctor(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
     Uses the configured servers, or those of the running `budget-recovery dev`.
 
     Exit codes: 0, no check failed (some may warn); 1, a check failed; 2, no server is configured
-    and no dev runs.
+    and no dev runs, or the report cannot be written.
     """
     try:
         installation = _find(data_dir)

@@ -87,6 +87,6 @@ class _Commands(click.Group):
 def main() -> None:
     """Back up the budget counters of an AI gateway and restore them after a loss.
 
-    Exit codes, unless a command lists its own: 0, done; 1, failed; 2, refused or declined, nothing
-    was done.
+    Exit codes, unless a command lists its own: 0, done; 1, failed; 2, invalid options or settings,
+    refused, or declined.
     """

@@ -65,6 +65,24 @@ def test_every_option_named_without_a_command_exists(page: str) -> None:
             assert span.split()[0] in OPTIONS, span
 
 
+def listed_codes(command: click.Command) -> list[int] | None:
+    """Return the exit codes in a command's help; None: it lists none of its own."""
+    found = re.search(r"Exit codes[^:]*:(.*)", command.help or "", re.DOTALL)
+    return found and [int(code) for code in re.findall(r"\b(\d+),", found[1])]
+
+
+def test_the_help_lists_every_exit_code() -> None:
+    own = {"demo": [0, 1, 2, 130], "doctor": [0, 1, 2], "restore": [0, 1, 2, 130]}
+    own |= {"status": [0, 1, 2, 3], "wipe": [0, 1, 2]}
+    for command in filter(None, COMMANDS):
+        assert listed_codes(command) == own.get(str(command.name)), command.name
+    assert listed_codes(main) == [0, 1, 2]
+    # A move of the incident by someone else is refused with 1, and an invalid option with 2.
+    assert "2, invalid options or settings, refused, or declined." in " ".join(
+        str(main.help).split()
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
