@@ -16,7 +16,7 @@ from budget_recovery_dagster.errors import (
     PreviewOutdatedError,
     SettingsError,
 )
-from budget_recovery_dagster.presentation.documents import usage_error_json
+from budget_recovery_dagster.presentation.documents import error_json, usage_error_json
 from budget_recovery_dagster.sandbox import NoRunningDevError
 
 _COMMANDS: Mapping[str, str] = {
@@ -51,7 +51,9 @@ _REFUSALS = (
 
 
 class _Commands(click.Group):
-    """Shows our own errors as a sentence and a hint; any other error is a bug.
+    """Shows our own errors as a sentence and a hint; any other error is a bug, with a traceback.
+
+    With `--json`, each of them is a document as well.
 
     The module of a command is imported when the command is used: most of them import libraries
     that the others do not need.
@@ -80,6 +82,12 @@ class _Commands(click.Group):
         except BudgetRecoveryError as error:
             show_error(error, as_json=is_json_wanted)
             ctx.exit(REFUSED if isinstance(error, _REFUSALS) else FAILED)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if is_json_wanted:
+                click.echo(error_json(error))
+            raise
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

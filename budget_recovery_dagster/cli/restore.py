@@ -25,7 +25,7 @@ from budget_recovery_dagster.cli.options import (
 )
 from budget_recovery_dagster.errors import BudgetRecoveryError
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
-from budget_recovery_dagster.presentation.documents import applied_json
+from budget_recovery_dagster.presentation.documents import applied_json, interrupted_json
 from budget_recovery_dagster.presentation.terminal import print_applied, print_preview
 from budget_recovery_dagster.services.restore.manual import (
     Applied,
@@ -64,9 +64,11 @@ def restore(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) 
         show_error(error, as_json=as_json)
         raise click.exceptions.Exit(_REFUSED) from error
     except KeyboardInterrupt as error:
-        show_failure(
-            "Interrupted.", "see the table restore_audit: counters that were raised stay raised."
-        )
+        what = "Interrupted."
+        hint = "see the table restore_audit: counters that were raised stay raised."
+        if as_json:
+            click.echo(interrupted_json(what, hint))
+        show_failure(what, hint)
         raise click.exceptions.Exit(_INTERRUPTED) from error
     if applied is None:
         click.echo("Nothing is restored.")

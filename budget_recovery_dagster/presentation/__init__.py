@@ -3,11 +3,13 @@
 Only ``metadata`` imports Dagster, so nothing of it is exported here: commands start without it.
 """
 
+from budget_recovery_dagster.presentation.documents import INTERRUPTED as INTERRUPTED
 from budget_recovery_dagster.presentation.documents import USAGE_ERROR as USAGE_ERROR
 from budget_recovery_dagster.presentation.documents import applied_json as applied_json
 from budget_recovery_dagster.presentation.documents import error_json as error_json
 from budget_recovery_dagster.presentation.documents import failure_json as failure_json
 from budget_recovery_dagster.presentation.documents import held_json as held_json
+from budget_recovery_dagster.presentation.documents import interrupted_json as interrupted_json
 from budget_recovery_dagster.presentation.documents import preview_json as preview_json
 from budget_recovery_dagster.presentation.documents import reset_json as reset_json
 from budget_recovery_dagster.presentation.documents import resolved_json as resolved_json

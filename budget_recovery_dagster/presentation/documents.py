@@ -34,6 +34,8 @@ from budget_recovery_dagster.services.status import Condition, Status
 
 USAGE_ERROR = "usage"
 """The code of wrong options or arguments of a command."""
+INTERRUPTED = "interrupted"
+"""The code of a command that Ctrl-C stopped."""
 
 SCHEMA = 1
 """The version of every document; it changes when a key or code changes its meaning."""
@@ -81,6 +83,11 @@ def error_json(error: Exception) -> str:
 def usage_error_json(message: str) -> str:
     """Write that a command was called with wrong options, and which."""
     return dumped(error={"code": USAGE_ERROR, "message": message, "hint": "see --help."})
+
+
+def interrupted_json(message: str, hint: str) -> str:
+    """Write that Ctrl-C stopped a command, and what to check."""
+    return dumped(error={"code": INTERRUPTED, "message": message, "hint": hint})
 
 
 def held_json(incident: Incident) -> str:

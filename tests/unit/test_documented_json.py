@@ -51,11 +51,13 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.presentation import (
     CHANGES,
     FAILURES,
+    INTERRUPTED,
     USAGE_ERROR,
     applied_json,
     error_json,
     failure_json,
     held_json,
+    interrupted_json,
     label,
     preview_json,
     reset_json,
@@ -344,8 +346,10 @@ def documents() -> Iterator[tuple[str, str]]:
 
 
 def refusals() -> Iterator[str]:
-    """Return what refused commands and commands with wrong options print."""
+    """Return what refused or interrupted commands and commands with wrong options print."""
     yield error_json(ERROR)
+    yield error_json(KeyError("x"))
+    yield interrupted_json("Interrupted.", "see the audit.")
     yield usage_error_json("--json needs --yes.")
     yield CliRunner().invoke(main, ["restore", "--reason", "x", "--json"]).stdout
 
@@ -409,7 +413,11 @@ def test_every_error_code_is_listed() -> None:
     }
     # The base class is never raised. The other errors belong to commands without JSON.
     expected = own - {BudgetRecoveryError.code} | {NoRunningDevError.code}
-    assert set(codes_of("Error code")) == expected | {USAGE_ERROR, UNEXPECTED_ERROR}
+    assert set(codes_of("Error code")) == expected | {
+        INTERRUPTED,
+        UNEXPECTED_ERROR,
+        USAGE_ERROR,
+    }
 
 
 def test_the_code_of_an_error_is_the_name_of_its_class() -> None:
