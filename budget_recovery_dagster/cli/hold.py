@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.options import (
     current_user,
     data_dir_option,
@@ -11,7 +12,8 @@ from budget_recovery_dagster.cli.options import (
     settings_with_database,
 )
 from budget_recovery_dagster.presentation.documents import held_json
-from budget_recovery_dagster.presentation.text import release_report
+from budget_recovery_dagster.presentation.terminal import print_row
+from budget_recovery_dagster.presentation.text import hold_report, release_report
 from budget_recovery_dagster.services.restore.manual import hold_restore, release_restore
 from budget_recovery_dagster.wiring import opened_control_plane
 
@@ -31,16 +33,13 @@ def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
     if not reason.strip():
         raise click.BadParameter("it is empty.", param_hint="--reason")
     with opened_control_plane(settings_with_database(data_dir)) as plane:
-        incident = hold_restore(plane, reason, by=current_user())
+        held = hold_restore(plane, reason, by=current_user())
     if as_json:
-        click.echo(held_json(incident))
+        click.echo(held_json(held.incident))
         return
-    held = incident.held
-    if held is not None and (held.reason, held.by) != (reason, current_user()):
-        click.echo(f"{incident.on_hold}")
-        click.echo("The new reason is not stored. To continue: budget-recovery release")
-        return
-    click.echo(f"Incident {incident.short_id} is on hold. To continue: budget-recovery release")
+    console = answers()
+    for paragraph in hold_report(held):
+        print_row(console, paragraph)
 
 
 @click.command(short_help="Resume the restore that is on hold.")
@@ -58,4 +57,4 @@ def release(data_dir: Path | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(held_json(released.incident))
         return
-    click.echo(release_report(released))
+    print_row(answers(), release_report(released))

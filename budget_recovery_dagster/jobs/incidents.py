@@ -45,7 +45,7 @@ def hold_incident(
     if not config.reason.strip():
         raise failure("The reason is empty.", "give the reason why the restore must stop.")
     with control_plane.opened_in_step() as plane:
-        incident = hold_restore(plane, config.reason, by=f"run {context.run.run_id[:8]}")
+        incident, _ = hold_restore(plane, config.reason, by=f"run {context.run.run_id[:8]}")
     context.log.warning(
         f"Incident {incident.short_id} is on hold until release_restore_job or "
         "`budget-recovery release`."

@@ -14,7 +14,7 @@ from budget_recovery_dagster.domain.plan import Change, Difference
 from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone, Reset, is_too_old
 from budget_recovery_dagster.domain.windows import in_words
 from budget_recovery_dagster.services.resets import RecordedReset
-from budget_recovery_dagster.services.restore.manual import Applied, Released
+from budget_recovery_dagster.services.restore.manual import Applied, HoldResult
 from budget_recovery_dagster.services.restore.preview import (
     EntryPreview,
     Preview,
@@ -321,7 +321,15 @@ def end_of_incident(applied: Applied) -> str | None:
     return f"Incident {incident.short_id} stays open: {' '.join(left)} {next_step}"
 
 
-def release_report(released: Released) -> str:
+def hold_report(held: HoldResult) -> tuple[str, ...]:
+    """Describe in paragraphs what a hold did."""
+    then = "To continue: budget-recovery release"
+    if held.was_on_hold:
+        return f"{held.incident.on_hold}", f"The new reason is not stored. {then}"
+    return (f"Incident {held.incident.short_id} is on hold. {then}",)
+
+
+def release_report(released: HoldResult) -> str:
     """Describe what a release did."""
     incident = released.incident.short_id
     if released.was_on_hold:

@@ -1,6 +1,7 @@
 """``snapshots``, ``preview``, ``restore`` and ``resolve`` in a terminal, on real servers."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -179,6 +180,23 @@ def test_hold_and_release_report_the_hold(lost: Harness) -> None:
         error = answer(*command, code=1)["error"]
         assert error["code"] == "incident_moved"
         assert error["message"] == "The store is HEALTHY: no restore is under way."
+
+
+def test_a_first_hold_with_a_long_reason_is_reported_as_new(lost: Harness) -> None:
+    # The stored reason is shorter.
+    first, second = (" ".join(page("hold", "--reason", "r" * 3000)) for _ in range(2))
+    assert re.fullmatch(
+        "Incident [0-9a-f]{8} is on hold. To continue: budget-recovery release", first
+    )
+    assert " has been on hold since 20" in second
+    assert second.endswith("The new reason is not stored. To continue: budget-recovery release")
+
+
+def test_control_characters_in_the_reason_of_a_hold_are_escaped(lost: Harness) -> None:
+    run("hold", "--reason", "\x1b[2Jgone")
+    again = run("hold", "--reason", "mine")
+    assert "\x1b" not in again.output
+    assert r"\x1b[2Jgone" in again.output
 
 
 @pytest.mark.parametrize(

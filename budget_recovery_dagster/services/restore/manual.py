@@ -437,30 +437,34 @@ def _left(remainder: Remainder, incident: Incident) -> Iterator[str]:
     yield uncovered(incident)
 
 
-def hold_restore(plane: ControlPlane, reason: str, *, by: str) -> Incident:
-    """Keep the restore of the open incident from starting or continuing.
+class HoldResult(NamedTuple):
+    """The open incident after a hold or release, and whether it was on hold before.
 
-    Raises:
-        IncidentMovedError: no incident is being recovered.
+    A second hold and a release without a hold change nothing.
     """
-    return plane.incidents.hold(reason, by, judged=_recovering(plane))
-
-
-class Released(NamedTuple):
-    """The open incident, and whether it was on hold: without a hold, nothing has changed."""
 
     incident: Incident
     was_on_hold: bool
 
 
-def release_restore(plane: ControlPlane, *, by: str) -> Released:
+def hold_restore(plane: ControlPlane, reason: str, *, by: str) -> HoldResult:
+    """Keep the restore of the open incident from starting or continuing.
+
+    Raises:
+        IncidentMovedError: no incident is being recovered.
+    """
+    judged = _recovering(plane)
+    return HoldResult(plane.incidents.hold(reason, by, judged=judged), judged.is_held)
+
+
+def release_restore(plane: ControlPlane, *, by: str) -> HoldResult:
     """Let the restore of the open incident continue, with all its attempts.
 
     Raises:
         IncidentMovedError: no incident is being recovered.
     """
     judged = _recovering(plane)
-    return Released(plane.incidents.release(by, judged=judged), judged.is_held)
+    return HoldResult(plane.incidents.release(by, judged=judged), judged.is_held)
 
 
 def _recovering(plane: ControlPlane) -> Incident:
