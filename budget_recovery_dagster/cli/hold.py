@@ -14,7 +14,11 @@ from budget_recovery_dagster.cli.options import (
 from budget_recovery_dagster.presentation.documents import held_json
 from budget_recovery_dagster.presentation.terminal import print_row
 from budget_recovery_dagster.presentation.text import hold_report, release_report
-from budget_recovery_dagster.services.restore.manual import hold_restore, release_restore
+from budget_recovery_dagster.services.restore.manual import (
+    hold_restore,
+    release_restore,
+    require_reason,
+)
 from budget_recovery_dagster.wiring import opened_control_plane
 
 
@@ -30,8 +34,7 @@ def hold(reason: str, data_dir: Path | None, *, as_json: bool) -> None:
 
     Uses the database of BUDGET_RECOVERY_POSTGRES_URL, or that of the running `budget-recovery dev`.
     """
-    if not reason.strip():
-        raise click.BadParameter("it is empty.", param_hint="--reason")
+    require_reason(reason)
     with opened_control_plane(settings_with_database(data_dir)) as plane:
         held = hold_restore(plane, reason, by=current_user())
     if as_json:

@@ -19,6 +19,7 @@ from budget_recovery_dagster.domain.windows import parse_time
 from budget_recovery_dagster.presentation.documents import reset_json
 from budget_recovery_dagster.presentation.text import escape_unprintable, reset_report
 from budget_recovery_dagster.services.resets import ResetRequest, record_reset
+from budget_recovery_dagster.services.restore.manual import require_reason
 from budget_recovery_dagster.wiring import opened_control_plane
 
 
@@ -67,8 +68,7 @@ def record_reset_command(  # noqa: PLR0913 - click passes every option by name
 
     Uses the database of BUDGET_RECOVERY_POSTGRES_URL, or that of the running `budget-recovery dev`.
     """
-    if not reason.strip():
-        raise click.BadParameter("it is empty.", param_hint="--reason")
+    require_reason(reason)
     if aggregate and entity is not None:
         raise click.UsageError("--entity and --aggregate are mutually exclusive.")
     who: Entity | Everyone = entity if entity is not None or aggregate else EVERYONE

@@ -9,6 +9,7 @@ from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.recovery_point import Everyone, Reset
 from budget_recovery_dagster.errors import ChoiceError
 from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.services.restore.manual import require_reason
 
 _CHOICES = 20
 
@@ -50,8 +51,7 @@ def record_reset(plane: ControlPlane, request: ResetRequest) -> RecordedReset:
         ChoiceError: no snapshot of the tenant or budget is retained, the window does not exist,
             the time is in the future, or the reason is empty; nothing is recorded.
     """
-    if not request.reason.strip():
-        raise ChoiceError("The reason is empty.", "give the reason why the counters were lowered.")
+    require_reason(request.reason)
     _require_retained(plane, request.tenant, request.budget)
     now = plane.clock.now()
     kept = plane.resets.record(_reset(request, now))

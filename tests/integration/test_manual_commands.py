@@ -134,6 +134,12 @@ def test_nothing_is_restored_without_a_terminal_and_without_yes(lost: Harness) -
         (("snapshots", "--tenant", "x"), "No snapshot of tenant 'x' is retained", "acme"),
         (("restore", "--yes", "--reason", " "), "The reason is empty.", "give a reason"),
         (("resolve", "--yes", "--reason", ""), "The reason is empty.", "give a reason"),
+        (("hold", "--reason", " "), "The reason is empty.", "give a reason"),
+        (
+            ("record-reset", "--tenant", "acme", "--budget", "users", "--reason", " "),
+            "The reason is empty.",
+            "give a reason",
+        ),
     ],
 )
 def test_invalid_arguments_are_refused_with_the_choices(
@@ -205,7 +211,6 @@ def test_control_characters_in_the_reason_of_a_hold_are_escaped(lost: Harness) -
         ("restore", "--yes"),
         ("restore", "--reason", "x"),
         ("resolve", "--reason", "x"),
-        ("record-reset", "--tenant", "acme", "--budget", "users", "--reason", " "),
         ("record-reset", "--tenant", "a", "--budget", "b", "--reason", "x", "--at", "noon"),
         ("preview", "--nonsense"),
     ],

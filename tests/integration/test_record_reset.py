@@ -183,7 +183,7 @@ def test_the_command_reports_the_reset_as_json(captured: Bucket) -> None:
         (("--at", "yesterday"), "'yesterday' is not a time such as 2026-11-29T14:00"),
         (("--window", "2026-13"), "'2026-13' is not a budget window"),
         (("--entity", "a", "--aggregate"), "--entity and --aggregate are mutually exclusive"),
-        (("--reason", " "), "--reason"),
+        (("--reason", " "), "The reason is empty."),
         (("--tenant", "acne"), "choose one of the tenants: 'acme', 'globex'."),
         (("--budget", "totals"), "choose one of its budgets: 'total'."),
     ],

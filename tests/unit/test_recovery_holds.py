@@ -5,8 +5,13 @@ from datetime import timedelta
 import pytest
 
 from budget_recovery_dagster.domain import RESTORE_LEASE, Attempt, RecoveryState
-from budget_recovery_dagster.errors import AttemptFailedError, LeaseLostError
-from budget_recovery_dagster.services.restore import NothingToDo, Recovered, RecoveryResult
+from budget_recovery_dagster.errors import AttemptFailedError, ChoiceError, LeaseLostError
+from budget_recovery_dagster.services.restore import (
+    NothingToDo,
+    Recovered,
+    RecoveryResult,
+    hold_restore,
+)
 from tests.unit.recovery_harness import FULL, RecoveryHarness
 
 
@@ -39,6 +44,21 @@ def reports_hold(result: RecoveryResult) -> bool:
     return isinstance(result, NothingToDo) and result.reason.endswith(
         "UTC, by ann: the disk is changed"
     )
+
+
+@pytest.mark.parametrize("reason", ["", " \n"])
+def test_a_hold_without_a_reason_is_refused(harness: RecoveryHarness, reason: str) -> None:
+    with pytest.raises(ChoiceError, match="The reason is empty"):
+        hold_restore(harness.plane, reason, by="ann")
+    assert not harness.incident.is_held
+
+
+def test_a_second_hold_reports_the_first(harness: RecoveryHarness) -> None:
+    assert not hold_restore(harness.plane, "the disk is changed", by="ann").was_on_hold
+    again = hold_restore(harness.plane, "me too", by="bob")
+    assert again.was_on_hold
+    assert again.incident.held is not None
+    assert again.incident.held.by == "ann"
 
 
 def test_a_restore_does_nothing_while_the_incident_is_on_hold(harness: RecoveryHarness) -> None:

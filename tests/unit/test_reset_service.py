@@ -61,7 +61,7 @@ def test_a_reset_lists_the_open_windows_with_excluded_usage(harness: RecoveryHar
         ({"budget": "spent"}, "budget 'spent' of tenant 'a'", "one of its budgets: 'spend'."),
         ({"window": "2026-13"}, "'2026-13' is not a budget window", "correct"),
         ({"entity": ""}, "an empty name", "correct"),
-        ({"reason": " \n"}, "The reason is empty.", "give the reason"),
+        ({"reason": " \n"}, "The reason is empty.", "give a reason"),
     ],
 )
 def test_an_unknown_choice_is_refused_with_the_valid_ones(

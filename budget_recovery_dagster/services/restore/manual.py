@@ -65,23 +65,15 @@ class Order:
     on_progress: Callable[[str], None]
     accept_unconverged: bool = False
 
-    def require_reason(self) -> None:
-        """Refuse an order without a reason.
-
-        Raises:
-            ChoiceError: no reason is given.
-        """
-        require_reason(self.reason)
-
 
 def require_reason(reason: str) -> None:
-    """Refuse an empty reason.
+    """Refuse an empty reason of a restore, a resolve, a hold or a reset.
 
     Raises:
         ChoiceError: it is empty.
     """
     if not reason.strip():
-        raise ChoiceError("The reason is empty.", "give a reason; it is stored with the result.")
+        raise ChoiceError("The reason is empty.", "give a reason; it is stored.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +131,7 @@ def restore_manually(  # noqa: PLR0913 - by keyword, each the caller's own
         SettingsError: the database belongs to another bucket.
         StoreError, DatabaseError, IncidentMovedError: it could not start.
     """
-    order.require_reason()
+    require_reason(order.reason)
     choose_points(plane, request)
     with _manual_session(plane, open_store, order) as session:
         seen = _await_ready(session, order, convergence_timeout)
@@ -404,7 +396,7 @@ def resolve_incident(
         SettingsError: the database belongs to another bucket.
         StoreError, DatabaseError, LeaseLostError: the store could not be read; nothing is changed.
     """
-    order.require_reason()
+    require_reason(order.reason)
     _require_open(plane)
     with _manual_session(plane, open_store, order) as session:
         _await_ready(session, order, convergence_timeout)
@@ -451,8 +443,10 @@ def hold_restore(plane: ControlPlane, reason: str, *, by: str) -> HoldResult:
     """Keep the restore of the open incident from starting or continuing.
 
     Raises:
+        ChoiceError: no reason is given.
         IncidentMovedError: no incident is being recovered.
     """
+    require_reason(reason)
     judged = _recovering(plane)
     return HoldResult(plane.incidents.hold(reason, by, judged=judged), judged.is_held)
 
