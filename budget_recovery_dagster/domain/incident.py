@@ -48,12 +48,12 @@ class RecoveryState(StrEnum):
 class Event(StrEnum):
     """What moves the state."""
 
-    LOSS = "a loss was found"
-    RESTORED = "a restore brought everything back"
-    NOTHING_TO_RAISE = "nothing had to be raised"
-    GAVE_UP = "the attempts are used up"
-    RESTORED_MANUALLY = "a person restored the whole store"
-    RESOLVED = "a person resolved the incident"
+    LOSS = "loss"
+    RESTORED = "restored"
+    NOTHING_TO_RAISE = "nothing_to_raise"
+    GAVE_UP = "gave_up"
+    RESTORED_MANUALLY = "restored_manually"
+    RESOLVED = "resolved"
 
 
 class IllegalMoveError(ValueError):
@@ -84,7 +84,9 @@ def after(state: RecoveryState, event: Event) -> RecoveryState:
     try:
         return _MOVES[state, event]
     except KeyError:
-        raise IllegalMoveError(f"{event}, while the store is {state.name}") from None
+        raise IllegalMoveError(
+            f"The event {event.value} is not permitted while the store is {state.name}."
+        ) from None
 
 
 class Outcome(StrEnum):
