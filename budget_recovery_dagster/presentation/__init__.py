@@ -4,6 +4,7 @@ Only ``metadata`` imports Dagster, so nothing of it is exported here: commands s
 """
 
 from budget_recovery_dagster.presentation.documents import INTERRUPTED as INTERRUPTED
+from budget_recovery_dagster.presentation.documents import STATUS_UNREAD as STATUS_UNREAD
 from budget_recovery_dagster.presentation.documents import USAGE_ERROR as USAGE_ERROR
 from budget_recovery_dagster.presentation.documents import applied_json as applied_json
 from budget_recovery_dagster.presentation.documents import error_json as error_json
@@ -18,6 +19,7 @@ from budget_recovery_dagster.presentation.documents import status_json as status
 from budget_recovery_dagster.presentation.documents import usage_error_json as usage_error_json
 from budget_recovery_dagster.presentation.text import CHANGES as CHANGES
 from budget_recovery_dagster.presentation.text import FAILURES as FAILURES
+from budget_recovery_dagster.presentation.text import Warned as Warned
 from budget_recovery_dagster.presentation.text import comparison as comparison
 from budget_recovery_dagster.presentation.text import doubts as doubts
 from budget_recovery_dagster.presentation.text import figures as figures

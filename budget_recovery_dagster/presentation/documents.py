@@ -13,7 +13,7 @@ from functools import singledispatch
 from typing import Any
 
 from budget_recovery_dagster.domain.counters import OmittedCounter, format_usage
-from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident
+from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident, Restored
 from budget_recovery_dagster.domain.plan import AuditEntry, Difference, KeptPreview
 from budget_recovery_dagster.domain.recovery_point import Everyone
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
@@ -36,6 +36,9 @@ USAGE_ERROR = "usage"
 """The code of wrong options or arguments of a command."""
 INTERRUPTED = "interrupted"
 """The code of a command that Ctrl-C stopped."""
+
+STATUS_UNREAD = "status_unread"
+"""The code of the doubt about a status that could not be read."""
 
 SCHEMA = 1
 """The version of every document; it changes when a key or code changes its meaning."""
@@ -75,6 +78,10 @@ def _error(value: Exception) -> Mapping[str, str]:
     return {"code": error_code(value), "message": message, "hint": hint}
 
 
+def _coded(sentences: Mapping[Any, str]) -> list[Mapping[str, str]]:
+    return [{"code": code, "message": message} for code, message in sentences.items()]
+
+
 def error_json(error: Exception) -> str:
     """Write that something was not done, and why: a stable code, and sentences for people."""
     return dumped(error=error)
@@ -111,7 +118,7 @@ def preview_json(preview: Preview) -> str:
         state=preview.recovery.state,
         incident_id=incident.incident_id if incident else None,
         store=preview.identity,
-        warnings=warnings(preview),
+        warnings=_coded(warnings(preview)),
         raised=preview.raised,
         tenants=preview.tenants,
         largest_changes=preview.changes,
@@ -125,7 +132,7 @@ def applied_json(applied: Applied) -> str:
     return dumped(
         choice=applied.choice,
         raised=applied.raised,
-        boards=applied.boards,
+        leaderboards=applied.boards,
         preview=applied.preview,
         differences=None if applied.preview is None else applied.differences,
         uncompared=applied.uncompared,
@@ -138,7 +145,7 @@ def applied_json(applied: Applied) -> str:
             "outcome": incident.ended.outcome if incident.ended else None,
             "detail": incident.ended.detail if incident.ended else None,
         },
-        left=applied.remainder,
+        remainder=applied.remainder,
         error=applied.failure,
     )
 
@@ -151,7 +158,7 @@ def resolved_json(resolved: Resolved) -> str:
         ended_at=ended.at if ended else None,
         outcome=ended.outcome if ended else None,
         detail=ended.detail if ended else None,
-        left=resolved.remainder,
+        remainder=resolved.remainder,
         error=None,
     )
 
@@ -169,8 +176,8 @@ def reset_json(recorded: RecordedReset) -> str:
         by=reset.by,
         reason=reset.reason,
         recorded_at=reset.recorded_at,
-        left_out_of=[of.window.token for of in recorded.windows],
-        restore_is_under_way=recorded.is_restoring,
+        excluded_windows=[of.window.token for of in recorded.windows],
+        restore_running=recorded.is_restoring,
         error=None,
     )
 
@@ -194,7 +201,7 @@ def status_json(status: Status, exit_code: int) -> str:
         exit_code=exit_code,
         at=status.at,
         state=status.recovery.state,
-        doubts=list(doubts(status)),
+        doubts=_coded(doubts(status)),
         next_step=next_step(status),
         incident=_incident(status.recovery.incident, status.attempt),
         last_closed_incident=_incident(status.closed, None),
@@ -222,7 +229,7 @@ def failure_json(error: Exception, exit_code: int) -> str:
         exit_code=exit_code,
         at=None,
         state=None,
-        doubts=[message],
+        doubts=_coded({STATUS_UNREAD: message}),
         next_step=hint,
         incident=None,
         last_closed_incident=None,
@@ -257,6 +264,16 @@ def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str
 
 
 @_encoded.register
+def _restored_in_all(restored: Restored) -> Mapping[str, int]:
+    return {
+        "tenants": restored.tenants,
+        "windows": restored.windows,
+        "counters": restored.counters,
+        "leaderboards": restored.boards,
+    }
+
+
+@_encoded.register
 def _attempt(attempt: Attempt) -> Mapping[str, Any]:
     return {
         "loss": attempt.loss,
@@ -285,12 +302,12 @@ def _listed(listed: ListedSnapshot) -> Mapping[str, Any]:
 
 
 @_encoded.register
-def _left(remainder: Remainder) -> Mapping[str, Any]:
+def _remainder(remainder: Remainder) -> Mapping[str, Any]:
     return {
         "counters": remainder.counters,
         "unreadable": remainder.unreadable,
         "windows_unknown": remainder.corrupt,
-        "unseen": remainder.unseen,
+        "unread": remainder.unseen,
     }
 
 
@@ -326,7 +343,7 @@ def _window(window: WindowPreview) -> Mapping[str, Any]:
         "window": window.of.window.token,
         "counters": window.counters,
         "raised": window.raised,
-        "made_anew": window.made_anew,
+        "missing_in_store": window.missing,
         "kept": window.kept,
         "skipped": window.skipped,
         "unreadable": window.unreadable,
@@ -385,7 +402,7 @@ def _restored(tenant: TenantRestored) -> Mapping[str, Any]:
     return {
         "tenant": tenant.tenant,
         "raised": tenant.raised,
-        "boards": tenant.boards,
+        "leaderboards": tenant.boards,
         "windows": tenant.entries,
         "error": tenant.failure,
     }

@@ -392,7 +392,7 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
         "store": store_line(preview),
     }
     if warned := warnings(preview):
-        metadata["warnings"] = " ".join(warned)
+        metadata["warnings"] = " ".join(warned.values())
     # An apply that raises nothing still closes an open incident.
     if preview.raised or preview.recovery.incident is not None:
         metadata["to_apply"] = _TO_APPLY

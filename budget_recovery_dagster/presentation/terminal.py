@@ -83,7 +83,7 @@ def print_preview(console: Console, preview: Preview) -> None:
     print_row(console, [("PREVIEW", "bold"), (f" at {at}; nothing is written", "")])
     print_row(console, [("Choice  ", "bold"), (str(preview.choice), "")])
     print_row(console, [("Store   ", "bold"), (store_line(preview), "")])
-    for warning in warnings(preview):
+    for warning in warnings(preview).values():
         print_row(console, [("Warning ", "bold yellow"), (warning, "")])
     print_row(console, [("Result  ", "bold"), (headline(preview), "")])
     left, more = _WINDOWS, 0
@@ -242,7 +242,7 @@ def _print_section(console: Console, name: str, lines: Iterable[Parts]) -> None:
 
 
 def _sections(status: Status) -> Iterator[tuple[str, Iterable[Parts]]]:
-    if why := list(doubts(status)):
+    if why := list(doubts(status).values()):
         yield "Why", why
     yield "Next", [next_step(status)]
     if status.recovery.incident is not None:

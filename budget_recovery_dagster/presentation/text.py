@@ -115,11 +115,21 @@ def _headline(preview: Preview) -> Iterator[str]:
         yield f"{counted(len(preview.failures), 'tenant')} could not be read."
 
 
-def warnings(preview: Preview) -> tuple[str, ...]:
-    """Describe why a restore would be refused now, or would wait."""
-    refused = preview.refusal and f"A restore would be refused now. {preview.refusal}"
-    waits = preview.objection and f"A restore would wait for the store: {preview.objection}."
-    return tuple(each for each in (refused, waits) if each)
+class Warned(StrEnum):
+    """What a preview warns of."""
+
+    WOULD_BE_REFUSED = "would_be_refused"
+    WOULD_WAIT = "would_wait"
+
+
+def warnings(preview: Preview) -> Mapping[Warned, str]:
+    """Describe why a restore would be refused now, or would wait, by their codes."""
+    found: dict[Warned, str] = {}
+    if preview.refusal:
+        found[Warned.WOULD_BE_REFUSED] = f"A restore would be refused now. {preview.refusal}"
+    if preview.objection:
+        found[Warned.WOULD_WAIT] = f"A restore would wait for the store: {preview.objection}."
+    return found
 
 
 def store_line(preview: Preview) -> str:
@@ -201,8 +211,8 @@ def window_notes(window: WindowPreview) -> Iterator[str]:
         yield f"{counted(window.unreadable, 'live counter')} skipped (unreadable): " + listed(
             f"{shown_entity(entity)} ({reason})" for entity, reason in window.unread
         )
-    if window.made_anew:
-        gone = counted(window.made_anew, "counter")
+    if window.missing:
+        gone = counted(window.missing, "counter")
         yield f"{gone} missing from the store: a restore brings back only the usage field"
     for reset in point.resets:
         whose = "all entities" if reset.entity is EVERYONE else shown_entity(reset.entity)
@@ -397,35 +407,38 @@ _STEPS: Mapping[Doubt, str] = {
 }
 
 
-def doubts(status: Status) -> Iterator[str]:
-    """Describe the doubts about the store, or about its restore."""
+def doubts(status: Status) -> Mapping[Doubt, str]:
+    """Describe the doubts about the store, or about its restore, by their codes."""
+    return dict(_doubts(status))
+
+
+def _doubts(status: Status) -> Iterator[tuple[Doubt, str]]:
     now, whole_at, incident = status.at, status.known_whole_at, status.recovery.incident
     newest = status.checks[0] if status.checks else None
     for doubt in status.doubts:
         match doubt:
             case Doubt.CHECK_IN_FUTURE if newest:
                 at = clock_time(newest.checked_at, now)
-                yield f"The newest check has a time in the future: {at}."
+                yield doubt, f"The newest check has a time in the future: {at}."
             case Doubt.SNAPSHOT_IN_FUTURE if status.points.newest_snapshot:
                 at = clock_time(status.points.newest_snapshot, now)
-                yield f"The newest snapshot has a time in the future: {at}."
+                yield doubt, f"The newest snapshot has a time in the future: {at}."
             case Doubt.LOSS_FOUND if newest:
-                yield f"The newest check found a loss: {newest.reason}"
+                yield doubt, f"The newest check found a loss: {newest.reason}"
             case Doubt.CHECKS_UNKNOWN if newest:
-                yield f"The newest {status.unknown_in_a_row} checks are unknown: {newest.reason}"
-            case Doubt.NEVER_INTACT:
-                yield "No check has found the store intact yet."
-            case Doubt.OVERDUE if whole_at:
                 yield (
-                    f"The store was last known to be intact {since(whole_at, now)}; a check is due"
-                    f" every {in_words(status.check_interval)}."
+                    doubt,
+                    f"The newest {status.unknown_in_a_row} checks are unknown: {newest.reason}",
                 )
+            case Doubt.NEVER_INTACT:
+                yield doubt, "No check has found the store intact yet."
+            case Doubt.OVERDUE if whole_at:
+                due = f"a check is due every {in_words(status.check_interval)}"
+                yield doubt, f"The store was last known to be intact {since(whole_at, now)}; {due}."
             case Doubt.LONG_HOLD if incident and incident.held:
                 span = in_words(now - incident.held.at)
-                yield (
-                    f"The restore has been on hold for {span}: no block is restored, captures are"
-                    " paused."
-                )
+                meanwhile = "no block is restored, captures are paused"
+                yield doubt, f"The restore has been on hold for {span}: {meanwhile}."
 
 
 def next_step(status: Status) -> str:

@@ -26,6 +26,7 @@ from budget_recovery_dagster.services.restore.preview import preview_restore as 
 from budget_recovery_dagster.services.restore.tenants import WRITTEN as WRITTEN
 from budget_recovery_dagster.services.status import MOST_CHECKS as MOST_CHECKS
 from budget_recovery_dagster.services.status import Condition as Condition
+from budget_recovery_dagster.services.status import Doubt as Doubt
 from budget_recovery_dagster.services.status import Status as Status
 from budget_recovery_dagster.services.status import read_status as read_status
 from budget_recovery_dagster.services.store_watch import Checked as Checked

@@ -48,7 +48,7 @@ def page(*arguments: str, code: int = 0) -> list[str]:
 
 
 def remainder(counters: int) -> dict[str, Any]:
-    return {"counters": counters, "unreadable": 0, "windows_unknown": 0, "unseen": []}
+    return {"counters": counters, "unreadable": 0, "windows_unknown": 0, "unread": []}
 
 
 def state(harness: Harness) -> RecoveryState:
@@ -94,7 +94,7 @@ def test_a_restore_of_one_budget_and_then_of_all_closes_the_incident(lost: Harne
     document = answer("restore", *budget, "--reason", "cards first", "--yes")
     assert (document["raised"], document["differences"]) == (1, [])
     assert document["incident"]["is_closed"] is False
-    assert document["left"] == remainder(3)
+    assert document["remainder"] == remainder(3)
     assert state(lost) is RecoveryState.RECOVERING
     lines = page("restore", "--reason", "all of it", "--yes")
     assert lines[0] == "DONE 3 counters raised, 2 leaderboards written."
@@ -167,7 +167,7 @@ def test_a_restore_is_refused_with_its_holder_while_another_runs(lost: Harness) 
 def test_resolve_accepts_the_store(lost: Harness) -> None:
     document = answer("resolve", "--reason", "emptied on purpose", "--yes")
     assert document["outcome"] == "accepted"
-    assert document["left"] == remainder(4)
+    assert document["remainder"] == remainder(4)
     assert state(lost) is RecoveryState.HEALTHY
     result = run("resolve", "--reason", "again", "--yes")
     assert result.exit_code == 1

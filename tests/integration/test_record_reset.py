@@ -168,8 +168,8 @@ def test_the_command_reports_the_reset_as_json(captured: Bucket) -> None:
         "entity": None,
         "by": current_user(),
         "reason": "pardoned",
-        "left_out_of": [LIFETIME],
-        "restore_is_under_way": False,
+        "excluded_windows": [LIFETIME],
+        "restore_running": False,
         "error": None,
     }
     everyone = json.loads(command("--json").output)

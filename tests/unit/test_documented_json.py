@@ -1,15 +1,18 @@
 """docs/json.md lists all keys, types and codes of all JSON documents."""
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
 
+import budget_recovery_dagster
 from budget_recovery_dagster import errors
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import (
@@ -52,7 +55,9 @@ from budget_recovery_dagster.presentation import (
     CHANGES,
     FAILURES,
     INTERRUPTED,
+    STATUS_UNREAD,
     USAGE_ERROR,
+    Warned,
     applied_json,
     error_json,
     failure_json,
@@ -70,6 +75,7 @@ from budget_recovery_dagster.sandbox import NoRunningDevError
 from budget_recovery_dagster.services import (
     WRITTEN,
     Condition,
+    Doubt,
     EntryPreview,
     Preview,
     RecordedReset,
@@ -84,6 +90,8 @@ PAGE = "docs/json.md"
 
 ENUMS: Mapping[str, type[StrEnum]] = {
     "Condition": Condition,
+    "Doubt code": Doubt,
+    "Warning code": Warned,
     "State": RecoveryState,
     "Verdict": Verdict,
     "Outcome": Outcome,
@@ -93,7 +101,21 @@ ENUMS: Mapping[str, type[StrEnum]] = {
     "Source": CaptureSource,
 }
 
-CODES = {member.value for enum in ENUMS.values() for member in enum}
+INTERNAL = {
+    "ColumnKind": "columns of the Parquet tables",
+    "Enforcement": "the database: budget",
+    "Event": "errors of the program",
+    "Outcome": "doctor, whose page is docs/doctor.md, and that of incidents, which is above",
+    "Period": "the database: budget",
+    "Phase": "the supervision of runs",
+    "SplitBy": "the database: budget",
+    "Uncaptured": "the database: capture_failure",
+    "ValueShape": "the database: record",
+    "Written": "the notes of a restore",
+}
+"""Where the codes of each other class occur: in no document of this page."""
+
+CODES = {STATUS_UNREAD, *(member.value for enum in ENUMS.values() for member in enum)}
 
 
 def is_text(value: Any) -> bool:
@@ -227,7 +249,7 @@ WINDOW = WindowPreview(
     raised=1,
     kept=1,
     skipped=0,
-    made_anew=0,
+    missing=0,
     unread=(),
     is_closed=False,
     live=Decimal(1),
@@ -384,25 +406,40 @@ def test_the_schema_is_the_first_key_of_every_document() -> None:
         assert next(iter(json.loads(document).items())) == ("schema", 1)
 
 
+def enums() -> dict[str, list[str]]:
+    """Return the values of every StrEnum of the package, by the name of its class."""
+    found: dict[str, list[str]] = {}
+    for module in Path(budget_recovery_dagster.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and "StrEnum" in map(ast.unparse, node.bases):
+                values = (each.value for each in node.body if isinstance(each, ast.Assign))
+                found.setdefault(node.name, []).extend(map(ast.literal_eval, values))
+    return found
+
+
 def test_every_code_is_listed() -> None:
     for heading, enum in ENUMS.items():
-        assert codes_of(heading) == [member.value for member in enum], heading
-        assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", member.value) for member in enum)
+        extra = [STATUS_UNREAD] if enum is Doubt else []
+        assert codes_of(heading) == [*enum, *extra], heading
     assert headings_of("code") == {*ENUMS, "Error code"}
 
 
-def test_every_code_has_a_label_for_people() -> None:
-    labels: dict[type[StrEnum], Mapping[Any, str]] = {
-        Condition: {code: label(code) for code in Condition},
-        Verdict: {code: label(code) for code in Verdict},
-        Outcome: {code: label(code) for code in Outcome},
-        FailureReason: FAILURES,
-        Change: CHANGES,
-        Written: WRITTEN,
-    }
-    for enum, words in labels.items():
-        assert set(words) == set(enum)
-        assert not any("_" in each for each in words.values())
+def test_every_enum_is_on_the_page_or_known_to_be_in_no_document() -> None:
+    found = enums()
+    listed = {enum.__name__ for enum in ENUMS.values()}
+    assert set(found) == listed | set(INTERNAL)
+    # Those are names of Arrow's types.
+    del found["ColumnKind"]
+    for name, values in found.items():
+        assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", value) for value in values), name
+
+
+def test_labels_are_words() -> None:
+    assert label(Verdict.MARKER_LOST) == "marker lost"
+    assert label(Outcome.RESTORED_IN_PART) == "restored in part"
+    for enum, labels in ((FailureReason, FAILURES), (Change, CHANGES), (Written, WRITTEN)):
+        assert set(labels) == set(enum)
+        assert not any("_" in each for each in labels.values())
 
 
 def test_every_error_code_is_listed() -> None:

@@ -108,7 +108,7 @@ def test_missing_counters_are_noted_as_restored_without_other_fields(
 ) -> None:
     harness.spend("a", "3")
     (window,) = harness.preview(OF_A).windows
-    assert window.made_anew == 1
+    assert window.missing == 1
     assert tuple(window_notes(window)) == (
         "1 counter missing from the store: a restore brings back only the usage field",
     )
@@ -202,13 +202,13 @@ def test_an_unreadable_tenant_does_not_hide_others(harness: ManualHarness) -> No
 
 
 def test_a_preview_fails_if_the_store_is_recreated_meanwhile(harness: ManualHarness) -> None:
-    def made_anew(_tenant: str) -> None:
+    def created_during_read(_tenant: str) -> None:
         harness.store.during_read = None
         harness.store.recreate(REBORN + timedelta(minutes=1))
 
     harness.spend("a", "1")
     harness.spend("a", "1", "alice")
-    harness.store.during_read = made_anew
+    harness.store.during_read = created_during_read
     with pytest.raises(PreviewOutdatedError, match="preview again"):
         harness.preview()
     assert harness.plane.previews.newest(RestoreChoice(None, None, None)) is None
@@ -286,16 +286,17 @@ def test_a_closed_window_shows_no_blocks() -> None:
 
 def test_a_preview_warns_if_a_restore_would_be_refused_or_wait() -> None:
     harness = captured_manual_harness()
-    assert warnings(harness.preview()) == ()
+    assert warnings(harness.preview()) == {}
     harness.store.recreate(REBORN)
-    (warning,) = warnings(harness.preview())
+    ((code, warning),) = warnings(harness.preview()).items()
+    assert code == "would_be_refused"
     assert warning.startswith("A restore would be refused now. The store was recreated;")
     harness.check()
-    assert warnings(harness.preview()) == ()
+    assert warnings(harness.preview()) == {}
     harness.store.cluster = lambda seen_at: ClusterView(seen_at, "c", None, None, 3, ())
-    assert warnings(harness.preview()) == (
-        "A restore would wait for the store: the stream has no leader.",
-    )
+    assert warnings(harness.preview()) == {
+        "would_wait": "A restore would wait for the store: the stream has no leader."
+    }
 
 
 def test_a_rise_of_38_digits_is_exact() -> None:

@@ -36,7 +36,11 @@ INSTANT = timedelta(microseconds=1)
 
 def summary(known: Known) -> tuple[Condition, tuple[str, ...], str]:
     status = known.status()
-    return status.condition, tuple(presentation.doubts(status)), presentation.next_step(status)
+    return (
+        status.condition,
+        tuple(presentation.doubts(status).values()),
+        presentation.next_step(status),
+    )
 
 
 def next_step(known: Known) -> str:

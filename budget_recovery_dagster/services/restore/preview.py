@@ -138,7 +138,7 @@ class WindowPreview:
     """The sums over the counters of one budget and window.
 
     ``live``, ``recorded`` and ``result`` are sums over the counters in the snapshots. ``raised``,
-    ``kept`` and ``skipped`` count these counters. ``made_anew`` counts the raised counters that are
+    ``kept`` and ``skipped`` count these counters. ``missing`` counts the raised counters that are
     missing from the store. ``unread`` are those with an unreadable live usage, with the reason;
     ``live`` and ``result`` are then lower bounds. ``newest_source`` and ``oldest_source`` are the
     times of the source snapshots, None if every record is damaged. ``limit`` is None if unknown.
@@ -152,7 +152,7 @@ class WindowPreview:
     raised: int
     kept: int
     skipped: int
-    made_anew: int
+    missing: int
     unread: tuple[tuple[Entity, str], ...]
     is_closed: bool
     live: Decimal
@@ -206,7 +206,7 @@ def preview_window(
         raised=to_raise,
         kept=kept,
         skipped=len(previews) - to_raise - kept,
-        made_anew=sum(entry.action is Action.RAISE and entry.live is None for entry in previews),
+        missing=sum(entry.action is Action.RAISE and entry.live is None for entry in previews),
         unread=tuple(
             (entry.entity, unreadable.get((entry.of, entry.entity), "no reason"))
             for entry in previews
