@@ -1,10 +1,11 @@
 """Checks of the usage store with the permissions of the NATS user, which leave it unchanged.
 
-Whether the user may publish to a subject shows in the answer: a server that denies it says so, and
-any other answer, even an error, means that the request got through. So each request is one that its
-receiver refuses. A write names another stream than the bucket's and a sequence that no stream
-reaches; a consumer is requested in another stream than the one that is asked. Only direct
-subscribers of the subject see such a write: empty, under a key that no tenant has.
+The response to a request shows whether the user may publish to its subject. A server that denies
+it reports a permission violation. Any other response, even an error, means that the user may. So
+each request is invalid, and its receiver rejects it. A write expects another stream than the bucket
+and a sequence that no stream reaches. A request for a consumer names another stream in its subject
+than in its body. Only direct subscribers of the subject receive such a write: it is empty, and no
+tenant has its key.
 """
 
 import json
@@ -80,12 +81,12 @@ _NO_EFFECT = {
 _ALMOST_FULL = 0.9
 _LONGEST_HISTORY = 64
 # With any of these a stream drops, refuses or transforms what it is given.
-_UNUSABLE = ("mirror", "subject_transform", "sealed", "allow_msg_counter", "no_ack")
+_UNUSABLE = ("mirror", "sources", "subject_transform", "sealed", "allow_msg_counter", "no_ack")
 
 
 @dataclass(frozen=True, slots=True)
 class BucketInfo:
-    """What the stream's leader reports: ``config`` and ``state`` in the words of NATS.
+    """What the stream's leader reports: ``config`` and ``state`` have NATS's own keys.
 
     ``keys_subject`` is the one subject that a bucket of this name has. ``server_time`` is None if
     the server does not report it.
@@ -332,7 +333,7 @@ async def _try_permissions(stream: BucketStream) -> Mapping[str, Result]:
         except StorePermissionError:
             results[code] = fail(
                 "permission_denied",
-                f"The NATS user may not publish to {request.pattern}",
+                f"The NATS user may not publish to {request.pattern}.",
                 f"grant it to the NATS user. Without it, {_WITHOUT_PERMISSION[code]}.",
                 subject=request.pattern,
             )
@@ -501,14 +502,14 @@ def _value_size(bucket: BucketInfo) -> Result:
 
 
 def _purge(bucket: BucketInfo) -> Result:
-    """Show whether the gateway's users can purge the bucket; both are fine."""
+    """Report whether users can purge the bucket. Either setting is accepted."""
     if bucket.config.get("deny_purge") is True:
         return ok("the bucket cannot be purged")
     return ok("the bucket can be purged; a check detects it by the marker")
 
 
 def _direct_get(bucket: BucketInfo) -> Result:
-    """Show whether direct get is allowed; both are fine, for only the leader is read."""
+    """Report whether direct get is allowed. Either setting is accepted: reads use the leader."""
     is_allowed = bucket.config.get("allow_direct") is True
     return ok(f"{'allowed' if is_allowed else 'not allowed'}; not used, replicas may be behind")
 

@@ -141,7 +141,7 @@ class Runner:
 
     def __init__(self, invalid_settings: Iterable[str]) -> None:
         self.results: list[tuple[Check[Any], Result]] = []
-        # By code or setting: what is to be repaired before a check that needs it can run.
+        # By code or setting: the causes to fix before a check that needs it can run.
         self._unmet: dict[str, tuple[str, ...]] = {name: (name,) for name in invalid_settings}
 
     def run(self, checks: Sequence[Check[Subject]], open_subject: Callable[[], Subject]) -> None:

@@ -83,7 +83,7 @@ def test_each_missing_permission_is_reported(
     assert check.startswith("permission_")
     assert checked[check]["code"] == "permission_denied"
     assert checked[check]["facts"] == {"subject": denied}
-    assert checked[check]["message"] == f"The NATS user may not publish to {denied}"
+    assert checked[check]["message"] == f"The NATS user may not publish to {denied}."
     assert "grant it" in checked[check]["hint"]
     can_read = checked["bucket_read"]["outcome"] == "ok"
     is_for_reading = denied == ASK or (

@@ -67,6 +67,7 @@ def bucket(cluster: ClusterView = ALONE, **config: Any) -> BucketInfo:
         ("kind", {}, Outcome.OK, "ok", "messages: 3"),
         ("kind", {"subjects": None}, Outcome.FAIL, "not_a_bucket", "subjects are none"),
         ("kind", {"mirror": {"name": "m"}}, Outcome.FAIL, "unusable_settings", "has mirror."),
+        ("kind", {"sources": [{"name": "s"}]}, Outcome.FAIL, "unusable_settings", "has sources."),
         (
             "kind",
             {"sealed": True, "no_ack": True},
