@@ -107,8 +107,8 @@ def read_suspicion(cursor: str | None) -> Suspicion | None:
         return None
 
 
-ALLOWED = 3
-"""An unknown tick fails if it is at least this many in a row."""
+UNKNOWN_TO_FAIL = 3
+"""A tick fails if it is at least the third unknown one in a row."""
 
 
 def unknown_tick(
@@ -124,7 +124,7 @@ def unknown_tick(
     """
     count = _counted(context.cursor) + 1
     text = f"{reason} Try: {hint}" if hint else reason
-    if count >= ALLOWED:
+    if count >= UNKNOWN_TO_FAIL:
         # The cursor keeps its value, so the next tick fails as well unless its result is known.
         raise dg.Failure(f"At least {count} ticks in a row are unknown. {text}")
     return dg.SensorResult(skip_reason=text, cursor=str(count), asset_events=events or [])

@@ -1,1 +1,1 @@
-"""Implementations of the ports: NATS, PostgreSQL, and in memory."""
+"""Implementations of the ports for NATS, PostgreSQL and Parquet."""

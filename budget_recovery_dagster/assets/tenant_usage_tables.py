@@ -62,7 +62,7 @@ def _tenant_usage_tables(
         except TablesError as error:
             message = f"{error.message} No table was written; the snapshots are not affected."
             raise failure(message, error.hint) from error
-    _require_whole(built)
+    _require_complete(built)
     context.log.info(f"{len(built.written)} tables with {built.rows} rows are in {built.place}.")
     return dg.MaterializeResult(metadata=tables_metadata(built))
 
@@ -74,7 +74,7 @@ def _log(log: dg.DagsterLogManager, failed: TableFailed) -> None:
     )
 
 
-def _require_whole(built: TablesBuilt) -> None:
+def _require_complete(built: TablesBuilt) -> None:
     """Fail if a table was not written, or one past retention was not removed."""
     if built.failed:
         first = built.failed[0]

@@ -23,7 +23,7 @@ from budget_recovery_dagster.services.restore.manual import require_reason
 from budget_recovery_dagster.wiring import opened_control_plane
 
 
-def _moment(_context: click.Context, _option: click.Parameter, text: str | None) -> datetime | None:
+def _time(_context: click.Context, _option: click.Parameter, text: str | None) -> datetime | None:
     try:
         return None if text is None else parse_time(text)
     except ValueError as error:
@@ -39,7 +39,7 @@ def _moment(_context: click.Context, _option: click.Parameter, text: str | None)
 @click.option(
     "--at",
     metavar="TIME",
-    callback=_moment,
+    callback=_time,
     help="Time of the reset in UTC, such as 2026-11-29T14:00.  [default: now]",
 )
 @click.option("--reason", required=True, help="Reason, stored with the reset.")

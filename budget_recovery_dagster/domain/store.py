@@ -4,7 +4,7 @@ An observation is the stream's creation time, its last sequence, our marker, and
 answering leader hears a majority.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -77,6 +77,13 @@ class Verdict(StrEnum):
     def is_good(self) -> bool:
         """Whether the store is known to hold all data of the baseline."""
         return self in (Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED)
+
+
+WHAT_HAPPENED: Mapping[Verdict, str] = {
+    Verdict.RECREATED: "was recreated",
+    Verdict.REGRESSED: "went back to an earlier state",
+}
+"""What a loss that ``judge`` found means, for a sentence that begins with the store."""
 
 
 def require_bucket(claimed: str, bucket: str) -> None:
@@ -282,7 +289,9 @@ def _judge(accepted: Baseline | None, seen: Observation | None, now: datetime) -
         return Judgement(verdict, f"The store is seen for the first time: {seen.identity}.")
     if verdict.is_loss:
         return Judgement(
-            verdict, f"The store was {verdict}; it was: {accepted.identity}; now: {seen.identity}."
+            verdict,
+            f"The store {WHAT_HAPPENED[verdict]}; it was: {accepted.identity}; now:"
+            f" {seen.identity}.",
         )
     if objection := _objection_to_marker(accepted, seen, now):
         return Judgement(Verdict.MARKER_LOST, objection)

@@ -413,7 +413,7 @@ def doubts(status: Status) -> Mapping[Doubt, str]:
 
 
 def _doubts(status: Status) -> Iterator[tuple[Doubt, str]]:
-    now, whole_at, incident = status.at, status.known_whole_at, status.recovery.incident
+    now, intact_at, incident = status.at, status.known_whole_at, status.recovery.incident
     newest = status.checks[0] if status.checks else None
     for doubt in status.doubts:
         match doubt:
@@ -432,9 +432,12 @@ def _doubts(status: Status) -> Iterator[tuple[Doubt, str]]:
                 )
             case Doubt.NEVER_INTACT:
                 yield doubt, "No check has found the store intact yet."
-            case Doubt.OVERDUE if whole_at:
+            case Doubt.OVERDUE if intact_at:
                 due = f"a check is due every {in_words(status.check_interval)}"
-                yield doubt, f"The store was last known to be intact {since(whole_at, now)}; {due}."
+                yield (
+                    doubt,
+                    f"The store was last known to be intact {since(intact_at, now)}; {due}.",
+                )
             case Doubt.LONG_HOLD if incident and incident.held:
                 span = in_words(now - incident.held.at)
                 meanwhile = "no block is restored, captures are paused"

@@ -12,6 +12,7 @@ from budget_recovery_dagster.domain.admission import CHECK_LEASE
 from budget_recovery_dagster.domain.incident import Incident, Loss, Recovery, StoreRecord
 from budget_recovery_dagster.domain.store import (
     AGREEING_AFTER,
+    WHAT_HAPPENED,
     Baseline,
     Check,
     Judgement,
@@ -486,10 +487,11 @@ class CaptureWatch:
     def _compare_with_last(self, seen: Observation | None) -> StoreIdentity:
         # The last observation of this capture counts too: in a first one nothing is accepted yet.
         last = self._last_seen
-        verdict = "gone" if seen is None else judge(last, seen.identity)
-        if seen is None or judge(last, seen.identity).is_loss:
+        verdict = None if seen is None else judge(last, seen.identity)
+        if seen is None or verdict is None or verdict.is_loss:
+            what = "is gone" if verdict is None else WHAT_HAPPENED[verdict]
             raise PossibleLossError(
-                f"The usage store may have lost data during this capture: it is {verdict}. It was: "
+                f"The usage store may have lost data during this capture: it {what}. It was: "
                 f"{last}.",
                 "find out what happened to the gateway's bucket; the next capture compares again.",
             )

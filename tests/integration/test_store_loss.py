@@ -170,7 +170,9 @@ def test_a_store_rolled_back_to_an_older_copy_is_lost(own_store: OwnStore, scene
     own_store.spend("20")
     assert verdict(check(scene.instance)) == "advanced"
     own_store.set_back()
-    scene.expect_loss("regressed", before=4, after=2, reason="The store was regressed; it was")
+    scene.expect_loss(
+        "regressed", before=4, after=2, reason="The store went back to an earlier state; it was"
+    )
     (loss,) = losses(scene.database)
     assert loss["after_created_at"] == loss["before_created_at"]
 

@@ -49,13 +49,13 @@ def test_a_store_recreated_during_a_read_is_not_stored(harness: Harness) -> None
     assert harness.known("b") == Decimal(10)
 
 
-@pytest.mark.parametrize("what", ["recreated", "regressed", "gone"])
+@pytest.mark.parametrize("what", ["was recreated", "went back to an earlier state", "is gone"])
 def test_a_wipe_during_the_first_capture_is_detected(what: str, harness: Harness) -> None:
     def wipe() -> None:
         harness.store.purge()
-        if what == "recreated":
+        if what == "was recreated":
             harness.store.recreate(REBORN)
-        elif what == "regressed":
+        elif what == "went back to an earlier state":
             harness.store.stream = replace(harness.store.stream, last_sequence=1)
         else:
             harness.store.identity_failure = StoreMissingError("No bucket.", "look.")
@@ -64,7 +64,7 @@ def test_a_wipe_during_the_first_capture_is_detected(what: str, harness: Harness
     captured = harness.capture()
     assert captured.stored == ()
     assert isinstance(captured.stopped_by, PossibleLossError)
-    assert what in captured.stopped_by.message
+    assert f"during this capture: it {what}. It was: " in captured.stopped_by.message
     assert harness.plane.registry.claim().baseline is None
 
 
@@ -86,7 +86,7 @@ def test_a_bucket_that_disappears_before_the_listing_is_a_loss(harness: Harness)
     assert isinstance(captured.stopped_by, StoreLostError)
 
 
-@pytest.mark.parametrize("what", ["recreated", "regressed", "gone"])
+@pytest.mark.parametrize("what", ["recreated", "went back", "gone"])
 def test_a_store_with_another_identity_is_neither_captured_nor_pruned(
     what: str, harness: Harness
 ) -> None:
@@ -94,7 +94,7 @@ def test_a_store_with_another_identity_is_neither_captured_nor_pruned(
     harness.clock.advance(timedelta(days=8))
     if what == "recreated":
         harness.store.recreate(REBORN)
-    elif what == "regressed":
+    elif what == "went back":
         harness.store.stream = harness.store.stream.__class__(BORN, 2)
     else:
         harness.store.identity_failure = StoreMissingError("No bucket.", "look.")

@@ -57,8 +57,19 @@ def test_a_store_with_another_creation_time_is_recreated() -> None:
     recreated = Observation(StoreIdentity(BORN + timedelta(microseconds=1), 500), OURS)
     judged = judge_observation(ACCEPTED, recreated, NOON)
     assert judged.verdict is Verdict.RECREATED
-    assert str(ACCEPTED.identity) in judged.reason
-    assert str(recreated.identity) in judged.reason
+    assert judged.reason == (
+        f"The store was recreated; it was: {ACCEPTED.identity}; now: {recreated.identity}."
+    )
+
+
+def test_a_store_with_a_lower_sequence_went_back() -> None:
+    older = seen(99, OURS)
+    judged = judge_observation(ACCEPTED, older, NOON)
+    assert judged.verdict is Verdict.REGRESSED
+    assert judged.reason == (
+        "The store went back to an earlier state; it was: "
+        f"{ACCEPTED.identity}; now: {older.identity}."
+    )
 
 
 def test_a_missing_store_is_recreated_and_the_reason_names_the_old_one() -> None:

@@ -1,0 +1,65 @@
+"""The runbook quotes every report of the supervision as the code writes it."""
+
+import ast
+import inspect
+import re
+from types import ModuleType
+
+from budget_recovery_dagster import sensors
+from budget_recovery_dagster.domain import incident, supervision
+from tests import documentation
+
+HEADING = "What restore_supervisor_sensor reports"
+
+
+def template(text: ast.expr) -> str | None:
+    """Return a string of the code, with an ellipsis for each inserted value; None: no string."""
+    if isinstance(text, ast.JoinedStr):
+        parts = (p.value if isinstance(p, ast.Constant) else "…" for p in text.values)
+        return "".join(map(str, parts))
+    if isinstance(text, ast.Constant) and isinstance(text.value, str):
+        return text.value
+    return None
+
+
+def reports_in(module: ModuleType) -> set[str]:
+    """Return the reports without a request: what ``Rest`` and ``Supervised`` are given."""
+    calls = (
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("Rest", "Supervised")
+        # With a second positional argument, `Supervised` requests a run, and a tick has no text.
+        and not (ast.unparse(node.func) == "Supervised" and len(node.args) > 1)
+    )
+    return {text for call in calls if call.args and (text := template(call.args[0]))}
+
+
+def reasons_not_to_launch() -> set[str]:
+    """Return what ``may_launch`` and ``on_hold`` return."""
+    return {
+        text
+        for node in ast.walk(ast.parse(inspect.getsource(incident)))
+        if isinstance(node, ast.FunctionDef) and node.name in ("may_launch", "on_hold")
+        for each in ast.walk(node)
+        if isinstance(each, ast.Return) and each.value and (text := template(each.value))
+    }
+
+
+def documented() -> set[str]:
+    rows = documentation.section("docs/runbook.md", HEADING).split("|---|---|---|\n")[1]
+    return {row.split("|")[1].strip().strip("*") for row in rows.strip().splitlines()}
+
+
+def test_every_report_is_quoted_and_every_quote_is_a_report() -> None:
+    reports = reports_in(sensors) | reports_in(supervision) | reasons_not_to_launch()
+    assert len(reports) > 10
+    state = "The store is …."
+    states = {state.replace("…", name) for name in ("HEALTHY", "RECOVERING")}
+    assert documented() == reports - {state} | states
+
+
+def test_the_quotes_have_the_form_of_a_report() -> None:
+    on_hold = "Incident 11111111 has been on hold since 2026-11-25 11:58:30 UTC, by ann: the disk"
+    patterns = [re.escape(text).replace("…", ".+") for text in documented()]
+    assert any(re.fullmatch(pattern, on_hold) for pattern in patterns)
