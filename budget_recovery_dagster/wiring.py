@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from budget_recovery_dagster.adapters.nats.connection import Timeouts
 from budget_recovery_dagster.adapters.nats.store import open_usage_store
 from budget_recovery_dagster.adapters.parquet import ParquetTables
-from budget_recovery_dagster.adapters.postgres.database import Database
+from budget_recovery_dagster.adapters.postgres.database import Database, Migration, migrate
 from budget_recovery_dagster.adapters.postgres.incidents import PostgresIncidents
 from budget_recovery_dagster.adapters.postgres.leases import PostgresLeases
 from budget_recovery_dagster.adapters.postgres.plans import (
@@ -26,6 +26,16 @@ from budget_recovery_dagster.settings import Settings
 
 # A sensor's tick has ten seconds for everything.
 _IN_A_TICK = Timeouts(connect=2, answer=2)
+
+
+def migrate_schema(settings: Settings) -> Migration:
+    """Create or upgrade the schema of the control-plane database; it is safe to repeat.
+
+    Raises:
+        SettingsError: BUDGET_RECOVERY_POSTGRES_URL is not set.
+        DatabaseError: the database cannot be reached, or the schema cannot be migrated.
+    """
+    return migrate(settings.require_postgres_url())
 
 
 @contextmanager

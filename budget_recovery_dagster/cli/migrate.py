@@ -2,8 +2,8 @@
 
 import click
 
-from budget_recovery_dagster.adapters.postgres import database
 from budget_recovery_dagster.settings import load_settings
+from budget_recovery_dagster.wiring import migrate_schema
 
 
 @click.command(short_help="Create or upgrade the database schema.")
@@ -12,7 +12,7 @@ def migrate() -> None:
 
     The user in that URL must be the role that owns the database. It is safe to repeat.
     """
-    migration = database.migrate(load_settings().require_postgres_url())
+    migration = migrate_schema(load_settings())
     if not migration.changed:
         click.echo(f"The schema is already at version {migration.to_version}.")
     elif migration.from_version is None:
