@@ -41,7 +41,7 @@ from budget_recovery_dagster.domain.plan import (
     RaiseResult,
     RestoreChoice,
 )
-from budget_recovery_dagster.domain.recovery_point import Reset, TenantPoint
+from budget_recovery_dagster.domain.recovery_point import Damage, Reset, TenantPoint
 from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
     CaptureSource,
@@ -306,11 +306,14 @@ class RecoveryPoints(Protocol):
         A tenant without such a record has no key.
         """
 
-    def damaged(self, now: datetime) -> Mapping[str, int]:
-        """Count the damaged records in the open windows of each tenant that has any.
+    def damaged(
+        self, now: datetime, *, tenant: str | None = None, within: timedelta | None = None
+    ) -> Damage:
+        """Count the damaged records in the open windows of a tenant, or of each (None).
 
-        They are those that ``point_of`` lists. Every content of an open window is verified, so
-        this takes about as long as reading all points, but little memory.
+        They are those that ``point_of`` lists. Every content that it would read is verified, so
+        this takes about as long as reading all points, but little memory. After the time
+        ``within``, the tenants that are not completely verified are returned as such.
         """
 
 

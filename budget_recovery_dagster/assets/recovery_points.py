@@ -76,7 +76,7 @@ def recovery_point_age(control_plane: ControlPlaneParam) -> dg.AssetCheckResult:
     with control_plane.opened_in_step() as plane:
         ages = judge_point_ages(plane)
     too_old = sorted((_row(ages, tenant) for tenant in ages.too_old), key=_oldest_first)
-    rows = [*too_old, *(_damaged_row(ages, tenant) for tenant in sorted(ages.damaged))]
+    rows = [*too_old, *(_damaged_row(ages, tenant) for tenant in sorted(ages.damage.records))]
     return dg.AssetCheckResult(
         passed=ages.is_sound,
         severity=dg.AssetCheckSeverity.WARN,
@@ -84,7 +84,7 @@ def recovery_point_age(control_plane: ControlPlaneParam) -> dg.AssetCheckResult:
         metadata={
             "tenants": len(ages.watched),
             "tenants_too_old": len(ages.too_old),
-            "damaged_records": sum(ages.damaged.values()),
+            "damaged_records": sum(ages.damage.records.values()),
             **({"details": table(rows)} if rows else {}),
         },
     )
@@ -109,7 +109,7 @@ def _damaged_row(ages: PointAges, tenant: str) -> Row:
         "tenant": tenant,
         "newest_snapshot": "",
         "age": "",
-        "action": f"{counted(ages.damaged[tenant], 'damaged record')} (checksum mismatch): "
+        "action": f"{counted(ages.damage.records[tenant], 'damaged record')} (checksum mismatch): "
         "preview the tenant to see which windows lose usage; check the disk of the database.",
     }
 
@@ -129,11 +129,11 @@ def _verdict(ages: PointAges, oldest_first: list[str]) -> str:
             "and its tenants cannot be captured."
         )
     newest = f"The newest snapshot is {duration(age(ages.newest_snapshot, ages.now))} old."
-    if ages.damaged:
-        count = sum(ages.damaged.values())
+    if damaged := ages.damage.records:
+        count = sum(damaged.values())
         newest += (
             f" {count} {'record is' if count == 1 else 'records are'} damaged (checksum mismatch),"
-            f" of {named(sorted(ages.damaged), _NAMED)}: a restore uses older records, if any "
+            f" of {named(sorted(damaged), _NAMED)}: a restore uses older records, if any "
             "exist."
         )
     if not oldest_first and not is_too_old(ages.newest_snapshot, ages.now):

@@ -9,6 +9,8 @@ from budget_recovery_dagster.cli.options import data_dir_option, settings_with_d
 from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant
 from budget_recovery_dagster.presentation.documents import snapshots_json
 from budget_recovery_dagster.presentation.terminal import print_row, print_snapshots
+from budget_recovery_dagster.presentation.text import unverified_line
+from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN, verify_within
 from budget_recovery_dagster.services.restore.tenants import counted, listed
 from budget_recovery_dagster.wiring import opened_control_plane
 
@@ -30,14 +32,14 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
     Uses the database of BUDGET_RECOVERY_POSTGRES_URL, or that of the running `budget-recovery dev`.
     """
     with opened_control_plane(settings_with_database(data_dir)) as plane:
-        chosen = choose_tenant(tenant, sorted(plane.points.tenants()))
+        tenants = plane.points.tenants()
+        chosen = choose_tenant(tenant, sorted(tenants))
         found = plane.snapshots.listed(chosen)
         budgets = plane.snapshots.budgets_of(chosen) if chosen is not None else ()
-        damaged = plane.points.damaged(plane.clock.now())
-    if chosen is not None:
-        damaged = {name: count for name, count in damaged.items() if name == chosen}
+        now = plane.clock.now()
+        damage = verify_within(plane, VERIFY_WITHIN, now, tenants, tenant=chosen)
     if as_json:
-        click.echo(snapshots_json(found, budgets, damaged))
+        click.echo(snapshots_json(found, budgets, damage))
         return
     console = answers()
     if not found:
@@ -47,12 +49,14 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
     print_snapshots(console, shown)
     if len(found) > len(shown):
         print_row(console, f"{len(found) - len(shown):,} older; --all lists them.")
-    if damaged:
-        records = counted(sum(damaged.values()), "record")
+    if damage.records:
+        records = counted(sum(damage.records.values()), "record")
         print_row(
             console,
             f"{records} in open windows damaged (checksum mismatch):"
-            f" {listed(sorted(damaged))}. A restore does not use them.",
+            f" {listed(sorted(damage.records))}. A restore does not use them.",
         )
+    if damage.unverified:
+        print_row(console, unverified_line(damage))
     if budgets:
         print_row(console, f"Budgets of the tenant: {', '.join(budgets)}")

@@ -85,6 +85,7 @@ from budget_recovery_dagster.domain.plan import choose_tenant as choose_tenant
 from budget_recovery_dagster.domain.plan import differences as differences
 from budget_recovery_dagster.domain.plan import plan_restore as plan_restore
 from budget_recovery_dagster.domain.recovery_point import EVERYONE as EVERYONE
+from budget_recovery_dagster.domain.recovery_point import Damage as Damage
 from budget_recovery_dagster.domain.recovery_point import Everyone as Everyone
 from budget_recovery_dagster.domain.recovery_point import RecordMarks as RecordMarks
 from budget_recovery_dagster.domain.recovery_point import Reset as Reset

@@ -27,6 +27,7 @@ from budget_recovery_dagster.domain.counters import (
 )
 from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, Window, require_aware
+from budget_recovery_dagster.errors import DatabaseError
 
 
 class Everyone(Enum):
@@ -195,6 +196,19 @@ class TenantPoint:
     windows: tuple[WindowPoint, ...]
     unreadable: tuple[UnreadableKey, ...] = ()
     unreadable_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """How many damaged records the points of tenants list in their open windows.
+
+    ``records`` has no tenant without any. ``unverified`` are the tenants, by name, whose records
+    were not all verified, so that they may have more; ``failure`` is why, None: the time was up.
+    """
+
+    records: Mapping[str, int]
+    unverified: tuple[str, ...] = ()
+    failure: DatabaseError | None = None
 
 
 class WindowMerge:

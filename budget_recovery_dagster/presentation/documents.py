@@ -15,7 +15,7 @@ from typing import Any
 from budget_recovery_dagster.domain.counters import OmittedCounter, format_usage
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident, Restored
 from budget_recovery_dagster.domain.plan import AuditEntry, Difference, KeptPreview
-from budget_recovery_dagster.domain.recovery_point import Everyone
+from budget_recovery_dagster.domain.recovery_point import Damage, Everyone
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.domain.store import StoreIdentity
 from budget_recovery_dagster.errors import describe_error, error_code
@@ -183,11 +183,15 @@ def reset_json(recorded: RecordedReset) -> str:
 
 
 def snapshots_json(
-    snapshots: Sequence[ListedSnapshot], budgets: Sequence[str], damaged: Mapping[str, int]
+    snapshots: Sequence[ListedSnapshot], budgets: Sequence[str], damage: Damage
 ) -> str:
     """Write the retained snapshots, the budgets of a chosen tenant, and the damaged records."""
     return dumped(
-        snapshots=snapshots, budgets=budgets, damaged_records_by_tenant=damaged, error=None
+        snapshots=snapshots,
+        budgets=budgets,
+        damaged_records_by_tenant=damage.records,
+        unverified_tenants=damage.unverified,
+        error=None,
     )
 
 
@@ -214,7 +218,8 @@ def status_json(status: Status, exit_code: int) -> str:
         points={
             "newest_snapshot_at": status.points.newest_snapshot,
             "newest_by_tenant": dict(sorted(status.points.newest_points.items())),
-            "damaged_records_by_tenant": status.points.damaged,
+            "damaged_records_by_tenant": status.points.damage.records,
+            "unverified_tenants": status.points.damage.unverified,
             "failing_tenants": dict(sorted(status.points.failing.items())),
         },
         error=None,

@@ -34,6 +34,7 @@ from budget_recovery_dagster.presentation.text import (
     store_line,
     tenant_line,
     tenant_notes,
+    unverified_line,
     warnings,
     window_lines,
     window_notes,
@@ -359,9 +360,12 @@ def _points(points: PointAges) -> Iterator[str]:
         yield "none yet"
     else:
         yield f"The newest snapshot has no open windows, {since(points.newest_snapshot, now)}"
-    if points.damaged:
-        records = counted(sum(points.damaged.values()), "record")
-        yield f"Damaged: {records} of {counted(len(points.damaged), 'tenant')} (checksum mismatch)"
+    damaged = points.damage.records
+    if damaged:
+        records = counted(sum(damaged.values()), "record")
+        yield f"Damaged: {records} of {counted(len(damaged), 'tenant')} (checksum mismatch)"
+    if points.damage.unverified:
+        yield unverified_line(points.damage)
     for tenant, at in sorted(points.failing.items())[:_FAILING]:
         last = "without any snapshot" if at is None else f"last captured {since(at, now)}"
         yield f"Failing: {tenant}, {last}"

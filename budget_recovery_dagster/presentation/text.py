@@ -11,8 +11,15 @@ from rich.console import Console
 from budget_recovery_dagster.domain.counters import format_usage, shown_entity
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
 from budget_recovery_dagster.domain.plan import Change, Difference
-from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone, Reset, is_too_old
+from budget_recovery_dagster.domain.recovery_point import (
+    EVERYONE,
+    Damage,
+    Everyone,
+    Reset,
+    is_too_old,
+)
 from budget_recovery_dagster.domain.windows import in_words
+from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN
 from budget_recovery_dagster.services.resets import RecordedReset
 from budget_recovery_dagster.services.restore.manual import Applied, HoldResult
 from budget_recovery_dagster.services.restore.preview import (
@@ -67,6 +74,14 @@ def named(names: Sequence[str], most: int = 3) -> str:
     first = ", ".join(map(repr, names[:most]))
     more = len(names) - most
     return f"{first} and {more} more" if more > 0 else first
+
+
+def unverified_line(damage: Damage) -> str:
+    """Name the tenants whose records were not all verified, and write why."""
+    tenants = named(damage.unverified)
+    if damage.failure is not None:
+        return f"Not verified: {tenants}. {damage.failure}"
+    return f"Not verified within {in_words(VERIFY_WITHIN)}: {tenants}"
 
 
 def escape_unprintable(console: Console, text: str) -> str:
@@ -471,9 +486,9 @@ def _step_of_health(status: Status) -> str:
             f"The store is intact, but {named(sorted(late))} {has} no recent snapshot: check"
             " in Dagster that hourly_snapshot_schedule is on and its runs succeed."
         )
-    if points.damaged:
+    if damaged := points.damage.records:
         return (
-            f"The store is intact, but snapshots of {named(sorted(points.damaged))} have damaged"
+            f"The store is intact, but snapshots of {named(sorted(damaged))} have damaged"
             " records: run `budget-recovery preview` to see what a restore would bring back, and"
             " check the disk of the database."
         )

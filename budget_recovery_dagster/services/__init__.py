@@ -7,6 +7,7 @@ from budget_recovery_dagster.services.capture import TenantOutcome as TenantOutc
 from budget_recovery_dagster.services.capture import TenantStored as TenantStored
 from budget_recovery_dagster.services.capture import Verified as Verified
 from budget_recovery_dagster.services.capture import capture_hour as capture_hour
+from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN as VERIFY_WITHIN
 from budget_recovery_dagster.services.recovery_points import PointAges as PointAges
 from budget_recovery_dagster.services.recovery_points import PointSurvey as PointSurvey
 from budget_recovery_dagster.services.recovery_points import (

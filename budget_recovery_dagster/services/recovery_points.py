@@ -1,18 +1,23 @@
 """The recovery points of all tenants: what a restore would bring back now, and its age."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 from budget_recovery_dagster.domain.counters import budget_usage
 from budget_recovery_dagster.domain.recovery_point import (
+    Damage,
     WindowPoint,
     is_in_the_future,
     is_too_old,
 )
+from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import ControlPlane
+
+VERIFY_WITHIN = timedelta(seconds=5)
+"""How long a command verifies records; the check of ``recovery_points`` verifies all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +72,15 @@ class PointAges:
 
     ``newest_points`` has the newest intact record of an open window of each tenant that has one;
     ``newest_snapshot`` is the newest snapshot of all tenants, None if there is none. ``failing``
-    are the tenants whose last capture failed, with their newest snapshot. ``damaged`` counts the
-    damaged records in open windows of each tenant that has any.
+    are the tenants whose last capture failed, with their newest snapshot. All of them were read
+    before ``now``.
     """
 
     now: datetime
     newest_points: Mapping[str, datetime]
     newest_snapshot: datetime | None
     failing: Mapping[str, datetime | None]
-    damaged: Mapping[str, int]
+    damage: Damage
 
     @property
     def watched(self) -> Mapping[str, datetime | None]:
@@ -102,7 +107,8 @@ class PointAges:
             and not is_too_old(self.newest_snapshot, self.now)
             and not self.is_in_the_future
             and not self.too_old
-            and not self.damaged
+            and not self.damage.records
+            and not self.damage.unverified
         )
 
     @property
@@ -135,20 +141,46 @@ def _current_windows(plane: ControlPlane, tenant: str, now: datetime) -> Iterato
     return (window for window in windows if window.of.window.is_current(now))
 
 
-def judge_point_ages(plane: ControlPlane) -> PointAges:
+def judge_point_ages(plane: ControlPlane, *, within: timedelta | None = None) -> PointAges:
     """Read the age of every tenant's newest intact record of an open window.
+
+    All records are verified; with a limit ``within`` as by ``verify_within``.
 
     Raises:
         DatabaseError: the database failed.
     """
+    newest_points = plane.points.newest_points(plane.clock.now())
+    snapshots = plane.reports.newest_snapshots()
+    failing = plane.reports.failing()
+    # After what it is compared with: none of it is in the future. Before the slow verification.
     now = plane.clock.now()
     return PointAges(
         now=now,
-        newest_points=plane.points.newest_points(now),
-        newest_snapshot=max(plane.reports.newest_snapshots().values(), default=None),
-        failing=plane.reports.failing(),
-        damaged=plane.points.damaged(now),
+        newest_points=newest_points,
+        newest_snapshot=max(snapshots.values(), default=None),
+        failing=failing,
+        damage=plane.points.damaged(now)
+        if within is None
+        else verify_within(plane, within, now, snapshots),
     )
+
+
+def verify_within(
+    plane: ControlPlane,
+    within: timedelta,
+    now: datetime,
+    tenants: Collection[str],
+    *,
+    tenant: str | None = None,
+) -> Damage:
+    """Verify the records that a restore would read; if the database fails, no tenant is verified.
+
+    Of all ``tenants``, or only of one.
+    """
+    try:
+        return plane.points.damaged(now, tenant=tenant, within=within)
+    except DatabaseError as error:
+        return Damage({}, tuple(sorted(tenants)) if tenant is None else (tenant,), error)
 
 
 def _oldest_first(window: PointWindow) -> tuple[datetime, str, str, str]:

@@ -11,7 +11,11 @@ from budget_recovery_dagster.domain.incident import Attempt, Incident, Recovery,
 from budget_recovery_dagster.domain.recovery_point import is_in_the_future
 from budget_recovery_dagster.domain.store import Check, Verdict
 from budget_recovery_dagster.ports import ControlPlane
-from budget_recovery_dagster.services.recovery_points import PointAges, judge_point_ages
+from budget_recovery_dagster.services.recovery_points import (
+    VERIFY_WITHIN,
+    PointAges,
+    judge_point_ages,
+)
 
 MISSED_CHECKS = 3
 """After so many checks that are missing or unknown, the state of the store is unknown."""
@@ -134,10 +138,11 @@ class Status:
 def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
     """Read the status from the control plane; the store itself is not read.
 
+    The records are verified last. If that fails or is not done in time, the status says so.
+
     Raises:
         DatabaseError: the database failed.
     """
-    points = judge_point_ages(plane)
     recovery = plane.incidents.recovery()
     open_one = recovery.incident
     attempts = plane.incidents.attempts_of(open_one.incident_id) if open_one else ()
@@ -154,15 +159,19 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
         ),
         checks,
     )
+    good = plane.registry.newest_good_check()
+    worker = plane.leases.state_of(RESTORE_LEASE).holder
+    # Last, because it is slow: its time is that of the status, so no check above is in the future.
+    points = judge_point_ages(plane, within=VERIFY_WITHIN)
     return Status(
         at=points.now,
         check_interval=check_interval,
         recovery=recovery,
         attempt=attempts[-1] if attempts else None,
-        worker=plane.leases.state_of(RESTORE_LEASE).holder,
+        worker=worker,
         closed=closed,
         checks=checks,
         unknown_in_a_row=sum(1 for _ in unknown),
-        newest_good=plane.registry.newest_good_check(),
+        newest_good=good,
         points=points,
     )

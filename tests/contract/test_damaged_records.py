@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain import Hour, PruneReport
+from budget_recovery_dagster.domain import Damage, Hour, PruneReport
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.presentation.metadata import points_metadata
 from budget_recovery_dagster.services import PointAges, PointSurvey, judge_point_ages, survey_points
@@ -72,7 +72,7 @@ def test_a_damaged_record_fails_the_asset_check(plane: ControlPlane) -> None:
     corrupt(plane, 0 * HOUR)
     found = ages(plane)
     assert not found.is_sound
-    assert (found.damaged, found.too_old) == ({"acme": 1}, {})
+    assert (found.damage.records, found.too_old) == ({"acme": 1}, {})
 
 
 # Points of all tenants
@@ -99,17 +99,53 @@ def test_damaged_records_are_counted_by_tenant_like_those_of_its_point(plane: Co
             }
             plane.capture(tenant, counters, at=NOON + hour * HOUR)
     now = plane.clock.now()
-    assert plane.points.damaged(now) == {}
+    assert plane.points.damaged(now).records == {}
     # A newer intact record covers this one, so no reader needs it.
     corrupt(plane, 0 * HOUR)
     # This window has closed.
     plane.corrupt("acme", NOON + 2 * HOUR, of("team", "2026-11-24"))
-    assert plane.points.damaged(now) == {}
+    assert plane.points.damaged(now).records == {}
     corrupt(plane, 2 * HOUR)
     plane.corrupt("acme", NOON + 2 * HOUR, of("team", "2026-11"))
     # If the newest record is damaged, all others of its window are read.
-    assert plane.points.damaged(now) == {"acme": 3}
+    assert plane.points.damaged(now).records == {"acme": 3}
     assert sum(len(each.corrupt) for each in plane.current_windows("acme")) == 3
+
+
+def test_a_covered_record_is_not_counted_after_a_reset(plane: ControlPlane) -> None:
+    capture(plane, 0 * HOUR, alice="5")
+    recorded = plane.reset(NOON)
+    capture(plane, 1 * HOUR, alice="1")
+    (window,) = plane.current_windows("acme")
+    assert (window.usages, window.resets) == ({"alice": Decimal(1)}, (recorded,))
+    corrupt(plane, 0 * HOUR)
+    assert plane.points.damaged(plane.clock.now()) == Damage({})
+    (window,) = plane.current_windows("acme")
+    # Only intact records have a usage that a reset excludes.
+    assert (window.corrupt, window.resets) == ((), ())
+    whole = plane.points.despite_resets().point_of("acme", plane.clock.now())
+    assert whole is not None
+    assert whole.windows[0].corrupt == (NOON,)
+
+
+def test_the_records_of_one_tenant_can_be_verified(plane: ControlPlane) -> None:
+    for tenant in ("acme", "globex"):
+        plane.capture(tenant, {("team", "lifetime"): {tenant: "1"}}, at=NOON)
+        plane.corrupt(tenant, NOON, TEAM)
+    assert plane.points.damaged(NOON) == Damage({"acme": 1, "globex": 1})
+    assert plane.points.damaged(NOON, tenant="globex") == Damage({"globex": 1})
+
+
+def test_without_time_every_chosen_tenant_is_unverified(plane: ControlPlane) -> None:
+    for tenant in ("acme", "globex"):
+        plane.capture(tenant, {("team", "lifetime"): {tenant: "1"}}, at=NOON)
+        plane.corrupt(tenant, NOON, TEAM)
+    no_time = timedelta(0)
+    assert plane.points.damaged(NOON, within=no_time) == Damage({}, ("acme", "globex"))
+    one = plane.points.damaged(NOON, tenant="globex", within=no_time)
+    assert one == Damage({}, ("globex",))
+    enough = plane.points.damaged(NOON, within=timedelta(minutes=1))
+    assert enough == Damage({"acme": 1, "globex": 1})
 
 
 def test_an_incident_records_the_newest_snapshot_with_an_intact_record(
@@ -164,10 +200,10 @@ def test_a_damaged_record_that_no_record_covers_is_kept_and_reported(plane: Cont
     corrupt(plane, 0 * HOUR)
     plane.clock.set(NOON + 30 * DAY)
     assert plane.prune("acme") == KEPT
-    assert plane.points.damaged(plane.clock.now()) == {"acme": 1}
+    assert plane.points.damaged(plane.clock.now()).records == {"acme": 1}
     capture(plane, 30 * DAY, alice="2")
     assert plane.prune("acme").records == 1
-    assert plane.points.damaged(plane.clock.now()) == {}
+    assert plane.points.damaged(plane.clock.now()).records == {}
 
 
 def test_pruning_keeps_the_intact_record_excluded_by_a_reset_and_not_a_damaged_one(
@@ -194,7 +230,7 @@ def test_a_new_record_does_not_share_a_damaged_content(plane: ControlPlane) -> N
     capture(plane, 1 * HOUR, alice="1")
     assert plane.reports.damaged_in(Hour(NOON + HOUR)) == ()
     assert len(plane.reports.damaged_in(Hour(NOON))) == 1
-    assert plane.points.damaged(plane.clock.now()) == {}
+    assert plane.points.damaged(plane.clock.now()).records == {}
     capture(plane, 2 * HOUR, alice="1")
     assert plane.current_windows("acme")[0].usages == {"alice": Decimal(1)}
 

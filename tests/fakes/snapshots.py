@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from budget_recovery_dagster.adapters.postgres import (
     MAX_NAMED,
@@ -24,6 +24,7 @@ from budget_recovery_dagster.domain import (
     CaptureFailure,
     CaptureSource,
     CaptureSummary,
+    Damage,
     DatedUsages,
     Facts,
     Hour,
@@ -43,10 +44,13 @@ from budget_recovery_dagster.domain import (
     WindowMerge,
     WindowPoint,
     admit,
+    concerning,
     eligible,
     hash_usages,
+    keeping_out,
     max_merge,
     needed_past_retention,
+    newest_at,
     require_healthy,
     tokens_at,
 )
@@ -479,16 +483,21 @@ class MemoryRecoveryPoints:
             )
         }
 
-    def damaged(self, now: datetime) -> Mapping[str, int]:
+    def damaged(
+        self, now: datetime, *, tenant: str | None = None, within: timedelta | None = None
+    ) -> Damage:
+        tenants = sorted(self.tenants()) if tenant is None else [tenant]
+        if within is not None and within <= timedelta(0):
+            return Damage({}, tuple(tenants))
         counts = {}
-        for tenant in sorted(self.tenants()):
-            point = self.point_of(tenant, now)
-            counts[tenant] = sum(
+        for each in tenants:
+            point = self.point_of(each, now)
+            counts[each] = sum(
                 len(window.corrupt)
                 for window in (point.windows if point else ())
                 if window.of.window.is_current(now)
             )
-        return {tenant: count for tenant, count in counts.items() if count}
+        return Damage({each: count for each, count in counts.items() if count})
 
     def _records_of(self, tenant: str) -> dict[BudgetWindow, Records]:
         found: dict[BudgetWindow, Records] = {}
@@ -513,18 +522,32 @@ class MemoryRecoveryPoints:
     ) -> WindowPoint:
         """Merge the ``wanted`` records of a window out of all its ``known`` ones."""
         described = [record for _, record in known if record.shape is not None]
+        resets = concerning(of, resets_of(self._plane, tenant))
+        heeded, ignored = (resets, ()) if self._heeds_resets else ((), resets)
         window = WindowMerge(
             of,
             newest_at=wanted[0][0],
             shape=described[0].shape if described else None,
             expiry_seconds=described[0].expiry_seconds if described else None,
-            resets=resets_of(self._plane, tenant) if self._heeds_resets else (),
+            resets=heeded,
         )
-        resets_are_known = any(reset.is_about(of) for reset in resets_of(self._plane, tenant))
-        covering = [index for index, (_, record) in enumerate(wanted) if record.covers_earlier]
-        _add(window, wanted[: covering[0] + 1] if covering and not resets_are_known else wanted)
+        # A covering record need not cover what was excluded when it was captured.
+        since = next((at for at, record in wanted if record.covers_earlier), wanted[-1][0])
+        reset_at = newest_at(ignored)
+        _add(
+            window,
+            [
+                (at, record)
+                for at, record in wanted
+                if at >= since or (reset_at is not None and at <= reset_at)
+            ],
+        )
         if window.needs_all_records:
             _add(window, wanted)
+        for at, record in wanted:
+            if is_intact(record):
+                for reset in keeping_out(record.usages, at, of, heeded):
+                    window.add_excluding(reset)
         newest = next((record for at, record in wanted if at == window.newest_intact), None)
         if newest is None or window.newest_intact is None:
             return window.merged(None)

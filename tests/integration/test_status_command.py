@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import (
+    CAPTURE_LEASE,
     RESTORE_LEASE,
     Baseline,
     CaptureFailure,
@@ -27,11 +28,13 @@ from budget_recovery_dagster.domain import (
     Restored,
     StoreIdentity,
     Verdict,
+    take_snapshot,
 )
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.sandbox import RunningDev, announced, held_data_dir
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import opened_control_plane
+from tests.contract.control_planes import reading
 from tests.free_ports import unused_port
 
 POSTGRES_URL = "BUDGET_RECOVERY_POSTGRES_URL"
@@ -68,7 +71,8 @@ def check(
 def lose(database: ControlPlane) -> None:
     now = database.clock.now()
     loss = Loss(now, "sensor", Verdict.RECREATED, "It was recreated.", identity(database), None)
-    database.incidents.open(loss, target=Baseline(identity(database), 1), judged=None)
+    judged = database.registry.claim().baseline
+    database.incidents.open(loss, target=Baseline(identity(database), 1), judged=judged)
 
 
 def fail(database: ControlPlane) -> None:
@@ -134,6 +138,59 @@ def test_each_state_has_its_page_and_exit_code(opened: ControlPlane, database_ur
     for ended in (healthy, recovering, failed):
         require_tidy(ended.stdout)
         assert ended.stderr == ""
+
+
+def capture(database: ControlPlane, usage: str) -> None:
+    now = database.clock.now()
+    read = reading("acme", {("team", "lifetime"): {"alice": usage}})
+    known = database.points.current_usages("acme", now)
+    with database.leases.hold(CAPTURE_LEASE, "test") as lease:
+        database.snapshots.commit(
+            take_snapshot(read, now, identity(database), known),
+            hour=Hour.containing(now),
+            run_id="run",
+            lease=lease,
+            judged=database.registry.claim().baseline,
+        )
+
+
+# The verification of any content but the newest fails.
+_FAILING = """
+create or replace function budget_recovery.is_stored_intact(content_id bigint) returns boolean
+language plpgsql as $$
+begin
+    if is_stored_intact.content_id < (select max(c.content_id)
+       from budget_recovery.budget_content c) then
+        raise exception 'cannot read the block';
+    end if;
+    return true;
+end $$
+"""
+
+
+def test_the_state_is_shown_although_records_cannot_be_verified(
+    opened: ControlPlane, database_url: str
+) -> None:
+    capture(opened, "5")
+    # A lower usage does not cover the earlier record.
+    capture(opened, "4")
+    lose(opened)
+    fail(opened)
+    with psycopg.connect(database_url) as connection:
+        connection.execute(_FAILING)
+    ended = status(database_url)
+    assert ended.exit_code == 2
+    assert ended.stdout.startswith("FAILED at ")
+    not_verified = "Not verified: 'acme'. Error from the control-plane database: cannot read the"
+    assert not_verified in " ".join(ended.stdout.split())
+    points = as_json(database_url)["points"]
+    assert (points["damaged_records_by_tenant"], points["unverified_tenants"]) == ({}, ["acme"])
+    environment = {POSTGRES_URL: database_url, "COLUMNS": "80"}
+    listed = CliRunner().invoke(main, ["snapshots"], env=environment)
+    assert listed.exit_code == 0
+    assert not_verified in " ".join(listed.stdout.split())
+    document = CliRunner().invoke(main, ["snapshots", "--json"], env=environment)
+    assert json.loads(document.stdout)["unverified_tenants"] == ["acme"]
 
 
 def test_the_last_closed_incident_shows_what_was_restored(

@@ -8,6 +8,7 @@ from typing import cast
 from budget_recovery_dagster.domain import (
     Attempt,
     Check,
+    Damage,
     Ended,
     Incident,
     LeaseState,
@@ -19,8 +20,9 @@ from budget_recovery_dagster.domain import (
     StoreIdentity,
     Verdict,
 )
-from budget_recovery_dagster.services import Status, read_status
-from tests.fakes.control_plane import MemoryLeases
+from budget_recovery_dagster.errors import DatabaseError
+from budget_recovery_dagster.services import VERIFY_WITHIN, Status, read_status
+from tests.fakes.control_plane import ManualClock, MemoryLeases
 from tests.fakes.incidents import MemoryIncidents, MemoryStoreRegistry
 from tests.fakes.plane import MemoryControlPlane
 from tests.fakes.snapshots import MemoryCaptureReports, MemoryRecoveryPoints
@@ -78,7 +80,10 @@ def failed(open_one: Incident) -> Recovery:
 
 @dataclass
 class Known:
-    """Incidents, checks, points and clock in one fake, as far as a status reads them."""
+    """Incidents, checks, points and clock in one fake, as far as a status reads them.
+
+    Reading newest points and verifying records each ``takes`` a time; ``failure`` ends the latter.
+    """
 
     recovered: Recovery = field(default_factory=lambda: Recovery(RecoveryState.HEALTHY, None))
     attempts: tuple[Attempt, ...] = ()
@@ -88,15 +93,19 @@ class Known:
     older_good: Check | None = None
     points: Mapping[str, datetime] = field(default_factory=dict)
     damaged: Mapping[str, int] = field(default_factory=dict)
+    unverified: tuple[str, ...] = ()
+    failure: DatabaseError | None = None
+    takes: timedelta = timedelta(0)
     snapshots: Mapping[str, datetime] = field(default_factory=dict)
     failing_tenants: Mapping[str, datetime | None] = field(default_factory=dict)
 
     def status(self) -> Status:
+        empty = MemoryControlPlane.at(NOW)
         plane = replace(
-            MemoryControlPlane.at(NOW),
+            empty,
             incidents=cast(MemoryIncidents, _Incidents(self)),
             registry=cast(MemoryStoreRegistry, _Checks(self)),
-            points=cast(MemoryRecoveryPoints, _Points(self)),
+            points=cast(MemoryRecoveryPoints, _Points(self, empty.clock)),
             reports=cast(MemoryCaptureReports, _Reports(self)),
             leases=cast(MemoryLeases, _Leases(self)),
         )
@@ -143,15 +152,33 @@ class _Checks:
 
 @dataclass
 class _Points:
+    """Verification takes its time; at its end, a snapshot and a check are recorded."""
+
     known: Known
+    clock: ManualClock
 
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
-        assert now == NOW
-        return self.known.points
+        assert now == self.clock.now()
+        points = self.known.points
+        self._pass_time()
+        return points
 
-    def damaged(self, now: datetime) -> Mapping[str, int]:
-        assert now == NOW
-        return self.known.damaged
+    def _pass_time(self) -> None:
+        if self.known.takes:
+            self.clock.advance(self.known.takes)
+            at = self.clock.now()
+            good = Check(at, "store_loss_sensor", Verdict.ADVANCED, "As it was.", IDENTITY)
+            self.known.checks = (good, *self.known.checks)
+            self.known.snapshots = {**self.known.snapshots, "a": at}
+
+    def damaged(
+        self, now: datetime, *, tenant: str | None = None, within: timedelta | None = None
+    ) -> Damage:
+        assert (now, tenant, within) == (self.clock.now(), None, VERIFY_WITHIN)
+        self._pass_time()
+        if self.known.failure is not None:
+            raise self.known.failure
+        return Damage(self.known.damaged, self.known.unverified)
 
 
 @dataclass

@@ -23,6 +23,7 @@ from budget_recovery_dagster.domain import (
     BudgetWindow,
     CaptureSource,
     Change,
+    Damage,
     Difference,
     Ended,
     FailureReason,
@@ -330,6 +331,7 @@ def statuses() -> Iterator[str]:
         checks=(replace(check(1), incident_id=OPEN.incident_id), unknown(11), check(21)),
         points={"acme": ago(60)},
         damaged={"acme": 1},
+        unverified=("globex",),
         failing_tenants={"acme": ago(60), "globex": None},
     )
     yield status_json(known.status(), 2)
@@ -361,7 +363,7 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "resolve", resolved_json(Resolved(OPEN, REMAINDER))
     yield "hold and release", held_json(OPEN)
     yield "hold and release", held_json(BARE)
-    yield "snapshots", snapshots_json([SNAPSHOT], ["per user"], {"acme": 1})
+    yield "snapshots", snapshots_json([SNAPSHOT], ["per user"], Damage({"acme": 1}, ("globex",)))
     yield "record-reset", reset_json(RESET)
     everyone = replace(RESET.reset, window=None, entity=EVERYONE)
     yield "record-reset", reset_json(replace(RESET, reset=everyone))

@@ -1,6 +1,7 @@
 """The status of a store in each situation, and the next step."""
 
 import io
+import json
 from datetime import timedelta
 
 import pytest
@@ -17,6 +18,8 @@ from budget_recovery_dagster.domain import (
     Verdict,
     Waiting,
 )
+from budget_recovery_dagster.errors import DatabaseError
+from budget_recovery_dagster.presentation import status_json
 from budget_recovery_dagster.presentation.terminal import print_status
 from budget_recovery_dagster.services import MOST_CHECKS, Condition
 from tests.unit.known_states import (
@@ -209,12 +212,50 @@ def test_damaged_records_are_the_next_step_of_a_healthy_store() -> None:
     assert "budget-recovery preview" in presentation.next_step(status)
 
 
+def printed(known: Known) -> list[str]:
+    output = io.StringIO()
+    print_status(Console(file=output, width=100), known.status())
+    return [line.strip() for line in output.getvalue().splitlines()]
+
+
+def test_tenants_that_are_not_verified_in_time_are_named() -> None:
+    tenants = tuple("abcde")
+    known = Known(
+        failed(incident()),
+        points=dict.fromkeys(tenants, ago(1)),
+        damaged={"a": 2},
+        unverified=tenants,
+    )
+    assert known.status().condition is Condition.FAILED
+    shown = printed(known)
+    at = shown.index("Damaged: 2 records of 1 tenant (checksum mismatch)")
+    assert shown[at + 1] == "Not verified within 5 s: 'a', 'b', 'c' and 2 more"
+    assert json.loads(status_json(known.status(), 2))["points"]["unverified_tenants"] == [*tenants]
+
+
+def test_a_failed_verification_hides_neither_the_state_nor_the_reason() -> None:
+    error = DatabaseError("The statement was cancelled.", "find the load.")
+    given_up = GivenUp(ago(2), FailureReason.NOT_WRITTEN, "Its disk is full.")
+    known = Known(
+        failed(incident(given_up=given_up)), points={"b": ago(1), "a": ago(1)}, failure=error
+    )
+    condition, _, step = summary(known)
+    assert condition is Condition.FAILED
+    assert step.startswith("Its disk is full.")
+    assert known.status().points.damage.unverified == ("a", "b")
+    line = next(line for line in printed(known) if "Not verified" in line)
+    assert line.endswith("Not verified: 'a', 'b'. The statement was cancelled. Try: find the load.")
+
+
+def test_what_is_recorded_while_records_are_verified_is_not_in_the_future() -> None:
+    slow = Known(checks=(check(1),), points={"a": ago(1)}, takes=timedelta(minutes=2))
+    assert slow.status().condition is Condition.HEALTHY
+    assert len(slow.checks) == 3
+
+
 def test_the_tenant_that_is_furthest_behind_is_named() -> None:
     points = {"late": ago(90), "b": ago(1), "a": ago(3)}
-    output = io.StringIO()
-    console = Console(file=output, width=100)
-    print_status(console, Known(checks=(check(1),), points=points).status())
-    shown = [line.strip() for line in output.getvalue().splitlines()]
+    shown = printed(Known(checks=(check(1),), points=points))
     at = shown.index(next(line for line in shown if "3 tenants, newest snapshot" in line))
     assert shown[at].endswith("3 tenants, newest snapshot 60 s ago, at 08:30:02 UTC")
     assert shown[at + 1] == "Furthest behind: late, newest snapshot 90 min ago, at 07:01:02 UTC"

@@ -1,11 +1,16 @@
 """The one reader of recovery points, and the resets and verified contents that it needs."""
 
+import math
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import chain
 from typing import Any, LiteralString, NamedTuple
+
+import psycopg
 
 from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable
 from budget_recovery_dagster.domain.counters import (
@@ -19,6 +24,7 @@ from budget_recovery_dagster.domain.counters import (
 )
 from budget_recovery_dagster.domain.recovery_point import (
     EVERYONE,
+    Damage,
     RecordMarks,
     Reset,
     TenantPoint,
@@ -103,6 +109,8 @@ join budget_recovery.budget_record r
  and r.captured_at = w.captured_at
 join budget_recovery.capture c on c.tenant = r.tenant and c.captured_at = r.captured_at
 """
+Contents = Mapping[str, Mapping[int, int]]
+"""How many records have each content, by tenant and content id."""
 WindowKey = tuple[str, str]
 """Budget and token of a window."""
 Windows = dict[WindowKey, WindowMerge]
@@ -393,28 +401,109 @@ cross join lateral (
 ) newest
 order by t.tenant
 """
-# Tenants for which the reader would read a damaged record. The server verifies each content once,
-# so no content is transferred.
-_DAMAGED_TENANTS = """
-with w as (
-    select tenant, budget_id, window_token,
-           max(captured_at) filter (where covers_earlier) as since
-    from budget_recovery.budget_record
-    where window_token = any(%(tokens)s)
-    group by tenant, budget_id, window_token
-), used as materialized (
-    select distinct r.tenant, r.content_id
-    from w
+# The records of open windows since the covering one. Narrow rows only: the server verifies each
+# content, so none is transferred.
+_USED = """
+with used as (
+    select r.tenant, r.budget_id, r.window_token, r.content_id
+    from (
+        select tenant, budget_id, window_token,
+               max(captured_at) filter (where covers_earlier) as since
+        from budget_recovery.budget_record
+        where window_token = any(%(tokens)s)
+          and (%(tenant)s::text is null or tenant = %(tenant)s)
+        group by tenant, budget_id, window_token
+    ) w
     join budget_recovery.budget_record r
       on r.tenant = w.tenant
      and r.budget_id = w.budget_id
      and r.window_token = w.window_token
      and r.captured_at >= coalesce(w.since, '-infinity')
 )
-select distinct tenant
+"""
+# How many records have each content, by tenant.
+_BY_CONTENT = """
+select tenant, content_id, count(*)
 from used
+group by tenant, content_id
+order by tenant, content_id
+"""
+_USED_CONTENTS = f"{_USED}{_BY_CONTENT}"
+# The same for all records of the windows in which a damaged one is used: it covers no other.
+_OF_DOUBTFUL_WINDOWS = """
+select r.tenant, r.content_id, count(*)
+from (
+    select distinct tenant, budget_id, window_token
+    from used
+    where content_id = any(%(damaged)s)
+) w
+join budget_recovery.budget_record r using (tenant, budget_id, window_token)
+group by r.tenant, r.content_id
+order by r.tenant, r.content_id
+"""
+_DOUBTFUL_CONTENTS = f"{_USED}{_OF_DOUBTFUL_WINDOWS}"
+_DAMAGED_OF = """
+select content_id
+from unnest(%(content_ids)s::bigint[]) as content_id
 where not budget_recovery.is_stored_intact(content_id)
 """
+# Few enough for a statement of a second or so, even if each content has ten thousand counters.
+_VERIFIED_AT_ONCE = 200
+_LIMIT_STATEMENT = "select set_config('statement_timeout', %s, true)"
+
+
+class _TimeUpError(Exception):
+    """The verification has used up its time."""
+
+
+class _Verification:
+    """Verifies contents on the server, in short statements and until a time limit."""
+
+    def __init__(self, connection: Connection, within: timedelta | None) -> None:
+        self._connection = connection
+        self._until = None if within is None else time.monotonic() + within.total_seconds()
+        self._verified: set[int] = set()
+        self.damaged: set[int] = set()
+
+    def contents_of(self, query: LiteralString, scope: Mapping[str, Any]) -> Contents:
+        """Return the contents of a query."""
+        contents: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        for tenant, content_id, count in self._rows(query, scope):
+            contents[tenant][content_id] = count
+        return contents
+
+    def verify(self, contents: Contents) -> None:
+        """Verify contents that are not verified yet, tenant by tenant."""
+        left = [
+            content_id
+            for content_id in dict.fromkeys(chain.from_iterable(contents.values()))
+            if content_id not in self._verified
+        ]
+        for first in range(0, len(left), _VERIFIED_AT_ONCE):
+            batch = left[first : first + _VERIFIED_AT_ONCE]
+            self.damaged.update(*self._rows(_DAMAGED_OF, {"content_ids": batch}))
+            self._verified.update(batch)
+
+    def is_complete(self, content_ids: Collection[int]) -> bool:
+        """Whether all these contents are verified."""
+        return self._verified.issuperset(content_ids)
+
+    def count_damaged(self, contents: Mapping[int, int]) -> int:
+        """Count the records whose content is known to be damaged."""
+        return sum(count for each, count in contents.items() if each in self.damaged)
+
+    def _rows(self, query: LiteralString, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        if self._until is not None:
+            left = math.ceil((self._until - time.monotonic()) * 1000)
+            if left <= 0:
+                raise _TimeUpError
+            self._connection.execute(_LIMIT_STATEMENT, (str(left),))
+        try:
+            return self._connection.execute(query, parameters).fetchall()
+        except psycopg.errors.QueryCanceled as error:
+            if self._until is None:
+                raise
+            raise _TimeUpError from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,17 +572,37 @@ class PostgresRecoveryPoints:
         rows = self._database.rows(_NEWEST_POINTS, {"tokens": list(tokens_at(now))})
         return {tenant: captured_at.astimezone(UTC) for tenant, captured_at in rows}
 
-    def damaged(self, now: datetime) -> Mapping[str, int]:
-        """Find the tenants with damage in SQL, and read only their points to count it."""
-        rows = self._database.rows(_DAMAGED_TENANTS, {"tokens": list(tokens_at(now))})
-        counts: dict[str, int] = {}
-        for (tenant,) in sorted(rows):
-            point = self.point_of(tenant, now)
-            windows = point.windows if point else ()
-            counts[tenant] = sum(
-                len(each.corrupt) for each in windows if each.of.window.is_current(now)
-            )
-        return {tenant: count for tenant, count in counts.items() if count}
+    def damaged(
+        self, now: datetime, *, tenant: str | None = None, within: timedelta | None = None
+    ) -> Damage:
+        """Count the damaged records of open windows; the server verifies the contents."""
+        scope: dict[str, Any] = {"tokens": list(tokens_at(now)), "tenant": tenant}
+        contents: Contents | None = None
+        all_are_listed = False
+        # One transaction, so that a content that is pruned meanwhile does not look damaged.
+        with self._database.reading() as connection:
+            verification = _Verification(connection, within)
+            try:
+                contents = verification.contents_of(_USED_CONTENTS, scope)
+                verification.verify(contents)
+                if verification.damaged:
+                    scope["damaged"] = list(verification.damaged)
+                    contents = verification.contents_of(_DOUBTFUL_CONTENTS, scope)
+                    all_are_listed = True
+                    verification.verify(contents)
+            except _TimeUpError:
+                connection.rollback()
+        if contents is None:
+            return Damage({}, (tenant,) if tenant is not None else tuple(sorted(self.tenants())))
+        counts = {each: verification.count_damaged(used) for each, used in contents.items()}
+        return Damage(
+            records={each: count for each, count in counts.items() if count},
+            unverified=tuple(
+                each
+                for each, used in contents.items()
+                if not verification.is_complete(used) or (counts[each] and not all_are_listed)
+            ),
+        )
 
     def _find_windows(
         self,
