@@ -599,12 +599,6 @@ class Resets(Protocol):
         returns, no new reading of a recovery point uses the excluded usages.
         """
 
-    def of_tenant(self, tenant: str) -> tuple[Reset, ...]:
-        """Return the resets of a tenant, oldest record first."""
-
-    def recent(self, count: int) -> tuple[Reset, ...]:
-        """Return the newest recorded resets of any tenant, newest first."""
-
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:

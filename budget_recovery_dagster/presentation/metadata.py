@@ -473,7 +473,7 @@ POINT_SCHEMA = dg.TableSchema(
             "usage",
             "decimal",
             "Usage of the whole budget, in plain digits: its aggregate, or else the sum over its "
-            "entities; unknown if none of its counters could be read",
+            "entities; unknown if no record is intact, or none of its counters could be read",
         ),
         required("age", "string", "Age of the newest snapshot of the window, as of this run"),
         required(
@@ -538,8 +538,7 @@ def _point_row(survey: PointSurvey, window: PointWindow) -> Row:
         "tenant": window.tenant,
         "budget": point.of.budget,
         "window": point.of.window.token,
-        # Without a readable counter the usage is unknown, which is not zero.
-        "usage": format_usage(window.usage) if window.entities else "unknown",
+        "usage": "unknown" if window.is_unknown else format_usage(window.usage),
         "age": duration(age(point.newest_at, survey.now)),
         "marks": marks_of(window),
         "entities": window.entities,

@@ -35,6 +35,13 @@ class PointWindow:
     usage: Decimal
     from_earlier: int
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no record is intact or no counter could be read; a usage that was reset is 0."""
+        return not self.point.has_intact_record or bool(
+            self.point.omitted_count and not self.entities
+        )
+
     @classmethod
     def of_point(cls, tenant: str, point: WindowPoint) -> "PointWindow":
         """Sum up a window."""

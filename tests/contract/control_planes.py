@@ -104,6 +104,12 @@ where r.content_id = c.content_id
   and r.tenant = %s and r.captured_at = %s and r.budget_id = %s and r.window_token = %s
 """
 
+_RESETS = """
+select tenant, budget_id, window_token, of_everyone, entity, at, reset_by, reason, recorded_at
+from budget_recovery.budget_reset
+order by reset_id
+"""
+
 
 @dataclass(frozen=True)
 class ControlPlane(ports.ControlPlane):
@@ -114,6 +120,7 @@ class ControlPlane(ports.ControlPlane):
     set_state: Callable[[RecoveryState], None]
     lose_lease: Callable[[Lease], None]
     registry_of: Callable[[str], StoreRegistry]
+    recorded_resets: Callable[[], list[Reset]]
     sequences: Iterator[int] = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
@@ -197,6 +204,7 @@ def in_memory() -> ControlPlane:
         set_state=memory.registry.set_state,
         lose_lease=lambda lease: memory.leases.lose(lease.name),
         registry_of=lambda bucket: MemoryStoreRegistry(memory.state, bucket),
+        recorded_resets=lambda: memory.state.resets,
     )
 
 
@@ -228,6 +236,15 @@ def on_postgres(
             )
         wait_until(lambda: not is_held(lease))
 
+    def recorded_resets() -> list[Reset]:
+        with psycopg.connect(url) as connection:
+            return [
+                Reset(tenant, budget, window, EVERYONE if of_everyone else entity, *rest)
+                for tenant, budget, window, of_everyone, entity, *rest in connection.execute(
+                    _RESETS
+                )
+            ]
+
     with Database(url, clock=lambda _: clock.now()) as database:
         leases = PostgresLeases(
             database, duration=lease_duration, renew_every=timedelta(seconds=0.05)
@@ -239,6 +256,7 @@ def on_postgres(
             set_state=set_state,
             lose_lease=lose_lease,
             registry_of=lambda bucket: PostgresStoreRegistry(database, bucket),
+            recorded_resets=recorded_resets,
         )
 
 

@@ -13,6 +13,7 @@ from budget_recovery_dagster.errors import DatabaseError
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, point_of
 
 HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
 TEAM: Counters = {("team", "lifetime"): {"alice": "1"}}
 OTHER_USAGES = "budget 'team', window lifetime: usages differ from the capture (checksum mismatch)"
 
@@ -182,6 +183,30 @@ def test_the_database_finds_the_same_damage_as_every_reader(
     ]
     assert plane.points.damaged(NOON).records == {"acme": 1}
     assert plane.points.newest_points(NOON) == {"intact": NOON}
+
+
+def test_pruning_keeps_what_an_open_window_with_a_wrong_end_needs(
+    plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    quarter = ("team", "2026-Q4")
+    plane.capture("acme", {quarter: {"alice": "1", "bob": "5"}}, at=NOON)
+    plane.capture("acme", {quarter: {"alice": "2"}}, at=NOON + 8 * DAY)
+    admin.execute("update budget_recovery.budget_record set window_end = '2026-11-26T00:00Z'")
+    assert plane.prune("acme").records == 0
+    usages = plane.points.current_usages("acme", plane.clock.now())
+    assert usages == point_of({quarter: {"alice": "2", "bob": "5"}})
+
+
+def test_pruning_keeps_records_whose_stored_window_seems_open(
+    plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    november = ("team", "2026-11")
+    plane.capture("acme", {november: {"alice": "1", "bob": "5"}}, at=NOON)
+    plane.capture("acme", {november: {"alice": "2"}}, at=NOON + HOUR)
+    admin.execute("update budget_recovery.budget_record set window_end = '2027-01-01T00:00Z'")
+    plane.clock.set(NOON + 20 * DAY)
+    # The stored end may be right, and the token damaged.
+    assert plane.prune("acme").records == 0
 
 
 # Like the function of the schema, but the newest content takes until another session ends.

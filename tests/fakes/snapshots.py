@@ -74,12 +74,6 @@ class MemoryResets(OnState):
             self._plane.resets.append(kept)
         return kept
 
-    def of_tenant(self, tenant: str) -> tuple[Reset, ...]:
-        return resets_of(self._plane, tenant)
-
-    def recent(self, count: int) -> tuple[Reset, ...]:
-        return tuple(reversed(self._plane.resets))[:count]
-
 
 def resets_of(plane: MemoryState, tenant: str) -> tuple[Reset, ...]:
     """Return the resets of a tenant, in order of recording."""

@@ -6,11 +6,13 @@ from datetime import datetime, timedelta
 import pytest
 
 from budget_recovery_dagster.domain import (
+    EVERYONE,
     ClusterView,
     Outcome,
     Recovery,
     RecoveryState,
     Replica,
+    Reset,
     Verdict,
     may_launch,
 )
@@ -293,3 +295,22 @@ def test_a_window_whose_records_are_all_damaged_is_restored_in_part() -> None:
     assert ended is not None
     assert ended.outcome is Outcome.RESTORED_IN_PART
     assert "1 window without an intact record: usage unknown." in ended.detail
+
+
+def test_a_window_that_was_reset_is_not_unknown_although_a_record_is_damaged() -> None:
+    harness = captured_harness()
+    harness.clock.advance(timedelta(hours=1))
+    harness.spend("a", "81")
+    harness.capture()
+    harness.plane.points.corrupt("a", harness.clock.now(), LIFETIME)
+    harness.clock.advance(timedelta(minutes=30))
+    now = harness.clock.now()
+    harness.plane.resets.record(Reset("a", "spend", None, EVERYONE, now, "ann", "pardoned", now))
+    harness.wipe()
+    result = harness.recover()
+    assert isinstance(result, Recovered)
+    ended = result.incident.ended
+    assert ended is not None
+    assert ended.outcome is Outcome.RESTORED
+    assert "unknown" not in ended.detail
+    assert (harness.usage("a"), harness.usage("b")) == (None, "5")

@@ -7,12 +7,14 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.domain import (
+    EVERYONE,
     Action,
     BudgetDefinition,
     ClusterView,
     Enforcement,
     Period,
     RecoveryState,
+    Reset,
     RestoreChoice,
     SplitBy,
     StoreIdentity,
@@ -255,6 +257,20 @@ def test_a_window_without_intact_records_is_shown_as_unknown(harness: ManualHarn
         "raises 0 of 0 counters: unknown",
         "from no snapshot",
     ]
+
+
+def test_a_window_that_was_reset_is_not_unknown_although_a_record_is_damaged() -> None:
+    harness = captured_manual_harness()
+    harness.spend("a", "99")
+    harness.capture()
+    now = harness.clock.now()
+    harness.plane.points.corrupt("a", now, LIFETIME)
+    harness.plane.resets.record(Reset("a", "spend", None, EVERYONE, now, "ann", "pardoned", now))
+    preview = harness.preview(OF_A)
+    assert headline(preview) == "Nothing would be raised."
+    (window,) = preview.windows
+    assert figures_in(window) == "0 -> 0"
+    assert window.point.corrupt == (now,)
 
 
 def test_an_unreadable_live_counter_is_unknown_and_not_zero(harness: ManualHarness) -> None:

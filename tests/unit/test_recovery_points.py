@@ -153,6 +153,13 @@ def test_the_table_of_points_is_exact_and_shows_unknown_usage_as_unknown(
     assert shown["newest_point_age_seconds"] == shown["oldest_point_age_seconds"] == 86400
 
 
+def test_a_usage_that_was_reset_is_zero_and_not_unknown(plane: ControlPlane) -> None:
+    plane.capture("acme", TEAM, at=NOON)
+    plane.reset(NOON)
+    (row,) = points_metadata(survey_at(plane, NOON))["points"].records
+    assert (row.data["usage"], row.data["entities"], row.data["marks"]) == ("0", 0, "")
+
+
 def test_usages_from_earlier_snapshots_are_marked(plane: ControlPlane) -> None:
     window = ("team", "lifetime")
     plane.capture("acme", {window: {"alice": "5", "bo": "2", "cy": "3", None: "1"}}, at=NOON)

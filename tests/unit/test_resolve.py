@@ -1,5 +1,6 @@
 """`resolve` closes an incident without restoring, and accepts the store in its present state."""
 
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -14,6 +15,8 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
     StoreWriteError,
 )
+from budget_recovery_dagster.services.restore import resolve_incident
+from tests.fakes.usage_store import MemoryUsageStore
 from tests.unit.capture_harness import REBORN
 from tests.unit.manual_harness import ManualHarness, captured_manual_harness
 
@@ -96,6 +99,26 @@ def test_resolve_is_refused_while_a_restore_runs(harness: ManualHarness) -> None
     ):
         harness.resolve()
     assert harness.state is RecoveryState.FAILED
+
+
+def test_an_incident_that_another_process_closes_meanwhile_is_not_resolved_again(
+    harness: ManualHarness,
+) -> None:
+    def opened_late() -> nullcontext[MemoryUsageStore]:
+        harness.plane.leases.lose(RESTORE_LEASE)
+        harness.resolve("it was emptied on purpose")
+        return harness.opened()
+
+    with pytest.raises(IncidentMovedError, match="another process closed it"):
+        resolve_incident(
+            harness.plane,
+            opened_late,
+            harness.order("too late"),
+            convergence_timeout=harness.convergence_timeout,
+        )
+    (incident,) = harness.plane.incidents.recent(2)
+    assert incident.ended is not None
+    assert "it was emptied on purpose" in incident.ended.detail
 
 
 @pytest.mark.parametrize("kind", [StorePermissionError, StoreWriteError])

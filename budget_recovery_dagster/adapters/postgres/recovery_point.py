@@ -197,9 +197,9 @@ insert into budget_recovery.budget_reset (
 _RESETS = """
 select tenant, budget_id, window_token, of_everyone, entity, at, reset_by, reason, recorded_at
 from budget_recovery.budget_reset
+where tenant = %s
+order by reset_id
 """
-_OF_TENANT = f"{_RESETS} where tenant = %s order by reset_id"
-_RECENT = f"{_RESETS} order by reset_id desc limit %s"
 # For each window, the resets that exclude a usage of an older intact record. Usually the newest of
 # these records has it. The server compares the entities, so no content is transferred.
 _KEEPING_OUT = """
@@ -263,19 +263,10 @@ class PostgresResets:
             )
         return kept
 
-    def of_tenant(self, tenant: str) -> tuple[Reset, ...]:
-        """Return the resets of a tenant, in the order of their recording."""
-        with self._database.reading() as connection:
-            return read_resets(connection, tenant)
-
-    def recent(self, count: int) -> tuple[Reset, ...]:
-        """Return the newest recorded resets of any tenant, newest first."""
-        return tuple(_reset(row) for row in self._database.rows(_RECENT, (count,)))
-
 
 def read_resets(connection: Connection, tenant: str) -> tuple[Reset, ...]:
     """Return the resets of a tenant, in the order of their recording."""
-    return tuple(_reset(row) for row in connection.execute(_OF_TENANT, (tenant,)))
+    return tuple(_reset(row) for row in connection.execute(_RESETS, (tenant,)))
 
 
 def read_keeping_out(

@@ -13,8 +13,10 @@ from typing import Any
 from budget_recovery_dagster.adapters.postgres.database import Connection
 from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
 from budget_recovery_dagster.domain.snapshots import DatedUsages, PruneReport, needed_past_retention
+from budget_recovery_dagster.domain.windows import tokens_at
 
-# Open windows with records past retention, except those whose newest intact covering record is
+# Open windows (by their token; a stored end may be damaged, so a later one counts as well, to be
+# safe) with records past retention, except those whose newest intact covering record is
 # within retention: in this usual case, no expired record is needed. A damaged record covers
 # nothing. Records before ``since``, a covering record, are not needed; null: no record covers. But
 # it covers only eligible usages: it may lack those of records up to ``reset_at``, the newest reset
@@ -28,7 +30,7 @@ with expired as (
     from budget_recovery.budget_record
     where tenant = any(%(tenants)s)
       and captured_at < %(cutoff)s
-      and (window_end is null or window_end > %(now)s)
+      and (window_token = any(%(tokens)s) or window_end > %(now)s)
     group by tenant, budget_id, window_token
 )
 select e.tenant, e.budget_id, e.window_token, c.captured_at as since,
@@ -150,7 +152,12 @@ def find_needed(
     connection: Connection, tenants: Collection[str], *, cutoff: datetime, now: datetime
 ) -> list[RecordKey]:
     """Find the records older than ``cutoff`` that a recovery point needs."""
-    scope = {"tenants": list(tenants), "cutoff": cutoff, "now": now}
+    scope = {
+        "tenants": list(tenants),
+        "tokens": list(tokens_at(now)),
+        "cutoff": cutoff,
+        "now": now,
+    }
     needed: list[RecordKey] = []
     for *window, since, whole_since, reset_at in connection.execute(
         _DOUBTFUL_WINDOWS, scope

@@ -359,7 +359,7 @@ def _close(  # noqa: PLR0913 - by keyword, each the caller's own
         LeaseLostError: the lease is no longer held.
     """
     baseline = session.accepted_with(seen)
-    incident_id = session.incident.incident_id if session.incident else ""
+    incident_id = session.open_incident.incident_id
     restored = replace(session.plane.audits.restored_in(incident_id), boards=boards)
     raised = (
         f"In the whole incident, {counted(restored.counters, 'counter')} raised in "
@@ -402,12 +402,11 @@ def resolve_incident(
         _await_ready(session, order, convergence_timeout)
         if refusal := _adopt_target(session):
             order.on_progress(f"A further loss may go undetected: {refusal}")
-        if session.incident is None:
-            _require_open(plane)
+        incident = session.open_incident
         restores = TenantRestores(session, plane.points, order.reason)
         remainder = restores.remainder(is_final=True)
         seen = session.require_same_store()
-        detail = " ".join(_left(remainder, session.incident)) if session.incident else ""
+        detail = " ".join(_left(remainder, incident))
         return Resolved(_close(session, order, Outcome.ACCEPTED, detail, seen), remainder)
 
 

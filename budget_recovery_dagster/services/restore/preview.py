@@ -141,7 +141,7 @@ class WindowPreview:
     ``kept`` and ``skipped`` count these counters. ``missing`` counts the raised counters that are
     missing from the store. ``unread`` are those with an unreadable live usage, with the reason;
     ``live`` and ``result`` are then lower bounds. ``newest_source`` and ``oldest_source`` are the
-    times of the source snapshots, None if every record is damaged. ``limit`` is None if unknown.
+    times of the source snapshots, None if there is no counter. ``limit`` is None if unknown.
     ``blocked_before`` and ``blocked_after`` count the entities at the limit, if it is known.
     ``point`` has the marks of the records and no usages, because there may be very many.
     """
@@ -183,7 +183,7 @@ class WindowPreview:
     @property
     def is_unknown(self) -> bool:
         """Whether its usage is unknown, because every record is damaged."""
-        return bool(self.point.corrupt) and not self.counters
+        return not self.point.has_intact_record
 
 
 def preview_window(

@@ -26,6 +26,7 @@ from budget_recovery_dagster.domain.store import (
 from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW, in_words
 from budget_recovery_dagster.errors import (
     DatabaseUnreachableError,
+    IncidentMovedError,
     LeaseLostError,
     StoreError,
     StoreNotReadyError,
@@ -88,10 +89,13 @@ class RestoreSession:
         """The open incident.
 
         Raises:
-            ValueError: there is none; the accepted store is restored.
+            IncidentMovedError: it was closed meanwhile.
         """
         if self.incident is None:
-            raise ValueError("no incident is open")
+            raise IncidentMovedError(
+                "No incident is open any more: another process closed it.",
+                "see `budget-recovery status`.",
+            )
         return self.incident
 
     def await_convergence(self, timeout: timedelta) -> None:
@@ -414,7 +418,7 @@ class TenantRestores:
     def _note_current(self, point: TenantPoint, now: datetime) -> None:
         current = [each for each in point.windows if each.of.window.is_current(now)]
         self.has_current |= bool(current)
-        self.corrupt += sum(bool(each.corrupt) and not each.usages for each in current)
+        self.corrupt += sum(not each.has_intact_record for each in current)
 
     def _trail(self, at: datetime, entries: tuple[AuditEntry, ...]) -> AuditTrail:
         incident = self.session.incident
