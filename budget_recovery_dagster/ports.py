@@ -274,7 +274,7 @@ class CaptureReports(Protocol):
 class RecoveryPoints(Protocol):
     """What a restore would bring back, from intact records only.
 
-    A damaged record, whose usages do not match the hash of the capture, adds nothing and covers no
+    A damaged record, whose usages do not match the hash of the capture, adds no usage and covers no
     earlier one; each point lists its damaged records. Usages that resets exclude are left out. A
     window is open (current) at ``now`` if usage still counts into it.
     """
@@ -366,7 +366,8 @@ class Incidents(Protocol):
     def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
         """Open an incident for a loss: the store becomes RECOVERING, and captures are paused.
 
-        The incident records the newest point and the last good check at that time.
+        The incident records the last good check at that time, and the newest snapshot of any tenant
+        that has an intact record or never had a record.
 
         Raises:
             IncidentMovedError: an incident is already open.

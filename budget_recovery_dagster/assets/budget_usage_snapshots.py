@@ -125,7 +125,7 @@ def _verified(log: dg.DagsterLogManager, verified: Verified) -> dg.MaterializeRe
     if verified.damage:
         raise failure(
             f"The stored snapshots of {verified.hour} are damaged: {' '.join(verified.damage)}",
-            "restore the database from its own backup, or exclude this hour from restores.",
+            "capture the current hour; restores ignore damaged records; see the runbook.",
             verified_metadata(verified.snapshots),
         )
     log.info(f"The snapshots of {verified.hour} are stored and intact; nothing was rewritten.")

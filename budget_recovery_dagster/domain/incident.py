@@ -190,8 +190,9 @@ class Incident:
 
     ``attempts`` counts those for the newest loss; a further loss or a release resets it.
     ``target`` is the restore target: a further loss is detected against it. None while it is gone.
-    ``newest_point_at`` is the newest snapshot at the time of the loss, ``last_good_at`` when the
-    store was last known to be intact: no snapshot has the usage in between.
+    ``newest_point_at`` is the newest snapshot at the time of the loss that has an intact record or
+    never had a record. ``last_good_at`` is when the store was last known to be intact: no intact
+    record has the usage in between.
     ``next_launch_at`` is the earliest time of the next launch. No restore starts or continues from
     ``held`` until ``released_at``.
     """

@@ -168,7 +168,8 @@ def _held_recovery(standing: Standing, judged: Incident) -> Incident:
 class Opening:
     """The facts of a new incident in addition to its loss.
 
-    A unique id, the time, and the newest snapshot and the newest good check at that time.
+    A unique id, the time, and the newest snapshot that has an intact record or never had a record,
+    and the newest good check, both at that time.
     """
 
     incident_id: str

@@ -1,7 +1,8 @@
 """Recovery points: what a restore would bring back now, and its age; and deliberate resets.
 
 One rule decides which records count, for every reader: a record whose usages do not match the hash
-of the capture is damaged. It adds nothing to a point, covers no other record, and is reported.
+of the capture is damaged. It adds no usage to a point, covers no other record, and is reported.
+Shape and expiry of the keys come from the newest record that has them, even from a damaged one.
 
 A restore takes the highest recorded usage, so without resets it would bring back usage that an
 operator removed on purpose. A reset excludes usages of older records. If a record is eligible for

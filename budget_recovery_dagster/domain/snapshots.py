@@ -61,8 +61,8 @@ class TenantListing:
 class BudgetRecord:
     """One budget and window in a snapshot.
 
-    ``covers_earlier``: no entity of the earlier retained records is missing or lower here, so a
-    restore need not read older records. ``shape`` and ``expiry_seconds`` (see CounterReading) are
+    ``covers_earlier``: no eligible usage of the earlier intact records is missing or lower here, so
+    a restore need not read older records. ``shape`` and ``expiry_seconds`` (see CounterReading) are
     those of a key that a restore creates. A shape of None means that no counter was readable, or
     that the source has no shapes; the expiry is then unknown, too. ``is_truncated``: the source
     lists only the largest spenders, and its list was full.

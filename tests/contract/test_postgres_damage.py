@@ -123,8 +123,11 @@ def test_a_missing_content_is_a_damaged_record(
     assert (window.usages, window.corrupt) == ({}, (NOON,))
     with plane.snapshots.records_of("acme", Hour(NOON)) as records:
         assert records is not None
-        with pytest.raises(DatabaseError, match=r"tenant 'acme', 2026-11-25 12:00:00 UTC, .*team"):
+        with pytest.raises(
+            DatabaseError, match=r"tenant 'acme', 2026-11-25 12:00:00 UTC, .*team"
+        ) as raised:
             list(records)
+    assert raised.value.hint.startswith("capture the current hour; ")
 
 
 def test_a_record_does_not_cover_a_damaged_one(

@@ -642,8 +642,9 @@ def _scope(tenant: str, newest_at: datetime, now: datetime) -> dict[str, Any]:
 def _spans(covered_since: datetime | None, resets: Sequence[Reset]) -> tuple[Span, ...]:
     """Return the spans of records to read for the point of a window, ignoring these resets.
 
-    A covering record covers the usages of earlier records that were eligible at its capture. After
-    the newest reset, all usages are eligible; the records before the reset must be read.
+    A covering record covers the usages of earlier intact records that were eligible at its
+    capture. After the newest reset, all usages are eligible; the records before the reset must be
+    read.
     """
     reset_at = newest_at(resets)
     if reset_at is None or covered_since is None:

@@ -423,7 +423,7 @@ def _stored_records(
                 f"A stored record is damaged (checksum mismatch): tenant {tenant!r},"
                 f" {captured_at:%Y-%m-%d %H:%M:%S} UTC, budget {budget!r},"
                 f" window {token}.",
-                "restore the database from its own backup; other snapshots are not affected.",
+                "capture the current hour; restores ignore damaged records; see the runbook.",
             )
         of = BudgetWindow(budget, Window.parse(token))
         yield StoredRecord(captured_at.astimezone(UTC), CaptureSource(source), of, usages, *marks)

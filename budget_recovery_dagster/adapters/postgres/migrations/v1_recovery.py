@@ -115,10 +115,11 @@ comment on column budget_recovery.incident.target_marked_at is
 comment on column budget_recovery.incident.target_intended_nonce is
     'The restore target: the nonce of a marker that may have been written since.';
 comment on column budget_recovery.incident.newest_point_at is
-    'The newest snapshot of any tenant at the time of the loss; null: there was none.';
+    'The newest snapshot of any tenant at the time of the loss that has an intact record or never '
+    'had a record; null: there was none.';
 comment on column budget_recovery.incident.last_good_at is
     'When the store was last known to be intact; usage counted between newest_point_at and this '
-    'time is in no snapshot.';
+    'time is in no intact record.';
 comment on column budget_recovery.incident.attempts is
     'Attempts for the newest loss; each further loss, and each release, starts at 0 again.';
 comment on column budget_recovery.incident.launches is 'All restores that a sensor launched.';

@@ -320,8 +320,8 @@ comment on column budget_recovery.budget_record.expiry_seconds is
 comment on column budget_recovery.budget_record.omitted_count is
     'Counters that the content does not have, because their value could not be read.';
 comment on column budget_recovery.budget_record.covers_earlier is
-    'No entity of the earlier records of this window is missing or lower here, so a restore need '
-    'not read them.';
+    'No eligible usage of the earlier intact records of this window is missing or lower here, so a '
+    'restore need not read them.';
 comment on column budget_recovery.budget_record.is_truncated is
     'The source lists only the largest spenders, and its list was full.';
 comment on column budget_recovery.budget_record.value_shape is
