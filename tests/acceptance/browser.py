@@ -34,7 +34,9 @@ def opened_page() -> Iterator[Page]:
     with (
         sync_playwright() as playwright,
         playwright.chromium.launch(executable_path=installed, args=_ARGUMENTS) as browser,
-        browser.new_context(viewport=_SIZE, locale="en-US", timezone_id="UTC", reduced_motion="reduce") as context,
+        browser.new_context(
+            viewport=_SIZE, locale="en-US", timezone_id="UTC", reduced_motion="reduce"
+        ) as context,
     ):
         page = context.new_page()
         page.set_default_timeout(_PATIENCE_MS)

@@ -1,5 +1,6 @@
 """The verification of a stored snapshot reports any damage and never fails itself."""
 
+import threading
 from datetime import timedelta
 from decimal import Decimal
 
@@ -128,6 +129,29 @@ def test_a_missing_content_is_a_damaged_record(
         ) as raised:
             list(records)
     assert raised.value.hint.startswith("capture the current hour; ")
+
+
+def test_an_error_about_a_damaged_record_does_not_lock_the_connection(
+    plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    plane.capture("acme", TEAM)
+    admin.execute("update budget_recovery.budget_content set usages = '{2}'")
+    errors: list[DatabaseError] = []
+
+    def read() -> None:
+        with plane.snapshots.records_of("acme", Hour(NOON)) as records:
+            assert records is not None
+            try:
+                list(records)
+            except DatabaseError as error:
+                # Its traceback keeps the frames of the reader.
+                errors.append(error)
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(30)
+    assert not reading.is_alive()
+    assert len(errors) == 1
 
 
 def test_a_record_does_not_cover_a_damaged_one(

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -70,11 +70,11 @@ def as_captured(
 
 def stream_verified(
     connection: Connection, content_ids: Sequence[int]
-) -> Iterator[tuple[int, Usages | None]]:
+) -> Generator[tuple[int, Usages | None]]:
     """Yield contents with their ids, in the order of the ids; None if one is damaged.
 
     They are read one by one, because all of them may not fit into memory. Nothing else can use the
-    connection until the last one is read.
+    connection until the last one is read, or the generator is closed: not even to roll back.
     """
     for first in range(0, len(content_ids), _AT_ONCE):
         with connection.cursor() as cursor:

@@ -415,15 +415,19 @@ def _listed(captured_at: datetime, source: str, *numbers_and_mark: Any) -> Liste
 def _stored_records(
     connection: Connection, tenant: str, rows: Sequence[tuple[Any, ...]]
 ) -> Generator[StoredRecord]:
-    contents = stream_verified(connection, [content_id for *_, content_id in rows])
-    for row, (_, usages) in zip(rows, contents, strict=True):
-        captured_at, source, budget, token, *marks, _ = row
-        if usages is None:
-            raise DatabaseError(
-                f"A stored record is damaged (checksum mismatch): tenant {tenant!r},"
-                f" {captured_at:%Y-%m-%d %H:%M:%S} UTC, budget {budget!r},"
-                f" window {token}.",
-                "capture the current hour; restores ignore damaged records; see the runbook.",
+    content_ids = [content_id for *_, content_id in rows]
+    # An open stream locks the connection. An error keeps this frame alive, and with it the stream.
+    with closing(stream_verified(connection, content_ids)) as contents:
+        for row, (_, usages) in zip(rows, contents, strict=True):
+            captured_at, source, budget, token, *marks, _ = row
+            if usages is None:
+                raise DatabaseError(
+                    f"A stored record is damaged (checksum mismatch): tenant {tenant!r},"
+                    f" {captured_at:%Y-%m-%d %H:%M:%S} UTC, budget {budget!r},"
+                    f" window {token}.",
+                    "capture the current hour; restores ignore damaged records; see the runbook.",
+                )
+            of = BudgetWindow(budget, Window.parse(token))
+            yield StoredRecord(
+                captured_at.astimezone(UTC), CaptureSource(source), of, usages, *marks
             )
-        of = BudgetWindow(budget, Window.parse(token))
-        yield StoredRecord(captured_at.astimezone(UTC), CaptureSource(source), of, usages, *marks)
