@@ -6,7 +6,8 @@ removes the others under the store's lock. No other record can become needed in 
 only add newer records, and a reset does not make an old one eligible.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
+from contextlib import closing
 from datetime import datetime
 from typing import Any
 
@@ -162,15 +163,16 @@ def find_needed(
     for *window, since, whole_since, reset_at in connection.execute(
         _DOUBTFUL_WINDOWS, scope
     ).fetchall():
-        records = _newest_first(connection, (*window, since, whole_since, reset_at))
-        needed.extend(
-            (*window, captured_at)
-            for captured_at in needed_past_retention(records, cutoff, covered_since=since)
-        )
+        # An open stream locks the connection, and not all records may be read.
+        with closing(_newest_first(connection, (*window, since, whole_since, reset_at))) as records:
+            needed.extend(
+                (*window, captured_at)
+                for captured_at in needed_past_retention(records, cutoff, covered_since=since)
+            )
     return needed
 
 
-def _newest_first(connection: Connection, window: tuple[object, ...]) -> Iterator[DatedUsages]:
+def _newest_first(connection: Connection, window: tuple[object, ...]) -> Generator[DatedUsages]:
     newest: dict[int, datetime] = dict(connection.execute(_CONTENTS_OF_WINDOW, window).fetchall())
     for content_id, usages in stream_verified(connection, list(newest)):
         yield DatedUsages(newest[content_id], usages)
