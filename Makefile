@@ -52,7 +52,7 @@ check: .venv/.installed
 			"as in: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "This Python lacks venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@echo "Installing into .venv, which takes about a minute ..."
+	@echo "Installing into .venv, which takes a minute or more ..."
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@

@@ -39,7 +39,7 @@ DEVELOPMENT = [
     "mypy>=1.13,<3",
     "pandas-stubs>=2.2",
     "playwright>=1.48,<2",
-    "pytest>=8.3,<10",
+    "pytest>=9,<10",
     "pytest-xdist>=3.8,<4",
     "ruff>=0.17,<0.18",
 ]

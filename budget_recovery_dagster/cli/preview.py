@@ -15,7 +15,7 @@ from budget_recovery_dagster.cli.options import (
     settings_with_servers,
 )
 from budget_recovery_dagster.presentation.documents import preview_json
-from budget_recovery_dagster.presentation.terminal import print_preview
+from budget_recovery_dagster.presentation.terminal import print_how_to_apply, print_preview
 from budget_recovery_dagster.services.restore.preview import preview_restore
 from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
@@ -44,4 +44,6 @@ def preview(data_dir: Path | None, *, as_json: bool, **choice: Any) -> None:
     if as_json:
         click.echo(preview_json(previewed))
     else:
-        print_preview(answers(), previewed)
+        console = answers()
+        print_preview(console, previewed)
+        print_how_to_apply(console, previewed)

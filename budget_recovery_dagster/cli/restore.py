@@ -43,7 +43,11 @@ _INTERRUPTED = 130
 @click.command(short_help="Restore chosen counters, after a preview.")
 @choice_options
 @order_options
-@click.option("--yes", is_flag=True, help="Skip the preview and the confirmation.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="Show no preview and do not ask. A preview of the last 24 hours is still compared.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs; needs --yes.")
 @data_dir_option
 def restore(data_dir: Path | None, *, yes: bool, as_json: bool, **options: Any) -> None:

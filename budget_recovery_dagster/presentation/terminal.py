@@ -103,6 +103,10 @@ def print_preview(console: Console, preview: Preview) -> None:
         for change in preview.changes:
             print_row(console, change_name(change), indent=2)
             print_row(console, change_figures(change), indent=4)
+
+
+def print_how_to_apply(console: Console, preview: Preview) -> None:
+    """Print the command that applies a preview, if there is something to apply."""
     if preview.raised or preview.recovery.incident is not None:
         console.print()
         print_row(console, "To apply: budget-recovery restore <same options> --reason ...")

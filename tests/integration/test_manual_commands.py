@@ -1,7 +1,10 @@
 """``snapshots``, ``preview``, ``restore`` and ``resolve`` in a terminal, on real servers."""
 
 import json
+import os
+import pty
 import re
+import subprocess
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from click.testing import CliRunner, Result
 from budget_recovery_dagster.cli.console import confirmed
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import RESTORE_LEASE, RecoveryState
+from tests.integration.commands import PROGRAM
 from tests.integration.recovery_harness import Harness, all_stored
 from tests.integration.recovery_runs import usages
 
@@ -77,6 +81,7 @@ def test_preview_shows_everything_and_writes_nothing(lost: Harness) -> None:
     assert "Result  4 counters in 3 windows would be raised." in lines
     assert "    raises 2 of 2 counters: 0 -> 50.5 (+50.5)" in lines
     assert "    [++++++++++++++++++++++++] nothing -> 30.5" in lines
+    assert lines[-1] == "To apply: budget-recovery restore <same options> --reason ..."
     document = answer("preview", "--tenant", "acme", "--budget", "users")
     assert document["raised"] == 2
     assert document["state"] == "recovering"
@@ -101,6 +106,30 @@ def test_a_restore_of_one_budget_and_then_of_all_closes_the_incident(lost: Harne
     assert any("is closed; the store is HEALTHY." in line for line in lines)
     assert state(lost) is RecoveryState.HEALTHY
     assert usages(lost.bucket, "acme", "users", LIFETIME) == {"alice": "30.5", "bob": "20"}
+
+
+def test_at_a_terminal_restore_shows_a_preview_and_asks(lost: Harness) -> None:
+    before = all_stored(lost.bucket)
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, b"n\n")
+        ended = subprocess.run(
+            [*PROGRAM, "restore", "--reason", "why not"],
+            check=False,
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout.startswith("PREVIEW at ")
+    assert "Result  4 counters in 3 windows would be raised." in ended.stdout
+    assert "To apply" not in ended.stdout
+    assert ended.stdout.endswith("\n\nRestore this? [y/N]: Nothing is restored.\n")
+    assert all_stored(lost.bucket) == before
 
 
 def test_nothing_is_restored_without_a_terminal_and_without_yes(lost: Harness) -> None:
