@@ -18,9 +18,11 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 # Tests mostly wait for servers: in sequence they use half a core. So there are more workers than
-# cores. A worker gets whole files, which start their servers once. The order of the directories
-# puts the slow files first. Tests marked `alone` promise a short time, and run after the others.
+# cores. A worker gets whole files, which start their servers once. Files marked `slow` come first.
 AT_ONCE := -n 6 --dist loadscope --no-loadscope-reorder -m "not alone and not disaster"
+# Tests marked `alone` promise a short time, and run after the others. Without ARGS, only their
+# files are read.
+ALONE = $(shell grep -rl --include='*.py' 'pytest[.]mark[.]alone' tests)
 # pytest exits with 5 if ARGS selects no test, which may happen in one of the two calls.
 OR_NONE := || [ $$? -eq 5 ]
 
@@ -34,7 +36,7 @@ dev: .venv/.installed
 
 test: .venv/.installed
 	$(BIN)/python -m pytest $(AT_ONCE) $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest -m alone $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m alone $(or $(ARGS),$(ALONE)) $(OR_NONE)
 
 test-disasters: .venv/.installed
 	$(BIN)/python -m pytest -m disaster $(ARGS)

@@ -31,19 +31,37 @@ def _absolute(path: Path) -> Path:
     return expanded
 
 
+def _encodable(url: SecretStr) -> SecretStr:
+    # Bytes of the environment that are not UTF-8 become surrogates, which no server accepts.
+    try:
+        url.get_secret_value().encode()
+    except UnicodeEncodeError:
+        # The original error quotes the URL, which may contain a password.
+        raise ValueError("not UTF-8") from None
+    return url
+
+
 Directory = Annotated[Path, AfterValidator(_absolute)]
 _DIRECTORY = Field(description="an absolute path")
+# Secret, because a URL may contain a password.
+Url = Annotated[SecretStr, AfterValidator(_encodable)]
+_URL = Field(description="valid UTF-8")
+_SECRET = frozenset({"nats_url", "postgres_url"})
 
 
 class Settings(BaseSettings):
     """All settings, created by ``load_settings``."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        # A traceback must not quote a password.
+        hide_input_in_errors=True,
     )
 
-    # Secret, like the database's: a URL may contain a password.
-    nats_url: SecretStr | None = None
+    nats_url: Annotated[Url | None, _URL] = None
     nats_creds: Path | None = None
     nats_ca: Path | None = None
     # The characters that NATS allows; in a subject, `*` or `>` would match other buckets.
@@ -51,7 +69,7 @@ class Settings(BaseSettings):
         str,
         Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200, description="letters, digits, - and _"),
     ] = "budget-usage"
-    postgres_url: SecretStr | None = None
+    postgres_url: Annotated[Url | None, _URL] = None
     capture_source: Annotated[CaptureSource, Field(description="'counters' or 'leaderboards'")] = (
         CaptureSource.COUNTERS
     )
@@ -150,8 +168,9 @@ def _errors_by_field(error: ValidationError) -> dict[str, SettingsError]:
         field = str(detail["loc"][0])
         name = PREFIX + field.upper()
         expected = Settings.model_fields[field].description or f"valid: {detail['msg']}"
+        value = "is" if field in _SECRET else f"is {detail['input']!r}, which is"
         by_field[field] = SettingsError(
-            f"{name} is {detail['input']!r}, which is not {expected}.",
+            f"{name} {value} not {expected}.",
             f"set {name} to a valid value, or unset it to use the default.",
         )
     return by_field

@@ -41,6 +41,12 @@ _NOT_DURABLE = {
 }
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put slow files first, so that no worker starts one when the others are done."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish() -> None:
     """Spare the modules that are loaded by now from each later garbage collection."""
     gc.collect()

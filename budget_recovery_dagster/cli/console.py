@@ -61,6 +61,18 @@ def is_written(what: str, write: Callable[[], None]) -> bool:
     return True
 
 
+def can_write_output() -> bool:
+    """Whether standard output accepts an empty line; if not, it is closed to further output."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        # Otherwise Python tries again when it ends, and reports that as well.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows the progress of the work, a sentence each time.

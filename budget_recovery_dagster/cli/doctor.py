@@ -118,9 +118,13 @@ def _find(data_dir: Path | None) -> Installation:
 
     Raises:
         NoRunningDevError: no setting names a server, and no dev runs in the data directory.
-        SettingsError: no setting names a server, and that of the data directory is invalid.
+        SettingsError: the URL of a server is invalid; or no setting names a server, and that of
+            the data directory is invalid.
     """
     settings, invalid = read_settings()
+    for name in ("nats_url", "postgres_url"):
+        if name in invalid:
+            raise invalid[name]
     has_nats, has_postgres = settings.nats_url is not None, settings.postgres_url is not None
     if has_nats and has_postgres:
         return Installation(settings, invalid, os.environ)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from budget_recovery_dagster.cli.console import show_error
+from budget_recovery_dagster.cli.console import can_write_output, show_error, show_failure
 from budget_recovery_dagster.embedded import CannotStartError
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
@@ -72,6 +72,22 @@ class _Commands(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return self._invoke(ctx)
+        except BrokenPipeError:
+            # The reader has seen enough, as `head` does; click ends the command quietly.
+            raise
+        except OSError as error:
+            # Adapters turn those of servers and files into errors of ours.
+            if can_write_output():
+                raise
+            show_failure(
+                f"The output cannot be written: {error.strerror}.",
+                "check the output, and whether the command did its work before you repeat it.",
+            )
+            ctx.exit(FAILED)
+
+    def _invoke(self, ctx: click.Context) -> Any:
         is_json_wanted = "--json" in ctx.args
         try:
             return super().invoke(ctx)

@@ -55,7 +55,8 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
         message, hint = describe_error(error)
         show_failure(message, hint)
         if as_json:
-            click.echo(failure_json(error, UNKNOWN))
+            document = failure_json(error, UNKNOWN)
+            is_written("status", lambda: click.echo(document))
         context.exit(UNKNOWN)
     exit_code = _EXIT_CODES[found.condition]
 

@@ -340,10 +340,24 @@ def _tenant(tenant: TenantPreview) -> Mapping[str, Any]:
     }
 
 
+# Figures that are null if they are unknown: an unknown usage is not 0.
+_COUNTS_OF_WINDOW = (
+    "counters",
+    "raised",
+    "missing_in_store",
+    "kept",
+    "skipped",
+    "unreadable",
+    "recorded",
+)
+_SUMS_OF_WINDOW = ("live", "result", "rise")
+_BLOCKS_OF_WINDOW = ("blocked_before", "blocked_after")
+
+
 @_encoded.register
 def _window(window: WindowPreview) -> Mapping[str, Any]:
     point = window.point
-    return {
+    document = {
         "budget": window.of.budget,
         "window": window.of.window.token,
         "counters": window.counters,
@@ -370,6 +384,13 @@ def _window(window: WindowPreview) -> Mapping[str, Any]:
         "damaged_records": point.corrupt,
         "notes": list(window_notes(window)),
     }
+    if window.is_unknown:
+        document |= dict.fromkeys(_COUNTS_OF_WINDOW)
+    if not window.are_sums_known:
+        document |= dict.fromkeys(_SUMS_OF_WINDOW)
+    if window.is_unknown or window.limit is None:
+        document |= dict.fromkeys(_BLOCKS_OF_WINDOW)
+    return document
 
 
 @_encoded.register

@@ -293,6 +293,8 @@ def _blocked(window: WindowPreview) -> str:
         return "unknown"
     if not window.is_enforced:
         return "none"
+    if window.is_unknown:
+        return "unknown"
     return f"{window.blocked_before:,} -> {window.blocked_after:,}"
 
 

@@ -197,7 +197,7 @@ def window_lines(
 
 def figures(window: WindowPreview) -> str:
     """Write the sums before and after the restore, as far as they are known."""
-    if window.is_unknown or (window.unreadable and window.unreadable == window.counters):
+    if not window.are_sums_known:
         return "unknown"
     least = "at least " if window.unreadable else ""
     return f"{least}{format_usage(window.live)} -> {format_usage(window.result)}"
@@ -210,6 +210,8 @@ def limit_words(window: WindowPreview) -> str:
     limit = f"limit {format_usage(window.limit)}"
     if not window.is_enforced:
         return f"{limit}, not enforced: no entity is blocked"
+    if window.is_unknown:
+        return f"{limit}: unknown how many entities are blocked"
     least = "at least " if window.unreadable else ""
     return (
         f"{limit}: {least}{window.blocked_before:,} blocked now, "

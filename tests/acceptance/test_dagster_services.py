@@ -18,6 +18,8 @@ from tests.acceptance.recovering_dev import RecoveringDev, recovering_dev
 from tests.integration.dev_command import Dev
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 SNAPSHOTS = "budget_usage_snapshots"
 TABLES = "tenant_usage_tables"
 

@@ -14,6 +14,8 @@ from tests.acceptance.browser import opened_page
 from tests.acceptance.given_up_store import GivenUp, given_up
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 RESTORED = "restored_usage"
 SNAPSHOTS = "budget_usage_snapshots"
 RUN_SECONDS = 120

@@ -23,6 +23,8 @@ from tests.nats_cluster import Cluster
 from tests.nats_servers import COUNTERS, PROMPT_SECONDS, Bucket, DisturbedNetwork, failure_of
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 BUCKET = "budget-usage"
 COUNT = 20_000
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)

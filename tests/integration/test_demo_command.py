@@ -15,6 +15,8 @@ from budget_recovery_dagster.embedded import Account
 from tests.integration.demo_command import started
 from tests.integration.dev_command import NOBODY, PASSWORD
 
+pytestmark = pytest.mark.slow
+
 OUTPUT = [
     "ok  PostgreSQL ",
     "ok  NATS ",

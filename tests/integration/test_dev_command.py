@@ -39,6 +39,8 @@ from tests.postgres_servers import expire_leases
 from tests.processes import descendants, is_running
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 HOLDER = "select holder from budget_recovery.lease where name = 'capture'"
 
 

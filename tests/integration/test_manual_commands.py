@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,32 @@ def test_at_a_terminal_restore_shows_a_preview_and_asks(lost: Harness) -> None:
     assert "To apply" not in ended.stdout
     assert ended.stdout.endswith("\n\nRestore this? [y/N]: Nothing is restored.\n")
     assert all_stored(lost.bucket) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["preview"],
+        ["snapshots", "--json"],
+        ["record-reset", "--tenant", "acme", "--budget", "users", "--reason", "paid", "--json"],
+    ],
+)
+def test_output_that_cannot_be_written_is_reported(lost: Harness, command: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [*PROGRAM, *command],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.endswith(
+        "Error: The output cannot be written: No space left on device.\n"
+        "Try: check the output, and whether the command did its work before you repeat it.\n"
+    )
+    assert "Traceback" not in ended.stderr
 
 
 def test_nothing_is_restored_without_a_terminal_and_without_yes(lost: Harness) -> None:

@@ -24,6 +24,8 @@ from tests.integration.recovery_runs import incidents, state, usages
 from tests.integration.restore_borders import bordered_restoring
 from tests.integration.timeless_store import opened_store
 
+pytestmark = pytest.mark.slow
+
 LIFETIME = "lifetime"
 # The minimum number of borders of a restore of two tenants with a counter and a leaderboard each.
 RESTORE = 60

@@ -28,6 +28,8 @@ from tests.nats_servers import Bucket
 from tests.postgres_servers import expire_leases, kill_server
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 LIFETIME = "lifetime"
 # More than are in flight at once: the first are written before the last are sent.
 MANY = 2_500

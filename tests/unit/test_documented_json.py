@@ -263,9 +263,21 @@ WINDOW = WindowPreview(
     blocked_before=0,
     blocked_after=1,
 )
-EMPTY_WINDOW = replace(WINDOW, newest_source=None, oldest_source=None, limit=None)
+# All its records are damaged.
+UNKNOWN_WINDOW = replace(
+    WINDOW,
+    point=replace(WINDOW.point, corrupt=(ago(60),)),
+    newest_source=None,
+    oldest_source=None,
+    limit=None,
+)
 TENANT = TenantPreview(
-    "acme", ago(60), (WINDOW, EMPTY_WINDOW), (ENTRY, AGGREGATE), (UnreadableKey("k", "no name"),), 1
+    "acme",
+    ago(60),
+    (WINDOW, UNKNOWN_WINDOW),
+    (ENTRY, AGGREGATE),
+    (UnreadableKey("k", "no name"),),
+    1,
 )
 UNSEEN = TenantPreview("globex", None, failure=ERROR)
 OPEN = incident(

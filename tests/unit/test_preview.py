@@ -1,5 +1,6 @@
 """What a preview reports."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -30,6 +31,7 @@ from budget_recovery_dagster.presentation import figures as figures_in
 from budget_recovery_dagster.presentation import (
     headline,
     limit_words,
+    preview_json,
     warnings,
     window_lines,
     window_notes,
@@ -257,6 +259,28 @@ def test_a_window_without_intact_records_is_shown_as_unknown(harness: ManualHarn
         "raises 0 of 0 counters: unknown",
         "from no snapshot",
     ]
+    document = json.loads(preview_json(preview))["tenants"][0]["windows"][0]
+    assert {name for name, value in document.items() if value is None} == {
+        *("counters", "raised", "missing_in_store", "kept", "skipped", "unreadable"),
+        *("live", "recorded", "result", "rise", "blocked_before", "blocked_after"),
+        *("newest_source", "oldest_source", "limit"),
+    }
+
+
+def test_it_is_unknown_how_many_entities_a_limit_blocks_without_intact_records(
+    harness: ManualHarness,
+) -> None:
+    harness.plane.budgets.define(
+        [
+            BudgetDefinition(
+                "a", "spend", Period.LIFETIME, Decimal(3), SplitBy.USER, Enforcement.ENFORCE
+            )
+        ]
+    )
+    for tenant, at in list(harness.plane.state.snapshots):
+        harness.plane.points.corrupt(tenant, at, LIFETIME)
+    (window,) = harness.preview(OF_A).windows
+    assert limit_words(window) == "limit 3: unknown how many entities are blocked"
 
 
 def test_a_window_that_was_reset_is_not_unknown_although_a_record_is_damaged() -> None:
@@ -284,6 +308,9 @@ def test_an_unreadable_live_counter_is_unknown_and_not_zero(harness: ManualHarne
     (window,) = preview.windows
     assert figures_in(window) == "unknown"
     assert limit_words(window) == "limit 3: at least 0 blocked now, 0 after the restore"
+    document = json.loads(preview_json(preview))["tenants"][0]["windows"][0]
+    assert (document["counters"], document["unreadable"]) == (1, 1)
+    assert (document["live"], document["result"], document["rise"]) == (None, None, None)
     assert preview.tenants[0].entries[0].blocks is None
 
 

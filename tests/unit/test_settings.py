@@ -1,7 +1,11 @@
+import json
+import traceback
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import RetentionPolicy
 from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.settings import load_settings
@@ -51,6 +55,23 @@ def test_a_missing_url_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     ask = settings.require_nats_url if name == "NATS_URL" else settings.require_postgres_url
     with pytest.raises(SettingsError, match=f"BUDGET_RECOVERY_{name} is not set"):
         ask()
+
+
+@pytest.mark.parametrize("name", ["NATS_URL", "POSTGRES_URL"])
+def test_a_url_that_is_not_utf_8_is_rejected_without_its_password(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What Python makes of a byte that is not UTF-8.
+    monkeypatch.setenv(f"BUDGET_RECOVERY_{name}", "scheme://u:hunter2\udcff@host/db")
+    with pytest.raises(SettingsError) as refusal:
+        load_settings()
+    assert refusal.value.message == f"BUDGET_RECOVERY_{name} is not valid UTF-8."
+    shown = "".join(traceback.format_exception(refusal.value))
+    assert "hunter2" not in shown
+    # The commands that read settings one by one refuse it too.
+    ended = CliRunner().invoke(main, ["doctor", "--json"])
+    assert ended.exit_code == 2
+    assert json.loads(ended.stdout)["error"]["message"] == refusal.value.message
 
 
 def test_passwords_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,11 @@ class WindowPreview:
         """Whether its usage is unknown, because every record is damaged."""
         return not self.point.has_intact_record
 
+    @property
+    def are_sums_known(self) -> bool:
+        """Whether ``live`` and ``result`` have at least one counter."""
+        return not self.is_unknown and not 0 < self.counters == self.unreadable
+
 
 def preview_window(
     tenant: str,
