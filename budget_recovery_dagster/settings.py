@@ -37,7 +37,7 @@ def _encodable(url: SecretStr) -> SecretStr:
         url.get_secret_value().encode()
     except UnicodeEncodeError:
         # The original error quotes the URL, which may contain a password.
-        raise ValueError("not UTF-8") from None
+        raise ValueError("not valid UTF-8") from None
     return url
 
 
@@ -45,7 +45,6 @@ Directory = Annotated[Path, AfterValidator(_absolute)]
 _DIRECTORY = Field(description="an absolute path")
 # Secret, because a URL may contain a password.
 Url = Annotated[SecretStr, AfterValidator(_encodable)]
-_URL = Field(description="valid UTF-8")
 _SECRET = frozenset({"nats_url", "postgres_url"})
 
 
@@ -61,7 +60,7 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    nats_url: Annotated[Url | None, _URL] = None
+    nats_url: Url | None = None
     nats_creds: Path | None = None
     nats_ca: Path | None = None
     # The characters that NATS allows; in a subject, `*` or `>` would match other buckets.
@@ -69,7 +68,7 @@ class Settings(BaseSettings):
         str,
         Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200, description="letters, digits, - and _"),
     ] = "budget-usage"
-    postgres_url: Annotated[Url | None, _URL] = None
+    postgres_url: Url | None = None
     capture_source: Annotated[CaptureSource, Field(description="'counters' or 'leaderboards'")] = (
         CaptureSource.COUNTERS
     )
@@ -167,10 +166,13 @@ def _errors_by_field(error: ValidationError) -> dict[str, SettingsError]:
     for detail in error.errors(include_url=False):
         field = str(detail["loc"][0])
         name = PREFIX + field.upper()
+        if field in _SECRET:
+            reason = detail["ctx"]["error"]
+            by_field[field] = SettingsError(f"{name} is {reason}.", f"set {name} to a valid URL.")
+            continue
         expected = Settings.model_fields[field].description or f"valid: {detail['msg']}"
-        value = "is" if field in _SECRET else f"is {detail['input']!r}, which is"
         by_field[field] = SettingsError(
-            f"{name} {value} not {expected}.",
+            f"{name} is {detail['input']!r}, which is not {expected}.",
             f"set {name} to a valid value, or unset it to use the default.",
         )
     return by_field
