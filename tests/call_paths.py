@@ -45,7 +45,7 @@ def _traced(servers: Servers) -> dict[str, list[str]]:
         on.command("migrate")
         on.gateway.spend("acme", "team", "lifetime", {None: "30", "user:alice": "20"})
         on.gateway.spend("globex", "total", on.month, {None: "5"})
-        on.capture("first capture")
+        on.job("first capture", "hourly_snapshot_job")
         on.check("check")
         return {"preview": _preview(on), "capture": _capture(on), "restore": _restore(on)}
 

@@ -48,9 +48,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the modules that are loaded by now from each later garbage collection."""
+    """Make garbage collections cheap and rare: they took a tenth of the time of the tests."""
     gc.collect()
+    # The modules that are loaded by now stay.
     gc.freeze()
+    # By default, every 700 new objects.
+    gc.set_threshold(50_000, 20, 100)
 
 
 def _directory_of_servers() -> Path | None:
