@@ -118,10 +118,27 @@ def prepare_session(connection: Connection) -> None:
 
 
 class _Connection(psycopg.Connection[tuple[Any, ...]]):
-    """The driver's connection; a failed attempt leaves no socket open."""
+    """The driver's connection, with the settings of every session.
+
+    A failed attempt leaves no socket open.
+    """
 
     @classmethod
     def connect(cls, conninfo: str = "", **options: Any) -> Self:
+        """Connect, or take one of ``already_open``, so that a pool can begin with it."""
+        already_open: list[Self] = options.pop("already_open", [])
+        if already_open:
+            return already_open.pop()
+        connection = cls._new(conninfo, options)
+        try:
+            prepare_session(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @classmethod
+    def _new(cls, conninfo: str, options: Mapping[str, Any]) -> Self:
         try:
             return super().connect(conninfo, **options)
         except psycopg.Error as error:
@@ -137,15 +154,7 @@ def connect(parameters: dict[str, str]) -> Connection:
     Raises:
         psycopg.Error: the connection failed.
     """
-    connection = _Connection.connect(
-        make_conninfo(**parameters), prepare_threshold=PREPARE_THRESHOLD
-    )
-    try:
-        prepare_session(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    return _Connection.connect(make_conninfo(**parameters), prepare_threshold=PREPARE_THRESHOLD)
 
 
 @contextmanager
@@ -235,6 +244,7 @@ class Database:
         self._parameters = connection_parameters(url)
         self._clock = clock
         self._pool: ConnectionPool[Connection] | None = None
+        self._already_open: list[Connection] = []
 
     def __enter__(self) -> Self:
         """Open the pool.
@@ -244,17 +254,28 @@ class Database:
             SchemaVersionError: the schema is missing, older or newer.
         """
         # Unlike the pool, a single connection reports the reason of a failure.
-        with driver_errors(), self.connect() as connection:
-            require_current(connection)
+        with driver_errors():
+            first = self.connect()
+            try:
+                require_current(first)
+                first.commit()
+            except BaseException:
+                first.close()
+                raise
+        # The pool begins with it.
+        self._already_open = [first]
         self._pool = ConnectionPool(
             "",
             connection_class=_Connection,
-            kwargs={**self._parameters, "prepare_threshold": PREPARE_THRESHOLD},
+            kwargs={
+                **self._parameters,
+                "prepare_threshold": PREPARE_THRESHOLD,
+                "already_open": self._already_open,
+            },
             min_size=1,
             max_size=MAX_CONNECTIONS,
             timeout=_CHECKOUT_SECONDS,
             num_workers=1,
-            configure=prepare_session,
             # After a server restart every idle connection is dead; without the check, the first
             # use of each would fail.
             check=ConnectionPool.check_connection,
@@ -272,6 +293,9 @@ class Database:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+        # The pool may have been closed before it took it.
+        while self._already_open:
+            self._already_open.pop().close()
 
     def connect(self) -> Connection:
         """Open a connection outside the pool, for work that must not wait for the pool.
