@@ -14,7 +14,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from budget_recovery_dagster.embedded import Account, PostgresServer
+from budget_recovery_dagster.embedded import Account
 from budget_recovery_dagster.sandbox import (
     DEV_FILE,
     DagsterUiError,
@@ -29,7 +29,6 @@ from tests.integration.dev_command import (
     PASSWORD,
     START_SECONDS,
     STOP_SECONDS,
-    Dev,
     refusal,
     require_one_snapshot_an_hour,
     started,
@@ -44,9 +43,18 @@ pytestmark = pytest.mark.slow
 HOLDER = "select holder from budget_recovery.lease where name = 'capture'"
 
 
-def is_capturing(dev: Dev) -> bool:
-    with psycopg.connect(dev.control_database) as database:
-        return any(holder is not None for (holder,) in database.execute(HOLDER))
+def is_capturing(database: psycopg.Connection) -> bool:
+    return any(holder is not None for (holder,) in database.execute(HOLDER))
+
+
+@pytest.fixture
+def given_database(database: psycopg.Connection) -> psycopg.Connection:
+    """Return a database with a limit of its own."""
+    database.execute(
+        "insert into budget_recovery.budget values"
+        " ('acme', 'company', 'month', 7, 'nothing', null, 'enforce')"
+    )
+    return database
 
 
 @pytest.fixture
@@ -144,51 +152,40 @@ def test_later_starts_keep_the_snapshots_and_a_dead_child_ends_dev(
     assert not any(map(is_running, owned))
 
 
-def test_a_dev_that_was_killed_during_a_run_repeats_the_snapshot(place: Path) -> None:
+def test_a_dev_that_was_killed_during_a_run_repeats_the_snapshot_and_keeps_given_limits(
+    place: Path, given_database: psycopg.Connection, database_url: str
+) -> None:
     data = place / "data"
+    limits = given_database.execute("table budget_recovery.budget").fetchall()
     wait_for_an_hour_with(timedelta(seconds=90))
     since = datetime.now(UTC)
-    with started(data, place / "first.txt", until="\nLogs ") as dev:
+    with started(
+        data, place / "first.txt", until="\nLogs ", BUDGET_RECOVERY_POSTGRES_URL=database_url
+    ) as dev:
         waiting = dev.first_run("QUEUED")
         dev.process.kill()
-    with started(data, place / "second.txt", until="\nLogs ") as dev:
+    with started(
+        data, place / "second.txt", until="\nLogs ", BUDGET_RECOVERY_POSTGRES_URL=database_url
+    ) as dev:
         nats_pid = dev.nats_pid
         # The run can neither end before it is read nor continue before it is killed.
         os.kill(nats_pid, signal.SIGSTOP)
         try:
             assert dev.first_run("STARTED") == waiting
-            wait_until(lambda: is_capturing(dev), seconds=60)
+            wait_until(lambda: is_capturing(given_database), seconds=60)
             others = set(descendants(dev.process.pid)) - {nats_pid}
             dev.process.kill()
             wait_until(lambda: not any(map(is_running, others)), seconds=60)
         finally:
             os.kill(nats_pid, signal.SIGCONT)
     # The dead run's lease prevents another snapshot for half a minute.
-    with (
-        PostgresServer(data / "postgres") as server,
-        psycopg.connect(server.url("budget_recovery")) as database,
-    ):
-        expire_leases(database)
-    with started(data, place / "third.txt") as dev:
+    expire_leases(given_database)
+    with started(data, place / "third.txt", BUDGET_RECOVERY_POSTGRES_URL=database_url) as dev:
         assert {run["id"]: run["status"] for run in dev.runs()}[waiting] == "CANCELED"
         require_one_snapshot_an_hour(dev, since)
         assert dev.stop(signal.SIGTERM) == 0
-
-
-def test_limits_in_a_given_database_stay_unchanged(place: Path, database_url: str) -> None:
-    with psycopg.connect(database_url, autocommit=True) as database:
-        database.execute(
-            "insert into budget_recovery.budget values"
-            " ('acme', 'company', 'month', 7, 'nothing', null, 'enforce')"
-        )
-        before = database.execute("select * from budget_recovery.budget").fetchall()
-        with started(
-            place / "data",
-            place / "output.txt",
-            until="\nLogs ",
-            BUDGET_RECOVERY_POSTGRES_URL=database_url,
-        ):
-            assert database.execute("select * from budget_recovery.budget").fetchall() == before
+    # None of the starts changed the limits that were there.
+    assert given_database.execute("table budget_recovery.budget").fetchall() == limits
 
 
 def test_a_url_for_dagsters_tables_names_the_driver(place: Path) -> None:
