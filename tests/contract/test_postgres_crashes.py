@@ -103,7 +103,11 @@ def commit_until_it_copies(
 def test_a_kill_during_a_commit_leaves_no_partial_snapshot(
     victim: str, doomed_server: PostgresServer, doomed_url: str, large_snapshot: TenantSnapshot
 ) -> None:
-    with on_postgres(doomed_url) as plane, ThreadPoolExecutor(1) as pool:
+    with (
+        psycopg.connect(doomed_url, autocommit=True) as witness,
+        on_postgres(doomed_url) as plane,
+        ThreadPoolExecutor(1) as pool,
+    ):
         plane.capture("acme", TEAM)
         before = plane.baseline
         plane.clock.set(large_snapshot.captured_at)
@@ -115,6 +119,7 @@ def test_a_kill_during_a_commit_leaves_no_partial_snapshot(
             doomed_server.start()
         with pytest.raises(DatabaseUnreachableError):
             commit.result()
+        wait_for_recovery(witness, doomed_url)
 
         # The same objects keep working, and see only the first snapshot.
         wait_until(lambda: works(plane))
@@ -167,6 +172,7 @@ def test_a_kill_while_an_incident_is_closed_leaves_it_open(
                     doomed_server.start()
                 with pytest.raises(DatabaseUnreachableError):
                     closing.result()
+                wait_for_recovery(observer, doomed_url)
 
             # The lock is free now.
             wait_until(lambda: works(plane))
@@ -175,6 +181,31 @@ def test_a_kill_while_an_incident_is_closed_leaves_it_open(
         assert plane.incidents.recovery() == Recovery(RecoveryState.HEALTHY, None)
         assert plane.incidents.recent(10) == (closed,)
         assert plane.baseline == replace(CLOSING.baseline, version=2)
+
+
+def wait_for_recovery(witness: psycopg.Connection, url: str) -> None:
+    """Wait until the server has ended all its sessions, among them this one, and takes new ones.
+
+    After the kill of one session the server ends the others, and starts again when all have ended.
+    """
+    wait_until(lambda: not answers(witness))
+
+    def accepts() -> bool:
+        try:
+            psycopg.connect(url).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    wait_until(accepts)
+
+
+def answers(connection: psycopg.Connection) -> bool:
+    try:
+        connection.execute("select")
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 def works(plane: ControlPlane) -> bool:
