@@ -43,9 +43,10 @@ def _encodable(url: SecretStr) -> SecretStr:
 
 Directory = Annotated[Path, AfterValidator(_absolute)]
 _DIRECTORY = Field(description="an absolute path")
-# Secret, because a URL may contain a password.
+# Secret, because a URL may contain a password; messages do not quote it.
 Url = Annotated[SecretStr, AfterValidator(_encodable)]
-_SECRET = frozenset({"nats_url", "postgres_url"})
+SERVER_URLS = ("nats_url", "postgres_url")
+"""The fields that name the servers."""
 
 
 class Settings(BaseSettings):
@@ -166,7 +167,7 @@ def _errors_by_field(error: ValidationError) -> dict[str, SettingsError]:
     for detail in error.errors(include_url=False):
         field = str(detail["loc"][0])
         name = PREFIX + field.upper()
-        if field in _SECRET:
+        if field in SERVER_URLS:
             reason = detail["ctx"]["error"]
             by_field[field] = SettingsError(f"{name} is {reason}.", f"set {name} to a valid URL.")
             continue

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Make garbage collections cheap and rare: they took a tenth of the time of the tests."""
+    """Make garbage collections cheap and rare."""
     gc.collect()
     # The modules that are loaded by now stay.
     gc.freeze()

@@ -18,7 +18,7 @@ from budget_recovery_dagster.presentation.documents import dumped
 from budget_recovery_dagster.presentation.terminal import print_row, print_wrapped
 from budget_recovery_dagster.presentation.text import escape_unprintable
 from budget_recovery_dagster.sandbox import NoRunningDevError, RunningDev, find_running_dev
-from budget_recovery_dagster.settings import Settings, read_settings
+from budget_recovery_dagster.settings import SERVER_URLS, Settings, read_settings
 
 PASSED = 0
 FAILED = 1
@@ -51,7 +51,8 @@ def doctor(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
     except BudgetRecoveryError as error:
         show_failure(error.message, error.hint)
         if as_json:
-            click.echo(_refusal_json(error))
+            document = _refusal_json(error)
+            is_written("report", lambda: click.echo(document))
         context.exit(REFUSED)
     report = run_checks(installation)
     exit_code = FAILED if report.has_failed else PASSED
@@ -122,9 +123,9 @@ def _find(data_dir: Path | None) -> Installation:
             the data directory is invalid.
     """
     settings, invalid = read_settings()
-    for name in ("nats_url", "postgres_url"):
-        if name in invalid:
-            raise invalid[name]
+    for url in SERVER_URLS:
+        if url in invalid:
+            raise invalid[url]
     has_nats, has_postgres = settings.nats_url is not None, settings.postgres_url is not None
     if has_nats and has_postgres:
         return Installation(settings, invalid, os.environ)

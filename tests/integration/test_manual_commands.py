@@ -159,6 +159,26 @@ def test_output_that_cannot_be_written_is_reported(lost: Harness, command: list[
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize(("command", "unknown"), [("status", 3), ("doctor", 2)])
+def test_a_refusal_that_cannot_be_written_keeps_its_exit_code(
+    command: str, unknown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", "postgresql://\udcff")
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [*PROGRAM, command, "--json"],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert ended.returncode == unknown
+    assert "BUDGET_RECOVERY_POSTGRES_URL is not valid UTF-8." in ended.stderr
+    assert "cannot be written: No space left on device." in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_nothing_is_restored_without_a_terminal_and_without_yes(lost: Harness) -> None:
     before = all_stored(lost.bucket)
     result = run("restore", "--reason", "why not")
