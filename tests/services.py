@@ -1,5 +1,6 @@
 """The services as Dagster and the commands call them, on the servers of the present settings."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 
@@ -18,13 +19,25 @@ from budget_recovery_dagster.services import (
     check_store,
 )
 from budget_recovery_dagster.services.restore import RecoveryResult, recover_store
-from budget_recovery_dagster.settings import Settings, load_settings
+from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 from budget_recovery_dagster.wiring import store_opener
+
+
+def present_settings() -> Settings:
+    """Return the settings of the environment, which are read once for each environment."""
+    return _read(
+        frozenset((name, os.environ[name]) for name in os.environ if name.startswith(PREFIX))
+    )
+
+
+@cache
+def _read(_environment: frozenset[tuple[str, str]]) -> Settings:
+    return load_settings()
 
 
 def definitions() -> dg.Definitions:
     """Return the definitions that Dagster loads with the present settings."""
-    return _built(load_settings())
+    return _built(present_settings())
 
 
 @cache
@@ -42,7 +55,7 @@ def capture(
     holder: str = "a capture",
     on_outcome: Callable[[TenantOutcome], None] = lambda _: None,
 ) -> Captured | Verified | Paused:
-    settings = settings or load_settings()
+    settings = settings or present_settings()
     return capture_hour(
         plane,
         open_store or store_opener(settings),
@@ -58,7 +71,7 @@ def capture(
 def check(
     plane: ControlPlane, *, open_store: OpenStore | None = None, by: str = "a check"
 ) -> Checked:
-    return check_store(plane, open_store or store_opener(load_settings()), checked_by=by)
+    return check_store(plane, open_store or store_opener(present_settings()), checked_by=by)
 
 
 def recover(
@@ -69,7 +82,7 @@ def recover(
     holder: str | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> RecoveryResult:
-    settings = load_settings()
+    settings = present_settings()
     return recover_store(
         plane,
         open_store or store_opener(settings),

@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import psycopg
-from psycopg import sql
-
 from budget_recovery_dagster.embedded.child_process import (
     ROOT,
     Account,
@@ -91,6 +88,10 @@ class PostgresServer(EmbeddedServer):
 
     def create_missing_databases(self, *names: str) -> None:
         """Create the databases of these names that do not exist."""
+        # The gateway's processes import this package, and use no database.
+        import psycopg  # noqa: PLC0415
+        from psycopg import sql  # noqa: PLC0415
+
         with psycopg.connect(self.url(), autocommit=True) as connection:
             rows = connection.execute("select datname from pg_database").fetchall()
             for name in set(names) - {row[0] for row in rows}:

@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 SECONDS = 180
 # Each listing reads all processes of the machine.
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.25
 
 
 def _command(pid: int) -> bytes:

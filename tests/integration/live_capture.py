@@ -2,14 +2,14 @@
 
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.services import Captured, Paused, Verified
-from budget_recovery_dagster.settings import Settings, load_settings
+from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 
 
 def capture_unless_paused(hour: Hour, settings: Settings | None = None) -> Captured | Paused:
     """Capture the current hour, with its own database pool and client."""
-    with opened_control_plane(settings or load_settings()) as plane:
+    with opened_control_plane(settings or services.present_settings()) as plane:
         captured = services.capture(plane, hour, settings=settings)
     assert not isinstance(captured, Verified)
     return captured

@@ -14,7 +14,6 @@ from budget_recovery_dagster.services.restore import (
     RestoreRequest,
     restore_manually,
 )
-from budget_recovery_dagster.settings import load_settings
 from tests import services
 from tests.integration.timeless_store import opened_store
 
@@ -37,7 +36,7 @@ class Operator:
             opened_store,
             request,
             Order(by, "a test", f"run of {by}", self.messages.append),
-            convergence_timeout=load_settings().convergence_timeout,
+            convergence_timeout=services.present_settings().convergence_timeout,
         )
 
 

@@ -22,7 +22,6 @@ from budget_recovery_dagster.services.restore import (
     TenantRestored,
     restore_tenant,
 )
-from budget_recovery_dagster.settings import load_settings
 from tests import services
 from tests.integration.timeless_store import SteppedClock, capture, opened_at, opened_store
 from tests.nats_servers import Bucket, Stored
@@ -47,7 +46,9 @@ class Harness:
 
     def capture_boards(self) -> None:
         """Take a snapshot of the leaderboards instead of the counters."""
-        settings = load_settings().model_copy(update={"capture_source": CaptureSource.LEADERBOARDS})
+        settings = services.present_settings().model_copy(
+            update={"capture_source": CaptureSource.LEADERBOARDS}
+        )
         captured = capture(self.plane, self.clock, settings=settings)
         assert captured.source is CaptureSource.LEADERBOARDS
         assert not captured.failed

@@ -12,7 +12,6 @@ from budget_recovery_dagster.domain import BudgetWindow, Entity, Window, format_
 from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_schedule
 from budget_recovery_dagster.sandbox.gateway import Place
 from budget_recovery_dagster.sensors import restore_supervisor_sensor, store_loss_sensor
-from budget_recovery_dagster.settings import load_settings
 from tests import services
 from tests.integration.gateway_harness import contents
 from tests.nats_servers import Bucket
@@ -20,7 +19,7 @@ from tests.nats_servers import Bucket
 
 def check(instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
     """Evaluate store_loss_sensor once."""
-    return _tick(store_loss_sensor(load_settings()), instance, cursor)
+    return _tick(store_loss_sensor(services.present_settings()), instance, cursor)
 
 
 def supervise(instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
@@ -121,7 +120,7 @@ def incidents(database: psycopg.Connection) -> list[dict[str, Any]]:
 def usages(bucket: Bucket, tenant: str, budget: str, window: str) -> dict[Entity, str]:
     """Return the present counters of a budget and window, as plain digits."""
     of = BudgetWindow(budget, Window.parse(window))
-    found = contents(Place(load_settings().require_nats_url(), bucket.name)).usages
+    found = contents(Place(services.present_settings().require_nats_url(), bucket.name)).usages
     return {
         counter.entity: format_usage(usage)
         for counter, usage in found.items()

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.domain import BudgetWindow, Hour, TenantUsages, Window
-from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.integration.confined_user import confined_to
 from tests.integration.snapshot_job import (
     checks,
@@ -35,7 +35,7 @@ def by_boards(configured: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 def recovery_point(tenant: str) -> TenantUsages:
-    with opened_control_plane(load_settings()) as plane:
+    with opened_control_plane(services.present_settings()) as plane:
         return plane.points.current_usages(tenant, datetime.now(UTC))
 
 

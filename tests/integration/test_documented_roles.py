@@ -23,7 +23,7 @@ from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.doctor import missing_privileges, open_database
 from budget_recovery_dagster.embedded import PostgresServer, find_binaries
 from budget_recovery_dagster.services.restore import RestoreRequest
-from budget_recovery_dagster.settings import load_settings
+from tests import services
 from tests.documentation import block, blocks
 from tests.integration.commands import run
 from tests.integration.doctor_command import doctor
@@ -194,7 +194,7 @@ def test_doctor_reports_each_revoked_privilege(
             for table, _ in rights:
                 owner.execute(f"revoke all on {TABLES}.{table} from {runtime}".encode())
                 owner.execute(f"grant select on {TABLES}.{table} to {runtime}".encode())
-            with open_database(load_settings()) as database:
+            with open_database(services.present_settings()) as database:
                 missing = missing_privileges(database)
         finally:
             documented.execute(GRANTS, documented.url("recovery_owner"))

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.domain import BudgetDefinition, Enforcement, Period, SplitBy
-from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.documentation import block
 from tests.integration.recovery_harness import Harness
 from tests.nats_servers import Bucket
@@ -83,7 +83,7 @@ def test_the_documented_limits_can_be_written_repeatedly(
     define = block("docs/integration.md", "sql", "insert into budget_recovery.budget")
     for _ in range(2):
         database.execute(define.encode())
-    with opened_control_plane(load_settings()) as plane:
+    with opened_control_plane(services.present_settings()) as plane:
         per_user, per_centre = sorted(plane.budgets.of_tenant("acme"), key=lambda each: each.limit)
     assert per_user == BudgetDefinition(
         "acme", "team", Period.MONTH, Decimal(500), SplitBy.USER, Enforcement.ENFORCE

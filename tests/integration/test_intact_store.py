@@ -12,7 +12,6 @@ from nats.js.api import StreamConfig
 
 from budget_recovery_dagster.domain import Hour, Verdict
 from budget_recovery_dagster.embedded import NatsServer
-from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 from tests.integration.detection_records import assert_intact, store_row
@@ -171,7 +170,7 @@ def test_a_marker_renewed_during_a_capture_is_not_a_loss(
 
     with DisturbedNetwork(nats_server.url) as network, monkeypatch.context() as elsewhere:
         elsewhere.setenv("BUDGET_RECOVERY_NATS_URL", network.url)
-        through_network = load_settings()
+        through_network = services.present_settings()
         elsewhere.undo()
         network.before_request = renew
         captured = capture_now(current_hour, through_network)
@@ -189,7 +188,7 @@ def test_concurrent_first_checks_see_no_loss(
 
     def observe(_: int) -> set[Verdict]:
         # Its own pool and client, like another process.
-        with opened_control_plane(load_settings()) as plane:
+        with opened_control_plane(services.present_settings()) as plane:
             barrier.wait()
             return {services.check(plane, by="a tick").check.verdict for _ in range(3)}
 

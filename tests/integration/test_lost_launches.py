@@ -18,8 +18,8 @@ from budget_recovery_dagster.sensors import (
     supervise_restore,
     within,
 )
-from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.integration.launched_runs import due, lost, recorded
 from tests.integration.recovery_runs import (
     check,
@@ -109,7 +109,7 @@ def test_a_launch_recorded_by_an_abandoned_tick_is_requested_by_the_next_ticks(
     recorded(instance, request_, DagsterRunStatus.FAILURE)
     due(database)
     with (
-        opened_control_plane(load_settings()) as plane,
+        opened_control_plane(services.present_settings()) as plane,
         ThreadPoolExecutor(1) as threads,
         launches_kept_waiting(database_url),
     ):
@@ -131,7 +131,7 @@ def test_a_tick_after_its_deadline_records_no_launch(
     due(database)
 
     def tick(seconds: float) -> Supervised:
-        with opened_control_plane(load_settings()) as plane:
+        with opened_control_plane(services.present_settings()) as plane:
             return supervise_restore(instance, plane, Deadline(seconds))
 
     late = tick(0)

@@ -20,7 +20,6 @@ from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import BudgetRecoveryError
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
 from budget_recovery_dagster.services import Checked
-from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 from tests import services
 from tests.integration.check_borders import (
@@ -101,7 +100,7 @@ class Scene:
 @pytest.fixture
 def scene(configured: Bucket, database: psycopg.Connection) -> Iterator[Scene]:
     configured.spend("acme", "total", "lifetime", {None: "80"})
-    settings = load_settings()
+    settings = services.present_settings()
     with opened_control_plane(settings) as plane, store_opener(settings)() as store:
         hurried = replace(plane, clock=HurriedClock(plane.clock))
         # All checks share one client.

@@ -11,7 +11,6 @@ from budget_recovery_dagster.domain import Hour, Loss, Verdict
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.jobs.restore import restore
-from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 from tests.contract.nats_credentials import Operator
@@ -68,7 +67,7 @@ def store(
 def lost(store: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> None:
     """Take a snapshot and open an incident, as if the bucket had been recreated."""
     assert run_job(instance, current_hour).success
-    with opened_control_plane(load_settings()) as plane:
+    with opened_control_plane(services.present_settings()) as plane:
         baseline = plane.registry.claim().baseline
         assert baseline is not None
         loss = Loss(

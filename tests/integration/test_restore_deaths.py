@@ -17,7 +17,6 @@ from budget_recovery_dagster.embedded import PostgresServer
 from budget_recovery_dagster.errors import AttemptFailedError, DatabaseError, StoreError
 from budget_recovery_dagster.ports import Incidents
 from budget_recovery_dagster.services.restore import GaveUp, Recovered, RecoveryResult
-from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 from tests.integration.live_capture import capture_now
@@ -47,7 +46,7 @@ def lose(bucket: Bucket) -> None:
     value = b'{"usage":"1.5","updated_at":"2026-11-29T14:00:00Z"}'
     bucket.put_many({f"usage.acme.users.lifetime.user{n}": value for n in range(MANY)})
     bucket.spend("globex", "total", LIFETIME, {None: "80", "bob": "5"})
-    with opened_control_plane(load_settings()) as plane:
+    with opened_control_plane(services.present_settings()) as plane:
         capture_now(Hour.containing(plane.clock.now()))
         services.check(plane)
         bucket.destroy()
@@ -58,7 +57,7 @@ def lose(bucket: Bucket) -> None:
 
 def run(run_id: str) -> RecoveryResult:
     """Recover in this process, once the lease is free."""
-    with opened_control_plane(load_settings()) as plane:
+    with opened_control_plane(services.present_settings()) as plane:
         wait_until(lambda: plane.leases.state_of(RESTORE_LEASE).holder is None)
         return services.recover(plane, run_id=run_id)
 
@@ -120,7 +119,7 @@ def test_three_attempts_killed_while_writing_fail_and_count_what_they_raised(
     assert state(database) == "failed"
     assert attempts(database) == [(n, f"run {n}") for n in (1, 2, 3)]
     incident_id = ended.incident.incident_id
-    with opened_control_plane(load_settings()) as plane:
+    with opened_control_plane(services.present_settings()) as plane:
         restored = plane.audits.restored_in(incident_id)
         assert (restored.tenants, restored.windows, restored.counters) == (1, 1, found[3])
         audits = {entry.tenant: entry for entry in plane.audits.largest(incident_id, 10).largest}
@@ -157,7 +156,7 @@ def test_a_database_killed_while_the_incident_is_closed_only_delays_the_end(
 ) -> None:
     monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", doomed_server.url())
     lose(configured)
-    with opened_control_plane(load_settings()) as plane:
+    with opened_control_plane(services.present_settings()) as plane:
         for number, action, error in (
             (1, refuse, AttemptFailedError),
             (2, refuse, AttemptFailedError),

@@ -11,7 +11,6 @@ from budget_recovery_dagster.errors import AttemptFailedError
 from budget_recovery_dagster.jobs.restore import restore, restore_job
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.services.restore import GaveUp, RecoveryResult
-from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 from tests.documentation import steps
@@ -53,7 +52,7 @@ def fail(bucket: Bucket, instance: dg.DagsterInstance) -> None:
     bucket.destroy()
     bucket.create_with(max_bytes=64)
     check(instance)
-    with opened_control_plane(load_settings()) as plane:
+    with opened_control_plane(services.present_settings()) as plane:
         for _ in range(2):
             with pytest.raises(AttemptFailedError):
                 recover(plane)

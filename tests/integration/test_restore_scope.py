@@ -12,7 +12,7 @@ import pytest
 from budget_recovery_dagster.domain import Entity, Outcome, Period, Window
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.sandbox.gateway import Place
-from budget_recovery_dagster.settings import load_settings
+from tests import services
 from tests.boards import board, board_key
 from tests.integration.gateway_harness import contents
 from tests.integration.interrupted_store import Interruptions, interrupted
@@ -129,7 +129,7 @@ def test_leaderboards_match_the_counters_after_a_restore(harness: Harness) -> No
 
 
 def place_of(harness: Harness) -> Place:
-    return Place(load_settings().require_nats_url(), harness.bucket.name)
+    return Place(services.present_settings().require_nats_url(), harness.bucket.name)
 
 
 def expires_at(found: Stored, written_at: datetime) -> datetime:

@@ -11,7 +11,6 @@ from dagster import DagsterRunStatus
 
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import RESTORE_LEASE, Hour
-from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 from tests.integration.launched_runs import due, lost, recorded, status_of
@@ -76,7 +75,7 @@ def test_a_run_with_a_worker_is_neither_replaced_nor_declared_dead(
     suspecting = supervise(instance)
     assert "has no worker yet" in skipped(suspecting)
     with (
-        opened_control_plane(load_settings()) as plane,
+        opened_control_plane(services.present_settings()) as plane,
         plane.leases.hold(RESTORE_LEASE, "run 1 on gw-7"),
     ):
         cursor: str | None = earlier(suspecting.cursor, timedelta(days=1))
@@ -97,7 +96,10 @@ def test_a_worker_seen_between_two_ticks_restarts_the_minute(
 ) -> None:
     run = recorded(instance, request_, DagsterRunStatus.STARTED)
     cursor = earlier(supervise(instance).cursor, MINUTE)
-    with opened_control_plane(load_settings()) as plane, plane.leases.hold(RESTORE_LEASE, "run 1"):
+    with (
+        opened_control_plane(services.present_settings()) as plane,
+        plane.leases.hold(RESTORE_LEASE, "run 1"),
+    ):
         pass
     assert "has no worker yet" in skipped(supervise(instance, cursor))
     assert status_of(instance, run) is DagsterRunStatus.STARTED

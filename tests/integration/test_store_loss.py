@@ -13,7 +13,6 @@ from nats.js.api import StorageType
 
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.services import Paused
-from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 from tests.integration.detection_records import losses, store_checks, store_row
@@ -243,7 +242,7 @@ def test_concurrent_observations_of_one_loss_open_one_incident(
     rebuild(accepted)
 
     def observe(_: int) -> None:
-        with opened_control_plane(load_settings()) as plane:
+        with opened_control_plane(services.present_settings()) as plane:
             services.check(plane, by="another tick")
 
     with ThreadPoolExecutor(4) as pool:

@@ -12,8 +12,8 @@ from dagster import MAX_RUNTIME_SECONDS_TAG, DagsterEventType, DagsterRunStatus
 
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.services.restore import hold_restore, release_restore
-from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
+from tests import services
 from tests.integration.launched_runs import due, lost, recorded, status_of
 from tests.integration.recovery_runs import (
     incidents,
@@ -109,13 +109,13 @@ def test_a_run_requested_before_a_release_and_terminated_after_it_holds_again(
     request_: dg.RunRequest, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     run = recorded(instance, request_, DagsterRunStatus.STARTED)
-    with opened_control_plane(load_settings()) as plane:
+    with opened_control_plane(services.present_settings()) as plane:
         hold_restore(plane, "the disk is changed", by="ann")
         release_restore(plane, by="ann")
     assert "has no worker yet" in skipped(supervise(instance))
     instance.report_run_canceling(run)
     assert "is on hold until `budget-recovery release`." in skipped(supervise(instance))
-    with opened_control_plane(load_settings()) as plane:
+    with opened_control_plane(services.present_settings()) as plane:
         release_restore(plane, by="ann")
     # It ended late; this is not another termination.
     instance.report_run_canceled(run)

@@ -13,7 +13,6 @@ from budget_recovery_dagster.adapters.postgres import (
     Database,
     server_clock,
 )
-from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import control_plane_on
 from tests import services
 from tests.integration.detection_records import assert_intact, store_checks, store_row
@@ -220,7 +219,7 @@ def test_clocks_that_disagree_by_a_minute_are_not_a_loss(
         return server_clock(connection) + timedelta(minutes=minutes)
 
     with Database(database_url, clock=clock) as shifted:
-        plane = control_plane_on(shifted, load_settings().bucket)
+        plane = control_plane_on(shifted, services.present_settings().bucket)
         for revision in (3, 4):
             checked = services.check(plane)
             assert checked.check.verdict.is_good

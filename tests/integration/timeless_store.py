@@ -10,7 +10,7 @@ from budget_recovery_dagster.adapters.postgres import Database
 from budget_recovery_dagster.domain import CaptureSource, ClusterView, Hour, Marker, Observation
 from budget_recovery_dagster.ports import ControlPlane, LiveTenant, TenantReader
 from budget_recovery_dagster.services import Captured, TenantOutcome
-from budget_recovery_dagster.settings import Settings, load_settings
+from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import control_plane_on
 from tests import services
 
@@ -68,7 +68,7 @@ class TimelessStore:
 @contextmanager
 def opened_store() -> Iterator[TimelessStore]:
     """Open the store of the settings."""
-    settings = load_settings()
+    settings = services.present_settings()
     with open_usage_store(settings.require_nats_url(), settings.bucket) as store:
         yield TimelessStore(store)
 
@@ -77,7 +77,7 @@ def opened_store() -> Iterator[TimelessStore]:
 def opened_at(url: str, clock: SteppedClock) -> Iterator[ControlPlane]:
     """Open a database that takes its time from a test."""
     with Database(url, clock=clock) as database:
-        plane = control_plane_on(database, load_settings().bucket)
+        plane = control_plane_on(database, services.present_settings().bucket)
         yield replace(plane, clock=LeapingClock(database, clock))
 
 
