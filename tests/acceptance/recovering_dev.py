@@ -56,7 +56,7 @@ class RecoveringDev:
     data_dir: Path
     dev: Dev
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command as in a terminal."""
         return subprocess.run(
             [*PROGRAM, arguments[0], "--data-dir", self.data_dir, *arguments[1:]],
@@ -65,6 +65,7 @@ class RecoveringDev:
             text=True,
             timeout=START_SECONDS,
             env=UNSET,
+            **options,
         )
 
     def status(self) -> dict[str, Any]:
