@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests mostly wait for servers: in sequence they use half a core. So there are more workers than
 # cores. A worker gets whole files, which start their servers once. Files marked `slow` come first.
-AT_ONCE := -n 6 --dist loadscope --no-loadscope-reorder -m "not alone and not disaster"
+AT_ONCE := -n 5 --dist loadscope --no-loadscope-reorder -m "not alone and not disaster"
 # Tests marked `alone` promise a short time, and run after the others. Without ARGS, only their
 # files are read.
 ALONE = $(shell grep -rl --include='*.py' 'pytest[.]mark[.]alone' tests)

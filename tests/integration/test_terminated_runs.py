@@ -27,6 +27,8 @@ from tests.nats_servers import Bucket
 from tests.shut_gates import shut_gate
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 LIFETIME = "lifetime"
 _RETRIED = (DagsterEventType.STEP_UP_FOR_RETRY, DagsterEventType.STEP_RESTARTED)
 
