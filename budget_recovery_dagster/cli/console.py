@@ -56,21 +56,29 @@ def is_written(what: str, write: Callable[[], None]) -> bool:
         write()
         sys.stdout.flush()
     except OSError as error:
+        _discard_output()
         show_failure(f"The {what} cannot be written: {error.strerror}.", "check the output.")
         return False
     return True
 
 
 def can_write_output() -> bool:
-    """Whether standard output accepts an empty line; if not, it is closed to further output."""
+    """Whether standard output accepts an empty line; if not, further output is discarded."""
     try:
         sys.stdout.write("\n")
         sys.stdout.flush()
     except OSError:
-        # Otherwise Python tries again when it ends, and reports that as well.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return False
     return True
+
+
+def _discard_output() -> None:
+    """Discard what standard output still holds.
+
+    Otherwise Python tries to write it when it ends, reports that, and changes the exit code.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

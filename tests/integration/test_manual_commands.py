@@ -133,6 +133,23 @@ def test_at_a_terminal_restore_shows_a_preview_and_asks(lost: Harness) -> None:
     assert all_stored(lost.bucket) == before
 
 
+def on_a_full_disk(*command: str, unbuffered: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a command whose output cannot be written; only a buffer's is still there at its end."""
+    environment = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
+    if unbuffered:
+        environment["PYTHONUNBUFFERED"] = "1"
+    with Path("/dev/full").open("w") as full:
+        return subprocess.run(
+            [*PROGRAM, *command],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            env=environment,
+        )
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -142,15 +159,7 @@ def test_at_a_terminal_restore_shows_a_preview_and_asks(lost: Harness) -> None:
     ],
 )
 def test_output_that_cannot_be_written_is_reported(lost: Harness, command: list[str]) -> None:
-    with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            [*PROGRAM, *command],
-            check=False,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=120,
-        )
+    ended = on_a_full_disk(*command)
     assert ended.returncode == 1
     assert ended.stderr.endswith(
         "Error: The output cannot be written: No space left on device.\n"
@@ -159,24 +168,35 @@ def test_output_that_cannot_be_written_is_reported(lost: Harness, command: list[
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize(("command", "unknown"), [("status", 3), ("doctor", 2)])
+@pytest.mark.parametrize("unbuffered", [False, True])
+@pytest.mark.parametrize(
+    ("command", "what", "code"), [("status", "status", 3), ("doctor", "report", 2)]
+)
+def test_a_result_that_cannot_be_written_has_its_own_exit_code(
+    lost: Harness, command: str, what: str, code: int, *, unbuffered: bool
+) -> None:
+    ended = on_a_full_disk(command, unbuffered=unbuffered)
+    assert (ended.returncode, ended.stderr) == (
+        code,
+        f"Error: The {what} cannot be written: No space left on device.\nTry: check the output.\n",
+    )
+
+
+@pytest.mark.parametrize("unbuffered", [False, True])
+@pytest.mark.parametrize(
+    ("command", "what", "code"), [("status", "status", 3), ("doctor", "report", 2)]
+)
 def test_a_refusal_that_cannot_be_written_keeps_its_exit_code(
-    command: str, unknown: int, monkeypatch: pytest.MonkeyPatch
+    command: str, what: str, code: int, monkeypatch: pytest.MonkeyPatch, *, unbuffered: bool
 ) -> None:
     monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", "postgresql://\udcff")
-    with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            [*PROGRAM, command, "--json"],
-            check=False,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=120,
-        )
-    assert ended.returncode == unknown
-    assert "BUDGET_RECOVERY_POSTGRES_URL is not valid UTF-8." in ended.stderr
-    assert "cannot be written: No space left on device." in ended.stderr
-    assert "Traceback" not in ended.stderr
+    ended = on_a_full_disk(command, "--json", unbuffered=unbuffered)
+    assert ended.returncode == code
+    assert ended.stderr == (
+        "Error: BUDGET_RECOVERY_POSTGRES_URL is not valid UTF-8.\n"
+        "Try: set BUDGET_RECOVERY_POSTGRES_URL to a valid URL.\n"
+        f"Error: The {what} cannot be written: No space left on device.\nTry: check the output.\n"
+    )
 
 
 def test_nothing_is_restored_without_a_terminal_and_without_yes(lost: Harness) -> None:
