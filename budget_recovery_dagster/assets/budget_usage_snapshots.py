@@ -135,6 +135,7 @@ def _verified(log: dg.DagsterLogManager, verified: Verified) -> dg.MaterializeRe
 def _captured(
     log: dg.DagsterLogManager, captured: Captured
 ) -> Iterator[dg.MaterializeResult[None]]:
+    """Materialize the hour if a tenant is stored; without any counter it is not materialized."""
     metadata = capture_metadata(captured)
     stopped_by = captured.stopped_by
     if isinstance(stopped_by, CapturesPausedError):

@@ -430,6 +430,7 @@ def doubts(status: Status) -> Mapping[Doubt, str]:
 
 
 def _doubts(status: Status) -> Iterator[tuple[Doubt, str]]:
+    """Yield a sentence for each reason to doubt that the store is intact, with its code."""
     now, intact_at, incident = status.at, status.known_whole_at, status.recovery.incident
     newest = status.checks[0] if status.checks else None
     for doubt in status.doubts:
@@ -507,6 +508,10 @@ def _next_check(status: Status) -> str:
 
 
 def _step_of_recovery(status: Status) -> str:
+    """Return the next step while the store is RECOVERING.
+
+    A person acts on a hold and on what is late; everything else is automatic.
+    """
     incident = status.recovery.incident
     if incident is None:
         return "See the log of restore_supervisor_sensor in Dagster: no incident is open."

@@ -87,6 +87,7 @@ def _windows_of(plane: ControlPlane, reset: Reset, now: datetime) -> tuple[Budge
 
 
 def _reset(request: ResetRequest, now: datetime) -> Reset:
+    """Return the reset; one in the future would exclude usage that is still to come."""
     at = request.at or now
     if at > now:
         raise ChoiceError(

@@ -162,6 +162,11 @@ class _Run:
         return self.session.open_incident
 
     def _attempt(self, refusal: StoreWriteError | None) -> RecoveryResult:
+        """Restore once, and record how it ended; ``refusal`` is what already failed.
+
+        Raises:
+            AttemptFailedError: it failed, and another attempt is left.
+        """
         number = self._incident.attempts
         self.session.worker.on_progress(f"Attempt {number} of {MAX_ATTEMPTS}")
         try:

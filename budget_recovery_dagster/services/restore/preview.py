@@ -407,6 +407,7 @@ class _Run:
         return tuple(self._largest)
 
     def _preview(self, tenant: str) -> TenantPreview:
+        """Compare a tenant's point with its live counters, and store the plan for a later apply."""
         running = RunningClock.by(self.plane.clock)
         point = self.chosen.point_of(tenant, running.now())
         if point is None:

@@ -116,6 +116,7 @@ class RestoreReport:
         results: list[RaiseResult],
         board: str | None,
     ) -> AuditEntry:
+        """Account for a window by what was read after the write, not by what was sent."""
         after = self.after.get(window.of, {})
         written = {result.order.entity: result.written for result in results}
         raised = sum(
