@@ -6,7 +6,6 @@ The tests share one dev, and those of a wiped store depend on the wipes before.
 import asyncio
 import json
 import os
-import pty
 import re
 import signal
 import tempfile
@@ -30,6 +29,7 @@ from budget_recovery_dagster.sandbox.gateway import BUDGETS
 from tests.acceptance.browser import opened_page
 from tests.acceptance.recovering_dev import RecoveringDev, recovering_dev
 from tests.free_ports import unused_port
+from tests.integration.commands import answering
 from tests.integration.dev_command import STOP_SECONDS, Dev, refusal
 from tests.processes import descendants, is_running
 from tests.waiting import wait_until
@@ -186,13 +186,8 @@ def test_wipe_requires_yes_without_a_terminal(recovering: RecoveringDev) -> None
 def wipe_at_a_terminal(recovering: RecoveringDev, answer: str) -> int:
     """Answer the question of ``wipe``, and return its exit code; 0 if the bucket was wiped."""
     created = streams(recovering)[BUCKET][0]
-    ours, theirs = pty.openpty()
-    try:
-        os.write(ours, f"{answer}\n".encode())
-        ended = recovering.command("wipe", stdin=theirs)
-    finally:
-        os.close(ours)
-        os.close(theirs)
+    with answering(answer) as terminal:
+        ended = recovering.command("wipe", stdin=terminal)
     assert "Wipe it? [y/N]: " in ended.stdout
     assert ("Nothing is wiped." in ended.stdout) is (ended.returncode != 0)
     assert (streams(recovering)[BUCKET][0] == created) is (ended.returncode != 0)

@@ -1,6 +1,10 @@
 """The command line, in this process and as a program of its own."""
 
+import os
+import pty
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from click.testing import CliRunner
 
@@ -15,3 +19,15 @@ def run(*arguments: str, code: int = 0) -> str:
     ended = CliRunner().invoke(main, list(arguments))
     assert ended.exit_code == code, ended.output
     return ended.stdout
+
+
+@contextmanager
+def answering(answer: str) -> Iterator[int]:
+    """Provide the standard input of a person who types this answer at a terminal."""
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, f"{answer}\n".encode())
+        yield theirs
+    finally:
+        os.close(ours)
+        os.close(theirs)

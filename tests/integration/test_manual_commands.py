@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import subprocess
 from pathlib import Path
@@ -14,7 +13,7 @@ from click.testing import CliRunner, Result
 from budget_recovery_dagster.cli.console import confirmed
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import RESTORE_LEASE, RecoveryState
-from tests.integration.commands import PROGRAM
+from tests.integration.commands import PROGRAM, answering
 from tests.integration.recovery_harness import Harness, all_stored
 from tests.integration.recovery_runs import usages
 
@@ -111,20 +110,15 @@ def test_a_restore_of_one_budget_and_then_of_all_closes_the_incident(lost: Harne
 
 def test_at_a_terminal_restore_shows_a_preview_and_asks(lost: Harness) -> None:
     before = all_stored(lost.bucket)
-    ours, theirs = pty.openpty()
-    try:
-        os.write(ours, b"n\n")
+    with answering("n") as terminal:
         ended = subprocess.run(
             [*PROGRAM, "restore", "--reason", "why not"],
             check=False,
-            stdin=theirs,
+            stdin=terminal,
             capture_output=True,
             text=True,
             timeout=120,
         )
-    finally:
-        os.close(ours)
-        os.close(theirs)
     assert ended.returncode == 2, ended.stderr
     assert ended.stdout.startswith("PREVIEW at ")
     assert "Result  4 counters in 3 windows would be raised." in ended.stdout

@@ -38,6 +38,11 @@ def test_imports_load_no_heavy_library(module: str, tmp_path: Path) -> None:
     assert loaded_by(f"import budget_recovery_dagster.{module}", tmp_path) == "set()"
 
 
+def test_the_gateway_loads_no_driver_of_a_database(tmp_path: Path) -> None:
+    statements = "import budget_recovery_dagster.sandbox.gateway.__main__"
+    assert loaded_by(statements, tmp_path, of={"psycopg"}) == "set()"
+
+
 def loaded_by_command(arguments: list[str], home: Path, of: set[str] = LIBRARIES) -> str:
     statements = (
         "from budget_recovery_dagster.cli.main import main\n"
