@@ -18,7 +18,7 @@ from budget_recovery_dagster.errors import (
 )
 from tests.contract.control_planes import NOON, ControlPlane, Counters, reading
 
-NEWEST = "v1"
+NEWEST = "v2"
 UNKNOWN = "v9999"
 
 
