@@ -91,6 +91,10 @@ class StoreReadError(StoreError):
     """A read was interrupted, timed out, or got an unexpected response."""
 
 
+class StoreChangedError(StoreError):
+    """The address led to another store than at the start of this work; nothing of it was used."""
+
+
 class StoreNotReadyError(StoreError):
     """The store responds, but a restore must wait until it, or its clock, has converged."""
 

@@ -60,12 +60,12 @@ from budget_recovery_dagster.domain.snapshots import (
 )
 from budget_recovery_dagster.domain.store import (
     Baseline,
-    Check,
     ClusterView,
+    IntendedMarker,
     Marker,
-    Observation,
     StoreIdentity,
 )
+from budget_recovery_dagster.domain.verdict import Check, FoundMarker, Memory, Observation
 from budget_recovery_dagster.domain.windows import Hour
 
 
@@ -142,6 +142,8 @@ class StoreRegistry(Protocol):
     def claim(self) -> StoreRecord:
         """Return the store's record; the first use creates it.
 
+        If the record was lost, the new one is of the same installation, which the landmarks name.
+
         Raises:
             SettingsError: this database schema already belongs to another bucket.
         """
@@ -149,10 +151,45 @@ class StoreRegistry(Protocol):
     def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
         """Replace the baseline; its version is one higher than that of the judged one.
 
-        The nonce of a marker is accepted as ``intended`` before the marker is written.
+        A marker is accepted as ``intended`` before it is written.
 
         Raises:
             CapturesPausedError: the store is not HEALTHY.
+        """
+
+    def accept_renewals(
+        self, baseline: Baseline, found: FoundMarker, *, judged: Baseline | None
+    ) -> Baseline:
+        """Accept a store whose marker is newer than this database knows, all or nothing.
+
+        Later markers get higher numbers than the found one. That the database had lost renewals is
+        remembered.
+
+        Raises:
+            CapturesPausedError: the store is not HEALTHY.
+        """
+
+    def renewals_lost_since(self, at: datetime) -> bool:
+        """Whether ``accept_renewals`` was called since then."""
+
+    def acknowledge(self, found: FoundMarker) -> None:
+        """Give later markers higher numbers than this one, and hold the landmark that it names."""
+
+    def next_marker(self) -> IntendedMarker:
+        """Return a new marker: a new nonce, the next number, and the newest landmark."""
+
+    def newest_landmark(self) -> str | None:
+        """Return the id of the newest landmark; None: there is none.
+
+        Landmarks are kept for ever: one for each run of captures, each reset, each opened or closed
+        incident, and each acceptance of a store outside of an incident.
+        """
+
+    def memory_of(self, seen: Observation | None, accepted: Baseline | None) -> Memory:
+        """Return what the database remembers that judges an observation; None: the store is gone.
+
+        ``accepted`` is the accepted baseline, which may replace one whose row was lost. Read this
+        after the observation.
         """
 
     def record_check(self, check: Check) -> None:
@@ -363,8 +400,17 @@ class Incidents(Protocol):
     def recent(self, count: int) -> tuple[Incident, ...]:
         """Return the newest incidents, newest first."""
 
-    def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
-        """Open an incident for a loss: the store becomes RECOVERING, and captures are paused.
+    def open(
+        self,
+        loss: Loss,
+        *,
+        target: Baseline | None,
+        judged: Baseline | None,
+        hold: str | None = None,
+    ) -> Incident:
+        """Open an incident for an alarm: the store becomes RECOVERING, and captures are paused.
+
+        With the reason of a ``hold``, the incident starts on hold, by this program.
 
         The incident records the last good check at that time, and the newest snapshot of any tenant
         that has an intact record or never had a record.
@@ -373,8 +419,18 @@ class Incidents(Protocol):
             IncidentMovedError: an incident is already open.
         """
 
-    def join(self, loss: Loss, *, target: Baseline | None, judged: Incident) -> Incident:
-        """Add a further loss to the open incident; its attempts start again, at once."""
+    def join(
+        self,
+        loss: Loss,
+        *,
+        target: Baseline | None,
+        judged: Incident,
+        hold: str | None = None,
+    ) -> Incident:
+        """Add a further alarm to the open incident, and put it on hold if there is a reason to.
+
+        Its attempts start again, at once, if ``target`` is another store than before.
+        """
 
     def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
         """Make a store the restore target of the open incident."""
@@ -432,6 +488,7 @@ class Incidents(Protocol):
         """Continue the restore, at once and with all its attempts; without a hold, nothing changes.
 
         Raises:
+            IncidentHeldError: the database may be older than the store.
             IncidentMovedError: as ``hold``.
         """
 
@@ -492,7 +549,7 @@ class UsageStore(Protocol):
             StorePermissionError: the marker may not be read.
         """
 
-    def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
+    def write_marker(self, deployment_id: str, marker: IntendedMarker, *, after: int) -> Marker:
         """Write our marker over what its key holds at sequence ``after``; 0: nothing.
 
         Raises:

@@ -16,7 +16,6 @@ from dagster import MAX_RUNTIME_SECONDS_TAG, DagsterEventType, DagsterRunStatus
 
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.incident import Incident
-from budget_recovery_dagster.domain.store import Verdict
 from budget_recovery_dagster.domain.supervision import (
     DeclareDead,
     Launch,
@@ -29,6 +28,7 @@ from budget_recovery_dagster.domain.supervision import (
     Suspicion,
     supervise,
 )
+from budget_recovery_dagster.domain.verdict import Verdict
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.jobs.restore import restore_job
 from budget_recovery_dagster.ports import ControlPlane

@@ -1,6 +1,7 @@
 """A gateway's bucket, and a network that a test can disturb."""
 
 import contextlib
+import itertools
 import json
 import re
 import socket
@@ -199,6 +200,9 @@ class DisturbedNetwork:
         for thread in self._threads:
             thread.join()
 
+    def _next_server(self) -> tuple[str | None, int | None]:
+        return self._server
+
     def cut(self) -> None:
         """Break the connections that exist."""
         for connection in self._sockets[1:]:
@@ -216,7 +220,7 @@ class DisturbedNetwork:
             except OSError:
                 self._listener.close()
                 return
-            server = socket.create_connection(self._server)
+            server = socket.create_connection(self._next_server())
             for connection in (client, server):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets += [client, server]
@@ -245,6 +249,18 @@ class DisturbedNetwork:
 
     def _back(self, data: bytes) -> bytes:
         return self.rewrite(data)
+
+
+class AlternatingServers(DisturbedNetwork):
+    """One address behind which several servers take turns, connection by connection."""
+
+    def __init__(self, *urls: str) -> None:
+        super().__init__(urls[0])
+        servers = [urlsplit(url) for url in urls]
+        self._turns = itertools.cycle((server.hostname, server.port) for server in servers)
+
+    def _next_server(self) -> tuple[str | None, int | None]:
+        return next(self._turns)
 
 
 def _shut(connection: socket.socket) -> None:

@@ -47,6 +47,7 @@ _WRITTEN = {
     "restore_audit": ("insert", "update"),
     "restore_preview": ("insert", "update", "delete"),
     "restore_preview_window": ("insert",),
+    "landmark": ("insert",),
     "store": ("insert", "update"),
     "store_check": ("insert", "delete"),
     "store_loss": ("insert",),

@@ -1,6 +1,6 @@
 """The recovery state of a store, and the only moves between its states.
 
-    HEALTHY --loss--> RECOVERING --restored--> HEALTHY
+    HEALTHY --loss--> RECOVERING --restored, or the accepted store returned--> HEALTHY
                           |  ^
                    gave up|  |  (nothing leads back from FAILED to RECOVERING)
                           v
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from budget_recovery_dagster.domain.store import Baseline, StoreIdentity, Verdict
+from budget_recovery_dagster.domain.store import Baseline, StoreIdentity
+from budget_recovery_dagster.domain.verdict import Evidence, Verdict
 
 MAX_ATTEMPTS = 3
 """How many attempts a restore has for one loss before an operator must act."""
@@ -51,6 +52,7 @@ class Event(StrEnum):
     LOSS = "loss"
     RESTORED = "restored"
     NOTHING_TO_RAISE = "nothing_to_raise"
+    RETURNED = "returned"
     GAVE_UP = "gave_up"
     RESTORED_MANUALLY = "restored_manually"
     RESOLVED = "resolved"
@@ -67,6 +69,7 @@ _MOVES: Mapping[tuple[RecoveryState, Event], RecoveryState] = {
     (_FAILED, Event.LOSS): _FAILED,
     (_RECOVERING, Event.RESTORED): _HEALTHY,
     (_RECOVERING, Event.NOTHING_TO_RAISE): _HEALTHY,
+    (_RECOVERING, Event.RETURNED): _HEALTHY,
     (_RECOVERING, Event.GAVE_UP): _FAILED,
     (_RECOVERING, Event.RESTORED_MANUALLY): _HEALTHY,
     (_FAILED, Event.RESTORED_MANUALLY): _HEALTHY,
@@ -96,6 +99,7 @@ class Outcome(StrEnum):
     RESTORED_IN_PART = "restored_in_part"
     NOTHING_LOST = "nothing_lost"
     NOTHING_CURRENT = "nothing_current"
+    RETURNED = "returned"
     RESTORED_MANUALLY = "restored_manually"
     ACCEPTED = "accepted"
 
@@ -105,6 +109,8 @@ class Outcome(StrEnum):
         match self:
             case Outcome.RESTORED | Outcome.RESTORED_IN_PART:
                 return Event.RESTORED
+            case Outcome.RETURNED:
+                return Event.RETURNED
             case Outcome.RESTORED_MANUALLY:
                 return Event.RESTORED_MANUALLY
             case Outcome.ACCEPTED:
@@ -127,7 +133,10 @@ class FailureReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One loss of the store, as it was found; ``after`` is None if the store was gone."""
+    """One alarm about the store, as it was found.
+
+    ``after`` is None if the store was gone, or if observations of it did not agree.
+    """
 
     found_at: datetime
     found_by: str
@@ -135,6 +144,7 @@ class Loss:
     reason: str
     before: StoreIdentity
     after: StoreIdentity | None
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +158,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A hold of the restore by a person: when, by whom, and why."""
+    """A hold of the restore, by a person or by this program: when, by whom, and why."""
 
     at: datetime
     by: str
@@ -223,7 +233,7 @@ class Incident:
 
     @property
     def is_held(self) -> bool:
-        """Whether a person holds the restore."""
+        """Whether the restore is on hold."""
         if self.held is None:
             return False
         return self.released_at is None or self.released_at < self.held.at
@@ -237,6 +247,22 @@ class Incident:
             f"Incident {self.short_id} has been on hold since {self.held.at:%Y-%m-%d %H:%M:%S} UTC,"
             f" by {self.held.by}: {self.held.reason}"
         )
+
+    @property
+    def is_database_behind(self) -> bool:
+        """Whether the database may lack what the store has: only a person can end the incident."""
+        return any(loss.verdict is Verdict.DATABASE_BEHIND for loss in self.losses)
+
+    @property
+    def awaits_choice(self) -> bool:
+        """Whether a person must choose what to do about another store, or an older database.
+
+        Until then the accepted baseline stays what the store is compared with, and ``target`` is
+        only the store that was found.
+        """
+        verdict = self.losses[-1].verdict
+        is_for_people = verdict in (Verdict.OTHER_STORE, Verdict.DATABASE_BEHIND)
+        return is_for_people and self.is_held
 
     @property
     def uncovered(self) -> timedelta | None:

@@ -26,6 +26,7 @@ from budget_recovery_dagster.domain.incident import (
     may_launch,
 )
 from budget_recovery_dagster.domain.store import Baseline
+from budget_recovery_dagster.domain.verdict import same_creation
 from budget_recovery_dagster.errors import (
     AttemptsUsedUpError,
     IncidentHeldError,
@@ -130,11 +131,20 @@ def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
     """Continue the restore at once, with all attempts; without a hold, nothing changes.
 
     Raises:
+        IncidentHeldError: the database may be older than the store; a restore could bring back
+            what was reset since.
         IncidentMovedError: as ``hold``, whatever its target.
     """
     incident = _held_recovery(standing, judged)
     if not incident.is_held:
         return standing.with_incident(incident)
+    if incident.is_database_behind:
+        raise IncidentHeldError(
+            f"Incident {incident.short_id} cannot be released: the database is older than the"
+            " store, so a restore could bring back usage that was reset since.",
+            "check `budget-recovery preview`, then run `budget-recovery restore` or"
+            " `budget-recovery resolve`.",
+        )
     released = replace(
         incident,
         released_at=now,
@@ -146,15 +156,15 @@ def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
 
 
 def require_not_held(incident: Incident) -> None:
-    """Refuse to continue a restore that a person has put on hold.
+    """Refuse to continue a restore that is on hold.
 
     Raises:
         IncidentHeldError: it is on hold; the message says who, since when and why.
     """
     if incident.on_hold is not None:
+        ends = "resolve" if incident.is_database_behind else "release"
         raise IncidentHeldError(
-            incident.on_hold,
-            "fix the cause of the hold, then run `budget-recovery release`.",
+            incident.on_hold, f"fix the cause of the hold, then run `budget-recovery {ends}`."
         )
 
 
@@ -187,22 +197,23 @@ class Opening:
 # Losses
 
 
-def open_incident(
+def open_incident(  # noqa: PLR0913 - by keyword, each a fact of its own
     standing: Standing,
     loss: Loss,
     *,
     target: Baseline | None,
     judged: Baseline | None,
     opening: Opening,
+    held: Held | None = None,
 ) -> Move:
-    """Open an incident for a first loss.
+    """Open an incident for a first alarm; ``held``: it starts on hold.
 
     Raises:
         IncidentMovedError: an incident is open already.
         BaselineMovedError: the baseline is not the ``judged`` one any more.
-        ValueError: the verdict is not a loss.
+        ValueError: the verdict is no alarm.
     """
-    _require_loss(loss)
+    _require_alarm(loss)
     if standing.incident is not None:
         raise IncidentMovedError(
             f"Incident {standing.incident.short_id} is already open.", READ_AGAIN
@@ -220,29 +231,47 @@ def open_incident(
         target=target,
         newest_point_at=opening.newest_point_at,
         last_good_at=opening.last_good_at,
+        held=held,
     )
     state = after(standing.state, Event.LOSS)
     return Move(state, standing.baseline, incident, launches_before=0)
 
 
-def join(standing: Standing, loss: Loss, *, target: Baseline | None, judged: Incident) -> Move:
-    """Add a further loss. Its attempts start again, at once, unless it has FAILED or is on hold.
+def join(
+    standing: Standing,
+    loss: Loss,
+    *,
+    target: Baseline | None,
+    judged: Incident,
+    held: Held | None = None,
+) -> Move:
+    """Add a further alarm; ``held``: the restore is put on hold, unless it is already.
+
+    Its attempts start again, at once, if it is another store than before. They do not if the same
+    store lost something again: then the restore itself may be the cause.
 
     Raises:
-        ValueError: the verdict is not a loss.
+        ValueError: the verdict is no alarm.
     """
-    _require_loss(loss)
+    _require_alarm(loss)
     incident = standing.on_the_same_target(judged)
     joined = replace(
         incident,
         losses=(*incident.losses, loss),
         target=target,
-        attempts=0,
-        waiting=None,
-        next_launch_at=None,
+        held=incident.held if incident.is_held or held is None else held,
     )
     state = after(standing.state, Event.LOSS)
-    return Move(state, standing.baseline, joined, launches_before=incident.launches)
+    if _is_same_store(incident.target, target):
+        return Move(state, standing.baseline, joined, standing.launches_before)
+    again = replace(joined, attempts=0, waiting=None, next_launch_at=None)
+    return Move(state, standing.baseline, again, launches_before=incident.launches)
+
+
+def _is_same_store(before: Baseline | None, target: Baseline | None) -> bool:
+    if before is None or target is None:
+        return False
+    return same_creation(before.identity.created_at, target.identity.created_at)
 
 
 def adopt_target(standing: Standing, target: Baseline, *, judged: Incident) -> Move:
@@ -339,9 +368,9 @@ def close(standing: Standing, ended: Ended, *, baseline: Baseline, judged: Incid
     )
 
 
-def _require_loss(loss: Loss) -> None:
-    if not loss.verdict.is_loss:
-        raise ValueError(f"the verdict {loss.verdict} is not a loss")
+def _require_alarm(loss: Loss) -> None:
+    if not loss.verdict.is_alarm:
+        raise ValueError(f"the verdict {loss.verdict} is no alarm")
 
 
 def _recovering(standing: Standing, judged: Incident) -> Incident:

@@ -1,15 +1,11 @@
-"""The identity of the usage store, and whether an observation shows the accepted store.
+"""The identity of the usage store, the accepted baseline, and whether its cluster has converged."""
 
-An observation is the stream's creation time, its last sequence, our marker, and whether the
-answering leader hears a majority.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
-from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, require_aware
+from budget_recovery_dagster.domain.windows import require_aware
 from budget_recovery_dagster.errors import SettingsError
 
 
@@ -32,10 +28,38 @@ class StoreIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Our own key in the store, which identifies it: a nonce, and the sequence of the write."""
+    """Our own key in the store, which identifies it: a nonce, the sequence of the write, a number.
+
+    The number is one higher for each marker that the database intends; that of the first version of
+    a marker is 0.
+    """
 
     nonce: str
     revision: int
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IntendedMarker:
+    """A marker that may have been written; it is recorded before the write.
+
+    ``landmark`` is the id of the newest landmark at that time, None if there was none.
+    """
+
+    nonce: str
+    number: int = 0
+    landmark: str | None = None
+
+
+class LandmarkKind(StrEnum):
+    """What a landmark records: an event that an older copy of the database lacks."""
+
+    CAPTURE = "capture"
+    RESET = "reset"
+    INCIDENT_OPENED = "incident_opened"
+    INCIDENT_CLOSED = "incident_closed"
+    ACCEPTANCE = "acceptance"
+    RENEWALS_LOST = "renewals_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,47 +67,24 @@ class Baseline:
     """The last accepted identity; ``version`` rises with every change.
 
     ``marker`` was written at about ``marked_at``; both are None until a first marker is known to be
-    in the store. ``intended`` is the nonce of a marker that may have been written since.
+    in the store. ``keeps_for`` is the age at which the store drops it, as of its writing; None:
+    never. ``intended`` is a marker that may have been written since. ``seen_at`` is the leader's
+    time at the last good observation, None if unknown. ``others`` are the deployments that had a
+    marker of their own in the store, None if unknown.
     """
 
     identity: StoreIdentity
     version: int
     marker: Marker | None = None
     marked_at: datetime | None = None
-    intended: str | None = None
+    intended: IntendedMarker | None = None
+    keeps_for: timedelta | None = None
+    seen_at: datetime | None = None
+    others: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         if (self.marker is None) != (self.marked_at is None):
             raise ValueError("a marker needs the time of its write, and the time needs a marker")
-
-
-class Verdict(StrEnum):
-    """What an observed identity means, compared with the baseline."""
-
-    UNKNOWN = "unknown"
-    FIRST_SEEN = "first_seen"
-    UNCHANGED = "unchanged"
-    ADVANCED = "advanced"
-    RECREATED = "recreated"
-    REGRESSED = "regressed"
-    MARKER_LOST = "marker_lost"
-
-    @property
-    def is_loss(self) -> bool:
-        """Whether the store has lost data since the baseline."""
-        return self in (Verdict.RECREATED, Verdict.REGRESSED, Verdict.MARKER_LOST)
-
-    @property
-    def is_good(self) -> bool:
-        """Whether the store is known to hold all data of the baseline."""
-        return self in (Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED)
-
-
-WHAT_HAPPENED: Mapping[Verdict, str] = {
-    Verdict.RECREATED: "was recreated",
-    Verdict.REGRESSED: "went back to an earlier state",
-}
-"""What a loss that ``judge`` found means, for a sentence that begins with the store."""
 
 
 def require_bucket(claimed: str, bucket: str) -> None:
@@ -98,19 +99,6 @@ def require_bucket(claimed: str, bucket: str) -> None:
             f" {claimed!r}.",
             "use one database for each bucket, or set the bucket back.",
         )
-
-
-def judge(baseline: StoreIdentity | None, observed: StoreIdentity) -> Verdict:
-    """Compare an identity that the leader reported with the last accepted one."""
-    if baseline is None:
-        return Verdict.FIRST_SEEN
-    if observed.created_at != baseline.created_at:
-        return Verdict.RECREATED
-    if observed.last_sequence < baseline.last_sequence:
-        return Verdict.REGRESSED
-    if observed.last_sequence == baseline.last_sequence:
-        return Verdict.UNCHANGED
-    return Verdict.ADVANCED
 
 
 SETTLED_FOR = timedelta(seconds=12)
@@ -218,138 +206,3 @@ def _settled(views: Sequence[ClusterView]) -> list[ClusterView]:
             break
         settled.append(view)
     return settled[::-1]
-
-
-AGREEING_AFTER = timedelta(seconds=2)
-"""A second observation, this much later, must confirm a loss."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundMarker:
-    """The value under our marker's key, and its sequence.
-
-    ``nonce`` is None if it is not our marker; ``is_deleted`` is then whether the key was deleted,
-    which the store remembers.
-    """
-
-    nonce: str | None
-    revision: int
-    is_deleted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The identity and marker of the store, as its leader reports them.
-
-    ``is_led``: the leader hears a majority, so no other server can be the leader. ``marker`` is
-    None if its key does not exist. ``keeps_for`` is the age at which the store drops a marker that
-    is not renewed, None if it never does.
-    """
-
-    identity: StoreIdentity
-    marker: FoundMarker | None
-    keeps_for: timedelta | None = None
-    is_led: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A verdict and its reason, in a sentence."""
-
-    verdict: Verdict
-    reason: str
-
-
-def judge_observation(
-    accepted: Baseline | None, seen: Observation | None, now: datetime
-) -> Judgement:
-    """Compare an observation with the accepted baseline; ``seen`` None: the store is gone.
-
-    Gone means that the cluster reported it with authority; other failures are no observation. An
-    answer of a server that may no longer be the leader proves no loss.
-    """
-    require_aware(now)
-    judgement = _judge(accepted, seen, now)
-    if judgement.verdict.is_loss and seen is not None and not seen.is_led:
-        return Judgement(
-            Verdict.UNKNOWN,
-            f"The server that answered may no longer be the leader. {judgement.reason}",
-        )
-    return judgement
-
-
-def _judge(accepted: Baseline | None, seen: Observation | None, now: datetime) -> Judgement:
-    if seen is None:
-        if accepted is None:
-            return Judgement(Verdict.UNKNOWN, "The store does not exist, and none was accepted.")
-        was = accepted.identity
-        return Judgement(Verdict.RECREATED, f"The store is gone; it was: {was}.")
-    verdict = judge(accepted.identity if accepted else None, seen.identity)
-    if accepted is None:
-        return Judgement(verdict, f"The store is seen for the first time: {seen.identity}.")
-    if verdict.is_loss:
-        return Judgement(
-            verdict,
-            f"The store {WHAT_HAPPENED[verdict]}; it was: {accepted.identity}; now:"
-            f" {seen.identity}.",
-        )
-    if objection := _objection_to_marker(accepted, seen, now):
-        return Judgement(Verdict.MARKER_LOST, objection)
-    return Judgement(verdict, f"The store is the accepted one: {seen.identity}.")
-
-
-def accepted_marker(accepted: Baseline | None, seen: Observation) -> Marker | None:
-    """Return our marker in the store: the accepted one or its successor; None if neither."""
-    found = seen.marker
-    if accepted is None or found is None or found.nonce is None:
-        return None
-    present = Marker(found.nonce, found.revision)
-    if present == accepted.marker:
-        return present
-    is_later = accepted.marker is None or found.revision > accepted.marker.revision
-    return present if found.nonce == accepted.intended and is_later else None
-
-
-def _objection_to_marker(accepted: Baseline, seen: Observation, now: datetime) -> str | None:
-    """Return why the marker proves a loss; None if it does not, or if no marker is known."""
-    marker, found = accepted.marker, seen.marker
-    if marker is None or accepted_marker(accepted, seen) is not None:
-        return None
-    due = f"our marker should be at sequence {marker.revision}"
-    if found is None:
-        if _has_expired(accepted, seen, now):
-            return None
-        return f"Part of the store is gone: {due}, but it does not exist."
-    if found.revision <= marker.revision:
-        return f"The store went back to older data: {due}, but {found.revision} has another marker."
-    if found.is_deleted:
-        # The store remembers the deletion, so it lost no data; the next check writes a new marker.
-        return None
-    return (
-        f"The store has a foreign marker: {due}, but {found.revision} has another one. Either the"
-        " store went back to older data, or another installation uses a copy of this database."
-    )
-
-
-def _has_expired(accepted: Baseline, seen: Observation, now: datetime) -> bool:
-    """Whether the store dropped the marker because of its age: no check renewed it in time."""
-    if accepted.marked_at is None or seen.keeps_for is None:
-        return False
-    return now + MAX_CLOCK_SKEW >= accepted.marked_at + seen.keeps_for
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A stored comparison of the store with the accepted baseline."""
-
-    checked_at: datetime
-    checked_by: str
-    verdict: Verdict
-    reason: str
-    identity: StoreIdentity | None
-    incident_id: str | None = None
-
-    @property
-    def is_good(self) -> bool:
-        """Whether the check found the store intact; never while an incident is open."""
-        return self.verdict.is_good and self.incident_id is None

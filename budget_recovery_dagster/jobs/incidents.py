@@ -145,7 +145,9 @@ def record_deliberate_reset(
     """
     request = _request(config, by=f"run {context.run.run_id[:8]}")
     with control_plane.opened_in_step() as plane:
-        recorded = record_reset(plane, request)
+        settings = control_plane.settings
+        open_store = store_opener(settings) if settings.nats_url is not None else None
+        recorded = record_reset(plane, request, open_store)
     for paragraph in reset_report(recorded):
         context.log.info(paragraph)
 

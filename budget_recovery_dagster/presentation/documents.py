@@ -178,6 +178,7 @@ def reset_json(recorded: RecordedReset) -> str:
         recorded_at=reset.recorded_at,
         excluded_windows=[of.window.token for of in recorded.windows],
         restore_running=recorded.is_restoring,
+        unmarked=recorded.unmarked,
         error=None,
     )
 

@@ -12,7 +12,7 @@ from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.domain.plan import timestamp
 from budget_recovery_dagster.domain.recovery_point import age
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
-from budget_recovery_dagster.domain.store import Verdict
+from budget_recovery_dagster.domain.verdict import Verdict
 from budget_recovery_dagster.domain.windows import in_words
 from budget_recovery_dagster.presentation.text import (
     FAILURES,
@@ -348,7 +348,7 @@ def _checks(status: Status) -> Iterator[Parts]:
 
 
 def _style(verdict: Verdict) -> str:
-    if verdict.is_loss:
+    if verdict.is_alarm:
         return "red"
     return "green" if verdict.is_good else "magenta"
 

@@ -381,7 +381,14 @@ def reset_report(recorded: RecordedReset) -> tuple[str, ...]:
         "A restore is running and may have read the older snapshots already. Check the counters"
         " after the restore, and lower again what it raised."
     )
-    return (what, _left_out(recorded), warning, *((doubt,) if recorded.is_restoring else ()))
+    doubts = [doubt] if recorded.is_restoring else []
+    if recorded.unmarked is not None:
+        doubts.append(
+            f"The marker in the store does not name the reset yet: {recorded.unmarked} Until the"
+            " next good check, do not restore PostgreSQL from a backup: a later restore could bring"
+            " back what was reset."
+        )
+    return (what, _left_out(recorded), warning, *doubts)
 
 
 def _whose(reset: Reset) -> str:
@@ -516,9 +523,13 @@ def _step_of_recovery(status: Status) -> str:
     if incident is None:
         return "See the log of restore_supervisor_sensor in Dagster: no incident is open."
     if incident.held is not None and incident.is_held:
+        what = (
+            " Fix the cause of the hold, then run `budget-recovery release`. No automatic restore"
+            " starts until then."
+        )
+        # The reason of a hold by this program says itself what a person can do.
         return (
-            f"On hold: {incident.held.reason.rstrip('.')}. Fix the cause of the hold, then run"
-            " `budget-recovery release`. No automatic restore starts until then."
+            f"On hold: {incident.held.reason.rstrip('.')}.{'' if incident.awaits_choice else what}"
         )
     if status.worker is not None:
         return f"Nothing to do: {status.worker} is restoring."

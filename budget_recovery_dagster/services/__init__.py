@@ -31,7 +31,6 @@ from budget_recovery_dagster.services.status import Doubt as Doubt
 from budget_recovery_dagster.services.status import Status as Status
 from budget_recovery_dagster.services.status import read_status as read_status
 from budget_recovery_dagster.services.store_watch import Checked as Checked
-from budget_recovery_dagster.services.store_watch import StoreWatch as StoreWatch
 from budget_recovery_dagster.services.store_watch import check_store as check_store
 from budget_recovery_dagster.services.tables import TableFailed as TableFailed
 from budget_recovery_dagster.services.tables import TablesBuilt as TablesBuilt

@@ -221,7 +221,7 @@ class CaptureRun:
         listing_failure: StoreError | None = None
         try:
             with open_store() as store:
-                self.watch = CaptureWatch(watch_store(self.plane, store, self.holder))
+                self.watch = CaptureWatch(watch_store(self.plane, store, open_store, self.holder))
                 identity = self.watch.require_accepted()
                 self._require_agreeing_clocks(store)
                 reader = store.reader(self.source)

@@ -8,8 +8,9 @@ from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.recovery_point import Everyone, Reset
 from budget_recovery_dagster.errors import ChoiceError
-from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.ports import ControlPlane, OpenStore
 from budget_recovery_dagster.services.restore.manual import require_reason
+from budget_recovery_dagster.services.store_watch import check_store
 
 _CHOICES = 20
 
@@ -33,19 +34,24 @@ class RecordedReset:
 
     ``windows`` are the open windows in which it excludes recorded usage; empty if no retained
     snapshot has such usage in an open window. ``is_restoring``: a restore is running, and may have
-    read its recovery point before the reset.
+    read its recovery point before the reset. ``unmarked`` is why our marker in the store does not
+    name the reset yet, None if it does: an older copy of the database would not be recognized.
     """
 
     reset: Reset
     windows: tuple[BudgetWindow, ...]
     is_restoring: bool
+    unmarked: str | None = None
 
 
-def record_reset(plane: ControlPlane, request: ResetRequest) -> RecordedReset:
-    """Record that counters were lowered or cleared; the gateway's store is not touched.
+def record_reset(
+    plane: ControlPlane, request: ResetRequest, open_store: OpenStore | None
+) -> RecordedReset:
+    """Record that counters were lowered or cleared; no counter of the gateway is touched.
 
     The gateway's counters must be low by the time of the reset: what a snapshot reads later is not
-    excluded.
+    excluded. Then the store is checked, which renews our marker. ``open_store`` None: no store is
+    configured; the next check renews it.
 
     Raises:
         ChoiceError: no snapshot of the tenant or budget is retained, the window does not exist,
@@ -59,7 +65,19 @@ def record_reset(plane: ControlPlane, request: ResetRequest) -> RecordedReset:
         reset=kept,
         windows=_windows_of(plane, kept, now),
         is_restoring=plane.incidents.recovery().state is RecoveryState.RECOVERING,
+        unmarked=_mark(plane, open_store, request.by),
     )
+
+
+def _mark(plane: ControlPlane, open_store: OpenStore | None, by: str) -> str | None:
+    """Renew our marker, so that it names the reset; return why that failed, None if it did not."""
+    if open_store is None:
+        return "No NATS server is configured."
+    checked = check_store(plane, open_store, checked_by=f"record-reset by {by}")
+    if checked.recovery.incident is not None:
+        return "An incident is open."
+    is_renewed = checked.check.verdict.is_good and not checked.hint
+    return None if is_renewed else checked.check.reason
 
 
 def _require_retained(plane: ControlPlane, tenant: str, budget: str) -> None:

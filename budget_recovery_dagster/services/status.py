@@ -9,7 +9,7 @@ from itertools import takewhile
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.incident import Attempt, Incident, Recovery, RecoveryState
 from budget_recovery_dagster.domain.recovery_point import is_in_the_future
-from budget_recovery_dagster.domain.store import Check, Verdict
+from budget_recovery_dagster.domain.verdict import Check, Verdict
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.services.recovery_points import (
     VERIFY_WITHIN,
@@ -116,7 +116,7 @@ class Status:
             return Doubt.CHECK_IN_FUTURE
         if self.points.is_in_the_future:
             return Doubt.SNAPSHOT_IN_FUTURE
-        if newest is not None and newest.verdict.is_loss and not self._is_settled(newest):
+        if newest is not None and newest.verdict.is_alarm and not self._is_settled(newest):
             return Doubt.LOSS_FOUND
         return None
 

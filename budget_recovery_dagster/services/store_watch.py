@@ -1,33 +1,41 @@
-"""Is this still the accepted store? Comparisons, markers, and how a loss opens an incident.
+"""Is this still the accepted store? Comparisons, markers, and how an alarm opens an incident.
 
 Checks, captures and restores compare the store here, each against what it has to be: the accepted
-baseline, or the restore target of an open incident. Two matching observations confirm a loss.
+baseline, or the restore target of an open incident. Each observation that confirms another one uses
+a connection of its own, because several servers may answer at one address.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from secrets import token_hex
+from datetime import datetime, timedelta
 
-from budget_recovery_dagster.domain.admission import CHECK_LEASE
-from budget_recovery_dagster.domain.incident import Incident, Loss, Recovery, StoreRecord
-from budget_recovery_dagster.domain.store import (
+from budget_recovery_dagster.domain.admission import CHECK_LEASE, RESTORE_LEASE
+from budget_recovery_dagster.domain.incident import (
+    Closing,
+    Incident,
+    Loss,
+    Outcome,
+    Recovery,
+    Restored,
+)
+from budget_recovery_dagster.domain.store import Baseline, IntendedMarker, Marker, StoreIdentity
+from budget_recovery_dagster.domain.verdict import (
     AGREEING_AFTER,
-    WHAT_HAPPENED,
-    Baseline,
     Check,
+    Evidence,
     Judgement,
-    Marker,
     Observation,
-    StoreIdentity,
     Verdict,
-    accepted_marker,
-    judge,
+    baseline_of,
+    confirms,
     judge_observation,
+    same_creation,
 )
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     BaselineMovedError,
     CapturesPausedError,
+    IncidentHeldError,
     IncidentMovedError,
     LeaseHeldError,
     MarkerConflictError,
@@ -43,91 +51,198 @@ from budget_recovery_dagster.ports import ControlPlane, OpenStore, UsageStore
 
 ROUNDS = 5
 """How often a comparison starts again because the baseline moved; each round reads it anew."""
+RETURNED_AFTER = 3
+"""After so many checks in a row that saw only the accepted store, it has returned."""
 
-_NONCE_BYTES = 16
 _SECOND_DEPLOYMENT = (
     "if it keeps happening, look for a second deployment that uses the same database."
 )
 _MOVED = (BaselineMovedError, CapturesPausedError, IncidentMovedError)
+# Two installations that use copies of one database each find the other's renewals, time and again.
+_RENEWALS_LOST_ONCE_IN = timedelta(days=1)
+# Two more observations after the first one.
+_CONFIRMATIONS = 2
+_HOLDS = {
+    Verdict.OTHER_STORE: (
+        "The server shows another store than the accepted one. Nothing is written into it. If"
+        " BUDGET_RECOVERY_NATS_URL is wrong, correct it: the incident then closes by itself. If"
+        " this store replaces the accepted one, `budget-recovery release` restores the counters"
+        " into it, and `budget-recovery resolve` accepts it as it is."
+    ),
+    Verdict.DATABASE_BEHIND: (
+        "The control-plane database is older than the store. A restore could bring back usage that"
+        " was reset since. Check `budget-recovery preview`, then run `budget-recovery resolve` to"
+        " accept the store as it is, or `budget-recovery restore` to raise its counters."
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """An observation made at ``at``, judged; ``seen`` None: the store does not exist.
 
-    ``hint`` says what to do about a marker that could not be written; empty: nothing.
+    ``baseline`` is the stored one, read after the observation; ``accepted`` is what the observation
+    was compared with. ``hint`` says what to do about a marker that could not be written; empty:
+    nothing. ``is_agreed``: another observation confirmed it, or none was needed.
     """
 
     judgement: Judgement
     seen: Observation | None
     at: datetime
+    baseline: Baseline | None
+    accepted: Baseline | None
     hint: str = ""
+    is_agreed: bool = True
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the observation."""
+        return self.judgement.verdict
+
+    def agrees_with(self, earlier: "Finding") -> bool:
+        """Whether both have one verdict on one store, which did not go back in between."""
+        return self.verdict is earlier.verdict and confirms(earlier.seen, self.seen)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreWatch:
-    """Compares one opened store with what was accepted; ``observer`` is recorded with a loss."""
+    """Compares one opened store with what was accepted; ``observer`` is recorded with an alarm.
+
+    ``open_again`` opens the store with a further connection.
+    """
 
     plane: ControlPlane
     store: UsageStore
+    open_again: OpenStore
     deployment_id: str
     observer: str
 
-    def compare(self, accepted: Baseline | None) -> Finding:
-        """Observe the store and judge it against a baseline.
-
-        Raises:
-            StoreError: the store could not be observed.
-        """
-        try:
-            seen = self.store.observe(self.deployment_id)
-        except StoreMissingError:
-            return self.judge(accepted, None)
-        return self.judge(accepted, seen)
-
-    def judge(self, accepted: Baseline | None, seen: Observation | None) -> Finding:
-        """Judge an observation that was just made against a baseline."""
-        now = self.plane.clock.now()
-        return Finding(judge_observation(accepted, seen, now), seen, now)
-
-    def compare_with_baseline(self) -> Finding:
-        """Compare with the accepted baseline, again if it moves meanwhile.
+    def compare(self, target: Baseline | None = None) -> Finding:
+        """Observe the store and judge it against a restore target, or the accepted baseline (None).
 
         Raises:
             StoreError: the store could not be observed.
         """
         for _ in range(ROUNDS):
-            baseline = self.plane.registry.claim().baseline
-            found = self.compare(baseline or last_captured(self.plane))
-            if found.judgement.verdict.is_good or self.plane.registry.claim().baseline == baseline:
+            before = self.plane.registry.claim().baseline
+            found = self._observe(self.store, target)
+            # A check may have just renewed the marker: then the observation is too old to judge.
+            if not found.verdict.is_alarm or found.baseline == before:
                 break
         return found
 
-    def open_incident(
-        self, found: Finding, *, accepted: Baseline | None, judged: Baseline | None
-    ) -> Incident:
-        """Confirm a loss against ``accepted`` by a second observation, and open an incident.
+    def confirm(self, first: Finding, target: Baseline | None = None) -> Finding:
+        """Confirm a finding by a second observation; an alarm also by a third one.
 
-        ``judged`` is the stored baseline; ``accepted`` may replace one that is missing.
+        If all three observations differ, the result is the first one, not agreed and without an
+        observation: something is wrong with the store, and nobody knows what.
 
         Raises:
-            PossibleLossError: the second observation does not match.
-            BaselineMovedError: the baseline has moved; compare again.
-            IncidentMovedError: an incident is already open.
+            PossibleLossError: the others do not show what the first one showed.
             StoreError: the store could not be observed again.
         """
-        loss, target = self._confirmed(found, accepted)
-        return self.plane.incidents.open(loss, target=target, judged=judged)
+        second = self._observe_again(target)
+        if second.agrees_with(first):
+            return second
+        if not first.verdict.is_alarm or second.verdict is Verdict.UNKNOWN:
+            raise _disagreement(first, second)
+        third = self._observe_again(target)
+        if third.verdict is Verdict.UNKNOWN or not (
+            third.verdict.is_alarm or second.verdict.is_alarm
+        ):
+            raise _disagreement(first, third)
+        if third.agrees_with(first) or third.agrees_with(second):
+            return third
+        reasons = " ".join(each.judgement.reason for each in (first, second, third))
+        differ = Judgement(first.verdict, f"Three observations of the store differ: {reasons}")
+        return replace(first, judgement=differ, seen=None, is_agreed=False)
 
-    def join_loss(self, found: Finding, incident: Incident) -> Incident:
-        """Confirm a further loss against an incident's restore target, and add it to the incident.
+    def raise_alarm(self, first: Finding) -> Incident | None:
+        """Confirm an alarm about the accepted store, and open an incident.
+
+        None: the database had lost only renewals of the marker, and the store is accepted.
 
         Raises:
-            PossibleLossError, StoreError: as ``open_incident``.
+            PossibleLossError: other observations do not confirm it.
+            BaselineMovedError: the baseline has moved; compare again.
+            IncidentMovedError: an incident is already open.
+            CapturesPausedError: the store is not HEALTHY.
+            StoreError: the store could not be observed again.
+        """
+        found = self.confirm(first)
+        if found.seen is not None and self._lacks_only_renewals(found, found.seen):
+            self._accept_renewals(found, found.seen)
+            return None
+        loss, target = self._loss_of(found)
+        hold = _HOLDS.get(found.verdict)
+        return self.plane.incidents.open(loss, target=target, judged=found.baseline, hold=hold)
+
+    def join_alarm(self, first: Finding, incident: Incident) -> Incident:
+        """Confirm a further alarm while an incident is open, and add it to the incident.
+
+        Raises:
+            PossibleLossError, StoreError: as ``raise_alarm``.
             IncidentMovedError: the incident has moved; compare again.
         """
-        loss, target = self._confirmed(found, incident.target)
-        return self.plane.incidents.join(loss, target=target, judged=incident)
+        found = self.confirm(first, compared_with(incident))
+        loss, target = self._loss_of(found)
+        hold = _HOLDS.get(found.verdict)
+        joined = self.plane.incidents.join(loss, target=target, judged=incident, hold=hold)
+        self.plane.registry.record_check(check_of(joined))
+        return joined
+
+    def settle_target(self, incident: Incident, *, is_chosen: bool) -> tuple[Incident, Observation]:
+        """Return the incident with the observed store as its restore target.
+
+        ``is_chosen``: a person decided to use this store, even if it is another one, or if the
+        database is older than it.
+
+        Raises:
+            IncidentHeldError: only a person can decide about this store; the incident is on hold.
+            PossibleLossError: observations disagree, so it is unknown which store it is.
+            StoreNotReadyError, StoreError: the store could not be identified.
+            IncidentMovedError: the incident has moved.
+        """
+        standard = incident.target if is_chosen else compared_with(incident)
+        found = self.compare(standard)
+        if found.seen is None:
+            raise StoreMissingError(
+                "The bucket does not exist.",
+                "start the gateway, which creates the bucket; the restore then continues.",
+            )
+        if found.verdict is Verdict.UNKNOWN:
+            raise StoreNotReadyError(
+                found.judgement.reason, "restore a quorum of the cluster's servers."
+            )
+        if found.verdict is Verdict.SAME and standard is not None:
+            return incident, found.seen
+        if found.verdict is not Verdict.SAME and not self.confirm(found, standard).is_agreed:
+            raise PossibleLossError(
+                f"It is unknown which store the server shows. {found.judgement.reason}",
+                "check that every address in BUDGET_RECOVERY_NATS_URL leads to the same cluster.",
+            )
+        return self._adopt(incident, found, found.seen, is_chosen=is_chosen), found.seen
+
+    def _adopt(
+        self, incident: Incident, found: Finding, seen: Observation, *, is_chosen: bool
+    ) -> Incident:
+        """Make an observed store the restore target, or put the incident on hold."""
+        incidents = self.plane.incidents
+        target = baseline_of(seen, found.at)
+        if found.verdict in _HOLDS and not is_chosen:
+            loss, _ = self._loss_of(found)
+            hold = _HOLDS[found.verdict]
+            joined = incidents.join(loss, target=target, judged=incident, hold=hold)
+            self.plane.registry.record_check(check_of(joined))
+            raise IncidentHeldError(joined.on_hold or hold, "see `budget-recovery status`.")
+        if found.verdict is Verdict.DATABASE_BEHIND and seen.marker is not None:
+            self.plane.registry.acknowledge(seen.marker)
+        if compared_with(incident) is None or found.verdict is not Verdict.LOST:
+            return incidents.adopt_target(target, judged=incident)
+        loss, _ = self._loss_of(found)
+        joined = incidents.join(loss, target=target, judged=incident)
+        self.plane.registry.record_check(check_of(joined))
+        return joined
 
     def require_accepted(self) -> Observation:
         """Require that no incident is open and the store is the accepted one.
@@ -139,7 +254,7 @@ class StoreWatch:
             PossibleLossError: it is another store, and no check has found that yet.
             StoreNotReadyError, StoreError: the store could not be identified.
         """
-        found = self.compare_with_baseline()
+        found = self.compare()
         judgement, seen = found.judgement, found.seen
         incident = self.plane.incidents.recovery().incident
         if incident is not None:
@@ -147,13 +262,13 @@ class StoreWatch:
                 f"The store was lost: incident {incident.short_id} has been opened.",
                 "see `budget-recovery status`, and preview once more.",
             )
-        if judgement.verdict.is_loss:
+        if judgement.verdict.is_alarm:
             raise PossibleLossError(
                 f"The store is not the one that was accepted. {judgement.reason}",
                 "wait for the next check, which opens an incident if it finds the same; then "
                 "restore.",
             )
-        if seen is None or not seen.is_led or not judgement.verdict.is_good:
+        if seen is None or not judgement.verdict.is_good:
             raise StoreNotReadyError(
                 f"The store could not be identified as the accepted one. {judgement.reason}",
                 "wait until the cluster has a leader with a quorum, then try again.",
@@ -167,109 +282,171 @@ class StoreWatch:
 
         Raises:
             StoreLostError: it was lost once more; the incident records that.
+            IncidentHeldError: it is a store that only a person can decide about.
             AttemptFailedError: the store could not be identified.
             PossibleLossError, StoreError: likewise.
         """
         target = incident.target
         found = self.compare(target)
         judgement, seen = found.judgement, found.seen
-        if judgement.verdict.is_loss:
+        if judgement.verdict.is_alarm:
             lost = StoreLostError(
                 f"The store was lost once more during the restore. {judgement.reason}", next_step
             )
             try:
-                joined = self.join_loss(found, incident)
+                joined = self.join_alarm(found, incident)
             except IncidentMovedError as error:
-                # A check was quicker and has recorded the loss.
+                # A check was quicker and has recorded the alarm.
                 raise lost from error
-            self.plane.registry.record_check(check_of(joined))
+            if joined.on_hold is not None:
+                raise IncidentHeldError(joined.on_hold, "see `budget-recovery status`.")
             raise lost
-        if not judgement.verdict.is_good or (seen is not None and not seen.is_led):
+        if seen is None or not judgement.verdict.is_good:
             raise AttemptFailedError(
                 f"The store could not be identified as the restore target. {judgement.reason}",
                 f"wait for the cluster to settle. {next_step}",
             )
-        if target is None or seen is None or accepted_marker(target, seen) != target.marker:
+        if target is None or seen.our_marker != target.marker:
             raise AttemptFailedError(
                 "Our marker is no longer in the store, so it may not be the one that was restored.",
                 "find out who deletes keys of the gateway's bucket that begin with __guard.",
             )
         return seen
 
-    def renew_marker(self, accepted: Baseline, seen: Observation, now: datetime) -> Baseline:
-        """Write the intended marker and return the baseline that holds with it, to be accepted.
+    def renew_marker(
+        self, accepted: Baseline, seen: Observation, now: datetime
+    ) -> tuple[Baseline, Observation]:
+        """Write the intended marker; return the baseline that holds with it, to be accepted.
 
         ``seen`` is the observation that identified the store as the ``accepted`` one at ``now``.
+        The store is observed once more after the write, and that observation is returned.
 
         Raises:
             MarkerConflictError: the marker's key was written since that observation.
             StorePermissionError: the marker may not be written.
             StoreWriteError: the store refuses it.
+            PossibleLossError: the marker is not in the store that was observed.
             StoreError: it is unknown whether it was written.
         """
-        if accepted.intended is None:
-            raise ValueError("a marker is written once its nonce is recorded as intended")
-        marker = self._write_marker(
-            accepted.intended, after=seen.marker.revision if seen.marker else 0
-        )
-        # The store gave out the marker's sequence after everything that was observed.
-        newest = max(seen.identity.last_sequence, marker.revision)
-        return replace(
-            accepted,
-            identity=StoreIdentity(seen.identity.created_at, newest),
-            marker=marker,
-            marked_at=now,
-            intended=None,
-        )
-
-    def _confirmed(self, found: Finding, accepted: Baseline | None) -> tuple[Loss, Baseline | None]:
-        """Observe once more; return the loss, and the restore target if a store exists."""
-        if accepted is None:
-            raise ValueError("nothing can be lost that was never accepted")
-        clock = self.plane.clock
-        clock.wait_until(clock.now() + AGREEING_AFTER)
-        again = self.compare(accepted)
-        if again.judgement.verdict is not found.judgement.verdict:
+        intended = accepted.intended
+        if intended is None:
+            raise ValueError("a marker is written once it is recorded as intended")
+        marker = self._write_marker(intended, after=seen.marker.revision if seen.marker else 0)
+        again = self.store.observe(self.deployment_id)
+        if again.our_marker != marker or not confirms(seen, again):
             raise PossibleLossError(
-                f"Two observations of the store disagree: {found.judgement.reason} Then: "
-                f"{again.judgement.reason}",
+                f"The marker at sequence {marker.revision} is not in the store that was observed:"
+                f" {again.identity}, after {seen.identity}.",
                 "wait for the next check, which observes the store again.",
             )
-        identity = None if again.seen is None else again.seen.identity
-        loss = Loss(
-            found_at=again.at,
-            found_by=self.observer,
-            verdict=found.judgement.verdict,
-            reason=found.judgement.reason,
-            before=accepted.identity,
-            after=identity,
-        )
-        # The marker of the target is not known yet.
-        return loss, None if identity is None else Baseline(identity, version=1)
+        return replace(baseline_of(again, now), version=accepted.version), again
 
-    def _write_marker(self, nonce: str, *, after: int) -> Marker:
+    def _observe_again(self, target: Baseline | None) -> Finding:
+        clock = self.plane.clock
+        clock.wait_until(clock.now() + AGREEING_AFTER)
+        with self.open_again() as store:
+            return self._observe(store, target)
+
+    def _observe(self, store: UsageStore, target: Baseline | None) -> Finding:
         try:
-            return self.store.write_marker(self.deployment_id, nonce, after=after)
+            seen: Observation | None = store.observe(self.deployment_id)
+        except StoreMissingError:
+            seen = None
+        return self.judge(seen, target)
+
+    def judge(self, seen: Observation | None, target: Baseline | None = None) -> Finding:
+        """Judge an observation that was just made; see ``compare``."""
+        plane = self.plane
+        # After the observation: a marker that it shows may have been recorded only just before.
+        baseline = plane.registry.claim().baseline
+        accepted = baseline or last_captured(plane)
+        memory, now = plane.registry.memory_of(seen, accepted), plane.clock.now()
+        standard = target or accepted
+        judgement = judge_observation(standard, seen, memory, now)
+        return Finding(judgement, seen, now, baseline, standard)
+
+    def _loss_of(self, found: Finding) -> tuple[Loss, Baseline | None]:
+        """Return a confirmed alarm as a loss, and the store that was found, if one was."""
+        if found.accepted is None:
+            raise ValueError("nothing can be lost that was never accepted")
+        seen = found.seen
+        loss = Loss(
+            found_at=found.at,
+            found_by=self.observer,
+            verdict=found.verdict,
+            reason=found.judgement.reason,
+            before=found.accepted.identity,
+            after=seen.identity if seen else None,
+            evidence=found.judgement.evidence,
+        )
+        return loss, baseline_of(seen, found.at) if seen else None
+
+    def _lacks_only_renewals(self, found: Finding, seen: Observation) -> bool:
+        """Whether an older database lacks nothing but renewals of the marker, once in a day."""
+        if found.judgement.evidence is not Evidence.NUMBER_AHEAD or found.accepted is None:
+            return False
+        if seen.marker is None or seen.marker.landmark is None:
+            return False
+        is_same = confirms(replace(seen, identity=found.accepted.identity), seen)
+        since = found.at - _RENEWALS_LOST_ONCE_IN
+        return is_same and not self.plane.registry.renewals_lost_since(since)
+
+    def _accept_renewals(self, found: Finding, seen: Observation) -> None:
+        registry = self.plane.registry
+        if seen.marker is None:
+            raise ValueError("without a marker no renewal is known")
+        accepted = replace(
+            baseline_of(seen, found.at),
+            version=found.baseline.version if found.baseline else 1,
+        )
+        registry.accept_renewals(accepted, seen.marker, judged=found.baseline)
+        registry.record_check(
+            Check(
+                checked_at=found.at,
+                checked_by=self.observer,
+                verdict=found.verdict,
+                reason=f"{found.judgement.reason} Nothing but renewals of the marker was missing,"
+                " so the store is accepted as it is.",
+                identity=seen.identity,
+                evidence=found.judgement.evidence,
+            )
+        )
+
+    def _write_marker(self, intended: IntendedMarker, *, after: int) -> Marker:
+        try:
+            return self.store.write_marker(self.deployment_id, intended, after=after)
         except MarkerConflictError:
-            found = self.store.observe(self.deployment_id).marker
-            if found is None or found.nonce != nonce or found.revision <= after:
+            present = self.store.observe(self.deployment_id).our_marker
+            is_ours = present is not None and present.nonce == intended.nonce
+            if present is None or not is_ours or present.revision <= after:
                 raise
-            # The same nonce, from an earlier try or one whose acknowledgement was lost.
-            return Marker(nonce, found.revision)
+            # The same marker, from an earlier try or one whose acknowledgement was lost.
+            return present
 
 
-def watch_store(plane: ControlPlane, store: UsageStore, observer: str) -> StoreWatch:
+def _disagreement(first: Finding, then: Finding) -> PossibleLossError:
+    return PossibleLossError(
+        f"Two observations of the store disagree: {first.judgement.reason} Then: "
+        f"{then.judgement.reason}",
+        "wait for the next check. If it happens again, check that every address in"
+        " BUDGET_RECOVERY_NATS_URL leads to the same cluster.",
+    )
+
+
+def compared_with(incident: Incident) -> Baseline | None:
+    """Return the restore target that the store is compared with; None: the accepted baseline."""
+    return None if incident.awaits_choice else incident.target
+
+
+def watch_store(
+    plane: ControlPlane, store: UsageStore, open_again: OpenStore, observer: str
+) -> StoreWatch:
     """Return the watch of an opened store.
 
     Raises:
         SettingsError: the database belongs to another bucket.
     """
-    return StoreWatch(plane, store, plane.registry.claim().deployment_id, observer)
-
-
-def new_nonce() -> str:
-    """Return a nonce that no other marker has."""
-    return token_hex(_NONCE_BYTES)
+    return StoreWatch(plane, store, open_again, plane.registry.claim().deployment_id, observer)
 
 
 def last_captured(plane: ControlPlane) -> Baseline | None:
@@ -288,6 +465,7 @@ def check_of(incident: Incident) -> Check:
         reason=loss.reason,
         identity=loss.after,
         incident_id=incident.incident_id,
+        evidence=loss.evidence,
     )
 
 
@@ -318,7 +496,7 @@ def check_store(plane: ControlPlane, open_store: OpenStore, *, checked_by: str) 
     plane.registry.claim()
     try:
         with plane.leases.hold(CHECK_LEASE, checked_by), open_store() as store:
-            found = _check(watch_store(plane, store, checked_by))
+            found = _check(watch_store(plane, store, open_store, checked_by))
     except (LeaseHeldError, PossibleLossError, StoreError) as error:
         found = _unknown(plane, error.message, error.hint)
     recovery = plane.incidents.recovery()
@@ -326,10 +504,11 @@ def check_store(plane: ControlPlane, open_store: OpenStore, *, checked_by: str) 
     check = Check(
         checked_at=plane.clock.now(),
         checked_by=checked_by,
-        verdict=found.judgement.verdict,
+        verdict=found.verdict,
         reason=found.judgement.reason,
         identity=found.seen.identity if found.seen else None,
         incident_id=incident.incident_id if incident else None,
+        evidence=found.judgement.evidence,
     )
     plane.registry.record_check(check)
     return Checked(check, recovery, found.hint)
@@ -339,7 +518,7 @@ def _check(watch: StoreWatch) -> Finding:
     for _ in range(ROUNDS):
         try:
             incident = watch.plane.incidents.recovery().incident
-            return _check_accepted(watch) if incident is None else _check_target(watch, incident)
+            return _check_accepted(watch) if incident is None else _check_incident(watch, incident)
         except _MOVED:
             continue
     reason = f"The accepted baseline moved {ROUNDS} times during the check."
@@ -347,64 +526,121 @@ def _check(watch: StoreWatch) -> Finding:
 
 
 def _unknown(plane: ControlPlane, reason: str, hint: str) -> Finding:
-    return Finding(Judgement(Verdict.UNKNOWN, reason), None, plane.clock.now(), hint)
+    unknown = Judgement(Verdict.UNKNOWN, reason)
+    return Finding(unknown, None, plane.clock.now(), baseline=None, accepted=None, hint=hint)
 
 
 def _check_accepted(watch: StoreWatch) -> Finding:
-    record = watch.plane.registry.claim()
-    accepted = record.baseline or last_captured(watch.plane)
-    found = watch.compare(accepted)
-    if found.judgement.verdict.is_loss:
-        watch.open_incident(found, accepted=accepted, judged=record.baseline)
-    elif found.seen is not None and found.judgement.verdict.is_good:
-        return _renew(watch, record, found, found.seen)
+    found = watch.compare()
+    if found.verdict.is_alarm:
+        if watch.raise_alarm(found) is not None:
+            return found
+        found = watch.compare()
+    elif found.verdict is Verdict.FIRST_SEEN:
+        watch.confirm(found)
+    if found.seen is not None and found.verdict.is_good:
+        return _renew(watch, found, found.seen)
     return found
 
 
-def _renew(watch: StoreWatch, record: StoreRecord, found: Finding, seen: Observation) -> Finding:
+def _renew(watch: StoreWatch, found: Finding, seen: Observation) -> Finding:
     """Accept the store as it is now, with a new marker in it."""
-    plane, latest = watch.plane, record.baseline
+    registry, latest = watch.plane.registry, found.baseline
     if latest is None:
-        latest = plane.registry.accept(Baseline(seen.identity, version=0), judged=None)
-    if latest.intended is None:
-        latest = plane.registry.accept(replace(latest, intended=new_nonce()), judged=latest)
-    try:
-        renewed = watch.renew_marker(latest, seen, found.at)
-    except (StorePermissionError, StoreWriteError) as error:
-        # It is the accepted store all the same; without a marker, fewer losses can be detected.
-        reason = f"{found.judgement.reason} The marker was not renewed: {error.message}"
-        judgement = replace(found.judgement, reason=reason)
-        found = replace(found, judgement=judgement, hint=error.hint)
-        renewed = replace(latest, identity=seen.identity)
-    plane.registry.accept(renewed, judged=latest)
+        latest = registry.accept(baseline_of(seen, found.at), judged=None)
+        if seen.marker is not None and seen.marker.nonce is not None:
+            registry.acknowledge(seen.marker)
+    for _ in range(2):
+        intended = latest.intended
+        if intended is None:
+            intended = registry.next_marker()
+            latest = registry.accept(replace(latest, intended=intended), judged=latest)
+        try:
+            renewed, seen = watch.renew_marker(latest, seen, found.at)
+        except (StorePermissionError, StoreWriteError) as error:
+            # It is the accepted store all the same; without a marker, fewer losses are detected.
+            reason = f"{found.judgement.reason} The marker was not renewed: {error.message}"
+            registry.accept(baseline_of(seen, found.at, known=latest), judged=latest)
+            judgement = replace(found.judgement, reason=reason)
+            return replace(found, judgement=judgement, hint=error.hint)
+        latest = registry.accept(renewed, judged=latest)
+        # An earlier check may have intended this marker before the newest event.
+        if intended.landmark == registry.newest_landmark():
+            break
     return found
 
 
-def _check_target(watch: StoreWatch, incident: Incident) -> Finding:
-    """Compare the store with the restore target of an open incident, writing nothing into it."""
-    target = incident.target
-    found = watch.compare(target)
-    seen = found.seen
-    if target is None:
-        if seen is None:
-            gone = Judgement(Verdict.RECREATED, "The store still does not exist.")
-            return replace(found, judgement=gone)
-        if not seen.is_led:
-            # A replica that was cut off may not know yet that the store is gone.
-            unled = Judgement(
-                Verdict.UNKNOWN,
-                "The server that answered may no longer be the leader, so the store may still "
-                f"be gone; observed: {seen.identity}.",
-            )
-            return replace(found, judgement=unled, seen=None)
-        watch.plane.incidents.adopt_target(Baseline(seen.identity, version=1), judged=incident)
-    if found.judgement.verdict.is_loss:
-        watch.join_loss(found, incident)
+def _check_incident(watch: StoreWatch, incident: Incident) -> Finding:
+    """Compare the store while an incident is open, writing nothing into it."""
+    found = watch.compare(compared_with(incident))
+    if found.verdict is Verdict.UNKNOWN:
+        return found
+    if incident.awaits_choice:
+        return _check_held(watch, incident, found)
+    if incident.target is None:
+        return _check_for_target(watch, incident, found)
+    if found.verdict.is_alarm:
+        watch.join_alarm(found, incident)
         return found
     # Not about the store that was lost, but about the one in its place.
-    what = "The store exists again" if target is None else "No further loss"
-    reason = f"{what}: {seen.identity if seen else 'gone'}."
-    return replace(found, judgement=Judgement(found.judgement.verdict, reason))
+    identity = found.seen.identity if found.seen else "gone"
+    return _with_reason(found, f"No further loss: {identity}.")
+
+
+def _check_for_target(watch: StoreWatch, incident: Incident, found: Finding) -> Finding:
+    """Make a store that exists again the restore target of an incident."""
+    if found.seen is None:
+        return _with_reason(found, "The store still does not exist.")
+    with suppress(IncidentHeldError):
+        watch.settle_target(incident, is_chosen=False)
+        judgement = Judgement(Verdict.SAME, f"The store exists again: {found.seen.identity}.")
+        return replace(found, judgement=judgement)
+    return found
+
+
+def _check_held(watch: StoreWatch, incident: Incident, found: Finding) -> Finding:
+    """Compare the store with the accepted one while a person has to decide about another one."""
+    if found.verdict is Verdict.SAME and found.seen is not None:
+        watch.confirm(found)
+        earlier = watch.plane.registry.newest_checks(RETURNED_AFTER - 1)
+        has_returned = len(earlier) == RETURNED_AFTER - 1 and all(
+            check.verdict is Verdict.SAME and check.incident_id == incident.incident_id
+            for check in earlier
+        )
+        if has_returned and not incident.is_database_behind:
+            _close_as_returned(watch, incident, found, found.seen)
+        return found
+    if not _is_recorded(incident.losses[-1], found):
+        watch.join_alarm(found, incident)
+    return found
+
+
+def _is_recorded(loss: Loss, found: Finding) -> bool:
+    """Whether a finding is only a repetition of an alarm."""
+    if loss.verdict is not found.verdict:
+        return False
+    if loss.after is None or found.seen is None:
+        return loss.after is None and found.seen is None
+    return same_creation(loss.after.created_at, found.seen.identity.created_at)
+
+
+def _close_as_returned(
+    watch: StoreWatch, incident: Incident, found: Finding, seen: Observation
+) -> None:
+    detail = (
+        f"The server shows the accepted store again, in {RETURNED_AFTER} checks in a row. Nothing"
+        " was restored."
+    )
+    baseline = baseline_of(seen, found.at, known=found.baseline)
+    closing = Closing(Outcome.RETURNED, detail, Restored(), baseline)
+    plane = watch.plane
+    # A person may be restoring just now; then the next check closes it.
+    with suppress(LeaseHeldError), plane.leases.hold(RESTORE_LEASE, watch.observer) as lease:
+        plane.incidents.close(closing, judged=incident, lease=lease)
+
+
+def _with_reason(found: Finding, reason: str) -> Finding:
+    return replace(found, judgement=replace(found.judgement, reason=reason))
 
 
 @dataclass(slots=True)
@@ -445,54 +681,56 @@ class CaptureWatch:
         )
 
     def _compare(self) -> StoreIdentity:
-        if self.baseline is None:
-            self.read_baseline()
-        watch = self.watch
-        accepted = self.baseline or last_captured(watch.plane)
-        try:
-            seen: Observation | None = watch.store.observe(watch.deployment_id)
-        except StoreMissingError:
-            if accepted is None and self._last_seen is None:
-                raise
-            seen = None
-        found = watch.judge(accepted, seen)
-        judgement = found.judgement
-        if judgement.verdict.is_loss:
-            if watch.plane.registry.claim().baseline != self.baseline:
-                # A check has just renewed the marker, for example: no need to confirm.
-                raise BaselineMovedError(judgement.reason, "compare with the new baseline.")
-            self._open_incident(found, accepted)
-        if seen is not None and judgement.verdict is Verdict.UNKNOWN:
+        found = self.watch.compare()
+        self.baseline = found.baseline
+        if found.verdict.is_alarm:
+            self._raise_alarm(found)
+        if found.seen is None and self._last_seen is None:
+            raise StoreMissingError(
+                "The bucket does not exist.",
+                "correct BUDGET_RECOVERY_BUCKET, or start the gateway, which creates the bucket.",
+            )
+        if found.seen is not None and found.verdict is Verdict.UNKNOWN:
             raise PossibleLossError(
-                judgement.reason,
+                found.judgement.reason,
                 "wait for the cluster to settle; the next capture compares again.",
             )
-        return self._compare_with_last(seen)
+        if found.verdict is Verdict.FIRST_SEEN and self._last_seen is None:
+            self.watch.confirm(found)
+        return self._compare_with_last(found.seen)
 
-    def _open_incident(self, found: Finding, accepted: Baseline | None) -> None:
+    def _raise_alarm(self, found: Finding) -> None:
+        """Open an incident, or accept the store.
+
+        Raises:
+            BaselineMovedError: the store is accepted; compare again.
+            StoreLostError, CapturesPausedError, PossibleLossError, StoreError: it is not.
+        """
         reason = found.judgement.reason
         try:
-            incident = self.watch.open_incident(found, accepted=accepted, judged=self.baseline)
+            incident = self.watch.raise_alarm(found)
         except IncidentMovedError as error:
             raise CapturesPausedError(
                 f"{reason} An incident is already open for it.",
                 "wait for the recovery to end; captures resume by themselves.",
             ) from error
+        if incident is None:
+            raise BaselineMovedError(reason, "compare with the new baseline.")
         self.watch.plane.registry.record_check(check_of(incident))
         raise StoreLostError(
             f"{reason} Nothing of it was stored; incident {incident.short_id} is open.",
-            "wait: the restore starts automatically, and captures resume after it.",
+            incident.on_hold
+            or "wait: the restore starts automatically, and captures resume after it.",
         )
 
     def _compare_with_last(self, seen: Observation | None) -> StoreIdentity:
         # The last observation of this capture counts too: in a first one nothing is accepted yet.
         last = self._last_seen
-        verdict = None if seen is None else judge(last, seen.identity)
-        if seen is None or verdict is None or verdict.is_loss:
-            what = "is gone" if verdict is None else WHAT_HAPPENED[verdict]
+        if seen is None or (last and not confirms(replace(seen, identity=last), seen)):
+            now = "gone" if seen is None else seen.identity
             raise PossibleLossError(
-                f"The usage store may have lost data during this capture: it {what}. It was: "
-                f"{last}.",
+                "The usage store may have lost data during this capture. It was: "
+                f"{last}; now: {now}.",
                 "find out what happened to the gateway's bucket; the next capture compares again.",
             )
         self._last_seen = seen.identity

@@ -11,6 +11,7 @@ from budget_recovery_dagster.domain import (
     BoardResult,
     CaptureSource,
     ClusterView,
+    IntendedMarker,
     IsOpen,
     Marker,
     Observation,
@@ -101,9 +102,9 @@ class DisturbedStore:
     def reader(self, source: CaptureSource) -> TenantReader:
         return DisturbedReader(self.store.reader(source), self.disturbances)
 
-    def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
+    def write_marker(self, deployment_id: str, marker: IntendedMarker, *, after: int) -> Marker:
         self.disturbances.before_marking()
-        return self.store.write_marker(deployment_id, nonce, after=after)
+        return self.store.write_marker(deployment_id, marker, after=after)
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
         return self.store.cluster_view(seen_at)

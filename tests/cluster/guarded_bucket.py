@@ -234,7 +234,7 @@ class GuardedBucket:
     def is_found_intact(self) -> bool:
         """Check again; return whether the check is good and the marker is renewed."""
         checked = self.check()
-        assert not checked.check.verdict.is_loss
+        assert not checked.check.verdict.is_alarm
         return checked.check.is_good and not checked.hint
 
     def is_found_lost(self) -> bool:
@@ -245,7 +245,7 @@ class GuardedBucket:
         """Require that no check found a loss, and that no incident was opened."""
         assert self.plane.incidents.recovery().state is RecoveryState.HEALTHY
         assert not self.plane.incidents.recent(1)
-        assert not any(verdict.is_loss for verdict in self.verdicts)
+        assert not any(verdict.is_alarm for verdict in self.verdicts)
 
     @property
     def verdicts(self) -> list[Verdict]:

@@ -174,7 +174,7 @@ def test_a_wiped_follower_is_not_a_loss_but_a_wiped_only_replica_is(
         assert loss.after is not None
         # The cluster has recreated the bucket with the old creation time.
         assert loss.after.created_at == loss.before.created_at
-        assert loss.verdict in (Verdict.REGRESSED, Verdict.MARKER_LOST)
+        assert loss.verdict in (Verdict.LOST, Verdict.LOST)
 
 
 def test_a_quorum_that_returns_with_empty_disks_is_not_a_loss_and_a_restore_waits_for_it(

@@ -97,4 +97,4 @@ def test_every_counter_is_restored_after_the_loss_of_all_disks_and_then_of_one(
     assert isinstance(again, Recovered)
     # The further loss has reset the attempts.
     assert_restored(single, [writers_of_single], losses=2, attempts=1)
-    assert single.incident.losses[-1].verdict in (Verdict.REGRESSED, Verdict.MARKER_LOST)
+    assert single.incident.losses[-1].verdict in (Verdict.LOST, Verdict.LOST)

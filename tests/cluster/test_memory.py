@@ -56,7 +56,7 @@ def assert_emptied(bucket: GuardedBucket, losses: int) -> None:
     loss = bucket.incident.losses[-1]
     assert loss.after is not None
     assert loss.after.created_at == loss.before.created_at
-    assert loss.verdict in (Verdict.REGRESSED, Verdict.MARKER_LOST)
+    assert loss.verdict in (Verdict.LOST, Verdict.LOST)
     assert bucket.incident.attempts == 0
 
 

@@ -8,6 +8,7 @@ from budget_recovery_dagster.domain import (
     Closing,
     FailureReason,
     Incident,
+    IntendedMarker,
     Loss,
     Marker,
     Outcome,
@@ -22,7 +23,7 @@ ACCEPTED = Baseline(StoreIdentity(BORN, 9007199254740993), 1, Marker("n1", 90071
 LOSS = Loss(
     found_at=NOON,
     found_by="tick 7",
-    verdict=Verdict.RECREATED,
+    verdict=Verdict.LOST,
     reason="The store was recreated.",
     before=ACCEPTED.identity,
     after=StoreIdentity(REBORN, 3),
@@ -33,7 +34,7 @@ MARKED_TARGET = Baseline(
     version=1,
     marker=Marker("n2", 9007199254740993),
     marked_at=NOON + timedelta(seconds=5),
-    intended="n3",
+    intended=IntendedMarker("n3"),
 )
 GONE = replace(LOSS, found_by="tick 8", reason="The store is gone.", after=None)
 CLOSING = Closing(

@@ -4,7 +4,13 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain import Baseline, Marker, RecoveryState, StoreIdentity
+from budget_recovery_dagster.domain import (
+    Baseline,
+    IntendedMarker,
+    Marker,
+    RecoveryState,
+    StoreIdentity,
+)
 from budget_recovery_dagster.errors import BaselineMovedError, CapturesPausedError
 from tests.contract.control_planes import BORN, NOON, ControlPlane, Counters, reading
 
@@ -15,7 +21,7 @@ MARKED = Baseline(
     version=0,
     marker=Marker("n1", 9007199254740993),
     marked_at=NOON,
-    intended="n2",
+    intended=IntendedMarker("n2"),
 )
 
 
@@ -43,7 +49,7 @@ def test_sequences_and_revisions_are_exact_over_the_whole_range(
 def test_an_intended_marker_is_stored_with_the_accepted_one(plane: ControlPlane) -> None:
     plane.registry.accept(FIRST, judged=None)
     marked = plane.registry.accept(replace(MARKED, intended=None), judged=FIRST)
-    intended = plane.registry.accept(replace(marked, intended="n2"), judged=marked)
+    intended = plane.registry.accept(replace(marked, intended=IntendedMarker("n2")), judged=marked)
     assert intended == replace(MARKED, version=3) == plane.baseline
 
 
@@ -63,7 +69,7 @@ def test_a_move_judged_on_a_different_baseline_is_refused(
 ) -> None:
     present = plane.registry.accept(MARKED, judged=None)
     with pytest.raises(BaselineMovedError):
-        plane.registry.accept(replace(judged, intended="n3"), judged=judged)
+        plane.registry.accept(replace(judged, intended=IntendedMarker("n3")), judged=judged)
     with pytest.raises(BaselineMovedError):
         plane.registry.accept(FIRST, judged=judged)
     with pytest.raises(BaselineMovedError):
@@ -73,7 +79,7 @@ def test_a_move_judged_on_a_different_baseline_is_refused(
 
 def test_a_move_judged_on_a_missing_baseline_is_refused(plane: ControlPlane) -> None:
     with pytest.raises(BaselineMovedError):
-        plane.registry.accept(replace(FIRST, intended="n"), judged=FIRST)
+        plane.registry.accept(replace(FIRST, intended=IntendedMarker("n")), judged=FIRST)
     with pytest.raises(BaselineMovedError):
         plane.registry.accept(FIRST, judged=FIRST)
     assert plane.baseline is None
@@ -86,7 +92,7 @@ def test_the_baseline_moves_only_while_the_store_is_healthy(
     present = plane.registry.accept(FIRST, judged=None)
     plane.set_state(state)
     with pytest.raises(CapturesPausedError, match=state.name):
-        plane.registry.accept(replace(present, intended="n"), judged=present)
+        plane.registry.accept(replace(present, intended=IntendedMarker("n")), judged=present)
     with pytest.raises(CapturesPausedError, match=state.name):
         plane.registry.accept(MARKED, judged=present)
     assert plane.baseline == present
@@ -113,7 +119,9 @@ def test_only_one_of_concurrent_moves_on_the_same_baseline_succeeds(
 
     def intend(number: int) -> Baseline | None:
         try:
-            return plane.registry.accept(replace(present, intended=f"n{number}"), judged=present)
+            return plane.registry.accept(
+                replace(present, intended=IntendedMarker(f"n{number}")), judged=present
+            )
         except BaselineMovedError:
             return None
 

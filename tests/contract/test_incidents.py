@@ -92,8 +92,8 @@ def test_an_incident_records_the_time_that_no_snapshot_covers(plane: ControlPlan
     """The last good check is 40 minutes newer than the last snapshot."""
     plane.capture("acme", TEAM, at=NOON)
     for minutes, verdict in (
-        (20, Verdict.ADVANCED),
-        (40, Verdict.UNCHANGED),
+        (20, Verdict.SAME),
+        (40, Verdict.SAME),
         (50, Verdict.UNKNOWN),
     ):
         plane.registry.record_check(
@@ -104,18 +104,14 @@ def test_an_incident_records_the_time_that_no_snapshot_covers(plane: ControlPlan
     assert incident.newest_point_at == NOON
     assert incident.last_good_at == NOON + 40 * MINUTE
     assert incident.uncovered == 40 * MINUTE
-    plane.registry.record_check(
-        Check(NOON + 55 * MINUTE, "t", Verdict.ADVANCED, "why", identity=None)
-    )
+    plane.registry.record_check(Check(NOON + 55 * MINUTE, "t", Verdict.SAME, "why", identity=None))
     assert plane.incidents.recovery().incident == incident
 
 
 def test_a_snapshot_newer_than_the_last_good_check_counts_as_good(
     plane: ControlPlane,
 ) -> None:
-    plane.registry.record_check(
-        Check(NOON - MINUTE, "tick", Verdict.ADVANCED, "why", identity=None)
-    )
+    plane.registry.record_check(Check(NOON - MINUTE, "tick", Verdict.SAME, "why", identity=None))
     plane.capture("acme", TEAM, at=NOON)
     incident = plane.incidents.open(LOSS, target=TARGET, judged=plane.baseline)
     assert incident.last_good_at == incident.newest_point_at == NOON
@@ -151,12 +147,12 @@ def test_no_incident_is_opened_if_the_state_was_changed_manually(
     assert plane.incidents.recovery() == Recovery(broken, None)
 
 
-def test_a_verdict_that_is_not_a_loss_is_refused(plane: ControlPlane) -> None:
-    with pytest.raises(ValueError, match="unknown is not a loss"):
+def test_a_verdict_that_is_no_alarm_is_refused(plane: ControlPlane) -> None:
+    with pytest.raises(ValueError, match="unknown is no alarm"):
         plane.incidents.open(replace(LOSS, verdict=Verdict.UNKNOWN), target=None, judged=None)
     incident = open_one(plane)
-    with pytest.raises(ValueError, match="advanced is not a loss"):
-        plane.incidents.join(replace(LOSS, verdict=Verdict.ADVANCED), target=None, judged=incident)
+    with pytest.raises(ValueError, match="same is no alarm"):
+        plane.incidents.join(replace(LOSS, verdict=Verdict.SAME), target=None, judged=incident)
     assert plane.incidents.recovery() == Recovery(RECOVERING, incident)
 
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from budget_recovery_dagster.domain import FoundMarker, Marker, why_not_converged
+from budget_recovery_dagster.domain import FoundMarker, IntendedMarker, Marker, why_not_converged
 from budget_recovery_dagster.errors import MarkerConflictError
 from tests.contract.usage_stores import Subject
 from tests.identities import identity_of
@@ -28,16 +28,16 @@ def test_an_observation_without_a_marker_has_the_identity(subject: Subject) -> N
 
 
 def test_a_marker_is_found_at_its_revision(subject: Subject) -> None:
-    first = subject.store.write_marker(DEPLOYMENT, "one", after=0)
+    first = subject.store.write_marker(DEPLOYMENT, IntendedMarker("one"), after=0)
     assert found(subject) == FoundMarker("one", first.revision)
-    second = subject.store.write_marker(DEPLOYMENT, "two", after=first.revision)
+    second = subject.store.write_marker(DEPLOYMENT, IntendedMarker("two"), after=first.revision)
     assert second == Marker("two", first.revision + 1)
     assert found(subject) == FoundMarker("two", second.revision)
     assert identity_of(subject.store).last_sequence == second.revision
 
 
 def test_a_marker_names_its_writer_and_never_expires(subject: Subject) -> None:
-    subject.store.write_marker(DEPLOYMENT, "one", after=0)
+    subject.store.write_marker(DEPLOYMENT, IntendedMarker("one"), after=0)
     stored = subject.stored(KEY)
     assert stored is not None
     assert json.loads(stored.data) == {"nonce": "one", "written_by": "budget-recovery"}
@@ -45,33 +45,36 @@ def test_a_marker_names_its_writer_and_never_expires(subject: Subject) -> None:
 
 
 def test_each_deployment_has_its_own_marker(subject: Subject) -> None:
-    subject.store.write_marker("another", "one", after=0)
+    subject.store.write_marker("another", IntendedMarker("one"), after=0)
     assert found(subject) is None
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 99])
 def test_a_marker_is_written_only_over_the_expected_revision(subject: Subject, after: int) -> None:
     for nonce, seen in (("one", 0), ("two", 1)):
-        subject.store.write_marker(DEPLOYMENT, nonce, after=seen)
+        subject.store.write_marker(DEPLOYMENT, IntendedMarker(nonce), after=seen)
     with pytest.raises(MarkerConflictError, match=KEY):
-        subject.store.write_marker(DEPLOYMENT, "three", after=after)
+        subject.store.write_marker(DEPLOYMENT, IntendedMarker("three"), after=after)
     assert found(subject) == FoundMarker("two", 2)
 
 
 def test_a_marker_is_not_written_over_a_purged_one(subject: Subject) -> None:
-    first = subject.store.write_marker(DEPLOYMENT, "one", after=0)
+    first = subject.store.write_marker(DEPLOYMENT, IntendedMarker("one"), after=0)
     subject.purge("__guard.")
     assert found(subject) is None
     with pytest.raises(MarkerConflictError):
-        subject.store.write_marker(DEPLOYMENT, "two", after=first.revision)
-    assert subject.store.write_marker(DEPLOYMENT, "two", after=0).revision == first.revision + 1
+        subject.store.write_marker(DEPLOYMENT, IntendedMarker("two"), after=first.revision)
+    assert (
+        subject.store.write_marker(DEPLOYMENT, IntendedMarker("two"), after=0).revision
+        == first.revision + 1
+    )
 
 
 def test_a_deleted_marker_differs_from_none_and_can_be_overwritten(subject: Subject) -> None:
-    first = subject.store.write_marker(DEPLOYMENT, "one", after=0)
+    first = subject.store.write_marker(DEPLOYMENT, IntendedMarker("one"), after=0)
     subject.remove(KEY)
     assert found(subject) == FoundMarker(None, first.revision + 1, is_deleted=True)
-    second = subject.store.write_marker(DEPLOYMENT, "two", after=first.revision + 1)
+    second = subject.store.write_marker(DEPLOYMENT, IntendedMarker("two"), after=first.revision + 1)
     assert found(subject) == FoundMarker("two", second.revision)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from budget_recovery_dagster.adapters.nats import Timeouts, open_usage_store
-from budget_recovery_dagster.domain import FoundMarker, Window, Written, objection
+from budget_recovery_dagster.domain import FoundMarker, IntendedMarker, Window, Written, objection
 from budget_recovery_dagster.errors import (
     StoreError,
     StoreMissingError,
@@ -99,7 +99,7 @@ def test_the_store_is_unknown_and_not_missing_without_a_quorum(
         seen.append(failure_of(lambda: store.reader(COUNTERS).read("t")))
         assert isinstance(failure_of(store.reader(COUNTERS).list_tenants), StoreNoQuorumError)
         seen.append(failure_of(lambda: store.observe("d")))
-        seen.append(failure_of(lambda: store.write_marker("d", "n", after=0)))
+        seen.append(failure_of(lambda: store.write_marker("d", IntendedMarker("n"), after=0)))
         assert all(isinstance(e, StoreNoQuorumError | StoreUnreachableError) for e in seen)
         # Without a leader this call does not fail: it reports that there is none.
         view = store.cluster_view(NOW)
@@ -128,7 +128,7 @@ def test_the_cluster_view_lists_all_servers_and_a_dead_one_prevents_convergence(
         )
         assert view.leader_since is not None
         assert {replica.name for replica in view.replicas} == {follower, other}
-        marker = store.write_marker("d", "n", after=0)
+        marker = store.write_marker("d", IntendedMarker("n"), after=0)
         assert store.observe("d").marker == FoundMarker("n", marker.revision)
         cluster.kill(follower)
         wait_until(lambda: follower in (objection(store.cluster_view(NOW)) or ""), seconds=60)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, Timeouts, open_usage_store
-from budget_recovery_dagster.domain import Written
+from budget_recovery_dagster.domain import IntendedMarker, Written
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import (
     StorePermissionError,
@@ -88,7 +88,7 @@ def test_a_missing_permission_to_write_the_marker_is_reported_with_its_subject(
 ) -> None:
     with opened_as(restricted_server, "reader") as store:
         assert store.observe("d").marker is None
-        failure = prompt_failure_of(lambda: store.write_marker("d", "n", after=0))
+        failure = prompt_failure_of(lambda: store.write_marker("d", IntendedMarker("n"), after=0))
         assert isinstance(failure, StorePermissionError)
         assert f"publish to $KV.{CONFINED}.__guard.d" in failure.message
 

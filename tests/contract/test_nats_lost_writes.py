@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
-from budget_recovery_dagster.domain import RaiseResult, Window, Written
+from budget_recovery_dagster.domain import IntendedMarker, RaiseResult, Window, Written
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import (
     StoreUnreachableError,
@@ -103,7 +103,7 @@ def test_a_store_that_never_responds_to_a_write_is_unreachable(
         failure = prompt_failure_of(lambda: raise_one(store))
         assert isinstance(failure, StoreUnreachableError)
         assert key("e") in failure.message
-        failure = prompt_failure_of(lambda: store.write_marker("d", "n", after=0))
+        failure = prompt_failure_of(lambda: store.write_marker("d", IntendedMarker("n"), after=0))
         assert isinstance(failure, StoreUnreachableError)
 
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from budget_recovery_dagster.adapters.nats import IN_FLIGHT, NatsUsageStore, open_usage_store
-from budget_recovery_dagster.domain import RaiseResult, ValueShape, Written
+from budget_recovery_dagster.domain import IntendedMarker, RaiseResult, ValueShape, Written
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import (
     StoreMissingError,
@@ -133,7 +133,9 @@ def test_a_full_bucket_is_reported_with_the_servers_message(nats_server: NatsSer
             assert bucket.name in failure.message
             # Earlier writes stay.
             assert 0 < len(usages(store, "t")) < 100
-            marker_failure = prompt_failure_of(lambda: store.write_marker("d", "n" * 2000, after=0))
+            marker_failure = prompt_failure_of(
+                lambda: store.write_marker("d", IntendedMarker("n" * 2000), after=0)
+            )
             assert isinstance(marker_failure, StoreWriteError)
             assert "maximum bytes exceeded (10077)" in marker_failure.message
 
@@ -177,7 +179,7 @@ def test_a_bucket_without_ttl_support_gets_keys_without_ttl(nats_server: NatsSer
             assert [result.written for result in results] == [Written.RAISED, Written.EXPIRED]
             boards = [board_order({"a": "1"}, LIFETIME, expiry_seconds=60)]
             assert live.rebuild_boards(boards, is_open=always)[0].is_written
-            marker = store.write_marker("d", "n", after=0)
+            marker = store.write_marker("d", IntendedMarker("n"), after=0)
             for name in (key("new", LIFETIME), "leaderboard.t.b.lifetime", "__guard.d"):
                 stored = bucket.stored(name)
                 assert stored is not None
@@ -200,7 +202,7 @@ def test_a_bucket_that_is_deleted_before_a_write_is_reported(nats_server: NatsSe
             assert isinstance(prompt_failure_of(lambda: raise_one(store)), StoreMissingError)
             for call in (
                 lambda: store.observe("d"),
-                lambda: store.write_marker("d", "n", after=0),
+                lambda: store.write_marker("d", IntendedMarker("n"), after=0),
                 lambda: store.open_tenant("t"),
             ):
                 assert isinstance(prompt_failure_of(call), StoreMissingError)

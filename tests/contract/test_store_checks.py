@@ -9,7 +9,7 @@ from tests.contract.control_planes import BORN, NOON, ControlPlane
 GOOD = Check(
     checked_at=NOON,
     checked_by="tick 1",
-    verdict=Verdict.ADVANCED,
+    verdict=Verdict.SAME,
     reason="The store is the accepted one.",
     identity=StoreIdentity(BORN, 9007199254740993),
 )
@@ -52,8 +52,8 @@ def test_a_check_with_a_loss_or_unknown_is_not_good(plane: ControlPlane, verdict
     assert plane.registry.newest_good_check() == GOOD
 
 
-@pytest.mark.parametrize("verdict", [Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED])
-def test_a_check_with_first_seen_unchanged_or_advanced_is_good(
+@pytest.mark.parametrize("verdict", [Verdict.FIRST_SEEN, Verdict.SAME])
+def test_a_check_that_first_saw_or_recognized_the_store_is_good(
     plane: ControlPlane, verdict: Verdict
 ) -> None:
     newer = replace(GOOD, verdict=verdict, checked_at=NOON + DAY)

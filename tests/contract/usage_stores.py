@@ -66,7 +66,7 @@ def in_memory() -> Subject:
         store.put(key, value, ttl=ttl, written_at=datetime.now(UTC))
 
     def stored(key: str) -> Stored | None:
-        revision, value = store.live_key(key)
+        revision, value, _ = store.live_key(key)
         if value is None:
             return Stored(revision, b"", {"KV-Operation": "DEL"}) if revision else None
         return Stored(revision, value.data, {} if value.ttl is None else {"Nats-TTL": value.ttl})

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from uuid import uuid4
 
 from budget_recovery_dagster.adapters.postgres import storable, storable_trail
 from budget_recovery_dagster.domain import (
@@ -27,7 +28,9 @@ from budget_recovery_dagster.domain import (
     Holding,
     Incident,
     KeptPreview,
+    LandmarkKind,
     LeaseState,
+    Marker,
     MergedAudits,
     NamedDrop,
     Period,
@@ -100,6 +103,19 @@ class KeptAudit:
     finished_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class Landmark:
+    """A stored event that an older copy of the database lacks."""
+
+    landmark_id: str
+    at: datetime
+    kind: LandmarkKind
+    about: str | None
+    deployment_id: str
+    number: int
+    created_at: datetime | None
+
+
 @dataclass(slots=True)
 class MemoryState:
     """What the database would contain; ``lock`` replaces its transactions."""
@@ -117,6 +133,38 @@ class MemoryState:
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     audits: dict[tuple[str, datetime, str, BudgetWindow], KeptAudit] = field(default_factory=dict)
     resets: list[Reset] = field(default_factory=list)
+    landmarks: list[Landmark] = field(default_factory=list)
+    given: tuple[int, str | None] = (0, None)
+
+    def add_landmark(
+        self,
+        kind: LandmarkKind,
+        *,
+        about: str | None = None,
+        created_at: datetime | None = None,
+        landmark_id: str | None = None,
+    ) -> None:
+        """Record an event, once for each run of captures and each id."""
+        known = {each.landmark_id for each in self.landmarks}
+        captured = {each.about for each in self.landmarks if each.kind is LandmarkKind.CAPTURE}
+        if landmark_id in known or (kind is LandmarkKind.CAPTURE and about in captured):
+            return
+        self.landmarks.append(
+            Landmark(
+                landmark_id or str(uuid4()),
+                self.clock.now(),
+                kind,
+                about,
+                self.claimed_store().deployment_id,
+                self.given[0],
+                created_at,
+            )
+        )
+
+    def go_above(self, marker: Marker | None) -> None:
+        """Give later markers higher numbers than one that is taken over."""
+        if marker is not None and marker.number >= self.given[0]:
+            self.given = (marker.number, marker.nonce)
 
     def claimed_store(self) -> StoreRecord:
         """Return the store's record.

@@ -3,12 +3,14 @@
 import logging
 from dataclasses import replace
 from datetime import datetime
+from secrets import token_hex
 from uuid import uuid4
 
 from budget_recovery_dagster.adapters.postgres import (
     attempt_after,
     ended_by,
     held_by,
+    held_by_itself,
     storable,
     storable_check,
     storable_loss,
@@ -21,9 +23,14 @@ from budget_recovery_dagster.domain import (
     Check,
     Closing,
     FailureReason,
+    FoundMarker,
     Incident,
+    IntendedMarker,
+    LandmarkKind,
     Loss,
+    Memory,
     Move,
+    Observation,
     Opening,
     Recovery,
     RecoveryState,
@@ -31,6 +38,7 @@ from budget_recovery_dagster.domain import (
     StoreRecord,
     moves,
     require_bucket,
+    same_creation,
 )
 from budget_recovery_dagster.ports import Lease
 from tests.fakes.control_plane import MemoryState, OnState, require_lease
@@ -47,9 +55,15 @@ class MemoryStoreRegistry:
     def claim(self) -> StoreRecord:
         with self._plane.lock:
             if self._plane.store is None:
+                newest = self._plane.landmarks[-1] if self._plane.landmarks else None
                 self._plane.store = StoreRecord(
-                    self._bucket, str(uuid4()), RecoveryState.HEALTHY, baseline=None
+                    self._bucket,
+                    newest.deployment_id if newest else str(uuid4()),
+                    RecoveryState.HEALTHY,
+                    baseline=None,
                 )
+                number = max((each.number for each in self._plane.landmarks), default=0)
+                self._plane.given = (number, None)
             require_bucket(self._plane.store.bucket, self._bucket)
             return self._plane.store
 
@@ -60,7 +74,70 @@ class MemoryStoreRegistry:
 
     def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
         with self._plane.lock:
-            return self._keep(moves.accept(self._standing(), baseline, judged=judged))
+            is_first = self._standing().baseline is None
+            accepted = self._keep(moves.accept(self._standing(), baseline, judged=judged))
+            if is_first:
+                self._add_acceptance(LandmarkKind.ACCEPTANCE, accepted)
+            return accepted
+
+    def accept_renewals(
+        self, baseline: Baseline, found: FoundMarker, *, judged: Baseline | None
+    ) -> Baseline:
+        with self._plane.lock:
+            accepted = moves.accept(self._standing(), baseline, judged=judged)
+            self._go_above(found)
+            self._keep(accepted)
+            self._add_acceptance(LandmarkKind.RENEWALS_LOST, accepted)
+            return accepted
+
+    def renewals_lost_since(self, at: datetime) -> bool:
+        return any(
+            each.kind is LandmarkKind.RENEWALS_LOST and each.at > at
+            for each in self._plane.landmarks
+        )
+
+    def acknowledge(self, found: FoundMarker) -> None:
+        with self._plane.lock:
+            self._go_above(found)
+            if found.landmark is not None:
+                self._plane.add_landmark(LandmarkKind.ACCEPTANCE, landmark_id=found.landmark)
+
+    def next_marker(self) -> IntendedMarker:
+        with self._plane.lock:
+            self._plane.given = (self._plane.given[0] + 1, token_hex(16))
+            number, nonce = self._plane.given
+            return IntendedMarker(str(nonce), number, self.newest_landmark())
+
+    def newest_landmark(self) -> str | None:
+        return self._plane.landmarks[-1].landmark_id if self._plane.landmarks else None
+
+    def memory_of(self, seen: Observation | None, accepted: Baseline | None) -> Memory:
+        with self._plane.lock:
+            number, nonce = self._plane.given
+            landmark = seen.marker.landmark if seen and seen.marker else None
+            known = {each.landmark_id for each in self._plane.landmarks}
+            return Memory(
+                number=number,
+                nonce=nonce,
+                has_landmark=landmark is None or landmark in known,
+                was_replaced=seen is not None
+                and self._was_replaced(seen.identity.created_at, accepted),
+            )
+
+    def _was_replaced(self, created_at: datetime, accepted: Baseline | None) -> bool:
+        if accepted is not None and same_creation(accepted.identity.created_at, created_at):
+            return False
+        return any(
+            each.created_at is not None and same_creation(each.created_at, created_at)
+            for each in self._plane.landmarks
+        )
+
+    def _go_above(self, found: FoundMarker) -> None:
+        if found.number >= self._plane.given[0]:
+            self._plane.given = (found.number, found.nonce)
+
+    def _add_acceptance(self, kind: LandmarkKind, accepted: Baseline) -> None:
+        self._plane.add_landmark(kind, created_at=accepted.identity.created_at)
 
     def record_check(self, check: Check) -> None:
         with self._plane.lock:
@@ -84,6 +161,7 @@ class MemoryStoreRegistry:
         return Standing(store.state, store.baseline)
 
     def _keep(self, baseline: Baseline) -> Baseline:
+        self._plane.go_above(baseline.marker)
         self._plane.store = replace(self._plane.claimed_store(), baseline=baseline)
         return baseline
 
@@ -116,7 +194,14 @@ class MemoryIncidents(OnState):
             )
             return tuple(oldest_first[::-1][:count])
 
-    def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
+    def open(
+        self,
+        loss: Loss,
+        *,
+        target: Baseline | None,
+        judged: Baseline | None,
+        hold: str | None = None,
+    ) -> Incident:
         with self._plane.lock:
             good = newest_good_check(self._plane)
             opening = Opening(
@@ -126,16 +211,32 @@ class MemoryIncidents(OnState):
                 newest_good_check_at=good.checked_at if good else None,
             )
             kept = storable_loss(loss)
-            return self._keep(
+            opened = self._keep(
                 moves.open_incident(
-                    self._standing(), kept, target=target, judged=judged, opening=opening
+                    self._standing(),
+                    kept,
+                    target=target,
+                    judged=judged,
+                    opening=opening,
+                    held=held_by_itself(hold, opening.at),
                 )
             )
+            self._plane.add_landmark(LandmarkKind.INCIDENT_OPENED, about=opened.incident_id)
+            return opened
 
-    def join(self, loss: Loss, *, target: Baseline | None, judged: Incident) -> Incident:
+    def join(
+        self,
+        loss: Loss,
+        *,
+        target: Baseline | None,
+        judged: Incident,
+        hold: str | None = None,
+    ) -> Incident:
         with self._plane.lock:
-            kept = storable_loss(loss)
-            return self._keep(moves.join(self._standing(), kept, target=target, judged=judged))
+            kept, held = storable_loss(loss), held_by_itself(hold, self._now())
+            return self._keep(
+                moves.join(self._standing(), kept, target=target, judged=judged, held=held)
+            )
 
     def adopt_target(self, target: Baseline, *, judged: Incident) -> Incident:
         with self._plane.lock:
@@ -190,9 +291,15 @@ class MemoryIncidents(OnState):
     def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
         with self._plane.lock:
             standing, ended = self._leased(lease), ended_by(closing, self._now())
-            return self._keep(
+            closed = self._keep(
                 moves.close(standing, ended, baseline=closing.baseline, judged=judged)
             )
+            self._plane.add_landmark(
+                LandmarkKind.INCIDENT_CLOSED,
+                about=closed.incident_id,
+                created_at=closing.baseline.identity.created_at,
+            )
+            return closed
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
         with self._plane.lock:
@@ -227,6 +334,7 @@ class MemoryIncidents(OnState):
 
     def _keep(self, move: Move) -> Incident:
         incident = move.incident
+        self._plane.go_above(move.baseline.marker if move.baseline else None)
         self._plane.incidents[incident.incident_id] = incident
         self._plane.launches_before[incident.incident_id] = move.launches_before
         self._plane.store = replace(

@@ -28,6 +28,7 @@ from budget_recovery_dagster.domain import (
     DatedUsages,
     Facts,
     Hour,
+    LandmarkKind,
     ListedSnapshot,
     NamedDrop,
     NamedOmission,
@@ -72,6 +73,7 @@ class MemoryResets(OnState):
         kept = storable_reset(reset)
         with self._plane.lock:
             self._plane.resets.append(kept)
+            self._plane.add_landmark(LandmarkKind.RESET)
         return kept
 
 
@@ -124,6 +126,11 @@ class MemorySnapshots(OnState):
                     records={record.of: record for record in snapshot.records},
                 )
             self._plane.store = replace(store, baseline=baseline)
+            self._plane.add_landmark(
+                LandmarkKind.CAPTURE,
+                about=storable_id(run_id),
+                created_at=baseline.identity.created_at,
+            )
             return baseline
 
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:

@@ -42,6 +42,7 @@ from budget_recovery_dagster.domain import (
     CaptureSource,
     ClusterView,
     Entity,
+    IntendedMarker,
     IsOpen,
     Marker,
     Observation,
@@ -194,16 +195,25 @@ class MemoryUsageStore:
 
     def observe(self, deployment_id: str) -> Observation:
         self._answer(self.identity_failure, self.observe_failure)
-        found = found_marker(self.live_key(marker_key(deployment_id)))
-        return Observation(self.stream, found, self.keeps_for, self.is_led)
+        own = marker_key(deployment_id)
+        guard, _, deployment = own.partition(".")
+        return Observation(
+            identity=self.stream,
+            marker=found_marker(self.live_key(own)),
+            keeps_for=self.keeps_for,
+            is_led=self.is_led,
+            leader_time=self.clock,
+            others=frozenset(key.removeprefix(f"{guard}.") for key in self._under(f"{guard}."))
+            - {deployment},
+        )
 
-    def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
+    def write_marker(self, deployment_id: str, marker: IntendedMarker, *, after: int) -> Marker:
         self._answer(self.marker_failure)
         key = marker_key(deployment_id)
         if self.live_key(key).revision != after:
             raise marker_conflict("in memory", key, after)
-        self.put(key, marker_value(nonce), ttl=NEVER)
-        return Marker(nonce, self.stream.last_sequence)
+        self.put(key, marker_value(marker), ttl=NEVER)
+        return Marker(marker.nonce, self.stream.last_sequence, marker.number)
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
         """Return the state of the servers."""

@@ -1,26 +1,50 @@
 import time
 import uuid
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
 import psycopg
 import pytest
+from psycopg import sql
 
 from budget_recovery_dagster.domain import Hour
-from budget_recovery_dagster.embedded import NatsServer
+from budget_recovery_dagster.embedded import NatsServer, PostgresServer
 from tests.integration.recovery_harness import Harness, opened_harness
 from tests.nats_servers import Bucket
+from tests.waiting import wait_until
 
 _LONGEST_TEST_SECONDS = 30
 
 
-@pytest.fixture
-def bucket(nats_server: NatsServer) -> Iterator[Bucket]:
-    """Create a bucket for this test."""
-    with Bucket.connected(nats_server.url, f"b-{uuid.uuid4().hex[:12]}") as bucket:
+# Creation times less than five seconds apart count as equal, and most tests lose their bucket and
+# make it anew sooner. So each worker makes the buckets of its next tests in advance.
+_MADE_IN_ADVANCE = 12
+_DISTINCT_AFTER = 6.0
+
+
+@pytest.fixture(scope="session")
+def made_buckets(nats_server: NatsServer) -> deque[tuple[str, float]]:
+    """Return names of buckets, with the times at which they were made."""
+    return deque(_make_bucket(nats_server) for _ in range(_MADE_IN_ADVANCE))
+
+
+def _make_bucket(server: NatsServer) -> tuple[str, float]:
+    name = f"b-{uuid.uuid4().hex[:12]}"
+    with Bucket.connected(server.url, name) as bucket:
         bucket.create()
+    return name, time.monotonic()
+
+
+@pytest.fixture
+def bucket(nats_server: NatsServer, made_buckets: deque[tuple[str, float]]) -> Iterator[Bucket]:
+    """Return a bucket for this test, which is so old that one made anew is another one."""
+    made_buckets.append(_make_bucket(nats_server))
+    name, made_at = made_buckets.popleft()
+    wait_until(lambda: time.monotonic() - made_at >= _DISTINCT_AFTER)
+    with Bucket.connected(nats_server.url, name) as bucket:
         yield bucket
 
 
@@ -51,6 +75,30 @@ def harness(configured: Bucket, database_url: str) -> Iterator[Harness]:
     """Open the services on this test's bucket, with the test's clock."""
     with opened_harness(configured, database_url) as harness:
         yield harness
+
+
+@pytest.fixture
+def copy_of_the_database(
+    postgres_server: PostgresServer, database_url: str
+) -> Iterator[Callable[[], str]]:
+    """Return a function that copies the database; no session may be connected meanwhile."""
+    copies: list[str] = []
+
+    def copy() -> str:
+        name = f"copy_{uuid.uuid4().hex[:12]}"
+        statement = sql.SQL("create database {} template {}")
+        with psycopg.connect(database_url) as connection:
+            original = connection.info.dbname
+        with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+            connection.execute(statement.format(sql.Identifier(name), sql.Identifier(original)))
+        copies.append(name)
+        return postgres_server.url(name)
+
+    yield copy
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        for name in copies:
+            drop = sql.SQL("drop database {} with (force)")
+            connection.execute(drop.format(sql.Identifier(name)))
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def test_a_check_whose_database_hangs_midway_times_out_and_its_thread_ends(
             # The abandoned check continues and ends normally.
     row = store_row(database)
     assert row["baseline_created_at"] == before["baseline_created_at"]
-    assert store_checks(database)[-1]["verdict"] in ("first_seen", "unchanged", "advanced")
+    assert store_checks(database)[-1]["verdict"] in ("first_seen", "same")
     assert state(database) == "healthy"
     assert incidents(database) == []
     assert_intact(instance, database)

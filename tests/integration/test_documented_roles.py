@@ -127,6 +127,7 @@ def granted(documented: Documented) -> set[tuple[str, str]]:
 BY_THE_OWNER = {
     ("restore_preview_window", "DELETE"),
     ("alembic_version", "INSERT"),
+    ("alembic_version", "UPDATE"),
 }
 
 

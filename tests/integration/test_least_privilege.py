@@ -136,7 +136,7 @@ def test_the_documented_user_can_capture_check_preview_and_restore(
     harness.capture()
     harness.capture_boards()
     checked = harness.check()
-    assert (checked.check.verdict, checked.hint) == (Verdict.UNCHANGED, "")
+    assert (checked.check.verdict, checked.hint) == (Verdict.SAME, "")
     assert first is not None
     assert harness.bucket.stored(marker) != first
 
@@ -166,7 +166,7 @@ def test_the_capture_user_can_capture_check_and_preview_but_not_restore(
     harness.check()
     harness.capture()
     checked = harness.check()
-    assert (checked.check.verdict, checked.hint) == (Verdict.UNCHANGED, "")
+    assert (checked.check.verdict, checked.hint) == (Verdict.SAME, "")
     assert doctor().ended("fail") == {
         "permission_read_leaderboards",
         "permission_raise_counters",

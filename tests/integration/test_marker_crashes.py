@@ -132,7 +132,7 @@ def test_a_loss_after_a_crash_is_detected(scene: Scene, lose: Callable[[Scene], 
     for borders in each_border(crash, at_least=RENEWAL):
         scene.check_across(borders)
         lose(scene)
-        assert scene.check().check.verdict.is_loss, borders.crossed
+        assert scene.check().check.verdict.is_alarm, borders.crossed
         assert state(scene.database) == "recovering"
         scene.end_incident()
 
@@ -156,7 +156,7 @@ def test_a_crash_while_a_lost_store_returns_is_not_a_further_loss(scene: Scene) 
         assert scene.check().check.identity is None
         scene.bucket.create()
         scene.check_across(borders)
-        assert not scene.check().check.verdict.is_loss, borders.crossed
+        assert not scene.check().check.verdict.is_alarm, borders.crossed
         assert len(losses(scene.database)) == number, borders.crossed
         scene.end_incident()
 
@@ -208,10 +208,10 @@ def test_a_check_that_stalls_during_a_loss_reports_no_second_loss(
             continue
         deployment_id = store_row(scene.database)["deployment_id"]
         assert scene.bucket.stored(f"__guard.{deployment_id}") is None, borders.crossed
-        assert not scene.check().check.verdict.is_loss
+        assert not scene.check().check.verdict.is_alarm
         assert len(losses(scene.database)) == len(found), borders.crossed
         scene.end_incident()
-    assert set(found) == {Verdict.RECREATED}
+    assert set(found) == {Verdict.LOST}
     assert len(incidents(scene.database)) == len(found)
 
 
@@ -231,7 +231,16 @@ def test_a_marker_whose_acknowledgement_was_lost_is_recognized(
         assert "No response to $KV." in skipped(check(instance))
     row = store_row(database)
     assert row["intended_nonce"] is not None
-    assert row | {"intended_nonce": None, "baseline_version": 0} == before | {"baseline_version": 0}
+    assert row["intended_number"] == row["given_number"] == before["given_number"] + 1
+    changed = {name for name in row if row[name] != before[name]}
+    assert changed == {
+        "baseline_version",
+        "given_number",
+        "given_nonce",
+        "intended_nonce",
+        "intended_number",
+        "intended_landmark",
+    }
     stored = configured.stored(f"__guard.{row['deployment_id']}")
     assert stored is not None
     assert stored.revision == 3

@@ -70,9 +70,7 @@ def lost(store: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -> Non
     with opened_control_plane(services.present_settings()) as plane:
         baseline = plane.registry.claim().baseline
         assert baseline is not None
-        loss = Loss(
-            plane.clock.now(), "a test", Verdict.RECREATED, "It was.", baseline.identity, None
-        )
+        loss = Loss(plane.clock.now(), "a test", Verdict.LOST, "It was.", baseline.identity, None)
         plane.incidents.open(loss, target=None, judged=baseline)
 
 

@@ -170,6 +170,7 @@ def test_the_command_reports_the_reset_as_json(captured: Bucket) -> None:
         "reason": "pardoned",
         "excluded_windows": [LIFETIME],
         "restore_running": False,
+        "unmarked": None,
         "error": None,
     }
     everyone = json.loads(command("--json").output)

@@ -61,7 +61,7 @@ def check(
     database: ControlPlane,
     *,
     minutes: float,
-    verdict: Verdict = Verdict.ADVANCED,
+    verdict: Verdict = Verdict.SAME,
     reason: str = "As it was.",
 ) -> None:
     at = database.clock.now() - timedelta(minutes=minutes)
@@ -70,7 +70,7 @@ def check(
 
 def lose(database: ControlPlane) -> None:
     now = database.clock.now()
-    loss = Loss(now, "sensor", Verdict.RECREATED, "It was recreated.", identity(database), None)
+    loss = Loss(now, "sensor", Verdict.LOST, "It was recreated.", identity(database), None)
     judged = database.registry.claim().baseline
     database.incidents.open(loss, target=Baseline(identity(database), 1), judged=judged)
 

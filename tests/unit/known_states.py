@@ -38,7 +38,7 @@ def ago(minutes: float) -> datetime:
     return NOW - timedelta(minutes=minutes)
 
 
-def check(minutes: float, verdict: Verdict = Verdict.ADVANCED, reason: str = "As it was.") -> Check:
+def check(minutes: float, verdict: Verdict = Verdict.SAME, reason: str = "As it was.") -> Check:
     return Check(ago(minutes), "store_loss_sensor", verdict, reason, IDENTITY)
 
 
@@ -47,7 +47,7 @@ def unknown(minutes: float) -> Check:
 
 
 def loss(minutes: float, reason: str = "The store was recreated.") -> Loss:
-    return Loss(ago(minutes), "store_loss_sensor", Verdict.RECREATED, reason, IDENTITY, None)
+    return Loss(ago(minutes), "store_loss_sensor", Verdict.LOST, reason, IDENTITY, None)
 
 
 def incident(minutes: float = 9, **fields: object) -> Incident:
@@ -167,7 +167,7 @@ class _Points:
         if self.known.takes:
             self.clock.advance(self.known.takes)
             at = self.clock.now()
-            good = Check(at, "store_loss_sensor", Verdict.ADVANCED, "As it was.", IDENTITY)
+            good = Check(at, "store_loss_sensor", Verdict.SAME, "As it was.", IDENTITY)
             self.known.checks = (good, *self.known.checks)
             self.known.snapshots = {**self.known.snapshots, "a": at}
 

@@ -1,19 +1,27 @@
 """Captures of a store whose identity may have changed."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain import Observation, RecoveryState, StoreIdentity, Verdict
+from budget_recovery_dagster.domain import (
+    IntendedMarker,
+    Observation,
+    RecoveryState,
+    StoreIdentity,
+    Verdict,
+)
 from budget_recovery_dagster.errors import (
     ClockSkewError,
     PossibleLossError,
     StoreLostError,
     StoreMissingError,
 )
-from budget_recovery_dagster.services import Paused, StoreWatch
+from budget_recovery_dagster.services import Paused
+from budget_recovery_dagster.services.store_watch import watch_store
 from tests.fakes.usage_store import MemoryUsageStore
 from tests.unit.capture_harness import BORN, NOW, REBORN, Harness, names
 
@@ -42,20 +50,20 @@ def test_a_store_recreated_during_a_read_is_not_stored(harness: Harness) -> None
         BORN,
         StoreIdentity(REBORN, 1),
     )
-    assert harness.plane.registry.newest_checks(1)[0].verdict is Verdict.RECREATED
+    assert harness.plane.registry.newest_checks(1)[0].verdict is Verdict.LOST
     # Nothing more is captured from here on.
     assert harness.run("paused") == Paused(RecoveryState.RECOVERING)
     assert captured.pruned is None
     assert harness.known("b") == Decimal(10)
 
 
-@pytest.mark.parametrize("what", ["was recreated", "went back to an earlier state", "is gone"])
+@pytest.mark.parametrize("what", ["recreated", "went back", "gone"])
 def test_a_wipe_during_the_first_capture_is_detected(what: str, harness: Harness) -> None:
     def wipe() -> None:
         harness.store.purge()
-        if what == "was recreated":
+        if what == "recreated":
             harness.store.recreate(REBORN)
-        elif what == "went back to an earlier state":
+        elif what == "went back":
             harness.store.stream = replace(harness.store.stream, last_sequence=1)
         else:
             harness.store.identity_failure = StoreMissingError("No bucket.", "look.")
@@ -64,7 +72,11 @@ def test_a_wipe_during_the_first_capture_is_detected(what: str, harness: Harness
     captured = harness.capture()
     assert captured.stored == ()
     assert isinstance(captured.stopped_by, PossibleLossError)
-    assert f"during this capture: it {what}. It was: " in captured.stopped_by.message
+    now = "gone" if what == "gone" else harness.store.stream
+    assert captured.stopped_by.message == (
+        "The usage store may have lost data during this capture. It was: created 2026-11-01"
+        f" 00:00:00.000000 UTC, sequence 3; now: {now}."
+    )
     assert harness.plane.registry.claim().baseline is None
 
 
@@ -162,7 +174,7 @@ def test_nothing_is_stored_or_pruned_if_the_clocks_disagree(harness: Harness) ->
 def test_two_observations_that_disagree_open_no_incident(harness: Harness) -> None:
     harness.capture()
     harness.clock.advance(timedelta(minutes=1))
-    sequences = iter([2, 400])
+    sequences = iter([2, 400, 401])
 
     class FlappingStore(MemoryUsageStore):
         def observe(self, deployment_id: str) -> Observation:
@@ -186,11 +198,14 @@ def test_a_marker_renewed_during_a_capture_is_not_a_loss(harness: Harness) -> No
 
     def check_in_between() -> None:
         intended = registry.accept(
-            replace(harness.baseline, intended="nonce"), judged=harness.baseline
+            replace(harness.baseline, intended=IntendedMarker("nonce")), judged=harness.baseline
         )
         seen = harness.store.observe(record.deployment_id)
-        watch = StoreWatch(harness.plane, harness.store, record.deployment_id, "a check")
-        registry.accept(watch.renew_marker(intended, seen, harness.clock.now()), judged=intended)
+        watch = watch_store(
+            harness.plane, harness.store, lambda: nullcontext(harness.store), "a check"
+        )
+        renewed, _ = watch.renew_marker(intended, seen, harness.clock.now())
+        registry.accept(renewed, judged=intended)
 
     harness.while_reading("b", check_in_between)
     assert names(harness.capture().stored) == ["a", "b", "c"]

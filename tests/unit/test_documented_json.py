@@ -26,6 +26,7 @@ from budget_recovery_dagster.domain import (
     Damage,
     Difference,
     Ended,
+    Evidence,
     FailureReason,
     GivenUp,
     Held,
@@ -95,6 +96,7 @@ ENUMS: Mapping[str, type[StrEnum]] = {
     "Warning code": Warned,
     "State": RecoveryState,
     "Verdict": Verdict,
+    "Evidence": Evidence,
     "Outcome": Outcome,
     "Failure reason": FailureReason,
     "Action": Action,
@@ -103,9 +105,12 @@ ENUMS: Mapping[str, type[StrEnum]] = {
 }
 
 INTERNAL = {
+    "Answer": "the table of verdicts",
     "ColumnKind": "columns of the Parquet tables",
     "Enforcement": "the database: budget",
     "Event": "errors of the program",
+    "Found": "the table of verdicts",
+    "LandmarkKind": "the database: landmark",
     "Outcome": "doctor, whose page is docs/doctor.md, and that of incidents, which is above",
     "Period": "the database: budget",
     "Phase": "the supervision of runs",
@@ -283,8 +288,8 @@ UNSEEN = TenantPreview("globex", None, failure=ERROR)
 OPEN = incident(
     9,
     losses=(
-        Loss(ago(9), "sensor", Verdict.RECREATED, "It is gone.", IDENTITY, None),
-        Loss(ago(8), "run 1", Verdict.MARKER_LOST, "Another.", IDENTITY, IDENTITY),
+        Loss(ago(9), "sensor", Verdict.LOST, "It is gone.", IDENTITY, None, Evidence.GONE),
+        Loss(ago(8), "run 1", Verdict.LOST, "Another.", IDENTITY, IDENTITY),
     ),
     attempts=1,
     launches=1,
@@ -331,6 +336,7 @@ RESET = RecordedReset(
     Reset("acme", "per user", "2026-11-30", "alice", ago(5), "bob@ops", "wrong price", NOW),
     (DAY,),
     is_restoring=True,
+    unmarked="NATS is away.",
 )
 SNAPSHOT = ListedSnapshot(ago(60), CaptureSource.COUNTERS, 1, 2, 3, 4, 5, 6, 7, is_pruned=False)
 
@@ -340,7 +346,11 @@ def statuses() -> Iterator[str]:
         recovered=Recovery(RecoveryState.FAILED, OPEN),
         attempts=(ATTEMPT,),
         incidents=(closed(300),),
-        checks=(replace(check(1), incident_id=OPEN.incident_id), unknown(11), check(21)),
+        checks=(
+            replace(check(1), incident_id=OPEN.incident_id, evidence=Evidence.MARKER_REMOVED),
+            unknown(11),
+            check(21),
+        ),
         points={"acme": ago(60)},
         damaged={"acme": 1},
         unverified=("globex",),
@@ -378,7 +388,7 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "snapshots", snapshots_json([SNAPSHOT], ["per user"], Damage({"acme": 1}, ("globex",)))
     yield "record-reset", reset_json(RESET)
     everyone = replace(RESET.reset, window=None, entity=EVERYONE)
-    yield "record-reset", reset_json(replace(RESET, reset=everyone))
+    yield "record-reset", reset_json(replace(RESET, reset=everyone, unmarked=None))
 
 
 def refusals() -> Iterator[str]:
@@ -449,7 +459,7 @@ def test_every_enum_is_on_the_page_or_known_to_be_in_no_document() -> None:
 
 
 def test_labels_are_words() -> None:
-    assert label(Verdict.MARKER_LOST) == "marker lost"
+    assert label(Verdict.DATABASE_BEHIND) == "database behind"
     assert label(Outcome.RESTORED_IN_PART) == "restored in part"
     for enum, labels in ((FailureReason, FAILURES), (Change, CHANGES), (Written, WRITTEN)):
         assert set(labels) == set(enum)

@@ -9,6 +9,7 @@ from budget_recovery_dagster.domain import (
     FailureReason,
     GivenUp,
     Held,
+    IntendedMarker,
     Move,
     Recovery,
     Standing,
@@ -79,7 +80,7 @@ def test_releasing_an_incident_that_is_not_on_hold_changes_nothing() -> None:
     "found",
     [
         standing(target=None),
-        standing(target=replace(TARGET, intended="n")),
+        standing(target=replace(TARGET, intended=IntendedMarker("n"))),
         standing(losses=(LOSS, GONE)),
     ],
 )

@@ -24,7 +24,7 @@ NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 INCIDENT = Incident(
     incident_id="0f8fad5b-d9cb-469f-a165-70867728950e",
     opened_at=NOON,
-    losses=(Loss(NOON, "tick", Verdict.RECREATED, "why", StoreIdentity(NOON, 1), after=None),),
+    losses=(Loss(NOON, "tick", Verdict.LOST, "why", StoreIdentity(NOON, 1), after=None),),
     target=None,
     newest_point_at=None,
     last_good_at=None,
@@ -37,6 +37,7 @@ MOVES = {
         Event.LOSS: RECOVERING,
         Event.RESTORED: HEALTHY,
         Event.NOTHING_TO_RAISE: HEALTHY,
+        Event.RETURNED: HEALTHY,
         Event.GAVE_UP: FAILED,
         Event.RESTORED_MANUALLY: HEALTHY,
         Event.RESOLVED: HEALTHY,
@@ -137,4 +138,5 @@ def test_each_outcome_has_its_event() -> None:
         Outcome.RESTORED: Event.RESTORED,
         Outcome.NOTHING_LOST: Event.NOTHING_TO_RAISE,
         Outcome.NOTHING_CURRENT: Event.NOTHING_TO_RAISE,
+        Outcome.RETURNED: Event.RETURNED,
     }

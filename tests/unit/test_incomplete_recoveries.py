@@ -77,7 +77,7 @@ def test_a_check_of_the_store_that_replaced_a_lost_one_is_not_a_good_check(
     last_good = harness.plane.registry.newest_good_check()
     harness.clock.advance(timedelta(minutes=10))
     found = harness.check().check
-    assert (found.verdict, found.is_good) == (Verdict.UNCHANGED, False)
+    assert (found.verdict, found.is_good) == (Verdict.SAME, False)
     assert found.reason.startswith("No further loss: created ")
     assert harness.plane.registry.newest_good_check() == last_good
     assert outcome(harness) is Outcome.RESTORED

@@ -11,6 +11,7 @@ from budget_recovery_dagster.domain import (
     BudgetWindow,
     CaptureSource,
     ClusterView,
+    IntendedMarker,
     RaiseOrder,
     RaiseResult,
     ValueShape,
@@ -131,13 +132,13 @@ def test_writes_use_the_time_that_was_set(store: MemoryUsageStore) -> None:
 def test_marker_observation_and_cluster_fail_separately(store: MemoryUsageStore) -> None:
     store.marker_failure = StorePermissionError("denied.", "grant it.")
     with pytest.raises(StorePermissionError):
-        store.write_marker("d", "n", after=0)
+        store.write_marker("d", IntendedMarker("n"), after=0)
     assert store.observe("d").marker is None
     store.observe_failure, store.marker_failure = store.marker_failure, None
     with pytest.raises(StorePermissionError):
         store.observe("d")
     store.observe_failure = None
-    assert store.write_marker("d", "n", after=0).revision == 4
+    assert store.write_marker("d", IntendedMarker("n"), after=0).revision == 4
     store.cluster_failure = StoreNoQuorumError("no quorum.", "wait.")
     with pytest.raises(StoreNoQuorumError):
         store.cluster_view(MONDAY)
@@ -158,7 +159,7 @@ def test_every_call_reports_a_missing_bucket(store: MemoryUsageStore) -> None:
     calls: list[Callable[[], object]] = [
         store.now,
         lambda: store.observe("d"),
-        lambda: store.write_marker("d", "n", after=0),
+        lambda: store.write_marker("d", IntendedMarker("n"), after=0),
         lambda: store.cluster_view(MONDAY),
         lambda: store.open_tenant("t"),
         store.reader(CaptureSource.COUNTERS).list_tenants,

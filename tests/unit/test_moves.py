@@ -12,6 +12,7 @@ from budget_recovery_dagster.domain import (
     FailureReason,
     GivenUp,
     Incident,
+    IntendedMarker,
     Loss,
     Marker,
     Move,
@@ -37,7 +38,7 @@ IDENTITY = StoreIdentity(NOW - timedelta(days=20), 40)
 BASELINE = Baseline(IDENTITY, 7, Marker("n1", 39), NOW - timedelta(minutes=10))
 LOST = StoreIdentity(NOW, 2)
 TARGET = Baseline(LOST, version=1)
-LOSS = Loss(NOW, "tick 1", Verdict.RECREATED, "recreated", before=IDENTITY, after=LOST)
+LOSS = Loss(NOW, "tick 1", Verdict.LOST, "recreated", before=IDENTITY, after=LOST)
 GONE = replace(LOSS, found_by="tick 2", after=None)
 OPENED = Incident("11111111-aaaa", NOW, (LOSS,), TARGET, None, None)
 OPENING = Opening("11111111-aaaa", NOW, newest_point_at=None, newest_good_check_at=None)
@@ -204,7 +205,10 @@ MOVES: dict[str, Callable[[Standing], Move]] = {
         (Standing(HEALTHY, BASELINE), "11111111 has changed: it is closed"),
         (standing(incident_id="22222222-b"), "it is closed, and 22222222 is open"),
         (standing(target=None), "its restore target has changed"),
-        (standing(target=replace(TARGET, intended="n")), "its restore target has changed"),
+        (
+            standing(target=replace(TARGET, intended=IntendedMarker("n"))),
+            "its restore target has changed",
+        ),
     ],
 )
 def test_an_incident_that_changed_since_it_was_judged_does_not_move(

@@ -37,10 +37,16 @@ def test_the_time_to_live_is_read_from_the_headers() -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [b"KV-Operation: DEL", b"KV-Operation:PURGE", b"Nats-Marker-Reason: MaxAge"]
+    ("header", "is_expired"),
+    [
+        (b"KV-Operation: DEL", False),
+        (b"KV-Operation:PURGE", False),
+        (b"Nats-Marker-Reason: MaxAge", True),
+        (b"Nats-Marker-Reason: Remove", False),
+    ],
 )
-def test_a_deletion_has_a_revision_and_no_value(header: bytes) -> None:
-    assert read(b"", b"NATS/1.0\r\n%s\r\n\r\n" % header) == LiveKey(7, None)
+def test_a_deletion_has_a_revision_and_no_value(header: bytes, *, is_expired: bool) -> None:
+    assert read(b"", b"NATS/1.0\r\n%s\r\n\r\n" % header) == LiveKey(7, None, is_expired)
 
 
 @pytest.mark.parametrize(

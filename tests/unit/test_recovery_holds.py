@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain import RESTORE_LEASE, Attempt, RecoveryState
+from budget_recovery_dagster.domain import RESTORE_LEASE, Attempt, IntendedMarker, RecoveryState
 from budget_recovery_dagster.errors import AttemptFailedError, ChoiceError, LeaseLostError
 from budget_recovery_dagster.services.restore import (
     NothingToDo,
@@ -85,9 +85,9 @@ def test_a_hold_during_the_wait_for_the_store_prevents_an_attempt(
 ) -> None:
     written = harness.store.write_marker
 
-    def hold_and_write(deployment_id: str, nonce: str, *, after: int) -> object:
+    def hold_and_write(deployment_id: str, marker: IntendedMarker, *, after: int) -> object:
         hold(harness)
-        return written(deployment_id, nonce, after=after)
+        return written(deployment_id, marker, after=after)
 
     monkeypatch.setattr(harness.store, "write_marker", hold_and_write)
     assert reports_hold(harness.recover())
@@ -104,9 +104,9 @@ def test_used_up_attempts_are_not_judged_while_the_incident_is_on_hold(
             )
     written = harness.store.write_marker
 
-    def hold_and_write(deployment_id: str, nonce: str, *, after: int) -> object:
+    def hold_and_write(deployment_id: str, marker: IntendedMarker, *, after: int) -> object:
         hold(harness)
-        return written(deployment_id, nonce, after=after)
+        return written(deployment_id, marker, after=after)
 
     monkeypatch.setattr(harness.store, "write_marker", hold_and_write)
     assert reports_hold(harness.recover())

@@ -9,6 +9,7 @@ from budget_recovery_dagster.domain import (
     RESTORE_LEASE,
     ClusterView,
     FailureReason,
+    IntendedMarker,
     Marker,
     MergedAudits,
     Observation,
@@ -209,7 +210,7 @@ def test_a_further_loss_during_a_restore_fails_it_and_resets_the_attempts(
     with pytest.raises(StoreLostError, match="lost once more"):
         harness.recover()
     incident = harness.incident
-    assert [loss.verdict for loss in incident.losses] == [Verdict.RECREATED, Verdict.RECREATED]
+    assert [loss.verdict for loss in incident.losses] == [Verdict.LOST, Verdict.LOST]
     assert (incident.attempts, harness.state) == (0, RecoveryState.RECOVERING)
     harness.store.before_write = None
 
@@ -247,8 +248,8 @@ def test_a_crash_between_writing_and_recording_the_marker_is_not_a_further_loss(
 
     written = harness.store.write_marker
 
-    def write_and_die(deployment_id: str, nonce: str, *, after: int) -> Marker:
-        written(deployment_id, nonce, after=after)
+    def write_and_die(deployment_id: str, marker: IntendedMarker, *, after: int) -> Marker:
+        written(deployment_id, marker, after=after)
         raise CrashError
 
     harness.store.write_marker = write_and_die  # type: ignore[method-assign]

@@ -1,5 +1,6 @@
 """Recording resets and restoring after them, with an in-memory control plane."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -25,7 +26,7 @@ def harness() -> RecoveryHarness:
 
 
 def record(harness: RecoveryHarness, request: ResetRequest = REQUEST) -> RecordedReset:
-    return record_reset(harness.plane, request)
+    return record_reset(harness.plane, request, lambda: nullcontext(harness.store))
 
 
 # What is recorded

@@ -53,7 +53,7 @@ def test_captures_and_checks_resume_with_the_accepted_store(harness: ManualHarne
     harness.capture()
     # The next loss is a loss of the accepted store.
     harness.store.recreate(REBORN + timedelta(hours=2))
-    assert harness.check().check.verdict.is_loss
+    assert harness.check().check.verdict.is_alarm
 
 
 def test_a_recovering_store_can_be_accepted() -> None:

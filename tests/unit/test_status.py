@@ -66,7 +66,7 @@ def test_the_next_step_of_a_healthy_store_shows_an_overdue_or_missing_check() ->
     assert next_step(first) == "Nothing to do. The store has not been checked yet."
 
 
-@pytest.mark.parametrize("verdict", [Verdict.FIRST_SEEN, Verdict.UNCHANGED, Verdict.ADVANCED])
+@pytest.mark.parametrize("verdict", [Verdict.FIRST_SEEN, Verdict.SAME])
 def test_the_status_is_unknown_after_three_missed_checks(verdict: Verdict) -> None:
     at_the_limit = Known(checks=(check(30, verdict),))
     assert summary(at_the_limit)[0] is Condition.HEALTHY
@@ -139,7 +139,7 @@ def test_clocks_may_differ_by_a_minute() -> None:
 
 
 def test_a_loss_without_an_incident_makes_the_status_unknown() -> None:
-    gone = check(1, Verdict.RECREATED, "The store is gone.")
+    gone = check(1, Verdict.LOST, "The store is gone.")
     known = Known(checks=(gone, check(11)))
     assert summary(known)[:2] == (
         Condition.UNKNOWN,
@@ -148,7 +148,7 @@ def test_a_loss_without_an_incident_makes_the_status_unknown() -> None:
 
 
 def test_the_end_of_an_incident_counts_as_a_good_check() -> None:
-    before: tuple[Check, ...] = (check(5, Verdict.RECREATED), unknown(6), unknown(7), check(100))
+    before: tuple[Check, ...] = (check(5, Verdict.LOST), unknown(6), unknown(7), check(100))
     assert summary(Known(checks=before, incidents=(closed(4),)))[0] is Condition.HEALTHY
     blind = (unknown(5), unknown(6), unknown(7), check(100))
     known = Known(checks=blind, incidents=(closed(4),))

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -206,6 +206,8 @@ class NatsConnection:
         self._timeouts = timeouts
         self._link: Link | None = None
         self._connecting = asyncio.Lock()
+        self.verify: Callable[[Link], Awaitable[None]] | None = None
+        """Called with each new connection before it is used; an error from it closes it."""
 
     @contextlib.asynccontextmanager
     async def exchange(self) -> AsyncIterator["Exchange"]:
@@ -234,17 +236,32 @@ class NatsConnection:
             StorePermissionError: the user may not send the request.
             StoreWriteError: the request exceeds the server's limit.
         """
-        seconds = self._timeouts.answer if within is None else within
         async with self.exchange() as exchange:
-            try:
-                with anyio.fail_after(seconds):
-                    await exchange.send(subject, payload, headers)
-                    return (await exchange.receive())[0]
-            except TimeoutError as error:
-                raise StoreUnreachableError(
-                    f"No response to {subject} within {seconds:g} s.",
-                    "check the NATS servers and the leader of the bucket's stream.",
-                ) from error
+            return await self._ask_in(exchange, subject, payload, headers, within)
+
+    async def ask_on(self, link: "Link", subject: str, payload: bytes) -> Msg:
+        """Send one request on this connection and return its response; raises as ``ask``."""
+        async with link.exchange() as exchange:
+            return await self._ask_in(exchange, subject, payload, None, None)
+
+    async def _ask_in(
+        self,
+        exchange: "Exchange",
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str] | None,
+        within: float | None,
+    ) -> Msg:
+        seconds = self._timeouts.answer if within is None else within
+        try:
+            with anyio.fail_after(seconds):
+                await exchange.send(subject, payload, headers)
+                return (await exchange.receive())[0]
+        except TimeoutError as error:
+            raise StoreUnreachableError(
+                f"No response to {subject} within {seconds:g} s.",
+                "check the NATS servers and the leader of the bucket's stream.",
+            ) from error
 
     async def require_answers(self) -> None:
         """Check that the user may receive responses.
@@ -277,8 +294,15 @@ class NatsConnection:
             if self._link is not None and self._link.is_usable:
                 return self._link
             await self.close()
-            self._link = await self._connect()
-            return self._link
+            link = await self._connect()
+            try:
+                if self.verify is not None:
+                    await self.verify(link)
+            except BaseException:
+                await link.close()
+                raise
+            self._link = link
+            return link
 
     async def _connect(self) -> "Link":
         credentials = self._read_credentials()

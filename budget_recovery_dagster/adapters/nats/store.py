@@ -49,7 +49,8 @@ from budget_recovery_dagster.domain.plan import (
     RaiseResult,
 )
 from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
-from budget_recovery_dagster.domain.store import ClusterView, FoundMarker, Marker, Observation
+from budget_recovery_dagster.domain.store import ClusterView, IntendedMarker, Marker
+from budget_recovery_dagster.domain.verdict import FoundMarker, Observation
 from budget_recovery_dagster.errors import MarkerConflictError, StoreReadError
 
 Result = TypeVar("Result")
@@ -161,9 +162,9 @@ class NatsUsageStore:
         """Read identity and marker from the stream's leader."""
         return self.call(observe, self._stream, deployment_id)
 
-    def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
+    def write_marker(self, deployment_id: str, marker: IntendedMarker, *, after: int) -> Marker:
         """Write our marker over sequence ``after`` of its key; 0: the key must not exist."""
-        return self.call(write_marker, self._stream, deployment_id, nonce, after)
+        return self.call(write_marker, self._stream, deployment_id, marker, after)
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
         """Request the servers that hold the stream; ``seen_at`` is the present time."""
@@ -221,15 +222,30 @@ class NatsUsageStore:
 
 
 async def observe(stream: BucketStream, deployment_id: str) -> Observation:
-    """Read identity and marker from the stream's leader; raises as ``BucketStream.ask``."""
-    info = await stream.info()
+    """Read identity and markers from the stream's leader; raises as ``BucketStream.ask``.
+
+    From then on, the stream's other answers must be of the same store.
+    """
+    stream.unpin()
+    info = await stream.page(f"{GUARD}.")
     live = await stream.read_key(marker_key(deployment_id))
-    # If the bucket supports it, the marker never expires, whatever the maximum age.
-    max_age = None if info.supports_ttl else info.max_age
-    return Observation(info.identity, found_marker(live), max_age, info.is_led)
+    stream.pin(info.identity)
+    prefix = f"{stream.subject_prefix}{GUARD}."
+    markers = {subject.removeprefix(prefix) for subject in info.subjects}
+    return Observation(
+        identity=info.identity,
+        marker=found_marker(live),
+        # If the bucket supports it, the marker never expires, whatever the maximum age.
+        keeps_for=None if info.supports_ttl else info.max_age,
+        is_led=info.is_led,
+        leader_time=info.server_time,
+        others=frozenset(markers - {encode_name(deployment_id)}),
+    )
 
 
-async def write_marker(stream: BucketStream, deployment_id: str, nonce: str, after: int) -> Marker:
+async def write_marker(
+    stream: BucketStream, deployment_id: str, marker: IntendedMarker, after: int
+) -> Marker:
     """Write a marker over the sequence ``after`` and wait until it is stored.
 
     If the bucket supports it, the marker never expires, whatever the maximum age.
@@ -244,12 +260,12 @@ async def write_marker(stream: BucketStream, deployment_id: str, nonce: str, aft
     key = marker_key(deployment_id)
     response = await stream.connection.ask(
         f"{stream.subject_prefix}{key}",
-        marker_value(nonce),
+        marker_value(marker),
         conditional_headers(after, NEVER if info.supports_ttl else None),
     )
     error = stream.error_in_write(response)
     if error is None:
-        return Marker(nonce, stream.sequence_in(response))
+        return Marker(marker.nonce, stream.sequence_in(response), marker.number)
     if error.get("err_code") in WRONG_REVISION:
         raise marker_conflict(stream.bucket, key, after)
     raise write_error(stream.bucket, key, error)
@@ -260,28 +276,39 @@ def marker_key(deployment_id: str) -> str:
     return f"{GUARD}.{encode_name(deployment_id)}"
 
 
-def marker_value(nonce: str) -> bytes:
-    """Return the value of a marker with this nonce."""
-    return json.dumps({"nonce": nonce, "written_by": _WRITTEN_BY}).encode()
+def marker_value(marker: IntendedMarker) -> bytes:
+    """Return the value of a marker."""
+    content: dict[str, object] = {"nonce": marker.nonce, "written_by": _WRITTEN_BY}
+    if marker.number:
+        content |= {"number": marker.number, "landmark": marker.landmark}
+    return json.dumps(content).encode()
 
 
 def found_marker(live: LiveKey) -> FoundMarker | None:
     """Return what a marker's key contains; None: the store has never held the key."""
     if live.value is not None:
-        nonce = None if live.value.fault is not None else _nonce(live.value.data)
-        return FoundMarker(nonce, live.revision)
-    return FoundMarker(None, live.revision, is_deleted=True) if live.revision else None
+        fault = live.value.fault
+        return _read_marker(live.value.data if fault is None else b"", live.revision)
+    if not live.revision:
+        return None
+    return FoundMarker(None, live.revision, is_deleted=True, is_expired=live.is_expired)
 
 
-def _nonce(data: bytes) -> str | None:
+def _read_marker(data: bytes, revision: int) -> FoundMarker:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
-        return None
+        content = None
     match content:
-        case {"nonce": str(nonce), "written_by": str(written_by)} if written_by == _WRITTEN_BY:
-            return nonce
-    return None
+        case {"nonce": str(nonce), "written_by": str(by), **rest} if by == _WRITTEN_BY:
+            number, landmark = rest.get("number"), rest.get("landmark")
+            return FoundMarker(
+                nonce,
+                revision,
+                number=number if isinstance(number, int) and number > 0 else 0,
+                landmark=landmark if isinstance(landmark, str) else None,
+            )
+    return FoundMarker(None, revision)
 
 
 def marker_conflict(bucket: str, key: str, after: int) -> MarkerConflictError:

@@ -14,12 +14,15 @@ from nats.aio.msg import Msg
 from budget_recovery_dagster.adapters.nats.codec import StoredValue
 from budget_recovery_dagster.adapters.nats.connection import (
     UNREADABLE_HEADERS,
+    Link,
     NatsConnection,
     Timeouts,
 )
 from budget_recovery_dagster.domain.store import ClusterView, Replica, StoreIdentity, hears_majority
+from budget_recovery_dagster.domain.verdict import same_creation
 from budget_recovery_dagster.errors import (
     SettingsError,
+    StoreChangedError,
     StoreError,
     StoreMissingError,
     StoreNoQuorumError,
@@ -62,11 +65,12 @@ class LiveKey(NamedTuple):
     """A key's revision and value; the value of a deleted or missing key is None.
 
     The revision is the sequence of the last write or deletion, which the next write must name. It
-    is 0 for a key without either.
+    is 0 for a key without either. ``is_expired``: the store dropped the key because of its age.
     """
 
     revision: int
     value: StoredValue | None
+    is_expired: bool = False
 
 
 NEVER_WRITTEN = LiveKey(0, None)
@@ -121,6 +125,20 @@ class BucketStream:
         self.bucket = check_bucket(bucket)
         self.name = f"KV_{bucket}"
         self.subject_prefix = f"$KV.{bucket}."
+        self._pinned: StoreIdentity | None = None
+
+    def pin(self, identity: StoreIdentity) -> None:
+        """Require that every later answer, also on a new connection, is of this store.
+
+        Two servers behind one address may show different stores. Later requests raise
+        StoreChangedError if the stream's creation time is another one.
+        """
+        self._pinned = identity
+        self.connection.verify = self._verify
+
+    def unpin(self) -> None:
+        """Accept the answers of any store again."""
+        self._pinned = self.connection.verify = None
 
     async def ask(self, api: str, request: Response, *, within: float | None = None) -> Response:
         """Send a request to the JetStream API and return the response.
@@ -170,13 +188,41 @@ class BucketStream:
 
     async def info(self) -> StreamInfo:
         """Request the stream's state from its leader; raises as ``ask``."""
-        return self._parse_info(await self.ask(f"STREAM.INFO.{self.name}", {}))
+        return self._require_pinned(
+            self._parse_info(await self.ask(f"STREAM.INFO.{self.name}", {}))
+        )
+
+    async def _verify(self, link: Link) -> None:
+        """Check on a new connection that it leads to the pinned store."""
+        subject = f"$JS.API.STREAM.INFO.{self.name}"
+        response, error = self._parse_response(await self.connection.ask_on(link, subject, b"{}"))
+        if error is not None:
+            raise jetstream_error(self.bucket, error)
+        self._require_pinned(self._parse_info(response))
+
+    def _require_pinned(self, info: StreamInfo) -> StreamInfo:
+        pinned, created_at = self._pinned, info.identity.created_at
+        if pinned is None or same_creation(pinned.created_at, created_at):
+            return info
+        raise StoreChangedError(
+            f"The server shows another store of the bucket {self.bucket} than at the start:"
+            f" {info.identity}, not created {pinned.created_at:%Y-%m-%d %H:%M:%S.%f} UTC.",
+            "if the bucket was not made anew just now, check that every address in"
+            " BUDGET_RECOVERY_NATS_URL leads to the same cluster.",
+        )
 
     async def cluster_view(self, seen_at: datetime) -> ClusterView:
         """Request the servers that hold the stream, seen at ``seen_at``; it may have no leader."""
         response = await self.ask(f"STREAM.INFO.{self.name}", {})
         with self.parsing():
             return read_cluster(response, seen_at)
+
+    async def page(self, prefix: str) -> StreamInfo:
+        """Request the stream's state with the first keys under a prefix that ends in a dot.
+
+        The keys include deleted ones.
+        """
+        return self._parse_info(await self._ask_subjects(prefix, offset=0))
 
     async def count(self, prefix: str) -> StreamInfo:
         """Request the number of keys under a prefix that ends in a dot, including deleted ones.
@@ -216,8 +262,13 @@ class BucketStream:
             offset += max(len(page.subjects) - _OVERLAP, 1)
 
     async def _subjects(self, prefix: str, *, offset: int) -> StreamInfo:
+        return self._require_pinned(
+            self._parse_info(await self._ask_subjects(prefix, offset=offset))
+        )
+
+    async def _ask_subjects(self, prefix: str, *, offset: int) -> Response:
         request = {"subjects_filter": f"{self.subject_prefix}{prefix}>", "offset": offset}
-        return self._parse_info(await self.ask(f"STREAM.INFO.{self.name}", request))
+        return await self.ask(f"STREAM.INFO.{self.name}", request)
 
     def _parse_info(self, response: Response) -> StreamInfo:
         with self.parsing():
@@ -395,8 +446,9 @@ def read_message(
 ) -> LiveKey:
     """Return the live key of a message; unreadable headers make the value unreadable."""
     # An expired key has a marker message, like a deleted one.
+    is_expired = headers.get("Nats-Marker-Reason") == "MaxAge"
     if headers.get("KV-Operation") in _DELETIONS or "Nats-Marker-Reason" in headers:
-        return LiveKey(revision, None)
+        return LiveKey(revision, None, is_expired)
     # Without its headers the message may be a deletion.
     fault = "the headers are unreadable" if UNREADABLE_HEADERS in headers else None
     return LiveKey(revision, StoredValue(data, headers.get(TTL_HEADER), written_ns, fault))

@@ -18,6 +18,8 @@ from budget_recovery_dagster.adapters.postgres.database import (
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.recovery_point import read_newest_point_time
 from budget_recovery_dagster.adapters.postgres.store import (
+    BASELINE_COLUMNS,
+    add_landmark,
     baseline_in,
     columns_of,
     identity_columns,
@@ -45,7 +47,8 @@ from budget_recovery_dagster.domain.incident import (
     Waiting,
 )
 from budget_recovery_dagster.domain.moves import Move, Opening, Standing
-from budget_recovery_dagster.domain.store import Baseline, StoreIdentity, Verdict
+from budget_recovery_dagster.domain.store import Baseline, LandmarkKind, StoreIdentity
+from budget_recovery_dagster.domain.verdict import Evidence, Verdict
 from budget_recovery_dagster.ports import Lease
 
 _log = logging.getLogger(__name__)
@@ -86,7 +89,10 @@ order by loss, number
 _MOVED = """
     launches_before,
     target_created_at, target_last_sequence, target_version,
-    target_marker_nonce, target_marker_revision, target_marked_at, target_intended_nonce,
+    target_marker_nonce, target_marker_revision, target_marker_number, target_marked_at,
+    target_marker_keeps_for,
+    target_intended_nonce, target_intended_number, target_intended_landmark,
+    target_seen_at, target_other_markers,
     attempts, launches, next_launch_at, released_at,
     waiting_since, waiting_reason, waits,
     held_at, held_by, held_reason,
@@ -104,7 +110,7 @@ _READ_RECENT = (
 )
 _LOSSES = """
 select incident_id, found_at, found_by, verdict, reason,
-       before_created_at, before_last_sequence, after_created_at, after_last_sequence
+       before_created_at, before_last_sequence, after_created_at, after_last_sequence, evidence
 from budget_recovery.store_loss
 where incident_id = any(%s)
 order by incident_id, position
@@ -118,16 +124,18 @@ insert into budget_recovery.incident (
 _INSERT_LOSS = """
 insert into budget_recovery.store_loss (
     incident_id, position, found_at, found_by, verdict, reason,
-    before_created_at, before_last_sequence, after_created_at, after_last_sequence
-) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+    before_created_at, before_last_sequence, after_created_at, after_last_sequence, evidence
+) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
 _VALUES = """
-    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
-    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s
+    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
+    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s
 """
 _UPDATE = "update budget_recovery.incident set"
 _UPDATE_INCIDENT = f"{_UPDATE} ({_MOVED}) = ({_VALUES}) where incident_id = %s"
 Part = TypeVar("Part")
+ITSELF = "budget-recovery"
+"""Who holds a restore that no person has put on hold."""
 
 
 def storable_loss(loss: Loss) -> Loss:
@@ -143,6 +151,11 @@ def ended_by(closing: Closing, at: datetime) -> Ended:
 def held_by(by: str, reason: str, at: datetime) -> Held:
     """Return a hold in its stored form."""
     return Held(at, storable(by), storable(reason))
+
+
+def held_by_itself(reason: str | None, at: datetime) -> Held | None:
+    """Return a hold by this program in its stored form; None: no hold."""
+    return None if reason is None else held_by(ITSELF, reason, at)
 
 
 def attempt_after(
@@ -183,7 +196,14 @@ class PostgresIncidents:
             rows = connection.execute(_READ_RECENT, (count,)).fetchall()
             return tuple(_incidents(connection, rows))
 
-    def open(self, loss: Loss, *, target: Baseline | None, judged: Baseline | None) -> Incident:
+    def open(
+        self,
+        loss: Loss,
+        *,
+        target: Baseline | None,
+        judged: Baseline | None,
+        hold: str | None = None,
+    ) -> Incident:
         """Insert an incident with its loss, and set the store to RECOVERING."""
         with self._locked() as (connection, standing):
             # Read under the lock: no capture can land after these and before the incident.
@@ -195,7 +215,12 @@ class PostgresIncidents:
                 newest_good_check_at=good.checked_at if good else None,
             )
             move = moves.open_incident(
-                standing, storable_loss(loss), target=target, judged=judged, opening=opening
+                standing,
+                storable_loss(loss),
+                target=target,
+                judged=judged,
+                opening=opening,
+                held=held_by_itself(hold, opening.at),
             )
             opened = move.incident
             values = (
@@ -206,12 +231,22 @@ class PostgresIncidents:
             )
             connection.execute(_INSERT_INCIDENT, values)
             _insert_newest_loss(connection, opened)
+            self._add_landmark(connection, LandmarkKind.INCIDENT_OPENED, opened)
             return _keep(connection, standing, move)
 
-    def join(self, loss: Loss, *, target: Baseline | None, judged: Incident) -> Incident:
-        """Insert a further loss, and start the attempts again."""
+    def join(
+        self,
+        loss: Loss,
+        *,
+        target: Baseline | None,
+        judged: Incident,
+        hold: str | None = None,
+    ) -> Incident:
+        """Insert a further loss."""
         with self._locked() as (connection, standing):
-            move = moves.join(standing, storable_loss(loss), target=target, judged=judged)
+            held = held_by_itself(hold, self._database.time_on(connection))
+            kept = storable_loss(loss)
+            move = moves.join(standing, kept, target=target, judged=judged, held=held)
             _insert_newest_loss(connection, move.incident)
             return _keep(connection, standing, move)
 
@@ -278,6 +313,12 @@ class PostgresIncidents:
         with self._locked(lease) as (connection, standing):
             ended = ended_by(closing, self._database.time_on(connection))
             move = moves.close(standing, ended, baseline=closing.baseline, judged=judged)
+            self._add_landmark(
+                connection,
+                LandmarkKind.INCIDENT_CLOSED,
+                move.incident,
+                created_at=closing.baseline.identity.created_at,
+            )
             return _keep(connection, standing, move)
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
@@ -300,6 +341,16 @@ class PostgresIncidents:
         """Return the attempts of an incident, oldest first."""
         rows = self._database.rows(_READ_ATTEMPTS, (incident_id,))
         return tuple(Attempt(*row) for row in rows)
+
+    def _add_landmark(
+        self,
+        connection: Connection,
+        kind: LandmarkKind,
+        incident: Incident,
+        created_at: datetime | None = None,
+    ) -> None:
+        at = self._database.time_on(connection)
+        add_landmark(connection, kind, at=at, about=incident.incident_id, created_at=created_at)
 
     @contextmanager
     def _locked(self, lease: Lease | None = None) -> Iterator[tuple[Connection, Standing]]:
@@ -325,6 +376,7 @@ def _insert_newest_loss(connection: Connection, incident: Incident) -> None:
             loss.reason,
             *identity_columns(loss.before),
             *identity_columns(loss.after),
+            loss.evidence.value if loss.evidence else None,
         ),
     )
 
@@ -377,29 +429,37 @@ def _incidents(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> list[
 
 
 def _loss(found_at: datetime, found_by: str, verdict: str, reason: str, *seen: Any) -> Loss:
-    created_at, last_sequence, *after = seen
-    before = StoreIdentity(created_at, int(last_sequence))
-    return Loss(found_at, found_by, Verdict(verdict), reason, before, identity_in(*after))
+    created_at, last_sequence, *after, evidence = seen
+    return Loss(
+        found_at,
+        found_by,
+        Verdict(verdict),
+        reason,
+        before=StoreIdentity(created_at, int(last_sequence)),
+        after=identity_in(*after),
+        evidence=Evidence(evidence) if evidence else None,
+    )
 
 
 def _incident(row: tuple[Any, ...], losses: tuple[Loss, ...]) -> Incident:
     incident_id, opened_at, newest_point_at, last_good_at, _, *moved = row
-    attempts, launches, next_launch_at, released_at = moved[7:11]
+    target, moved = moved[:BASELINE_COLUMNS], moved[BASELINE_COLUMNS:]
+    attempts, launches, next_launch_at, released_at = moved[:4]
     return Incident(
         incident_id=incident_id,
         opened_at=opened_at,
         losses=losses,
-        target=baseline_in(moved[:7]),
+        target=baseline_in(target),
         newest_point_at=newest_point_at,
         last_good_at=last_good_at,
         attempts=attempts,
         launches=launches,
         next_launch_at=next_launch_at,
-        waiting=_part(Waiting, moved[11:14]),
-        held=_part(Held, moved[14:17]),
+        waiting=_part(Waiting, moved[4:7]),
+        held=_part(Held, moved[7:10]),
         released_at=released_at,
-        given_up=_part(_given_up, moved[17:20]),
-        ended=_part(_ended, moved[20:]),
+        given_up=_part(_given_up, moved[10:13]),
+        ended=_part(_ended, moved[13:]),
     )
 
 

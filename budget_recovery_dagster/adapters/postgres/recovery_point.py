@@ -13,6 +13,7 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 
 from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable
+from budget_recovery_dagster.adapters.postgres.store import add_landmark
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     OmittedCounter,
@@ -34,6 +35,7 @@ from budget_recovery_dagster.domain.recovery_point import (
     newest_at,
 )
 from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.domain.store import LandmarkKind
 from budget_recovery_dagster.domain.windows import InvalidWindowError, Window, tokens_at
 from budget_recovery_dagster.errors import DatabaseError
 
@@ -261,6 +263,8 @@ class PostgresResets:
                     kept.recorded_at,
                 ),
             )
+            # A database without this reset would restore what it excludes.
+            add_landmark(connection, LandmarkKind.RESET, at=kept.recorded_at)
         return kept
 
 

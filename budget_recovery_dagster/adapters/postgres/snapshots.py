@@ -21,7 +21,7 @@ from budget_recovery_dagster.adapters.postgres.database import (
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
 from budget_recovery_dagster.adapters.postgres.retention import find_needed, prune_snapshots
-from budget_recovery_dagster.adapters.postgres.store import lock_store, move_baseline
+from budget_recovery_dagster.adapters.postgres.store import add_landmark, lock_store, move_baseline
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, Facts, admit, require_healthy
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
@@ -42,7 +42,7 @@ from budget_recovery_dagster.domain.snapshots import (
     TenantSnapshot,
     Uncaptured,
 )
-from budget_recovery_dagster.domain.store import Baseline, StoreIdentity
+from budget_recovery_dagster.domain.store import Baseline, LandmarkKind, StoreIdentity
 from budget_recovery_dagster.domain.windows import Hour, Window
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import Lease
@@ -339,6 +339,13 @@ class PostgresSnapshots:
                 _insert_snapshot(connection, snapshot, run_id=run_id, stored_at=facts.now)
             if baseline != store.baseline:
                 move_baseline(connection, baseline)
+            add_landmark(
+                connection,
+                LandmarkKind.CAPTURE,
+                at=facts.now,
+                about=storable_id(run_id),
+                created_at=baseline.identity.created_at,
+            )
             return baseline
 
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:

@@ -22,7 +22,7 @@ from rich.text import Text
 from budget_recovery_dagster.adapters.nats.codec import CounterKey
 from budget_recovery_dagster.domain.counters import BudgetWindow, exact_sum, format_usage
 from budget_recovery_dagster.domain.incident import Incident
-from budget_recovery_dagster.domain.store import Verdict
+from budget_recovery_dagster.domain.verdict import Verdict
 from budget_recovery_dagster.domain.windows import Hour, Window
 from budget_recovery_dagster.embedded import poll
 from budget_recovery_dagster.errors import AttemptFailedError, HourClosedError, HourNotCapturedError

@@ -19,7 +19,7 @@ from budget_recovery_dagster.domain.incident import (
     RecoveryState,
 )
 from budget_recovery_dagster.domain.moves import require_not_held
-from budget_recovery_dagster.domain.store import Observation
+from budget_recovery_dagster.domain.verdict import Observation
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     AttemptsUsedUpError,
@@ -120,7 +120,7 @@ def recover_store(  # noqa: PLR0913 - by keyword, each the caller's own
                 return GaveUp(incident, reason, detail, ())
             worker = Worker(run_id, holder, lease, on_progress)
             with open_store() as store:
-                session = RestoreSession(plane, store, worker, _NEXT_STEP, incident)
+                session = RestoreSession(plane, store, open_store, worker, _NEXT_STEP, incident)
                 return _Run(session).recover(convergence_timeout)
     except LeaseHeldError as error:
         return NothingToDo(error.message)
@@ -136,8 +136,12 @@ class _Run:
     def recover(self, convergence_timeout: timedelta) -> RecoveryResult:
         try:
             self.session.await_convergence(convergence_timeout)
-            refusal = self.session.adopt_target(self._incident)
-        except (StoreError, PossibleLossError) as error:
+            refusal = self.session.adopt_target(self._incident, is_chosen=False)
+            if refusal is not None and (closing := self._nothing_lost()) is not None:
+                return self._close(closing)
+        except IncidentHeldError as error:
+            return NothingToDo(error.message)
+        except (AttemptFailedError, StoreError, PossibleLossError) as error:
             return self._wait(error)
         worker = self.session.worker
         try:
@@ -209,6 +213,20 @@ class _Run:
             raise undone_error(undone)
         return self._closing(restores, seen)
 
+    def _nothing_lost(self) -> Closing | None:
+        """Return how to end an incident of a store that takes no writes but lacks nothing.
+
+        None: some counters have to be raised.
+
+        Raises:
+            AttemptFailedError: some live counters are unreadable.
+            StoreError, PossibleLossError: the store could not be read or identified.
+        """
+        restores = self._tenant_restores()
+        if not restores.remainder(is_final=False).is_nothing:
+            return None
+        return self._closing(restores, self.session.require_same_store())
+
     def _decide(self) -> RecoveryResult:
         """End an incident whose attempts are used up, after a verification that writes nothing."""
         self.session.worker.on_progress(
@@ -263,6 +281,12 @@ class _Run:
             ]
         elif restored.counters:
             outcome, sentences = Outcome.RESTORED, [raised, uncovered(self._incident)]
+        elif restores.unreadable:
+            raise AttemptFailedError(
+                f"{counted(restores.unreadable, 'live counter')} cannot be read, so it is unknown"
+                " whether something was lost.",
+                "correct the values in the gateway, or accept them with `budget-recovery resolve`.",
+            )
         elif restores.has_current:
             outcome = Outcome.NOTHING_LOST
             sentences = ["No counter that can be raised is lower than in the snapshots."]

@@ -17,7 +17,7 @@ from budget_recovery_dagster.domain.plan import (
     RestoreChoice,
     differences,
 )
-from budget_recovery_dagster.domain.store import Observation, Verdict
+from budget_recovery_dagster.domain.verdict import Observation
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     ChoiceError,
@@ -160,8 +160,8 @@ def _require_no_loss_since(kept: KeptPreview, incident: Incident | None) -> None
     if loss is None or loss.found_at <= kept.at:
         return
     was_previewed_after = (
-        loss.verdict is Verdict.RECREATED
-        and loss.after is not None
+        loss.after is not None
+        and loss.after.created_at != loss.before.created_at
         and loss.after.created_at == kept.identity.created_at
     )
     if not was_previewed_after:
@@ -178,7 +178,7 @@ def _manual_session(
         open_store() as store,
     ):
         worker = Worker(order.run_id, order.by, lease, order.on_progress)
-        yield RestoreSession(plane, store, worker, _NEXT_STEP)
+        yield RestoreSession(plane, store, open_store, worker, _NEXT_STEP)
 
 
 def _await_ready(session: RestoreSession, order: Order, timeout: timedelta) -> Observation:
@@ -195,7 +195,7 @@ def _adopt_target(session: RestoreSession) -> StoreWriteError | None:
     if incident is None:
         session.watch.require_accepted()
         return None
-    return session.adopt_target(incident)
+    return session.adopt_target(incident, is_chosen=True)
 
 
 @dataclass(slots=True)

@@ -332,7 +332,7 @@ def preview_restore(
     plane.registry.claim()
     chosen = choose_points(plane, request)
     with open_store() as store:
-        watch = watch_store(plane, store, by)
+        watch = watch_store(plane, store, open_store, by)
         before = store.observe(watch.deployment_id).identity
         kept = KeptPreview(str(uuid4()), plane.clock.now(), by, chosen.choice, before)
         plane.previews.begin(kept)
@@ -344,7 +344,7 @@ def preview_restore(
         after = store.observe(watch.deployment_id).identity
         refusal = None
         if plane.incidents.recovery().incident is None:
-            judgement = watch.compare_with_baseline().judgement
+            judgement = watch.compare().judgement
             refusal = None if judgement.verdict.is_good else judgement.reason
         objected = objection(store.cluster_view(plane.clock.now()))
     require_same(kept, after)

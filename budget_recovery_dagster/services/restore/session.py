@@ -11,18 +11,16 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from budget_recovery_dagster.domain.incident import Closing, Incident
-from budget_recovery_dagster.domain.plan import Action, AuditEntry, AuditTrail
+from budget_recovery_dagster.domain.plan import Action, AuditEntry, AuditTrail, RecoveryPlan
 from budget_recovery_dagster.domain.recovery_point import TenantPoint
 from budget_recovery_dagster.domain.store import (
     SETTLED_FOR,
     Baseline,
-    Check,
     ClusterView,
-    Observation,
-    Verdict,
     objection,
     why_not_converged,
 )
+from budget_recovery_dagster.domain.verdict import Check, Observation, Verdict, baseline_of
 from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW, in_words
 from budget_recovery_dagster.errors import (
     DatabaseUnreachableError,
@@ -34,7 +32,7 @@ from budget_recovery_dagster.errors import (
     StoreWriteError,
     describe_error,
 )
-from budget_recovery_dagster.ports import ControlPlane, Lease, UsageStore
+from budget_recovery_dagster.ports import ControlPlane, Lease, OpenStore, UsageStore
 from budget_recovery_dagster.services.restore.tenants import (
     Guards,
     TenantRestored,
@@ -44,12 +42,7 @@ from budget_recovery_dagster.services.restore.tenants import (
     plan_tenant,
     restore_tenant,
 )
-from budget_recovery_dagster.services.store_watch import (
-    StoreWatch,
-    check_of,
-    new_nonce,
-    watch_store,
-)
+from budget_recovery_dagster.services.store_watch import StoreWatch, watch_store
 
 # Three polls must span the twelve seconds in which a cut-off leader may still answer.
 _POLL_EVERY = timedelta(seconds=3)
@@ -70,19 +63,21 @@ class Worker:
 class RestoreSession:
     """A restore or resolve under way; ``incident`` is the open one as this session knows it.
 
-    ``next_step`` is what to do if the store is lost once more. ``incident`` None: the store is
-    HEALTHY, and the accepted store is restored.
+    ``open_again`` opens the store with a further connection. ``next_step`` is what to do if the
+    store is lost once more. ``incident`` None: the store is HEALTHY, and the accepted store is
+    restored.
     """
 
     plane: ControlPlane
     store: UsageStore
+    open_again: OpenStore
     worker: Worker
     next_step: str
     incident: Incident | None = None
     watch: StoreWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.watch = watch_store(self.plane, self.store, self.worker.holder)
+        self.watch = watch_store(self.plane, self.store, self.open_again, self.worker.holder)
 
     @property
     def open_incident(self) -> Incident:
@@ -151,25 +146,30 @@ class RestoreSession:
             )
         return seen
 
-    def adopt_target(self, incident: Incident) -> StoreWriteError | None:
+    def adopt_target(self, incident: Incident, *, is_chosen: bool) -> StoreWriteError | None:
         """Mark the store as the restore target of an incident, from now on this session's.
 
-        A store that was lost once more is joined to the incident. A marker that is denied does not
-        stop a restore: fewer losses can be detected without it. Returned is why the store takes no
-        writes at all, if so.
+        A store that was lost once more is joined to the incident. ``is_chosen``: a person decided
+        to use this store, even if it is another one. A marker that is denied does not stop a
+        restore: fewer losses can be detected without it. Returned is why the store takes no writes
+        at all, if so.
 
         Raises:
+            IncidentHeldError: only a person can decide about this store; the incident is on hold.
             StoreError: the store cannot be restored now.
             PossibleLossError: two observations disagree.
             IncidentMovedError: the incident has been moved by someone else.
         """
         plane = self.plane
-        self.incident, seen = self._join_further_loss(incident)
-        target = self.incident.target or Baseline(seen.identity, version=1)
-        target = replace(target, identity=seen.identity, intended=target.intended or new_nonce())
+        losses = len(incident.losses)
+        self.incident, seen = self.watch.settle_target(incident, is_chosen=is_chosen)
+        for loss in self.incident.losses[losses:]:
+            self.worker.on_progress(f"The store was lost once more. {loss.reason}")
+        target = baseline_of(seen, plane.clock.now(), known=self.incident.target)
+        target = replace(target, intended=target.intended or plane.registry.next_marker())
         self.incident = plane.incidents.adopt_target(target, judged=self.incident)
         try:
-            target = self.watch.renew_marker(target, seen, plane.clock.now())
+            target, _ = self.watch.renew_marker(target, seen, plane.clock.now())
         except StorePermissionError as error:
             self.worker.on_progress(f"A further loss may go undetected: {error}")
             return None
@@ -203,7 +203,7 @@ class RestoreSession:
             Check(
                 checked_at=plane.clock.now(),
                 checked_by=self.worker.holder,
-                verdict=Verdict.ADVANCED,
+                verdict=Verdict.SAME,
                 reason=f"{reason}: {identity}.",
                 identity=identity,
             )
@@ -211,21 +211,14 @@ class RestoreSession:
         return closed
 
     def accepted_with(self, seen: Observation) -> Baseline:
-        """Return the baseline that is accepted when the incident closes."""
+        """Return the baseline that is accepted when the incident closes.
+
+        It has whatever marker of ours the store has.
+        """
         target = self.open_incident.target
         if target is None:
             raise ValueError("an incident without a restore target cannot be closed")
-        return replace(target, identity=seen.identity, intended=None)
-
-    def _join_further_loss(self, incident: Incident) -> tuple[Incident, Observation]:
-        seen = self.require_led()
-        found = self.watch.judge(incident.target, seen)
-        if not found.judgement.verdict.is_loss:
-            return incident, seen
-        joined = self.watch.join_loss(found, incident)
-        self.plane.registry.record_check(check_of(joined))
-        self.worker.on_progress(f"The store was lost once more. {found.judgement.reason}")
-        return joined, self.store.observe(self.watch.deployment_id)
+        return baseline_of(seen, self.plane.clock.now(), known=target)
 
     def _not_converged(self, views: list[ClusterView]) -> StoreError | None:
         """Poll once more and return why the store has not converged; None if it has."""
@@ -293,7 +286,8 @@ class TenantRestores:
     """Restores tenants to their points, in a session.
 
     ``reason`` is for the audit. ``tenants`` has the result of each, in the order of their
-    restoring. ``corrupt`` counts the open windows without an intact record, whose usage is unknown.
+    restoring. ``corrupt`` counts the open windows without an intact record, whose usage is unknown,
+    and ``unreadable`` the live counters that could not be compared with the snapshots.
     """
 
     session: RestoreSession
@@ -302,6 +296,7 @@ class TenantRestores:
     tenants: list[TenantRestored] = field(default_factory=list, init=False)
     has_current: bool = field(default=False, init=False)
     corrupt: int = field(default=0, init=False)
+    unreadable: int = field(default=0, init=False)
 
     @property
     def undone(self) -> list[TenantRestored]:
@@ -343,6 +338,8 @@ class TenantRestores:
             raise
         except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
             restored = failed(tenant, error)
+        if restored.plan is not None:
+            self.unreadable += _unreadable_in(restored.plan)
         # Plans are large, and only the caller of this method may need it.
         self.tenants.append(replace(restored, plan=None))
         self._report(restored)
@@ -362,10 +359,10 @@ class TenantRestores:
             DatabaseUnreachableError, LeaseLostError: the work was cut short.
             StoreError: the store does not answer any more.
         """
-        counters, unreadable, unseen = 0, 0, []
+        counters, unseen = 0, []
         for tenant in sorted(self.session.plane.points.tenants()):
             try:
-                left, unread = self._left_of(tenant)
+                left = self._left_of(tenant)
                 if is_final and left:
                     self._finish(self._now(), left)
             except (DatabaseUnreachableError, LeaseLostError):
@@ -375,8 +372,7 @@ class TenantRestores:
                 unseen.append(f"Tenant {tenant!r} cannot be read: {describe_error(error)[0]}")
             else:
                 counters += sum(entry.planned for entry in left)
-                unreadable += unread
-        return Remainder(counters, unreadable, self.corrupt, tuple(unseen))
+        return Remainder(counters, self.unreadable, self.corrupt, tuple(unseen))
 
     def _finish(self, at: datetime, entries: tuple[AuditEntry, ...]) -> None:
         """Record what was done, unless another worker may have taken over meanwhile.
@@ -389,17 +385,17 @@ class TenantRestores:
         self.session.worker.lease.require_held()
         self.session.plane.audits.finish(self._trail(at, entries))
 
-    def _left_of(self, tenant: str) -> tuple[tuple[AuditEntry, ...], int]:
-        """Return the windows with counters below their point, and how many are unreadable."""
+    def _left_of(self, tenant: str) -> tuple[AuditEntry, ...]:
+        """Return the windows with counters below their point, and count the unreadable ones."""
         self.session.worker.lease.require_held()
         now = self._now()
         point = self.points.point_of(tenant, now)
         if point is None:
-            return (), 0
+            return ()
         self._note_current(point, now)
         plan = plan_tenant(point, self.session.store.open_tenant(tenant).reading, now)
-        unreadable = sum(1 for _ in plan.that(Action.SKIP_UNREADABLE))
-        return left_entries(point, plan), unreadable
+        self.unreadable += _unreadable_in(plan)
+        return left_entries(point, plan)
 
     def _require_answer(self, failure: Exception) -> None:
         """Check after a tenant's failure whether only this tenant is refused or the store is gone.
@@ -443,6 +439,10 @@ class TenantRestores:
         for entry in restored.entries:
             for note in entry.notes:
                 self.session.worker.on_progress(f"{name}, {entry.of}: {note}")
+
+
+def _unreadable_in(plan: RecoveryPlan) -> int:
+    return sum(1 for _ in plan.that(Action.SKIP_UNREADABLE))
 
 
 def uncovered(incident: Incident) -> str:
