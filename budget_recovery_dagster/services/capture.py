@@ -184,7 +184,7 @@ class Captured:
 # The store is not, or may not be, the accepted one.
 _LOSSES = (PossibleLossError, StoreLostError, CapturesPausedError)
 # Errors that every remaining tenant would meet as well.
-_STOPS = (*_LOSSES, HourClosedError, LeaseLostError)
+_STOPS = (*_LOSSES, HourClosedError, LeaseLostError, ClockSkewError)
 # One refusal may be caused by a tenant's own data. So many in a row are caused by the database.
 # Each may wait for a time-out, and with a thousand tenants that would take longer than the hour.
 _DATABASE_REFUSALS = 3

@@ -24,6 +24,7 @@ from budget_recovery_dagster.domain import (
     CaptureFailure,
     CaptureSummary,
     Check,
+    Commit,
     Holding,
     Incident,
     KeptPreview,
@@ -74,10 +75,15 @@ class ManualClock:
 class StoredSnapshot:
     """A stored snapshot; pruning removes records from it."""
 
+    number: int
     summary: CaptureSummary
     stored_at: datetime
     drops: tuple[NamedDrop, ...]
     records: dict[BudgetWindow, BudgetRecord]
+
+    @property
+    def commit(self) -> Commit:
+        return Commit(self.number, self.summary.captured_at, self.stored_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ class MemoryState:
     clock: ManualClock
     lock: threading.RLock = field(default_factory=threading.RLock)
     store: StoreRecord | None = None
+    commits: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
     holdings: dict[str, Holding] = field(default_factory=dict)
     snapshots: dict[tuple[str, datetime], StoredSnapshot] = field(default_factory=dict)

@@ -20,7 +20,11 @@ from budget_recovery_dagster.adapters.postgres.database import (
 )
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
-from budget_recovery_dagster.adapters.postgres.retention import find_needed, prune_snapshots
+from budget_recovery_dagster.adapters.postgres.retention import (
+    count_awaited,
+    find_needed,
+    prune_snapshots,
+)
 from budget_recovery_dagster.adapters.postgres.store import lock_store, move_baseline
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, Facts, admit, require_healthy
 from budget_recovery_dagster.domain.counters import (
@@ -30,6 +34,7 @@ from budget_recovery_dagster.domain.counters import (
     Usages,
     format_usage,
 )
+from budget_recovery_dagster.domain.recovery_point import latest_time
 from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
     CaptureSource,
@@ -47,7 +52,9 @@ from budget_recovery_dagster.domain.windows import Hour, Window
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import Lease
 
-_NEWEST = "select max(captured_at) from budget_recovery.capture where tenant = %s"
+_NEWEST = """
+select max(captured_at) from budget_recovery.capture where tenant = %s and captured_at <= %s
+"""
 _INSERT_CAPTURE = """
 insert into budget_recovery.capture (
     tenant, captured_at, source, store_created_at, store_last_sequence, run_id, record_count,
@@ -237,11 +244,10 @@ set hour = excluded.hour, failed_at = excluded.failed_at,
     reason = excluded.reason, hint = excluded.hint
 """
 _TENANTS = "select distinct tenant from budget_recovery.capture"
-# All tenants of a run share a time; the highest store sequence belongs to the last one read.
 _NEWEST_IDENTITY = """
 select store_created_at, store_last_sequence
 from budget_recovery.capture
-order by captured_at desc, store_last_sequence desc
+order by commit_number desc
 limit 1
 """
 # Sums of bigints are numeric.
@@ -326,10 +332,12 @@ class PostgresSnapshots:
             # Locks are taken in this order everywhere: the lease, then the store.
             require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
             store = lock_store(connection)
-            [(newest,)] = connection.execute(_NEWEST, (snapshot.tenant,)).fetchall()
+            # Read only now: the wait for the locks may have taken the rest of the hour.
+            now = self._database.time_on(connection)
+            scope = (snapshot.tenant, latest_time(now))
+            [(newest,)] = connection.execute(_NEWEST, scope).fetchall()
             facts = Facts(
-                # Read only now: the wait for the locks may have taken the rest of the hour.
-                now=self._database.time_on(connection),
+                now=now,
                 state=store.state,
                 baseline=store.baseline,
                 newest=newest,
@@ -354,11 +362,14 @@ class PostgresSnapshots:
         """Remove records of these tenants past retention, except those that a restore needs."""
         cutoff = policy.cutoff(now)
         with self._database.reading() as connection:
-            needed = find_needed(connection, tenants, cutoff=cutoff, now=now)
+            awaited = count_awaited(connection, now)
+            needed = [] if awaited else find_needed(connection, tenants, cutoff=cutoff, now=now)
         with self._database.writing() as connection:
             require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
             # Under the lock, no commit can share a content that is being removed.
             require_healthy(lock_store(connection).state, "no snapshot is removed")
+            if awaited:
+                return PruneReport(0, 0, 0, 0, awaited_captures=awaited)
             return prune_snapshots(connection, tenants, needed=needed, cutoff=cutoff, now=now)
 
     def tenants(self) -> frozenset[str]:
