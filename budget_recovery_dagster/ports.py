@@ -169,7 +169,8 @@ class Snapshots(Protocol):
     """The stored snapshots of all tenants.
 
     A snapshot is complete until retention removes records from it. Those that a restore still needs
-    stay.
+    stay. The newest snapshot is the last commit; one that is dated in the future is newest only if
+    there is no other.
     """
 
     def commit(
@@ -188,7 +189,9 @@ class Snapshots(Protocol):
         Raises:
             CapturesPausedError: the store is not HEALTHY.
             HourClosedError: the hour is past.
-            NotNewerError: the tenant has a snapshot at or after this one's time.
+            ClockSkewError: its time is in the future: the clock was set back since.
+            NotNewerError: the tenant has a snapshot at or after this one's time, except those that
+                are dated in the future.
         """
 
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
@@ -199,7 +202,18 @@ class Snapshots(Protocol):
     ) -> PruneReport:
         """Remove records of these tenants past retention, except those that a restore needs.
 
-        Recorded failures are removed by age alone.
+        Recorded failures are removed by age alone. After a gap between captures, nothing is removed
+        until enough captures have followed (see ``awaited_captures``).
+
+        Raises:
+            CapturesPausedError: the store is not HEALTHY.
+        """
+
+    def in_future(self, now: datetime) -> tuple[ListedSnapshot, ...]:
+        """Return the snapshots of all tenants that are dated in the future; newest first."""
+
+    def discard_future(self, *, by: str, reason: str, lease: Lease) -> tuple[ListedSnapshot, ...]:
+        """Discard the snapshots that are dated in the future, record each, and return them.
 
         Raises:
             CapturesPausedError: the store is not HEALTHY.
@@ -594,7 +608,7 @@ class Resets(Protocol):
     """The recorded resets; none is ever changed or removed."""
 
     def record(self, reset: Reset) -> Reset:
-        """Store a reset permanently, and return it as it is stored.
+        """Store a reset permanently, and return it as it is stored, with ``last_excluded``.
 
         Characters that the database cannot store are replaced in texts for people. Once this
         returns, no new reading of a recovery point uses the excluded usages.

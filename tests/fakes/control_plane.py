@@ -124,6 +124,7 @@ class MemoryState:
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     audits: dict[tuple[str, datetime, str, BudgetWindow], KeptAudit] = field(default_factory=dict)
     resets: list[Reset] = field(default_factory=list)
+    discarded: list[tuple[str, datetime, str, str]] = field(default_factory=list)
 
     def claimed_store(self) -> StoreRecord:
         """Return the store's record.

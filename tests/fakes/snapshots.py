@@ -223,6 +223,21 @@ class MemorySnapshots(OnState):
             for key in sorted(by_source, key=lambda key: key[0], reverse=True)
         )
 
+    def in_future(self, now: datetime) -> tuple[ListedSnapshot, ...]:
+        return tuple(each for each in self.listed(None) if is_in_the_future(each.captured_at, now))
+
+    def discard_future(self, *, by: str, reason: str, lease: Lease) -> tuple[ListedSnapshot, ...]:
+        with self._plane.lock:
+            require_lease(self._plane, lease, name=CAPTURE_LEASE)
+            require_healthy(self._plane.claimed_store().state, "no snapshot is discarded")
+            now = self._plane.clock.now()
+            discarded = self.in_future(now)
+            for tenant, captured_at in list(self._plane.snapshots):
+                if is_in_the_future(captured_at, now):
+                    del self._plane.snapshots[tenant, captured_at]
+                    self._plane.discarded.append((tenant, captured_at, by, reason))
+            return discarded
+
     def budgets_of(self, tenant: str) -> tuple[str, ...]:
         return tuple(
             sorted(

@@ -1,6 +1,8 @@
 """Pruning in PostgreSQL: removes records past retention that no recovery point needs.
 
-It has two steps, because the first may read very much. ``find_needed`` finds the records past
+It also discards snapshots dated in the future, if an operator says so.
+
+Pruning has two steps, because the first may read very much. ``find_needed`` finds the records past
 retention that are still needed, in its own transaction and without a lock. ``prune_snapshots``
 removes the others under the store's lock. No other record can become needed in between: captures
 only add newer records, and a reset does not make an old one eligible.
@@ -16,7 +18,7 @@ from contextlib import closing
 from datetime import datetime
 from typing import Any
 
-from budget_recovery_dagster.adapters.postgres.database import Connection
+from budget_recovery_dagster.adapters.postgres.database import Connection, storable
 from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
 from budget_recovery_dagster.domain.recovery_point import latest_time
 from budget_recovery_dagster.domain.snapshots import (
@@ -188,6 +190,25 @@ where c.content_id = any(%s)
 """
 # For all tenants: some names are keys without a tenant, or tenants that no longer exist.
 _DELETE_FAILURES = "delete from budget_recovery.capture_failure where failed_at < %(cutoff)s"
+_NOTE_DISCARDED = """
+insert into budget_recovery.discarded_capture (
+    commit_number, tenant, captured_at, stored_at, run_id, record_count, entry_count,
+    discarded_at, discarded_by, reason
+)
+select commit_number, tenant, captured_at, stored_at, run_id, record_count, entry_count,
+       %(now)s, %(by)s, %(reason)s
+from budget_recovery.capture
+where captured_at > %(latest)s
+"""
+_DISCARD_RECORDS = """
+with gone as (
+    delete from budget_recovery.budget_record
+    where captured_at > %(latest)s
+    returning content_id
+)
+select coalesce(array_agg(distinct content_id), '{}') from gone
+"""
+_DISCARD_CAPTURES = "delete from budget_recovery.capture where captured_at > %(latest)s"
 RecordKey = tuple[str, str, str, datetime]
 """Tenant, budget, window token and time of a record."""
 
@@ -279,3 +300,12 @@ def _delete_records(
     }
     [(count, content_ids)] = connection.execute(_DELETE_RECORDS, scope | kept).fetchall()
     return count, content_ids
+
+
+def discard_future(connection: Connection, *, by: str, reason: str, now: datetime) -> None:
+    """Discard the snapshots dated in the future, in a transaction that locks the store's row."""
+    scope = {"latest": latest_time(now), "now": now, "by": storable(by), "reason": storable(reason)}
+    connection.execute(_NOTE_DISCARDED, scope)
+    [(content_ids,)] = connection.execute(_DISCARD_RECORDS, scope).fetchall()
+    connection.execute(_DISCARD_CAPTURES, scope)
+    connection.execute(_DELETE_CONTENTS, (content_ids,))

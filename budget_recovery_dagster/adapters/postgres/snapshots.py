@@ -22,6 +22,7 @@ from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
 from budget_recovery_dagster.adapters.postgres.retention import (
     count_awaited,
+    discard_future,
     find_needed,
     prune_snapshots,
 )
@@ -256,7 +257,8 @@ select captured_at, source, count(*), sum(record_count)::bigint, sum(entry_count
        sum(omitted_count)::bigint, sum(unreadable_count)::bigint, sum(drop_count)::bigint,
        count(*) filter (where is_partial), bool_or(pruned_at is not null)
 from budget_recovery.capture
-where %(tenant)s::text is null or tenant = %(tenant)s
+where (%(tenant)s::text is null or tenant = %(tenant)s)
+  and captured_at > coalesce(%(after)s::timestamptz, '-infinity')
 group by captured_at, source
 order by captured_at desc, source
 """
@@ -372,6 +374,21 @@ class PostgresSnapshots:
                 return PruneReport(0, 0, 0, 0, awaited_captures=awaited)
             return prune_snapshots(connection, tenants, needed=needed, cutoff=cutoff, now=now)
 
+    def in_future(self, now: datetime) -> tuple[ListedSnapshot, ...]:
+        """Return the snapshots of all tenants that are dated in the future; newest first."""
+        with self._database.reading() as connection:
+            return _list(connection, after=latest_time(now))
+
+    def discard_future(self, *, by: str, reason: str, lease: Lease) -> tuple[ListedSnapshot, ...]:
+        """Discard the snapshots that are dated in the future, and record each."""
+        with self._database.writing() as connection:
+            require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
+            require_healthy(lock_store(connection).state, "no snapshot is discarded")
+            now = self._database.time_on(connection)
+            discarded = _list(connection, after=latest_time(now))
+            discard_future(connection, by=by, reason=reason, now=now)
+            return discarded
+
     def tenants(self) -> frozenset[str]:
         """Return the tenants that have a retained snapshot."""
         return frozenset(tenant for (tenant,) in self._database.rows(_TENANTS))
@@ -383,7 +400,8 @@ class PostgresSnapshots:
 
     def listed(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
         """Return the snapshots of a tenant, or of all tenants by timestamp; newest first."""
-        return tuple(_listed(*row) for row in self._database.rows(_ALL, {"tenant": tenant}))
+        with self._database.reading() as connection:
+            return _list(connection, tenant=tenant)
 
     def budgets_of(self, tenant: str) -> tuple[str, ...]:
         """Return the budgets of a tenant that have a retained record, by name."""
@@ -417,6 +435,13 @@ class PostgresSnapshots:
 
 
 _failure_row = attrgetter("kind.value", "name", "hour.start", "reason", "hint")
+
+
+def _list(
+    connection: Connection, *, tenant: str | None = None, after: datetime | None = None
+) -> tuple[ListedSnapshot, ...]:
+    rows = connection.execute(_ALL, {"tenant": tenant, "after": after})
+    return tuple(_listed(*row) for row in rows)
 
 
 def _listed(captured_at: datetime, source: str, *numbers_and_mark: Any) -> ListedSnapshot:
