@@ -92,8 +92,8 @@ class Clock(Protocol):
     def now(self) -> datetime:
         """Return the present time."""
 
-    def wait_until(self, at: datetime) -> None:
-        """Return once ``now`` is not before ``at``."""
+    def wait(self, span: timedelta) -> None:
+        """Return after ``span``, even if the clock is set meanwhile; at once if it is negative."""
 
 
 class Lease(Protocol):

@@ -226,8 +226,7 @@ class StoreWatch:
         """Observe once more; return the loss, and the restore target if a store exists."""
         if accepted is None:
             raise ValueError("nothing can be lost that was never accepted")
-        clock = self.plane.clock
-        clock.wait_until(clock.now() + AGREEING_AFTER)
+        self.plane.clock.wait(AGREEING_AFTER)
         again = self.compare(accepted)
         if again.judgement.verdict is not found.judgement.verdict:
             raise PossibleLossError(

@@ -58,9 +58,9 @@ class ManualClock:
     def now(self) -> datetime:
         return self._now
 
-    def wait_until(self, at: datetime) -> None:
-        """Move to ``at`` at once, unless it has passed."""
-        self._now = max(self._now, require_aware(at))
+    def wait(self, span: timedelta) -> None:
+        """Move forward at once."""
+        self._now += max(span, timedelta(0))
 
     def set(self, at: datetime) -> None:
         """Change the time, even to an earlier one."""
