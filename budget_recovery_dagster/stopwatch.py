@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Sequence
 
-Clock = Callable[[], float]
+HostClock = Callable[[], float]
+"""Returns seconds since any time."""
 
 
 def _since_boot() -> float:
@@ -11,7 +12,7 @@ def _since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-HOST_CLOCKS: Sequence[Clock] = (
+HOST_CLOCKS: Sequence[HostClock] = (
     time.monotonic,
     time.time,
     *((_since_boot,) if hasattr(time, "CLOCK_BOOTTIME") else ()),
@@ -25,10 +26,14 @@ class Stopwatch:
     still or was set back. If one was set forward, a worker stops too early, which is safe.
     """
 
-    def __init__(self, clocks: Sequence[Clock] = HOST_CLOCKS) -> None:
+    def __init__(self, clocks: Sequence[HostClock] = HOST_CLOCKS) -> None:
         self._clocks = clocks
         self._started = [clock() for clock in clocks]
         self._most = 0.0
+
+    def anew(self) -> "Stopwatch":
+        """Return another one with the same clocks, started now."""
+        return Stopwatch(self._clocks)
 
     def seconds(self) -> float:
         """Return the seconds since the start."""

@@ -10,7 +10,7 @@ however long the work takes. Taking over the lease (FOR UPDATE) waits for both.
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
@@ -30,7 +30,7 @@ from budget_recovery_dagster.domain.admission import (
 )
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import Lease
-from budget_recovery_dagster.stopwatch import Stopwatch
+from budget_recovery_dagster.stopwatch import HOST_CLOCKS, HostClock, Stopwatch
 
 _log = logging.getLogger(__name__)
 # A lease's row is created once, without a holder.
@@ -90,6 +90,7 @@ class PostgresLeases:
     _: KW_ONLY
     duration: timedelta = timedelta(seconds=30)
     renew_every: timedelta = timedelta(seconds=5)
+    host_clocks: Sequence[HostClock] = HOST_CLOCKS
 
     def state_of(self, name: str) -> LeaseState:
         """Return the token and the holder of a lease, without locking it."""
@@ -116,7 +117,7 @@ class PostgresLeases:
         with self._database.writing() as connection:
             connection.execute(_CREATE, (name,))
             holding = _holding(connection.execute(_LOCK_FOR_TAKEOVER, (name,)).fetchone())
-            since = Stopwatch()
+            since = Stopwatch(self.host_clocks)
             now = self._database.time_on(connection)
             require_free(name, holding, now)
             values = {
@@ -157,7 +158,7 @@ class _HeldLease:
         self.name = name
         self.token = token
         self._duration = duration.total_seconds()
-        self._taken = taken
+        self.taken = taken
         self._at_most = float("inf") if at_most is None else at_most.total_seconds()
         self._renewed: Stopwatch | None = taken
 
@@ -168,7 +169,7 @@ class _HeldLease:
 
     @property
     def is_renewable(self) -> bool:
-        return self._taken.seconds() < self._at_most
+        return self.taken.seconds() < self._at_most
 
     def require_held(self) -> None:
         if self.has_expired:
@@ -225,7 +226,7 @@ def _renewing(
 def _renew(
     database: Database, connection: Connection, lease: _HeldLease, duration: timedelta
 ) -> None:
-    since = Stopwatch()
+    since = lease.taken.anew()
     with connection.transaction():
         now = database.time_on(connection)
         values = {
