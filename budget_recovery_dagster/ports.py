@@ -159,10 +159,13 @@ class StoreRegistry(Protocol):
         """Record a check, and remove old ones except the newest good one."""
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:
-        """Return the newest checks, newest first."""
+        """Return the newest checks, newest first; last, those that are dated in the future."""
 
     def newest_good_check(self) -> Check | None:
-        """Return the newest check that identified the store as the accepted one."""
+        """Return the newest check that identified the store as the accepted one.
+
+        One that is dated in the future is returned only if there is no other.
+        """
 
 
 class Snapshots(Protocol):

@@ -11,10 +11,11 @@ from budget_recovery_dagster.domain import (
     CaptureFailure,
     Hour,
     OmittedCounter,
+    RecoveryState,
     Usages,
     WindowPoint,
 )
-from budget_recovery_dagster.errors import ClockSkewError, NotNewerError
+from budget_recovery_dagster.errors import CapturesPausedError, ClockSkewError, NotNewerError
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, point_of, reading
 
 MINUTE = timedelta(minutes=1)
@@ -254,6 +255,51 @@ def test_a_reset_for_an_earlier_time_keeps_what_was_captured_after_it(plane: Con
     plane.reset(NOON + MINUTE, "alice")
     # The record dated in the future was committed after one that is surely later than the reset.
     assert windows(plane)[LIFETIME].usages == usages(alice="2")
+
+
+# Discarding
+
+
+def test_only_snapshots_dated_in_the_future_are_discarded(plane: ControlPlane) -> None:
+    plane.capture("acme", spent("5"), at=NOON)
+    plane.capture("acme", spent("9"), at=NOON + AHEAD)
+    plane.capture("b", spent("9"), at=NOON + AHEAD)
+    plane.capture("acme", spent("6"), at=NOON + HOUR)
+    found = plane.snapshots.in_future(NOON + HOUR)
+    assert [(each.captured_at, each.tenants) for each in found] == [(NOON + AHEAD, 2)]
+    with plane.lease() as lease:
+        assert plane.snapshots.discard_future(by="ann", reason="clock", lease=lease) == found
+        assert plane.snapshots.discard_future(by="ann", reason="clock", lease=lease) == ()
+    assert [each.captured_at for each in plane.snapshots.listed(None)] == [NOON + HOUR, NOON]
+    assert plane.snapshots.tenants() == {"acme"}
+    assert windows(plane)[MONTH].usages == usages(alice="6")
+
+
+def test_a_discarded_number_is_not_given_out_again(
+    postgres_plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    plane = postgres_plane
+    plane.capture("acme", spent("5"), at=NOON + AHEAD)
+    plane.clock.set(NOON)
+    with plane.lease() as lease:
+        plane.snapshots.discard_future(by="ann", reason="clock", lease=lease)
+    plane.capture("acme", spent("6"), at=NOON + HOUR)
+    assert admin.execute("select commit_number from budget_recovery.capture").fetchall() == [(2,)]
+    assert admin.execute(
+        "select commit_number, discarded_at from budget_recovery.discarded_capture"
+    ).fetchall() == [(1, NOON)]
+
+
+@pytest.mark.parametrize("state", [RecoveryState.RECOVERING, RecoveryState.FAILED])
+def test_nothing_is_discarded_while_the_store_is_not_healthy(
+    plane: ControlPlane, state: RecoveryState
+) -> None:
+    plane.capture("acme", spent("5"), at=NOON + AHEAD)
+    plane.clock.set(NOON)
+    plane.set_state(state)
+    with plane.lease() as lease, pytest.raises(CapturesPausedError, match=state.name):
+        plane.snapshots.discard_future(by="ann", reason="clock", lease=lease)
+    assert len(plane.snapshots.in_future(NOON)) == 1
 
 
 # The view

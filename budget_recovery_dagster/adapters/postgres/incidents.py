@@ -187,8 +187,8 @@ class PostgresIncidents:
         """Insert an incident with its loss, and set the store to RECOVERING."""
         with self._locked() as (connection, standing):
             # Read under the lock: no capture can land after these and before the incident.
-            good = read_newest_good_check(connection)
             now = self._database.time_on(connection)
+            good = read_newest_good_check(connection, now)
             opening = Opening(
                 incident_id=str(uuid4()),
                 at=now,
