@@ -92,8 +92,8 @@ class Clock(Protocol):
     def now(self) -> datetime:
         """Return the present time."""
 
-    def wait_until(self, at: datetime) -> None:
-        """Return once ``now`` is not before ``at``."""
+    def wait(self, span: timedelta) -> None:
+        """Return after ``span``, even if the clock is set meanwhile; at once if it is negative."""
 
 
 class Lease(Protocol):
@@ -196,17 +196,21 @@ class StoreRegistry(Protocol):
         """Record a check, and remove old ones except the newest good one."""
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:
-        """Return the newest checks, newest first."""
+        """Return the newest checks, newest first; last, those that are dated in the future."""
 
     def newest_good_check(self) -> Check | None:
-        """Return the newest check that identified the store as the accepted one."""
+        """Return the newest check that identified the store as the accepted one.
+
+        One that is dated in the future is returned only if there is no other.
+        """
 
 
 class Snapshots(Protocol):
     """The stored snapshots of all tenants.
 
     A snapshot is complete until retention removes records from it. Those that a restore still needs
-    stay.
+    stay. The newest snapshot is the last commit; one that is dated in the future is newest only if
+    there is no other.
     """
 
     def commit(
@@ -225,7 +229,9 @@ class Snapshots(Protocol):
         Raises:
             CapturesPausedError: the store is not HEALTHY.
             HourClosedError: the hour is past.
-            NotNewerError: the tenant has a snapshot at or after this one's time.
+            ClockSkewError: its time is in the future: the clock was set back since.
+            NotNewerError: the tenant has a snapshot at or after this one's time, except those that
+                are dated in the future.
         """
 
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
@@ -236,7 +242,18 @@ class Snapshots(Protocol):
     ) -> PruneReport:
         """Remove records of these tenants past retention, except those that a restore needs.
 
-        Recorded failures are removed by age alone.
+        Recorded failures are removed by age alone. After a gap between captures, nothing is removed
+        until enough captures have followed (see ``awaited_captures``).
+
+        Raises:
+            CapturesPausedError: the store is not HEALTHY.
+        """
+
+    def in_future(self, now: datetime) -> tuple[ListedSnapshot, ...]:
+        """Return the snapshots of all tenants that are dated in the future; newest first."""
+
+    def discard_future(self, *, by: str, reason: str, lease: Lease) -> tuple[ListedSnapshot, ...]:
+        """Discard the snapshots that are dated in the future, record each, and return them.
 
         Raises:
             CapturesPausedError: the store is not HEALTHY.
@@ -651,7 +668,7 @@ class Resets(Protocol):
     """The recorded resets; none is ever changed or removed."""
 
     def record(self, reset: Reset) -> Reset:
-        """Store a reset permanently, and return it as it is stored.
+        """Store a reset permanently, and return it as it is stored, with ``last_excluded``.
 
         Characters that the database cannot store are replaced in texts for people. Once this
         returns, no new reading of a recovery point uses the excluded usages.

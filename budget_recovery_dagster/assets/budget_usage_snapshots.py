@@ -157,6 +157,12 @@ def _captured(
         )
     if captured.prune_failure:
         log.error(f"Snapshots past retention were not removed: {captured.prune_failure}")
+    if captured.pruned and captured.pruned.awaited_captures:
+        log.warning(
+            f"Snapshots past retention were not removed: {captured.pruned.awaited_captures} more "
+            "captures must follow. There was a gap of more than 24 hours between two captures, or "
+            "the database's clock was set forward or back."
+        )
     if captured.stored:
         log.info(
             f"{len(captured.stored)} tenants are stored: "

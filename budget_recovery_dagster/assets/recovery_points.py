@@ -122,11 +122,11 @@ def _oldest_first(row: Row) -> tuple[str, str]:
 def _verdict(ages: PointAges, oldest_first: list[str]) -> str:
     if ages.newest_snapshot is None:
         return "No snapshot is stored: a restore would bring back nothing."
-    if ages.is_in_the_future:
+    if ages.future is not None:
         return (
-            f"The newest snapshot has a time in the future, {full_time(ages.newest_snapshot)}: the "
-            "database's clock was wrong then, or is wrong now. Until that time, ages are unknown, "
-            "and its tenants cannot be captured."
+            f"A snapshot has a time in the future, {full_time(ages.future)}: the database's clock "
+            "was wrong then, or is wrong now. If it is right now, run "
+            "`budget-recovery discard-future`."
         )
     newest = f"The newest snapshot is {duration(age(ages.newest_snapshot, ages.now))} old."
     if damaged := ages.damage.records:

@@ -22,6 +22,7 @@ from budget_recovery_dagster.sandbox import NoRunningDevError
 _COMMANDS: Mapping[str, str] = {
     "demo": "demo:demo",
     "dev": "dev:dev",
+    "discard-future": "discard_future:discard_future_command",
     "doctor": "doctor:doctor",
     "hold": "hold:hold",
     "migrate": "migrate:migrate",

@@ -41,6 +41,7 @@ _WRITTEN = {
     "budget_reset": ("insert",),
     "capture": ("insert", "update", "delete"),
     "capture_failure": ("insert", "update", "delete"),
+    "discarded_capture": ("insert",),
     "incident": ("insert", "update"),
     "lease": ("insert", "update"),
     "restore_attempt": ("insert", "update"),

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain.recovery_point import is_in_the_future
 from budget_recovery_dagster.domain.snapshots import TenantSnapshot
 from budget_recovery_dagster.domain.store import Baseline, StoreIdentity
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import (
     BaselineMovedError,
     CapturesPausedError,
+    ClockSkewError,
     HourClosedError,
     LeaseHeldError,
     LeaseLostError,
@@ -58,7 +60,10 @@ class LeaseState:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts that admit a capture; ``newest`` is the time of the tenant's newest snapshot."""
+    """The facts that admit a capture.
+
+    ``newest`` is the latest time of a snapshot of the tenant that is not in the future.
+    """
 
     now: datetime
     state: RecoveryState
@@ -162,6 +167,7 @@ def admit(
         CapturesPausedError: the store is not HEALTHY.
         BaselineMovedError: the baseline is not the ``judged`` one any more.
         HourClosedError: the hour is past.
+        ClockSkewError: its time is in the future: the clock was set back since.
         NotNewerError: the tenant has a snapshot at or after this one's time.
         ValueError: the snapshot is not of that hour.
     """
@@ -174,12 +180,17 @@ def admit(
             f"The hour {hour} has closed; it is {_utc(facts.now)}.",
             "capture the current hour: the store no longer holds the usage of a past hour.",
         )
+    if is_in_the_future(snapshot.captured_at, facts.now):
+        raise ClockSkewError(
+            f"The snapshot has the time {_utc(snapshot.captured_at)}, but it is"
+            f" {_utc(facts.now)}: the database's clock was set back during the capture.",
+            "synchronize the clock of the database's server with NTP, then capture the hour again.",
+        )
     if facts.newest is not None and snapshot.captured_at <= facts.newest:
         raise NotNewerError(
             f"Tenant {snapshot.tenant!r} has a snapshot of {_utc(facts.newest)}, not older than"
             f" this one of {_utc(snapshot.captured_at)}.",
-            "capture again. If that time is in the future, the database's clock was wrong then: "
-            "this tenant cannot be captured before that time.",
+            "capture again: the database's clock was set back by a few seconds.",
         )
     return _accept(facts.baseline, snapshot.identity)
 

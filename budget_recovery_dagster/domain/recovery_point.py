@@ -4,13 +4,23 @@ One rule decides which records count, for every reader: a record whose usages do
 of the capture is damaged. It adds no usage to a point, covers no other record, and is reported.
 Shape and expiry of the keys come from the newest record that has them, even from a damaged one.
 
+Order is the order of commits: a record is newer than all that were committed before it. Clocks
+can be wrong, so times decide nothing that the order can decide. A record with a time in the future
+was captured under a wrong clock: it is newer than no other record and covers none, until its time
+has come. Its usages count like all others: they were read from the store.
+
 A restore takes the highest recorded usage, so without resets it would bring back usage that an
-operator removed on purpose. A reset excludes usages of older records. If a record is eligible for
-an entity, every newer record is, too. So a record that covers the eligible usages of older records
-still covers them after any later reset.
+operator removed on purpose. A reset excludes usages of older records. Which ones is decided when it
+is recorded (``last_excluded``): all up to a commit. A reset for now excludes all commits before it.
+A reset for an earlier time excludes all before the first one that was certainly captured after that
+time: a commit with a time after the recording proves nothing. Only a capture that runs while a
+reset is recorded commits later and is excluded by its time, unless the clock was set back since.
+
+So if a record is eligible for an entity, every newer record is, too, and a record that covers the
+eligible usages of older records still covers them after any later reset.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -26,7 +36,7 @@ from budget_recovery_dagster.domain.counters import (
     ValueShape,
     check_name,
 )
-from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.domain.snapshots import CaptureSource, Commit
 from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, Window, require_aware
 from budget_recovery_dagster.errors import DatabaseError
 
@@ -47,9 +57,11 @@ EVERYONE: Final = Everyone.EVERYONE
 class Reset:
     """A deliberate reset of counters at ``at`` (aware; converted to UTC).
 
-    It excludes usages in records captured until ``at``: those of ``entity`` (None: the aggregate)
-    or of EVERYONE, in the window with the token ``window`` (None: every window of the budget).
-    ``by`` and ``reason`` are for people.
+    It excludes usages in records captured until ``at`` (see ``excludes``): those of ``entity``
+    (None: the aggregate) or of EVERYONE, in the window with the token ``window`` (None: every
+    window of the budget).
+    ``by`` and ``reason`` are for people. ``last_excluded`` is the number of the last commit of
+    those before the reset that it excludes; 0: it excludes none of them, or is not recorded yet.
     """
 
     tenant: str
@@ -60,6 +72,7 @@ class Reset:
     by: str
     reason: str
     recorded_at: datetime
+    last_excluded: int = 0
 
     def __post_init__(self) -> None:
         """Refuse invalid names, windows and times.
@@ -88,38 +101,57 @@ class Reset:
         """Whether it is about usages of a budget and window of its tenant."""
         return self.budget == of.budget and self.window in (None, of.window.token)
 
+    def excludes(self, commit: Commit) -> bool:
+        """Whether it excludes usages of the records of a commit.
+
+        ``reset_excludes`` is the same rule in SQL.
+        """
+        was_running = commit.captured_at <= self.at and commit.stored_at >= self.recorded_at
+        return commit.number <= self.last_excluded or was_running
+
 
 def concerning(of: BudgetWindow, resets: Iterable[Reset]) -> tuple[Reset, ...]:
     """Return a tenant's resets that are about a budget and window."""
     return tuple(reset for reset in resets if reset.is_about(of))
 
 
-def newest_at(resets: Iterable[Reset]) -> datetime | None:
-    """Return the time after which every record is eligible; None: always."""
-    return max((reset.at for reset in resets), default=None)
+def last_excluded(commits: Collection[Commit], at: datetime, recorded_at: datetime) -> int:
+    """Return the last of a tenant's commits that a reset at ``at`` excludes; 0: it excludes none.
+
+    ``commits`` are all that precede the reset; ``recorded_at`` is the present time.
+    """
+    until = max((each.number for each in commits if each.captured_at <= at), default=0)
+    surely_later = (
+        each.number
+        for each in commits
+        if each.number > until and at < each.captured_at <= recorded_at
+    )
+    first_eligible = min(surely_later, default=None)
+    return max(
+        (each.number for each in commits if first_eligible is None or each.number < first_eligible),
+        default=0,
+    )
 
 
 def keeping_out(
-    usages: Usages, captured_at: datetime, of: BudgetWindow, resets: Iterable[Reset]
+    usages: Usages, commit: Commit, of: BudgetWindow, resets: Iterable[Reset]
 ) -> tuple[Reset, ...]:
     """Return a tenant's resets that exclude any usage of a record."""
     return tuple(
         reset
         for reset in resets
-        if captured_at <= reset.at
+        if reset.excludes(commit)
         and reset.is_about(of)
         and (bool(usages) if reset.is_of_everyone else reset.entity in usages)
     )
 
 
-def eligible(
-    usages: Usages, captured_at: datetime, of: BudgetWindow, resets: Sequence[Reset]
-) -> Usages:
+def eligible(usages: Usages, commit: Commit, of: BudgetWindow, resets: Sequence[Reset]) -> Usages:
     """Return the usages of a record that no reset of the tenant excludes.
 
     If no reset excludes any, the same mapping is returned, without a loop over its entities.
     """
-    against = keeping_out(usages, captured_at, of, resets)
+    against = keeping_out(usages, commit, of, resets)
     if not against:
         return usages
     if any(reset.is_of_everyone for reset in against):
@@ -177,7 +209,7 @@ class WindowPoint:
     @property
     def from_earlier(self) -> int:
         """How many entities are missing or lower in the newest intact record."""
-        return sum(captured_at < self.newest_at for captured_at in self.sources.values())
+        return sum(captured_at != self.newest_at for captured_at in self.sources.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,27 +248,30 @@ class WindowMerge:
     """Merges the records of one budget and window, added in any order and any number of times.
 
     Usages that ``resets`` exclude are left out; resets of other windows of the tenant have no
-    effect. ``newest_at`` is the time of the newest record, intact or damaged.
+    effect. ``newest_at`` is the time of the newest record, intact or damaged. What is in the future
+    depends on ``now``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - by keyword, each the caller's own
         self,
         of: BudgetWindow,
         *,
+        now: datetime,
         newest_at: datetime,
         shape: ValueShape | None,
         expiry_seconds: int | None,
         resets: Sequence[Reset] = (),
     ) -> None:
         self.of = of
+        self._now = now
         self._newest_at = newest_at
         self._shape = shape
         self._expiry_seconds = expiry_seconds
         self._resets = concerning(of, resets)
         self._excluding: set[Reset] = set()
         self._usages: dict[Entity, Decimal] = {}
-        self._sources: dict[Entity, datetime] = {}
-        self._intact: set[datetime] = set()
+        self._sources: dict[Entity, Commit] = {}
+        self._newest_intact: Commit | None = None
         self._corrupt: set[datetime] = set()
 
     @property
@@ -247,36 +282,43 @@ class WindowMerge:
     @property
     def newest_intact(self) -> datetime | None:
         """The time of the newest intact record that was added; None: none was."""
-        return max(self._intact, default=None)
+        return None if self._newest_intact is None else self._newest_intact.captured_at
 
-    def add(self, captured_at: datetime, usages: Usages | None) -> None:
+    def add(self, commit: Commit, usages: Usages | None) -> None:
         """Add a record; ``usages`` None: it is damaged."""
         if usages is None:
-            self._corrupt.add(captured_at)
+            self._corrupt.add(commit.captured_at)
             return
-        self._intact.add(captured_at)
+        if self._newest_intact is None or self._is_newer(commit, self._newest_intact):
+            self._newest_intact = commit
         if self._resets:
-            self._excluding.update(keeping_out(usages, captured_at, self.of, self._resets))
-            usages = eligible(usages, captured_at, self.of, self._resets)
-        self._merge(captured_at, usages)
+            self._excluding.update(keeping_out(usages, commit, self.of, self._resets))
+            usages = eligible(usages, commit, self.of, self._resets)
+        self._merge(commit, usages)
 
     def add_excluding(self, reset: Reset) -> None:
         """Note that a reset excludes usages of records that need not be added."""
         self._excluding.add(reset)
 
-    def _merge(self, captured_at: datetime, usages: Usages) -> None:
+    def _is_newer(self, commit: Commit, than: Commit) -> bool:
+        is_future = is_in_the_future(commit.captured_at, self._now)
+        if is_future != is_in_the_future(than.captured_at, self._now):
+            return not is_future
+        return commit.number > than.number
+
+    def _merge(self, commit: Commit, usages: Usages) -> None:
         best, sources = self._usages, self._sources
         if not best:
             best.update(usages)
-            self._sources = dict.fromkeys(usages, captured_at)
+            self._sources = dict.fromkeys(usages, commit)
             return
         for entity, usage in usages.items():
             known = best.get(entity)
             if known is None or usage > known:
                 best[entity] = usage
-                sources[entity] = captured_at
-            elif captured_at > sources[entity] and usage == known:
-                sources[entity] = captured_at
+                sources[entity] = commit
+            elif usage == known and self._is_newer(commit, sources[entity]):
+                sources[entity] = commit
 
     def merged(self, marks: RecordMarks | None) -> WindowPoint:
         """Return the point of the added records; ``marks`` are those of the newest intact one."""
@@ -287,7 +329,7 @@ class WindowMerge:
             shape=self._shape,
             expiry_seconds=self._expiry_seconds,
             corrupt=tuple(sorted(self._corrupt)),
-            sources=self._sources,
+            sources={entity: commit.captured_at for entity, commit in self._sources.items()},
             source=marks.source if marks else None,
             is_truncated=marks.is_truncated if marks else False,
             is_partial=marks.is_partial if marks else False,
@@ -309,7 +351,12 @@ def age(captured_at: datetime, now: datetime) -> timedelta:
 
 def is_in_the_future(captured_at: datetime, now: datetime) -> bool:
     """Whether the time of a snapshot is in the future: a clock was wrong, or is wrong now."""
-    return require_aware(captured_at) - require_aware(now) > MAX_CLOCK_SKEW
+    return require_aware(captured_at) > latest_time(now)
+
+
+def latest_time(now: datetime) -> datetime:
+    """Return the latest time that is not in the future: clocks may differ a little."""
+    return require_aware(now) + MAX_CLOCK_SKEW
 
 
 def is_too_old(captured_at: datetime, now: datetime) -> bool:

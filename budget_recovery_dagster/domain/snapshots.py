@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import islice
 
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
@@ -30,6 +31,19 @@ class CaptureSource(StrEnum):
 
     COUNTERS = "counters"
     LEADERBOARDS = "leaderboards"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """When a snapshot was captured and stored, and its place in the order of commits.
+
+    The database gives out the numbers, from 1, in the order of commits, whatever its clock says.
+    The times are those of its clock, which may have been wrong.
+    """
+
+    number: int
+    captured_at: datetime
+    stored_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,24 +239,49 @@ class RetentionPolicy:
         return require_aware(now) - timedelta(days=self.days)
 
 
+MAX_CAPTURE_GAP = timedelta(hours=24)
+"""A longer time between two captures is a gap: captures failed, or a clock was wrong."""
+CAPTURES_AFTER_GAP = 24
+"""So many captures must follow a gap before snapshots are removed."""
+
+
+def awaited_captures(runs: Iterable[tuple[datetime, datetime]], now: datetime) -> int:
+    """Return how many captures must follow before snapshots may be removed; 0: none.
+
+    ``runs`` are the times at which each capture stored its first and last snapshot, the newest
+    capture first. Also a clock that was set forward or back makes a gap.
+    """
+    following = now
+    for captures, (first, last) in enumerate(islice(runs, CAPTURES_AFTER_GAP)):
+        if max(abs(following - last), abs(last - first)) > MAX_CAPTURE_GAP:
+            return CAPTURES_AFTER_GAP - captures
+        following = first
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class DatedUsages:
-    """The usages of one record of a budget and window; None: the record is damaged."""
+    """The usages of one record of a budget and window; None: the record is damaged.
 
+    ``number`` is that of the commit.
+    """
+
+    number: int
     captured_at: datetime
     usages: Usages | None
 
 
 def needed_past_retention(
-    records: Iterable[DatedUsages], cutoff: datetime, *, covered_since: datetime | None = None
+    records: Iterable[DatedUsages], cutoff: datetime, *, covered_since: int | None = None
 ) -> frozenset[datetime]:
     """Return the times of the records before ``cutoff`` that their window still needs.
 
-    ``records`` are those of one window that has not closed, newest first; they are read one by one,
-    so they need not fit into memory together. An intact record is needed if it raises an entity
-    above all newer ones, so the maximum over the kept records is the maximum over all intact ones.
+    ``records`` are those of one window that has not closed, the newest commit first; they are read
+    one by one, so they need not fit into memory together. An intact record is needed if it raises
+    an entity above all newer ones, so the maximum over the kept records is the maximum over all
+    intact ones.
 
-    ``covered_since`` is the time of the newest intact record that covers the earlier ones; None:
+    ``covered_since`` is the number of the newest intact record that covers the earlier ones; None:
     none does. A damaged record after it is kept: its usages are lost, and that stays visible.
 
     Raises:
@@ -250,13 +289,13 @@ def needed_past_retention(
     """
     best: Usages = {}
     needed: set[datetime] = set()
-    last: datetime | None = None
+    last: int | None = None
     for record in records:
-        if last is not None and record.captured_at > last:
-            raise ValueError(f"a record of {record.captured_at} follows an older one, of {last}")
-        last = record.captured_at
+        if last is not None and record.number > last:
+            raise ValueError(f"record {record.number} follows an older one, {last}")
+        last = record.number
         if record.usages is None:
-            is_needed = covered_since is None or record.captured_at > covered_since
+            is_needed = covered_since is None or record.number > covered_since
         else:
             is_needed = not covers(best, record.usages)
             if is_needed:
@@ -330,12 +369,16 @@ class CaptureFailure:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What a prune removed."""
+    """What a prune removed.
+
+    ``awaited_captures``: nothing was removed, because so many captures must follow a gap first.
+    """
 
     records: int
     captures: int
     contents: int
     failures: int
+    awaited_captures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,11 @@ def reset_json(recorded: RecordedReset) -> str:
     )
 
 
+def discarded_json(discarded: Sequence[ListedSnapshot]) -> str:
+    """Write the discarded snapshots."""
+    return dumped(discarded=discarded, error=None)
+
+
 def snapshots_json(
     snapshots: Sequence[ListedSnapshot], budgets: Sequence[str], damage: Damage
 ) -> str:

@@ -200,6 +200,8 @@ def capture_metadata(captured: Captured) -> dict[str, Any]:
     if captured.pruned:
         metadata["pruned_records"] = captured.pruned.records
         metadata["pruned_snapshots"] = captured.pruned.captures
+        if captured.pruned.awaited_captures:
+            metadata["captures_until_pruning"] = captured.pruned.awaited_captures
     if captured.prune_failure:
         metadata["prune_failure"] = str(captured.prune_failure)
     if captured.outcomes:

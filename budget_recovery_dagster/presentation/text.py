@@ -420,7 +420,9 @@ _CHECKS_STEP = (
 # The first doubt decides what to do about all.
 _STEPS: Mapping[Doubt, str] = {
     Doubt.CHECK_IN_FUTURE: _CLOCKS_STEP,
-    Doubt.SNAPSHOT_IN_FUTURE: _CLOCKS_STEP,
+    Doubt.SNAPSHOT_IN_FUTURE: (
+        f"{_CLOCKS_STEP} Then discard these snapshots: `budget-recovery discard-future`."
+    ),
     Doubt.LOSS_FOUND: ("Wait for the next check, which opens an incident if it confirms the loss."),
     Doubt.CHECKS_UNKNOWN: (
         "Fix the cause above, which `budget-recovery doctor` shows in detail. Then wait for the"
@@ -445,9 +447,9 @@ def _doubts(status: Status) -> Iterator[tuple[Doubt, str]]:
             case Doubt.CHECK_IN_FUTURE if newest:
                 at = clock_time(newest.checked_at, now)
                 yield doubt, f"The newest check has a time in the future: {at}."
-            case Doubt.SNAPSHOT_IN_FUTURE if status.points.newest_snapshot:
-                at = clock_time(status.points.newest_snapshot, now)
-                yield doubt, f"The newest snapshot has a time in the future: {at}."
+            case Doubt.SNAPSHOT_IN_FUTURE if status.points.future:
+                at = clock_time(status.points.future, now)
+                yield doubt, f"A snapshot has a time in the future: {at}."
             case Doubt.LOSS_FOUND if newest:
                 yield doubt, f"The newest check found a loss: {newest.reason}"
             case Doubt.CHECKS_UNKNOWN if newest:

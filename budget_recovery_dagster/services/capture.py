@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
@@ -184,7 +184,7 @@ class Captured:
 # The store is not, or may not be, the accepted one.
 _LOSSES = (PossibleLossError, StoreLostError, CapturesPausedError)
 # Errors that every remaining tenant would meet as well.
-_STOPS = (*_LOSSES, HourClosedError, LeaseLostError)
+_STOPS = (*_LOSSES, HourClosedError, LeaseLostError, ClockSkewError)
 # One refusal may be caused by a tenant's own data. So many in a row are caused by the database.
 # Each may wait for a time-out, and with a thousand tenants that would take longer than the hour.
 _DATABASE_REFUSALS = 3
@@ -385,14 +385,15 @@ def capture_hour(  # noqa: PLR0913 - by keyword, each the caller's own
         )
     if hour.is_past(now):
         return _verify(plane, hour, Hour.containing(now))
-    # The scheduler's clock may be a little ahead of the database's.
-    plane.clock.wait_until(hour.start)
+    _await_start(plane, hour, now)
     if record.state.captures_paused:
         return Paused(record.state)
     with plane.leases.hold(CAPTURE_LEASE, holder) as lease:
         # Before anything is read: usage counted until then is in the snapshot. Under the lease:
         # the order of two captures is then the order of their times.
         captured_at = plane.clock.now()
+        if hour.is_future(captured_at):
+            raise _not_begun(hour)
         if hour.is_past(captured_at):
             raise HourClosedError(
                 f"The hour {hour} closed while this capture was starting.",
@@ -411,6 +412,27 @@ def capture_hour(  # noqa: PLR0913 - by keyword, each the caller's own
         captured = run.capture_all(open_store)
         plane.snapshots.record_failures(captured.failures, run_id=run_id)
         return _prune(plane, captured, retention, lease)
+
+
+def _await_start(plane: ControlPlane, hour: Hour, now: datetime) -> None:
+    """Wait for an hour to begin: the scheduler's clock may be a little ahead of the database's."""
+    waited = timedelta(0)
+    while hour.is_future(now):
+        # By the database's clock it may take for ever: it may be set back, or stand still.
+        if waited >= 2 * MAX_CLOCK_SKEW:
+            raise _not_begun(hour)
+        span = min(hour.start - now, MAX_CLOCK_SKEW)
+        plane.clock.wait(span)
+        waited += span
+        now = plane.clock.now()
+
+
+def _not_begun(hour: Hour) -> HourNotReachedError:
+    return HourNotReachedError(
+        f"The hour {hour} has not begun, although it should have: the database's clock was set "
+        "back, or stands still.",
+        "synchronize the clock of the database's server with NTP, then capture the hour again.",
+    )
 
 
 def _prune(

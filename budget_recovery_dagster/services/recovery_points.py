@@ -80,7 +80,7 @@ class PointAges:
     ``newest_points`` has the newest intact record of an open window of each tenant that has one;
     ``newest_snapshot`` is the newest snapshot of all tenants, None if there is none. ``failing``
     are the tenants whose last capture failed, with their newest snapshot. All of them were read
-    before ``now``.
+    before ``now``. ``future`` is the latest time of a snapshot dated in the future; None: none is.
     """
 
     now: datetime
@@ -88,6 +88,7 @@ class PointAges:
     newest_snapshot: datetime | None
     failing: Mapping[str, datetime | None]
     damage: Damage
+    future: datetime | None = None
 
     @property
     def watched(self) -> Mapping[str, datetime | None]:
@@ -112,16 +113,11 @@ class PointAges:
         return (
             self.newest_snapshot is not None
             and not is_too_old(self.newest_snapshot, self.now)
-            and not self.is_in_the_future
+            and self.future is None
             and not self.too_old
             and not self.damage.records
             and not self.damage.unverified
         )
-
-    @property
-    def is_in_the_future(self) -> bool:
-        """Whether the newest snapshot has a time in the future, so that ages are unknown."""
-        return self.newest_snapshot is not None and is_in_the_future(self.newest_snapshot, self.now)
 
 
 def survey_points(plane: ControlPlane) -> PointSurvey:
@@ -161,15 +157,23 @@ def judge_point_ages(plane: ControlPlane, *, within: timedelta | None = None) ->
     failing = plane.reports.failing()
     # After what it is compared with: none of it is in the future. Before the slow verification.
     now = plane.clock.now()
+    future = plane.snapshots.in_future(now)
     return PointAges(
         now=now,
         newest_points=newest_points,
-        newest_snapshot=max(snapshots.values(), default=None),
+        newest_snapshot=_newest(snapshots.values(), now),
+        future=future[0].captured_at if future else None,
         failing=failing,
         damage=plane.points.damaged(now)
         if within is None
         else verify_within(plane, within, now, snapshots),
     )
+
+
+def _newest(times: Collection[datetime], now: datetime) -> datetime | None:
+    """Return the latest time that is not in the future, or the latest if all are."""
+    past = [at for at in times if not is_in_the_future(at, now)]
+    return max(past or times, default=None)
 
 
 def verify_within(

@@ -114,7 +114,7 @@ class Status:
         newest = self.checks[0] if self.checks else None
         if newest is not None and is_in_the_future(newest.checked_at, self.at):
             return Doubt.CHECK_IN_FUTURE
-        if self.points.is_in_the_future:
+        if self.points.future is not None:
             return Doubt.SNAPSHOT_IN_FUTURE
         if newest is not None and newest.verdict.is_alarm and not self._is_settled(newest):
             return Doubt.LOSS_FOUND

@@ -342,8 +342,7 @@ class StoreWatch:
         return replace(baseline_of(again, now), version=accepted.version), again
 
     def _observe_again(self, target: Baseline | None) -> Finding:
-        clock = self.plane.clock
-        clock.wait_until(clock.now() + AGREEING_AFTER)
+        self.plane.clock.wait(AGREEING_AFTER)
         with self.open_again() as store:
             return self._observe(store, target)
 

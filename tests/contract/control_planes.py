@@ -18,6 +18,7 @@ from budget_recovery_dagster.adapters.postgres import (
 )
 from budget_recovery_dagster.domain import (
     CAPTURE_LEASE,
+    CAPTURES_AFTER_GAP,
     EVERYONE,
     RESTORE_LEASE,
     Baseline,
@@ -191,7 +192,25 @@ class ControlPlane(ports.ControlPlane):
         windows = point.windows if point else ()
         return [window for window in windows if window.of.window.is_current(now)]
 
+    def end_gap(self) -> None:
+        """Capture another tenant so often that a gap before it no longer delays pruning."""
+        name = f"pulse {next(self.sequences)}"
+        now = self.clock.now()
+        for left in range(CAPTURES_AFTER_GAP, 0, -1):
+            at = now - timedelta(microseconds=left)
+            self.capture(name, {("pulse", "lifetime"): {None: "0.000001"}}, at=at)
+        self.clock.set(now)
+
     def prune(self, *tenants: str, policy: RetentionPolicy = WEEK) -> PruneReport:
+        """Prune at once, even after a gap."""
+        report = self.prune_after_gap(*tenants, policy=policy)
+        if not report.awaited_captures:
+            return report
+        self.end_gap()
+        return self.prune_after_gap(*tenants, policy=policy)
+
+    def prune_after_gap(self, *tenants: str, policy: RetentionPolicy = WEEK) -> PruneReport:
+        """Prune as a capture does: not before enough captures have followed a gap."""
         with self.lease() as lease:
             return self.snapshots.prune(tenants, policy=policy, now=self.clock.now(), lease=lease)
 

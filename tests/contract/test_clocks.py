@@ -1,13 +1,19 @@
-import threading
-import time
-from datetime import datetime, timedelta
+"""The clock of the database, and waits, which do not depend on it."""
 
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from itertools import chain, repeat
+
+import psycopg
 import pytest
 
 from budget_recovery_dagster.adapters.postgres import Database
 from budget_recovery_dagster.ports import Clock
 from tests.contract.control_planes import NOON
 from tests.fakes.control_plane import ManualClock
+
+HOUR = timedelta(hours=1)
 
 
 @pytest.fixture(params=["memory", "postgres"])
@@ -18,39 +24,37 @@ def clock(request: pytest.FixtureRequest) -> Clock:
     return database
 
 
-def test_waiting_ends_when_the_clock_has_reached_the_time(clock: Clock) -> None:
-    at = clock.now() + timedelta(seconds=0.6)
-    clock.wait_until(at)
-    assert at <= clock.now() < at + timedelta(seconds=10)
-
-
-def test_waiting_for_a_past_time_returns_at_once(clock: Clock) -> None:
+def test_a_wait_lasts_its_span(clock: Clock) -> None:
     before = clock.now()
-    clock.wait_until(before - timedelta(hours=1))
+    clock.wait(timedelta(seconds=0.6))
+    assert timedelta(seconds=0.6) <= clock.now() - before < timedelta(seconds=10)
+
+
+@pytest.mark.parametrize("span", [timedelta(0), -HOUR])
+def test_a_wait_of_nothing_returns_at_once(clock: Clock, span: timedelta) -> None:
+    before = clock.now()
+    clock.wait(span)
     assert before <= clock.now() < before + timedelta(seconds=10)
 
 
-def test_a_time_without_a_zone_is_refused(clock: Clock) -> None:
-    with pytest.raises(ValueError, match="no time zone"):
-        clock.wait_until(datetime(2020, 1, 1))  # noqa: DTZ001 - it is what is refused
+def standing(_: psycopg.Connection) -> datetime:
+    return NOON
 
 
-def test_waiting_uses_the_clock_of_the_database(database_url: str) -> None:
-    manual = ManualClock(NOON)
-    with Database(database_url, clock=lambda _: manual.now()) as database:
-        done = threading.Event()
-
-        def wait() -> None:
-            database.wait_until(NOON + timedelta(milliseconds=100))
-            done.set()
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        assert not done.wait(1), "it went by the clock of this host"
-        # An hour of that clock passes at once, and the wait notices it.
-        manual.advance(timedelta(hours=1))
-        assert done.wait(10)
-        thread.join()
+@pytest.mark.parametrize(
+    "shown",
+    [
+        pytest.param(repeat(NOON), id="stands still"),
+        pytest.param(chain([NOON], repeat(NOON - HOUR)), id="is set back"),
+        pytest.param(chain([NOON], repeat(NOON + HOUR)), id="is set forward"),
+    ],
+)
+def test_a_wait_does_not_depend_on_the_clock_of_the_database(
+    database_url: str, shown: "repeat[datetime] | chain[datetime]"
+) -> None:
+    at: Callable[[object], datetime] = lambda _: next(shown)  # noqa: E731 - an iterator's next
+    with Database(database_url, clock=at) as database:
+        database.now()
         started = time.monotonic()
-        database.wait_until(manual.now())
-        assert time.monotonic() - started < 5
+        database.wait(timedelta(seconds=0.6))
+        assert 0.5 < time.monotonic() - started < 10

@@ -6,7 +6,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain import Hour, StoreIdentity, TenantSnapshot
+from budget_recovery_dagster.domain import Hour, RetentionPolicy, StoreIdentity, TenantSnapshot
 from budget_recovery_dagster.errors import (
     BaselineMovedError,
     BudgetRecoveryError,
@@ -17,7 +17,6 @@ from budget_recovery_dagster.ports import Lease
 from tests.contract.control_planes import (
     BORN,
     NOON,
-    WEEK,
     ControlPlane,
     Counters,
     on_postgres,
@@ -168,6 +167,9 @@ def waits_for_a_lock(admin: psycopg.Connection) -> bool:
     return admin.execute(f"{waiting} and datname = current_database()".encode()).rowcount > 0
 
 
+DAY = RetentionPolicy(days=1)
+
+
 def test_concurrent_prunes_and_commits_never_lose_a_shared_content(
     database_url: str, admin: psycopg.Connection
 ) -> None:
@@ -177,15 +179,13 @@ def test_concurrent_prunes_and_commits_never_lose_a_shared_content(
     def prune_on(plane: ControlPlane, lease: Lease) -> int:
         removed = 0
         while not stop.is_set():
-            report = plane.snapshots.prune(
-                ["acme"], policy=WEEK, now=plane.clock.now(), lease=lease
-            )
+            report = plane.snapshots.prune(["acme"], policy=DAY, now=plane.clock.now(), lease=lease)
             removed += report.contents
         return removed
 
     def commit_on(plane: ControlPlane, lease: Lease) -> None:
         for step in range(120):
-            plane.clock.set(NOON + step * timedelta(days=4))
+            plane.clock.set(NOON + step * timedelta(days=1))
             token = plane.clock.now().date().isoformat()
             content = {"alice": str(step % 3)}
             commit(plane, plane.take(reading("acme", {("team", token): content})), lease)
@@ -201,7 +201,7 @@ def test_concurrent_prunes_and_commits_never_lose_a_shared_content(
         assert pruning.result() > 0
         assert len(plane.points.current_usages("acme", plane.clock.now())) == 1
         assert plane.reports.damaged_in(Hour.containing(plane.clock.now())) == ()
-        plane.snapshots.prune(["acme"], policy=WEEK, now=plane.clock.now(), lease=lease)
+        plane.snapshots.prune(["acme"], policy=DAY, now=plane.clock.now(), lease=lease)
     assert (count(admin, "capture"), count(admin, "budget_content")) == (2, 2)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 
 import psycopg
@@ -10,6 +11,7 @@ import pytest
 from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases
 from budget_recovery_dagster.domain import LeaseState
 from budget_recovery_dagster.errors import LeaseLostError
+from budget_recovery_dagster.stopwatch import HostClock
 from tests.contract.control_planes import is_held
 from tests.waiting import wait_until
 
@@ -72,3 +74,52 @@ def test_a_lease_with_a_longer_maximum_duration_is_renewed(
     with leases.hold("restore", "busy", at_most=NEVER) as lease:
         wait_until(lambda: admin.execute(beyond).rowcount == 1)
         lease.require_held()
+
+
+@dataclass
+class SuspendableHost:
+    """The clocks of a host: suspension stops only the monotonic one."""
+
+    suspended: float = 0.0
+
+    @property
+    def clocks(self) -> list[HostClock]:
+        return [time.monotonic, lambda: time.monotonic() + self.suspended]
+
+    def suspend(self, seconds: float) -> None:
+        self.suspended += seconds
+
+
+def test_a_lease_has_expired_for_its_holder_after_the_host_was_suspended(
+    database: Database,
+) -> None:
+    host = SuspendableHost()
+    leases = PostgresLeases(database, renew_every=NEVER, host_clocks=host.clocks)
+    with leases.hold("restore", "suspended") as lease:
+        host.suspend(29)
+        lease.require_held()
+        host.suspend(1)
+        with pytest.raises(LeaseLostError, match="could not be renewed in time"):
+            lease.require_held()
+
+
+def test_a_renewal_that_was_under_way_does_not_revive_a_lease(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = SuspendableHost()
+    leases = PostgresLeases(database, renew_every=OFTEN, host_clocks=host.clocks)
+    with leases.hold("restore", "suspended") as lease:
+        host.suspend(31)
+        assert not is_held(lease)
+        # The server would still renew it: by its clock it has not expired.
+        assert leases.state_of("restore").holder == "suspended"
+        time.sleep(5 * OFTEN.total_seconds())
+        assert not is_held(lease)
+
+
+def test_a_host_clock_that_is_set_back_prolongs_no_lease(database: Database) -> None:
+    host = SuspendableHost()
+    leases = PostgresLeases(database, duration=SHORT, renew_every=NEVER, host_clocks=host.clocks)
+    with leases.hold("restore", "slow") as lease:
+        host.suspend(-3600)
+        wait_until(lambda: not is_held(lease), seconds=10)

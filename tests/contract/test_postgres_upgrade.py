@@ -1,9 +1,10 @@
-"""Databases of checkouts before the first release are refused and not changed."""
+"""Upgrades keep all rows; databases of checkouts before the first release are refused."""
 
 import psycopg
 import pytest
 
 from budget_recovery_dagster.adapters.postgres import Database, migrate
+from budget_recovery_dagster.adapters.postgres.migrations import v1_recovery, v1_snapshots
 from budget_recovery_dagster.errors import SchemaVersionError
 
 UNRELEASED = ["0001", "0002", "0003", "0004", "0005", "0006"]
@@ -73,3 +74,69 @@ def test_the_columns_of_recoveries_and_restores_are_described(admin: psycopg.Con
         " and a.attnum > 0 and not a.attisdropped and col_description(c.oid, a.attnum) is null"
     ).fetchall()
     assert undescribed == []
+
+
+# The third snapshot was captured by a clock that was ahead, and the fourth once it was right.
+VERSION_1_ROWS = """
+insert into budget_recovery.alembic_version values ('v1');
+insert into budget_recovery.capture
+select tenant, captured_at::timestamptz, stored_at::timestamptz, 'run', 'counters', now(), 1,
+       0, 0, 0, 0, '[]', 0, '[]', false
+from (values
+    ('acme', '2026-11-25 12:00Z', '2026-11-25 12:01Z'),
+    ('acme', '2026-11-25 13:00Z', '2026-11-25 13:01Z'),
+    ('b', '2027-01-04 13:00Z', '2027-01-04 13:01Z'),
+    ('b', '2026-11-25 13:00Z', '2026-11-25 13:02Z')
+) c (tenant, captured_at, stored_at);
+insert into budget_recovery.budget_reset
+    (tenant, budget_id, of_everyone, at, reset_by, reason, recorded_at)
+select tenant, 'team', true, at::timestamptz, 'ann', 'pardoned', '2026-11-25 14:00Z'
+from (values
+    ('acme', '2026-11-25 12:30Z'), ('acme', '2026-11-25 11:00Z'), ('b', '2026-11-25 14:00Z')
+) r (tenant, at);
+"""
+
+
+def make_version_1(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "create schema budget_recovery; create table budget_recovery.alembic_version"
+            " (version_num varchar(32) primary key)"
+        )
+        for block in (*v1_snapshots.BLOCKS, *v1_recovery.BLOCKS, VERSION_1_ROWS):
+            connection.execute(block.encode())
+
+
+def test_an_upgrade_numbers_the_snapshots_in_the_order_of_their_storing(
+    empty_database_url: str,
+) -> None:
+    make_version_1(empty_database_url)
+    assert migrate(empty_database_url).from_version == "v1"
+    with psycopg.connect(empty_database_url) as connection:
+        numbers = connection.execute(
+            "select tenant, extract(hour from captured_at at time zone 'UTC')::int, commit_number"
+            " from budget_recovery.capture order by commit_number"
+        ).fetchall()
+        assert numbers == [("acme", 12, 1), ("acme", 13, 2), ("b", 13, 3), ("b", 13, 4)]
+        # What a reset excluded by time, it excludes by number.
+        excluded = connection.execute(
+            "select tenant, last_excluded from budget_recovery.budget_reset order by reset_id"
+        ).fetchall()
+        assert excluded == [("acme", 1), ("acme", 0), ("b", 3)]
+        [(following,)] = connection.execute(
+            "insert into budget_recovery.capture (tenant, captured_at, stored_at, run_id, source,"
+            " store_created_at, store_last_sequence, record_count, entry_count, omitted_count,"
+            " unreadable_count, unreadable, drop_count, drops, is_partial) values ('acme', now(),"
+            " now(), 'run', 'counters', now(), 1, 0, 0, 0, 0, '[]', 0, '[]', false)"
+            " returning commit_number"
+        ).fetchall()
+        assert following == 5
+
+
+def test_an_upgrade_of_a_database_without_snapshots_numbers_from_1(empty_database_url: str) -> None:
+    migrate(empty_database_url)
+    with psycopg.connect(empty_database_url) as connection:
+        [(following,)] = connection.execute(
+            "select nextval(pg_get_serial_sequence('budget_recovery.capture', 'commit_number'))"
+        ).fetchall()
+    assert following == 1

@@ -123,8 +123,9 @@ def test_the_view_contains_what_a_restore_would_use(
         ("team", "2020-01"): {"alice": "100"},
     }
     lower: Counters = {("team", "lifetime"): {"alice": "3", "bob": "4"}}
-    plane.capture("acme", first, at=today)
-    plane.capture("acme", lower, at=today + timedelta(hours=1))
+    before = today - timedelta(hours=1)
+    plane.capture("acme", first, at=before)
+    plane.capture("acme", lower, at=today)
     plane.capture("other", {("team", "lifetime"): {"alice": "7"}})
     point = plane.points.current_usages("acme", today)
     rows = admin.execute(
@@ -133,10 +134,10 @@ def test_the_view_contains_what_a_restore_would_use(
         " order by window_token, entity nulls first"
     ).fetchall()
     assert rows == [
-        ("team", month, "alice", Decimal(2), today),
-        ("team", "lifetime", None, Decimal(6), today),
-        ("team", "lifetime", "alice", Decimal(5), today + timedelta(hours=1)),
-        ("team", "lifetime", "bob", Decimal(4), today + timedelta(hours=1)),
+        ("team", month, "alice", Decimal(2), before),
+        ("team", "lifetime", None, Decimal(6), before),
+        ("team", "lifetime", "alice", Decimal(5), today),
+        ("team", "lifetime", "bob", Decimal(4), today),
     ]
     assert point == {
         of(budget, token): {row[2]: row[3] for row in rows if (row[0], row[1]) == (budget, token)}

@@ -98,8 +98,11 @@ def test_a_snapshot_without_some_of_its_records_is_not_retained(plane: ControlPl
     plane.capture(
         "acme", {("gone", "lifetime"): {"alice": "5"}, ("stays", "lifetime"): {"bo": "1"}}
     )
+    for day in range(1, 6):
+        plane.capture("daily", TEAM, at=NOON + day * DAY)
     plane.capture("acme", {("stays", "lifetime"): {"bo": "2"}}, at=NOON + 6 * DAY)
     plane.capture("spared", TEAM, at=NOON + 6 * DAY)
+    plane.capture("daily", TEAM, at=NOON + 7 * DAY)
     plane.clock.set(NOON + 7 * DAY + MINUTE)
     assert plane.prune("acme").captures == 0
     late = Hour(NOON + 6 * DAY)
@@ -109,7 +112,7 @@ def test_a_snapshot_without_some_of_its_records_is_not_retained(plane: ControlPl
         "acme": {late},
         "spared": {late},
     }
-    assert plane.snapshots.tenants() == {"acme", "spared"}
+    assert plane.snapshots.tenants() == {"acme", "daily", "spared"}
 
 
 @pytest.mark.parametrize("tenants", [[], ["unknown"]])

@@ -39,6 +39,7 @@ def test_a_check_with_any_verdict_is_stored_exactly(plane: ControlPlane, verdict
 def test_checks_are_listed_newest_first_and_then_by_order_of_writing(plane: ControlPlane) -> None:
     later = replace(GOOD, checked_at=NOON + timedelta(minutes=10))
     second = replace(GOOD, checked_by="tick 2")
+    plane.clock.set(later.checked_at)
     for check in (later, GOOD, second):
         plane.registry.record_check(check)
     assert plane.registry.newest_checks(10) == (later, second, GOOD)
@@ -92,3 +93,15 @@ def test_any_text_can_be_stored(plane: ControlPlane) -> None:
     assert kept.checked_by == "half a pair \\ud83d"
     assert kept.reason.startswith("NUL \\x00 NUL")
     assert len(kept.reason) == 2000
+
+
+def test_a_check_dated_in_the_future_hides_no_later_one(plane: ControlPlane) -> None:
+    ahead = replace(GOOD, checked_by="ahead", checked_at=NOON + 40 * DAY)
+    record(plane, ahead)
+    assert plane.registry.newest_checks(10) == (ahead,)
+    record(plane, GOOD)
+    assert plane.registry.newest_checks(10) == (GOOD, ahead)
+    assert plane.registry.newest_good_check() == GOOD
+    blind = replace(BLIND, checked_at=NOON + timedelta(minutes=10))
+    record(plane, blind)
+    assert plane.registry.newest_checks(10) == (blind, GOOD, ahead)

@@ -25,6 +25,7 @@ from budget_recovery_dagster.domain import (
     CaptureFailure,
     CaptureSummary,
     Check,
+    Commit,
     Holding,
     Incident,
     KeptPreview,
@@ -60,9 +61,9 @@ class ManualClock:
     def now(self) -> datetime:
         return self._now
 
-    def wait_until(self, at: datetime) -> None:
-        """Move to ``at`` at once, unless it has passed."""
-        self._now = max(self._now, require_aware(at))
+    def wait(self, span: timedelta) -> None:
+        """Move forward at once."""
+        self._now += max(span, timedelta(0))
 
     def set(self, at: datetime) -> None:
         """Change the time, even to an earlier one."""
@@ -77,10 +78,15 @@ class ManualClock:
 class StoredSnapshot:
     """A stored snapshot; pruning removes records from it."""
 
+    number: int
     summary: CaptureSummary
     stored_at: datetime
     drops: tuple[NamedDrop, ...]
     records: dict[BudgetWindow, BudgetRecord]
+
+    @property
+    def commit(self) -> Commit:
+        return Commit(self.number, self.summary.captured_at, self.stored_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,7 @@ class MemoryState:
     clock: ManualClock
     lock: threading.RLock = field(default_factory=threading.RLock)
     store: StoreRecord | None = None
+    commits: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
     holdings: dict[str, Holding] = field(default_factory=dict)
     snapshots: dict[tuple[str, datetime], StoredSnapshot] = field(default_factory=dict)
@@ -133,6 +140,7 @@ class MemoryState:
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     audits: dict[tuple[str, datetime, str, BudgetWindow], KeptAudit] = field(default_factory=dict)
     resets: list[Reset] = field(default_factory=list)
+    discarded: list[tuple[str, datetime, str, str]] = field(default_factory=list)
     landmarks: list[Landmark] = field(default_factory=list)
     given: tuple[int, str | None] = (0, None)
 

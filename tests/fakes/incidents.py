@@ -36,6 +36,7 @@ from budget_recovery_dagster.domain import (
     RecoveryState,
     Standing,
     StoreRecord,
+    is_in_the_future,
     moves,
     require_bucket,
     same_creation,
@@ -173,7 +174,11 @@ def newest_good_check(state: MemoryState) -> Check | None:
 
 def _newest_first(state: MemoryState) -> list[Check]:
     # Of several with the same time, the last written comes first.
-    return sorted(state.checks, key=lambda each: each.checked_at)[::-1]
+    now = state.clock.now()
+    return sorted(
+        state.checks,
+        key=lambda each: (not is_in_the_future(each.checked_at, now), each.checked_at),
+    )[::-1]
 
 
 _log = logging.getLogger(__name__)

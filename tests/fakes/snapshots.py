@@ -24,6 +24,7 @@ from budget_recovery_dagster.domain import (
     CaptureFailure,
     CaptureSource,
     CaptureSummary,
+    Commit,
     Damage,
     DatedUsages,
     Facts,
@@ -45,13 +46,15 @@ from budget_recovery_dagster.domain import (
     WindowMerge,
     WindowPoint,
     admit,
+    awaited_captures,
     concerning,
     eligible,
     hash_usages,
+    is_in_the_future,
     keeping_out,
+    last_excluded,
     max_merge,
     needed_past_retention,
-    newest_at,
     require_healthy,
     tokens_at,
 )
@@ -72,6 +75,12 @@ class MemoryResets(OnState):
     def record(self, reset: Reset) -> Reset:
         kept = storable_reset(reset)
         with self._plane.lock:
+            commits = [
+                stored.commit
+                for (tenant, _), stored in self._plane.snapshots.items()
+                if tenant == kept.tenant
+            ]
+            kept = replace(kept, last_excluded=last_excluded(commits, kept.at, kept.recorded_at))
             self._plane.resets.append(kept)
             self._plane.add_landmark(LandmarkKind.RESET)
         return kept
@@ -89,12 +98,8 @@ class MemorySnapshots(OnState):
         return frozenset(tenant for tenant, _ in self._plane.snapshots)
 
     def newest_identity(self) -> StoreIdentity | None:
-        newest = max(
-            (stored.summary for stored in self._plane.snapshots.values()),
-            key=lambda summary: (summary.captured_at, summary.identity.last_sequence),
-            default=None,
-        )
-        return None if newest is None else newest.identity
+        newest = max(self._plane.snapshots.values(), key=lambda stored: stored.number, default=None)
+        return None if newest is None else newest.summary.identity
 
     def commit(
         self,
@@ -108,18 +113,19 @@ class MemorySnapshots(OnState):
         with self._plane.lock:
             require_lease(self._plane, lease, name=CAPTURE_LEASE)
             store = self._plane.claimed_store()
+            now = self._plane.clock.now()
+            times = (stored.summary.captured_at for stored in self._of([snapshot.tenant]))
             facts = Facts(
-                now=self._plane.clock.now(),
+                now=now,
                 state=store.state,
                 baseline=store.baseline,
-                newest=max(
-                    (stored.summary.captured_at for stored in self._of([snapshot.tenant])),
-                    default=None,
-                ),
+                newest=max((at for at in times if not is_in_the_future(at, now)), default=None),
             )
             baseline = admit(snapshot, hour=hour, judged=judged, facts=facts)
             if not snapshot.is_empty:
+                self._plane.commits += 1
                 self._plane.snapshots[snapshot.tenant, snapshot.captured_at] = StoredSnapshot(
+                    number=self._plane.commits,
                     summary=summary_of(snapshot, run_id),
                     stored_at=facts.now,
                     drops=named_drops_of(snapshot),
@@ -145,6 +151,8 @@ class MemorySnapshots(OnState):
         with self._plane.lock:
             require_lease(self._plane, lease, name=CAPTURE_LEASE)
             require_healthy(self._plane.claimed_store().state, "no snapshot is removed")
+            if awaited := awaited_captures(self._runs(), now):
+                return PruneReport(0, 0, 0, 0, awaited_captures=awaited)
             hashes = self._hashes()
             records = sum(self._prune_records(tenant, cutoff, now) for tenant in tenants)
             captures = [
@@ -172,17 +180,24 @@ class MemorySnapshots(OnState):
             expired = [each for each in snapshots if each.summary.captured_at < cutoff]
             needed: frozenset[datetime] = frozenset()
             if of.window.end is None or now < of.window.end:
-                # A tenant's snapshots are in order of time: each is newer than the last.
                 newest_first = [
-                    (each.summary.captured_at, each.records[of]) for each in reversed(snapshots)
+                    (each.commit, each.records[of])
+                    for each in sorted(snapshots, key=lambda each: each.number, reverse=True)
+                    if not is_in_the_future(each.summary.captured_at, now)
                 ]
                 covering = (
-                    at for at, record in newest_first if record.covers_earlier and is_intact(record)
+                    commit.number
+                    for commit, record in newest_first
+                    if record.covers_earlier and is_intact(record)
                 )
                 needed = needed_past_retention(
                     (
-                        DatedUsages(at, record.usages if is_intact(record) else None)
-                        for at, record in newest_first
+                        DatedUsages(
+                            commit.number,
+                            commit.captured_at,
+                            record.usages if is_intact(record) else None,
+                        )
+                        for commit, record in newest_first
                     ),
                     cutoff,
                     covered_since=next(covering, None),
@@ -192,6 +207,15 @@ class MemorySnapshots(OnState):
                     del stored.records[of]
                     removed += 1
         return removed
+
+    def _runs(self) -> list[tuple[datetime, datetime]]:
+        """Return when each capture stored its first and last snapshot, the newest first."""
+        runs: dict[datetime, list[datetime]] = {}
+        for stored in sorted(
+            self._plane.snapshots.values(), key=lambda each: each.number, reverse=True
+        ):
+            runs.setdefault(stored.summary.captured_at, []).append(stored.stored_at)
+        return [(min(times), max(times)) for times in runs.values()]
 
     def listed(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
         together: defaultdict[tuple[datetime, CaptureSource], list[StoredSnapshot]]
@@ -205,6 +229,21 @@ class MemorySnapshots(OnState):
             _listed(*key, together[key])
             for key in sorted(by_source, key=lambda key: key[0], reverse=True)
         )
+
+    def in_future(self, now: datetime) -> tuple[ListedSnapshot, ...]:
+        return tuple(each for each in self.listed(None) if is_in_the_future(each.captured_at, now))
+
+    def discard_future(self, *, by: str, reason: str, lease: Lease) -> tuple[ListedSnapshot, ...]:
+        with self._plane.lock:
+            require_lease(self._plane, lease, name=CAPTURE_LEASE)
+            require_healthy(self._plane.claimed_store().state, "no snapshot is discarded")
+            now = self._plane.clock.now()
+            discarded = self.in_future(now)
+            for tenant, captured_at in list(self._plane.snapshots):
+                if is_in_the_future(captured_at, now):
+                    del self._plane.snapshots[tenant, captured_at]
+                    self._plane.discarded.append((tenant, captured_at, by, reason))
+            return discarded
 
     def budgets_of(self, tenant: str) -> tuple[str, ...]:
         return tuple(
@@ -323,22 +362,20 @@ class MemoryCaptureReports(OnState):
         )
 
     def newest_snapshots(self) -> Mapping[str, datetime]:
-        # A tenant's snapshots are in order of time.
-        return dict(sorted(self._plane.snapshots))
+        newest = _newest_of_each(self._plane)
+        return {tenant: newest[tenant].summary.captured_at for tenant in sorted(newest)}
 
     def failing(self) -> Mapping[str, datetime | None]:
+        now = self._plane.clock.now()
         failed_at: dict[str, datetime] = {}
         for (_, kind, name), noted in self._plane.failures.items():
-            if kind is Uncaptured.TENANT:
+            if kind is Uncaptured.TENANT and not is_in_the_future(noted.failed_at, now):
                 failed_at[name] = max(noted.failed_at, failed_at.get(name, noted.failed_at))
-        newest = {
-            tenant: (captured_at, stored.stored_at)
-            for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key)
-        }
+        newest = _newest_of_each(self._plane)
         return {
-            tenant: newest[tenant][0] if tenant in newest else None
+            tenant: newest[tenant].summary.captured_at if tenant in newest else None
             for tenant in sorted(failed_at)
-            if tenant not in newest or newest[tenant][1] < failed_at[tenant]
+            if tenant not in newest or newest[tenant].stored_at < failed_at[tenant]
         }
 
     def _by(self, run_id: str) -> Iterator[StoredSnapshot]:
@@ -348,6 +385,19 @@ class MemoryCaptureReports(OnState):
 
     def _summaries(self, snapshots: Iterable[StoredSnapshot]) -> tuple[CaptureSummary, ...]:
         return tuple(sorted((stored.summary for stored in snapshots), key=_order))
+
+
+def _oldest_first(plane: MemoryState, now: datetime) -> list[StoredSnapshot]:
+    """Sort the snapshots in the order of commits, after those that are dated in the future."""
+    return sorted(
+        plane.snapshots.values(),
+        key=lambda each: (not is_in_the_future(each.summary.captured_at, now), each.number),
+    )
+
+
+def _newest_of_each(plane: MemoryState) -> dict[str, StoredSnapshot]:
+    """Return the newest snapshot of each tenant."""
+    return {each.summary.tenant: each for each in _oldest_first(plane, plane.clock.now())}
 
 
 def _order(summary: CaptureSummary) -> tuple[str, datetime]:
@@ -394,16 +444,12 @@ def _stored_record(stored: StoredSnapshot, record: BudgetRecord) -> StoredRecord
     )
 
 
-def _by_key(item: tuple[tuple[str, datetime], StoredSnapshot]) -> tuple[str, datetime]:
-    return item[0]
-
-
 def _entry_order(of: BudgetWindow) -> tuple[str, str]:
     return of.budget, of.window.token
 
 
-Records = list[tuple[datetime, BudgetRecord]]
-"""The records of one budget and window with their times, newest first."""
+Records = list[tuple[Commit, BudgetRecord]]
+"""The records of one budget and window with their commits, newest first."""
 
 
 class MemoryRecoveryPoints:
@@ -431,16 +477,16 @@ class MemoryRecoveryPoints:
 
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
         with self._plane.lock:
-            times = [at for name, at in self._plane.snapshots if name == tenant]
-            if not times:
+            mine = [e for e in _oldest_first(self._plane, now) if e.summary.tenant == tenant]
+            if not mine:
                 return None
-            newest_at = max(times)
+            newest_at = mine[-1].summary.captured_at
             current, closed_since = tokens_at(now), tokens_at(newest_at)
             windows = [
-                self._window_point(tenant, of, records, records)
-                for of, records in self._records_of(tenant).items()
+                self._window_point(tenant, of, records, records, now)
+                for of, records in self._records_of(tenant, now).items()
                 if of.window.token in current
-                or (of.window.token in closed_since and records[0][0] == newest_at)
+                or (of.window.token in closed_since and records[0][0].captured_at == newest_at)
             ]
             return self._point(tenant, newest_at, windows)
 
@@ -448,11 +494,12 @@ class MemoryRecoveryPoints:
         with self._plane.lock:
             if (tenant, captured_at) not in self._plane.snapshots:
                 return None
+            now = self._plane.clock.now()
             windows = [
-                self._window_point(tenant, of, records, [each])
-                for of, records in self._records_of(tenant).items()
+                self._window_point(tenant, of, records, [each], now)
+                for of, records in self._records_of(tenant, now).items()
                 for each in records
-                if each[0] == captured_at
+                if each[0].captured_at == captured_at
             ]
             return self._point(tenant, captured_at, windows)
 
@@ -464,25 +511,26 @@ class MemoryRecoveryPoints:
         usages = {
             of: max_merge(
                 *(
-                    eligible(record.usages, at, of, resets)
-                    for at, record in records
+                    eligible(record.usages, commit, of, resets)
+                    for commit, record in records
                     if is_intact(record)
                 )
             )
-            for of, records in self._records_of(tenant).items()
+            for of, records in self._records_of(tenant, now).items()
             if of.window.is_current(now)
         }
         return {of: each for of, each in usages.items() if each}
 
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
-        return {
-            tenant: captured_at
-            for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key)
+        newest = {
+            stored.summary.tenant: stored.summary.captured_at
+            for stored in _oldest_first(self._plane, now)
             if any(
                 of.window.is_current(now) and is_intact(record)
                 for of, record in stored.records.items()
             )
         }
+        return dict(sorted(newest.items()))
 
     def damaged(
         self, now: datetime, *, tenant: str | None = None, within: timedelta | None = None
@@ -500,12 +548,12 @@ class MemoryRecoveryPoints:
             )
         return Damage({each: count for each, count in counts.items() if count})
 
-    def _records_of(self, tenant: str) -> dict[BudgetWindow, Records]:
+    def _records_of(self, tenant: str, now: datetime) -> dict[BudgetWindow, Records]:
         found: dict[BudgetWindow, Records] = {}
-        for name, captured_at in sorted(self._plane.snapshots, reverse=True):
-            if name == tenant:
-                for of, record in self._plane.snapshots[name, captured_at].records.items():
-                    found.setdefault(of, []).append((captured_at, record))
+        for stored in reversed(_oldest_first(self._plane, now)):
+            if stored.summary.tenant == tenant:
+                for of, record in stored.records.items():
+                    found.setdefault(of, []).append((stored.commit, record))
         return found
 
     def _point(self, tenant: str, captured_at: datetime, windows: list[WindowPoint]) -> TenantPoint:
@@ -519,7 +567,7 @@ class MemoryRecoveryPoints:
         )
 
     def _window_point(
-        self, tenant: str, of: BudgetWindow, known: Records, wanted: Records
+        self, tenant: str, of: BudgetWindow, known: Records, wanted: Records, now: datetime
     ) -> WindowPoint:
         """Merge the ``wanted`` records of a window out of all its ``known`` ones."""
         described = [record for _, record in known if record.shape is not None]
@@ -527,29 +575,29 @@ class MemoryRecoveryPoints:
         heeded, ignored = (resets, ()) if self._heeds_resets else ((), resets)
         window = WindowMerge(
             of,
-            newest_at=wanted[0][0],
+            now=now,
+            newest_at=wanted[0][0].captured_at,
             shape=described[0].shape if described else None,
             expiry_seconds=described[0].expiry_seconds if described else None,
             resets=heeded,
         )
-        # A covering record need not cover what was excluded when it was captured.
-        since = next((at for at, record in wanted if record.covers_earlier), wanted[-1][0])
-        reset_at = newest_at(ignored)
-        _add(
-            window,
-            [
-                (at, record)
-                for at, record in wanted
-                if at >= since or (reset_at is not None and at <= reset_at)
-            ],
+        covering = (
+            commit.number
+            for commit, record in wanted
+            if record.covers_earlier and not is_in_the_future(commit.captured_at, now)
         )
+        # A covering record need not cover what was excluded when it was captured.
+        since = 0 if ignored else next(covering, 0)
+        _add(window, [(commit, record) for commit, record in wanted if commit.number >= since])
         if window.needs_all_records:
             _add(window, wanted)
-        for at, record in wanted:
+        for commit, record in wanted:
             if is_intact(record):
-                for reset in keeping_out(record.usages, at, of, heeded):
+                for reset in keeping_out(record.usages, commit, of, heeded):
                     window.add_excluding(reset)
-        newest = next((record for at, record in wanted if at == window.newest_intact), None)
+        newest = next(
+            (each for commit, each in wanted if commit.captured_at == window.newest_intact), None
+        )
         if newest is None or window.newest_intact is None:
             return window.merged(None)
         summary = self._plane.snapshots[tenant, window.newest_intact].summary
@@ -566,16 +614,14 @@ class MemoryRecoveryPoints:
 
 def newest_point_at(plane: MemoryState) -> datetime | None:
     """Return the time of the newest snapshot of any tenant with an intact record."""
-    return max(
-        (
-            captured_at
-            for (_, captured_at), stored in plane.snapshots.items()
-            if not stored.summary.record_count or any(map(is_intact, stored.records.values()))
-        ),
-        default=None,
-    )
+    times = [
+        stored.summary.captured_at
+        for stored in _oldest_first(plane, plane.clock.now())
+        if not stored.summary.record_count or any(map(is_intact, stored.records.values()))
+    ]
+    return times[-1] if times else None
 
 
 def _add(window: WindowMerge, records: Records) -> None:
-    for captured_at, record in records:
-        window.add(captured_at, record.usages if is_intact(record) else None)
+    for commit, record in records:
+        window.add(commit, record.usages if is_intact(record) else None)

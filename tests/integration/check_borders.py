@@ -131,5 +131,5 @@ class HurriedClock:
     def now(self) -> datetime:
         return self.clock.now() + self.ahead
 
-    def wait_until(self, at: datetime) -> None:
-        self.ahead += max(at - self.now(), timedelta(0))
+    def wait(self, span: timedelta) -> None:
+        self.ahead += max(span, timedelta(0))

@@ -22,6 +22,7 @@ from budget_recovery_dagster.services.restore import (
     TenantRestored,
     restore_tenant,
 )
+from budget_recovery_dagster.services.restore.tenants import RunningClock
 from tests import services
 from tests.integration.timeless_store import SteppedClock, capture, opened_at, opened_store
 from tests.nats_servers import Bucket, Stored
@@ -87,7 +88,7 @@ class Harness:
         assert point is not None
         with open_store() as store:
             return restore_tenant(
-                store, point, self.plane.clock, Guards(lambda: None, lambda _: None)
+                store, point, RunningClock(self.plane.clock), Guards(lambda: None, lambda _: None)
             )
 
     def entries(self, incident: Incident) -> Mapping[tuple[str, str, str], AuditEntry]:

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Self
 
-from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases
+from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases, server_clock
 from budget_recovery_dagster.domain import IsOpen, RaiseOrder, RaiseResult, Window
 from budget_recovery_dagster.ports import LiveTenant, OpenStore, UsageStore
 from budget_recovery_dagster.settings import load_settings
@@ -22,6 +22,7 @@ from budget_recovery_dagster.wiring import control_plane_on, store_opener
 from tests import services
 
 LEASE_SECONDS = 3.0
+_LONG_LEASE_SECONDS = 90.0
 _END_SECONDS = 60
 
 
@@ -71,6 +72,11 @@ class FatedTenant(_Fated):
 
 
 class FatedStore(_Fated):
+    is_timeless = False
+
+    def now(self) -> datetime | None:
+        return None if self.is_timeless else self._part.now()
+
     def open_tenant(self, tenant: str) -> LiveTenant:
         return FatedTenant(self._part.open_tenant(tenant), self._fate)
 
@@ -81,13 +87,16 @@ class FatedIncidents(_Fated):
         return self._part.close(*arguments, **named)
 
 
-def fated(opening: OpenStore, fate: Fate) -> OpenStore:
+def fated(opening: OpenStore, fate: Fate, *, is_timeless: bool = False) -> OpenStore:
     """Return an opener of the store that ``opening`` opens, with this signal for its user."""
 
     @contextmanager
     def opened() -> Iterator[UsageStore]:
         with opening() as store:
-            yield FatedStore(store, fate)
+            fated_store: Any = FatedStore(store, fate)
+            # The server's time would contradict the test's clock.
+            fated_store.is_timeless = is_timeless
+            yield fated_store
 
     return opened
 
@@ -99,9 +108,16 @@ class Worker:
         self._process = process
 
     @classmethod
-    def started(cls, run_id: str, before_write: int, number: signal.Signals) -> Self:
-        """Start it on the store and the database of the settings."""
+    def started(
+        cls, run_id: str, before_write: int, number: signal.Signals, *, at: datetime | None = None
+    ) -> Self:
+        """Start it on the store and the database of the settings.
+
+        With ``at``, the clock of the database stands still at this time, and the lease is long.
+        """
         program = [sys.executable, "-m", __name__, run_id, str(before_write), number.name]
+        if at is not None:
+            program.append(at.isoformat())
         return cls(subprocess.Popen(program, stdout=subprocess.PIPE, text=True))
 
     def __enter__(self) -> Self:
@@ -140,17 +156,18 @@ def killed(run_id: str, before_write: int) -> None:
         assert worker.is_killed()
 
 
-def _opened() -> AbstractContextManager[Database]:
-    return Database(load_settings().require_postgres_url())
+def _opened(at: datetime | None) -> AbstractContextManager[Database]:
+    clock = server_clock if at is None else lambda _: at
+    return Database(load_settings().require_postgres_url(), clock=clock)
 
 
-def main(run_id: str, before_write: str, number: str) -> None:
+def main(run_id: str, before_write: str, number: str, at: str = "") -> None:
     """Restore, and report the end."""
     fate = Fate(int(before_write), signal.Signals[number])
-    with _opened() as database:
+    with _opened(datetime.fromisoformat(at) if at else None) as database:
         leases = PostgresLeases(
             database,
-            duration=timedelta(seconds=LEASE_SECONDS),
+            duration=timedelta(seconds=_LONG_LEASE_SECONDS if at else LEASE_SECONDS),
             renew_every=timedelta(seconds=LEASE_SECONDS / 6),
         )
         settings = load_settings()
@@ -159,7 +176,7 @@ def main(run_id: str, before_write: str, number: str) -> None:
         try:
             ended: object = services.recover(
                 replace(plane, incidents=incidents),
-                open_store=fated(store_opener(settings), fate),
+                open_store=fated(store_opener(settings), fate, is_timeless=bool(at)),
                 run_id=run_id,
             )
             report = {"ended": type(ended).__name__}

@@ -123,7 +123,7 @@ def granted(documented: Documented) -> set[tuple[str, str]]:
         )
 
 
-# Cascading deletes run with the rights of the owner, and the migration inserts its version.
+# Cascading deletes run with the rights of the owner, and the migrations write their version.
 BY_THE_OWNER = {
     ("restore_preview_window", "DELETE"),
     ("alembic_version", "INSERT"),
@@ -147,7 +147,9 @@ def live_long(harness: Harness, now: datetime) -> None:
     harness.bucket.remove("usage.acme.team.lifetime.alice")
     harness.bucket.purge(f"usage.acme.team.{day}.")
     harness.bucket.purge("usage.=FF.")
-    harness.capture(now)
+    # After a gap, so many captures must follow before anything is pruned.
+    for left in reversed(range(24)):
+        harness.capture(now - left * timedelta(minutes=1))
     harness.check()
 
 
@@ -163,6 +165,9 @@ def test_the_runtime_role_has_exactly_the_write_privileges_that_it_uses(
         assert run("status").startswith("HEALTHY")
         assert doctor().ended("fail") == set()
         run("record-reset", "--tenant", "acme", "--budget", "team", "--reason", "a test")
+        harness.capture(datetime.now(UTC) + timedelta(days=40))
+        harness.clock.time = datetime.now(UTC)
+        run("discard-future", "--reason", "a test", "--yes")
         assert json.loads(run("snapshots", "--json"))["snapshots"]
 
         harness.lose()

@@ -61,7 +61,7 @@ def multiply(database: psycopg.Connection) -> int:
     """Copy the capture of one tenant to very many tenants and hours."""
     columns = database.execute("table budget_recovery.capture limit 0").description or ()
     names = [column.name for column in columns]
-    others = [name for name in names if name not in ("tenant", "captured_at")]
+    others = [name for name in names if name not in ("tenant", "captured_at", "commit_number")]
     return database.execute(
         _MULTIPLY.format(
             columns=", ".join(("tenant", "captured_at", *others)),

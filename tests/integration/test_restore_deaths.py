@@ -101,6 +101,22 @@ def test_a_stopped_worker_writes_nothing_after_another_has_taken_over(
     assert state(database) == "healthy"
 
 
+def test_a_worker_whose_lease_expired_while_it_was_stopped_writes_nothing_more(
+    lost: Bucket, database: psycopg.Connection
+) -> None:
+    # Fewer writes than are in flight at once: the worker never waits for a response before it.
+    with Worker.started("paused", 900, signal.SIGSTOP) as paused:
+        wait_until(lambda: paused.is_stopped, seconds=60)
+        with opened_control_plane(services.present_settings()) as plane:
+            wait_until(lambda: plane.leases.state_of(RESTORE_LEASE).holder is None)
+        before = raised(lost, "acme", "users")
+        paused.resume()
+        assert paused.report()["ended"] == "LeaseLostError"
+    # The driver had already been given a few, which it sends once it runs again.
+    assert 800 < before <= raised(lost, "acme", "users") <= before + 50
+    assert state(database) == "recovering"
+
+
 def test_three_attempts_killed_while_writing_fail_and_count_what_they_raised(
     lost: Bucket, database: psycopg.Connection
 ) -> None:

@@ -1,5 +1,6 @@
 """Which windows a restore writes at calendar boundaries, with the test's clock."""
 
+import signal
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -12,6 +13,7 @@ from tests.boards import board_key
 from tests.integration.interrupted_store import Interruptions, interrupted
 from tests.integration.recovery_harness import Harness, outcome_of
 from tests.integration.recovery_runs import usages
+from tests.integration.restore_worker import Worker
 from tests.waiting import wait_until
 
 LEFT = "skipped, the window has closed"
@@ -243,3 +245,69 @@ def test_a_window_that_closes_after_its_counters_were_raised_keeps_them(harness:
     assert harness.bucket.stored(board_key("acme", "total", "2026-05")) is None
     month = harness.entries(incident)["acme", "total", "2026-05"]
     assert (month.raised, month.after) == (1, Decimal(51))
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_across_the_end_of_a_window_creates_none_of_its_counters(
+    harness: Harness,
+) -> None:
+    spend(harness, ["2026-05", "2026-Q2"])
+    harness.capture(utc("2026-05-31T23:00"))
+    harness.lose()
+    harness.find_loss(utc("2026-05-31T23:50"))
+    # The clock of the database stands still ten seconds before the end of the month.
+    at = utc("2026-05-31T23:59:50")
+    with Worker.started("stopped", 1, signal.SIGSTOP, at=at) as worker:
+        wait_until(lambda: worker.is_stopped, seconds=60)
+        over = time.monotonic() + 10
+        wait_until(lambda: time.monotonic() > over)
+        assert usages(harness.bucket, "acme", "total", "2026-Q2") == {}
+        worker.resume()
+        assert worker.report()["ended"] == "Recovered"
+    assert usages(harness.bucket, "acme", "total", "2026-Q2") == {None: "51"}
+    assert harness.bucket.stored("usage.acme.total.2026-05.=") is None
+
+
+@pytest.mark.parametrize("by", [timedelta(hours=-1), timedelta(days=-40)])
+def test_a_clock_that_is_set_back_during_a_restore_opens_no_closed_window(
+    harness: Harness, by: timedelta
+) -> None:
+    for tenant in ("acme", "globex"):
+        for token in ("2026-05", "lifetime"):
+            harness.bucket.spend(tenant, "total", token, {None: "5"})
+    harness.capture(utc("2026-05-31T23:00"))
+    harness.lose()
+    harness.find_loss(utc("2026-05-31T23:50"))
+
+    def set_back(_: IsOpen) -> None:
+        harness.clock.time += by
+
+    # The first tenant is restored after the end of the month; then the clock is set back.
+    harness.clock.time = utc("2026-06-01T00:00:01")
+    harness.recover(interrupted(Interruptions(before_raising=set_back)))
+
+    for tenant in ("acme", "globex"):
+        assert usages(harness.bucket, tenant, "total", "lifetime") == {None: "5"}
+        assert harness.bucket.stored(f"usage.{tenant}.total.2026-05.=") is None
+
+
+def test_a_clock_that_is_set_forward_during_a_restore_closes_the_window_for_the_next_tenant(
+    harness: Harness,
+) -> None:
+    for tenant in ("acme", "globex"):
+        for token in ("2026-05", "lifetime"):
+            harness.bucket.spend(tenant, "total", token, {None: "5"})
+    harness.capture(utc("2026-05-31T23:00"))
+    harness.lose()
+    harness.find_loss(utc("2026-05-31T23:50"))
+
+    def set_forward() -> None:
+        harness.clock.time = max(harness.clock.time, utc("2026-06-01T00:00"))
+
+    # By less than the duration of a lease: otherwise the restore loses it, and is tried again.
+    harness.clock.time = utc("2026-05-31T23:59:45")
+    harness.recover(interrupted(Interruptions(after_raising=set_forward)))
+
+    assert usages(harness.bucket, "acme", "total", "2026-05") == {None: "5"}
+    assert usages(harness.bucket, "globex", "total", "lifetime") == {None: "5"}
+    assert harness.bucket.stored("usage.globex.total.2026-05.=") is None

@@ -35,7 +35,7 @@ class SteppedClock:
 
 @dataclass(frozen=True)
 class LeapingClock:
-    """The clock of a database that takes its time from a test; waiting for a time sets it."""
+    """The clock of a database that takes its time from a test; waiting moves it forward."""
 
     database: Database
     clock: SteppedClock
@@ -43,8 +43,8 @@ class LeapingClock:
     def now(self) -> datetime:
         return self.database.now()
 
-    def wait_until(self, at: datetime) -> None:
-        self.clock.time = max(self.clock.time, at)
+    def wait(self, span: timedelta) -> None:
+        self.clock.time += max(span, timedelta(0))
 
 
 @dataclass(frozen=True)

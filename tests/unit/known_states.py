@@ -7,11 +7,13 @@ from typing import cast
 
 from budget_recovery_dagster.domain import (
     Attempt,
+    CaptureSource,
     Check,
     Damage,
     Ended,
     Incident,
     LeaseState,
+    ListedSnapshot,
     Loss,
     Outcome,
     Recovery,
@@ -19,13 +21,14 @@ from budget_recovery_dagster.domain import (
     Restored,
     StoreIdentity,
     Verdict,
+    is_in_the_future,
 )
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.services import VERIFY_WITHIN, Status, read_status
 from tests.fakes.control_plane import ManualClock, MemoryLeases
 from tests.fakes.incidents import MemoryIncidents, MemoryStoreRegistry
 from tests.fakes.plane import MemoryControlPlane
-from tests.fakes.snapshots import MemoryCaptureReports, MemoryRecoveryPoints
+from tests.fakes.snapshots import MemoryCaptureReports, MemoryRecoveryPoints, MemorySnapshots
 
 NOW = datetime(2026, 11, 30, 8, 31, 2, tzinfo=UTC)
 INTERVAL = timedelta(minutes=10)
@@ -107,6 +110,7 @@ class Known:
             registry=cast(MemoryStoreRegistry, _Checks(self)),
             points=cast(MemoryRecoveryPoints, _Points(self, empty.clock)),
             reports=cast(MemoryCaptureReports, _Reports(self)),
+            snapshots=cast(MemorySnapshots, _Snapshots(self)),
             leases=cast(MemoryLeases, _Leases(self)),
         )
         return read_status(plane, check_interval=INTERVAL)
@@ -179,6 +183,19 @@ class _Points:
         if self.known.failure is not None:
             raise self.known.failure
         return Damage(self.known.damaged, self.known.unverified)
+
+
+@dataclass
+class _Snapshots:
+    known: Known
+
+    def in_future(self, now: datetime) -> tuple[ListedSnapshot, ...]:
+        times = {**self.known.points, **self.known.snapshots}.values()
+        return tuple(
+            ListedSnapshot(at, CaptureSource.COUNTERS, 1, 1, 1, 0, 0, 0, 0, is_pruned=False)
+            for at in sorted(times, reverse=True)
+            if is_in_the_future(at, now)
+        )
 
 
 @dataclass

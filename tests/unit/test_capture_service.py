@@ -21,6 +21,7 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
 from budget_recovery_dagster.services import Captured, Paused, Verified
+from tests.fakes.control_plane import ManualClock
 from tests.fakes.incidents import MemoryStoreRegistry
 from tests.unit.capture_harness import (
     DENIED,
@@ -62,6 +63,24 @@ def test_a_capture_waits_for_its_hour_if_the_scheduler_is_slightly_ahead(harness
     captured = harness.run(hour=next_hour)
     assert isinstance(captured, Captured)
     assert next_hour.start <= captured.captured_at < next_hour.end
+
+
+class StandingClock(ManualClock):
+    """A clock that stands still while a capture waits."""
+
+    waited = timedelta(0)
+
+    def wait(self, span: timedelta) -> None:
+        self.waited += span
+
+
+def test_a_clock_that_stands_still_ends_the_wait_for_the_hour(harness: Harness) -> None:
+    next_hour = Hour(harness.hour.end)
+    clock = StandingClock(next_hour.start - timedelta(seconds=8))
+    harness.plane = replace(harness.plane, clock=clock)
+    with pytest.raises(HourNotReachedError, match="stands still"):
+        harness.run(hour=next_hour)
+    assert clock.waited <= timedelta(minutes=3)
 
 
 def test_a_capture_stops_after_three_commits_that_the_database_refuses(harness: Harness) -> None:

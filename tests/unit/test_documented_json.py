@@ -61,6 +61,7 @@ from budget_recovery_dagster.presentation import (
     USAGE_ERROR,
     Warned,
     applied_json,
+    discarded_json,
     error_json,
     failure_json,
     held_json,
@@ -386,6 +387,7 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "hold and release", held_json(OPEN)
     yield "hold and release", held_json(BARE)
     yield "snapshots", snapshots_json([SNAPSHOT], ["per user"], Damage({"acme": 1}, ("globex",)))
+    yield "discard-future", discarded_json([SNAPSHOT])
     yield "record-reset", reset_json(RESET)
     everyone = replace(RESET.reset, window=None, entity=EVERYONE)
     yield "record-reset", reset_json(replace(RESET, reset=everyone, unmarked=None))
@@ -402,7 +404,14 @@ def refusals() -> Iterator[str]:
 
 ALWAYS_NULL = {
     (command, "error")
-    for command in ("preview", "resolve", "hold and release", "snapshots", "record-reset")
+    for command in (
+        "preview",
+        "resolve",
+        "hold and release",
+        "snapshots",
+        "record-reset",
+        "discard-future",
+    )
 }
 
 

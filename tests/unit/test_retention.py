@@ -21,7 +21,9 @@ CUTOFF = NOW - timedelta(days=7)
 
 def hours_ago(hours: int, **usages: str) -> DatedUsages:
     return DatedUsages(
-        NOW - timedelta(hours=hours), {name: Decimal(usage) for name, usage in usages.items()}
+        1000 - hours,
+        NOW - timedelta(hours=hours),
+        {name: Decimal(usage) for name, usage in usages.items()},
     )
 
 
@@ -52,11 +54,11 @@ def test_the_newest_expired_record_is_kept_if_no_other_is_retained() -> None:
 
 
 def test_a_record_exactly_as_old_as_the_retention_is_not_past_it() -> None:
-    assert needed_past_retention([DatedUsages(CUTOFF, {"a": Decimal(1)})], CUTOFF) == set()
+    assert needed_past_retention([DatedUsages(1, CUTOFF, {"a": Decimal(1)})], CUTOFF) == set()
 
 
 def damaged_hours_ago(hours: int) -> DatedUsages:
-    return DatedUsages(NOW - timedelta(hours=hours), None)
+    return DatedUsages(1000 - hours, NOW - timedelta(hours=hours), None)
 
 
 def test_a_damaged_record_covers_no_older_one() -> None:
@@ -68,9 +70,9 @@ def test_a_damaged_record_is_kept_until_an_intact_one_covers_it() -> None:
     records = [hours_ago(1, b="1"), damaged_hours_ago(190), hours_ago(195, a="1")]
     kept = {each.captured_at for each in records[1:]}
     assert needed_past_retention(records, CUTOFF) == kept
-    covered = hours_ago(195, a="1").captured_at
+    covered = hours_ago(195, a="1").number
     assert needed_past_retention(records, CUTOFF, covered_since=covered) == kept
-    covered = hours_ago(1).captured_at
+    covered = hours_ago(1).number
     assert needed_past_retention([*records[:2]], CUTOFF, covered_since=covered) == set()
 
 
@@ -90,7 +92,7 @@ def test_records_are_read_one_by_one() -> None:
             content = Content({"a": Decimal(hours)})
             given.append(weakref.ref(content))
             taken += 1
-            yield DatedUsages(NOW - timedelta(hours=hours), content)
+            yield DatedUsages(1000 - hours, NOW - timedelta(hours=hours), content)
 
     needed_past_retention(records(), CUTOFF)
     assert taken == 100
@@ -112,7 +114,7 @@ def test_the_kept_records_have_the_same_maximum_as_all_records(
 ) -> None:
     hours = (*range(len(retained)), *range(200, 200 + len(old)))
     records = [
-        DatedUsages(NOW - timedelta(hours=at), usages)
+        DatedUsages(1000 - at, NOW - timedelta(hours=at), usages)
         for at, usages in zip(hours, (*retained, *old), strict=True)
     ]
     needed = needed_past_retention(records, CUTOFF)

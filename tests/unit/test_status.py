@@ -120,17 +120,21 @@ def test_the_status_of_an_empty_database_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "what"),
+    ("known", "what", "then"),
     [
-        (Known(checks=(check(-2),)), "check"),
-        (Known(checks=(check(1),), points={"acme": ago(-2)}), "snapshot"),
+        (Known(checks=(check(-2),)), "The newest check", ""),
+        (
+            Known(checks=(check(1),), points={"acme": ago(-2)}),
+            "A snapshot",
+            " Then discard these snapshots: `budget-recovery discard-future`.",
+        ),
     ],
 )
-def test_a_time_in_the_future_makes_the_status_unknown(known: Known, what: str) -> None:
+def test_a_time_in_the_future_makes_the_status_unknown(known: Known, what: str, then: str) -> None:
     assert summary(known) == (
         Condition.UNKNOWN,
-        (f"The newest {what} has a time in the future: 08:33:02 UTC.",),
-        "Synchronize the clocks of PostgreSQL and NATS with NTP.",
+        (f"{what} has a time in the future: 08:33:02 UTC.",),
+        f"Synchronize the clocks of PostgreSQL and NATS with NTP.{then}",
     )
 
 

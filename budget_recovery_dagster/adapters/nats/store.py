@@ -1,7 +1,6 @@
 """The usage store on NATS: identity, marker, readers and live tenants."""
 
 import json
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -52,6 +51,7 @@ from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReadin
 from budget_recovery_dagster.domain.store import ClusterView, IntendedMarker, Marker
 from budget_recovery_dagster.domain.verdict import FoundMarker, Observation
 from budget_recovery_dagster.errors import MarkerConflictError, StoreReadError
+from budget_recovery_dagster.stopwatch import Stopwatch
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -135,10 +135,10 @@ class NatsLiveTenant:
 
 async def _read_terms(stream: BucketStream, is_open: IsOpen) -> WriteTerms:
     info = await stream.info()
-    server_time, since = info.server_time or datetime.now(UTC), time.monotonic()
+    server_time, since = info.server_time or datetime.now(UTC), Stopwatch()
 
     def now() -> datetime:
-        return server_time + timedelta(seconds=time.monotonic() - since)
+        return server_time + timedelta(seconds=since.seconds())
 
     return WriteTerms(is_open=is_open, now=now, supports_ttl=info.supports_ttl)
 

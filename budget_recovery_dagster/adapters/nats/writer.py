@@ -75,7 +75,9 @@ WRONG_REVISION = frozenset({10071, 10164})
 # The server's error code for too many pending requests.
 _TOO_MANY_REQUESTS = 10167
 _MAX_TIMEOUTS = 3
-_CHECKPOINT_EVERY = 1000
+# The driver sends what is buffered only when other tasks run. A worker that is suspended in between
+# sends it after it has resumed, when its lease and the window may have ended: so it must be little.
+_CHECKPOINT_EVERY = 50
 _MIN_WAIT_SECONDS = 0.1
 Ranking = list[tuple[Entity, Decimal]]
 WriteBoards = Callable[[Sequence["BoardChange"]], Sequence[BoardResult | str]]
@@ -454,7 +456,7 @@ class _ChangeWriter(Generic[Outcome]):
                 break
             await self._decide(number, known.get(change.key, NEVER_WRITTEN))
             if number % _CHECKPOINT_EVERY == 0:
-                # Without writes, nothing else in this loop yields to other tasks.
+                # Nothing else in this loop surely yields to other tasks.
                 await checkpoint()
         while self._pending:
             await self._handle_responses()

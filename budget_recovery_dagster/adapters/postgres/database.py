@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, LiteralString, Self, cast
 
@@ -14,7 +14,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from budget_recovery_dagster.adapters.postgres.migrations import VERSIONS
-from budget_recovery_dagster.domain.windows import require_aware
 from budget_recovery_dagster.errors import (
     DatabaseError,
     DatabaseUnreachableError,
@@ -28,8 +27,6 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 OLDEST_SERVER = 150000
 MAX_CONNECTIONS = 4
 _CHECKOUT_SECONDS = 10
-# This host's clock may run at another rate than the database's, or be adjusted.
-_MAX_SLEEP_SECONDS = 0.25
 PREPARE_THRESHOLD = None
 """Prepared statements are off, so that a migration does not break running services."""
 # Defaults for what the URL does not set. The keepalives detect a dead server host.
@@ -310,11 +307,9 @@ class Database:
         with self.reading() as connection:
             return self.time_on(connection)
 
-    def wait_until(self, at: datetime) -> None:
-        """Sleep until ``now`` is not before ``at`` (aware)."""
-        require_aware(at)
-        while (left := (at - self.now()).total_seconds()) > 0:
-            time.sleep(min(left, _MAX_SLEEP_SECONDS))
+    def wait(self, span: timedelta) -> None:
+        """Sleep, by the monotonic clock of this host: the database's clock may be set meanwhile."""
+        time.sleep(max(span.total_seconds(), 0))
 
     def time_on(self, connection: Connection) -> datetime:
         """Return the present time (UTC), read on a connection that is already in use."""

@@ -207,11 +207,12 @@ class PostgresIncidents:
         """Insert an incident with its loss, and set the store to RECOVERING."""
         with self._locked() as (connection, standing):
             # Read under the lock: no capture can land after these and before the incident.
-            good = read_newest_good_check(connection)
+            now = self._database.time_on(connection)
+            good = read_newest_good_check(connection, now)
             opening = Opening(
                 incident_id=str(uuid4()),
-                at=self._database.time_on(connection),
-                newest_point_at=read_newest_point_time(connection),
+                at=now,
+                newest_point_at=read_newest_point_time(connection, now),
                 newest_good_check_at=good.checked_at if good else None,
             )
             move = moves.open_incident(

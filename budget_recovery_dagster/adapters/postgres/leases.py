@@ -10,8 +10,7 @@ however long the work takes. Taking over the lease (FOR UPDATE) waits for both.
 
 import logging
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
@@ -31,6 +30,7 @@ from budget_recovery_dagster.domain.admission import (
 )
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import Lease
+from budget_recovery_dagster.stopwatch import HOST_CLOCKS, HostClock, Stopwatch
 
 _log = logging.getLogger(__name__)
 # A lease's row is created once, without a holder.
@@ -90,6 +90,7 @@ class PostgresLeases:
     _: KW_ONLY
     duration: timedelta = timedelta(seconds=30)
     renew_every: timedelta = timedelta(seconds=5)
+    host_clocks: Sequence[HostClock] = HOST_CLOCKS
 
     def state_of(self, name: str) -> LeaseState:
         """Return the token and the holder of a lease, without locking it."""
@@ -116,7 +117,7 @@ class PostgresLeases:
         with self._database.writing() as connection:
             connection.execute(_CREATE, (name,))
             holding = _holding(connection.execute(_LOCK_FOR_TAKEOVER, (name,)).fetchone())
-            sent_at = time.monotonic()
+            since = Stopwatch(self.host_clocks)
             now = self._database.time_on(connection)
             require_free(name, holding, now)
             values = {
@@ -126,12 +127,7 @@ class PostgresLeases:
                 "expires_at": now + self.duration,
             }
             (token,) = connection.execute(_TAKE, values).fetchall()[0]
-        return _HeldLease(
-            name,
-            token,
-            deadline=sent_at + self.duration.total_seconds(),
-            renewed_until=float("inf") if at_most is None else sent_at + at_most.total_seconds(),
-        )
+        return _HeldLease(name, token, self.duration, since, at_most=at_most)
 
     def _release(self, lease: "_HeldLease") -> None:
         try:
@@ -143,37 +139,51 @@ class PostgresLeases:
 
 
 class _HeldLease:
-    """A lease as its holder knows it: held until a deadline that renewals extend.
+    """A lease as its holder knows it: held for a duration after it was taken or last renewed.
 
-    The deadline counts from before the request to the server, so it is never later than the
-    server's. After ``renewed_until`` it is no longer extended.
+    The time counts from before the request to the server, and goes on while this host is
+    suspended, so it expires here before it expires on the server. ``at_most`` after it was taken,
+    it is no longer renewed.
     """
 
-    def __init__(self, name: str, token: int, *, deadline: float, renewed_until: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        token: int,
+        duration: timedelta,
+        taken: Stopwatch,
+        *,
+        at_most: timedelta | None,
+    ) -> None:
         self.name = name
         self.token = token
-        self._deadline = deadline
-        self._renewed_until = renewed_until
+        self._duration = duration.total_seconds()
+        self.taken = taken
+        self._at_most = float("inf") if at_most is None else at_most.total_seconds()
+        self._renewed: Stopwatch | None = taken
 
     @property
     def has_expired(self) -> bool:
-        return time.monotonic() >= self._deadline
+        renewed = self._renewed
+        return renewed is None or renewed.seconds() >= self._duration
 
     @property
     def is_renewable(self) -> bool:
-        return time.monotonic() < self._renewed_until
+        return self.taken.seconds() < self._at_most
 
     def require_held(self) -> None:
         if self.has_expired:
             raise lease_lost(self.name, "it could not be renewed in time")
 
-    def extend(self, deadline: float) -> None:
+    def extend(self, renewed: Stopwatch) -> None:
         # An expired lease stays expired: its holder may already have acted on it.
-        if not self.has_expired:
-            self._deadline = deadline
+        if self.has_expired:
+            self.end()
+        else:
+            self._renewed = renewed
 
     def end(self) -> None:
-        self._deadline = float("-inf")
+        self._renewed = None
 
 
 @contextmanager
@@ -216,7 +226,7 @@ def _renewing(
 def _renew(
     database: Database, connection: Connection, lease: _HeldLease, duration: timedelta
 ) -> None:
-    sent_at = time.monotonic()
+    since = lease.taken.anew()
     with connection.transaction():
         now = database.time_on(connection)
         values = {
@@ -227,7 +237,7 @@ def _renew(
         }
         is_renewed = connection.execute(_RENEW, values).rowcount == 1
     if is_renewed:
-        lease.extend(sent_at + duration.total_seconds())
+        lease.extend(since)
     else:
         lease.end()
 

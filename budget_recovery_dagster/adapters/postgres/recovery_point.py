@@ -13,7 +13,7 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 
 from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable
-from budget_recovery_dagster.adapters.postgres.store import add_landmark
+from budget_recovery_dagster.adapters.postgres.store import add_landmark, lock_store
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     OmittedCounter,
@@ -32,9 +32,10 @@ from budget_recovery_dagster.domain.recovery_point import (
     WindowMerge,
     WindowPoint,
     concerning,
-    newest_at,
+    last_excluded,
+    latest_time,
 )
-from budget_recovery_dagster.domain.snapshots import CaptureSource
+from budget_recovery_dagster.domain.snapshots import CaptureSource, Commit
 from budget_recovery_dagster.domain.store import LandmarkKind
 from budget_recovery_dagster.domain.windows import InvalidWindowError, Window, tokens_at
 from budget_recovery_dagster.errors import DatabaseError
@@ -87,16 +88,19 @@ def stream_verified(
 
 # Narrow rows only; the wide contents follow by id, each once.
 _RECORDS = """
-select r.budget_id, r.window_token, r.captured_at, r.content_id
+select r.budget_id, r.window_token, r.content_id, p.commit_number, p.captured_at, p.stored_at
 from unnest(
-    %(budgets)s::text[], %(windows)s::text[], %(since)s::timestamptz[], %(until)s::timestamptz[]
+    %(budgets)s::text[], %(windows)s::text[], %(since)s::bigint[], %(until)s::bigint[]
 ) as w (budget_id, window_token, since, until)
+join budget_recovery.capture p
+  on p.tenant = %(tenant)s
+ and p.commit_number >= coalesce(w.since, 0)
+ and (w.until is null or p.commit_number <= w.until)
 join budget_recovery.budget_record r
-  on r.tenant = %(tenant)s
+  on r.tenant = p.tenant
  and r.budget_id = w.budget_id
  and r.window_token = w.window_token
- and r.captured_at >= coalesce(w.since, '-infinity')
- and r.captured_at <= coalesce(w.until, 'infinity')
+ and r.captured_at = p.captured_at
 """
 # The marks of one record of each window.
 _MARKS = """
@@ -119,14 +123,14 @@ Windows = dict[WindowKey, WindowMerge]
 
 
 class Span(NamedTuple):
-    """Records captured from ``since`` to ``until``, both included; None: without an end."""
+    """Records committed from ``since`` to ``until``, both included; None: without an end."""
 
-    since: datetime | None
-    until: datetime | None
+    since: int | None
+    until: int | None
 
 
 EVERYTHING = Span(None, None)
-Spans = Mapping[WindowKey, Collection[Span]]
+Spans = Mapping[WindowKey, Span]
 """The records to read of each window."""
 
 
@@ -137,11 +141,11 @@ def _read_all_spans(connection: Connection, tenant: str, windows: Windows, spans
     """
     _add_records(connection, tenant, windows, spans)
     doubtful = {key: each for key, each in windows.items() if each.needs_all_records}
-    _add_records(connection, tenant, doubtful, dict.fromkeys(doubtful, (EVERYTHING,)))
+    _add_records(connection, tenant, doubtful, dict.fromkeys(doubtful, EVERYTHING))
 
 
 def _add_records(connection: Connection, tenant: str, windows: Windows, spans: Spans) -> None:
-    wanted = [(key, span) for key in windows for span in spans[key]]
+    wanted = [(key, spans[key]) for key in windows]
     if not wanted:
         return
     scope = {
@@ -151,16 +155,22 @@ def _add_records(connection: Connection, tenant: str, windows: Windows, spans: S
         "since": [span.since for _, span in wanted],
         "until": [span.until for _, span in wanted],
     }
-    holders: defaultdict[int, list[tuple[WindowMerge, datetime]]] = defaultdict(list)
-    # One object per time: many counters share it.
-    times: dict[datetime, datetime] = {}
-    for budget, token, captured_at, content_id in connection.execute(_RECORDS, scope):
-        at = times.setdefault(captured_at, captured_at.astimezone(UTC))
-        holders[content_id].append((windows[budget, token], at))
+    holders: defaultdict[int, list[tuple[WindowMerge, Commit]]] = defaultdict(list)
+    # One object per commit: many counters share it.
+    commits: dict[int, Commit] = {}
+    for budget, token, content_id, number, *times in connection.execute(_RECORDS, scope):
+        if number not in commits:
+            commits[number] = as_commit(number, *times)
+        holders[content_id].append((windows[budget, token], commits[number]))
     # Ids rise with time: the newest contents come first, and older ones then change little.
     for content_id, usages in stream_verified(connection, sorted(holders, reverse=True)):
-        for window, captured_at in holders[content_id]:
-            window.add(captured_at, usages)
+        for window, commit in holders[content_id]:
+            window.add(commit, usages)
+
+
+def as_commit(number: int, captured_at: datetime, stored_at: datetime) -> Commit:
+    """Return a commit from the columns of a capture."""
+    return Commit(number, captured_at.astimezone(UTC), stored_at.astimezone(UTC))
 
 
 def _finish(connection: Connection, tenant: str, windows: Windows) -> tuple[WindowPoint, ...]:
@@ -193,11 +203,16 @@ def _finish(connection: Connection, tenant: str, windows: Windows) -> tuple[Wind
 
 _RECORD = """
 insert into budget_recovery.budget_reset (
-    tenant, budget_id, window_token, of_everyone, entity, at, reset_by, reason, recorded_at
-) values (%s, %s, %s, %s, %s, %s, %s, %s, %s)
+    tenant, budget_id, window_token, of_everyone, entity, at, reset_by, reason, recorded_at,
+    last_excluded
+) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+"""
+_COMMITS = """
+select commit_number, captured_at, stored_at from budget_recovery.capture where tenant = %s
 """
 _RESETS = """
-select tenant, budget_id, window_token, of_everyone, entity, at, reset_by, reason, recorded_at
+select tenant, budget_id, window_token, of_everyone, entity, at, reset_by, reason, recorded_at,
+       last_excluded
 from budget_recovery.budget_reset
 where tenant = %s
 order by reset_id
@@ -207,7 +222,7 @@ order by reset_id
 _KEEPING_OUT = """
 select w.budget_id, w.window_token,
        s.tenant, s.budget_id, s.window_token, s.of_everyone, s.entity, s.at, s.reset_by, s.reason,
-       s.recorded_at
+       s.recorded_at, s.last_excluded
 from unnest(%(budgets)s::text[], %(windows)s::text[]) as w (budget_id, window_token)
 join budget_recovery.budget_reset s
   on s.tenant = %(tenant)s
@@ -218,14 +233,17 @@ cross join lateral (
     from (
         select r.content_id
         from budget_recovery.budget_record r
+        join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
         join budget_recovery.budget_content c using (content_id)
         where r.tenant = s.tenant
           and r.budget_id = w.budget_id
           and r.window_token = w.window_token
-          and r.captured_at <= s.at
+          and budget_recovery.reset_excludes(
+              s.last_excluded, s.at, s.recorded_at, p.commit_number, p.captured_at, p.stored_at
+          )
           and case when s.of_everyone then cardinality(c.entities) > 0
                    else coalesce(s.entity, '') = any(c.entities) end
-        order by r.captured_at desc
+        order by p.commit_number desc
         offset 0
     ) r
     where budget_recovery.is_stored_intact(r.content_id)
@@ -246,9 +264,14 @@ class PostgresResets:
     _database: Database
 
     def record(self, reset: Reset) -> Reset:
-        """Store a reset, and return it as it is stored."""
+        """Store a reset, and return it as it is stored, with the last commit that it excludes."""
         kept = storable_reset(reset)
         with self._database.writing() as connection:
+            # No snapshot is committed meanwhile: it is either before the reset or after it.
+            lock_store(connection)
+            rows = connection.execute(_COMMITS, (kept.tenant,))
+            commits = [as_commit(*row) for row in rows]
+            kept = replace(kept, last_excluded=last_excluded(commits, kept.at, kept.recorded_at))
             connection.execute(
                 _RECORD,
                 (
@@ -261,6 +284,7 @@ class PostgresResets:
                     kept.by,
                     kept.reason,
                     kept.recorded_at,
+                    kept.last_excluded,
                 ),
             )
             # A database without this reset would restore what it excludes.
@@ -300,13 +324,16 @@ cross join lateral (
     select from budget_recovery.budget_record r where r.tenant = c.tenant limit 1
 ) recorded
 """
+# In all queries, the newest snapshot is the last commit; one dated in the future (see
+# ``latest_time``) is newest only if there is no other.
+#
 # The newest snapshot of any tenant that has an intact record, or that never had a record.
 _NEWEST = """
 select c.captured_at
 from (
     select tenant, captured_at, record_count
     from budget_recovery.capture
-    order by captured_at desc
+    order by captured_at > %(latest)s, commit_number desc
     offset 0
 ) c
 where c.record_count = 0
@@ -317,81 +344,107 @@ where c.record_count = 0
          and r.captured_at = c.captured_at
          and budget_recovery.is_stored_intact(r.content_id)
    )
-order by c.captured_at desc
 limit 1
 """
 _CAPTURE = """
-select captured_at, unreadable, unreadable_count
+select captured_at, unreadable, unreadable_count, commit_number
 from budget_recovery.capture
 where tenant = %(tenant)s
 """
-_NEWEST_OF = f"{_CAPTURE} order by captured_at desc limit 1"
+_NEWEST_OF = f"{_CAPTURE} order by captured_at > %(latest)s, commit_number desc limit 1"
 _NAMED_OF = f"{_CAPTURE} and captured_at = %(captured_at)s"
+# For each window, as commit numbers: its newest record, the newest that has a shape, and the newest
+# that covers the earlier ones. One that is dated in the future covers none.
+_NUMBERS = """
+    select r.budget_id, r.window_token,
+           coalesce(
+               max(p.commit_number) filter (where p.captured_at <= %(latest)s),
+               max(p.commit_number)
+           ) as newest,
+           coalesce(
+               max(p.commit_number) filter (
+                   where p.captured_at <= %(latest)s and r.value_shape = any(%(shapes)s)
+               ),
+               max(p.commit_number) filter (where r.value_shape = any(%(shapes)s))
+           ) as shaped,
+           max(p.commit_number) filter (
+               where p.captured_at <= %(latest)s and r.covers_earlier
+           ) as since
+    from budget_recovery.budget_record r
+    join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
+    where r.tenant = %(tenant)s
+"""
 # Only the token decides whether a window is open, so damage to the stored start or end hides
-# nothing. For each window: its newest record, and the newest that covers the earlier ones.
-_BY_TOKENS = """
-with w as (
-    select budget_id, window_token, max(captured_at) as newest_at,
-           max(captured_at) filter (where covers_earlier) as since
-    from budget_recovery.budget_record
-    where tenant = %(tenant)s
-      and window_token = any(%(tokens)s)
-    group by budget_id, window_token
+# nothing.
+_BY_TOKENS = f"""
+with w as ({_NUMBERS}
+      and r.window_token = any(%(tokens)s)
+    group by r.budget_id, r.window_token
 )
 """
 # For a capture, which writes no keys.
 _WITHOUT_SHAPES = """
-select budget_id, window_token, newest_at, since, null as value_shape, null as expiry_seconds
+select w.budget_id, w.window_token, p.captured_at, w.since, null as value_shape,
+       null as expiry_seconds
 from w
+join budget_recovery.capture p on p.commit_number = w.newest
 """
 _CURRENT_WINDOWS = f"{_BY_TOKENS}{_WITHOUT_SHAPES}"
 # For a restore: also the shape and expiry of the newest record of each window that has them.
 _WITH_SHAPES = """
-select w.budget_id, w.window_token, w.newest_at, w.since, s.value_shape, s.expiry_seconds
+select w.budget_id, w.window_token, p.captured_at, w.since, s.value_shape, s.expiry_seconds
 from w
-left join lateral (
-    select r.value_shape, r.expiry_seconds
-    from budget_recovery.budget_record r
-    where r.tenant = %(tenant)s
-      and r.budget_id = w.budget_id
-      and r.window_token = w.window_token
-      and r.value_shape = any(%(shapes)s)
-    order by r.captured_at desc
-    limit 1
-) s on true
+join budget_recovery.capture p on p.commit_number = w.newest
+left join budget_recovery.capture sp on sp.commit_number = w.shaped
+left join budget_recovery.budget_record s
+  on s.tenant = sp.tenant
+ and s.budget_id = w.budget_id
+ and s.window_token = w.window_token
+ and s.captured_at = sp.captured_at
 """
 _IN_ORDER = "order by w.budget_id, w.window_token"
 # A closed window belongs to the point if the newest snapshot has it.
 _WINDOWS = f"""{_BY_TOKENS}{_WITH_SHAPES}
-where w.window_token = any(%(current)s) or w.newest_at = %(newest_at)s
+where w.window_token = any(%(current)s) or w.newest = %(newest)s
 {_IN_ORDER}
 """
-_IN_SNAPSHOT = """
-with w as (
-    select budget_id, window_token, captured_at as newest_at, captured_at as since
-    from budget_recovery.budget_record
-    where tenant = %(tenant)s and captured_at = %(captured_at)s
+_OF_SNAPSHOT = """
+      and (r.budget_id, r.window_token) in (
+          select budget_id, window_token
+          from budget_recovery.budget_record
+          where tenant = %(tenant)s and captured_at = %(captured_at)s
+      )
+    group by r.budget_id, r.window_token
+), w as (
+    select budget_id, window_token, %(number)s::bigint as newest, shaped,
+           %(number)s::bigint as since
+    from numbers
 )
 """
-_WINDOWS_OF_SNAPSHOT = f"{_IN_SNAPSHOT}{_WITH_SHAPES}{_IN_ORDER}"
-# Backwards in time to the first intact record. It is among the newest records, unless the tenant
-# has no open window. `offset 0` makes the server verify in this order: usually one content of each
-# tenant.
+_WINDOWS_OF_SNAPSHOT = f"with numbers as ({_NUMBERS}{_OF_SNAPSHOT}{_WITH_SHAPES}{_IN_ORDER}"
+# From the newest snapshot to the first with an intact record. It is among the newest, unless the
+# tenant has no open window. `offset 0` makes the server verify in this order: usually one content
+# of each tenant.
 _NEWEST_POINTS = """
 select t.tenant, newest.captured_at
 from (select distinct tenant from budget_recovery.capture) t
 cross join lateral (
-    select r.captured_at
+    select c.captured_at
     from (
-        select captured_at, content_id
-        from budget_recovery.budget_record
+        select captured_at
+        from budget_recovery.capture
         where tenant = t.tenant
-          and window_token = any(%(tokens)s)
-        order by captured_at desc
+        order by captured_at > %(latest)s, commit_number desc
         offset 0
-    ) r
-    where budget_recovery.is_stored_intact(r.content_id)
-    order by r.captured_at desc
+    ) c
+    where exists (
+        select
+        from budget_recovery.budget_record r
+        where r.tenant = t.tenant
+          and r.captured_at = c.captured_at
+          and r.window_token = any(%(tokens)s)
+          and budget_recovery.is_stored_intact(r.content_id)
+    )
     limit 1
 ) newest
 order by t.tenant
@@ -399,21 +452,19 @@ order by t.tenant
 # The records of open windows since the covering one. Narrow rows only: the server verifies each
 # content, so none is transferred.
 _USED = """
-with used as (
-    select r.tenant, r.budget_id, r.window_token, r.content_id
-    from (
-        select tenant, budget_id, window_token,
-               max(captured_at) filter (where covers_earlier) as since
-        from budget_recovery.budget_record
-        where window_token = any(%(tokens)s)
-          and (%(tenant)s::text is null or tenant = %(tenant)s)
-        group by tenant, budget_id, window_token
-    ) w
-    join budget_recovery.budget_record r
-      on r.tenant = w.tenant
-     and r.budget_id = w.budget_id
-     and r.window_token = w.window_token
-     and r.captured_at >= coalesce(w.since, '-infinity')
+with recorded as (
+    select r.tenant, r.budget_id, r.window_token, r.content_id, p.commit_number,
+           max(p.commit_number) filter (
+               where r.covers_earlier and p.captured_at <= %(latest)s
+           ) over (partition by r.tenant, r.budget_id, r.window_token) as since
+    from budget_recovery.budget_record r
+    join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
+    where r.window_token = any(%(tokens)s)
+      and (%(tenant)s::text is null or r.tenant = %(tenant)s)
+), used as (
+    select tenant, budget_id, window_token, content_id
+    from recorded
+    where commit_number >= coalesce(since, 0)
 )
 """
 # How many records have each content, by tenant.
@@ -516,12 +567,19 @@ class PostgresRecoveryPoints:
     def point_of(self, tenant: str, now: datetime) -> TenantPoint | None:
         """Read a tenant's recovery point: the records since the covering one of each window."""
         with self._database.reading() as connection:
-            row = connection.execute(_NEWEST_OF, {"tenant": tenant}).fetchone()
+            scope: dict[str, Any] = {"tenant": tenant, "latest": latest_time(now)}
+            row = connection.execute(_NEWEST_OF, scope).fetchone()
             if row is None:
                 return None
+            captured_at, *_, newest = row
             recorded = read_resets(connection, tenant)
-            scope = _scope(tenant, row[0], now)
-            windows, spans = self._find_windows(connection, _WINDOWS, scope, recorded)
+            current = tokens_at(now)
+            scope |= {
+                "tokens": list(current | tokens_at(captured_at)),
+                "current": list(current),
+                "newest": newest,
+            }
+            windows, spans = self._find_windows(connection, _WINDOWS, scope, recorded, now)
             _read_all_spans(connection, tenant, windows, spans)
             if self.heeds_resets and recorded:
                 for key, reset in read_keeping_out(connection, tenant, windows):
@@ -530,21 +588,26 @@ class PostgresRecoveryPoints:
 
     def snapshot_of(self, tenant: str, captured_at: datetime) -> TenantPoint | None:
         """Read the records of one snapshot of a tenant, and no others; None: there is none."""
-        scope = {"tenant": tenant, "captured_at": captured_at, "shapes": _SHAPES}
         with self._database.reading() as connection:
+            now = self._database.time_on(connection)
+            scope = {"tenant": tenant, "captured_at": captured_at, "latest": latest_time(now)}
             row = connection.execute(_NAMED_OF, scope).fetchone()
             if row is None:
                 return None
+            number = row[-1]
+            scope["number"] = number
             recorded = read_resets(connection, tenant)
             try:
-                windows, _ = self._find_windows(connection, _WINDOWS_OF_SNAPSHOT, scope, recorded)
+                windows, _ = self._find_windows(
+                    connection, _WINDOWS_OF_SNAPSHOT, scope, recorded, now
+                )
             except InvalidWindowError as error:
                 raise DatabaseError(
                     f"The snapshot of tenant {tenant!r} of {captured_at.astimezone(UTC)} is"
                     f" damaged: {error}.",
                     "choose another snapshot, or `latest`.",
                 ) from error
-            this = (Span(captured_at, captured_at),)
+            this = Span(number, number)
             _add_records(connection, tenant, windows, dict.fromkeys(windows, this))
             return _point(connection, tenant, row, windows)
 
@@ -554,24 +617,29 @@ class PostgresRecoveryPoints:
 
     def current_usages(self, tenant: str, now: datetime) -> TenantUsages:
         """Read only the usages of a tenant's open windows, for the comparison in a capture."""
-        scope = {"tenant": tenant, "tokens": list(tokens_at(now))}
+        scope = {"tenant": tenant, "tokens": list(tokens_at(now)), "latest": latest_time(now)}
         with self._database.reading() as connection:
             recorded = read_resets(connection, tenant)
-            windows, spans = self._find_windows(connection, _CURRENT_WINDOWS, scope, recorded)
+            windows, spans = self._find_windows(connection, _CURRENT_WINDOWS, scope, recorded, now)
             _read_all_spans(connection, tenant, windows, spans)
         merged = (window.merged(None) for window in windows.values())
         return {window.of: window.usages for window in merged if window.usages}
 
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
         """Return the time of each tenant's newest intact record of a window open at ``now``."""
-        rows = self._database.rows(_NEWEST_POINTS, {"tokens": list(tokens_at(now))})
+        scope = {"tokens": list(tokens_at(now)), "latest": latest_time(now)}
+        rows = self._database.rows(_NEWEST_POINTS, scope)
         return {tenant: captured_at.astimezone(UTC) for tenant, captured_at in rows}
 
     def damaged(
         self, now: datetime, *, tenant: str | None = None, within: timedelta | None = None
     ) -> Damage:
         """Count the damaged records of open windows; the server verifies the contents."""
-        scope: dict[str, Any] = {"tokens": list(tokens_at(now)), "tenant": tenant}
+        scope: dict[str, Any] = {
+            "tokens": list(tokens_at(now)),
+            "latest": latest_time(now),
+            "tenant": tenant,
+        }
         contents: Contents | None = None
         all_are_listed = False
         # One transaction, so that a content that is pruned meanwhile does not look damaged.
@@ -605,63 +673,41 @@ class PostgresRecoveryPoints:
         query: LiteralString,
         scope: dict[str, Any],
         recorded: Sequence[Reset],
+        now: datetime,
     ) -> tuple[Windows, Spans]:
         """Return windows, and the records to read of each."""
         heeded, ignored = (recorded, ()) if self.heeds_resets else ((), recorded)
         windows: Windows = {}
-        spans: dict[WindowKey, Collection[Span]] = {}
-        for budget, token, last, since, shape, expiry in connection.execute(query, scope):
+        spans: dict[WindowKey, Span] = {}
+        rows = connection.execute(query, {**scope, "shapes": _SHAPES})
+        for budget, token, last, since, shape, expiry in rows:
             of = BudgetWindow(budget, Window.parse(token))
             windows[budget, token] = WindowMerge(
                 of,
+                now=now,
                 newest_at=last.astimezone(UTC),
                 shape=shape and ValueShape(shape),
                 expiry_seconds=expiry,
                 resets=heeded,
             )
-            spans[budget, token] = _spans(since, concerning(of, ignored))
+            # A covering record covers only the usages that were eligible at its capture.
+            spans[budget, token] = EVERYTHING if concerning(of, ignored) else Span(since, None)
         return windows, spans
 
 
-def read_newest_point_time(connection: Connection) -> datetime | None:
+def read_newest_point_time(connection: Connection, now: datetime) -> datetime | None:
     """Return the time of the newest snapshot of any tenant that is not completely damaged."""
-    row = connection.execute(_NEWEST).fetchone()
+    row = connection.execute(_NEWEST, {"latest": latest_time(now)}).fetchone()
     return None if row is None else row[0].astimezone(UTC)
 
 
 _SHAPES = [shape.value for shape in ValueShape]
 
 
-def _scope(tenant: str, newest_at: datetime, now: datetime) -> dict[str, Any]:
-    current = tokens_at(now)
-    return {
-        "tenant": tenant,
-        "tokens": list(current | tokens_at(newest_at)),
-        "current": list(current),
-        "newest_at": newest_at,
-        "shapes": _SHAPES,
-    }
-
-
-def _spans(covered_since: datetime | None, resets: Sequence[Reset]) -> tuple[Span, ...]:
-    """Return the spans of records to read for the point of a window, ignoring these resets.
-
-    A covering record covers the usages of earlier intact records that were eligible at its
-    capture. After the newest reset, all usages are eligible; the records before the reset must be
-    read.
-    """
-    reset_at = newest_at(resets)
-    if reset_at is None or covered_since is None:
-        return (Span(covered_since, None),)
-    if reset_at >= covered_since:
-        return (EVERYTHING,)
-    return (Span(covered_since, None), Span(None, reset_at))
-
-
 def _point(
     connection: Connection, tenant: str, capture: tuple[Any, ...], windows: Windows
 ) -> TenantPoint:
-    captured_at, unreadable, unreadable_count = capture
+    captured_at, unreadable, unreadable_count, _ = capture
     return TenantPoint(
         tenant=tenant,
         newest_at=captured_at.astimezone(UTC),

@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import LiteralString
+from typing import Any, LiteralString
 
 from psycopg.rows import dict_row
 
 from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable_id
 from budget_recovery_dagster.adapters.postgres.recovery_point import as_captured
 from budget_recovery_dagster.domain.counters import UnreadableKey
+from budget_recovery_dagster.domain.recovery_point import latest_time
 from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
     CaptureSource,
@@ -71,21 +72,26 @@ order by at desc, run_id desc
 limit 1
 """
 _NEWEST_SNAPSHOTS = """
-select tenant, max(captured_at) from budget_recovery.capture group by tenant order by tenant
+select distinct on (tenant) tenant, captured_at
+from budget_recovery.capture
+order by tenant, captured_at > %(latest)s, commit_number desc
 """
-# Tenants whose last capture failed: a failure is newer than their newest snapshot.
+# Tenants whose last capture failed: a failure is newer than their newest snapshot. A failure dated
+# in the future is of a clock that was wrong.
 _FAILING = """
 select f.tenant, newest.captured_at
 from (
     select name as tenant, max(failed_at) as failed_at
     from budget_recovery.capture_failure
-    where kind = 'tenant'
+    where kind = 'tenant' and failed_at <= %(latest)s
     group by name
 ) f
 left join lateral (
-    select max(c.captured_at) as captured_at, max(c.stored_at) as stored_at
+    select c.captured_at, c.stored_at
     from budget_recovery.capture c
     where c.tenant = f.tenant
+    order by captured_at > %(latest)s, commit_number desc
+    limit 1
 ) newest on true
 where newest.stored_at is null or newest.stored_at < f.failed_at
 order by f.tenant
@@ -132,18 +138,24 @@ class PostgresCaptureReports:
 
     def newest_snapshots(self) -> Mapping[str, datetime]:
         """Return the time of each tenant's newest snapshot, for all that have one."""
-        rows = self._database.rows(_NEWEST_SNAPSHOTS)
+        rows = self._rows_of_now(_NEWEST_SNAPSHOTS)
         return {tenant: captured_at.astimezone(UTC) for tenant, captured_at in rows}
 
     def failing(self) -> Mapping[str, datetime | None]:
         """Return the tenants whose last capture failed, with the time of their newest snapshot."""
-        rows = self._database.rows(_FAILING)
+        rows = self._rows_of_now(_FAILING)
         return {tenant: captured_at and captured_at.astimezone(UTC) for tenant, captured_at in rows}
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
         """Verify the stored snapshots of an hour; return a sentence for each damage."""
         with self._database.reading() as connection:
             return tuple(_find_damage(connection, hour))
+
+    def _rows_of_now(self, query: LiteralString) -> list[tuple[Any, ...]]:
+        """Return the rows of a query that depends on what is in the future."""
+        with self._database.reading() as connection:
+            latest = latest_time(self._database.time_on(connection))
+            return connection.execute(query, {"latest": latest}).fetchall()
 
     def _summaries(self, query: LiteralString, *scope: object) -> tuple[CaptureSummary, ...]:
         with (

@@ -1,9 +1,16 @@
 """Pruning in PostgreSQL: removes records past retention that no recovery point needs.
 
-It has two steps, because the first may read very much. ``find_needed`` finds the records past
+It also discards snapshots dated in the future, if an operator says so.
+
+Pruning has two steps, because the first may read very much. ``find_needed`` finds the records past
 retention that are still needed, in its own transaction and without a lock. ``prune_snapshots``
 removes the others under the store's lock. No other record can become needed in between: captures
 only add newer records, and a reset does not make an old one eligible.
+
+Only the database's clock tells what is past retention, and it may be wrong. So nothing is removed
+after a gap between captures until enough captures have followed (``count_awaited``): a clock that
+was set forward by weeks makes such a gap. Records dated in the future count for nothing here, since
+an operator may discard them.
 """
 
 from collections.abc import Collection, Generator
@@ -11,86 +18,124 @@ from contextlib import closing
 from datetime import datetime
 from typing import Any
 
-from budget_recovery_dagster.adapters.postgres.database import Connection
+from budget_recovery_dagster.adapters.postgres.database import Connection, storable
 from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
-from budget_recovery_dagster.domain.snapshots import DatedUsages, PruneReport, needed_past_retention
+from budget_recovery_dagster.domain.recovery_point import latest_time
+from budget_recovery_dagster.domain.snapshots import (
+    CAPTURES_AFTER_GAP,
+    DatedUsages,
+    PruneReport,
+    awaited_captures,
+    needed_past_retention,
+)
 from budget_recovery_dagster.domain.windows import tokens_at
 
+# All tenants of a capture share its time.
+_NEWEST_RUNS = """
+select min(stored_at), max(stored_at)
+from budget_recovery.capture
+group by captured_at
+order by max(commit_number) desc
+limit %s
+"""
 # Open windows (by their token; a stored end may be damaged, so a later one counts as well, to be
 # safe) with records past retention, except those whose newest intact covering record is
 # within retention: in this usual case, no expired record is needed. A damaged record covers
-# nothing. Records before ``since``, a covering record, are not needed; null: no record covers. But
-# it covers only eligible usages: it may lack those of records up to ``reset_at``, the newest reset
-# of the window, that the reset excludes. These stay needed, because a restore can ignore resets.
-# ``whole_since`` is the newest record that covers all usages of the earlier ones, because it was
-# stored before the first reset was recorded.
+# safe) with records past retention, except those whose newest intact covering record is newer than
+# all of them: in this usual case, no expired record is needed. A damaged record covers nothing, and
+# one dated in the future neither. Records before ``since``, a covering record, are not needed;
+# null: no record covers. But it covers only eligible usages: it may lack those of records up to
+# ``excluded`` or ``reset_at``, that a reset of the window excludes. These stay needed, because a
+# restore can ignore resets. ``whole_since`` is the newest record that covers all usages of the
+# earlier ones, because it was stored before the first reset was recorded.
 # `offset 0` makes the server verify the newest first: usually one content of each window.
 _DOUBTFUL_WINDOWS = """
 with expired as (
-    select tenant, budget_id, window_token, min(captured_at) as oldest
-    from budget_recovery.budget_record
-    where tenant = any(%(tenants)s)
-      and captured_at < %(cutoff)s
-      and (window_token = any(%(tokens)s) or window_end > %(now)s)
-    group by tenant, budget_id, window_token
+    select r.tenant, r.budget_id, r.window_token, min(r.captured_at) as oldest_at,
+           min(p.commit_number) as oldest, max(p.commit_number) as newest
+    from budget_recovery.budget_record r
+    join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
+    where r.tenant = any(%(tenants)s)
+      and r.captured_at < %(cutoff)s
+      and (r.window_token = any(%(tokens)s) or r.window_end > %(now)s)
+    group by r.tenant, r.budget_id, r.window_token
 )
-select e.tenant, e.budget_id, e.window_token, c.captured_at as since,
-       w.captured_at as whole_since, s.reset_at
+select e.tenant, e.budget_id, e.window_token, c.commit_number as since,
+       w.commit_number as whole_since, s.excluded, s.reset_at
 from expired e
 left join lateral (
-    select r.captured_at
+    select r.commit_number
     from (
-        select captured_at, content_id
-        from budget_recovery.budget_record
-        where tenant = e.tenant
-          and budget_id = e.budget_id
-          and window_token = e.window_token
-          and covers_earlier
-        order by captured_at desc
-        offset 0
-    ) r
-    where budget_recovery.is_stored_intact(r.content_id)
-    order by r.captured_at desc
-    limit 1
-) c on true
-left join lateral (
-    select max(s.at) as reset_at, min(s.recorded_at) as first_recorded_at
-    from budget_recovery.budget_reset s
-    where s.tenant = e.tenant
-      and s.budget_id = e.budget_id
-      and (s.window_token is null or s.window_token = e.window_token)
-) s on true
-left join lateral (
-    select r.captured_at
-    from (
-        select r.captured_at, r.content_id
+        select p.commit_number, r.content_id
         from budget_recovery.budget_record r
         join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
         where r.tenant = e.tenant
           and r.budget_id = e.budget_id
           and r.window_token = e.window_token
           and r.covers_earlier
-          and p.stored_at < s.first_recorded_at
-        order by r.captured_at desc
+          and r.captured_at <= %(latest)s
+        order by p.commit_number desc
         offset 0
     ) r
     where budget_recovery.is_stored_intact(r.content_id)
-    order by r.captured_at desc
+    order by r.commit_number desc
+    limit 1
+) c on true
+left join lateral (
+    select max(s.last_excluded) as excluded, max(s.at) as reset_at,
+           min(s.last_excluded) as first_excluded
+    from budget_recovery.budget_reset s
+    where s.tenant = e.tenant
+      and s.budget_id = e.budget_id
+      and (s.window_token is null or s.window_token = e.window_token)
+) s on true
+left join lateral (
+    select r.commit_number
+    from (
+        select p.commit_number, r.content_id
+        from budget_recovery.budget_record r
+        join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
+        where r.tenant = e.tenant
+          and r.budget_id = e.budget_id
+          and r.window_token = e.window_token
+          and r.covers_earlier
+          and r.captured_at <= %(latest)s
+          and p.commit_number <= s.first_excluded
+        order by p.commit_number desc
+        offset 0
+    ) r
+    where budget_recovery.is_stored_intact(r.content_id)
+    order by r.commit_number desc
     limit 1
 ) w on true
-where c.captured_at is null or c.captured_at < %(cutoff)s or e.oldest <= s.reset_at
+where c.commit_number is null
+   or e.newest >= c.commit_number
+   or e.oldest <= s.excluded
+   or e.oldest_at <= s.reset_at
 """
 # Of records with the same content, only the newest can be needed.
 _CONTENTS_OF_WINDOW = """
-select content_id, max(captured_at) as newest
-from budget_recovery.budget_record
-where tenant = %s and budget_id = %s and window_token = %s
-  and (
-      captured_at >= coalesce(%s::timestamptz, '-infinity')
-      or captured_at between coalesce(%s::timestamptz, '-infinity') and %s
-  )
-group by content_id
-order by newest desc
+select r.content_id, p.commit_number, p.captured_at
+from (
+    select r.content_id, max(p.commit_number) as newest
+    from budget_recovery.budget_record r
+    join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
+    where r.tenant = %(tenant)s and r.budget_id = %(budget)s and r.window_token = %(window)s
+      and r.captured_at <= %(latest)s
+      and (
+          p.commit_number >= coalesce(%(since)s::bigint, 0)
+          or (
+              p.commit_number >= coalesce(%(whole_since)s::bigint, 0)
+              and (
+                  p.commit_number <= %(excluded)s::bigint
+                  or p.captured_at <= %(reset_at)s::timestamptz
+              )
+          )
+      )
+    group by r.content_id
+) r
+join budget_recovery.capture p on p.commit_number = r.newest
+order by p.commit_number desc
 """
 _DELETE_RECORDS = """
 with needed (tenant, budget_id, window_token, captured_at) as (
@@ -145,8 +190,33 @@ where c.content_id = any(%s)
 """
 # For all tenants: some names are keys without a tenant, or tenants that no longer exist.
 _DELETE_FAILURES = "delete from budget_recovery.capture_failure where failed_at < %(cutoff)s"
+_NOTE_DISCARDED = """
+insert into budget_recovery.discarded_capture (
+    commit_number, tenant, captured_at, stored_at, run_id, record_count, entry_count,
+    discarded_at, discarded_by, reason
+)
+select commit_number, tenant, captured_at, stored_at, run_id, record_count, entry_count,
+       %(now)s, %(by)s, %(reason)s
+from budget_recovery.capture
+where captured_at > %(latest)s
+"""
+_DISCARD_RECORDS = """
+with gone as (
+    delete from budget_recovery.budget_record
+    where captured_at > %(latest)s
+    returning content_id
+)
+select coalesce(array_agg(distinct content_id), '{}') from gone
+"""
+_DISCARD_CAPTURES = "delete from budget_recovery.capture where captured_at > %(latest)s"
 RecordKey = tuple[str, str, str, datetime]
 """Tenant, budget, window token and time of a record."""
+
+
+def count_awaited(connection: Connection, now: datetime) -> int:
+    """Return how many captures must follow a gap before anything is removed; 0: none."""
+    runs = connection.execute(_NEWEST_RUNS, (CAPTURES_AFTER_GAP,)).fetchall()
+    return awaited_captures(runs, now)
 
 
 def find_needed(
@@ -157,25 +227,41 @@ def find_needed(
         "tenants": list(tenants),
         "tokens": list(tokens_at(now)),
         "cutoff": cutoff,
+        "latest": latest_time(now),
         "now": now,
     }
     needed: list[RecordKey] = []
-    for *window, since, whole_since, reset_at in connection.execute(
+    for tenant, budget, window, since, *rest in connection.execute(
         _DOUBTFUL_WINDOWS, scope
     ).fetchall():
+        whole_since, excluded, reset_at = rest
+        of_window = {
+            "tenant": tenant,
+            "budget": budget,
+            "window": window,
+            "since": since,
+            "whole_since": whole_since,
+            "excluded": excluded,
+            "reset_at": reset_at,
+            "latest": scope["latest"],
+        }
         # An open stream locks the connection, and not all records may be read.
-        with closing(_newest_first(connection, (*window, since, whole_since, reset_at))) as records:
+        with closing(_newest_first(connection, of_window)) as records:
             needed.extend(
-                (*window, captured_at)
+                (tenant, budget, window, captured_at)
                 for captured_at in needed_past_retention(records, cutoff, covered_since=since)
             )
     return needed
 
 
-def _newest_first(connection: Connection, window: tuple[object, ...]) -> Generator[DatedUsages]:
-    newest: dict[int, datetime] = dict(connection.execute(_CONTENTS_OF_WINDOW, window).fetchall())
+def _newest_first(connection: Connection, window: dict[str, Any]) -> Generator[DatedUsages]:
+    rows = connection.execute(_CONTENTS_OF_WINDOW, window).fetchall()
+    newest: dict[int, tuple[int, datetime]] = {
+        content_id: (number, captured_at) for content_id, number, captured_at in rows
+    }
     for content_id, usages in stream_verified(connection, list(newest)):
-        yield DatedUsages(newest[content_id], usages)
+        number, captured_at = newest[content_id]
+        yield DatedUsages(number, captured_at, usages)
 
 
 def prune_snapshots(
@@ -214,3 +300,12 @@ def _delete_records(
     }
     [(count, content_ids)] = connection.execute(_DELETE_RECORDS, scope | kept).fetchall()
     return count, content_ids
+
+
+def discard_future(connection: Connection, *, by: str, reason: str, now: datetime) -> None:
+    """Discard the snapshots dated in the future, in a transaction that locks the store's row."""
+    scope = {"latest": latest_time(now), "now": now, "by": storable(by), "reason": storable(reason)}
+    connection.execute(_NOTE_DISCARDED, scope)
+    [(content_ids,)] = connection.execute(_DISCARD_RECORDS, scope).fetchall()
+    connection.execute(_DISCARD_CAPTURES, scope)
+    connection.execute(_DELETE_CONTENTS, (content_ids,))

@@ -20,7 +20,12 @@ from budget_recovery_dagster.adapters.postgres.database import (
 )
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
-from budget_recovery_dagster.adapters.postgres.retention import find_needed, prune_snapshots
+from budget_recovery_dagster.adapters.postgres.retention import (
+    count_awaited,
+    discard_future,
+    find_needed,
+    prune_snapshots,
+)
 from budget_recovery_dagster.adapters.postgres.store import add_landmark, lock_store, move_baseline
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, Facts, admit, require_healthy
 from budget_recovery_dagster.domain.counters import (
@@ -30,6 +35,7 @@ from budget_recovery_dagster.domain.counters import (
     Usages,
     format_usage,
 )
+from budget_recovery_dagster.domain.recovery_point import latest_time
 from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
     CaptureSource,
@@ -47,7 +53,9 @@ from budget_recovery_dagster.domain.windows import Hour, Window
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import Lease
 
-_NEWEST = "select max(captured_at) from budget_recovery.capture where tenant = %s"
+_NEWEST = """
+select max(captured_at) from budget_recovery.capture where tenant = %s and captured_at <= %s
+"""
 _INSERT_CAPTURE = """
 insert into budget_recovery.capture (
     tenant, captured_at, source, store_created_at, store_last_sequence, run_id, record_count,
@@ -237,11 +245,10 @@ set hour = excluded.hour, failed_at = excluded.failed_at,
     reason = excluded.reason, hint = excluded.hint
 """
 _TENANTS = "select distinct tenant from budget_recovery.capture"
-# All tenants of a run share a time; the highest store sequence belongs to the last one read.
 _NEWEST_IDENTITY = """
 select store_created_at, store_last_sequence
 from budget_recovery.capture
-order by captured_at desc, store_last_sequence desc
+order by commit_number desc
 limit 1
 """
 # Sums of bigints are numeric.
@@ -250,7 +257,8 @@ select captured_at, source, count(*), sum(record_count)::bigint, sum(entry_count
        sum(omitted_count)::bigint, sum(unreadable_count)::bigint, sum(drop_count)::bigint,
        count(*) filter (where is_partial), bool_or(pruned_at is not null)
 from budget_recovery.capture
-where %(tenant)s::text is null or tenant = %(tenant)s
+where (%(tenant)s::text is null or tenant = %(tenant)s)
+  and captured_at > coalesce(%(after)s::timestamptz, '-infinity')
 group by captured_at, source
 order by captured_at desc, source
 """
@@ -326,10 +334,12 @@ class PostgresSnapshots:
             # Locks are taken in this order everywhere: the lease, then the store.
             require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
             store = lock_store(connection)
-            [(newest,)] = connection.execute(_NEWEST, (snapshot.tenant,)).fetchall()
+            # Read only now: the wait for the locks may have taken the rest of the hour.
+            now = self._database.time_on(connection)
+            scope = (snapshot.tenant, latest_time(now))
+            [(newest,)] = connection.execute(_NEWEST, scope).fetchall()
             facts = Facts(
-                # Read only now: the wait for the locks may have taken the rest of the hour.
-                now=self._database.time_on(connection),
+                now=now,
                 state=store.state,
                 baseline=store.baseline,
                 newest=newest,
@@ -361,12 +371,30 @@ class PostgresSnapshots:
         """Remove records of these tenants past retention, except those that a restore needs."""
         cutoff = policy.cutoff(now)
         with self._database.reading() as connection:
-            needed = find_needed(connection, tenants, cutoff=cutoff, now=now)
+            awaited = count_awaited(connection, now)
+            needed = [] if awaited else find_needed(connection, tenants, cutoff=cutoff, now=now)
         with self._database.writing() as connection:
             require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
             # Under the lock, no commit can share a content that is being removed.
             require_healthy(lock_store(connection).state, "no snapshot is removed")
+            if awaited:
+                return PruneReport(0, 0, 0, 0, awaited_captures=awaited)
             return prune_snapshots(connection, tenants, needed=needed, cutoff=cutoff, now=now)
+
+    def in_future(self, now: datetime) -> tuple[ListedSnapshot, ...]:
+        """Return the snapshots of all tenants that are dated in the future; newest first."""
+        with self._database.reading() as connection:
+            return _list(connection, after=latest_time(now))
+
+    def discard_future(self, *, by: str, reason: str, lease: Lease) -> tuple[ListedSnapshot, ...]:
+        """Discard the snapshots that are dated in the future, and record each."""
+        with self._database.writing() as connection:
+            require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
+            require_healthy(lock_store(connection).state, "no snapshot is discarded")
+            now = self._database.time_on(connection)
+            discarded = _list(connection, after=latest_time(now))
+            discard_future(connection, by=by, reason=reason, now=now)
+            return discarded
 
     def tenants(self) -> frozenset[str]:
         """Return the tenants that have a retained snapshot."""
@@ -379,7 +407,8 @@ class PostgresSnapshots:
 
     def listed(self, tenant: str | None) -> tuple[ListedSnapshot, ...]:
         """Return the snapshots of a tenant, or of all tenants by timestamp; newest first."""
-        return tuple(_listed(*row) for row in self._database.rows(_ALL, {"tenant": tenant}))
+        with self._database.reading() as connection:
+            return _list(connection, tenant=tenant)
 
     def budgets_of(self, tenant: str) -> tuple[str, ...]:
         """Return the budgets of a tenant that have a retained record, by name."""
@@ -413,6 +442,13 @@ class PostgresSnapshots:
 
 
 _failure_row = attrgetter("kind.value", "name", "hour.start", "reason", "hint")
+
+
+def _list(
+    connection: Connection, *, tenant: str | None = None, after: datetime | None = None
+) -> tuple[ListedSnapshot, ...]:
+    rows = connection.execute(_ALL, {"tenant": tenant, "after": after})
+    return tuple(_listed(*row) for row in rows)
 
 
 def _listed(captured_at: datetime, source: str, *numbers_and_mark: Any) -> ListedSnapshot:

@@ -12,6 +12,7 @@ from budget_recovery_dagster.adapters.postgres.database import Connection, Datab
 from budget_recovery_dagster.domain import moves
 from budget_recovery_dagster.domain.incident import RecoveryState, StoreRecord
 from budget_recovery_dagster.domain.moves import Standing
+from budget_recovery_dagster.domain.recovery_point import latest_time
 from budget_recovery_dagster.domain.snapshots import CHECKS_KEPT_FOR
 from budget_recovery_dagster.domain.store import (
     Baseline,
@@ -250,7 +251,7 @@ where checked_at < %(cutoff)s
       select check_id
       from budget_recovery.store_check
       where verdict = any(%(good)s) and incident_id is null
-      order by checked_at desc, check_id desc
+      order by checked_at > %(latest)s, checked_at desc, check_id desc
       limit 1
   )
 """
@@ -259,10 +260,14 @@ select checked_at, checked_by, verdict, reason, store_created_at, store_last_seq
        evidence
 from budget_recovery.store_check
 """
-_READ_NEWEST = f"{_READ_CHECKS} order by checked_at desc, check_id desc limit %s"
+# A check dated in the future, by a clock that was wrong, comes after all others.
+_READ_NEWEST = f"""{_READ_CHECKS}
+order by checked_at > %s, checked_at desc, check_id desc
+limit %s
+"""
 _READ_NEWEST_GOOD = f"""{_READ_CHECKS}
 where verdict = any(%s) and incident_id is null
-order by checked_at desc, check_id desc
+order by checked_at > %s, checked_at desc, check_id desc
 limit 1
 """
 
@@ -367,22 +372,26 @@ class PostgresStoreRegistry:
         )
         with self._database.writing() as connection:
             connection.execute(_INSERT_CHECK, values)
-            cutoff = self._database.time_on(connection) - CHECKS_KEPT_FOR
-            connection.execute(_PRUNE_CHECKS, {"cutoff": cutoff, "good": _GOOD})
+            now = self._database.time_on(connection)
+            scope = {"cutoff": now - CHECKS_KEPT_FOR, "latest": latest_time(now), "good": _GOOD}
+            connection.execute(_PRUNE_CHECKS, scope)
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:
         """Return the newest checks, newest first."""
-        return tuple(_check(*row) for row in self._database.rows(_READ_NEWEST, (count,)))
+        with self._database.reading() as connection:
+            latest = latest_time(self._database.time_on(connection))
+            rows = connection.execute(_READ_NEWEST, (latest, count)).fetchall()
+        return tuple(_check(*row) for row in rows)
 
     def newest_good_check(self) -> Check | None:
         """Return the newest check that identified the store as the accepted one."""
         with self._database.reading() as connection:
-            return read_newest_good_check(connection)
+            return read_newest_good_check(connection, self._database.time_on(connection))
 
 
-def read_newest_good_check(connection: Connection) -> Check | None:
+def read_newest_good_check(connection: Connection, now: datetime) -> Check | None:
     """Return the newest check that found the store intact, in this transaction."""
-    row = connection.execute(_READ_NEWEST_GOOD, (_GOOD,)).fetchone()
+    row = connection.execute(_READ_NEWEST_GOOD, (_GOOD, latest_time(now))).fetchone()
     return None if row is None else _check(*row)
 
 

@@ -408,7 +408,7 @@ class _Run:
 
     def _preview(self, tenant: str) -> TenantPreview:
         """Compare a tenant's point with its live counters, and store the plan for a later apply."""
-        running = RunningClock.by(self.plane.clock)
+        running = RunningClock(self.plane.clock)
         point = self.chosen.point_of(tenant, running.now())
         if point is None:
             return TenantPreview(tenant, None)

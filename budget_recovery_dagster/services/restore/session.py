@@ -35,6 +35,7 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.ports import ControlPlane, Lease, OpenStore, UsageStore
 from budget_recovery_dagster.services.restore.tenants import (
     Guards,
+    RunningClock,
     TenantRestored,
     counted,
     failed,
@@ -43,6 +44,7 @@ from budget_recovery_dagster.services.restore.tenants import (
     restore_tenant,
 )
 from budget_recovery_dagster.services.store_watch import StoreWatch, watch_store
+from budget_recovery_dagster.stopwatch import Stopwatch
 
 # Three polls must span the twelve seconds in which a cut-off leader may still answer.
 _POLL_EVERY = timedelta(seconds=3)
@@ -75,8 +77,10 @@ class RestoreSession:
     next_step: str
     incident: Incident | None = None
     watch: StoreWatch = field(init=False)
+    running: RunningClock = field(init=False)
 
     def __post_init__(self) -> None:
+        self.running = RunningClock(self.plane.clock)
         self.watch = watch_store(self.plane, self.store, self.open_again, self.worker.holder)
 
     @property
@@ -105,18 +109,20 @@ class RestoreSession:
             LeaseLostError: the lease is no longer held.
         """
         clock = self.plane.clock
-        give_up_at = clock.now() + timeout
+        began, since, waited = clock.now(), Stopwatch(), timedelta(0)
         views: list[ClusterView] = []
         reported = ""
-        while (problem := self._not_converged(views)) is not None:
+        while (problem := self._not_converged(views, began + waited)) is not None:
             is_well = bool(views) and objection(views[-1]) is None
-            if clock.now() >= give_up_at + (_TO_SETTLE if is_well else timedelta(0)):
+            if waited >= timeout + (_TO_SETTLE if is_well else timedelta(0)):
                 raise problem
             if problem.message != reported:
                 reported = problem.message
                 self.worker.on_progress(f"Waiting for the store: {reported}")
             self.worker.lease.require_held()
-            clock.wait_until(clock.now() + _POLL_EVERY)
+            clock.wait(_POLL_EVERY)
+            # Not by the database's clock, which may be set meanwhile.
+            waited = max(waited + _POLL_EVERY, timedelta(seconds=since.seconds()))
         self._require_agreeing_clocks()
 
     def accept_unconverged(self) -> None:
@@ -220,10 +226,10 @@ class RestoreSession:
             raise ValueError("an incident without a restore target cannot be closed")
         return baseline_of(seen, self.plane.clock.now(), known=target)
 
-    def _not_converged(self, views: list[ClusterView]) -> StoreError | None:
+    def _not_converged(self, views: list[ClusterView], seen_at: datetime) -> StoreError | None:
         """Poll once more and return why the store has not converged; None if it has."""
         try:
-            views.append(self.store.cluster_view(self.plane.clock.now()))
+            views.append(self.store.cluster_view(seen_at))
         except StoreError as error:
             # Earlier polls say nothing about a store that has been away since.
             views.clear()
@@ -333,7 +339,7 @@ class TenantRestores:
             if point is None:
                 return None
             self._note_current(point, at)
-            restored = restore_tenant(self.session.store, point, self.session.plane.clock, guards)
+            restored = restore_tenant(self.session.store, point, self.session.running, guards)
         except (DatabaseUnreachableError, LeaseLostError):
             raise
         except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another

@@ -1,6 +1,5 @@
 """Restores tenants: plan, raise, read back, rebuild leaderboards, and report."""
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -39,6 +38,7 @@ from budget_recovery_dagster.errors import (
     describe_error,
 )
 from budget_recovery_dagster.ports import Clock, UsageStore
+from budget_recovery_dagster.stopwatch import Stopwatch
 
 WRITTEN: Mapping[Written, str] = {
     Written.RAISED: "raised",
@@ -261,22 +261,27 @@ class TenantRestored:
         return sum(entry.raised for entry in self.entries)
 
 
-@dataclass(frozen=True, slots=True)
 class RunningClock:
-    """The database's clock without a query: one reading, and the time that passed since."""
+    """The database's clock without a query: its last reading, and the time that passed since.
 
-    asked: datetime
-    at: float
+    It is never set back: a window that it found closed stays closed.
+    """
 
-    @classmethod
-    def by(cls, clock: Clock) -> "RunningClock":
-        """Read a clock once. The duration of the query counts as passed, so it is never late."""
-        at = time.monotonic()
-        return cls(clock.now(), at)
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # The duration of the query counts as passed, so it is never late.
+        self._since = Stopwatch()
+        self._read = clock.now()
+
+    def read_again(self) -> None:
+        """Read the clock again: it may have been set forward."""
+        since = Stopwatch()
+        read = self._clock.now()
+        self._read, self._since = max(read, self.now() - timedelta(seconds=since.seconds())), since
 
     def now(self) -> datetime:
         """Return the present time."""
-        return self.asked + timedelta(seconds=time.monotonic() - self.at)
+        return self._read + timedelta(seconds=self._since.seconds())
 
     def is_open(self, window: Window) -> bool:
         """Whether usage counts into a window now."""
@@ -315,7 +320,7 @@ class Guards:
 
 
 def restore_tenant(
-    store: UsageStore, point: TenantPoint, clock: Clock, guards: Guards
+    store: UsageStore, point: TenantPoint, running: RunningClock, guards: Guards
 ) -> TenantRestored:
     """Raise a tenant's counters to its point, and rebuild its leaderboards from them.
 
@@ -325,7 +330,7 @@ def restore_tenant(
         StoreError: the tenant could not be read. Raised counters stay raised; the entries that
             ``begin`` received list them.
     """
-    running = RunningClock.by(clock)
+    running.read_again()
 
     def may_write(window: Window) -> bool:
         guards.keep_going()

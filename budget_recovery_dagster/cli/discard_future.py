@@ -1,0 +1,68 @@
+"""``budget-recovery discard-future``: discard snapshots that a wrong clock dated in the future."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import click
+
+from budget_recovery_dagster.cli.console import answers, confirmed, require_terminal
+from budget_recovery_dagster.cli.options import (
+    current_user,
+    data_dir_option,
+    json_option,
+    settings_with_database,
+)
+from budget_recovery_dagster.presentation.documents import discarded_json
+from budget_recovery_dagster.presentation.terminal import print_row, print_snapshots
+from budget_recovery_dagster.services.future_snapshots import discard_future, list_future
+from budget_recovery_dagster.services.restore.manual import require_reason
+from budget_recovery_dagster.services.restore.tenants import counted
+from budget_recovery_dagster.wiring import opened_control_plane
+
+_DECLINED = 2
+
+
+@click.command("discard-future", short_help="Discard snapshots dated in the future.")
+@click.option("--reason", required=True, help="Reason, stored with each discarded snapshot.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation. --json needs it.")
+@json_option
+@data_dir_option
+def discard_future_command(data_dir: Path | None, reason: str, *, yes: bool, as_json: bool) -> None:
+    """Discard the snapshots of all tenants that are dated in the future.
+
+    The clock of PostgreSQL was ahead when they were captured. They block nothing and hide nothing,
+    but a restore uses their usage. The command lists them and asks for confirmation. Capture the
+    current hour first, so that usage that only they hold is not lost.
+
+    Refused if there is none, if the clocks of PostgreSQL and of this host disagree, and while
+    captures are paused. The table discarded_capture records each discarded snapshot.
+
+    Uses the database of BUDGET_RECOVERY_POSTGRES_URL, or that of the running `budget-recovery dev`.
+    """
+    if as_json and not yes:
+        raise click.UsageError("--json needs --yes: it cannot ask for confirmation.")
+    require_reason(reason)
+    with opened_control_plane(settings_with_database(data_dir)) as plane:
+        found = list_future(plane, host_time=datetime.now(UTC))
+        if not as_json:
+            console = answers()
+            print_row(console, "Dated in the future:")
+            print_snapshots(console, found)
+        if not yes:
+            require_terminal("Nothing was discarded")
+            if not confirmed("Discard them?"):
+                click.echo("Nothing was discarded.")
+                raise click.exceptions.Exit(_DECLINED)
+        discarded = discard_future(
+            plane,
+            by=current_user(),
+            reason=reason,
+            holder=f"command {uuid4()}",
+            host_time=datetime.now(UTC),
+        )
+    if as_json:
+        click.echo(discarded_json(discarded))
+        return
+    count = counted(sum(each.tenants for each in discarded), "snapshot")
+    print_row(console, f"Discarded {count}. The table discarded_capture lists them.")
