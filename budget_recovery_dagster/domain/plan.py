@@ -144,23 +144,29 @@ Called before each write; an exception from it stops the writing. It must not bl
 
 @dataclass(frozen=True, slots=True)
 class BoardOrder:
-    """A leaderboard to rebuild from these usages.
+    """A leaderboard to update with these usages.
 
-    A missing leaderboard is created, and expires like a counter (see RaiseOrder).
+    A missing leaderboard is created only if ``may_create``; it then expires like a counter (see
+    RaiseOrder).
     """
 
     of: BudgetWindow
     usages: Usages
     expiry_seconds: int | None
+    may_create: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BoardResult:
-    """Whether a leaderboard was written; ``reason`` is why a wrong one was not."""
+    """Whether a leaderboard was written; ``reason`` is why a wrong one was not.
+
+    ``is_missing``: there is none, and none was to be created.
+    """
 
     of: BudgetWindow
     is_written: bool
     reason: str = ""
+    is_missing: bool = False
 
 
 class Change(StrEnum):

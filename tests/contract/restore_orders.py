@@ -33,10 +33,17 @@ def order(
 
 
 def board_order(
-    usages: Mapping[Entity, str], of: BudgetWindow = NOVEMBER, expiry_seconds: int | None = None
+    usages: Mapping[Entity, str],
+    of: BudgetWindow = NOVEMBER,
+    expiry_seconds: int | None = None,
+    *,
+    may_create: bool = True,
 ) -> BoardOrder:
     return BoardOrder(
-        of, {entity: Decimal(usage) for entity, usage in usages.items()}, expiry_seconds
+        of,
+        {entity: Decimal(usage) for entity, usage in usages.items()},
+        expiry_seconds,
+        may_create=may_create,
     )
 
 

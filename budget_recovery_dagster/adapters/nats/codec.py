@@ -69,13 +69,15 @@ class StoredValue(NamedTuple):
 
     ``ttl`` is the text of the time to live header, ``written_ns`` the time of the last write in
     nanoseconds since 1970. ``fault`` gives the reason, in short printable ASCII, why the value is
-    unreadable whatever its data.
+    unreadable whatever its data. ``headers`` are those of the gateway, in their order: all except
+    instructions to NATS.
     """
 
     data: bytes
     ttl: str | None
     written_ns: int
     fault: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 def encode_key(counter: CounterKey) -> str:
@@ -391,6 +393,26 @@ def member_texts(text: str) -> Mapping[str, str]:
         return {name: text[start:end] for name, (start, end) in _members(text).items()}
     except RecursionError as error:
         raise UnreadableUsageError("the value is nested too deeply") from error
+
+
+def element_texts(text: str) -> list[str]:
+    """Return the JSON text of each element of a valid JSON list.
+
+    Raises:
+        UnreadableUsageError: an element is nested too deeply.
+    """
+    texts: list[str] = []
+    at = _skip(text, _skip(text, 0) + 1)
+    try:
+        while text[at] != "]":
+            _, end = _DECODER.raw_decode(text, at)
+            texts.append(text[at:end])
+            at = _skip(text, end)
+            if text[at] == ",":
+                at = _skip(text, at + 1)
+    except RecursionError as error:
+        raise UnreadableUsageError("the value is nested too deeply") from error
+    return texts
 
 
 def _members(text: str) -> dict[str, tuple[int, int]]:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from secrets import token_hex
+from typing import NamedTuple
 
 import anyio
 from nats.aio.msg import Msg
@@ -54,6 +55,7 @@ from budget_recovery_dagster.domain.counters import (
     UnreadableKey,
     UnreadableUsageError,
     UnusableNameError,
+    ValueShape,
 )
 from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantListing, TenantReading
 from budget_recovery_dagster.errors import (
@@ -180,11 +182,19 @@ def read_counters(tenant: str, found: KeysRead) -> TenantReading:
     )
 
 
+class BoardEntry(NamedTuple):
+    """A readable entry of a leaderboard; ``shape`` is the form of its usage."""
+
+    entity: Entity
+    usage: Decimal
+    shape: ValueShape
+
+
 @dataclass(slots=True)
 class Board:
     """The readable content of a leaderboard.
 
-    ``usages`` follow the order of the entries; an entity with several entries has its highest one.
+    ``entries`` are in the order of the list; ``usages`` has the highest one of each entity.
     ``length`` counts all entries, readable or not.
     """
 
@@ -192,6 +202,7 @@ class Board:
     of: BudgetWindow
     key: str
     length: int = 0
+    entries: list[BoardEntry] = field(default_factory=list)
     usages: dict[Entity, Decimal] = field(default_factory=dict)
     omitted: list[OmittedCounter] = field(default_factory=list)
 
@@ -261,11 +272,12 @@ def _read_entry(board: Board, place: str, entry: object) -> None:
         )
         return
     try:
-        usage, _ = usage_of(fields)
+        usage, shape = usage_of(fields)
     except UnreadableUsageError as error:
         reason = shortened(f"{place}, {_shown(entity)}: {error}")
         board.omitted.append(OmittedCounter(board.of, entity, board.key, reason))
         return
+    board.entries.append(BoardEntry(entity, usage, shape))
     board.usages[entity] = max(usage, board.usages.get(entity, usage))
 
 
@@ -423,8 +435,7 @@ class _Drain:
         key = message.subject.removeprefix(self._stream.subject_prefix)
         known = self.keys.get(key)
         if known is None or known.revision <= revision:
-            headers = message.headers or {}
-            self.keys[key] = read_message(message.data, headers, revision, written_ns)
+            self.keys[key] = read_message(message.data, message.headers, revision, written_ns)
 
     def _require_end(self, message: Msg) -> None:
         if (message.headers or {}).get(STATUS) != _NO_MESSAGES:

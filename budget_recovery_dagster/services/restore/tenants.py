@@ -398,7 +398,7 @@ def _board_orders(
     point: TenantPoint, live: TenantUsages, running: RunningClock
 ) -> list[BoardOrder]:
     return [
-        BoardOrder(window.of, live[window.of], window.expiry_seconds)
+        BoardOrder(window.of, live[window.of], window.expiry_seconds, may_create=True)
         for window in point.windows
         if live.get(window.of) and running.is_open(window.of.window)
     ]
