@@ -148,7 +148,9 @@ class WindowPoint:
 
     ``newest_at`` is the time of the newest intact record, or of the newest record if all are
     damaged. ``shape`` and ``expiry_seconds`` are those of the newest record that has them; a shape
-    of None means that no record has it. ``corrupt`` are the times of damaged records.
+    of None means that no record has it. ``has_board``, whether the gateway keeps a leaderboard, is
+    that of the newest record that knows it; None: none does. ``corrupt`` are the times of damaged
+    records.
 
     ``sources`` has, for every entity of the usages, the newest snapshot with that usage. ``source``
     and the marks (see RecordMarks) are those of the newest intact record; without one, ``source``
@@ -160,6 +162,7 @@ class WindowPoint:
     newest_at: datetime
     shape: ValueShape | None
     expiry_seconds: int | None
+    has_board: bool | None = None
     corrupt: tuple[datetime, ...] = ()
     sources: Mapping[Entity, datetime] = field(default_factory=dict)
     source: CaptureSource | None = None
@@ -198,6 +201,11 @@ class TenantPoint:
     unreadable: tuple[UnreadableKey, ...] = ()
     unreadable_count: int = 0
 
+    def keeps_boards_of(self, budget: str) -> bool | None:
+        """Whether the gateway keeps leaderboards of a budget, in any window; None: unknown."""
+        known = {window.has_board for window in self.windows if window.of.budget == budget}
+        return True if True in known else False if False in known else None
+
 
 @dataclass(frozen=True, slots=True)
 class Damage:
@@ -232,6 +240,7 @@ class WindowMerge:
         self._newest_at = newest_at
         self._shape = shape
         self._expiry_seconds = expiry_seconds
+        self.has_board: bool | None = None
         self._resets = concerning(of, resets)
         self._excluding: set[Reset] = set()
         self._usages: dict[Entity, Decimal] = {}
@@ -286,6 +295,7 @@ class WindowMerge:
             newest_at=self.newest_intact or self._newest_at,
             shape=self._shape,
             expiry_seconds=self._expiry_seconds,
+            has_board=self.has_board,
             corrupt=tuple(sorted(self._corrupt)),
             sources=self._sources,
             source=marks.source if marks else None,

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import NamedTuple
 
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
@@ -37,7 +38,8 @@ class TenantReading:
     """Everything that one source of the store held for one tenant.
 
     ``unlisted`` are the windows in which other entities than the listed ones may have usage.
-    ``is_partial``: fewer keys arrived than the store announced, twice.
+    ``is_partial``: fewer keys arrived than the store announced, twice. ``boards`` are the windows
+    that have a leaderboard; None: not looked up.
     """
 
     tenant: str
@@ -47,6 +49,7 @@ class TenantReading:
     unreadable: tuple[UnreadableKey, ...]
     is_partial: bool
     unlisted: tuple[UnlistedEntities, ...] = ()
+    boards: frozenset[BudgetWindow] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,8 @@ class BudgetRecord:
     a restore need not read older records. ``shape`` and ``expiry_seconds`` (see CounterReading) are
     those of a key that a restore creates. A shape of None means that no counter was readable, or
     that the source has no shapes; the expiry is then unknown, too. ``is_truncated``: the source
-    lists only the largest spenders, and its list was full.
+    lists only the largest spenders, and its list was full. ``has_board``: the gateway keeps a
+    leaderboard of this window; None: unknown.
     """
 
     of: BudgetWindow
@@ -75,6 +79,7 @@ class BudgetRecord:
     expiry_seconds: int | None
     is_truncated: bool
     covers_earlier: bool
+    has_board: bool | None = None
     content_hash: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -139,11 +144,14 @@ def take_snapshot(
         _record(
             of,
             counters[of],
-            omitted[of],
             # The point has only open windows. A closed one covers no earlier record, which is
             # safe: no restore uses it.
             earlier=point.get(of, {}) if of.window.is_current(captured_at) else None,
-            is_truncated=of in truncated,
+            marks=_Marks(
+                omitted=tuple(omitted[of]),
+                is_truncated=of in truncated,
+                has_board=None if reading.boards is None else of in reading.boards,
+            ),
         )
         for of in sorted(counters.keys() | omitted.keys(), key=_order)
     )
@@ -172,23 +180,27 @@ def _order(of: BudgetWindow) -> tuple[str, str]:
     return of.budget, of.window.token
 
 
+class _Marks(NamedTuple):
+    """The facts about a record that do not come from its counters."""
+
+    omitted: tuple[OmittedCounter, ...]
+    is_truncated: bool
+    has_board: bool | None
+
+
 def _record(
-    of: BudgetWindow,
-    counters: list[CounterReading],
-    omitted: list[OmittedCounter],
-    *,
-    earlier: Usages | None,
-    is_truncated: bool,
+    of: BudgetWindow, counters: list[CounterReading], *, earlier: Usages | None, marks: _Marks
 ) -> BudgetRecord:
     usages = {counter.entity: counter.usage for counter in counters}
     return BudgetRecord(
         of=of,
         usages=usages,
-        omitted=tuple(omitted),
+        omitted=marks.omitted,
         shape=_commonest(counter.shape for counter in counters),
         expiry_seconds=_longest_expiry(counters),
-        is_truncated=is_truncated,
+        is_truncated=marks.is_truncated,
         covers_earlier=earlier is not None and covers(usages, earlier),
+        has_board=marks.has_board,
     )
 
 

@@ -1,5 +1,6 @@
 """What a restore would bring back: the highest usage of all retained intact records."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -203,6 +204,38 @@ def test_shape_and_expiry_come_from_the_newest_record_that_has_them(plane: Contr
         expected = (ValueShape.TEXT, 60) if hour == 0 else (ValueShape.BARE, None)
         assert (window.shape, window.expiry_seconds) == expected
         assert window.newest_at == NOON + hour * HOUR
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_leaderboard_is_known_from_the_newest_record_that_knows_it(
+    plane: ControlPlane,
+    is_named: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    other = of("other", "lifetime")
+    for hour, boards, expected in (
+        (0, None, (None, None)),
+        (1, frozenset({MONTH}), (True, False)),
+        (2, None, (True, False)),
+        (3, frozenset({other}), (False, True)),
+    ):
+        plane.clock.set(NOON + hour * HOUR)
+        read = reading("acme", {**TEAM, ("other", "lifetime"): {"bo": "1"}})
+        plane.commit(plane.take(replace(read, boards=boards)))
+        now = plane.clock.now()
+        points = plane.points
+        point = points.snapshot_of("acme", now) if is_named else points.point_of("acme", now)
+        assert point is not None
+        known = {window.of: window.has_board for window in point.windows}
+        assert (known[MONTH], known[other]) == expected
+        assert (point.keeps_boards_of("team"), point.keeps_boards_of("other")) == expected
+        assert point.keeps_boards_of("unknown") is None
+
+
+def test_a_budget_keeps_leaderboards_if_any_of_its_windows_has_one(plane: ControlPlane) -> None:
+    read = reading("acme", {**TEAM, ("team", "lifetime"): {"alice": "1"}})
+    plane.commit(plane.take(replace(read, boards=frozenset({MONTH}))))
+    assert [window.has_board for window in the_point(plane).windows] == [True, False]
+    assert the_point(plane).keeps_boards_of("team") is True
 
 
 # Corrupt records

@@ -1,5 +1,6 @@
 """The contract of the usage store, in memory and on a NATS server."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -22,6 +23,9 @@ from tests.nats_servers import COUNTERS, usages
 NOVEMBER = Window.parse("2026-11")
 
 
+NOTHING = TenantReading("t", COUNTERS, (), (), (), is_partial=False, boards=frozenset())
+
+
 def key(tenant: str, budget: str, entity: str | None, window: Window = NOVEMBER) -> str:
     return encode_key(CounterKey(tenant, BudgetWindow(budget, window), entity))
 
@@ -30,7 +34,7 @@ def test_an_empty_store_has_no_tenants_and_an_empty_reading(subject: Subject) ->
     listing = subject.counters.list_tenants()
     assert listing.tenants == frozenset()
     assert listing.unreadable == ()
-    assert subject.counters.read("t") == TenantReading("t", COUNTERS, (), (), (), is_partial=False)
+    assert subject.counters.read("t") == NOTHING
 
 
 def test_each_write_advances_the_identity_of_the_same_store(subject: Subject) -> None:
@@ -113,7 +117,8 @@ def test_other_keys_are_ignored(subject: Subject) -> None:
     subject.put("usages.t.b.2026-11.e", b"1")
     assert subject.counters.list_tenants().tenants == frozenset()
     assert subject.counters.list_tenants().unreadable == ()
-    assert subject.counters.read("t") == TenantReading("t", COUNTERS, (), (), (), is_partial=False)
+    board = BudgetWindow("b", NOVEMBER)
+    assert subject.counters.read("t") == replace(NOTHING, boards=frozenset({board}))
 
 
 def test_removed_keys_are_absent_and_do_not_make_a_reading_partial(subject: Subject) -> None:

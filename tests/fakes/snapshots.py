@@ -525,6 +525,7 @@ class MemoryRecoveryPoints:
             expiry_seconds=described[0].expiry_seconds if described else None,
             resets=heeded,
         )
+        window.has_board = next((r.has_board for _, r in known if r.has_board is not None), None)
         # A covering record need not cover what was excluded when it was captured.
         since = next((at for at, record in wanted if record.covers_earlier), wanted[-1][0])
         reset_at = newest_at(ignored)

@@ -8,7 +8,7 @@ reports both, so that an unlisted entity is not reported as missing.
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from secrets import token_hex
 from typing import NamedTuple
@@ -102,7 +102,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class SourceReader:
-    """Reads tenants from one source of a store.
+    """Reads tenants from one source of a store, with the windows that have a leaderboard.
 
     ``list_keys`` returns the keys under a prefix that ends in a dot, ``read_keys`` also their
     values.
@@ -119,7 +119,18 @@ class SourceReader:
     def read(self, tenant: str) -> TenantReading:
         """Read a tenant's counters from every key of the source that existed before the call."""
         found = self.read_keys(prefix_to_read(self.source.first, tenant))
-        return self.source.decode(tenant, found)
+        reading = self.source.decode(tenant, found)
+        if reading.boards is None:
+            reading = replace(reading, boards=self._boards_of(tenant))
+        return reading
+
+    def _boards_of(self, tenant: str) -> frozenset[BudgetWindow] | None:
+        """Return a tenant's leaderboards; None if they cannot be listed, as the counters matter."""
+        try:
+            return boards_in(self.list_keys(prefix_to_read(BOARDS, tenant)))
+        except StoreError as error:
+            _log.warning("Could not list the leaderboards of tenant %r: %s", tenant, error)
+            return None
 
 
 def list_tenants(first: str, keys: Iterable[str]) -> TenantListing:
@@ -241,7 +252,14 @@ def read_boards(tenant: str, found: KeysRead) -> TenantReading:
         unreadable=unreadable,
         is_partial=found.is_partial,
         unlisted=tuple(board.unlisted for board in boards if board.unlisted is not None),
+        boards=boards_in(values),
     )
+
+
+def boards_in(keys: Iterable[str]) -> frozenset[BudgetWindow]:
+    """Return the budgets and windows of those keys that are valid keys of leaderboards."""
+    boards, _ = decode_keys(keys, decode_board_key)
+    return frozenset(board.of for _, board in boards)
 
 
 def read_board(tenant: str, of: BudgetWindow, key: str, value: StoredValue) -> Board:

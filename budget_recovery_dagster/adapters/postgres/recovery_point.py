@@ -337,13 +337,16 @@ with w as (
 """
 # For a capture, which writes no keys.
 _WITHOUT_SHAPES = """
-select budget_id, window_token, newest_at, since, null as value_shape, null as expiry_seconds
+select budget_id, window_token, newest_at, since, null as value_shape, null as expiry_seconds,
+       null as has_board
 from w
 """
 _CURRENT_WINDOWS = f"{_BY_TOKENS}{_WITHOUT_SHAPES}"
-# For a restore: also the shape and expiry of the newest record of each window that has them.
+# For a restore: also the shape and expiry of the newest record of each window that has them, and
+# whether the newest record that knows it had a leaderboard.
 _WITH_SHAPES = """
-select w.budget_id, w.window_token, w.newest_at, w.since, s.value_shape, s.expiry_seconds
+select w.budget_id, w.window_token, w.newest_at, w.since, s.value_shape, s.expiry_seconds,
+       b.has_board
 from w
 left join lateral (
     select r.value_shape, r.expiry_seconds
@@ -355,6 +358,16 @@ left join lateral (
     order by r.captured_at desc
     limit 1
 ) s on true
+left join lateral (
+    select r.has_board
+    from budget_recovery.budget_record r
+    where r.tenant = %(tenant)s
+      and r.budget_id = w.budget_id
+      and r.window_token = w.window_token
+      and r.has_board is not null
+    order by r.captured_at desc
+    limit 1
+) b on true
 """
 _IN_ORDER = "order by w.budget_id, w.window_token"
 # A closed window belongs to the point if the newest snapshot has it.
@@ -606,7 +619,8 @@ class PostgresRecoveryPoints:
         heeded, ignored = (recorded, ()) if self.heeds_resets else ((), recorded)
         windows: Windows = {}
         spans: dict[WindowKey, Collection[Span]] = {}
-        for budget, token, last, since, shape, expiry in connection.execute(query, scope):
+        for row in connection.execute(query, scope):
+            budget, token, last, since, shape, expiry, has_board = row
             of = BudgetWindow(budget, Window.parse(token))
             windows[budget, token] = WindowMerge(
                 of,
@@ -615,6 +629,7 @@ class PostgresRecoveryPoints:
                 expiry_seconds=expiry,
                 resets=heeded,
             )
+            windows[budget, token].has_board = has_board
             spans[budget, token] = _spans(since, concerning(of, ignored))
         return windows, spans
 

@@ -58,7 +58,7 @@ insert into budget_recovery.capture (
 _COPY_RECORDS = """
 copy budget_recovery.budget_record (
     tenant, captured_at, budget_id, window_token, window_start, window_end, content_id,
-    omitted_count, omitted, is_truncated, value_shape, expiry_seconds, covers_earlier
+    omitted_count, omitted, is_truncated, value_shape, expiry_seconds, covers_earlier, has_board
 ) from stdin
 """
 
@@ -177,6 +177,7 @@ def _record_rows(
             None if record.shape is None else record.shape.value,
             record.expiry_seconds,
             record.covers_earlier,
+            record.has_board,
         )
 
 

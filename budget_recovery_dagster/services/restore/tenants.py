@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -102,7 +102,7 @@ class RestoreReport:
         results: defaultdict[BudgetWindow, list[RaiseResult]] = defaultdict(list)
         for result in self.results:
             results[result.order.of].append(result)
-        left = {board.of: board.reason for board in boards if board.reason}
+        left = {board.of: reason for board in boards if (reason := self._why_left(board))}
         entries = (
             self._entry(window, planned[window.of], results[window.of], left.get(window.of))
             for window in self.point.windows
@@ -175,6 +175,23 @@ class RestoreReport:
         ]
         at_writing = _left_as(Written.UNREADABLE, results)
         yield from _with_reasons(Written.UNREADABLE, at_reading + at_writing)
+
+    def _why_left(self, board: BoardResult) -> str:
+        """Return why a leaderboard was not written; empty if it is not needed."""
+        if board.is_missing and self.point.keeps_boards_of(board.of.budget) is None:
+            return "it is missing, and no snapshot shows whether the gateway keeps one"
+        return board.reason
+
+    @property
+    def raised_windows(self) -> frozenset[BudgetWindow]:
+        """The windows in which a counter was raised, and is still as high."""
+        return frozenset(
+            result.order.of
+            for result in self.results
+            if result.written is Written.RAISED
+            and (usage := self._usage_after(result.order)) is not None
+            and usage >= result.order.usage
+        )
 
     def _is_gone(self, result: RaiseResult) -> bool:
         was_there = result.written in (Written.RAISED, Written.KEPT)
@@ -315,11 +332,16 @@ class Guards:
 
 
 def restore_tenant(
-    store: UsageStore, point: TenantPoint, clock: Clock, guards: Guards
+    store: UsageStore,
+    point: TenantPoint,
+    clock: Clock,
+    guards: Guards,
+    raised_before: Collection[BudgetWindow] = (),
 ) -> TenantRestored:
-    """Raise a tenant's counters to its point, and rebuild its leaderboards from them.
+    """Raise a tenant's counters to its point, and update the leaderboards of what was raised.
 
-    The result has every change, even if the rest failed.
+    ``raised_before`` are the windows that earlier attempts raised: their leaderboards may not be
+    updated yet. The result has every change, even if the rest failed.
 
     Raises:
         StoreError: the tenant could not be read. Raised counters stay raised; the entries that
@@ -347,7 +369,8 @@ def restore_tenant(
         failure = _partial(after.reading) or report.shortfall(running.is_open)
     boards: tuple[BoardResult, ...] = ()
     if failure is None:
-        orders = _board_orders(point, report.after, running)
+        windows = report.raised_windows | frozenset(raised_before)
+        orders = _board_orders(point, report.after, windows, running)
         try:
             # A refused leaderboard is noted but no failure: the gateway derives it anyway.
             boards = after.rebuild_boards(orders, is_open=may_write)
@@ -395,12 +418,18 @@ def _orders(plan: RecoveryPlan, point: TenantPoint) -> list[RaiseOrder]:
 
 
 def _board_orders(
-    point: TenantPoint, live: TenantUsages, running: RunningClock
+    point: TenantPoint, live: TenantUsages, raised: Collection[BudgetWindow], running: RunningClock
 ) -> list[BoardOrder]:
+    """Return the orders for leaderboards of raised windows; the others belong to the gateway."""
     return [
-        BoardOrder(window.of, live[window.of], window.expiry_seconds, may_create=True)
+        BoardOrder(
+            window.of,
+            live[window.of],
+            window.expiry_seconds,
+            may_create=point.keeps_boards_of(window.of.budget) is True,
+        )
         for window in point.windows
-        if live.get(window.of) and running.is_open(window.of.window)
+        if window.of in raised and live.get(window.of) and running.is_open(window.of.window)
     ]
 
 
