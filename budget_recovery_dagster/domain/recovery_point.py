@@ -2,7 +2,8 @@
 
 One rule decides which records count, for every reader: a record whose usages do not match the hash
 of the capture is damaged. It adds no usage to a point, covers no other record, and is reported.
-Shape and expiry of the keys come from the newest record that has them, even from a damaged one.
+The shape of the keys comes from the newest record that has it, even from a damaged one. The expiry
+of each key comes from the newest intact record that has the key and knows its expiry.
 
 A restore takes the highest recorded usage, so without resets it would bring back usage that an
 operator removed on purpose. A reset excludes usages of older records. If a record is eligible for
@@ -18,8 +19,12 @@ from enum import Enum
 from typing import Final
 
 from budget_recovery_dagster.domain.counters import (
+    NO_EXPIRY,
+    UNKNOWN_EXPIRY,
     BudgetWindow,
     Entity,
+    Expiries,
+    KnownExpiry,
     OmittedCounter,
     UnreadableKey,
     Usages,
@@ -147,10 +152,10 @@ class WindowPoint:
     """What a restore would bring back in one budget and window, from its intact records.
 
     ``newest_at`` is the time of the newest intact record, or of the newest record if all are
-    damaged. ``shape`` and ``expiry_seconds`` are those of the newest record that has them; a shape
-    of None means that no record has it. ``has_board``, whether the gateway keeps a leaderboard, is
-    that of the newest record that knows it; None: none does. ``corrupt`` are the times of damaged
-    records.
+    damaged. ``shape`` is that of the newest record that has one; None: none has. ``expiries`` are
+    those of the entities of the usages, as far as they are known. ``has_board``, whether the
+    gateway keeps a leaderboard, is that of the newest record that knows it; None: none does.
+    ``corrupt`` are the times of damaged records.
 
     ``sources`` has, for every entity of the usages, the newest snapshot with that usage. ``source``
     and the marks (see RecordMarks) are those of the newest intact record; without one, ``source``
@@ -161,7 +166,7 @@ class WindowPoint:
     usages: Usages
     newest_at: datetime
     shape: ValueShape | None
-    expiry_seconds: int | None
+    expiries: Expiries
     has_board: bool | None = None
     corrupt: tuple[datetime, ...] = ()
     sources: Mapping[Entity, datetime] = field(default_factory=dict)
@@ -176,6 +181,31 @@ class WindowPoint:
     def has_intact_record(self) -> bool:
         """Whether any record counts; if not, the usage of the window is unknown."""
         return self.newest_at not in self.corrupt
+
+    def expiry_of(self, entity: Entity) -> KnownExpiry:
+        """Return when a key expires that a restore creates."""
+        return self.expiries.get(entity, self.unknown_expiry)
+
+    @property
+    def unknown_expiry(self) -> KnownExpiry:
+        """When a key with an unknown expiry expires.
+
+        That is a day after the window's end, or with the last other key of the window that expires,
+        if that is later. A key of a lifetime never expires.
+        """
+        if self.of.window.end is None:
+            return NO_EXPIRY
+        known = [expiry for expiry in self.expiries.values() if expiry is not NO_EXPIRY]
+        return max([int(UNKNOWN_EXPIRY.total_seconds()), *known])
+
+    @property
+    def expiry_of_board(self) -> KnownExpiry:
+        """When a leaderboard expires that a restore creates: with the last of its counters."""
+        expiries = [self.expiry_of(entity) for entity in self.usages]
+        seconds = [expiry for expiry in expiries if expiry is not NO_EXPIRY]
+        if len(seconds) < len(expiries):
+            return NO_EXPIRY
+        return max(seconds, default=self.unknown_expiry)
 
     @property
     def from_earlier(self) -> int:
@@ -224,7 +254,8 @@ class WindowMerge:
     """Merges the records of one budget and window, added in any order and any number of times.
 
     Usages that ``resets`` exclude are left out; resets of other windows of the tenant have no
-    effect. ``newest_at`` is the time of the newest record, intact or damaged.
+    effect. ``newest_at`` is the time of the newest record, intact or damaged. ``shape`` and
+    ``has_board`` are those of the point.
     """
 
     def __init__(
@@ -233,14 +264,15 @@ class WindowMerge:
         *,
         newest_at: datetime,
         shape: ValueShape | None,
-        expiry_seconds: int | None,
+        has_board: bool | None,
         resets: Sequence[Reset] = (),
     ) -> None:
         self.of = of
         self._newest_at = newest_at
         self._shape = shape
-        self._expiry_seconds = expiry_seconds
-        self.has_board: bool | None = None
+        self._has_board = has_board
+        self._expiries: dict[Entity, KnownExpiry] = {}
+        self._expiries_at: dict[Entity, datetime] = {}
         self._resets = concerning(of, resets)
         self._excluding: set[Reset] = set()
         self._usages: dict[Entity, Decimal] = {}
@@ -258,16 +290,33 @@ class WindowMerge:
         """The time of the newest intact record that was added; None: none was."""
         return max(self._intact, default=None)
 
-    def add(self, captured_at: datetime, usages: Usages | None) -> None:
-        """Add a record; ``usages`` None: it is damaged."""
+    @property
+    def lacks_expiries(self) -> bool:
+        """Whether the expiry of any key is unknown to the records that were added."""
+        return not self._usages.keys() <= self._expiries.keys()
+
+    def add(self, captured_at: datetime, usages: Usages | None, expiries: Expiries) -> None:
+        """Add a record with the known expiries of its keys; ``usages`` None: it is damaged."""
         if usages is None:
             self._corrupt.add(captured_at)
             return
         self._intact.add(captured_at)
+        self.add_expiries(captured_at, expiries)
         if self._resets:
             self._excluding.update(keeping_out(usages, captured_at, self.of, self._resets))
             usages = eligible(usages, captured_at, self.of, self._resets)
         self._merge(captured_at, usages)
+
+    def add_expiries(self, captured_at: datetime, expiries: Expiries) -> None:
+        """Add only the expiries of an intact record; of each key, the newest known one counts."""
+        if not self._expiries:
+            self._expiries = dict(expiries)
+            self._expiries_at = dict.fromkeys(expiries, captured_at)
+            return
+        for entity, expiry in expiries.items():
+            if captured_at >= self._expiries_at.get(entity, captured_at):
+                self._expiries[entity] = expiry
+                self._expiries_at[entity] = captured_at
 
     def add_excluding(self, reset: Reset) -> None:
         """Note that a reset excludes usages of records that need not be added."""
@@ -294,8 +343,12 @@ class WindowMerge:
             usages=self._usages,
             newest_at=self.newest_intact or self._newest_at,
             shape=self._shape,
-            expiry_seconds=self._expiry_seconds,
-            has_board=self.has_board,
+            expiries={
+                entity: self._expiries[entity]
+                for entity in self._usages
+                if entity in self._expiries
+            },
+            has_board=self._has_board,
             corrupt=tuple(sorted(self._corrupt)),
             sources=self._sources,
             source=marks.source if marks else None,

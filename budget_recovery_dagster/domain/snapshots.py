@@ -8,9 +8,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from budget_recovery_dagster.domain.counters import (
+    NO_EXPIRY,
     BudgetWindow,
     CounterReading,
     Drop,
+    Expiries,
     OmittedCounter,
     TenantUsages,
     UnlistedEntities,
@@ -19,6 +21,7 @@ from budget_recovery_dagster.domain.counters import (
     ValueShape,
     covers,
     find_drops,
+    hash_expiries,
     hash_usages,
     max_merge,
 )
@@ -65,25 +68,30 @@ class BudgetRecord:
     """One budget and window in a snapshot.
 
     ``covers_earlier``: no eligible usage of the earlier intact records is missing or lower here, so
-    a restore need not read older records. ``shape`` and ``expiry_seconds`` (see CounterReading) are
-    those of a key that a restore creates. A shape of None means that no counter was readable, or
-    that the source has no shapes; the expiry is then unknown, too. ``is_truncated``: the source
-    lists only the largest spenders, and its list was full. ``has_board``: the gateway keeps a
-    leaderboard of this window; None: unknown.
+    a restore need not read older records. ``shape`` is that of a key that a restore creates; None:
+    no counter was readable, or the source has no shapes. ``expiries`` are those of all counters;
+    empty: unknown. ``is_truncated``: the source lists only the largest spenders, and its list was
+    full. ``has_board``: the gateway keeps a leaderboard of this window; None: unknown.
+
+    Records with equal ``content_hash`` and ``expiry_hash`` have equal contents. ``expiry_hash`` is
+    None unless the expiries differ from each other.
     """
 
     of: BudgetWindow
     usages: Usages
     omitted: tuple[OmittedCounter, ...]
     shape: ValueShape | None
-    expiry_seconds: int | None
+    expiries: Expiries
     is_truncated: bool
     covers_earlier: bool
     has_board: bool | None = None
     content_hash: bytes = field(init=False)
+    expiry_hash: bytes | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "content_hash", hash_usages(self.usages))
+        is_one = len(set(self.expiries.values())) <= 1
+        object.__setattr__(self, "expiry_hash", None if is_one else hash_expiries(self.expiries))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +205,7 @@ def _record(
         usages=usages,
         omitted=marks.omitted,
         shape=_commonest(counter.shape for counter in counters),
-        expiry_seconds=_longest_expiry(counters),
+        expiries=_expiries(counters),
         is_truncated=marks.is_truncated,
         covers_earlier=earlier is not None and covers(usages, earlier),
         has_board=marks.has_board,
@@ -209,11 +217,26 @@ def _commonest(shapes: Iterable[ValueShape | None]) -> ValueShape | None:
     return max(sorted(counted), key=counted.__getitem__, default=None)
 
 
-def _longest_expiry(counters: list[CounterReading]) -> int | None:
-    """Return the latest expiry of a record's keys; a key that expires late does no harm."""
-    expiries = [counter.expiry_seconds for counter in counters]
-    known = [expiry for expiry in expiries if expiry is not None]
-    return max(known) if known and len(known) == len(expiries) else None
+# Times to live are whole seconds: keys that expire together appear to differ by one or two.
+_ROUNDING_SECONDS = 2
+
+
+def _expiries(counters: list[CounterReading]) -> Expiries:
+    """Return the expiries of a record's keys, if all are known.
+
+    If they differ only by rounding, all have the latest, so that the record needs only one.
+    """
+    expiries = {
+        counter.entity: counter.expiry for counter in counters if counter.expiry is not None
+    }
+    if len(expiries) < len(counters):
+        return {}
+    seconds = [expiry for expiry in expiries.values() if expiry is not NO_EXPIRY]
+    if not seconds or len(seconds) < len(expiries):
+        return expiries
+    if max(seconds) - min(seconds) > _ROUNDING_SECONDS:
+        return expiries
+    return dict.fromkeys(expiries, max(seconds))
 
 
 DEFAULT_RETENTION_DAYS = 7

@@ -190,12 +190,13 @@ def test_a_bucket_without_ttl_support_gets_keys_without_ttl(nats_server: NatsSer
         with open_usage_store(nats_server.url, bucket.name, timeouts=PATIENT) as store:
             live = store.open_tenant("t")
             orders = [
-                order("new", "1", LIFETIME, expiry_seconds=60),
-                order("gone", "1", LIFETIME, expiry_seconds=0),
+                order("new", "1", LIFETIME, expiry=60),
+                order("gone", "1", LIFETIME, expiry=0),
             ]
             results = live.raise_counters(orders, is_open=always)
             assert [result.written for result in results] == [Written.RAISED, Written.EXPIRED]
-            boards = [board_order({"a": "1"}, LIFETIME, expiry_seconds=60)]
+            assert not results[0].expires
+            boards = [board_order({"a": "1"}, LIFETIME, expiry=60)]
             assert live.rebuild_boards(boards, is_open=always)[0].is_written
             marker = store.write_marker("d", "n", after=0)
             for name in (key("new", LIFETIME), "leaderboard.t.b.lifetime", "__guard.d"):

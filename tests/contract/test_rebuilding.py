@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.adapters.nats import BoardKey, encode_board_key
-from budget_recovery_dagster.domain import BoardOrder, BoardResult, BudgetWindow, Window
+from budget_recovery_dagster.domain import NO_EXPIRY, BoardOrder, BoardResult, BudgetWindow, Window
 from budget_recovery_dagster.sandbox.gateway import board_entries, write_board
 from tests.contract.restore_orders import (
     LIFETIME,
@@ -173,7 +173,7 @@ def test_a_board_that_the_gateway_would_write_is_not_rewritten(subject: Subject)
     subject.put(KEY, write_board(board_entries(usages.items()), datetime.now(UTC)))
     before = stored(subject)
     same = {**usages, "b": Decimal("1.50")}
-    result = rebuilt(subject, BoardOrder(NOVEMBER, same, None, may_create=True))
+    result = rebuilt(subject, BoardOrder(NOVEMBER, same, NO_EXPIRY, may_create=True))
     assert result == BoardResult(NOVEMBER, is_written=False)
     assert stored(subject) == before
 
@@ -186,7 +186,7 @@ def test_a_rebuilt_board_equals_the_one_of_the_gateway(subject: Subject) -> None
         "東京": Decimal("1E+3"),
         '"': Decimal("1000.0"),
     }
-    rebuilt(subject, BoardOrder(NOVEMBER, usages, None, may_create=True))
+    rebuilt(subject, BoardOrder(NOVEMBER, usages, NO_EXPIRY, may_create=True))
     data = stored(subject).data
     expected = write_board(board_entries(usages.items()), datetime.now(UTC)).decode()
     plain = expected.replace("1000.0", "1000").partition(',"updated_at"')[0]
@@ -264,15 +264,15 @@ def test_a_board_removed_meanwhile_is_recreated(subject: Subject) -> None:
 
 def test_a_board_keeps_its_remaining_time_to_live(subject: Subject) -> None:
     subject.put(KEY, written(), ttl="1h")
-    assert rebuilt(subject, board_order({"a": "1"}, expiry_seconds=9)).is_written
+    assert rebuilt(subject, board_order({"a": "1"}, expiry=9)).is_written
     assert 3540 <= int(stored(subject).ttl or "0") <= 3600
 
 
 def test_a_new_board_expires_like_a_counter(subject: Subject) -> None:
-    rebuilt(subject, board_order({"a": "1"}, LIFETIME, expiry_seconds=3600))
+    rebuilt(subject, board_order({"a": "1"}, LIFETIME, expiry=3600))
     assert stored(subject, "leaderboard.t.b.lifetime").ttl == "3600"
     past = BudgetWindow("b", Window.parse("2020-11"))
-    result = rebuilt(subject, board_order({"a": "1"}, past, expiry_seconds=3600))
+    result = rebuilt(subject, board_order({"a": "1"}, past, expiry=3600))
     assert not result.is_written
     assert "expired" in result.reason
 

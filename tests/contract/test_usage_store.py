@@ -8,6 +8,7 @@ import pytest
 
 from budget_recovery_dagster.adapters.nats import CounterKey, encode_key
 from budget_recovery_dagster.domain import (
+    NO_EXPIRY,
     BudgetWindow,
     CounterReading,
     TenantReading,
@@ -70,12 +71,16 @@ def test_counters_are_read_exactly_with_their_shape(subject: Subject) -> None:
     subject.put(key("t", "b", "bare"), b"99999999999999999999.5")
     subject.put(key("t", "other", None, quarter), b'{"usage":"7"}')
     reading = subject.counters.read("t")
-    november = BudgetWindow("b", NOVEMBER)
+    november, never = BudgetWindow("b", NOVEMBER), NO_EXPIRY
     assert set(reading.counters) == {
-        CounterReading(november, "text", Decimal("0.1"), ValueShape.TEXT, None),
-        CounterReading(november, "number", Decimal("1E-18"), ValueShape.NUMBER, None),
-        CounterReading(november, "bare", Decimal("99999999999999999999.5"), ValueShape.BARE, None),
-        CounterReading(BudgetWindow("other", quarter), None, Decimal(7), ValueShape.TEXT, None),
+        CounterReading(november, "text", Decimal("0.1"), ValueShape.TEXT, never),
+        CounterReading(november, "number", Decimal("1E-18"), ValueShape.NUMBER, never),
+        CounterReading(
+            november, "bare", Decimal("99999999999999999999.5"), ValueShape.BARE, NO_EXPIRY
+        ),
+        CounterReading(
+            BudgetWindow("other", quarter), None, Decimal(7), ValueShape.TEXT, NO_EXPIRY
+        ),
     }
     assert reading.omitted == ()
     assert reading.unreadable == ()
@@ -215,11 +220,11 @@ def test_an_expiry_is_counted_from_the_end_of_the_window(subject: Subject) -> No
     subject.put(key("t", "b", "life", Window.parse("lifetime")), b"1", ttl="1h30m")
     subject.put(key("t", "b", "month", far), b"1", ttl="90s")
     subject.put(key("t", "b", "never", far), b"1", ttl="never")
-    expiries = {c.entity: c.expiry_seconds for c in subject.counters.read("t").counters}
+    expiries = {c.entity: c.expiry for c in subject.counters.read("t").counters}
     assert expiries["life"] == 5400
-    assert expiries["never"] is None
+    assert expiries["never"] is NO_EXPIRY
     assert far.end is not None
     expiry = expiries["month"]
-    assert expiry is not None
+    assert isinstance(expiry, int)
     expires_at = far.end + timedelta(seconds=expiry)
     assert timedelta(seconds=85) <= expires_at - now <= timedelta(seconds=100)

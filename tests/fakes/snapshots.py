@@ -246,9 +246,9 @@ class MemorySnapshots(OnState):
             if tenant in tenants:
                 yield stored
 
-    def _hashes(self) -> set[bytes]:
+    def _hashes(self) -> set[tuple[bytes, bytes | None]]:
         return {
-            record.content_hash
+            (record.content_hash, record.expiry_hash)
             for stored in self._plane.snapshots.values()
             for record in stored.records.values()
         }
@@ -522,10 +522,9 @@ class MemoryRecoveryPoints:
             of,
             newest_at=wanted[0][0],
             shape=described[0].shape if described else None,
-            expiry_seconds=described[0].expiry_seconds if described else None,
+            has_board=next((r.has_board for _, r in known if r.has_board is not None), None),
             resets=heeded,
         )
-        window.has_board = next((r.has_board for _, r in known if r.has_board is not None), None)
         # A covering record need not cover what was excluded when it was captured.
         since = next((at for at, record in wanted if record.covers_earlier), wanted[-1][0])
         reset_at = newest_at(ignored)
@@ -539,6 +538,9 @@ class MemoryRecoveryPoints:
         )
         if window.needs_all_records:
             _add(window, wanted)
+        for at, record in known:
+            if is_intact(record):
+                window.add_expiries(at, record.expiries)
         for at, record in wanted:
             if is_intact(record):
                 for reset in keeping_out(record.usages, at, of, heeded):
@@ -572,4 +574,5 @@ def newest_point_at(plane: MemoryState) -> datetime | None:
 
 def _add(window: WindowMerge, records: Records) -> None:
     for captured_at, record in records:
-        window.add(captured_at, record.usages if is_intact(record) else None)
+        usages = record.usages if is_intact(record) else None
+        window.add(captured_at, usages, record.expiries)

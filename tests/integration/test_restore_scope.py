@@ -313,6 +313,106 @@ def test_keys_keep_or_regain_their_shape_and_expiry(harness: Harness) -> None:
     assert (bare.data, bare.ttl) == (b"5", "never")
 
 
+def expiring(harness: Harness, after: timedelta) -> tuple[str, dict[str, str]]:
+    """Return the token of the present quarter, and headers to expire so long after its end."""
+    quarter = Window.containing(Period.QUARTER, harness.clock.time)
+    assert quarter.end is not None
+    seconds = (quarter.end + after - datetime.now(UTC)).total_seconds()
+    return quarter.token, {"Nats-TTL": f"{int(seconds)}s"}
+
+
+def assert_expires(bucket: Bucket, key: str, after: timedelta | None) -> None:
+    """Require that a key of a quarter expires so long after its end; None: never."""
+    found = stored(bucket, key)
+    end = Window.parse(key.split(".")[3]).end
+    assert end is not None
+    if after is None:
+        assert found.ttl is None
+    else:
+        assert abs(expires_at(found, datetime.now(UTC)) - (end + after)) < timedelta(seconds=60)
+
+
+def test_each_key_of_a_window_regains_its_own_expiry(harness: Harness) -> None:
+    bucket, expiries = harness.bucket, {"a": 1, "b": 30, "c": None, "d": 0}
+    for entity, days in expiries.items():
+        token, headers = expiring(harness, timedelta(days=days or 0))
+        key = f"usage.acme.mixed.{token}.{entity}"
+        bucket.put(key, b'{"usage":"5"}', None if days is None else headers)
+    harness.capture()
+    harness.lose()
+    harness.find_loss()
+    incident = harness.recover()
+    for entity, days in expiries.items():
+        key = f"usage.acme.mixed.{token}.{entity}"
+        assert_expires(bucket, key, None if days is None else timedelta(days=days))
+    assert harness.entries(incident)["acme", "mixed", token].notes == ()
+
+
+def test_counters_with_an_unknown_expiry_expire_a_day_after_their_window(
+    harness: Harness,
+) -> None:
+    bucket = harness.bucket
+    token, _ = expiring(harness, timedelta(0))
+    ranked: dict[Entity, str] = {"alice": "12.5", "bob": "3", None: "15.5"}
+    for window in (token, LIFETIME):
+        bucket.rank("acme", "users", window, ranked)
+    harness.capture_boards()
+    harness.lose()
+    bucket.spend("acme", "users", token, {"bob": "1"})
+    harness.find_loss()
+    incident = harness.recover()
+    for name in ("alice", "="):
+        assert_expires(bucket, f"usage.acme.users.{token}.{name}", timedelta(days=1))
+        assert stored(bucket, f"usage.acme.users.{LIFETIME}.{name}").ttl is None
+    assert_expires(bucket, board_key("acme", "users", token), timedelta(days=1))
+    # The gateway itself wrote this one meanwhile, without an expiry.
+    assert_expires(bucket, f"usage.acme.users.{token}.bob", None)
+    entries = harness.entries(incident)
+    assert entries["acme", "users", token].notes == (
+        "expiry unknown: 2 counters expire one day after the window ends",
+    )
+    assert entries["acme", "users", LIFETIME].notes == ()
+
+
+def test_an_unknown_expiry_is_not_before_the_known_ones_of_its_window(
+    harness: Harness, database: psycopg.Connection
+) -> None:
+    bucket = harness.bucket
+    token, headers = expiring(harness, timedelta(days=30))
+    bucket.put(f"usage.acme.users.{token}.known", b'{"usage":"5"}', headers)
+    harness.capture()
+    bucket.put(f"usage.acme.users.{token}.new", b'{"usage":"5"}')
+    harness.capture()
+    # As version 1 recorded a window in which one of two keys has no expiry.
+    newest = "captured_at = (select max(captured_at) from budget_recovery.capture)"
+    database.execute(
+        f"update budget_recovery.budget_record set never_expires = null where {newest}".encode()
+    )
+    harness.lose()
+    harness.find_loss()
+    incident = harness.recover()
+    for name in ("known", "new"):
+        assert_expires(bucket, f"usage.acme.users.{token}.{name}", timedelta(days=30))
+    assert harness.entries(incident)["acme", "users", token].notes == (
+        "expiry unknown: 1 counter expires 30.0 days after the window ends",
+    )
+
+
+def test_a_bucket_without_times_to_live_gets_none_and_no_note_about_unknown_ones(
+    harness: Harness,
+) -> None:
+    bucket = harness.bucket
+    token, _ = expiring(harness, timedelta(0))
+    bucket.rank("acme", "users", token, {"alice": "12.5"})
+    harness.capture_boards()
+    bucket.destroy()
+    bucket.create_with(allow_msg_ttl=False)
+    harness.find_loss()
+    incident = harness.recover()
+    assert_expires(bucket, f"usage.acme.users.{token}.alice", None)
+    assert harness.entries(incident)["acme", "users", token].notes == ()
+
+
 def test_a_key_removed_during_a_restore_is_reported_and_the_others_are_restored(
     harness: Harness,
 ) -> None:

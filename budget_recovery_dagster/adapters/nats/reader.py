@@ -221,7 +221,7 @@ class Board:
     def counters(self) -> list[CounterReading]:
         """The listed usages that are readable."""
         return [
-            CounterReading(self.of, entity, usage, shape=None, expiry_seconds=None)
+            CounterReading(self.of, entity, usage, shape=None, expiry=None)
             for entity, usage in self.usages.items()
         ]
 

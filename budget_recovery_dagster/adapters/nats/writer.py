@@ -14,6 +14,7 @@ from anyio.lowlevel import checkpoint
 from nats.aio.msg import Msg
 
 from budget_recovery_dagster.adapters.nats.codec import (
+    NEVER,
     BoardKey,
     CounterKey,
     ExpiredKeyError,
@@ -144,7 +145,7 @@ class WriteTerms:
         now = self.now()
         headers: HeaderLines = ()
         if live.value is None:
-            ttl = ttl_of_new_key(order.expiry_seconds, order.of.window, nanoseconds(now))
+            ttl = ttl_of_new_key(order.expiry, order.of.window, nanoseconds(now))
         else:
             ttl = remaining_ttl(live.value.ttl, live.value.written_ns, nanoseconds(now))
             headers = live.value.headers
@@ -173,7 +174,8 @@ class CounterChange:
             write = self.terms.write(live, self.order, partial(self._text, live, shape))
         except ExpiredKeyError:
             return self._skipped(Written.EXPIRED, before)
-        return Decision(RaiseResult(self.order, Written.RAISED, before), write)
+        expires = write.ttl not in (None, NEVER)
+        return Decision(RaiseResult(self.order, Written.RAISED, before, expires=expires), write)
 
     def rejected(self, outcome: RaiseResult, reason: str) -> RaiseResult:
         """Return the result for a value that the store rejected."""

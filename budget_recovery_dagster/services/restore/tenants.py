@@ -9,6 +9,8 @@ from decimal import Decimal
 from itertools import islice
 
 from budget_recovery_dagster.domain.counters import (
+    NO_EXPIRY,
+    UNKNOWN_EXPIRY,
     BudgetWindow,
     Entity,
     TenantUsages,
@@ -31,7 +33,7 @@ from budget_recovery_dagster.domain.plan import (
 )
 from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
 from budget_recovery_dagster.domain.snapshots import TenantReading
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.domain.windows import Window, in_words
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     BudgetRecoveryError,
@@ -158,6 +160,7 @@ class RestoreReport:
         for written in (Written.CLOSED, Written.EXPIRED):
             if count := sum(result.written is written for result in results):
                 yield f"{counted(count, 'counter')} {WRITTEN[written]}"
+        yield from self._unknown_expiries(window, results)
         if gone := [result.order.entity for result in results if self._is_gone(result)]:
             yield (
                 f"{counted(len(gone), 'counter')} missing from the store after the write: "
@@ -165,6 +168,21 @@ class RestoreReport:
             )
         if board is not None:
             yield f"leaderboard not rebuilt: {board}"
+
+    def _unknown_expiries(self, window: WindowPoint, results: list[RaiseResult]) -> Iterator[str]:
+        """Report the created counters whose expiry no snapshot knows."""
+        count = sum(
+            result.written is Written.RAISED
+            and result.before is None
+            and result.expires
+            and result.order.entity not in window.expiries
+            for result in results
+        )
+        if count and window.unknown_expiry is not NO_EXPIRY:
+            after = timedelta(seconds=window.unknown_expiry)
+            span = "one day" if after == UNKNOWN_EXPIRY else in_words(after)
+            verb = "expires" if count == 1 else "expire"
+            yield f"expiry unknown: {counted(count, 'counter')} {verb} {span} after the window ends"
 
     def _unreadable(self, planned: list[PlannedEntry], results: list[RaiseResult]) -> Iterator[str]:
         reasons = {(omitted.of, omitted.entity): omitted.reason for omitted in self.live.omitted}
@@ -411,7 +429,7 @@ def _orders(plan: RecoveryPlan, point: TenantPoint) -> list[RaiseOrder]:
             entry.recorded,
             # Leaderboards have no shape; the contract writes a value as text.
             windows[entry.of].shape or ValueShape.TEXT,
-            windows[entry.of].expiry_seconds,
+            windows[entry.of].expiry_of(entry.entity),
         )
         for entry in plan.that(Action.RAISE)
     ]
@@ -425,7 +443,7 @@ def _board_orders(
         BoardOrder(
             window.of,
             live[window.of],
-            window.expiry_seconds,
+            window.expiry_of_board,
             may_create=point.keeps_boards_of(window.of.budget) is True,
         )
         for window in point.windows
