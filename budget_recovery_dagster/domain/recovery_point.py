@@ -182,10 +182,6 @@ class WindowPoint:
         """Whether any record counts; if not, the usage of the window is unknown."""
         return self.newest_at not in self.corrupt
 
-    def expiry_of(self, entity: Entity) -> KnownExpiry:
-        """Return when a key expires that a restore creates."""
-        return self.expiries.get(entity, self.unknown_expiry)
-
     @property
     def unknown_expiry(self) -> KnownExpiry:
         """When a key with an unknown expiry expires.
@@ -201,11 +197,12 @@ class WindowPoint:
     @property
     def expiry_of_board(self) -> KnownExpiry:
         """When a leaderboard expires that a restore creates: with the last of its counters."""
-        expiries = [self.expiry_of(entity) for entity in self.usages]
+        unknown = self.unknown_expiry
+        expiries = [self.expiries.get(entity, unknown) for entity in self.usages]
         seconds = [expiry for expiry in expiries if expiry is not NO_EXPIRY]
         if len(seconds) < len(expiries):
             return NO_EXPIRY
-        return max(seconds, default=self.unknown_expiry)
+        return max(seconds, default=unknown)
 
     @property
     def from_earlier(self) -> int:
@@ -273,6 +270,7 @@ class WindowMerge:
         self._has_board = has_board
         self._expiries: dict[Entity, KnownExpiry] = {}
         self._expiries_at: dict[Entity, datetime] = {}
+        self._expiries_since = newest_at
         self._resets = concerning(of, resets)
         self._excluding: set[Reset] = set()
         self._usages: dict[Entity, Decimal] = {}
@@ -309,9 +307,14 @@ class WindowMerge:
 
     def add_expiries(self, captured_at: datetime, expiries: Expiries) -> None:
         """Add only the expiries of an intact record; of each key, the newest known one counts."""
+        is_older = captured_at < self._expiries_since
+        self._expiries_since = min(self._expiries_since, captured_at)
         if not self._expiries:
             self._expiries = dict(expiries)
             self._expiries_at = dict.fromkeys(expiries, captured_at)
+            return
+        # The usual case: an older record has no other keys.
+        if is_older and expiries.keys() <= self._expiries.keys():
             return
         for entity, expiry in expiries.items():
             if captured_at >= self._expiries_at.get(entity, captured_at):

@@ -120,8 +120,8 @@ def _stream_contents(connection: Connection, content_ids: Sequence[int]) -> Gene
             for content_id, content_hash, entities, usages, *rest in cursor.stream(
                 _CONTENTS, (wanted,)
             ):
-                captured = as_captured(content_hash, entities, usages)
                 expiry_hash, expiries = rest
+                captured = as_captured(content_hash, entities, usages)
                 known = {} if captured is None else _known_expiries(expiry_hash, entities, expiries)
                 yield _Content(content_id, captured, known)
 
@@ -150,6 +150,7 @@ join budget_recovery.budget_record r
  and r.window_token = w.window_token
  and r.captured_at >= coalesce(w.since, '-infinity')
  and r.captured_at <= coalesce(w.until, 'infinity')
+order by r.captured_at desc
 """
 _RECORD_COLUMNS = "select r.budget_id, r.window_token, r.captured_at, r.content_id,"
 _RECORDS = f"{_RECORD_COLUMNS} r.expiry_seconds, r.never_expires {_OF_SPANS}"

@@ -422,6 +422,7 @@ def failed(tenant: str, error: Exception) -> TenantRestored:
 
 def _orders(plan: RecoveryPlan, point: TenantPoint) -> list[RaiseOrder]:
     windows = {window.of: window for window in point.windows}
+    unknown = {window.of: window.unknown_expiry for window in point.windows}
     return [
         RaiseOrder(
             entry.of,
@@ -429,7 +430,7 @@ def _orders(plan: RecoveryPlan, point: TenantPoint) -> list[RaiseOrder]:
             entry.recorded,
             # Leaderboards have no shape; the contract writes a value as text.
             windows[entry.of].shape or ValueShape.TEXT,
-            windows[entry.of].expiry_of(entry.entity),
+            windows[entry.of].expiries.get(entry.entity, unknown[entry.of]),
         )
         for entry in plan.that(Action.RAISE)
     ]
