@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from budget_recovery_dagster.domain.admission import LeaseState
-from budget_recovery_dagster.domain.counters import BudgetDefinition, TenantUsages
+from budget_recovery_dagster.domain.counters import BudgetDefinition, BudgetWindow, TenantUsages
 from budget_recovery_dagster.domain.incident import (
     Attempt,
     Closing,
@@ -530,8 +530,8 @@ class LiveTenant(Protocol):
     ) -> tuple[RaiseResult, ...]:
         """Raise counters, and return the results in the order of the orders.
 
-        An existing key keeps its other fields and its expiry. A value that the store would never
-        accept, such as one too large, is skipped, and is no failure.
+        An existing key keeps its other fields, its headers and its expiry. A value that the store
+        would never accept, such as one too large, is skipped, and is no failure.
 
         Raises:
             StoreWriteError: the first write that the store refuses for another reason than its
@@ -543,12 +543,14 @@ class LiveTenant(Protocol):
     def rebuild_boards(
         self, orders: Sequence[BoardOrder], *, is_open: IsOpen
     ) -> tuple[BoardResult, ...]:
-        """Rebuild leaderboards, and return the results in the order of the orders.
+        """Update leaderboards, and return the results in the order of the orders.
 
-        An entity gets the higher usage of the leaderboard and the order; the 500 largest stay.
-        A correct or unreadable leaderboard is not written. A leaderboard that the store refuses is
-        skipped with the reason, and the others are tried as by ``raise_counters``; so no
-        StoreWriteError is raised.
+        An entity gets the higher usage of the leaderboard and the order; the 500 largest stay, and
+        a leaderboard gets no shorter. An entry keeps its other fields and the form of its usage; a
+        leaderboard keeps its other fields, its headers and its expiry. A leaderboard without a
+        higher usage, or an unreadable one, is not written; a missing one is created only if the
+        order allows it. A leaderboard that the store refuses is skipped with the reason, and the
+        others are tried as by ``raise_counters``; so no StoreWriteError is raised.
 
         Raises:
             StoreError: the writing could not be completed; written values stay.
@@ -618,6 +620,12 @@ class RestoreAudits(Protocol):
 
     def restored_in(self, incident_id: str) -> Restored:
         """Count what was raised in an incident; leaderboards are not audited, so 0 boards."""
+
+    def windows_begun(self, incident_id: str, tenant: str) -> frozenset[BudgetWindow]:
+        """Return a tenant's windows in which restores of an incident raised counters.
+
+        Windows in which a restore was about to do so and did not finish are included.
+        """
 
     def largest(self, incident_id: str, count: int) -> MergedAudits:
         """Merge the entries of each budget and window in an incident, and return the largest.

@@ -1,5 +1,6 @@
 """A gateway's bucket, and a network that a test can disturb."""
 
+import base64
 import contextlib
 import itertools
 import json
@@ -112,6 +113,16 @@ class Bucket:
         except NotFoundError:
             return None
         return Stored(message.seq, message.data or b"", dict(message.headers or {}))
+
+    def headers_of(self, key: str) -> bytes:
+        """Return the block of headers of a key's last message, as stored."""
+        api, request = f"$JS.API.STREAM.MSG.GET.{self.stream}", {"last_by_subj": self.subject(key)}
+
+        async def get() -> Any:
+            return await self._client.request(api, json.dumps(request).encode(), ANSWER_SECONDS)
+
+        message = json.loads(self._portal.call(get).data)["message"]
+        return base64.b64decode(message.get("hdrs", ""))
 
     def put_many(self, values: dict[str, bytes]) -> None:
         """Write many keys; the last acknowledgement implies all earlier ones of the connection."""

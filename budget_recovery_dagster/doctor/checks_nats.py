@@ -73,10 +73,10 @@ _RENEW = "renew the file that BUDGET_RECOVERY_NATS_CREDS names; no restart is ne
 # No tenant and no deployment has this name: an encoded name never has more after a lone `=`.
 _NO_NAME = "=nobody"
 _NO_STREAM = "no-stream-has-this-name"
-_NO_EFFECT = {
-    "Nats-Expected-Stream": _NO_STREAM,
-    "Nats-Expected-Last-Sequence": str(2**63 - 1),
-}
+_NO_EFFECT = (
+    ("Nats-Expected-Stream", _NO_STREAM),
+    ("Nats-Expected-Last-Sequence", str(2**63 - 1)),
+)
 
 _ALMOST_FULL = 0.9
 _LONGEST_HISTORY = 64
@@ -265,7 +265,7 @@ class Request:
     pattern: str
     subject: str
     payload: bytes
-    headers: Mapping[str, str] | None = None
+    headers: Sequence[tuple[str, str]] | None = None
 
 
 _WITHOUT_PERMISSION: Mapping[str, str] = {

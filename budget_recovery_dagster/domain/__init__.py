@@ -13,12 +13,17 @@ from budget_recovery_dagster.domain.admission import require_healthy as require_
 from budget_recovery_dagster.domain.admission import require_lease_of as require_lease_of
 from budget_recovery_dagster.domain.admission import require_ours as require_ours
 from budget_recovery_dagster.domain.counters import BOARD_SIZE as BOARD_SIZE
+from budget_recovery_dagster.domain.counters import NO_EXPIRY as NO_EXPIRY
+from budget_recovery_dagster.domain.counters import UNKNOWN_EXPIRY as UNKNOWN_EXPIRY
 from budget_recovery_dagster.domain.counters import BudgetDefinition as BudgetDefinition
 from budget_recovery_dagster.domain.counters import BudgetWindow as BudgetWindow
 from budget_recovery_dagster.domain.counters import CounterReading as CounterReading
 from budget_recovery_dagster.domain.counters import Drop as Drop
 from budget_recovery_dagster.domain.counters import Enforcement as Enforcement
 from budget_recovery_dagster.domain.counters import Entity as Entity
+from budget_recovery_dagster.domain.counters import Expiries as Expiries
+from budget_recovery_dagster.domain.counters import Expiry as Expiry
+from budget_recovery_dagster.domain.counters import KnownExpiry as KnownExpiry
 from budget_recovery_dagster.domain.counters import OmittedCounter as OmittedCounter
 from budget_recovery_dagster.domain.counters import SplitBy as SplitBy
 from budget_recovery_dagster.domain.counters import TenantUsages as TenantUsages
@@ -34,6 +39,7 @@ from budget_recovery_dagster.domain.counters import covers as covers
 from budget_recovery_dagster.domain.counters import exact_sum as exact_sum
 from budget_recovery_dagster.domain.counters import find_drops as find_drops
 from budget_recovery_dagster.domain.counters import format_usage as format_usage
+from budget_recovery_dagster.domain.counters import hash_expiries as hash_expiries
 from budget_recovery_dagster.domain.counters import hash_usages as hash_usages
 from budget_recovery_dagster.domain.counters import max_merge as max_merge
 from budget_recovery_dagster.domain.counters import parse_usage as parse_usage

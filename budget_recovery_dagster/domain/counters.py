@@ -8,8 +8,10 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Inexact
-from enum import StrEnum
+from enum import Enum, StrEnum
+from typing import Final
 
 from budget_recovery_dagster.domain.windows import Period, Window
 
@@ -38,6 +40,25 @@ class ValueShape(StrEnum):
     TEXT = "object_text"
     NUMBER = "object_number"
     BARE = "bare_number"
+
+
+class NoExpiry(Enum):
+    """The expiry of a key that never expires; an own type, so that no number equals it."""
+
+    NO_EXPIRY = "no_expiry"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+NO_EXPIRY: Final = NoExpiry.NO_EXPIRY
+KnownExpiry = int | NoExpiry
+"""When the store drops a key: so many seconds after the window's end or, for a lifetime, after the
+last write of the key."""
+Expiry = KnownExpiry | None
+"""The same; None: unknown."""
+UNKNOWN_EXPIRY = timedelta(days=1)
+"""How long after its window's end a key expires at least, if its expiry is unknown."""
 
 
 def check_name(name: str) -> str:
@@ -107,16 +128,15 @@ class BudgetWindow:
 class CounterReading:
     """A counter as the store held it.
 
-    ``shape`` is None if the counter was read from a leaderboard, which has neither the form nor
-    the expiry of the counter's own key. ``expiry_seconds`` is when the store drops the key: seconds
-    after the window's end or, for a lifetime, after the last write of the key. None means never.
+    ``shape`` and ``expiry`` are None if the counter was read from a leaderboard, which has neither
+    the form nor the expiry of the counter's own key.
     """
 
     of: BudgetWindow
     entity: Entity
     usage: Decimal
     shape: ValueShape | None
-    expiry_seconds: int | None
+    expiry: Expiry
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +265,22 @@ def hash_usages(usages: Usages) -> bytes:
     for name, usage in sorted((entity or "", usage) for entity, usage in usages.items()):
         encoded = name.encode()
         digest.update(f"{len(encoded)}:".encode() + encoded + f"={format_usage(usage)};".encode())
+    return digest.digest()
+
+
+Expiries = Mapping[Entity, KnownExpiry]
+"""The expiries of keys by entity, of one budget and window."""
+
+
+def hash_expiries(expiries: Expiries) -> bytes:
+    """Digest expiries as ``hash_usages`` does usages."""
+    digest = hashlib.sha256()
+    for name, expiry in sorted(
+        ((entity or "", expiry) for entity, expiry in expiries.items()), key=lambda each: each[0]
+    ):
+        encoded = name.encode()
+        seconds = "never" if expiry is NO_EXPIRY else str(expiry)
+        digest.update(f"{len(encoded)}:".encode() + encoded + f"={seconds};".encode())
     return digest.digest()
 
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     Entity,
+    KnownExpiry,
     TenantUsages,
     Usages,
     ValueShape,
@@ -99,15 +100,15 @@ def plan_restore(
 class RaiseOrder:
     """A counter to raise to ``usage``.
 
-    A missing key is created in this ``shape`` and with this expiry: seconds after the window's end
-    or, for a lifetime, after the write; None means never.
+    A missing key is created in this ``shape`` and with this ``expiry``. For a lifetime it counts
+    from this write.
     """
 
     of: BudgetWindow
     entity: Entity
     usage: Decimal
     shape: ValueShape
-    expiry_seconds: int | None
+    expiry: KnownExpiry
 
 
 class Written(StrEnum):
@@ -126,13 +127,15 @@ class RaiseResult:
     """The result of one order.
 
     ``before`` is the live usage at the write, None if it was missing or unreadable; ``reason`` is
-    why it is unreadable, or why the store refuses the value.
+    why it is unreadable, or why the store refuses the value. ``expires``: the key that was written
+    has a time to live.
     """
 
     order: RaiseOrder
     written: Written
     before: Decimal | None
     reason: str = ""
+    expires: bool = False
 
 
 IsOpen = Callable[[Window], bool]
@@ -144,23 +147,29 @@ Called before each write; an exception from it stops the writing. It must not bl
 
 @dataclass(frozen=True, slots=True)
 class BoardOrder:
-    """A leaderboard to rebuild from these usages.
+    """A leaderboard to update with these usages.
 
-    A missing leaderboard is created, and expires like a counter (see RaiseOrder).
+    A missing leaderboard is created only if ``may_create``; it then expires like a counter (see
+    RaiseOrder).
     """
 
     of: BudgetWindow
     usages: Usages
-    expiry_seconds: int | None
+    expiry: KnownExpiry
+    may_create: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BoardResult:
-    """Whether a leaderboard was written; ``reason`` is why a wrong one was not."""
+    """Whether a leaderboard was written; ``reason`` is why a wrong one was not.
+
+    ``is_missing``: there is none, and none was to be created.
+    """
 
     of: BudgetWindow
     is_written: bool
     reason: str = ""
+    is_missing: bool = False
 
 
 class Change(StrEnum):

@@ -2,7 +2,8 @@
 
 One rule decides which records count, for every reader: a record whose usages do not match the hash
 of the capture is damaged. It adds no usage to a point, covers no other record, and is reported.
-Shape and expiry of the keys come from the newest record that has them, even from a damaged one.
+The shape of the keys comes from the newest record that has it, even from a damaged one. The expiry
+of each key comes from the newest intact record that has the key and knows its expiry.
 
 Order is the order of commits: a record is newer than all that were committed before it. Clocks
 can be wrong, so times decide nothing that the order can decide. A record with a time in the future
@@ -28,8 +29,12 @@ from enum import Enum
 from typing import Final
 
 from budget_recovery_dagster.domain.counters import (
+    NO_EXPIRY,
+    UNKNOWN_EXPIRY,
     BudgetWindow,
     Entity,
+    Expiries,
+    KnownExpiry,
     OmittedCounter,
     UnreadableKey,
     Usages,
@@ -179,8 +184,10 @@ class WindowPoint:
     """What a restore would bring back in one budget and window, from its intact records.
 
     ``newest_at`` is the time of the newest intact record, or of the newest record if all are
-    damaged. ``shape`` and ``expiry_seconds`` are those of the newest record that has them; a shape
-    of None means that no record has it. ``corrupt`` are the times of damaged records.
+    damaged. ``shape`` is that of the newest record that has one; None: none has. ``expiries`` are
+    those of the entities of the usages, as far as they are known. ``has_board``, whether the
+    gateway keeps a leaderboard, is that of the newest record that knows it; None: none does.
+    ``corrupt`` are the times of damaged records.
 
     ``sources`` has, for every entity of the usages, the newest snapshot with that usage. ``source``
     and the marks (see RecordMarks) are those of the newest intact record; without one, ``source``
@@ -191,7 +198,8 @@ class WindowPoint:
     usages: Usages
     newest_at: datetime
     shape: ValueShape | None
-    expiry_seconds: int | None
+    expiries: Expiries
+    has_board: bool | None = None
     corrupt: tuple[datetime, ...] = ()
     sources: Mapping[Entity, datetime] = field(default_factory=dict)
     source: CaptureSource | None = None
@@ -205,6 +213,28 @@ class WindowPoint:
     def has_intact_record(self) -> bool:
         """Whether any record counts; if not, the usage of the window is unknown."""
         return self.newest_at not in self.corrupt
+
+    @property
+    def unknown_expiry(self) -> KnownExpiry:
+        """When a key with an unknown expiry expires.
+
+        That is a day after the window's end, or with the last other key of the window that expires,
+        if that is later. A key of a lifetime never expires.
+        """
+        if self.of.window.end is None:
+            return NO_EXPIRY
+        known = [expiry for expiry in self.expiries.values() if expiry is not NO_EXPIRY]
+        return max([int(UNKNOWN_EXPIRY.total_seconds()), *known])
+
+    @property
+    def expiry_of_board(self) -> KnownExpiry:
+        """When a leaderboard expires that a restore creates: with the last of its counters."""
+        unknown = self.unknown_expiry
+        expiries = [self.expiries.get(entity, unknown) for entity in self.usages]
+        seconds = [expiry for expiry in expiries if expiry is not NO_EXPIRY]
+        if len(seconds) < len(expiries):
+            return NO_EXPIRY
+        return max(seconds, default=unknown)
 
     @property
     def from_earlier(self) -> int:
@@ -230,6 +260,11 @@ class TenantPoint:
     unreadable: tuple[UnreadableKey, ...] = ()
     unreadable_count: int = 0
 
+    def keeps_boards_of(self, budget: str) -> bool | None:
+        """Whether the gateway keeps leaderboards of a budget, in any window; None: unknown."""
+        known = {window.has_board for window in self.windows if window.of.budget == budget}
+        return True if True in known else False if False in known else None
+
 
 @dataclass(frozen=True, slots=True)
 class Damage:
@@ -248,8 +283,8 @@ class WindowMerge:
     """Merges the records of one budget and window, added in any order and any number of times.
 
     Usages that ``resets`` exclude are left out; resets of other windows of the tenant have no
-    effect. ``newest_at`` is the time of the newest record, intact or damaged. What is in the future
-    depends on ``now``.
+    effect. ``newest_at`` is the time of the newest record, intact or damaged. ``shape`` and
+    ``has_board`` are those of the point. What is in the future depends on ``now``.
     """
 
     def __init__(  # noqa: PLR0913 - by keyword, each the caller's own
@@ -259,14 +294,17 @@ class WindowMerge:
         now: datetime,
         newest_at: datetime,
         shape: ValueShape | None,
-        expiry_seconds: int | None,
+        has_board: bool | None,
         resets: Sequence[Reset] = (),
     ) -> None:
         self.of = of
         self._now = now
         self._newest_at = newest_at
         self._shape = shape
-        self._expiry_seconds = expiry_seconds
+        self._has_board = has_board
+        self._expiries: dict[Entity, KnownExpiry] = {}
+        self._expiries_of: dict[Entity, int] = {}
+        self._oldest_expiries: int | None = None
         self._resets = concerning(of, resets)
         self._excluding: set[Reset] = set()
         self._usages: dict[Entity, Decimal] = {}
@@ -284,17 +322,43 @@ class WindowMerge:
         """The time of the newest intact record that was added; None: none was."""
         return None if self._newest_intact is None else self._newest_intact.captured_at
 
-    def add(self, commit: Commit, usages: Usages | None) -> None:
-        """Add a record; ``usages`` None: it is damaged."""
+    @property
+    def lacks_expiries(self) -> bool:
+        """Whether the expiry of any key is unknown to the records that were added."""
+        return not self._usages.keys() <= self._expiries.keys()
+
+    def add(self, commit: Commit, usages: Usages | None, expiries: Expiries) -> None:
+        """Add a record with the known expiries of its keys; ``usages`` None: it is damaged."""
         if usages is None:
             self._corrupt.add(commit.captured_at)
             return
         if self._newest_intact is None or self._is_newer(commit, self._newest_intact):
             self._newest_intact = commit
+        self.add_expiries(commit.number, expiries)
         if self._resets:
             self._excluding.update(keeping_out(usages, commit, self.of, self._resets))
             usages = eligible(usages, commit, self.of, self._resets)
         self._merge(commit, usages)
+
+    def add_expiries(self, number: int, expiries: Expiries) -> None:
+        """Add only the expiries of an intact record; of each key, the newest known one counts.
+
+        ``number`` is that of the record's commit.
+        """
+        oldest = self._oldest_expiries
+        is_oldest = oldest is not None and number < oldest
+        self._oldest_expiries = number if oldest is None else min(number, oldest)
+        if not self._expiries:
+            self._expiries = dict(expiries)
+            self._expiries_of = dict.fromkeys(expiries, number)
+            return
+        # The usual case: an older record has no other keys.
+        if is_oldest and expiries.keys() <= self._expiries.keys():
+            return
+        for entity, expiry in expiries.items():
+            if number >= self._expiries_of.get(entity, number):
+                self._expiries[entity] = expiry
+                self._expiries_of[entity] = number
 
     def add_excluding(self, reset: Reset) -> None:
         """Note that a reset excludes usages of records that need not be added."""
@@ -327,7 +391,12 @@ class WindowMerge:
             usages=self._usages,
             newest_at=self.newest_intact or self._newest_at,
             shape=self._shape,
-            expiry_seconds=self._expiry_seconds,
+            expiries={
+                entity: self._expiries[entity]
+                for entity in self._usages
+                if entity in self._expiries
+            },
+            has_board=self._has_board,
             corrupt=tuple(sorted(self._corrupt)),
             sources={entity: commit.captured_at for entity, commit in self._sources.items()},
             source=marks.source if marks else None,

@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
+from typing import NamedTuple
 
 from budget_recovery_dagster.domain.counters import (
+    NO_EXPIRY,
     BudgetWindow,
     CounterReading,
     Drop,
+    Expiries,
     OmittedCounter,
     TenantUsages,
     UnlistedEntities,
@@ -19,6 +22,7 @@ from budget_recovery_dagster.domain.counters import (
     ValueShape,
     covers,
     find_drops,
+    hash_expiries,
     hash_usages,
     max_merge,
 )
@@ -51,7 +55,8 @@ class TenantReading:
     """Everything that one source of the store held for one tenant.
 
     ``unlisted`` are the windows in which other entities than the listed ones may have usage.
-    ``is_partial``: fewer keys arrived than the store announced, twice.
+    ``is_partial``: fewer keys arrived than the store announced, twice. ``boards`` are the windows
+    that have a leaderboard; None: not looked up.
     """
 
     tenant: str
@@ -61,6 +66,7 @@ class TenantReading:
     unreadable: tuple[UnreadableKey, ...]
     is_partial: bool
     unlisted: tuple[UnlistedEntities, ...] = ()
+    boards: frozenset[BudgetWindow] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +82,30 @@ class BudgetRecord:
     """One budget and window in a snapshot.
 
     ``covers_earlier``: no eligible usage of the earlier intact records is missing or lower here, so
-    a restore need not read older records. ``shape`` and ``expiry_seconds`` (see CounterReading) are
-    those of a key that a restore creates. A shape of None means that no counter was readable, or
-    that the source has no shapes; the expiry is then unknown, too. ``is_truncated``: the source
-    lists only the largest spenders, and its list was full.
+    a restore need not read older records. ``shape`` is that of a key that a restore creates; None:
+    no counter was readable, or the source has no shapes. ``expiries`` are those of all counters;
+    empty: unknown. ``is_truncated``: the source lists only the largest spenders, and its list was
+    full. ``has_board``: the gateway keeps a leaderboard of this window; None: unknown.
+
+    Records with equal ``content_hash`` and ``expiry_hash`` have equal contents. ``expiry_hash`` is
+    None unless the expiries differ from each other.
     """
 
     of: BudgetWindow
     usages: Usages
     omitted: tuple[OmittedCounter, ...]
     shape: ValueShape | None
-    expiry_seconds: int | None
+    expiries: Expiries
     is_truncated: bool
     covers_earlier: bool
+    has_board: bool | None = None
     content_hash: bytes = field(init=False)
+    expiry_hash: bytes | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "content_hash", hash_usages(self.usages))
+        is_one = len(set(self.expiries.values())) <= 1
+        object.__setattr__(self, "expiry_hash", None if is_one else hash_expiries(self.expiries))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +166,14 @@ def take_snapshot(
         _record(
             of,
             counters[of],
-            omitted[of],
             # The point has only open windows. A closed one covers no earlier record, which is
             # safe: no restore uses it.
             earlier=point.get(of, {}) if of.window.is_current(captured_at) else None,
-            is_truncated=of in truncated,
+            marks=_Marks(
+                omitted=tuple(omitted[of]),
+                is_truncated=of in truncated,
+                has_board=None if reading.boards is None else of in reading.boards,
+            ),
         )
         for of in sorted(counters.keys() | omitted.keys(), key=_order)
     )
@@ -186,23 +202,27 @@ def _order(of: BudgetWindow) -> tuple[str, str]:
     return of.budget, of.window.token
 
 
+class _Marks(NamedTuple):
+    """The facts about a record that do not come from its counters."""
+
+    omitted: tuple[OmittedCounter, ...]
+    is_truncated: bool
+    has_board: bool | None
+
+
 def _record(
-    of: BudgetWindow,
-    counters: list[CounterReading],
-    omitted: list[OmittedCounter],
-    *,
-    earlier: Usages | None,
-    is_truncated: bool,
+    of: BudgetWindow, counters: list[CounterReading], *, earlier: Usages | None, marks: _Marks
 ) -> BudgetRecord:
     usages = {counter.entity: counter.usage for counter in counters}
     return BudgetRecord(
         of=of,
         usages=usages,
-        omitted=tuple(omitted),
+        omitted=marks.omitted,
         shape=_commonest(counter.shape for counter in counters),
-        expiry_seconds=_longest_expiry(counters),
-        is_truncated=is_truncated,
+        expiries=_expiries(counters),
+        is_truncated=marks.is_truncated,
         covers_earlier=earlier is not None and covers(usages, earlier),
+        has_board=marks.has_board,
     )
 
 
@@ -211,11 +231,26 @@ def _commonest(shapes: Iterable[ValueShape | None]) -> ValueShape | None:
     return max(sorted(counted), key=counted.__getitem__, default=None)
 
 
-def _longest_expiry(counters: list[CounterReading]) -> int | None:
-    """Return the latest expiry of a record's keys; a key that expires late does no harm."""
-    expiries = [counter.expiry_seconds for counter in counters]
-    known = [expiry for expiry in expiries if expiry is not None]
-    return max(known) if known and len(known) == len(expiries) else None
+# Times to live are whole seconds: keys that expire together appear to differ by one or two.
+_ROUNDING_SECONDS = 2
+
+
+def _expiries(counters: list[CounterReading]) -> Expiries:
+    """Return the expiries of a record's keys, if all are known.
+
+    If they differ only by rounding, all have the latest, so that the record needs only one.
+    """
+    expiries = {
+        counter.entity: counter.expiry for counter in counters if counter.expiry is not None
+    }
+    if len(expiries) < len(counters):
+        return {}
+    seconds = [expiry for expiry in expiries.values() if expiry is not NO_EXPIRY]
+    if not seconds or len(seconds) < len(expiries):
+        return expiries
+    if max(seconds) - min(seconds) > _ROUNDING_SECONDS:
+        return expiries
+    return dict.fromkeys(expiries, max(seconds))
 
 
 DEFAULT_RETENTION_DAYS = 7

@@ -86,7 +86,7 @@ def reading(
         tenant=tenant,
         source=CaptureSource.COUNTERS,
         counters=tuple(
-            CounterReading(budget_window, entity, usage, ValueShape.TEXT, expiry_seconds=86400)
+            CounterReading(budget_window, entity, usage, ValueShape.TEXT, expiry=86400)
             for budget_window, usages in point_of(counters).items()
             for entity, usage in usages.items()
         ),

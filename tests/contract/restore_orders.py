@@ -5,10 +5,12 @@ from decimal import Decimal
 
 from budget_recovery_dagster.adapters.nats import CounterKey, encode_key
 from budget_recovery_dagster.domain import (
+    NO_EXPIRY,
     BoardOrder,
     BudgetWindow,
     Entity,
     IsOpen,
+    KnownExpiry,
     RaiseOrder,
     ValueShape,
     Window,
@@ -27,16 +29,23 @@ def order(
     of: BudgetWindow = NOVEMBER,
     *,
     shape: ValueShape = ValueShape.TEXT,
-    expiry_seconds: int | None = None,
+    expiry: KnownExpiry = NO_EXPIRY,
 ) -> RaiseOrder:
-    return RaiseOrder(of, entity, Decimal(usage), shape, expiry_seconds)
+    return RaiseOrder(of, entity, Decimal(usage), shape, expiry)
 
 
 def board_order(
-    usages: Mapping[Entity, str], of: BudgetWindow = NOVEMBER, expiry_seconds: int | None = None
+    usages: Mapping[Entity, str],
+    of: BudgetWindow = NOVEMBER,
+    expiry: KnownExpiry = NO_EXPIRY,
+    *,
+    may_create: bool = True,
 ) -> BoardOrder:
     return BoardOrder(
-        of, {entity: Decimal(usage) for entity, usage in usages.items()}, expiry_seconds
+        of,
+        {entity: Decimal(usage) for entity, usage in usages.items()},
+        expiry,
+        may_create=may_create,
     )
 
 

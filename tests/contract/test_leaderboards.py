@@ -21,6 +21,7 @@ from tests.nats_servers import BOARDS
 NOVEMBER = "2026-11"
 OF = BudgetWindow("b", Window.parse(NOVEMBER))
 
+NOTHING = TenantReading("t", BOARDS, (), (), (), is_partial=False, boards=frozenset())
 Figures = dict[tuple[BudgetWindow, Entity], Decimal]
 
 
@@ -46,7 +47,7 @@ def count_and_rank(
 def test_an_empty_store_has_no_tenants_and_an_empty_reading(subject: Subject) -> None:
     assert subject.boards.list_tenants() == subject.counters.list_tenants()
     assert subject.boards.list_tenants().tenants == frozenset()
-    assert subject.boards.read("t") == TenantReading("t", BOARDS, (), (), (), is_partial=False)
+    assert subject.boards.read("t") == NOTHING
 
 
 def test_boards_of_fewer_than_500_entities_equal_the_counters(subject: Subject) -> None:
@@ -96,7 +97,7 @@ def test_other_keys_are_ignored(subject: Subject) -> None:
         subject.put(other, board({"e": "1"}))
     assert subject.boards.list_tenants().tenants == frozenset()
     assert subject.boards.list_tenants().unreadable == ()
-    assert subject.boards.read("t") == TenantReading("t", BOARDS, (), (), (), is_partial=False)
+    assert subject.boards.read("t") == NOTHING
 
 
 def test_both_sources_are_read_from_one_store(subject: Subject) -> None:
@@ -189,3 +190,19 @@ def test_keys_without_a_tenant_are_listed_as_unreadable(subject: Subject) -> Non
         UnreadableKey("leaderboard.=2b.b.2026-11", "not an encoded name"),
         UnreadableKey("leaderboard.alone", "ends after the tenant"),
     )
+
+
+def test_both_sources_tell_which_windows_have_a_leaderboard(subject: Subject) -> None:
+    count_and_rank(subject, "t", "ranked", NOVEMBER, {"a": "1"})
+    count_and_rank(subject, "t", "a.b", "lifetime", {"a": "1"})
+    # Unreadable, but there.
+    subject.put(board_key("t", "odd", NOVEMBER), b"?")
+    subject.put("usage.t.counted.2026-11.e", b"1")
+    subject.put("leaderboard.t.not.a.board", b"{}")
+    subject.put(board_key("other", "counted", NOVEMBER), board({"a": "1"}))
+    names = {("ranked", NOVEMBER), ("a.b", "lifetime"), ("odd", NOVEMBER)}
+    expected = {BudgetWindow(budget, Window.parse(token)) for budget, token in names}
+    for source in (subject.boards, subject.counters):
+        assert source.read("t").boards == frozenset(expected)
+    # Not looked up by a restore, which does not need to know.
+    assert subject.store.open_tenant("t").reading.boards is None

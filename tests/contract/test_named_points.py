@@ -8,8 +8,10 @@ import psycopg
 import pytest
 
 from budget_recovery_dagster.domain import (
+    NO_EXPIRY,
     CaptureSource,
     CounterReading,
+    Expiry,
     OmittedCounter,
     TenantPoint,
     TenantReading,
@@ -175,7 +177,7 @@ def test_a_chosen_snapshot_contains_only_its_own_usages(plane: ControlPlane) -> 
                 usages={"alice": Decimal(3)},
                 newest_at=NOON + HOUR,
                 shape=ValueShape.TEXT,
-                expiry_seconds=86400,
+                expiries={"alice": 86400},
                 sources={"alice": NOON + HOUR},
                 source=CaptureSource.COUNTERS,
             ),
@@ -207,20 +209,26 @@ def test_a_snapshot_without_records_can_be_chosen(plane: ControlPlane) -> None:
     assert the_point(plane, NOON) == TenantPoint("acme", NOON, (), (UNREADABLE,), 1)
 
 
-def test_shape_and_expiry_come_from_the_newest_record_that_has_them(
+def test_shape_and_expiries_come_from_the_newest_record_that_has_them(
     plane: ControlPlane,
 ) -> None:
-    def read(shape: ValueShape | None, expiry: int | None) -> TenantReading:
+    def read(shape: ValueShape | None, expiry: Expiry) -> TenantReading:
         counter = CounterReading(MONTH, "alice", Decimal(1), shape, expiry)
         source = CaptureSource.COUNTERS if shape else CaptureSource.LEADERBOARDS
         return TenantReading("acme", source, (counter,), (), (), is_partial=False)
 
-    for hour, known in enumerate([(None, None), (ValueShape.BARE, 60), (None, None)]):
+    records: list[tuple[ValueShape | None, Expiry]] = [
+        (None, None),
+        (ValueShape.TEXT, NO_EXPIRY),
+        (ValueShape.BARE, 60),
+        (None, None),
+    ]
+    for hour, known in enumerate(records):
         plane.clock.set(NOON + hour * HOUR)
         plane.commit(plane.take(read(*known)))
-    for hour in range(3):
+    for hour in range(4):
         window = the_window(plane, NOON + hour * HOUR)
-        assert (window.shape, window.expiry_seconds) == (ValueShape.BARE, 60)
+        assert (window.shape, window.expiries) == (ValueShape.BARE, {"alice": 60})
 
 
 def test_a_damaged_record_of_a_chosen_snapshot_is_reported_and_not_replaced(

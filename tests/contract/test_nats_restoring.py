@@ -121,6 +121,26 @@ def test_a_counter_with_unreadable_headers_is_never_overwritten(
     assert identity_of(store).last_sequence == before + 1
 
 
+def test_repeated_headers_of_any_language_are_kept_in_their_order(
+    store: NatsUsageStore, bucket: Bucket, nats_server: NatsServer
+) -> None:
+    kept = "By: one\r\nGrund: geändert\r\nBy: two\r\n".encode()
+    block = b"NATS/1.0\r\nNats-TTL: 1h\r\n%sNats-TTL: 2h\r\n\r\n" % kept
+    publish_with_raw_headers(nats_server.url, bucket.subject(key("e")), block, b"1")
+    live = store.open_tenant("t")
+    (result,) = live.raise_counters([order("e", "5")], is_open=always)
+    assert result.written is Written.RAISED
+    assert bucket.headers_of(key("e")).endswith(b"\r\n%s\r\n" % kept)
+    # As for the server, the first of two times to live counts.
+    stored = bucket.stored(key("e"))
+    assert stored is not None
+    assert 3540 <= int(stored.ttl or "0") <= 3600
+    # Read again from the leader.
+    (result,) = live.raise_counters([order("e", "6")], is_open=always)
+    assert result.written is Written.RAISED
+    assert bucket.headers_of(key("e")).endswith(b"\r\n%s\r\n" % kept)
+
+
 def test_a_full_bucket_is_reported_with_the_servers_message(nats_server: NatsServer) -> None:
     with bucket_of(nats_server) as bucket:
         bucket.create_with(max_bytes=2000)
@@ -172,12 +192,13 @@ def test_a_bucket_without_ttl_support_gets_keys_without_ttl(nats_server: NatsSer
         with open_usage_store(nats_server.url, bucket.name, timeouts=PATIENT) as store:
             live = store.open_tenant("t")
             orders = [
-                order("new", "1", LIFETIME, expiry_seconds=60),
-                order("gone", "1", LIFETIME, expiry_seconds=0),
+                order("new", "1", LIFETIME, expiry=60),
+                order("gone", "1", LIFETIME, expiry=0),
             ]
             results = live.raise_counters(orders, is_open=always)
             assert [result.written for result in results] == [Written.RAISED, Written.EXPIRED]
-            boards = [board_order({"a": "1"}, LIFETIME, expiry_seconds=60)]
+            assert not results[0].expires
+            boards = [board_order({"a": "1"}, LIFETIME, expiry=60)]
             assert live.rebuild_boards(boards, is_open=always)[0].is_written
             marker = store.write_marker("d", IntendedMarker("n"), after=0)
             for name in (key("new", LIFETIME), "leaderboard.t.b.lifetime", "__guard.d"):

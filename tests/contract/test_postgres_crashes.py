@@ -71,7 +71,7 @@ def large_snapshot() -> TenantSnapshot:
                 usages={"alice": Decimal(1)},
                 omitted=(),
                 shape=None,
-                expiry_seconds=None,
+                expiries={},
                 is_truncated=False,
                 covers_earlier=True,
             )

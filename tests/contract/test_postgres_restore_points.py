@@ -1,17 +1,32 @@
 """Recovery points from a damaged database: damage is never used and always reported."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from budget_recovery_dagster.domain import Usages, WindowPoint
+from budget_recovery_dagster.domain import (
+    NO_EXPIRY,
+    CaptureSource,
+    CounterReading,
+    Entity,
+    KnownExpiry,
+    TenantReading,
+    Usages,
+    ValueShape,
+    WindowPoint,
+    hash_expiries,
+)
 from budget_recovery_dagster.errors import DatabaseError
 from tests.contract.control_planes import NOON, ControlPlane, of
 
 NOTHING: Usages = {}
 MONTH = of("team", "2026-11")
+HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
@@ -88,11 +103,114 @@ def test_an_unknown_shape_is_none(plane: ControlPlane, admin: psycopg.Connection
     month(plane, "1")
     admin.execute("update budget_recovery.budget_record set value_shape = 'XML'")
     (window,) = windows(plane)
-    assert (window.shape, window.expiry_seconds, window.usages) == (
-        None,
-        None,
-        {"alice": Decimal(1)},
+    assert (window.shape, window.usages) == (None, {"alice": Decimal(1)})
+
+
+def test_records_of_version_1_know_one_expiry_or_none(
+    plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    """Its null with a shape: all keys had no expiry, or only some of them."""
+    as_stored = "update budget_recovery.budget_record set never_expires = null, expiry_seconds = "
+    month(plane, "1")
+    admin.execute(f"{as_stored}86400".encode())
+    assert windows(plane)[0].expiries == {"alice": 86400}
+    admin.execute(f"{as_stored}null".encode())
+    (window,) = windows(plane)
+    assert (window.shape, window.expiries) == (ValueShape.TEXT, {})
+
+
+DIFFERENT: Mapping[Entity, KnownExpiry] = {None: 3600, "alice": NO_EXPIRY, "bø": -7}
+
+
+def capture_expiring(plane: ControlPlane, expiries: Mapping[Entity, KnownExpiry]) -> None:
+    counters = tuple(
+        CounterReading(MONTH, entity, Decimal(5), ValueShape.TEXT, expiry)
+        for entity, expiry in expiries.items()
     )
+    source = CaptureSource.COUNTERS
+    plane.commit(plane.take(TenantReading("acme", source, counters, (), (), is_partial=False)))
+
+
+def test_an_hour_costs_only_the_expiries_that_changed(
+    plane: ControlPlane, admin: psycopg.Connection
+) -> None:
+    def stored() -> list[tuple[object, ...]]:
+        return admin.execute(
+            "select r.expiry_seconds, r.never_expires, c.content_id, c.entities, c.expiries"
+            " from budget_recovery.budget_record r join budget_recovery.budget_content c"
+            " using (content_id) order by r.captured_at"
+        ).fetchall()
+
+    for hour, expiries in enumerate(
+        [
+            DIFFERENT,
+            DIFFERENT,
+            dict.fromkeys(DIFFERENT, 3600),
+            dict.fromkeys(DIFFERENT, NO_EXPIRY),
+            {**DIFFERENT, None: 7200},
+        ]
+    ):
+        plane.clock.set(NOON + hour * HOUR)
+        capture_expiring(plane, expiries)
+    (first, second, same, never, changed) = stored()
+    assert first == second
+    assert first[:2] == (None, False)
+    assert first[3:] == (["", "alice", "bø"], [3600, None, -7])
+    # Without differences the usages alone are the content.
+    assert (same[:2], same[4], never[:2], never[4]) == ((3600, None), None, (None, True), None)
+    assert same[2] == never[2]
+    assert changed[4] == [7200, None, -7]
+    assert len({row[2] for row in (first, same, changed)}) == 3
+    assert windows(plane)[0].expiries == {**DIFFERENT, None: 7200}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "expiries = '{3600,null,-8}'",
+        "expiries = '{3600,5,-7}'",
+        "expiries = '{null,3600,-7}'",
+        "expiry_hash = sha256('')",
+        "expiries = null, expiry_hash = null",
+    ],
+)
+def test_damaged_expiries_are_unknown_and_the_usages_still_count(
+    plane: ControlPlane, admin: psycopg.Connection, damage: str
+) -> None:
+    capture_expiring(plane, DIFFERENT)
+    admin.execute(f"update budget_recovery.budget_content set {damage}".encode())
+    (window,) = windows(plane)
+    assert (window.expiries, window.corrupt) == ({}, ())
+    assert window.usages == dict.fromkeys(DIFFERENT, Decimal(5))
+    # The next record does not share the damaged content.
+    plane.clock.set(NOON + HOUR)
+    capture_expiring(plane, DIFFERENT)
+    assert windows(plane)[0].expiries == DIFFERENT
+
+
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
+
+
+@given(
+    st.dictionaries(
+        st.none() | names,
+        st.integers(-(2**40), 2**40) | st.just(NO_EXPIRY),
+        max_size=8,
+    )
+)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50
+)
+def test_the_server_hashes_expiries_as_the_captures_do(
+    admin: psycopg.Connection, expiries: Mapping[Entity, KnownExpiry]
+) -> None:
+    entities = [entity or "" for entity in expiries]
+    seconds = [None if expiry is NO_EXPIRY else expiry for expiry in expiries.values()]
+    row = admin.execute(
+        "select budget_recovery.expiries_are_intact(%s, %s::text[], %s::bigint[])",
+        (hash_expiries(expiries), entities, seconds),
+    ).fetchone()
+    assert row == (True,)
 
 
 def test_a_capture_reads_only_the_usages_of_open_windows(

@@ -1,11 +1,14 @@
 """Upgrades keep all rows; databases of checkouts before the first release are refused."""
 
+from decimal import Decimal
+
 import psycopg
 import pytest
 
 from budget_recovery_dagster.adapters.postgres import Database, migrate
 from budget_recovery_dagster.adapters.postgres.migrations import v1_recovery, v1_snapshots
 from budget_recovery_dagster.errors import SchemaVersionError
+from tests.contract.control_planes import on_postgres
 
 UNRELEASED = ["0001", "0002", "0003", "0004", "0005", "0006"]
 EARLIER_SCHEMA = """
@@ -140,3 +143,56 @@ def test_an_upgrade_of_a_database_without_snapshots_numbers_from_1(empty_databas
             "select nextval(pg_get_serial_sequence('budget_recovery.capture', 'commit_number'))"
         ).fetchall()
     assert following == 1
+
+
+# As version 1 stored a snapshot of three windows, the hash of {"alice": 5} included.
+SNAPSHOT_OF_VERSION_1 = """
+insert into budget_recovery.capture (
+    tenant, captured_at, source, store_created_at, store_last_sequence, run_id, record_count,
+    entry_count, omitted_count, drop_count, unreadable_count, is_partial, unreadable, drops,
+    stored_at
+) values (
+    'acme', '2026-11-25T11:00Z', 'counters', '2026-11-01T00:00Z', 7, 'a run', 3, 3, 0, 0, 0, false,
+    '[]', '[]', '2026-11-25T11:00Z'
+);
+insert into budget_recovery.budget_content (content_hash, entities, usages)
+values (sha256('5:alice=5;'), '{alice}', '{5}');
+insert into budget_recovery.budget_record (
+    tenant, captured_at, budget_id, window_token, window_start, window_end, content_id,
+    omitted_count, is_truncated, value_shape, expiry_seconds, covers_earlier
+)
+select 'acme', '2026-11-25T11:00Z', budget, '2026-11', '2026-11-01T00:00Z', '2026-12-01T00:00Z',
+       content_id, 0, false, 'object_text', expiry, true
+from budget_recovery.budget_content,
+     (values ('all expire', 3600), ('some or none expire', null)) as v (budget, expiry);
+"""
+
+
+def test_snapshots_of_version_1_keep_their_usages_and_what_they_know(
+    empty_database_url: str,
+) -> None:
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("create schema budget_recovery")
+        for block in (*v1_snapshots.BLOCKS, *v1_recovery.BLOCKS):
+            connection.execute(block.encode())
+        connection.execute(
+            "create table budget_recovery.alembic_version (version_num varchar(32) primary key);"
+            "insert into budget_recovery.alembic_version values ('v1')"
+        )
+        connection.execute(SNAPSHOT_OF_VERSION_1.encode())
+    assert migrate(empty_database_url).from_version == "v1"
+    with on_postgres(empty_database_url) as plane:
+        point = plane.points.point_of("acme", plane.clock.now())
+        assert point is not None
+        known, unknown = point.windows
+        assert (known.usages, known.corrupt) == (unknown.usages, unknown.corrupt)
+        assert (unknown.usages, unknown.corrupt) == ({"alice": Decimal(5)}, ())
+        # Null was stored if any of the keys has no expiry, so it says nothing about one of them.
+        assert (known.expiries, unknown.expiries) == ({"alice": 3600}, {})
+        assert (known.has_board, unknown.has_board) == (None, None)
+        # The next snapshot shares the old content.
+        plane.capture("acme", {("all expire", "2026-11"): {"alice": "5"}})
+        assert plane.points.damaged(plane.clock.now()).records == {}
+    with psycopg.connect(empty_database_url) as connection:
+        contents = connection.execute("select count(*) from budget_recovery.budget_content")
+        assert contents.fetchone() == (1,)

@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.adapters.nats import BoardKey, encode_board_key
-from budget_recovery_dagster.domain import BoardOrder, BoardResult, BudgetWindow, Window
+from budget_recovery_dagster.domain import NO_EXPIRY, BoardOrder, BoardResult, BudgetWindow, Window
 from budget_recovery_dagster.sandbox.gateway import board_entries, write_board
 from tests.contract.restore_orders import (
     LIFETIME,
@@ -69,18 +69,111 @@ def test_each_entity_gets_the_higher_of_board_and_usages(subject: Subject) -> No
     assert [(each["entity"], each["usage"]) for each in content["entries"]] == [
         ("only usages", "9"),
         ("a", "5"),
-        ("only board", "4"),
+        ("only board", 4),
         ("b", "3"),
     ]
     assert content["by"] == {"x": 1}
     assert content["updated_at"] > "2026"
 
 
+def test_a_missing_board_that_the_gateway_does_not_keep_is_not_created(subject: Subject) -> None:
+    result = rebuilt(subject, board_order({"a": "1"}, may_create=False))
+    assert result == BoardResult(NOVEMBER, is_written=False, is_missing=True)
+    assert subject.stored(KEY) is None
+    subject.put(KEY, written())
+    subject.remove(KEY)
+    assert rebuilt(subject, board_order({"a": "1"}, may_create=False)).is_missing
+    subject.put(KEY, written())
+    assert rebuilt(subject, board_order({"a": "1"}, may_create=False)).is_written
+
+
+def test_entries_and_fields_of_a_board_keep_every_byte_that_is_not_raised(
+    subject: Subject,
+) -> None:
+    subject.put(
+        KEY,
+        b'{ "v" : 1.0e2, "entries":[ {"usage":  9.50, "entity":"kept", "team":{"x":[1.0, 2]}} ,\n'
+        b' {"rank":"usage","entity":"raised","usage":7.25,"usage_share":0.10,"n":null},'
+        b'{"entity":null,"usage":"3.0","\\u0061":"\\u00e9"}],"updated_at":17, "x":{"entries":[]} }',
+    )
+    order = board_order({"raised": "8.125", "new": "5", None: "3", "kept": "1"})
+    assert rebuilt(subject, order).is_written
+    assert stored(subject).data == (
+        b'{ "v" : 1.0e2, "entries":[{"usage":  9.50, "entity":"kept", "team":{"x":[1.0, 2]}},'
+        b'{"rank":"usage","entity":"raised","usage":8.125,"usage_share":0.10,"n":null},'
+        b'{"entity":"new","usage":5},'
+        b'{"entity":null,"usage":"3.0","\\u0061":"\\u00e9"}],"updated_at":17, "x":{"entries":[]} }'
+    )
+
+
+@pytest.mark.parametrize(
+    ("live", "raised"),
+    [
+        ([{"entity": "a", "usage": 1}], [{"entity": "b", "usage": 4}, {"entity": "a", "usage": 2}]),
+        (
+            [{"entity": "a", "usage": "1"}],
+            [{"entity": "b", "usage": "4"}, {"entity": "a", "usage": "2"}],
+        ),
+        (
+            [
+                {"entity": "c", "usage": 3},
+                {"entity": "d", "usage": 3},
+                {"entity": "a", "usage": "1"},
+            ],
+            [
+                {"entity": "b", "usage": 4},
+                {"entity": "c", "usage": 3},
+                {"entity": "d", "usage": 3},
+                {"entity": "a", "usage": "2"},
+            ],
+        ),
+    ],
+)
+def test_usages_of_a_board_keep_the_form_of_the_gateway(
+    subject: Subject, live: list[object], raised: list[object]
+) -> None:
+    subject.put(KEY, written(*live))
+    assert rebuilt(subject, board_order({"a": "2", "b": "4"})).is_written
+    assert entries(subject) == raised
+
+
+def test_a_board_without_a_higher_usage_keeps_every_byte(subject: Subject) -> None:
+    """Its order of equal usages, its repeated entries and its forms are the gateway's own."""
+    data = (
+        b'{"entries":[{"entity":"b","usage":1.50},{"entity":"a","usage":"1.5"},'
+        b'{"entity":"b","usage":1}, {"entity":"c","usage":1e1}]}'
+    )
+    subject.put(KEY, data)
+    before = stored(subject)
+    usages: dict[str | None, str] = {"a": "1.50", "b": "1.5", "c": "10"}
+    assert rebuilt(subject, board_order(usages)) == BoardResult(NOVEMBER, is_written=False)
+    assert stored(subject) == before
+
+
+def test_a_board_never_gets_shorter(subject: Subject) -> None:
+    live = [{"entity": f"e{n:04}", "usage": str(n)} for n in range(600, 0, -1)]
+    subject.put(KEY, written({"entity": "e0600", "usage": "5"}, *live))
+    assert rebuilt(subject, board_order({"e0001": "700"})).is_written
+    found = json.loads(stored(subject).data)["entries"]
+    # Of a repeated entity only the highest entry is raised.
+    assert found[:2] == [{"entity": "e0001", "usage": "700"}, {"entity": "e0600", "usage": "600"}]
+    assert len(found) == 601
+    assert {"entity": "e0600", "usage": "5"} in found
+
+
+def test_a_rewritten_board_keeps_the_gateways_headers(subject: Subject) -> None:
+    subject.put(KEY, written(), ttl="1h", headers={"Team": "blue"})
+    assert rebuilt(subject, board_order({"a": "1"})).is_written
+    assert stored(subject).headers["Team"] == "blue"
+    assert 3540 <= int(stored(subject).ttl or "0") <= 3600
+
+
 def test_a_board_that_the_gateway_would_write_is_not_rewritten(subject: Subject) -> None:
     usages = {"b": Decimal("1.5"), "a": Decimal("1.5"), "c": Decimal(7), None: Decimal("1E-18")}
     subject.put(KEY, write_board(board_entries(usages.items()), datetime.now(UTC)))
     before = stored(subject)
-    result = rebuilt(subject, BoardOrder(NOVEMBER, {**usages, "b": Decimal("1.50")}, None))
+    same = {**usages, "b": Decimal("1.50")}
+    result = rebuilt(subject, BoardOrder(NOVEMBER, same, NO_EXPIRY, may_create=True))
     assert result == BoardResult(NOVEMBER, is_written=False)
     assert stored(subject) == before
 
@@ -93,7 +186,7 @@ def test_a_rebuilt_board_equals_the_one_of_the_gateway(subject: Subject) -> None
         "東京": Decimal("1E+3"),
         '"': Decimal("1000.0"),
     }
-    rebuilt(subject, BoardOrder(NOVEMBER, usages, None))
+    rebuilt(subject, BoardOrder(NOVEMBER, usages, NO_EXPIRY, may_create=True))
     data = stored(subject).data
     expected = write_board(board_entries(usages.items()), datetime.now(UTC)).decode()
     plain = expected.replace("1000.0", "1000").partition(',"updated_at"')[0]
@@ -171,15 +264,15 @@ def test_a_board_removed_meanwhile_is_recreated(subject: Subject) -> None:
 
 def test_a_board_keeps_its_remaining_time_to_live(subject: Subject) -> None:
     subject.put(KEY, written(), ttl="1h")
-    assert rebuilt(subject, board_order({"a": "1"}, expiry_seconds=9)).is_written
+    assert rebuilt(subject, board_order({"a": "1"}, expiry=9)).is_written
     assert 3540 <= int(stored(subject).ttl or "0") <= 3600
 
 
 def test_a_new_board_expires_like_a_counter(subject: Subject) -> None:
-    rebuilt(subject, board_order({"a": "1"}, LIFETIME, expiry_seconds=3600))
+    rebuilt(subject, board_order({"a": "1"}, LIFETIME, expiry=3600))
     assert stored(subject, "leaderboard.t.b.lifetime").ttl == "3600"
     past = BudgetWindow("b", Window.parse("2020-11"))
-    result = rebuilt(subject, board_order({"a": "1"}, past, expiry_seconds=3600))
+    result = rebuilt(subject, board_order({"a": "1"}, past, expiry=3600))
     assert not result.is_written
     assert "expired" in result.reason
 

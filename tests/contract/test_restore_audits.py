@@ -290,3 +290,33 @@ def test_many_entries_are_stored_and_merged_in_seconds(
     assert (audits.windows, len(audits.largest)) == (25_000, 200)
     # Quadratic work would take minutes.
     assert time.monotonic() - started < 30
+
+
+# Windows that were raised
+
+
+def test_the_windows_that_an_incident_raised_are_known_even_if_a_restore_did_not_finish(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    def entry(budget: str, *, planned: int, raised: int, tenant: str = "acme") -> AuditEntry:
+        window = of(budget, "2026-11")
+        return replace(ENTRY, tenant=tenant, of=window, planned=planned, raised=raised)
+
+    assert trail.incident_id is not None
+    finished = (
+        entry("raised", planned=3, raised=2),
+        entry("refused", planned=3, raised=0),
+        entry("noted", planned=0, raised=0),
+        entry("theirs", planned=1, raised=1, tenant="b"),
+    )
+    plane.audits.finish(replace(trail, entries=finished))
+    begun = (entry("begun", planned=1, raised=0), entry("refused", planned=0, raised=0))
+    plane.audits.begin(replace(trail, at=NOON + HOUR, entries=begun))
+    elsewhere = (entry("manual", planned=1, raised=1),)
+    plane.audits.finish(replace(trail, at=NOON + HOUR, incident_id=None, entries=elsewhere))
+    assert plane.audits.windows_begun(trail.incident_id, "acme") == {
+        of("raised", "2026-11"),
+        of("begun", "2026-11"),
+    }
+    assert plane.audits.windows_begun(trail.incident_id, "b") == {of("theirs", "2026-11")}
+    assert plane.audits.windows_begun("another incident", "acme") == frozenset()

@@ -1,13 +1,19 @@
 """What a restore would bring back: the highest usage of all retained intact records."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
 
 from budget_recovery_dagster.domain import (
+    NO_EXPIRY,
     CaptureSource,
     CounterReading,
+    Entity,
+    Expiry,
+    KnownExpiry,
     OmittedCounter,
     TenantPoint,
     TenantReading,
@@ -74,7 +80,7 @@ def test_a_point_has_usages_and_the_shape_and_expiry_of_new_keys(plane: ControlP
                 usages=point_of(TEAM)[MONTH],
                 newest_at=NOON,
                 shape=ValueShape.TEXT,
-                expiry_seconds=86400,
+                expiries={"alice": 86400, None: 86400},
                 sources={"alice": NOON, None: NOON},
                 source=CaptureSource.COUNTERS,
             ),
@@ -181,28 +187,110 @@ def test_a_window_without_readable_counters_is_listed_without_usages(
         NOTHING,
         NOON,
         None,
-        None,
+        {},
         source=CaptureSource.COUNTERS,
         omitted=omitted,
         omitted_count=1,
     )
 
 
-def test_shape_and_expiry_come_from_the_newest_record_that_has_them(plane: ControlPlane) -> None:
-    for hour, shape, expiry in (
-        (0, ValueShape.TEXT, 60),
-        (1, ValueShape.BARE, None),
-        (2, None, None),
+def read_expiring(
+    plane: ControlPlane,
+    hour: int,
+    expiries: Mapping[Entity, Expiry],
+    *,
+    of_boards: bool = False,
+    shape: ValueShape = ValueShape.TEXT,
+) -> None:
+    """Capture counters of the month that expire so, or leaderboards, which do not show it."""
+    plane.clock.set(NOON + hour * HOUR)
+    counters = tuple(
+        CounterReading(
+            MONTH,
+            name,
+            Decimal(1 + hour),
+            None if of_boards else shape,
+            None if of_boards else each,
+        )
+        for name, each in expiries.items()
+    )
+    source = CaptureSource.LEADERBOARDS if of_boards else CaptureSource.COUNTERS
+    plane.commit(plane.take(TenantReading("acme", source, counters, (), (), is_partial=False)))
+
+
+def test_the_shape_comes_from_the_newest_record_that_has_one(plane: ControlPlane) -> None:
+    read_expiring(plane, 0, {"alice": 60})
+    assert the_window(plane).shape is ValueShape.TEXT
+    read_expiring(plane, 1, {"alice": 60}, shape=ValueShape.BARE)
+    read_expiring(plane, 2, {"alice": None}, of_boards=True)
+    window = the_window(plane)
+    assert (window.shape, window.newest_at) == (ValueShape.BARE, NOON + 2 * HOUR)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_each_key_has_the_expiry_of_the_newest_record_that_knows_it(
+    plane: ControlPlane,
+    is_named: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    def expiries() -> Mapping[Entity, KnownExpiry]:
+        now = plane.clock.now()
+        points = plane.points
+        point = points.snapshot_of("acme", now) if is_named else points.point_of("acme", now)
+        assert point is not None
+        return point.windows[0].expiries
+
+    read_expiring(plane, 0, {"alice": 60, "bo": 60, "cy": 60, None: 60})
+    assert expiries() == {"alice": 60, "bo": 60, "cy": 60, None: 60}
+    read_expiring(plane, 1, {"alice": 7200, "bo": NO_EXPIRY, "cy": -5, None: 60})
+    assert expiries() == {"alice": 7200, "bo": NO_EXPIRY, "cy": -5, None: 60}
+    read_expiring(plane, 2, {"alice": NO_EXPIRY, "bo": NO_EXPIRY, "dan": NO_EXPIRY})
+    newer: dict[Entity, KnownExpiry] = dict.fromkeys(("alice", "bo", "dan"), NO_EXPIRY)
+    # Cy and the aggregate are missing; the recovery point has them from earlier.
+    assert expiries() == (newer if is_named else {**newer, "cy": -5, None: 60})
+    boards: dict[Entity, Expiry] = dict.fromkeys(("alice", "bo", "cy", "dan", "eve", None))
+    read_expiring(plane, 3, boards, of_boards=True)
+    read_expiring(plane, 4, boards, of_boards=True)
+    # No record knows when Eve's key expires.
+    assert expiries() == {**newer, "cy": -5, None: 60}
+
+
+def test_a_damaged_record_knows_no_expiry(plane: ControlPlane) -> None:
+    read_expiring(plane, 0, {"alice": 60, "bo": NO_EXPIRY})
+    read_expiring(plane, 1, {"alice": 7200, "bo": 7200})
+    plane.corrupt("acme", NOON + HOUR, MONTH)
+    assert the_window(plane).expiries == {"alice": 60, "bo": NO_EXPIRY}
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_leaderboard_is_known_from_the_newest_record_that_knows_it(
+    plane: ControlPlane,
+    is_named: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    other = of("other", "lifetime")
+    for hour, boards, expected in (
+        (0, None, (None, None)),
+        (1, frozenset({MONTH}), (True, False)),
+        (2, None, (True, False)),
+        (3, frozenset({other}), (False, True)),
     ):
         plane.clock.set(NOON + hour * HOUR)
-        counter = CounterReading(MONTH, "alice", Decimal(1 + hour), shape, expiry)
-        source = CaptureSource.COUNTERS if shape else CaptureSource.LEADERBOARDS
-        read = TenantReading("acme", source, (counter,), (), (), is_partial=False)
-        plane.commit(plane.take(read))
-        window = the_window(plane)
-        expected = (ValueShape.TEXT, 60) if hour == 0 else (ValueShape.BARE, None)
-        assert (window.shape, window.expiry_seconds) == expected
-        assert window.newest_at == NOON + hour * HOUR
+        read = reading("acme", {**TEAM, ("other", "lifetime"): {"bo": "1"}})
+        plane.commit(plane.take(replace(read, boards=boards)))
+        now = plane.clock.now()
+        points = plane.points
+        point = points.snapshot_of("acme", now) if is_named else points.point_of("acme", now)
+        assert point is not None
+        known = {window.of: window.has_board for window in point.windows}
+        assert (known[MONTH], known[other]) == expected
+        assert (point.keeps_boards_of("team"), point.keeps_boards_of("other")) == expected
+        assert point.keeps_boards_of("unknown") is None
+
+
+def test_a_budget_keeps_leaderboards_if_any_of_its_windows_has_one(plane: ControlPlane) -> None:
+    read = reading("acme", {**TEAM, ("team", "lifetime"): {"alice": "1"}})
+    plane.commit(plane.take(replace(read, boards=frozenset({MONTH}))))
+    assert [window.has_board for window in the_point(plane).windows] == [True, False]
+    assert the_point(plane).keeps_boards_of("team") is True
 
 
 # Corrupt records
@@ -267,7 +355,7 @@ def test_a_window_with_only_corrupt_records_lists_all_of_them(
         usages=NOTHING,
         newest_at=NOON + HOUR,
         shape=ValueShape.TEXT,
-        expiry_seconds=86400,
+        expiries={},
         corrupt=(NOON, NOON + HOUR),
     )
 

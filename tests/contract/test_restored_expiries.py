@@ -1,11 +1,16 @@
 """The expiry of restored keys, in memory and on a NATS server."""
 
 from datetime import UTC, datetime
+from decimal import Decimal
 
-from budget_recovery_dagster.domain import BudgetWindow, Window, Written
+import pytest
+
+from budget_recovery_dagster.domain import NO_EXPIRY, BudgetWindow, KnownExpiry, Window, Written
 from tests.contract.restore_orders import (
     LIFETIME,
+    always,
     key,
+    open_after,
     order,
     raised,
     stored,
@@ -21,16 +26,52 @@ def seconds(found: Stored) -> int:
 
 def test_a_raised_counter_keeps_its_remaining_time_to_live(subject: Subject) -> None:
     subject.put(key("e"), b"1", ttl="1h")
-    assert raised(subject, order("e", "2", expiry_seconds=7200)) == [Written.RAISED]
+    assert raised(subject, order("e", "2", expiry=7200)) == [Written.RAISED]
     assert 3540 <= seconds(stored(subject, key("e"))) <= 3600
 
 
 def test_a_raised_counter_that_never_expires_still_never_expires(subject: Subject) -> None:
     subject.put(key("none"), b"1")
     subject.put(key("never"), b"1", ttl="never")
-    raised(subject, *(order(entity, "2", expiry_seconds=5) for entity in ("none", "never")))
+    raised(subject, *(order(entity, "2", expiry=5) for entity in ("none", "never")))
     assert stored(subject, key("none")).ttl is None
     assert stored(subject, key("never")).ttl == "never"
+
+
+@pytest.mark.parametrize("before", [None, "2h", "never"])
+@pytest.mark.parametrize("meanwhile", [None, "1h", "never"])
+def test_a_counter_that_the_gateway_writes_meanwhile_keeps_its_new_time_to_live(
+    subject: Subject, before: str | None, meanwhile: str | None
+) -> None:
+    subject.put(key("e"), b"1", ttl=before)
+    live = subject.store.open_tenant("t")
+    (result,) = live.raise_counters(
+        [order("e", "5", expiry=60)],
+        is_open=open_after(lambda: subject.put(key("e"), b"2", ttl=meanwhile)),
+    )
+    found = stored(subject, key("e"))
+    assert (result.written, result.before, found.data) == (Written.RAISED, Decimal(2), b"5")
+    if meanwhile == "1h":
+        assert 3540 <= seconds(found) <= 3600
+    else:
+        assert found.ttl == meanwhile
+
+
+@pytest.mark.parametrize(
+    ("expiry", "expires"), [(3600, True), (NO_EXPIRY, False)], ids=["in an hour", "never"]
+)
+def test_a_result_tells_whether_the_written_key_expires(
+    subject: Subject,
+    expiry: KnownExpiry,
+    expires: bool,  # noqa: FBT001 - a value to be compared with
+) -> None:
+    subject.put(key("live", LIFETIME), b"1", ttl="1h")
+    subject.put(key("lasting", LIFETIME), b"1", ttl="never")
+    entities = ("new", "live", "lasting")
+    results = subject.store.open_tenant("t").raise_counters(
+        [order(entity, "2", LIFETIME, expiry=expiry) for entity in entities], is_open=always
+    )
+    assert [result.expires for result in results] == [expires, True, False]
 
 
 def test_a_new_counter_expires_after_its_window_or_its_write(subject: Subject) -> None:
@@ -39,8 +80,8 @@ def test_a_new_counter_expires_after_its_window_or_its_write(subject: Subject) -
     assert far.window.end is not None
     raised(
         subject,
-        order("window", "1", far, expiry_seconds=3600),
-        order("life", "1", LIFETIME, expiry_seconds=3600),
+        order("window", "1", far, expiry=3600),
+        order("life", "1", LIFETIME, expiry=3600),
         order("never", "1", far),
     )
     expected = (far.window.end - now).total_seconds() + 3600
@@ -54,8 +95,8 @@ def test_a_new_counter_that_would_have_expired_is_not_created(subject: Subject) 
     assert (
         raised(
             subject,
-            order("e", "1", past, expiry_seconds=3600),
-            order("f", "1", LIFETIME, expiry_seconds=0),
+            order("e", "1", past, expiry=3600),
+            order("f", "1", LIFETIME, expiry=0),
         )
         == [Written.EXPIRED] * 2
     )

@@ -1,6 +1,7 @@
 """The contract of raising counters of a tenant, in memory and on a NATS server."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -13,6 +14,7 @@ from tests.contract.restore_orders import (
     always,
     key,
     never,
+    open_after,
     order,
     raised,
     stored,
@@ -34,7 +36,8 @@ def test_the_reading_of_a_live_tenant_equals_that_of_the_counters(subject: Subje
     subject.put(key("other", tenant="u"), b"1")
     subject.put(key("gone"), b"1")
     subject.remove(key("gone"))
-    assert subject.store.open_tenant("t").reading == subject.store.reader(COUNTERS).read("t")
+    captured = subject.store.reader(COUNTERS).read("t")
+    assert subject.store.open_tenant("t").reading == replace(captured, boards=None)
 
 
 def test_a_tenant_name_that_is_invalid_in_a_key_is_refused(subject: Subject) -> None:
@@ -85,6 +88,49 @@ def test_a_raised_value_keeps_every_other_byte(subject: Subject) -> None:
     assert stored(subject, key("text")).data == value.replace(b'"1"', f'"{exact}"'.encode())
     assert stored(subject, key("number")).data == f'{{"usage":{exact},"n":1.10}}'.encode()
     assert stored(subject, key("bare")).data == f" {exact} ".encode()
+
+
+CONTROL = {
+    "Nats-Msg-Id": "17",
+    "Nats-Rollup": "sub",
+    "nats-expected-last-msg-id": "",
+    "KV-Operation": "PUT",
+}
+FOREIGN = {"Team": "blue", "traceparent": "00-4bf9-01", "X": "", "By": "the: gateway"}
+
+
+def test_a_raised_counter_keeps_the_gateways_headers_and_no_instruction_to_nats(
+    subject: Subject,
+) -> None:
+    """Repeated, the instructions would drop the write as a duplicate or purge other revisions."""
+    subject.put(key("e"), b"1", ttl="1h", headers={**CONTROL, **FOREIGN})
+    assert raised(subject, order("e", "2")) == [Written.RAISED]
+    # The second raise reads what the first one has written.
+    assert raised(subject, order("e", "3")) == [Written.RAISED]
+    found = stored(subject, key("e"))
+    assert found.data == b"3"
+    sent = {"Nats-Expected-Last-Subject-Sequence", "Nats-TTL"}
+    assert {name: value for name, value in found.headers.items() if name not in sent} == FOREIGN
+
+
+def test_headers_of_a_value_written_meanwhile_are_kept(subject: Subject) -> None:
+    subject.put(key("e"), b"1", headers={"Team": "blue"})
+    live = subject.store.open_tenant("t")
+    meanwhile = open_after(
+        lambda: subject.put(key("e"), b"2", ttl="1h", headers={"Team": "red", "By": "gateway"})
+    )
+    (result,) = live.raise_counters([order("e", "5")], is_open=meanwhile)
+    found = stored(subject, key("e"))
+    assert (result.written, found.data) == (Written.RAISED, b"5")
+    assert (found.headers["Team"], found.headers["By"]) == ("red", "gateway")
+    assert 3540 <= int(found.ttl or "0") <= 3600
+
+
+def test_a_created_counter_has_no_headers_of_a_deleted_one(subject: Subject) -> None:
+    subject.put(key("e"), b"1", headers={"Team": "blue"})
+    subject.remove(key("e"))
+    assert raised(subject, order("e", "2")) == [Written.RAISED]
+    assert "Team" not in stored(subject, key("e")).headers
 
 
 def test_a_raised_value_has_the_time_of_its_write(subject: Subject) -> None:

@@ -23,9 +23,7 @@ def from_boards(counters: Counters, *, lowest: str | None = None) -> TenantReadi
     return replace(
         counted,
         source=CaptureSource.LEADERBOARDS,
-        counters=tuple(
-            replace(counter, shape=None, expiry_seconds=None) for counter in counted.counters
-        ),
+        counters=tuple(replace(counter, shape=None, expiry=None) for counter in counted.counters),
         unlisted=unlisted,
     )
 

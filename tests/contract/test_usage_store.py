@@ -1,5 +1,6 @@
 """The contract of the usage store, in memory and on a NATS server."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -7,6 +8,7 @@ import pytest
 
 from budget_recovery_dagster.adapters.nats import CounterKey, encode_key
 from budget_recovery_dagster.domain import (
+    NO_EXPIRY,
     BudgetWindow,
     CounterReading,
     TenantReading,
@@ -22,6 +24,9 @@ from tests.nats_servers import COUNTERS, usages
 NOVEMBER = Window.parse("2026-11")
 
 
+NOTHING = TenantReading("t", COUNTERS, (), (), (), is_partial=False, boards=frozenset())
+
+
 def key(tenant: str, budget: str, entity: str | None, window: Window = NOVEMBER) -> str:
     return encode_key(CounterKey(tenant, BudgetWindow(budget, window), entity))
 
@@ -30,7 +35,7 @@ def test_an_empty_store_has_no_tenants_and_an_empty_reading(subject: Subject) ->
     listing = subject.counters.list_tenants()
     assert listing.tenants == frozenset()
     assert listing.unreadable == ()
-    assert subject.counters.read("t") == TenantReading("t", COUNTERS, (), (), (), is_partial=False)
+    assert subject.counters.read("t") == NOTHING
 
 
 def test_each_write_advances_the_identity_of_the_same_store(subject: Subject) -> None:
@@ -66,12 +71,16 @@ def test_counters_are_read_exactly_with_their_shape(subject: Subject) -> None:
     subject.put(key("t", "b", "bare"), b"99999999999999999999.5")
     subject.put(key("t", "other", None, quarter), b'{"usage":"7"}')
     reading = subject.counters.read("t")
-    november = BudgetWindow("b", NOVEMBER)
+    november, never = BudgetWindow("b", NOVEMBER), NO_EXPIRY
     assert set(reading.counters) == {
-        CounterReading(november, "text", Decimal("0.1"), ValueShape.TEXT, None),
-        CounterReading(november, "number", Decimal("1E-18"), ValueShape.NUMBER, None),
-        CounterReading(november, "bare", Decimal("99999999999999999999.5"), ValueShape.BARE, None),
-        CounterReading(BudgetWindow("other", quarter), None, Decimal(7), ValueShape.TEXT, None),
+        CounterReading(november, "text", Decimal("0.1"), ValueShape.TEXT, never),
+        CounterReading(november, "number", Decimal("1E-18"), ValueShape.NUMBER, never),
+        CounterReading(
+            november, "bare", Decimal("99999999999999999999.5"), ValueShape.BARE, NO_EXPIRY
+        ),
+        CounterReading(
+            BudgetWindow("other", quarter), None, Decimal(7), ValueShape.TEXT, NO_EXPIRY
+        ),
     }
     assert reading.omitted == ()
     assert reading.unreadable == ()
@@ -113,7 +122,8 @@ def test_other_keys_are_ignored(subject: Subject) -> None:
     subject.put("usages.t.b.2026-11.e", b"1")
     assert subject.counters.list_tenants().tenants == frozenset()
     assert subject.counters.list_tenants().unreadable == ()
-    assert subject.counters.read("t") == TenantReading("t", COUNTERS, (), (), (), is_partial=False)
+    board = BudgetWindow("b", NOVEMBER)
+    assert subject.counters.read("t") == replace(NOTHING, boards=frozenset({board}))
 
 
 def test_removed_keys_are_absent_and_do_not_make_a_reading_partial(subject: Subject) -> None:
@@ -210,11 +220,11 @@ def test_an_expiry_is_counted_from_the_end_of_the_window(subject: Subject) -> No
     subject.put(key("t", "b", "life", Window.parse("lifetime")), b"1", ttl="1h30m")
     subject.put(key("t", "b", "month", far), b"1", ttl="90s")
     subject.put(key("t", "b", "never", far), b"1", ttl="never")
-    expiries = {c.entity: c.expiry_seconds for c in subject.counters.read("t").counters}
+    expiries = {c.entity: c.expiry for c in subject.counters.read("t").counters}
     assert expiries["life"] == 5400
-    assert expiries["never"] is None
+    assert expiries["never"] is NO_EXPIRY
     assert far.end is not None
     expiry = expiries["month"]
-    assert expiry is not None
+    assert isinstance(expiry, int)
     expires_at = far.end + timedelta(seconds=expiry)
     assert timedelta(seconds=85) <= expires_at - now <= timedelta(seconds=100)

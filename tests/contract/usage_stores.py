@@ -1,6 +1,6 @@
 """A usage store for the contract tests, in memory or on NATS, with direct access to its keys."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,6 +12,7 @@ from budget_recovery_dagster.ports import TenantReader, UsageStore
 from tests.fakes.usage_store import MemoryUsageStore
 from tests.nats_servers import BOARDS, COUNTERS, Bucket, Stored
 
+NO_HEADERS: Mapping[str, str] = {}
 UGLY_NAMES = [
     "*",
     ">",
@@ -32,7 +33,14 @@ UGLY_NAMES = [
 
 
 class Put(Protocol):
-    def __call__(self, key: str, value: bytes, *, ttl: str | None = None) -> None: ...
+    def __call__(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        ttl: str | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None: ...
 
 
 class Store(UsageStore, Protocol):
@@ -62,14 +70,18 @@ def in_memory() -> Subject:
     store = MemoryUsageStore()
     store.clock = datetime.now(UTC)
 
-    def put(key: str, value: bytes, *, ttl: str | None = None) -> None:
-        store.put(key, value, ttl=ttl, written_at=datetime.now(UTC))
+    def put(
+        key: str, value: bytes, *, ttl: str | None = None, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        written_at = datetime.now(UTC)
+        store.put(key, value, ttl=ttl, written_at=written_at, headers=tuple(headers.items()))
 
     def stored(key: str) -> Stored | None:
         revision, value, _ = store.live_key(key)
         if value is None:
             return Stored(revision, b"", {"KV-Operation": "DEL"}) if revision else None
-        return Stored(revision, value.data, {} if value.ttl is None else {"Nats-TTL": value.ttl})
+        ttl = {} if value.ttl is None else {"Nats-TTL": value.ttl}
+        return Stored(revision, value.data, {**ttl, **dict(value.headers)})
 
     return Subject(store, put, store.remove, store.purge, stored)
 
@@ -81,8 +93,14 @@ def on_nats(url: str) -> Iterator[Subject]:
     with Bucket.connected(url, name) as bucket, open_usage_store(url, name) as store:
         bucket.create()
 
-        def put(key: str, value: bytes, *, ttl: str | None = None) -> None:
-            bucket.put(key, value, None if ttl is None else {"Nats-TTL": ttl})
+        def put(
+            key: str,
+            value: bytes,
+            *,
+            ttl: str | None = None,
+            headers: Mapping[str, str] = NO_HEADERS,
+        ) -> None:
+            bucket.put(key, value, {**({} if ttl is None else {"Nats-TTL": ttl}), **headers})
 
         yield Subject(store, put, bucket.remove, bucket.purge, bucket.stored)
         assert bucket.consumers() == 0

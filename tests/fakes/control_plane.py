@@ -372,6 +372,16 @@ class MemoryRestoreAudits(OnState):
             counters=sum(entry.raised for entry in raised),
         )
 
+    def windows_begun(self, incident_id: str, tenant: str) -> frozenset[BudgetWindow]:
+        with self._plane.lock:
+            return frozenset(
+                audit.entry.of
+                for audit in self._plane.audits.values()
+                if audit.trail.incident_id == incident_id
+                and audit.entry.tenant == tenant
+                and (audit.entry.raised or (audit.finished_at is None and audit.entry.planned))
+            )
+
     def largest(self, incident_id: str, count: int) -> MergedAudits:
         merged = self._merged(incident_id)
         return MergedAudits(

@@ -292,9 +292,9 @@ class MemorySnapshots(OnState):
             if tenant in tenants:
                 yield stored
 
-    def _hashes(self) -> set[bytes]:
+    def _hashes(self) -> set[tuple[bytes, bytes | None]]:
         return {
-            record.content_hash
+            (record.content_hash, record.expiry_hash)
             for stored in self._plane.snapshots.values()
             for record in stored.records.values()
         }
@@ -578,7 +578,7 @@ class MemoryRecoveryPoints:
             now=now,
             newest_at=wanted[0][0].captured_at,
             shape=described[0].shape if described else None,
-            expiry_seconds=described[0].expiry_seconds if described else None,
+            has_board=next((r.has_board for _, r in known if r.has_board is not None), None),
             resets=heeded,
         )
         covering = (
@@ -591,6 +591,9 @@ class MemoryRecoveryPoints:
         _add(window, [(commit, record) for commit, record in wanted if commit.number >= since])
         if window.needs_all_records:
             _add(window, wanted)
+        for commit, record in known:
+            if is_intact(record):
+                window.add_expiries(commit.number, record.expiries)
         for commit, record in wanted:
             if is_intact(record):
                 for reset in keeping_out(record.usages, commit, of, heeded):
@@ -624,4 +627,5 @@ def newest_point_at(plane: MemoryState) -> datetime | None:
 
 def _add(window: WindowMerge, records: Records) -> None:
     for commit, record in records:
-        window.add(commit, record.usages if is_intact(record) else None)
+        usages = record.usages if is_intact(record) else None
+        window.add(commit, usages, record.expiries)

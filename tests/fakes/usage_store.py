@@ -27,6 +27,7 @@ from budget_recovery_dagster.adapters.nats import (
     decode_name,
     encode_key,
     found_marker,
+    gateway_headers,
     marker_conflict,
     marker_key,
     marker_value,
@@ -165,10 +166,18 @@ class MemoryUsageStore:
         self._keys: dict[str, LiveKey] = {}
 
     def put(
-        self, key: str, value: bytes, *, ttl: str | None = None, written_at: datetime = EPOCH
+        self,
+        key: str,
+        value: bytes,
+        *,
+        ttl: str | None = None,
+        written_at: datetime = EPOCH,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> None:
         """Write any key with any value, valid or not, like the gateway."""
-        self._store(key, StoredValue(value, ttl, nanoseconds(written_at)))
+        self._store(
+            key, StoredValue(value, ttl, nanoseconds(written_at), headers=gateway_headers(headers))
+        )
 
     def put_usage(self, tenant: str, budget: str, window: str, entity: Entity, usage: str) -> None:
         """Write a counter as the gateway usually does."""
@@ -255,7 +264,7 @@ class MemoryUsageStore:
         self._answer(self.write_failures.get(self.writes))
         if self.live_key(key).revision != revision:
             return False
-        self.put(key, write.data, ttl=write.ttl, written_at=self._time())
+        self.put(key, write.data, ttl=write.ttl, written_at=self._time(), headers=write.headers)
         return True
 
     def terms(self, is_open: IsOpen) -> WriteTerms:

@@ -27,6 +27,8 @@ def lost(harness: Harness) -> Harness:
     harness.bucket.spend("acme", "users", LIFETIME, {"alice": "30.5", "bob": "20"})
     harness.bucket.spend("acme", "cards", LIFETIME, {None: "4"})
     harness.bucket.spend("team a / 東京", "users", LIFETIME, {"user:bob@example.com": "1"})
+    harness.bucket.rank("acme", "users", LIFETIME, {"alice": "30.5", "bob": "20"})
+    harness.bucket.rank("team a / 東京", "users", LIFETIME, {"user:bob@example.com": "1"})
     harness.capture()
     harness.lose()
     harness.find_loss()

@@ -58,6 +58,8 @@ def fill(harness: Harness) -> None:
     harness.bucket.spend("acme", "users", "2026-05", {"alice": "7.25"})
     harness.bucket.spend("acme", "cards", LIFETIME, {None: "4"})
     harness.bucket.spend("globex", "users", LIFETIME, {"bob": "1"})
+    harness.bucket.rank("acme", "users", LIFETIME, USERS)
+    harness.bucket.rank("globex", "users", LIFETIME, {"bob": "1"})
     harness.capture(NOON)
 
 

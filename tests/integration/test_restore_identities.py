@@ -19,7 +19,6 @@ from tests.stream_descriptions import move_creation
 
 LIFETIME = "lifetime"
 GUARD = "__guard."
-LEADERBOARD = "leaderboard.acme.total.lifetime"
 
 
 def of_the_gateway(bucket: Bucket) -> dict[str, Stored]:
@@ -91,6 +90,7 @@ def test_a_further_loss_during_a_restore_fails_it(
 ) -> None:
     for tenant in ("acme", "globex"):
         harness.bucket.spend(tenant, "total", LIFETIME, {None: "80", "alice": "30"})
+        harness.bucket.rank(tenant, "total", LIFETIME, {None: "80", "alice": "30"})
     harness.capture()
     harness.lose()
     harness.find_loss()

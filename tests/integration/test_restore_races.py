@@ -44,6 +44,7 @@ BOTH: dict[Entity, str] = {None: "60", "alice": "30", "bob": "25", "carol": "10"
 def lost(harness: Harness) -> Harness:
     """Return a store that was lost, with traffic after the loss."""
     harness.bucket.spend("acme", "users", LIFETIME, POINT)
+    harness.bucket.rank("acme", "users", LIFETIME, POINT)
     harness.capture()
     harness.lose()
     harness.bucket.spend("acme", "users", LIFETIME, LIVE)

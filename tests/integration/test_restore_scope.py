@@ -9,8 +9,9 @@ import dagster as dg
 import psycopg
 import pytest
 
-from budget_recovery_dagster.domain import Entity, Outcome, Period, Window
+from budget_recovery_dagster.domain import Entity, Outcome, Period, Verdict, Window
 from budget_recovery_dagster.embedded import NatsServer
+from budget_recovery_dagster.errors import DatabaseUnreachableError
 from budget_recovery_dagster.sandbox.gateway import Place
 from tests import services
 from tests.boards import board, board_key
@@ -50,6 +51,7 @@ def test_a_restore_writes_only_lower_and_missing_counters(
     bucket.spend("acme", "users", LIFETIME, USERS)
     bucket.spend("acme", "users", "2026-05", USERS)
     bucket.spend("globex", "total", LIFETIME, {None: "5"})
+    bucket.rank("acme", "users", LIFETIME, USERS)
     harness.capture(MAY)
     harness.lose()
     # Counted since and lower: raised, without changing other bytes of the value.
@@ -112,6 +114,8 @@ def test_leaderboards_match_the_counters_after_a_restore(harness: Harness) -> No
     many: dict[Entity, str] = {f"u{number}": str(number) for number in range(1, 601)}
     bucket.spend("acme", "users", LIFETIME, many)
     bucket.spend("acme", "total", LIFETIME, {None: "180300"})
+    bucket.rank("acme", "users", LIFETIME, many)
+    bucket.rank("acme", "total", LIFETIME, {None: "180300"})
     harness.capture()
     harness.lose()
     # Traffic after the loss: a new entity, and one with more usage than before.
@@ -126,6 +130,139 @@ def test_leaderboards_match_the_counters_after_a_restore(harness: Harness) -> No
     assert [entry["usage"] for entry in listed[:3]] == ["1000", "700", "599"]
     assert len(listed) == 500
     assert found.boards["acme.total.lifetime"] == [{"entity": None, "usage": "180300"}]
+
+
+def test_an_incident_that_ends_with_nothing_lost_writes_only_the_marker(harness: Harness) -> None:
+    bucket = harness.bucket
+    bucket.spend("acme", "users", LIFETIME, USERS)
+    bucket.spend("acme", "total", LIFETIME, {None: "63"})
+    # Behind the counters, with numbers, other fields and another order of equal usages.
+    behind = (
+        b'{"entries":[{"entity":"bob","usage":9.50,"team":"x"},{"entity":"alice","usage":9.5}]}'
+    )
+    bucket.put(board_key("acme", "users", LIFETIME), behind, {"Team": "blue"})
+    harness.capture()
+    harness.check()
+    before = all_stored(bucket)
+    bucket.purge("__guard.")
+    assert harness.find_loss() is Verdict.LOST
+
+    incident = harness.recover()
+
+    assert outcome_of(incident) is Outcome.NOTHING_LOST
+    after = all_stored(bucket)
+    # No leaderboard of the budget `total` appears either.
+    assert after.keys() == before.keys()
+    assert {key for key in after if after[key] != before[key]} == {
+        f"__guard.{harness.plane.registry.claim().deployment_id}"
+    }
+
+
+def test_only_leaderboards_of_raised_windows_are_written(harness: Harness) -> None:
+    bucket = harness.bucket
+    lower: dict[Entity, str] = {"alice": "1"}
+    for budget in ("lost", "whole", "unranked"):
+        bucket.spend("acme", budget, LIFETIME, USERS)
+        bucket.spend("acme", budget, "2026-05", USERS)
+    # The gateway keeps leaderboards of two budgets, and lags behind with all of them.
+    for budget in ("lost", "whole"):
+        bucket.rank("acme", budget, LIFETIME, lower)
+        bucket.rank("acme", budget, "2026-05", lower)
+    harness.capture(MAY)
+    harness.check()
+    bucket.purge("usage.acme.lost.lifetime.")
+    bucket.purge("usage.acme.unranked.lifetime.")
+    bucket.purge("__guard.")
+    before = all_stored(bucket)
+
+    harness.find_loss(MAY)
+    harness.recover()
+
+    after = all_stored(bucket)
+    changed = {key for key in after if after[key] != before.get(key)}
+    assert {key for key in changed if key.startswith("leaderboard.")} == {
+        board_key("acme", "lost", LIFETIME)
+    }
+    assert len({key for key in changed if key.startswith("usage.")}) == 2 * len(USERS)
+
+
+def test_a_leaderboard_is_recreated_only_if_the_snapshots_show_that_the_gateway_keeps_it(
+    harness: Harness,
+) -> None:
+    bucket = harness.bucket
+    for budget in ("kept", "never"):
+        bucket.spend("acme", budget, LIFETIME, USERS)
+    # Of another window of the same budget.
+    bucket.rank("acme", "kept", "2026-05", USERS)
+    bucket.spend("acme", "kept", "2026-05", USERS)
+    harness.capture(MAY)
+    harness.lose()
+    harness.find_loss(MAY)
+    incident = harness.recover()
+    found = {key for key in all_stored(bucket) if key.startswith("leaderboard.")}
+    assert found == {board_key("acme", "kept", token) for token in (LIFETIME, "2026-05")}
+    assert all(entry.notes == () for entry in harness.entries(incident).values())
+
+
+def test_snapshots_that_do_not_know_leaderboards_create_none_and_a_note_says_so(
+    harness: Harness, database: psycopg.Connection
+) -> None:
+    bucket = harness.bucket
+    for budget in ("live", "missing"):
+        bucket.spend("acme", budget, LIFETIME, USERS)
+        bucket.rank("acme", budget, LIFETIME, USERS)
+    harness.capture()
+    # As in snapshots of version 1.
+    database.execute("update budget_recovery.budget_record set has_board = null")
+    harness.lose()
+    bucket.rank("acme", "live", LIFETIME, {"alice": "1"})
+    harness.find_loss()
+    incident = harness.recover()
+    assert bucket.stored(board_key("acme", "missing", LIFETIME)) is None
+    found = contents(place_of(harness))
+    assert found.boards["acme.live.lifetime"] == found.boards_of_the_counters["acme.live.lifetime"]
+    entries = harness.entries(incident)
+    assert entries["acme", "live", LIFETIME].notes == ()
+    assert entries["acme", "missing", LIFETIME].notes == (
+        (
+            "leaderboard not rebuilt: it is missing, and no snapshot shows whether the gateway"
+            " keeps one"
+        ),
+    )
+
+
+def test_a_restore_that_takes_over_updates_the_leaderboards_of_what_was_raised_before(
+    harness: Harness,
+) -> None:
+    bucket = harness.bucket
+    for budget in ("raised", "whole"):
+        bucket.spend("acme", budget, LIFETIME, USERS)
+        bucket.rank("acme", budget, LIFETIME, {"alice": "1"})
+    harness.capture()
+    harness.check()
+    bucket.purge("usage.acme.raised.")
+    bucket.purge("__guard.")
+    harness.find_loss()
+    whole = bucket.stored(board_key("acme", "whole", LIFETIME))
+
+    def die() -> None:
+        raise DatabaseUnreachableError("The worker dies here.", "a hint")
+
+    with pytest.raises(DatabaseUnreachableError):
+        harness.run(interrupted(Interruptions(after_raising=die)), run_id="the first")
+    assert usages(bucket, "acme", "raised", LIFETIME) == USERS
+    behind = bucket.stored(board_key("acme", "raised", LIFETIME))
+    assert behind is not None
+    assert b"carol" not in behind.data
+
+    harness.clock.time += timedelta(minutes=10)
+    harness.recover(run_id="the second")
+
+    found = contents(place_of(harness))
+    assert (
+        found.boards["acme.raised.lifetime"] == found.boards_of_the_counters["acme.raised.lifetime"]
+    )
+    assert bucket.stored(board_key("acme", "whole", LIFETIME)) == whole
 
 
 def place_of(harness: Harness) -> Place:
@@ -176,11 +313,113 @@ def test_keys_keep_or_regain_their_shape_and_expiry(harness: Harness) -> None:
     assert (bare.data, bare.ttl) == (b"5", "never")
 
 
+def expiring(harness: Harness, after: timedelta) -> tuple[str, dict[str, str]]:
+    """Return the token of the present quarter, and headers to expire so long after its end."""
+    quarter = Window.containing(Period.QUARTER, harness.clock.time)
+    assert quarter.end is not None
+    seconds = (quarter.end + after - datetime.now(UTC)).total_seconds()
+    return quarter.token, {"Nats-TTL": f"{int(seconds)}s"}
+
+
+def assert_expires(bucket: Bucket, key: str, after: timedelta | None) -> None:
+    """Require that a key of a quarter expires so long after its end; None: never."""
+    found = stored(bucket, key)
+    end = Window.parse(key.split(".")[3]).end
+    assert end is not None
+    if after is None:
+        assert found.ttl is None
+    else:
+        assert abs(expires_at(found, datetime.now(UTC)) - (end + after)) < timedelta(seconds=60)
+
+
+def test_each_key_of_a_window_regains_its_own_expiry(harness: Harness) -> None:
+    bucket, expiries = harness.bucket, {"a": 1, "b": 30, "c": None, "d": 0}
+    for entity, days in expiries.items():
+        token, headers = expiring(harness, timedelta(days=days or 0))
+        key = f"usage.acme.mixed.{token}.{entity}"
+        bucket.put(key, b'{"usage":"5"}', None if days is None else headers)
+    harness.capture()
+    harness.lose()
+    harness.find_loss()
+    incident = harness.recover()
+    for entity, days in expiries.items():
+        key = f"usage.acme.mixed.{token}.{entity}"
+        assert_expires(bucket, key, None if days is None else timedelta(days=days))
+    assert harness.entries(incident)["acme", "mixed", token].notes == ()
+
+
+def test_counters_with_an_unknown_expiry_expire_a_day_after_their_window(
+    harness: Harness,
+) -> None:
+    bucket = harness.bucket
+    token, _ = expiring(harness, timedelta(0))
+    ranked: dict[Entity, str] = {"alice": "12.5", "bob": "3", None: "15.5"}
+    for window in (token, LIFETIME):
+        bucket.rank("acme", "users", window, ranked)
+    harness.capture_boards()
+    harness.lose()
+    bucket.spend("acme", "users", token, {"bob": "1"})
+    harness.find_loss()
+    incident = harness.recover()
+    for name in ("alice", "="):
+        assert_expires(bucket, f"usage.acme.users.{token}.{name}", timedelta(days=1))
+        assert stored(bucket, f"usage.acme.users.{LIFETIME}.{name}").ttl is None
+    assert_expires(bucket, board_key("acme", "users", token), timedelta(days=1))
+    # The gateway itself wrote this one meanwhile, without an expiry.
+    assert_expires(bucket, f"usage.acme.users.{token}.bob", None)
+    entries = harness.entries(incident)
+    assert entries["acme", "users", token].notes == (
+        "expiry unknown: 2 counters expire one day after the window ends",
+    )
+    assert entries["acme", "users", LIFETIME].notes == ()
+
+
+def test_an_unknown_expiry_is_not_before_the_known_ones_of_its_window(
+    harness: Harness, database: psycopg.Connection
+) -> None:
+    bucket = harness.bucket
+    token, headers = expiring(harness, timedelta(days=30))
+    bucket.put(f"usage.acme.users.{token}.known", b'{"usage":"5"}', headers)
+    harness.capture()
+    bucket.put(f"usage.acme.users.{token}.new", b'{"usage":"5"}')
+    harness.capture()
+    # As version 1 recorded a window in which one of two keys has no expiry.
+    newest = "captured_at = (select max(captured_at) from budget_recovery.capture)"
+    database.execute(
+        f"update budget_recovery.budget_record set never_expires = null where {newest}".encode()
+    )
+    harness.lose()
+    harness.find_loss()
+    incident = harness.recover()
+    for name in ("known", "new"):
+        assert_expires(bucket, f"usage.acme.users.{token}.{name}", timedelta(days=30))
+    assert harness.entries(incident)["acme", "users", token].notes == (
+        "expiry unknown: 1 counter expires 30.0 days after the window ends",
+    )
+
+
+def test_a_bucket_without_times_to_live_gets_none_and_no_note_about_unknown_ones(
+    harness: Harness,
+) -> None:
+    bucket = harness.bucket
+    token, _ = expiring(harness, timedelta(0))
+    bucket.rank("acme", "users", token, {"alice": "12.5"})
+    harness.capture_boards()
+    bucket.destroy()
+    bucket.create_with(allow_msg_ttl=False)
+    harness.find_loss()
+    incident = harness.recover()
+    assert_expires(bucket, f"usage.acme.users.{token}.alice", None)
+    assert harness.entries(incident)["acme", "users", token].notes == ()
+
+
 def test_a_key_removed_during_a_restore_is_reported_and_the_others_are_restored(
     harness: Harness,
 ) -> None:
     harness.bucket.spend("acme", "users", LIFETIME, USERS)
     harness.bucket.spend("globex", "total", LIFETIME, {None: "5"})
+    harness.bucket.rank("acme", "users", LIFETIME, USERS)
+    harness.bucket.rank("globex", "total", LIFETIME, {None: "5"})
     harness.capture()
     harness.lose()
     harness.find_loss()

@@ -28,6 +28,7 @@ def spend(harness: Harness, tokens: list[str], updated_at: str = "2026-11-29T14:
     for number, token in enumerate(tokens, start=50):
         value = f'{{"usage":"{number}","updated_at":"{updated_at}"}}'
         harness.bucket.put(f"usage.acme.total.{token}.=", value.encode())
+        harness.bucket.rank("acme", "total", token, {None: str(number)})
 
 
 def lose_and_recover(harness: Harness, point_at: datetime, restored_at: datetime) -> Incident:

@@ -79,15 +79,17 @@ class RecoveryHarness(Harness):
 
 
 def captured_harness() -> RecoveryHarness:
-    """Return a store of two tenants, captured and checked ten minutes ago."""
+    """Return a store of two tenants with leaderboards, captured and checked ten minutes ago."""
     return captured(RecoveryHarness())
 
 
 def captured(harness: AnyHarness) -> AnyHarness:
-    """Give the store two tenants, captured and checked ten minutes ago."""
+    """Give the store two tenants with leaderboards, captured and checked ten minutes ago."""
     harness.spend("a", "80")
     harness.spend("a", "30", "alice")
     harness.spend("b", "5")
+    harness.rank("a", {None: "80", "alice": "30"})
+    harness.rank("b", {None: "5"})
     harness.capture()
     harness.check()
     harness.clock.advance(timedelta(minutes=10))

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from decimal import Decimal
 
-from budget_recovery_dagster.domain import BudgetWindow, Uncaptured, Window
+from budget_recovery_dagster.domain import BudgetWindow, CaptureSource, Uncaptured, Window
 from budget_recovery_dagster.errors import (
     StoreReadError,
     StoreUnreachableError,
@@ -66,6 +66,12 @@ def test_known_tenants_are_captured_even_if_the_listing_fails(harness: Harness) 
     captured = harness.capture()
     assert names(captured.stored) == ["a", "b", "c"]
     assert captured.stopped_by is failure
+    # The leaderboards could not be listed either: what was known stays known, here that there are
+    # none.
+    assert harness.store.reader(CaptureSource.COUNTERS).read("a").boards is None
+    point = harness.plane.points.point_of("a", harness.clock.now())
+    assert point is not None
+    assert point.keeps_boards_of("spend") is False
 
 
 def test_the_last_good_recovery_point_survives_eight_days_of_failed_captures(

@@ -21,6 +21,7 @@ from budget_recovery_dagster.errors import (
     StorePermissionError,
 )
 from budget_recovery_dagster.services.restore import Recovered, StillWaiting
+from tests.boards import board, board_key
 from tests.unit.capture_harness import LIFETIME
 from tests.unit.recovery_harness import AWAY, FULL, RecoveryHarness, captured_harness
 
@@ -140,6 +141,7 @@ def test_only_the_refused_leaderboard_of_a_tenant_has_a_note() -> None:
     harness = RecoveryHarness()
     for budget in ("one", "two", "three"):
         harness.store.put_usage("a", budget, "lifetime", None, "5")
+        harness.store.put(board_key("a", budget, "lifetime"), board({None: "5"}))
     harness.capture()
     harness.check()
     harness.wipe()
@@ -160,6 +162,8 @@ def test_a_value_that_the_store_refuses_is_reported_and_does_not_fail_the_restor
     harness.spend("a", "80")
     harness.spend("a", "30.25", "alice")
     harness.spend("b", "5")
+    harness.rank("a", {None: "80", "alice": "30.25"})
+    harness.rank("b", {None: "5"})
     harness.capture()
     harness.check()
     harness.wipe()

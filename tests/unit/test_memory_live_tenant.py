@@ -8,6 +8,7 @@ import pytest
 
 from budget_recovery_dagster.adapters.nats import MAX_REJECTIONS
 from budget_recovery_dagster.domain import (
+    NO_EXPIRY,
     BudgetWindow,
     CaptureSource,
     ClusterView,
@@ -42,7 +43,7 @@ def store() -> MemoryUsageStore:
 
 
 def order(entity: str, usage: str) -> RaiseOrder:
-    return RaiseOrder(NOVEMBER, entity, Decimal(usage), ValueShape.TEXT, None)
+    return RaiseOrder(NOVEMBER, entity, Decimal(usage), ValueShape.TEXT, NO_EXPIRY)
 
 
 def raise_all(store: MemoryUsageStore) -> tuple[RaiseResult, ...]:
@@ -121,7 +122,7 @@ def test_writes_use_the_time_that_was_set(store: MemoryUsageStore) -> None:
     store.clock = MONDAY + timedelta(minutes=10)
     lifetime = BudgetWindow("b", Window.parse("lifetime"))
     live = store.open_tenant("t")
-    of = RaiseOrder(lifetime, "e", Decimal(2), ValueShape.TEXT, None)
+    of = RaiseOrder(lifetime, "e", Decimal(2), ValueShape.TEXT, NO_EXPIRY)
     live.raise_counters([of], is_open=lambda _: True)
     value = store.live_key("usage.t.b.lifetime.e").value
     assert value is not None

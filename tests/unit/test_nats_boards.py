@@ -61,6 +61,7 @@ def test_a_board_is_read_exactly_without_shape_and_expiry() -> None:
         unreadable=(),
         is_partial=False,
         unlisted=(),
+        boards=frozenset({OF}),
     )
 
 

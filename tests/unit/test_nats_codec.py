@@ -30,6 +30,7 @@ from budget_recovery_dagster.adapters.nats import (
     tenant_prefix,
 )
 from budget_recovery_dagster.domain import (
+    NO_EXPIRY,
     BudgetWindow,
     CounterReading,
     OmittedCounter,
@@ -271,8 +272,8 @@ def test_an_unreadable_key_or_value_does_not_affect_others() -> None:
     )
     of = BudgetWindow("b", NOVEMBER)
     assert reading.counters == (
-        CounterReading(of, None, Decimal(3), ValueShape.BARE, None),
-        CounterReading(of, "good", Decimal(2), ValueShape.TEXT, None),
+        CounterReading(of, None, Decimal(3), ValueShape.BARE, NO_EXPIRY),
+        CounterReading(of, "good", Decimal(2), ValueShape.TEXT, NO_EXPIRY),
     )
     assert reading.omitted == (
         OmittedCounter(of, "bad", "usage.t.b.2026-11.bad", "the value is not JSON"),

@@ -31,9 +31,10 @@ def test_a_value_is_read_with_its_revision_and_time() -> None:
     assert read(b"", None) == LiveKey(7, StoredValue(b"", None, WRITTEN))
 
 
-def test_the_time_to_live_is_read_from_the_headers() -> None:
-    headers = b"NATS/1.0\r\nA: b:c\r\nNats-TTL: 1h\r\nNats-TTL: 2h\r\n\r\n"
-    assert read(b"v", headers) == LiveKey(7, StoredValue(b"v", "1h", WRITTEN))
+def test_the_time_to_live_and_the_gateways_headers_are_read() -> None:
+    headers = b"NATS/1.0\r\nA: b:c\r\nNats-TTL: 1h\r\nNats-TTL: 2h\r\nA:d\r\n\r\n"
+    kept = (("A", "b:c"), ("A", "d"))
+    assert read(b"v", headers) == LiveKey(7, StoredValue(b"v", "1h", WRITTEN, headers=kept))
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,7 @@ def test_a_deletion_has_a_revision_and_no_value(header: bytes, *, is_expired: bo
         b"NATS/1.0\r\nA: b\r\n",
         b"NATS/1.0\r\n\xff: b\r\n\r\n",
         b"NATS/1.0\r\nno colon\r\n\r\n",
+        b"NATS/1.0\r\nno name: b\r\n\r\n",
     ],
 )
 def test_unreadable_headers_make_the_value_unreadable(headers: bytes) -> None:

@@ -11,7 +11,7 @@ from budget_recovery_dagster.adapters.nats import (
     remaining_ttl,
     ttl_of_new_key,
 )
-from budget_recovery_dagster.domain import Window
+from budget_recovery_dagster.domain import NO_EXPIRY, KnownExpiry, Window
 
 NOON = int(datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp()) * 10**9
 UNITS = st.sampled_from(["ns", "us", "ms", "s", "m", "h"])
@@ -69,7 +69,7 @@ def test_never_and_rejected_texts_mean_never(text: str) -> None:
 )
 def test_a_duration_beyond_the_servers_limit_means_never(text: str) -> None:
     assert parse_ttl(text) is None
-    assert expiry_after(text, NOON, DAY) is None
+    assert expiry_after(text, NOON, DAY) is NO_EXPIRY
 
 
 durations = st.lists(
@@ -94,8 +94,8 @@ def test_any_text_means_a_number_of_seconds_or_never(text: str) -> None:
 @pytest.mark.parametrize(
     ("ttl", "written_ns", "expiry"),
     [
-        (None, NOON, None),
-        ("never", NOON, None),
+        (None, NOON, NO_EXPIRY),
+        ("never", NOON, NO_EXPIRY),
         ("12h", NOON, 0),
         ("86400", NOON, 43_200),
         ("1h", NOON, -39_600),
@@ -104,7 +104,7 @@ def test_any_text_means_a_number_of_seconds_or_never(text: str) -> None:
     ],
 )
 def test_an_expiry_counts_from_the_end_of_the_window(
-    ttl: str | None, written_ns: int, expiry: int | None
+    ttl: str | None, written_ns: int, expiry: KnownExpiry
 ) -> None:
     assert expiry_after(ttl, written_ns, DAY) == expiry
 
@@ -149,7 +149,7 @@ def test_a_new_key_expires_after_the_end_of_its_window() -> None:
     assert ttl_of_new_key(1 - 12 * 3600, DAY, NOON) == "1"
     with pytest.raises(ExpiredKeyError):
         ttl_of_new_key(1 - 12 * 3600, DAY, NOON + 1)
-    assert ttl_of_new_key(None, DAY, NOON) is None
+    assert ttl_of_new_key(NO_EXPIRY, DAY, NOON) is None
 
 
 def test_a_new_key_of_a_lifetime_expires_after_its_write() -> None:

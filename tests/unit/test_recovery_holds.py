@@ -19,8 +19,9 @@ from tests.unit.recovery_harness import FULL, RecoveryHarness
 def harness() -> RecoveryHarness:
     """Return a store of two tenants: captured, checked and wiped."""
     harness = RecoveryHarness()
-    harness.spend("a", "80")
-    harness.spend("b", "5")
+    for tenant, usage in {"a": "80", "b": "5"}.items():
+        harness.spend(tenant, usage)
+        harness.rank(tenant, {None: usage})
     harness.capture()
     harness.check()
     harness.clock.advance(timedelta(minutes=10))

@@ -1,15 +1,24 @@
+from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from budget_recovery_dagster.domain import (
+    NO_EXPIRY,
     BudgetWindow,
+    Commit,
     Drop,
     Entity,
+    Expiries,
+    KnownExpiry,
     TenantUsages,
     UnlistedEntities,
     Window,
+    WindowMerge,
+    WindowPoint,
     covers,
     find_drops,
     max_merge,
@@ -119,3 +128,48 @@ def test_every_drop_found_in_a_board_is_a_drop_by_counters(
     }
     if not full:
         assert by_board == by_counters
+
+
+NEWEST = datetime(2026, 11, 25, 12, tzinfo=UTC)
+entities = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
+known_expiries = st.dictionaries(entities, st.integers(-9, 9) | st.just(NO_EXPIRY))
+
+
+@given(st.lists(known_expiries, max_size=5), st.data())
+def test_each_key_has_its_newest_known_expiry_in_whatever_order_records_are_added(
+    recorded: list[dict[Entity, KnownExpiry]], data: st.DataObject
+) -> None:
+    held = dict.fromkeys([None, "a", "b", "c"], Decimal(1))
+    expected: dict[Entity, KnownExpiry] = {}
+    for record in recorded:
+        expected |= record
+    newest = Commit(len(recorded), NEWEST, NEWEST)
+    window = WindowMerge(MONTH, now=NEWEST, newest_at=NEWEST, shape=None, has_board=None)
+    window.add(newest, held, {})
+    for number, record in data.draw(st.permutations(list(enumerate(recorded)))):
+        window.add_expiries(number, record)
+    assert window.merged(None).expiries == expected
+    assert window.lacks_expiries == (len(expected) < len(held))
+
+
+@pytest.mark.parametrize(
+    ("expiries", "unknown", "board"),
+    [
+        ({}, 86400, 86400),
+        ({"a": 3600}, 86400, 86400),
+        ({"a": 3600, "b": 3600}, 86400, 3600),
+        ({"a": 90000}, 90000, 90000),
+        ({"a": NO_EXPIRY}, 86400, NO_EXPIRY),
+        ({"a": NO_EXPIRY, "b": 90000}, 90000, NO_EXPIRY),
+    ],
+)
+def test_an_unknown_expiry_is_a_day_or_that_of_another_key(
+    expiries: Expiries, unknown: KnownExpiry, board: KnownExpiry
+) -> None:
+    held: dict[Entity, Decimal] = {"a": Decimal(1), "b": Decimal(1)}
+    month = WindowPoint(MONTH, held, NEWEST, None, expiries)
+    assert (month.unknown_expiry, month.expiry_of_board) == (unknown, board)
+    lifetime = replace(month, of=LIFETIME)
+    assert lifetime.unknown_expiry is NO_EXPIRY
+    known = len(expiries) == 2
+    assert lifetime.expiry_of_board == (board if known else NO_EXPIRY)

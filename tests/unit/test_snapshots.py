@@ -1,12 +1,18 @@
 from datetime import UTC, datetime
 from decimal import Decimal
 
+import pytest
+
 from budget_recovery_dagster.domain import (
+    NO_EXPIRY,
     BudgetWindow,
     CaptureSource,
     CounterReading,
     Drop,
     Entity,
+    Expiries,
+    Expiry,
+    KnownExpiry,
     OmittedCounter,
     StoreIdentity,
     TenantReading,
@@ -17,6 +23,7 @@ from budget_recovery_dagster.domain import (
     Usages,
     ValueShape,
     Window,
+    hash_expiries,
     hash_usages,
     take_snapshot,
 )
@@ -32,7 +39,7 @@ def counter(
     entity: Entity,
     usage: str,
     shape: ValueShape = ValueShape.TEXT,
-    expiry: int | None = None,
+    expiry: Expiry = None,
 ) -> CounterReading:
     return CounterReading(of, entity, Decimal(usage), shape, expiry)
 
@@ -99,15 +106,53 @@ def test_a_budget_with_only_unreadable_values_has_a_record() -> None:
     assert (dict(record.usages), record.shape, record.omitted) == ({}, None, (omission,))
 
 
-def test_the_most_common_shape_and_the_longest_expiry_are_recorded() -> None:
+def test_the_most_common_shape_and_the_expiry_of_each_key_are_recorded() -> None:
     mixed = snapshot(
         counter(MONTH, "a", "1", ValueShape.BARE, expiry=60),
         counter(MONTH, "b", "1", ValueShape.NUMBER, expiry=3600),
-        counter(MONTH, "c", "1", ValueShape.NUMBER, expiry=59),
+        counter(MONTH, None, "1", ValueShape.NUMBER, expiry=NO_EXPIRY),
     ).records[0]
-    assert (mixed.shape, mixed.expiry_seconds) == (ValueShape.NUMBER, 3600)
-    one_forever = snapshot(counter(MONTH, "a", "1", expiry=60), counter(MONTH, "b", "1"))
-    assert one_forever.records[0].expiry_seconds is None
+    assert mixed.shape is ValueShape.NUMBER
+    assert mixed.expiries == {"a": 60, "b": 3600, None: NO_EXPIRY}
+    # One of them is unknown, so the source does not have them.
+    unknown = snapshot(counter(MONTH, "a", "1", expiry=60), counter(MONTH, "b", "1"))
+    assert unknown.records[0].expiries == {}
+
+
+@pytest.mark.parametrize(
+    ("found", "recorded"),
+    [
+        ((60, 62, 61), (62, 62, 62)),
+        ((60, 63, 61), (60, 63, 61)),
+        ((-5, -4, -5), (-4, -4, -4)),
+        ((NO_EXPIRY, NO_EXPIRY, NO_EXPIRY), (NO_EXPIRY, NO_EXPIRY, NO_EXPIRY)),
+        ((60, NO_EXPIRY, 61), (60, NO_EXPIRY, 61)),
+    ],
+)
+def test_expiries_that_differ_only_by_rounding_are_one(
+    found: tuple[KnownExpiry, ...], recorded: tuple[KnownExpiry, ...]
+) -> None:
+    counters = [
+        counter(MONTH, name, "1", expiry=each) for name, each in zip("abc", found, strict=True)
+    ]
+    record = snapshot(*counters).records[0]
+    assert record.expiries == dict(zip("abc", recorded, strict=True))
+    # Only differing expiries are stored with the content.
+    assert (record.expiry_hash is None) == (len(set(recorded)) == 1)
+
+
+def test_the_hash_of_expiries_depends_on_each_of_them() -> None:
+    expiries: list[Expiries] = [
+        {"a": 1, "b": 2},
+        {"a": 2, "b": 1},
+        {"a": 1, "b": NO_EXPIRY},
+        {"a": 1, None: 2},
+        {"a": 1},
+        {"a=1;1:b": 2},
+        {},
+    ]
+    assert len({hash_expiries(each) for each in expiries}) == len(expiries)
+    assert hash_expiries({"b": 2, "a": 1}) == hash_expiries({"a": 1, "b": 2})
 
 
 def test_a_snapshot_is_empty_only_without_keys_and_without_a_recovery_point() -> None:
@@ -148,7 +193,7 @@ def from_boards(
 
 
 def listed(of: BudgetWindow, entity: Entity, usage: str) -> CounterReading:
-    return CounterReading(of, entity, Decimal(usage), shape=None, expiry_seconds=None)
+    return CounterReading(of, entity, Decimal(usage), shape=None, expiry=None)
 
 
 def test_a_snapshot_records_its_source() -> None:
@@ -158,7 +203,7 @@ def test_a_snapshot_records_its_source() -> None:
 
 def test_shape_and_expiry_are_unknown_if_the_source_lacks_them() -> None:
     record = from_boards(listed(MONTH, "a", "2")).records[0]
-    assert (record.shape, record.expiry_seconds) == (None, None)
+    assert (record.shape, record.expiries) == (None, {})
     some = from_boards(
         listed(MONTH, "a", "2"), listed(MONTH, "b", "2"), counter(MONTH, "c", "2", ValueShape.TEXT)
     )

@@ -47,6 +47,7 @@ from budget_recovery_dagster.adapters.nats.store import open_usage_store as open
 from budget_recovery_dagster.adapters.nats.stream import NEVER_WRITTEN as NEVER_WRITTEN
 from budget_recovery_dagster.adapters.nats.stream import KeysRead as KeysRead
 from budget_recovery_dagster.adapters.nats.stream import LiveKey as LiveKey
+from budget_recovery_dagster.adapters.nats.stream import gateway_headers as gateway_headers
 from budget_recovery_dagster.adapters.nats.stream import nanoseconds as nanoseconds
 from budget_recovery_dagster.adapters.nats.stream import read_cluster as read_cluster
 from budget_recovery_dagster.adapters.nats.stream import read_stored_message as read_stored_message

@@ -12,8 +12,10 @@ from functools import lru_cache
 from typing import NamedTuple, TypeGuard, TypeVar
 
 from budget_recovery_dagster.domain.counters import (
+    NO_EXPIRY,
     BudgetWindow,
     Entity,
+    KnownExpiry,
     UnreadableKey,
     UnreadableUsageError,
     UnusableNameError,
@@ -69,13 +71,15 @@ class StoredValue(NamedTuple):
 
     ``ttl`` is the text of the time to live header, ``written_ns`` the time of the last write in
     nanoseconds since 1970. ``fault`` gives the reason, in short printable ASCII, why the value is
-    unreadable whatever its data.
+    unreadable whatever its data. ``headers`` are those of the gateway, in their order: all except
+    instructions to NATS.
     """
 
     data: bytes
     ttl: str | None
     written_ns: int
     fault: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 def encode_key(counter: CounterKey) -> str:
@@ -393,6 +397,26 @@ def member_texts(text: str) -> Mapping[str, str]:
         raise UnreadableUsageError("the value is nested too deeply") from error
 
 
+def element_texts(text: str) -> list[str]:
+    """Return the JSON text of each element of a valid JSON list.
+
+    Raises:
+        UnreadableUsageError: an element is nested too deeply.
+    """
+    texts: list[str] = []
+    at = _skip(text, _skip(text, 0) + 1)
+    try:
+        while text[at] != "]":
+            _, end = _DECODER.raw_decode(text, at)
+            texts.append(text[at:end])
+            at = _skip(text, end)
+            if text[at] == ",":
+                at = _skip(text, at + 1)
+    except RecursionError as error:
+        raise UnreadableUsageError("the value is nested too deeply") from error
+    return texts
+
+
 def _members(text: str) -> dict[str, tuple[int, int]]:
     """Return the start and end of each top-level member's value."""
     spans: dict[str, tuple[int, int]] = {}
@@ -458,14 +482,16 @@ def parse_ttl(text: str) -> int | None:
     return nanoseconds // _NS_PER_SECOND if _NS_PER_SECOND <= nanoseconds <= _MAX_NS else None
 
 
-def expiry_after(ttl: str | None, written_ns: int, window: Window) -> int | None:
+def expiry_after(ttl: str | None, written_ns: int, window: Window) -> KnownExpiry:
     """Return when a key expires, in seconds after its window's end (negative: before it).
 
     Rounded up, because keeping a key too long does no harm. A lifetime has no end: there it is
-    seconds after the write. ``written_ns`` is in nanoseconds since 1970. None means never.
+    seconds after the write. ``written_ns`` is in nanoseconds since 1970.
     """
     seconds = parse_ttl(ttl) if ttl is not None else None
-    if seconds is None or window.end is None:
+    if seconds is None:
+        return NO_EXPIRY
+    if window.end is None:
         return seconds
     end_ns = int(window.end.timestamp()) * _NS_PER_SECOND
     return -((end_ns - written_ns) // _NS_PER_SECOND) + seconds
@@ -490,7 +516,7 @@ def remaining_ttl(ttl: str | None, written_ns: int, now_ns: int) -> str | None:
     return str(min(_seconds_left(written_ns + seconds * _NS_PER_SECOND - now_ns), seconds))
 
 
-def ttl_of_new_key(expiry_seconds: int | None, window: Window, now_ns: int) -> str | None:
+def ttl_of_new_key(expiry: KnownExpiry, window: Window, now_ns: int) -> str | None:
     """Return the time to live of a key created at ``now_ns``; see ``expiry_after``.
 
     Rounded up to whole seconds; None: the key never expires.
@@ -498,9 +524,9 @@ def ttl_of_new_key(expiry_seconds: int | None, window: Window, now_ns: int) -> s
     Raises:
         ExpiredKeyError: less than a second is left.
     """
-    if expiry_seconds is None:
+    if expiry is NO_EXPIRY:
         return None
-    left_ns = expiry_seconds * _NS_PER_SECOND
+    left_ns = expiry * _NS_PER_SECOND
     if window.end is not None:
         left_ns += int(window.end.timestamp()) * _NS_PER_SECOND - now_ns
     return str(min(_seconds_left(left_ns), _MAX_NS // _NS_PER_SECOND))

@@ -12,13 +12,13 @@ import math
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from secrets import token_hex
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
 import anyio
@@ -40,8 +40,9 @@ INBOX_PREFIX = "_INBOX_budget_recovery"
 """The prefix of all reply subjects, to which a NATS user can be restricted."""
 UNREADABLE_HEADERS = "Budget-Recovery-Unreadable-Headers"
 """The only header of a message whose headers are unreadable; no server sends it."""
-# Our few headers are much shorter.
-_HEADER_BYTES = 256
+# The first line of a block of headers, and the names that the driver sends.
+_FIRST_LINE = "NATS/1.0"
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
 # After a failed TLS handshake the driver waits forever for the connection to close.
 _CLOSE_SECONDS = 0.5
 # Far below the driver's two minutes, so that a dead peer is detected in half a minute.
@@ -225,7 +226,7 @@ class NatsConnection:
         self,
         subject: str,
         payload: bytes,
-        headers: Mapping[str, str] | None = None,
+        headers: "HeaderLines | None" = None,
         *,
         within: float | None = None,
     ) -> Msg:
@@ -249,7 +250,7 @@ class NatsConnection:
         exchange: "Exchange",
         subject: str,
         payload: bytes,
-        headers: Mapping[str, str] | None,
+        headers: "HeaderLines | None",
         within: float | None,
     ) -> Msg:
         seconds = self._timeouts.answer if within is None else within
@@ -526,9 +527,7 @@ class Exchange:
             with contextlib.suppress(errors.Error, OSError):
                 await self._subscription.unsubscribe()
 
-    async def send(
-        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
-    ) -> str:
+    async def send(self, subject: str, payload: bytes, headers: "HeaderLines | None" = None) -> str:
         """Send a request; return the reply subject, to match its response in this exchange.
 
         A response has this subject; a consumer's message has the subject that it is stored under.
@@ -544,7 +543,10 @@ class Exchange:
         self._check_size(subject, payload, headers)
         try:
             await self._client.publish(
-                subject, payload, reply=reply_to, headers=None if headers is None else {**headers}
+                subject,
+                payload,
+                reply=reply_to,
+                headers=None if headers is None else Headers(headers),
             )
         except (errors.Error, OSError) as error:
             self._raise_send_failed(error)
@@ -583,9 +585,9 @@ class Exchange:
             f"Could not send to NATS: {error}.", "check the NATS server."
         ) from error
 
-    def _check_size(self, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
+    def _check_size(self, subject: str, payload: bytes, headers: "HeaderLines | None") -> None:
         # The limit includes the headers; above it the server closes the connection.
-        size = len(payload) + (_HEADER_BYTES if headers else 0)
+        size = len(payload) + (_size_of(headers) if headers else 0)
         if size > self._client.max_payload:
             raise StoreWriteError(
                 f"{len(payload)} bytes for {subject} exceed the server's max_payload:"
@@ -596,6 +598,49 @@ class Exchange:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+HeaderLines = Sequence[tuple[str, str]]
+"""Headers in their order; a name may be repeated."""
+
+
+class Headers(dict[str, str]):
+    """The headers of a message by name, as the driver expects them; ``lines`` has all of them.
+
+    If a name is repeated, the first value counts, as for the server.
+    """
+
+    def __init__(self, lines: HeaderLines) -> None:
+        super().__init__(reversed(lines))
+        self.lines = lines
+
+    # The driver sends what this returns.
+    def items(self) -> Any:
+        """Return all headers, with those of a repeated name."""
+        return self.lines
+
+
+def parse_headers(raw: bytes) -> Headers:
+    """Parse a block of headers; one malformed line makes the whole block unreadable."""
+    if not raw:
+        return Headers(())
+    unreadable = Headers(((UNREADABLE_HEADERS, ""),))
+    try:
+        first, *lines = raw.decode().split("\r\n")
+    except UnicodeDecodeError:
+        return unreadable
+    if first != _FIRST_LINE or lines[-2:] != ["", ""]:
+        return unreadable
+    parts = [line.partition(":") for line in lines[:-2]]
+    if not all(colon and _HEADER_NAME.fullmatch(name.strip()) for name, colon, _ in parts):
+        return unreadable
+    return Headers(tuple((name.strip(), value.strip()) for name, _, value in parts))
+
+
+def _size_of(headers: HeaderLines) -> int:
+    """Return the bytes of a block of headers as it is sent."""
+    lines = sum(len(name) + len(value.encode()) + len(": \r\n") for name, value in headers)
+    return len(_FIRST_LINE) + 2 * len("\r\n") + lines
 
 
 class _Client(Client):
@@ -615,6 +660,8 @@ class _Client(Client):
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         # The server stores any bytes as headers. Some, such as a bare `NATS/1.0`, would silently
         # end the driver's read task.
+        if headers is not None and headers.startswith(f"{_FIRST_LINE}\r\n".encode()):
+            return parse_headers(headers)
         try:
             return await super()._process_headers(headers)
         except Exception:  # noqa: BLE001 - foreign bytes may raise anything

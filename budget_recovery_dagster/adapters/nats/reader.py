@@ -8,9 +8,10 @@ reports both, so that an unlisted entity is not reported as missing.
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from secrets import token_hex
+from typing import NamedTuple
 
 import anyio
 from nats.aio.msg import Msg
@@ -54,6 +55,7 @@ from budget_recovery_dagster.domain.counters import (
     UnreadableKey,
     UnreadableUsageError,
     UnusableNameError,
+    ValueShape,
 )
 from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantListing, TenantReading
 from budget_recovery_dagster.errors import (
@@ -100,7 +102,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class SourceReader:
-    """Reads tenants from one source of a store.
+    """Reads tenants from one source of a store, with the windows that have a leaderboard.
 
     ``list_keys`` returns the keys under a prefix that ends in a dot, ``read_keys`` also their
     values.
@@ -117,7 +119,18 @@ class SourceReader:
     def read(self, tenant: str) -> TenantReading:
         """Read a tenant's counters from every key of the source that existed before the call."""
         found = self.read_keys(prefix_to_read(self.source.first, tenant))
-        return self.source.decode(tenant, found)
+        reading = self.source.decode(tenant, found)
+        if reading.boards is None:
+            reading = replace(reading, boards=self._boards_of(tenant))
+        return reading
+
+    def _boards_of(self, tenant: str) -> frozenset[BudgetWindow] | None:
+        """Return a tenant's leaderboards; None if they cannot be listed, as the counters matter."""
+        try:
+            return boards_in(self.list_keys(prefix_to_read(BOARDS, tenant)))
+        except StoreError as error:
+            _log.warning("Could not list the leaderboards of tenant %r: %s", tenant, error)
+            return None
 
 
 def list_tenants(first: str, keys: Iterable[str]) -> TenantListing:
@@ -180,11 +193,19 @@ def read_counters(tenant: str, found: KeysRead) -> TenantReading:
     )
 
 
+class BoardEntry(NamedTuple):
+    """A readable entry of a leaderboard; ``shape`` is the form of its usage."""
+
+    entity: Entity
+    usage: Decimal
+    shape: ValueShape
+
+
 @dataclass(slots=True)
 class Board:
     """The readable content of a leaderboard.
 
-    ``usages`` follow the order of the entries; an entity with several entries has its highest one.
+    ``entries`` are in the order of the list; ``usages`` has the highest one of each entity.
     ``length`` counts all entries, readable or not.
     """
 
@@ -192,6 +213,7 @@ class Board:
     of: BudgetWindow
     key: str
     length: int = 0
+    entries: list[BoardEntry] = field(default_factory=list)
     usages: dict[Entity, Decimal] = field(default_factory=dict)
     omitted: list[OmittedCounter] = field(default_factory=list)
 
@@ -199,7 +221,7 @@ class Board:
     def counters(self) -> list[CounterReading]:
         """The listed usages that are readable."""
         return [
-            CounterReading(self.of, entity, usage, shape=None, expiry_seconds=None)
+            CounterReading(self.of, entity, usage, shape=None, expiry=None)
             for entity, usage in self.usages.items()
         ]
 
@@ -230,7 +252,14 @@ def read_boards(tenant: str, found: KeysRead) -> TenantReading:
         unreadable=unreadable,
         is_partial=found.is_partial,
         unlisted=tuple(board.unlisted for board in boards if board.unlisted is not None),
+        boards=boards_in(values),
     )
+
+
+def boards_in(keys: Iterable[str]) -> frozenset[BudgetWindow]:
+    """Return the budgets and windows of those keys that are valid keys of leaderboards."""
+    boards, _ = decode_keys(keys, decode_board_key)
+    return frozenset(board.of for _, board in boards)
 
 
 def read_board(tenant: str, of: BudgetWindow, key: str, value: StoredValue) -> Board:
@@ -261,11 +290,12 @@ def _read_entry(board: Board, place: str, entry: object) -> None:
         )
         return
     try:
-        usage, _ = usage_of(fields)
+        usage, shape = usage_of(fields)
     except UnreadableUsageError as error:
         reason = shortened(f"{place}, {_shown(entity)}: {error}")
         board.omitted.append(OmittedCounter(board.of, entity, board.key, reason))
         return
+    board.entries.append(BoardEntry(entity, usage, shape))
     board.usages[entity] = max(usage, board.usages.get(entity, usage))
 
 
@@ -423,8 +453,7 @@ class _Drain:
         key = message.subject.removeprefix(self._stream.subject_prefix)
         known = self.keys.get(key)
         if known is None or known.revision <= revision:
-            headers = message.headers or {}
-            self.keys[key] = read_message(message.data, headers, revision, written_ns)
+            self.keys[key] = read_message(message.data, message.headers, revision, written_ns)
 
     def _require_end(self, message: Msg) -> None:
         if (message.headers or {}).get(STATUS) != _NO_MESSAGES:

@@ -14,9 +14,12 @@ from nats.aio.msg import Msg
 from budget_recovery_dagster.adapters.nats.codec import StoredValue
 from budget_recovery_dagster.adapters.nats.connection import (
     UNREADABLE_HEADERS,
+    HeaderLines,
+    Headers,
     Link,
     NatsConnection,
     Timeouts,
+    parse_headers,
 )
 from budget_recovery_dagster.domain.store import ClusterView, Replica, StoreIdentity, hears_majority
 from budget_recovery_dagster.domain.verdict import same_creation
@@ -58,7 +61,10 @@ _SINGLE_SERVER = "the only server"
 # It has the domain and the account before the rest, and may have more fields at the end.
 _FIELDS_OF_NEW_FORM = 11
 _DELETIONS = frozenset({"DEL", "PURGE"})
-_FIRST_LINE = "NATS/1.0"
+_OPERATION = "KV-Operation"
+# In lower case. The server acts on headers of this prefix: repeated, some would refuse the write,
+# drop it as a duplicate, or remove other keys.
+_CONTROL_PREFIX = "nats-"
 
 
 class LiveKey(NamedTuple):
@@ -442,16 +448,29 @@ def _read_replica(replica: Mapping[str, Any]) -> Replica:
 
 
 def read_message(
-    data: bytes, headers: Mapping[str, str], revision: int, written_ns: int
+    data: bytes, headers: Mapping[str, str] | None, revision: int, written_ns: int
 ) -> LiveKey:
     """Return the live key of a message; unreadable headers make the value unreadable."""
+    if not headers:
+        return LiveKey(revision, StoredValue(data, None, written_ns))
     # An expired key has a marker message, like a deleted one.
     is_expired = headers.get("Nats-Marker-Reason") == "MaxAge"
-    if headers.get("KV-Operation") in _DELETIONS or "Nats-Marker-Reason" in headers:
+    if headers.get(_OPERATION) in _DELETIONS or "Nats-Marker-Reason" in headers:
         return LiveKey(revision, None, is_expired)
     # Without its headers the message may be a deletion.
     fault = "the headers are unreadable" if UNREADABLE_HEADERS in headers else None
-    return LiveKey(revision, StoredValue(data, headers.get(TTL_HEADER), written_ns, fault))
+    lines = headers.lines if isinstance(headers, Headers) else tuple(headers.items())
+    ttl, kept = headers.get(TTL_HEADER), gateway_headers(lines)
+    return LiveKey(revision, StoredValue(data, ttl, written_ns, fault, kept))
+
+
+def gateway_headers(lines: HeaderLines) -> tuple[tuple[str, str], ...]:
+    """Return the headers that are no instructions to the server or to key-value clients."""
+    return tuple(
+        (name, value)
+        for name, value in lines
+        if not (lower := name.lower()).startswith(_CONTROL_PREFIX) and lower != _OPERATION.lower()
+    )
 
 
 def read_stored_message(message: Mapping[str, Any]) -> LiveKey:
@@ -462,7 +481,7 @@ def read_stored_message(message: Mapping[str, Any]) -> LiveKey:
     """
     return read_message(
         base64.b64decode(message.get("data") or "", validate=True),
-        _parse_headers(base64.b64decode(message.get("hdrs") or "", validate=True)),
+        parse_headers(base64.b64decode(message.get("hdrs") or "", validate=True)),
         int(message["seq"]),
         nanoseconds(datetime.fromisoformat(message["time"])),
     )
@@ -477,24 +496,6 @@ def sequence_and_time(reply: str) -> tuple[int, int]:
     fields = reply.split(".")
     first = 5 if len(fields) < _FIELDS_OF_NEW_FORM else 7
     return int(fields[first]), int(fields[first + 2])
-
-
-def _parse_headers(raw: bytes) -> dict[str, str]:
-    """Parse a block of headers; one malformed line makes the whole block unreadable."""
-    if not raw:
-        return {}
-    unreadable = {UNREADABLE_HEADERS: ""}
-    try:
-        first, *lines = raw.decode().split("\r\n")
-    except UnicodeDecodeError:
-        return unreadable
-    if first != _FIRST_LINE or lines[-2:] != ["", ""]:
-        return unreadable
-    pairs = [line.partition(":") for line in lines[:-2]]
-    if not all(name and colon for name, colon, _ in pairs):
-        return unreadable
-    # If a name is repeated, the server uses the first value.
-    return {name: value.strip() for name, _, value in reversed(pairs)}
 
 
 def nanoseconds(time: datetime) -> int:

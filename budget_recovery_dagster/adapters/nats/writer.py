@@ -14,19 +14,22 @@ from anyio.lowlevel import checkpoint
 from nats.aio.msg import Msg
 
 from budget_recovery_dagster.adapters.nats.codec import (
+    NEVER,
     BoardKey,
     CounterKey,
     ExpiredKeyError,
+    element_texts,
     encode_board_key,
     encode_key,
+    member_texts,
     remaining_ttl,
     replace_all,
     replace_members,
     ttl_of_new_key,
     usage_in,
 )
-from budget_recovery_dagster.adapters.nats.connection import Exchange
-from budget_recovery_dagster.adapters.nats.reader import Board, read_board
+from budget_recovery_dagster.adapters.nats.connection import Exchange, HeaderLines
+from budget_recovery_dagster.adapters.nats.reader import Board, BoardEntry, read_board
 from budget_recovery_dagster.adapters.nats.stream import (
     NEVER_WRITTEN,
     TTL_HEADER,
@@ -37,6 +40,7 @@ from budget_recovery_dagster.adapters.nats.stream import (
     write_error,
 )
 from budget_recovery_dagster.domain.counters import (
+    BOARD_SIZE,
     Entity,
     UnreadableUsageError,
     UnusableNameError,
@@ -79,16 +83,19 @@ _MAX_TIMEOUTS = 3
 # sends it after it has resumed, when its lease and the window may have ended: so it must be little.
 _CHECKPOINT_EVERY = 50
 _MIN_WAIT_SECONDS = 0.1
-Ranking = list[tuple[Entity, Decimal]]
 WriteBoards = Callable[[Sequence["BoardChange"]], Sequence[BoardResult | str]]
 """Carries out changes; returns the result of each, or the reason of its failure."""
 
 
 class Write(NamedTuple):
-    """A value to write, with the text of its time to live (None: no time to live)."""
+    """A value to write, with the text of its time to live (None: no time to live).
+
+    ``headers`` are those of the gateway on the value that it replaces.
+    """
 
     data: bytes
     ttl: str | None
+    headers: HeaderLines = ()
 
 
 class Decision(NamedTuple, Generic[Outcome_co]):
@@ -138,11 +145,14 @@ class WriteTerms:
             ExpiredKeyError: the key expires in less than a second.
         """
         now = self.now()
+        headers: HeaderLines = ()
         if live.value is None:
-            ttl = ttl_of_new_key(order.expiry_seconds, order.of.window, nanoseconds(now))
+            ttl = ttl_of_new_key(order.expiry, order.of.window, nanoseconds(now))
         else:
             ttl = remaining_ttl(live.value.ttl, live.value.written_ns, nanoseconds(now))
-        return Write(text(format_updated_at(now)).encode(), ttl if self.supports_ttl else None)
+            headers = live.value.headers
+        data = text(format_updated_at(now)).encode()
+        return Write(data, ttl if self.supports_ttl else None, headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +176,8 @@ class CounterChange:
             write = self.terms.write(live, self.order, partial(self._text, live, shape))
         except ExpiredKeyError:
             return self._skipped(Written.EXPIRED, before)
-        return Decision(RaiseResult(self.order, Written.RAISED, before), write)
+        expires = write.ttl not in (None, NEVER)
+        return Decision(RaiseResult(self.order, Written.RAISED, before, expires=expires), write)
 
     def rejected(self, outcome: RaiseResult, reason: str) -> RaiseResult:
         """Return the result for a value that the store rejected."""
@@ -209,8 +220,14 @@ class BoardChange:
         board = Board(self.tenant, self.order.of, self.key)
         if live.value is not None:
             board = read_board(self.tenant, self.order.of, self.key, live.value)
-        ranking = rank(max_merge(board.usages, self.usages).items())
-        if not board.omitted and _is_up_to_date(board, ranking):
+        elif not self.order.may_create:
+            return Decision(BoardResult(self.order.of, is_written=False, is_missing=True))
+        higher = {
+            entity: usage
+            for entity, usage in rank(max_merge(board.usages, self.usages).items())
+            if board.usages.get(entity) != usage
+        }
+        if not board.omitted and not higher:
             return self._skipped("")
         if not self.terms.is_open(self.order.of.window):
             return self._skipped(Written.CLOSED)
@@ -218,7 +235,7 @@ class BoardChange:
             # A rewrite would drop the unreadable entries.
             return self._skipped(f"it is unreadable: {board.omitted[0].reason}")
         try:
-            write = self.terms.write(live, self.order, partial(_board_text, live, ranking))
+            write = self.terms.write(live, self.order, partial(_board_text, live, board, higher))
         except ExpiredKeyError:
             return self._skipped(Written.EXPIRED)
         return Decision(BoardResult(self.order.of, is_written=True), write)
@@ -354,8 +371,12 @@ def _raised_text(text: str, shape: ValueShape, usage: Decimal, now: str) -> str:
     digits = _digits(usage)
     if shape is ValueShape.BARE:
         return replace_all(text, digits)
-    usage_text = f'"{digits}"' if shape is ValueShape.TEXT else digits
-    return replace_members(text, {"usage": usage_text}, {"updated_at": f'"{now}"'})
+    return replace_members(text, {"usage": _usage_text(usage, shape)}, {"updated_at": f'"{now}"'})
+
+
+def _usage_text(usage: Decimal, shape: ValueShape) -> str:
+    """Return the JSON of a field ``usage``: a string or a number."""
+    return f'"{_digits(usage)}"' if shape is ValueShape.TEXT else _digits(usage)
 
 
 def _digits(usage: Decimal) -> str:
@@ -363,23 +384,45 @@ def _digits(usage: Decimal) -> str:
     return format_usage(parse_usage(format_usage(usage)))
 
 
-def _board_text(live: LiveKey, ranking: Ranking, now: str) -> str:
-    listed = [{"entity": entity, "usage": format_usage(usage)} for entity, usage in ranking]
-    entries = json.dumps(listed, ensure_ascii=False, separators=(",", ":"))
+def _board_text(live: LiveKey, board: Board, higher: Usages, now: str) -> str:
+    """Return a leaderboard with some higher usages; its other entries and fields are unchanged."""
     if live.value is None:
-        return f'{{"entries":{entries},"updated_at":"{now}"}}'
-    return replace_members(
-        live.value.data.decode(), {"entries": entries}, {"updated_at": f'"{now}"'}
-    )
+        return f'{{"entries":{_entries_text([], [], higher)},"updated_at":"{now}"}}'
+    text = live.value.data.decode()
+    entries = _entries_text(board.entries, element_texts(member_texts(text)["entries"]), higher)
+    return replace_members(text, {"entries": entries}, {"updated_at": f'"{now}"'})
+
+
+def _entries_text(entries: Sequence[BoardEntry], texts: Sequence[str], higher: Usages) -> str:
+    """Write entries, given with their texts, with the ``higher`` usages; largest first.
+
+    The list has as many entries as a leaderboard may have, or as it had before.
+    """
+    missing = dict(higher)
+    listed: list[tuple[Entity, Decimal, str]] = []
+    # Of an entity that is listed several times, the highest entry counts.
+    for entry, text in sorted(
+        zip(entries, texts, strict=True), key=lambda each: each[0].usage, reverse=True
+    ):
+        if (usage := missing.pop(entry.entity, None)) is None:
+            listed.append((entry.entity, entry.usage, text))
+        else:
+            raised = replace_members(text, {"usage": _usage_text(usage, entry.shape)}, {})
+            listed.append((entry.entity, usage, raised))
+    shapes = Counter(entry.shape for entry in entries)
+    shape = max(shapes, key=shapes.__getitem__, default=ValueShape.TEXT)
+    for entity, usage in missing.items():
+        name = json.dumps(entity, ensure_ascii=False)
+        listed.append((entity, usage, f'{{"entity":{name},"usage":{_usage_text(usage, shape)}}}'))
+    # By usage, and then by name: two stable sorts, since a negated usage would be rounded.
+    listed.sort(key=lambda each: each[0] or "")
+    listed.sort(key=lambda each: each[1], reverse=True)
+    return f"[{','.join(text for *_, text in listed[: max(BOARD_SIZE, len(entries))])}]"
 
 
 def _normalized(usages: Usages) -> Usages:
     """Remove trailing zeros, as a reader of counters does."""
     return {entity: parse_usage(format_usage(usage)) for entity, usage in usages.items()}
-
-
-def _is_up_to_date(board: Board, ranking: Ranking) -> bool:
-    return board.length == len(ranking) and list(board.usages.items()) == ranking
 
 
 async def write_changes(
@@ -400,12 +443,14 @@ async def write_changes(
         return await _ChangeWriter(stream, exchange, changes).run(known)
 
 
-def conditional_headers(revision: int, ttl: str | None) -> dict[str, str]:
+def conditional_headers(
+    revision: int, ttl: str | None, others: HeaderLines = ()
+) -> list[tuple[str, str]]:
     """Return the headers of a write over a revision, with the text of a time to live."""
-    headers = {EXPECTED_REVISION: str(revision)}
+    headers = [(EXPECTED_REVISION, str(revision))]
     if ttl is not None:
-        headers[TTL_HEADER] = ttl
-    return headers
+        headers.append((TTL_HEADER, ttl))
+    return [*headers, *others]
 
 
 class _PendingRead(NamedTuple):
@@ -469,7 +514,7 @@ class _ChangeWriter(Generic[Outcome]):
             self._results.skip(number, outcome)
             return
         subject = f"{self._stream.subject_prefix}{change.key}"
-        headers = conditional_headers(live.revision, write.ttl)
+        headers = conditional_headers(live.revision, write.ttl, write.headers)
         try:
             reply_to = await self._exchange.send(subject, write.data, headers)
         except StoreWriteError as error:

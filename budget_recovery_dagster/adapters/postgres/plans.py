@@ -296,6 +296,13 @@ from merged
 where raised > 0
 """
 _RESTORED = f"{_MERGED}{_COUNTS}"
+_WINDOWS_BEGUN = """
+select distinct budget_id, window_token
+from budget_recovery.restore_audit
+where incident_id = %s
+  and tenant = %s
+  and (raised > 0 or (finished_at is null and planned > 0))
+"""
 # Each of the largest has the totals; without any, the totals are the only row. The wide notes are
 # read only for these.
 _TOTALS_AND_LARGEST = """
@@ -365,6 +372,11 @@ class PostgresRestoreAudits:
             [counts] = connection.execute(_RESTORED, {"incident": incident_id}).fetchall()
         tenants, windows, counters = counts
         return Restored(tenants=tenants, windows=windows, counters=counters)
+
+    def windows_begun(self, incident_id: str, tenant: str) -> frozenset[BudgetWindow]:
+        """Return a tenant's windows in which restores of an incident raised counters, or began."""
+        rows = self._database.rows(_WINDOWS_BEGUN, (incident_id, tenant))
+        return frozenset(BudgetWindow(budget, Window.parse(token)) for budget, token in rows)
 
     def largest(self, incident_id: str, count: int) -> MergedAudits:
         """Merge the entries of each budget and window in an incident, and return the largest."""

@@ -4,6 +4,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -15,12 +16,15 @@ import psycopg
 from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable
 from budget_recovery_dagster.adapters.postgres.store import add_landmark, lock_store
 from budget_recovery_dagster.domain.counters import (
+    NO_EXPIRY,
     BudgetWindow,
+    Expiries,
     OmittedCounter,
     TenantUsages,
     UnreadableKey,
     Usages,
     ValueShape,
+    hash_expiries,
     hash_usages,
 )
 from budget_recovery_dagster.domain.recovery_point import (
@@ -42,7 +46,7 @@ from budget_recovery_dagster.errors import DatabaseError
 
 # A content that is missing is damage like any other.
 _CONTENTS = """
-select wanted.content_id, c.content_hash, c.entities, c.usages
+select wanted.content_id, c.content_hash, c.entities, c.usages, c.expiry_hash, c.expiries
 from unnest(%s::bigint[]) with ordinality as wanted (content_id, position)
 left join budget_recovery.budget_content c using (content_id)
 order by wanted.position
@@ -71,6 +75,60 @@ def as_captured(
     return content if is_whole and hash_usages(content) == content_hash else None
 
 
+def _known_expiries(
+    expiry_hash: bytes | None, entities: list[Any] | None, expiries: list[Any] | None
+) -> Expiries:
+    """Return the expiries of a stored content that is intact; none if they are damaged.
+
+    ``expiries_are_intact`` is the same rule in SQL.
+    """
+    if expiry_hash is None or entities is None or expiries is None:
+        return {}
+    if not all(expiry is None or isinstance(expiry, int) for expiry in expiries):
+        return {}
+    known: Expiries = {
+        entity or None: NO_EXPIRY if expiry is None else expiry
+        for entity, expiry in zip(entities, expiries, strict=False)
+    }
+    is_whole = len(known) == len(entities) == len(expiries)
+    return known if is_whole and hash_expiries(known) == expiry_hash else {}
+
+
+class _Content(NamedTuple):
+    """A stored content; ``usages`` is None if it is damaged.
+
+    ``expiries`` are those of its keys, if they differ from each other.
+    """
+
+    content_id: int
+    usages: Usages | None
+    expiries: Expiries
+
+    def expiries_in(self, seconds: int | None, never: bool | None) -> Expiries:  # noqa: FBT001 - a column
+        """Return what a record with these columns, and this content, knows."""
+        if self.usages is None:
+            return {}
+        if seconds is not None:
+            return dict.fromkeys(self.usages, seconds)
+        if never:
+            return dict.fromkeys(self.usages, NO_EXPIRY)
+        return {} if never is None else self.expiries
+
+
+def _stream_contents(connection: Connection, content_ids: Sequence[int]) -> Generator[_Content]:
+    """Yield contents in the order of the ids; see ``stream_verified``."""
+    for first in range(0, len(content_ids), _AT_ONCE):
+        with connection.cursor() as cursor:
+            wanted = list(content_ids[first : first + _AT_ONCE])
+            for content_id, content_hash, entities, usages, *rest in cursor.stream(
+                _CONTENTS, (wanted,)
+            ):
+                expiry_hash, expiries = rest
+                captured = as_captured(content_hash, entities, usages)
+                known = {} if captured is None else _known_expiries(expiry_hash, entities, expiries)
+                yield _Content(content_id, captured, known)
+
+
 def stream_verified(
     connection: Connection, content_ids: Sequence[int]
 ) -> Generator[tuple[int, Usages | None]]:
@@ -79,16 +137,13 @@ def stream_verified(
     They are read one by one, because all of them may not fit into memory. Nothing else can use the
     connection until the last one is read, or the generator is closed: not even to roll back.
     """
-    for first in range(0, len(content_ids), _AT_ONCE):
-        with connection.cursor() as cursor:
-            wanted = list(content_ids[first : first + _AT_ONCE])
-            for content_id, *content in cursor.stream(_CONTENTS, (wanted,)):
-                yield content_id, as_captured(*content)
+    with closing(_stream_contents(connection, content_ids)) as contents:
+        for content in contents:
+            yield content.content_id, content.usages
 
 
 # Narrow rows only; the wide contents follow by id, each once.
-_RECORDS = """
-select r.budget_id, r.window_token, r.content_id, p.commit_number, p.captured_at, p.stored_at
+_OF_SPANS = """
 from unnest(
     %(budgets)s::text[], %(windows)s::text[], %(since)s::bigint[], %(until)s::bigint[]
 ) as w (budget_id, window_token, since, until)
@@ -101,6 +156,27 @@ join budget_recovery.budget_record r
  and r.budget_id = w.budget_id
  and r.window_token = w.window_token
  and r.captured_at = p.captured_at
+order by p.commit_number desc
+"""
+_RECORD_COLUMNS = """
+select r.budget_id, r.window_token, r.content_id, p.commit_number, p.captured_at, p.stored_at,
+"""
+_RECORDS = f"{_RECORD_COLUMNS} r.expiry_seconds, r.never_expires {_OF_SPANS}"
+# For a capture, which writes no keys, and for a point whose expiries come from newer records.
+_RECORDS_WITHOUT_EXPIRIES = f"{_RECORD_COLUMNS} null::bigint, null::boolean {_OF_SPANS}"
+# The records that know the expiries of their keys, the newest of each content first.
+_WITH_EXPIRIES = """
+select r.budget_id, r.window_token, max(p.commit_number), r.content_id, r.expiry_seconds,
+       r.never_expires
+from unnest(%(budgets)s::text[], %(windows)s::text[]) as w (budget_id, window_token)
+join budget_recovery.budget_record r
+  on r.tenant = %(tenant)s
+ and r.budget_id = w.budget_id
+ and r.window_token = w.window_token
+join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
+where num_nonnulls(r.expiry_seconds, r.never_expires) > 0
+group by r.budget_id, r.window_token, r.content_id, r.expiry_seconds, r.never_expires
+order by max(p.commit_number) desc
 """
 # The marks of one record of each window.
 _MARKS = """
@@ -134,17 +210,29 @@ Spans = Mapping[WindowKey, Span]
 """The records to read of each window."""
 
 
-def _read_all_spans(connection: Connection, tenant: str, windows: Windows, spans: Spans) -> None:
+def _read_all_spans(
+    connection: Connection,
+    tenant: str,
+    windows: Windows,
+    spans: Spans,
+    records: LiteralString = _RECORDS,
+) -> None:
     """Add the records of ``spans``, and all others of a window if one of them is damaged.
 
     Records before a covering one need not be read. A damaged record covers nothing.
     """
-    _add_records(connection, tenant, windows, spans)
+    _add_records(connection, tenant, windows, spans, records)
     doubtful = {key: each for key, each in windows.items() if each.needs_all_records}
-    _add_records(connection, tenant, doubtful, dict.fromkeys(doubtful, EVERYTHING))
+    _add_records(connection, tenant, doubtful, dict.fromkeys(doubtful, EVERYTHING), records)
 
 
-def _add_records(connection: Connection, tenant: str, windows: Windows, spans: Spans) -> None:
+def _add_records(
+    connection: Connection,
+    tenant: str,
+    windows: Windows,
+    spans: Spans,
+    records: LiteralString = _RECORDS,
+) -> None:
     wanted = [(key, spans[key]) for key in windows]
     if not wanted:
         return
@@ -155,22 +243,46 @@ def _add_records(connection: Connection, tenant: str, windows: Windows, spans: S
         "since": [span.since for _, span in wanted],
         "until": [span.until for _, span in wanted],
     }
-    holders: defaultdict[int, list[tuple[WindowMerge, Commit]]] = defaultdict(list)
+    holders: defaultdict[int, list[tuple[WindowMerge, Commit, Any, Any]]] = defaultdict(list)
     # One object per commit: many counters share it.
     commits: dict[int, Commit] = {}
-    for budget, token, content_id, number, *times in connection.execute(_RECORDS, scope):
+    for budget, token, content_id, number, *times_and_expiry in connection.execute(records, scope):
+        captured_at, stored_at, *expiry = times_and_expiry
         if number not in commits:
-            commits[number] = as_commit(number, *times)
-        holders[content_id].append((windows[budget, token], commits[number]))
+            commits[number] = as_commit(number, captured_at, stored_at)
+        holders[content_id].append((windows[budget, token], commits[number], *expiry))
     # Ids rise with time: the newest contents come first, and older ones then change little.
-    for content_id, usages in stream_verified(connection, sorted(holders, reverse=True)):
-        for window, commit in holders[content_id]:
-            window.add(commit, usages)
+    for content in _stream_contents(connection, sorted(holders, reverse=True)):
+        for window, commit, seconds, never in holders[content.content_id]:
+            window.add(commit, content.usages, content.expiries_in(seconds, never))
 
 
 def as_commit(number: int, captured_at: datetime, stored_at: datetime) -> Commit:
     """Return a commit from the columns of a capture."""
     return Commit(number, captured_at.astimezone(UTC), stored_at.astimezone(UTC))
+
+
+def _add_expiries(connection: Connection, tenant: str, windows: Windows) -> None:
+    """Look up the expiries that are unknown so far in all records, newest first."""
+    lacking = [key for key, window in windows.items() if window.lacks_expiries]
+    if not lacking:
+        return
+    scope = {
+        "tenant": tenant,
+        "budgets": [budget for budget, _ in lacking],
+        "windows": [token for _, token in lacking],
+    }
+    knowing: defaultdict[WindowKey, list[tuple[Any, ...]]] = defaultdict(list)
+    for budget, token, *record in connection.execute(_WITH_EXPIRIES, scope):
+        knowing[budget, token].append(tuple(record))
+    for key, records in knowing.items():
+        window, content_ids = windows[key], [content_id for _, content_id, *_ in records]
+        # An open stream locks the connection, and usually the first record knows everything.
+        with closing(_stream_contents(connection, content_ids)) as contents:
+            for (number, _, seconds, never), content in zip(records, contents, strict=True):
+                window.add_expiries(number, content.expiries_in(seconds, never))
+                if not window.lacks_expiries:
+                    break
 
 
 def _finish(connection: Connection, tenant: str, windows: Windows) -> tuple[WindowPoint, ...]:
@@ -367,6 +479,12 @@ _NUMBERS = """
                ),
                max(p.commit_number) filter (where r.value_shape = any(%(shapes)s))
            ) as shaped,
+           coalesce(
+               max(p.commit_number) filter (
+                   where p.captured_at <= %(latest)s and r.has_board is not null
+               ),
+               max(p.commit_number) filter (where r.has_board is not null)
+           ) as boarded,
            max(p.commit_number) filter (
                where p.captured_at <= %(latest)s and r.covers_earlier
            ) as since
@@ -384,15 +502,15 @@ with w as ({_NUMBERS}
 """
 # For a capture, which writes no keys.
 _WITHOUT_SHAPES = """
-select w.budget_id, w.window_token, p.captured_at, w.since, null as value_shape,
-       null as expiry_seconds
+select w.budget_id, w.window_token, p.captured_at, w.since, null as value_shape, null as has_board
 from w
 join budget_recovery.capture p on p.commit_number = w.newest
 """
 _CURRENT_WINDOWS = f"{_BY_TOKENS}{_WITHOUT_SHAPES}"
-# For a restore: also the shape and expiry of the newest record of each window that has them.
+# For a restore: also the shape of the newest record of each window that has one, and whether the
+# newest record that knows it had a leaderboard.
 _WITH_SHAPES = """
-select w.budget_id, w.window_token, p.captured_at, w.since, s.value_shape, s.expiry_seconds
+select w.budget_id, w.window_token, p.captured_at, w.since, s.value_shape, b.has_board
 from w
 join budget_recovery.capture p on p.commit_number = w.newest
 left join budget_recovery.capture sp on sp.commit_number = w.shaped
@@ -401,6 +519,12 @@ left join budget_recovery.budget_record s
  and s.budget_id = w.budget_id
  and s.window_token = w.window_token
  and s.captured_at = sp.captured_at
+left join budget_recovery.capture bp on bp.commit_number = w.boarded
+left join budget_recovery.budget_record b
+  on b.tenant = bp.tenant
+ and b.budget_id = w.budget_id
+ and b.window_token = w.window_token
+ and b.captured_at = bp.captured_at
 """
 _IN_ORDER = "order by w.budget_id, w.window_token"
 # A closed window belongs to the point if the newest snapshot has it.
@@ -416,7 +540,7 @@ _OF_SNAPSHOT = """
       )
     group by r.budget_id, r.window_token
 ), w as (
-    select budget_id, window_token, %(number)s::bigint as newest, shaped,
+    select budget_id, window_token, %(number)s::bigint as newest, shaped, boarded,
            %(number)s::bigint as since
     from numbers
 )
@@ -581,6 +705,7 @@ class PostgresRecoveryPoints:
             }
             windows, spans = self._find_windows(connection, _WINDOWS, scope, recorded, now)
             _read_all_spans(connection, tenant, windows, spans)
+            _add_expiries(connection, tenant, windows)
             if self.heeds_resets and recorded:
                 for key, reset in read_keeping_out(connection, tenant, windows):
                     windows[key].add_excluding(reset)
@@ -607,8 +732,9 @@ class PostgresRecoveryPoints:
                     f" damaged: {error}.",
                     "choose another snapshot, or `latest`.",
                 ) from error
-            this = Span(number, number)
-            _add_records(connection, tenant, windows, dict.fromkeys(windows, this))
+            spans = dict.fromkeys(windows, Span(number, number))
+            _add_records(connection, tenant, windows, spans, _RECORDS_WITHOUT_EXPIRIES)
+            _add_expiries(connection, tenant, windows)
             return _point(connection, tenant, row, windows)
 
     def despite_resets(self) -> "PostgresRecoveryPoints":
@@ -621,7 +747,7 @@ class PostgresRecoveryPoints:
         with self._database.reading() as connection:
             recorded = read_resets(connection, tenant)
             windows, spans = self._find_windows(connection, _CURRENT_WINDOWS, scope, recorded, now)
-            _read_all_spans(connection, tenant, windows, spans)
+            _read_all_spans(connection, tenant, windows, spans, _RECORDS_WITHOUT_EXPIRIES)
         merged = (window.merged(None) for window in windows.values())
         return {window.of: window.usages for window in merged if window.usages}
 
@@ -680,14 +806,14 @@ class PostgresRecoveryPoints:
         windows: Windows = {}
         spans: dict[WindowKey, Span] = {}
         rows = connection.execute(query, {**scope, "shapes": _SHAPES})
-        for budget, token, last, since, shape, expiry in rows:
+        for budget, token, last, since, shape, has_board in rows:
             of = BudgetWindow(budget, Window.parse(token))
             windows[budget, token] = WindowMerge(
                 of,
                 now=now,
                 newest_at=last.astimezone(UTC),
                 shape=shape and ValueShape(shape),
-                expiry_seconds=expiry,
+                has_board=has_board,
                 resets=heeded,
             )
             # A covering record covers only the usages that were eligible at its capture.

@@ -29,14 +29,15 @@ from budget_recovery_dagster.adapters.postgres.retention import (
 from budget_recovery_dagster.adapters.postgres.store import add_landmark, lock_store, move_baseline
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, Facts, admit, require_healthy
 from budget_recovery_dagster.domain.counters import (
+    NO_EXPIRY,
     BudgetWindow,
     OmittedCounter,
     UnreadableKey,
-    Usages,
     format_usage,
 )
 from budget_recovery_dagster.domain.recovery_point import latest_time
 from budget_recovery_dagster.domain.snapshots import (
+    BudgetRecord,
     CaptureFailure,
     CaptureSource,
     CaptureSummary,
@@ -66,7 +67,8 @@ insert into budget_recovery.capture (
 _COPY_RECORDS = """
 copy budget_recovery.budget_record (
     tenant, captured_at, budget_id, window_token, window_start, window_end, content_id,
-    omitted_count, omitted, is_truncated, value_shape, expiry_seconds, covers_earlier
+    omitted_count, omitted, is_truncated, value_shape, expiry_seconds, never_expires,
+    covers_earlier, has_board
 ) from stdin
 """
 
@@ -143,7 +145,7 @@ def _insert_snapshot(
     ]
     values = (*_capture_row(summary), Jsonb(unreadable), Jsonb(drops), stored_at)
     connection.execute(_INSERT_CAPTURE, values)
-    contents = {record.content_hash: record.usages for record in snapshot.records}
+    contents = {_content_key(record): record for record in snapshot.records}
     content_ids = _share_contents(connection, contents)
     with connection.cursor() as cursor, cursor.copy(_COPY_RECORDS) as copy:
         for row in _record_rows(snapshot, content_ids):
@@ -166,8 +168,16 @@ _capture_row = attrgetter(
 )
 
 
+ContentKey = tuple[bytes, bytes | None]
+"""The hashes of a content: of its usages, and of its expiries if they differ from each other."""
+
+
+def _content_key(record: BudgetRecord) -> ContentKey:
+    return record.content_hash, record.expiry_hash
+
+
 def _record_rows(
-    snapshot: TenantSnapshot, content_ids: dict[bytes, int]
+    snapshot: TenantSnapshot, content_ids: dict[ContentKey, int]
 ) -> Iterator[tuple[object, ...]]:
     for record in snapshot.records:
         window = record.of.window
@@ -178,51 +188,73 @@ def _record_rows(
             window.token,
             window.start,
             window.end,
-            content_ids[record.content_hash],
+            content_ids[_content_key(record)],
             len(record.omitted),
             Jsonb(named_omissions(record.omitted)) if record.omitted else None,
             record.is_truncated,
             None if record.shape is None else record.shape.value,
-            record.expiry_seconds,
+            *_shared_expiry(record),
             record.covers_earlier,
+            record.has_board,
         )
+
+
+def _shared_expiry(record: BudgetRecord) -> tuple[int | None, bool | None]:
+    """Return the columns ``expiry_seconds`` and ``never_expires`` of a record."""
+    if record.expiry_hash is not None:
+        return None, False
+    expiry = next(iter(record.expiries.values()), None)
+    return (None, True) if expiry is NO_EXPIRY else (expiry, None)
 
 
 # A damaged content is never shared: the next record with its usages gets a new one.
 _INTACT_CONTENTS = """
-select content_hash, content_id
+select content_hash, expiry_hash, content_id
 from budget_recovery.budget_content
 where content_hash = any(%s)
   and budget_recovery.content_is_intact(content_hash, entities, usages)
+  and budget_recovery.expiries_are_intact(expiry_hash, entities, expiries)
 """
 _ADD_CONTENTS = """
-copy budget_recovery.budget_content (content_hash, entities, usages) from stdin
+copy budget_recovery.budget_content (content_hash, expiry_hash, entities, usages, expiries)
+from stdin
 """
 
 
-def _share_contents(connection: Connection, contents: Mapping[bytes, Usages]) -> dict[bytes, int]:
+def _share_contents(
+    connection: Connection, contents: Mapping[ContentKey, BudgetRecord]
+) -> dict[ContentKey, int]:
     """Return the ids of intact contents by hash, and add those that are not stored intact.
 
     The caller holds the lock on the store's row: without it, two captures could add the same
     content, and a prune could remove one that was found here.
     """
     known = _find_intact(connection, contents.keys())
-    new = [content_hash for content_hash in contents if content_hash not in known]
+    new = [key for key in contents if key not in known]
     if not new:
         return known
     with connection.cursor() as cursor, cursor.copy(_ADD_CONTENTS) as copy:
-        for content_hash in new:
-            copy.write_row((content_hash, *_content_columns(contents[content_hash])))
+        for key in new:
+            copy.write_row((*key, *_content_columns(contents[key])))
     return known | _find_intact(connection, new)
 
 
-def _find_intact(connection: Connection, hashes: Collection[bytes]) -> dict[bytes, int]:
-    return dict(connection.execute(_INTACT_CONTENTS, (list(hashes),)).fetchall())
+def _find_intact(connection: Connection, keys: Collection[ContentKey]) -> dict[ContentKey, int]:
+    hashes = [content_hash for content_hash, _ in keys]
+    rows = connection.execute(_INTACT_CONTENTS, (hashes,))
+    return {(content_hash, expiry_hash): content for content_hash, expiry_hash, content in rows}
 
 
-def _content_columns(usages: Usages) -> tuple[list[str], list[Decimal]]:
-    entries = sorted((entity or "", usage) for entity, usage in usages.items())
-    return [entity for entity, _ in entries], [usage for _, usage in entries]
+def _content_columns(
+    record: BudgetRecord,
+) -> tuple[list[str], list[Decimal], list[int | None] | None]:
+    entities = sorted(record.usages, key=lambda entity: entity or "")
+    expiries: list[int | None] | None = None
+    if record.expiry_hash is not None:
+        found = (record.expiries[entity] for entity in entities)
+        expiries = [None if expiry is NO_EXPIRY else expiry for expiry in found]
+    usages = [record.usages[entity] for entity in entities]
+    return [entity or "" for entity in entities], usages, expiries
 
 
 def storable_failure(failure: CaptureFailure) -> CaptureFailure:

@@ -297,7 +297,7 @@ class _Run:
                 uncovered(self._incident),
             ]
         if noted := restores.noted:
-            sentences.append(f"{counted(noted, 'window')} with notes on what was left.")
+            sentences.append(f"{counted(noted, 'window')} with notes.")
         return Closing(outcome, " ".join(sentences), restored, self.session.accepted_with(seen))
 
     def _close(self, closing: Closing) -> Recovered:

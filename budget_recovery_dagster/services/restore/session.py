@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.incident import Closing, Incident
 from budget_recovery_dagster.domain.plan import Action, AuditEntry, AuditTrail, RecoveryPlan
 from budget_recovery_dagster.domain.recovery_point import TenantPoint
@@ -339,7 +340,13 @@ class TenantRestores:
             if point is None:
                 return None
             self._note_current(point, at)
-            restored = restore_tenant(self.session.store, point, self.session.running, guards)
+            restored = restore_tenant(
+                self.session.store,
+                point,
+                self.session.running,
+                guards,
+                self._raised_before(tenant),
+            )
         except (DatabaseUnreachableError, LeaseLostError):
             raise
         except Exception as error:  # noqa: BLE001 - reported by name; no tenant stops another
@@ -379,6 +386,13 @@ class TenantRestores:
             else:
                 counters += sum(entry.planned for entry in left)
         return Remainder(counters, self.unreadable, self.corrupt, tuple(unseen))
+
+    def _raised_before(self, tenant: str) -> frozenset[BudgetWindow]:
+        """Return the windows that earlier attempts of the incident raised."""
+        incident = self.session.incident
+        if incident is None:
+            return frozenset()
+        return self.session.plane.audits.windows_begun(incident.incident_id, tenant)
 
     def _finish(self, at: datetime, entries: tuple[AuditEntry, ...]) -> None:
         """Record what was done, unless another worker may have taken over meanwhile.

@@ -1,13 +1,15 @@
 """Restores tenants: plan, raise, read back, rebuild leaderboards, and report."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import islice
 
 from budget_recovery_dagster.domain.counters import (
+    NO_EXPIRY,
+    UNKNOWN_EXPIRY,
     BudgetWindow,
     Entity,
     TenantUsages,
@@ -30,7 +32,7 @@ from budget_recovery_dagster.domain.plan import (
 )
 from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
 from budget_recovery_dagster.domain.snapshots import TenantReading
-from budget_recovery_dagster.domain.windows import Window
+from budget_recovery_dagster.domain.windows import Window, in_words
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     BudgetRecoveryError,
@@ -102,7 +104,7 @@ class RestoreReport:
         results: defaultdict[BudgetWindow, list[RaiseResult]] = defaultdict(list)
         for result in self.results:
             results[result.order.of].append(result)
-        left = {board.of: board.reason for board in boards if board.reason}
+        left = {board.of: reason for board in boards if (reason := self._why_left(board))}
         entries = (
             self._entry(window, planned[window.of], results[window.of], left.get(window.of))
             for window in self.point.windows
@@ -158,6 +160,7 @@ class RestoreReport:
         for written in (Written.CLOSED, Written.EXPIRED):
             if count := sum(result.written is written for result in results):
                 yield f"{counted(count, 'counter')} {WRITTEN[written]}"
+        yield from self._unknown_expiries(window, results)
         if gone := [result.order.entity for result in results if self._is_gone(result)]:
             yield (
                 f"{counted(len(gone), 'counter')} missing from the store after the write: "
@@ -165,6 +168,21 @@ class RestoreReport:
             )
         if board is not None:
             yield f"leaderboard not rebuilt: {board}"
+
+    def _unknown_expiries(self, window: WindowPoint, results: list[RaiseResult]) -> Iterator[str]:
+        """Report the created counters whose expiry no snapshot knows."""
+        count = sum(
+            result.written is Written.RAISED
+            and result.before is None
+            and result.expires
+            and result.order.entity not in window.expiries
+            for result in results
+        )
+        if count and window.unknown_expiry is not NO_EXPIRY:
+            after = timedelta(seconds=window.unknown_expiry)
+            span = "one day" if after == UNKNOWN_EXPIRY else in_words(after)
+            verb = "expires" if count == 1 else "expire"
+            yield f"expiry unknown: {counted(count, 'counter')} {verb} {span} after the window ends"
 
     def _unreadable(self, planned: list[PlannedEntry], results: list[RaiseResult]) -> Iterator[str]:
         reasons = {(omitted.of, omitted.entity): omitted.reason for omitted in self.live.omitted}
@@ -175,6 +193,23 @@ class RestoreReport:
         ]
         at_writing = _left_as(Written.UNREADABLE, results)
         yield from _with_reasons(Written.UNREADABLE, at_reading + at_writing)
+
+    def _why_left(self, board: BoardResult) -> str:
+        """Return why a leaderboard was not written; empty if it is not needed."""
+        if board.is_missing and self.point.keeps_boards_of(board.of.budget) is None:
+            return "it is missing, and no snapshot shows whether the gateway keeps one"
+        return board.reason
+
+    @property
+    def raised_windows(self) -> frozenset[BudgetWindow]:
+        """The windows in which a counter was raised, and is still as high."""
+        return frozenset(
+            result.order.of
+            for result in self.results
+            if result.written is Written.RAISED
+            and (usage := self._usage_after(result.order)) is not None
+            and usage >= result.order.usage
+        )
 
     def _is_gone(self, result: RaiseResult) -> bool:
         was_there = result.written in (Written.RAISED, Written.KEPT)
@@ -320,11 +355,16 @@ class Guards:
 
 
 def restore_tenant(
-    store: UsageStore, point: TenantPoint, running: RunningClock, guards: Guards
+    store: UsageStore,
+    point: TenantPoint,
+    running: RunningClock,
+    guards: Guards,
+    raised_before: Collection[BudgetWindow] = (),
 ) -> TenantRestored:
-    """Raise a tenant's counters to its point, and rebuild its leaderboards from them.
+    """Raise a tenant's counters to its point, and update the leaderboards of what was raised.
 
-    The result has every change, even if the rest failed.
+    ``raised_before`` are the windows that earlier attempts raised: their leaderboards may not be
+    updated yet. The result has every change, even if the rest failed.
 
     Raises:
         StoreError: the tenant could not be read. Raised counters stay raised; the entries that
@@ -352,7 +392,8 @@ def restore_tenant(
         failure = _partial(after.reading) or report.shortfall(running.is_open)
     boards: tuple[BoardResult, ...] = ()
     if failure is None:
-        orders = _board_orders(point, report.after, running)
+        windows = report.raised_windows | frozenset(raised_before)
+        orders = _board_orders(point, report.after, windows, running)
         try:
             # A refused leaderboard is noted but no failure: the gateway derives it anyway.
             boards = after.rebuild_boards(orders, is_open=may_write)
@@ -386,6 +427,7 @@ def failed(tenant: str, error: Exception) -> TenantRestored:
 
 def _orders(plan: RecoveryPlan, point: TenantPoint) -> list[RaiseOrder]:
     windows = {window.of: window for window in point.windows}
+    unknown = {window.of: window.unknown_expiry for window in point.windows}
     return [
         RaiseOrder(
             entry.of,
@@ -393,19 +435,25 @@ def _orders(plan: RecoveryPlan, point: TenantPoint) -> list[RaiseOrder]:
             entry.recorded,
             # Leaderboards have no shape; the contract writes a value as text.
             windows[entry.of].shape or ValueShape.TEXT,
-            windows[entry.of].expiry_seconds,
+            windows[entry.of].expiries.get(entry.entity, unknown[entry.of]),
         )
         for entry in plan.that(Action.RAISE)
     ]
 
 
 def _board_orders(
-    point: TenantPoint, live: TenantUsages, running: RunningClock
+    point: TenantPoint, live: TenantUsages, raised: Collection[BudgetWindow], running: RunningClock
 ) -> list[BoardOrder]:
+    """Return the orders for leaderboards of raised windows; the others belong to the gateway."""
     return [
-        BoardOrder(window.of, live[window.of], window.expiry_seconds)
+        BoardOrder(
+            window.of,
+            live[window.of],
+            window.expiry_of_board,
+            may_create=point.keeps_boards_of(window.of.budget) is True,
+        )
         for window in point.windows
-        if live.get(window.of) and running.is_open(window.of.window)
+        if window.of in raised and live.get(window.of) and running.is_open(window.of.window)
     ]
 
 
