@@ -465,14 +465,20 @@ where tenant = %(tenant)s
 """
 _NEWEST_OF = f"{_CAPTURE} order by captured_at > %(latest)s, commit_number desc limit 1"
 _NAMED_OF = f"{_CAPTURE} and captured_at = %(captured_at)s"
-# For each window, as commit numbers: its newest record, the newest that has a shape, and the newest
-# that covers the earlier ones. One that is dated in the future covers none.
+# For each window, as commit numbers: its newest record, and the newest that covers the earlier ones.
+# One that is dated in the future covers none.
 _NUMBERS = """
     select r.budget_id, r.window_token,
            coalesce(
                max(p.commit_number) filter (where p.captured_at <= %(latest)s),
                max(p.commit_number)
            ) as newest,
+           max(p.commit_number) filter (
+               where p.captured_at <= %(latest)s and r.covers_earlier
+           ) as since
+"""
+# Also the newest that has a shape, and the newest that knows whether there was a leaderboard.
+_DESCRIBED = f"""{_NUMBERS},
            coalesce(
                max(p.commit_number) filter (
                    where p.captured_at <= %(latest)s and r.value_shape = any(%(shapes)s)
@@ -484,18 +490,16 @@ _NUMBERS = """
                    where p.captured_at <= %(latest)s and r.has_board is not null
                ),
                max(p.commit_number) filter (where r.has_board is not null)
-           ) as boarded,
-           max(p.commit_number) filter (
-               where p.captured_at <= %(latest)s and r.covers_earlier
-           ) as since
+           ) as boarded
+"""
+_OF_TENANT = """
     from budget_recovery.budget_record r
     join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
     where r.tenant = %(tenant)s
 """
 # Only the token decides whether a window is open, so damage to the stored start or end hides
 # nothing.
-_BY_TOKENS = f"""
-with w as ({_NUMBERS}
+_BY_TOKENS = f"""{_OF_TENANT}
       and r.window_token = any(%(tokens)s)
     group by r.budget_id, r.window_token
 )
@@ -506,7 +510,7 @@ select w.budget_id, w.window_token, p.captured_at, w.since, null as value_shape,
 from w
 join budget_recovery.capture p on p.commit_number = w.newest
 """
-_CURRENT_WINDOWS = f"{_BY_TOKENS}{_WITHOUT_SHAPES}"
+_CURRENT_WINDOWS = f"with w as ({_NUMBERS}{_BY_TOKENS}{_WITHOUT_SHAPES}"
 # For a restore: also the shape of the newest record of each window that has one, and whether the
 # newest record that knows it had a leaderboard.
 _WITH_SHAPES = """
@@ -528,7 +532,7 @@ left join budget_recovery.budget_record b
 """
 _IN_ORDER = "order by w.budget_id, w.window_token"
 # A closed window belongs to the point if the newest snapshot has it.
-_WINDOWS = f"""{_BY_TOKENS}{_WITH_SHAPES}
+_WINDOWS = f"""with w as ({_DESCRIBED}{_BY_TOKENS}{_WITH_SHAPES}
 where w.window_token = any(%(current)s) or w.newest = %(newest)s
 {_IN_ORDER}
 """
@@ -545,7 +549,9 @@ _OF_SNAPSHOT = """
     from numbers
 )
 """
-_WINDOWS_OF_SNAPSHOT = f"with numbers as ({_NUMBERS}{_OF_SNAPSHOT}{_WITH_SHAPES}{_IN_ORDER}"
+_WINDOWS_OF_SNAPSHOT = (
+    f"with numbers as ({_DESCRIBED}{_OF_TENANT}{_OF_SNAPSHOT}{_WITH_SHAPES}{_IN_ORDER}"
+)
 # From the newest snapshot to the first with an intact record. It is among the newest, unless the
 # tenant has no open window. `offset 0` makes the server verify in this order: usually one content
 # of each tenant.
