@@ -7,7 +7,14 @@ from datetime import datetime, timedelta
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
 from budget_recovery_dagster.adapters.postgres import Database
-from budget_recovery_dagster.domain import CaptureSource, ClusterView, Hour, Marker, Observation
+from budget_recovery_dagster.domain import (
+    CaptureSource,
+    ClusterView,
+    Hour,
+    Marker,
+    Observation,
+    StoreLimits,
+)
 from budget_recovery_dagster.ports import ControlPlane, LiveTenant, TenantReader
 from budget_recovery_dagster.services import Captured, TenantOutcome
 from budget_recovery_dagster.settings import Settings
@@ -57,6 +64,9 @@ class TimelessStore:
 
     def write_marker(self, deployment_id: str, nonce: str, *, after: int) -> Marker:
         return self.store.write_marker(deployment_id, nonce, after=after)
+
+    def limits(self) -> StoreLimits:
+        return self.store.limits()
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
         return self.store.cluster_view(seen_at)

@@ -41,6 +41,9 @@ from budget_recovery_dagster.adapters.nats.reader import read_counters as read_c
 from budget_recovery_dagster.adapters.nats.store import NatsUsageStore as NatsUsageStore
 from budget_recovery_dagster.adapters.nats.store import found_marker as found_marker
 from budget_recovery_dagster.adapters.nats.store import marker_conflict as marker_conflict
+from budget_recovery_dagster.adapters.nats.store import (
+    marker_does_not_fit as marker_does_not_fit,
+)
 from budget_recovery_dagster.adapters.nats.store import marker_key as marker_key
 from budget_recovery_dagster.adapters.nats.store import marker_value as marker_value
 from budget_recovery_dagster.adapters.nats.store import open_usage_store as open_usage_store
@@ -57,9 +60,13 @@ from budget_recovery_dagster.adapters.nats.writer import MAX_REJECTIONS as MAX_R
 from budget_recovery_dagster.adapters.nats.writer import BoardChange as BoardChange
 from budget_recovery_dagster.adapters.nats.writer import Change as Change
 from budget_recovery_dagster.adapters.nats.writer import ChangeResults as ChangeResults
+from budget_recovery_dagster.adapters.nats.writer import MessageSizes as MessageSizes
 from budget_recovery_dagster.adapters.nats.writer import Outcome as Outcome
 from budget_recovery_dagster.adapters.nats.writer import Write as Write
 from budget_recovery_dagster.adapters.nats.writer import WriteTerms as WriteTerms
+from budget_recovery_dagster.adapters.nats.writer import board_changes as board_changes
 from budget_recovery_dagster.adapters.nats.writer import changes_too_fast as changes_too_fast
 from budget_recovery_dagster.adapters.nats.writer import counter_changes as counter_changes
+from budget_recovery_dagster.adapters.nats.writer import dropped_at as dropped_at
 from budget_recovery_dagster.adapters.nats.writer import rebuild as rebuild
+from budget_recovery_dagster.adapters.nats.writer import room_for_changes as room_for_changes

@@ -2,9 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -14,11 +14,14 @@ from anyio.lowlevel import checkpoint
 from nats.aio.msg import Msg
 
 from budget_recovery_dagster.adapters.nats.codec import (
+    NEVER,
     BoardKey,
     CounterKey,
     ExpiredKeyError,
+    StoredValue,
     encode_board_key,
     encode_key,
+    parse_ttl,
     remaining_ttl,
     replace_all,
     replace_members,
@@ -53,6 +56,8 @@ from budget_recovery_dagster.domain.plan import (
     IsOpen,
     RaiseOrder,
     RaiseResult,
+    Room,
+    StoreLimits,
     Written,
 )
 from budget_recovery_dagster.errors import StoreUnreachableError, StoreWriteError
@@ -108,6 +113,10 @@ class Change(Protocol[Outcome]):
         """Decide what to write over the live value; called immediately before the write."""
         ...
 
+    def stored(self, outcome: Outcome, revision: int) -> Outcome:
+        """Return the result that replaces ``outcome`` once the value is stored."""
+        ...
+
     def rejected(self, outcome: Outcome, reason: str) -> Outcome:
         """Return the result that replaces ``outcome`` if the store rejects the value."""
         ...
@@ -117,13 +126,13 @@ class Change(Protocol[Outcome]):
 class WriteTerms:
     """What every write depends on, in addition to its key.
 
-    ``now`` returns the store's time (aware). ``supports_ttl``: the bucket allows times to live of
-    single keys. Without them a key is kept too long, which does no harm.
+    ``now`` returns the store's time (aware). If the ``limits`` allow no times to live of single
+    keys, a key is kept too long, which does no harm.
     """
 
     is_open: IsOpen
     now: Callable[[], datetime]
-    supports_ttl: bool
+    limits: StoreLimits
 
     def write(
         self, live: LiveKey, order: RaiseOrder | BoardOrder, text: Callable[[str], str]
@@ -140,7 +149,41 @@ class WriteTerms:
             ttl = ttl_of_new_key(order.expiry_seconds, order.of.window, nanoseconds(now))
         else:
             ttl = remaining_ttl(live.value.ttl, live.value.written_ns, nanoseconds(now))
-        return Write(text(format_updated_at(now)).encode(), ttl if self.supports_ttl else None)
+        return Write(
+            text(format_updated_at(now)).encode(), ttl if self.limits.supports_ttl else None
+        )
+
+    def drop_times(self, ttl: str | None) -> tuple[datetime | None, datetime | None]:
+        """Return when the store drops a key that is written now: by its TTL, and by its age."""
+        return drop_times(ttl, self.now(), self.limits)
+
+
+def drop_times(
+    ttl: str | None, written_at: datetime, limits: StoreLimits
+) -> tuple[datetime | None, datetime | None]:
+    """Return when the store drops a key: by its TTL, and by the maximum age; None: never."""
+    if ttl is not None and ttl.lower() == NEVER:
+        return None, None
+    seconds = parse_ttl(ttl) if ttl is not None else None
+    return (
+        None if seconds is None else _after(written_at, timedelta(seconds=seconds)),
+        None if limits.max_age is None else _after(written_at, limits.max_age),
+    )
+
+
+def dropped_at(value: StoredValue, limits: StoreLimits) -> datetime | None:
+    """Return when the store drops a value that it holds, by TTL or maximum age; None: never."""
+    written_at = datetime.fromtimestamp(value.written_ns // 10**9, UTC)
+    times = drop_times(value.ttl, written_at, limits)
+    return min((at for at in times if at is not None), default=None)
+
+
+def _after(at: datetime, age: timedelta) -> datetime | None:
+    """Return the later time; None if it is beyond the calendar."""
+    try:
+        return at + age
+    except OverflowError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +202,20 @@ class CounterChange:
         if reason:
             return self._skipped(Written.UNREADABLE, before, reason)
         if before is not None and before >= self.order.usage:
-            return self._skipped(Written.KEPT, before)
+            return Decision(RaiseResult(self.order, Written.KEPT, before, revision=live.revision))
         try:
             write = self.terms.write(live, self.order, partial(self._text, live, shape))
         except ExpiredKeyError:
             return self._skipped(Written.EXPIRED, before)
-        return Decision(RaiseResult(self.order, Written.RAISED, before), write)
+        expires_at, ages_out_at = self.terms.drop_times(write.ttl)
+        raised = RaiseResult(
+            self.order, Written.RAISED, before, expires_at=expires_at, ages_out_at=ages_out_at
+        )
+        return Decision(raised, write)
+
+    def stored(self, outcome: RaiseResult, revision: int) -> RaiseResult:
+        """Return the result with the sequence of the write."""
+        return replace(outcome, revision=revision)
 
     def rejected(self, outcome: RaiseResult, reason: str) -> RaiseResult:
         """Return the result for a value that the store rejected."""
@@ -221,6 +272,10 @@ class BoardChange:
             return self._skipped(Written.EXPIRED)
         return Decision(BoardResult(self.order.of, is_written=True), write)
 
+    def stored(self, outcome: BoardResult, revision: int) -> BoardResult:  # noqa: ARG002 - of a Change
+        """Return the result as it is."""
+        return outcome
+
     def rejected(self, outcome: BoardResult, reason: str) -> BoardResult:
         """Return the result for a value that the store rejected."""
         return replace(outcome, is_written=False, reason=reason)
@@ -235,13 +290,11 @@ def rebuild(
     """Carry out orders with ``write``; return the results in the order of the orders."""
     changes: dict[int, BoardChange] = {}
     results: dict[int, BoardResult | str] = {}
-    for number, order in enumerate(orders):
-        try:
-            key = encode_board_key(BoardKey(tenant, order.of))
-        except UnusableNameError as error:
-            results[number] = f"No valid key: {error}."
+    for number, change in enumerate(board_changes(tenant, orders, terms)):
+        if isinstance(change, str):
+            results[number] = change
         else:
-            changes[number] = BoardChange(tenant, key, order, _normalized(order.usages), terms)
+            changes[number] = change
     results.update(zip(changes, write(list(changes.values())), strict=True))
     return tuple(
         BoardResult(order.of, is_written=False, reason=result)
@@ -249,6 +302,19 @@ def rebuild(
         else result
         for number, order in enumerate(orders)
     )
+
+
+def board_changes(
+    tenant: str, orders: Iterable[BoardOrder], terms: WriteTerms
+) -> Iterator[BoardChange | str]:
+    """Return the changes that carry out orders; the reason, if a leaderboard has no valid key."""
+    for order in orders:
+        try:
+            key = encode_board_key(BoardKey(tenant, order.of))
+        except UnusableNameError as error:
+            yield f"No valid key: {error}."
+        else:
+            yield BoardChange(tenant, key, order, _normalized(order.usages), terms)
 
 
 class ChangeResults(Generic[Outcome]):
@@ -266,9 +332,9 @@ class ChangeResults(Generic[Outcome]):
         """Record a change that needs no write."""
         self._outcomes[number] = outcome
 
-    def store(self, number: int, outcome: Outcome) -> None:
-        """Record a write that the store accepted."""
-        self._outcomes[number] = outcome
+    def store(self, number: int, outcome: Outcome, revision: int) -> None:
+        """Record a write that the store accepted at this sequence."""
+        self._outcomes[number] = self._changes[number].stored(outcome, revision)
         self._rejected_in_a_row = 0
 
     def reject_value(self, number: int, outcome: Outcome, reason: str) -> None:
@@ -406,6 +472,60 @@ def conditional_headers(revision: int, ttl: str | None) -> dict[str, str]:
     return headers
 
 
+# What the server adds to subject, headers and data of a message: in memory, in a file, and in a
+# file if the message has headers.
+_IN_MEMORY, _IN_FILE, _HEADERS_IN_FILE = 16, 30, 4
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSizes:
+    """How a stream counts the bytes of its messages.
+
+    ``keeps_one``: of each key only the newest message is kept.
+    """
+
+    subject_prefix: str
+    in_memory: bool
+    keeps_one: bool
+
+    def size(self, key: str, data: int, headers: int) -> int:
+        """Return the bytes of a message of this key, from the lengths of data and headers."""
+        size = len(self.subject_prefix) + len(key) + data + headers
+        if self.in_memory:
+            return size + _IN_MEMORY
+        return size + _IN_FILE + (_HEADERS_IN_FILE if headers else 0)
+
+    def size_of(self, key: str, data: bytes, headers: Mapping[str, str] | None) -> int:
+        """Return the bytes of a message with this value under this key."""
+        lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+        return self.size(key, len(data), len(f"NATS/1.0\r\n{lines}\r\n") if lines else 0)
+
+    def room_for(self, key: str, live: LiveKey, write: Write) -> Room:
+        """Return the room that a write over a live key takes.
+
+        Of the overwritten message only the TTL is known of the headers, so this may be too much.
+        """
+        size = self.size_of(key, write.data, conditional_headers(live.revision, write.ttl))
+        if not live.revision or not self.keeps_one:
+            return Room(1, size)
+        data, ttl = (b"", None) if live.value is None else (live.value.data, live.value.ttl)
+        old = self.size_of(key, data, None if ttl is None else {TTL_HEADER: ttl})
+        return Room(0, max(size - old, 0))
+
+
+def room_for_changes(
+    changes: Iterable[Change[Any]], known: Mapping[str, LiveKey], sizes: MessageSizes
+) -> Room:
+    """Return the room that changes of these live keys take."""
+    room = Room()
+    for change in changes:
+        live = known.get(change.key, NEVER_WRITTEN)
+        write = change.decide(live).write
+        if write is not None:
+            room += sizes.room_for(change.key, live, write)
+    return room
+
+
 class _PendingRead(NamedTuple):
     """A pending read of a key, for the change with this number."""
 
@@ -518,13 +638,13 @@ class _ChangeWriter(Generic[Outcome]):
             live = self._stream.key_in(response)
             unconfirmed = self._unconfirmed.pop(number, None)
             if unconfirmed is not None and unconfirmed.is_stored_as(live):
-                self._results.store(number, unconfirmed.outcome)
+                self._results.store(number, unconfirmed.outcome, live.revision)
             elif not self._results.is_given_up:
                 await self._decide(number, live)
             return
         error = self._stream.error_in_write(response)
         if error is None:
-            self._results.store(number, request.outcome)
+            self._results.store(number, request.outcome, self._stream.sequence_in(response))
         elif error.get("err_code") in WRONG_REVISION | {_TOO_MANY_REQUESTS}:
             await self._read_again(number)
         else:

@@ -31,6 +31,7 @@ from budget_recovery_dagster.errors import (
     LeaseLostError,
     PossibleLossError,
     StoreError,
+    StoreFullError,
     StoreLostError,
     StoreWriteError,
     describe_error,
@@ -136,6 +137,8 @@ class _Run:
     def recover(self, convergence_timeout: timedelta) -> RecoveryResult:
         try:
             self.session.await_convergence(convergence_timeout)
+            if self._incident.attempts < MAX_ATTEMPTS:
+                self._tenant_restores().require_room(self._plane.points.tenants())
             refusal = self.session.adopt_target(self._incident)
         except (StoreError, PossibleLossError) as error:
             return self._wait(error)
@@ -179,6 +182,8 @@ class _Run:
         except IncidentHeldError as error:
             self._end_attempt(f"Stopped. {error.message}")
             return NothingToDo(error.message)
+        except StoreFullError as error:
+            return self._return_attempt(error)
         except Exception as error:
             message, hint = describe_error(error)
             self._end_attempt(message)
@@ -196,6 +201,7 @@ class _Run:
         Raises:
             StoreLostError: the store was lost once more; the incident records that.
             IncidentHeldError: a person has put it on hold; what was raised stays raised.
+            StoreFullError: some tenants have no room, and the others are restored.
             AttemptFailedError: some tenants are not restored; what was raised stays raised.
             StoreError, DatabaseError, LeaseLostError: the work was cut short; likewise.
         """
@@ -206,7 +212,8 @@ class _Run:
             restores.restore(tenant)
         seen = self.session.require_same_store()
         if undone := restores.undone:
-            raise undone_error(undone)
+            full = [each.failure for each in undone if isinstance(each.failure, StoreFullError)]
+            raise full[0] if len(full) == len(undone) else undone_error(undone)
         return self._closing(restores, seen)
 
     def _decide(self) -> RecoveryResult:
@@ -272,6 +279,8 @@ class _Run:
                 "Every window in the snapshots has closed, so there was nothing to restore.",
                 uncovered(self._incident),
             ]
+        if restored.counters:
+            sentences += restores.degraded()
         if noted := restores.noted:
             sentences.append(f"{counted(noted, 'window')} with notes on what was left.")
         return Closing(outcome, " ".join(sentences), restored, self.session.accepted_with(seen))
@@ -287,6 +296,14 @@ class _Run:
     def _end_attempt(self, outcome: str) -> None:
         lease = self.session.worker.lease
         self._plane.incidents.end_attempt(outcome, judged=self._incident, lease=lease)
+
+    def _return_attempt(self, error: StoreFullError) -> StillWaiting:
+        """Wait for room, and do not count the attempt: no write of it was refused or lost."""
+        lease = self.session.worker.lease
+        self.session.incident = self._plane.incidents.return_attempt(
+            f"Stopped, and not counted. {error.message}", judged=self._incident, lease=lease
+        )
+        return self._wait(error)
 
     def _wait(self, error: BudgetRecoveryError) -> StillWaiting:
         lease = self.session.worker.lease

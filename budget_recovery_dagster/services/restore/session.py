@@ -5,13 +5,19 @@ marks it as the restore target of the open incident, restores tenants, and verif
 the store is still the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
 from budget_recovery_dagster.domain.incident import Closing, Incident
-from budget_recovery_dagster.domain.plan import Action, AuditEntry, AuditTrail
+from budget_recovery_dagster.domain.plan import (
+    Action,
+    AuditEntry,
+    AuditTrail,
+    Room,
+    StoreLimits,
+)
 from budget_recovery_dagster.domain.recovery_point import TenantPoint
 from budget_recovery_dagster.domain.store import (
     SETTLED_FOR,
@@ -29,6 +35,7 @@ from budget_recovery_dagster.errors import (
     IncidentMovedError,
     LeaseLostError,
     StoreError,
+    StoreFullError,
     StoreNotReadyError,
     StorePermissionError,
     StoreWriteError,
@@ -37,12 +44,16 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.ports import ControlPlane, Lease, UsageStore
 from budget_recovery_dagster.services.restore.tenants import (
     Guards,
+    RunningClock,
     TenantRestored,
     counted,
     failed,
+    lacking_room,
     left_entries,
     plan_tenant,
     restore_tenant,
+    room_for_tenant,
+    with_marker,
 )
 from budget_recovery_dagster.services.store_watch import (
     StoreWatch,
@@ -154,9 +165,9 @@ class RestoreSession:
     def adopt_target(self, incident: Incident) -> StoreWriteError | None:
         """Mark the store as the restore target of an incident, from now on this session's.
 
-        A store that was lost once more is joined to the incident. A marker that is denied does not
-        stop a restore: fewer losses can be detected without it. Returned is why the store takes no
-        writes at all, if so.
+        A store that was lost once more is joined to the incident. A marker that is denied, or has
+        no room, does not stop a restore: fewer losses can be detected without it. Returned is why
+        the store takes no writes at all, if so.
 
         Raises:
             StoreError: the store cannot be restored now.
@@ -170,7 +181,7 @@ class RestoreSession:
         self.incident = plane.incidents.adopt_target(target, judged=self.incident)
         try:
             target = self.watch.renew_marker(target, seen, plane.clock.now())
-        except StorePermissionError as error:
+        except (StorePermissionError, StoreFullError) as error:
             self.worker.on_progress(f"A further loss may go undetected: {error}")
             return None
         except StoreWriteError as error:
@@ -293,7 +304,9 @@ class TenantRestores:
     """Restores tenants to their points, in a session.
 
     ``reason`` is for the audit. ``tenants`` has the result of each, in the order of their
-    restoring. ``corrupt`` counts the open windows without an intact record, whose usage is unknown.
+    restoring. ``corrupt`` counts the open windows without an intact record, whose usage is unknown;
+    ``unexpiring`` those whose keys cannot expire as recorded, and ``dropped_early`` those whose
+    keys the bucket drops before the window ends.
     """
 
     session: RestoreSession
@@ -302,6 +315,9 @@ class TenantRestores:
     tenants: list[TenantRestored] = field(default_factory=list, init=False)
     has_current: bool = field(default=False, init=False)
     corrupt: int = field(default=0, init=False)
+    unexpiring: int = field(default=0, init=False)
+    dropped_early: int = field(default=0, init=False)
+    _limits: StoreLimits | None = field(default=None, init=False)
 
     @property
     def undone(self) -> list[TenantRestored]:
@@ -317,6 +333,46 @@ class TenantRestores:
     def boards(self) -> int:
         """How many leaderboards were written."""
         return sum(tenant.boards for tenant in self.tenants)
+
+    def degraded(self) -> Iterator[str]:
+        """Describe how the restored keys differ from the lost ones, in sentences."""
+        if self.unexpiring:
+            yield (
+                f"Keys of {counted(self.unexpiring, 'window')} do not expire: the bucket has no "
+                "per-key TTLs (allow_msg_ttl)."
+            )
+        if self.dropped_early and self._limits is not None and self._limits.max_age is not None:
+            yield (
+                f"Keys of {counted(self.dropped_early, 'window')} are dropped "
+                f"{in_words(self._limits.max_age)} after their last write, before the window ends "
+                "(max_age)."
+            )
+
+    def require_room(self, tenants: Iterable[str]) -> None:
+        """Require that a restore of these tenants makes the store delete no other keys.
+
+        Only a store that deletes keys when it is full is read for this. A tenant that cannot be
+        read is left out; its restore fails by itself.
+
+        Raises:
+            StoreFullError: there is no room; the message names the setting and its value.
+            StoreError: the store does not answer.
+            DatabaseUnreachableError, LeaseLostError: the work was interrupted.
+        """
+        store = self.session.store
+        if not store.limits().may_evict:
+            return
+        needed = Room()
+        for tenant in sorted(tenants):
+            self.session.worker.lease.require_held()
+            try:
+                needed += self._room_of(tenant)
+            except (DatabaseUnreachableError, LeaseLostError):
+                raise
+            except Exception as error:  # noqa: BLE001 - its restore reports it by name
+                self._require_answer(error)
+        if refusal := lacking_room(store.limits(), with_marker(needed), "the restore"):
+            raise refusal
 
     def restore(self, tenant: str) -> TenantRestored | None:
         """Restore a tenant; None if it has nothing to restore.
@@ -378,6 +434,15 @@ class TenantRestores:
                 unreadable += unread
         return Remainder(counters, unreadable, self.corrupt, tuple(unseen))
 
+    def _room_of(self, tenant: str) -> Room:
+        running = RunningClock.by(self.session.plane.clock)
+        point = self.points.point_of(tenant, running.now())
+        if point is None:
+            return Room()
+        live = self.session.store.open_tenant(tenant)
+        plan = plan_tenant(point, live.reading, running.now())
+        return room_for_tenant(live, point, plan, running)
+
     def _finish(self, at: datetime, entries: tuple[AuditEntry, ...]) -> None:
         """Record what was done, unless another worker may have taken over meanwhile.
 
@@ -419,6 +484,11 @@ class TenantRestores:
         current = [each for each in point.windows if each.of.window.is_current(now)]
         self.has_current |= bool(current)
         self.corrupt += sum(not each.has_intact_record for each in current)
+        if self._limits is None:
+            self._limits = self.session.store.limits()
+        if not self._limits.supports_ttl:
+            self.unexpiring += sum(each.expiry_seconds is not None for each in current)
+        self.dropped_early += sum(self._limits.drops_early(each.of.window, now) for each in current)
 
     def _trail(self, at: datetime, entries: tuple[AuditEntry, ...]) -> AuditTrail:
         incident = self.session.incident
