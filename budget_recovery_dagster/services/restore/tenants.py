@@ -154,13 +154,17 @@ def _cause_of_missing(
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What was found and done for a tenant, for a report by budget and window."""
+    """What was found and done for a tenant, for a report by budget and window.
+
+    ``after`` are the usages read back, and ``unreadable_after`` the counters that could not be.
+    """
 
     point: TenantPoint
     plan: RecoveryPlan
     live: TenantReading
     results: tuple[RaiseResult, ...]
     after: TenantUsages
+    unreadable_after: Mapping[tuple[BudgetWindow, Entity], str]
     missing: tuple[MissingCounter, ...]
     limits: StoreLimits
 
@@ -271,6 +275,15 @@ class RestoreReport:
         ]
         at_writing = _left_as(Written.UNREADABLE, results)
         yield from _with_reasons(Written.UNREADABLE, at_reading + at_writing)
+        known = {entity for entity, _ in (*at_reading, *at_writing)}
+        if spoiled := [
+            f"{shown_entity(entry.entity)} ({reason})"
+            for entry in planned
+            if entry.entity not in known
+            and (reason := self.unreadable_after.get((entry.of, entry.entity)))
+        ]:
+            number = counted(len(spoiled), "counter")
+            yield f"{number} unreadable after the write: {listed(spoiled)}"
 
     def _missing(self, window: WindowPoint) -> Iterator[str]:
         missing: defaultdict[str, list[Entity]] = defaultdict(list)
@@ -472,7 +485,8 @@ def restore_tenant(
     after = store.open_tenant(point.tenant)
     missing = tuple(find_missing(plan, results, live, after, running.now()))
     usages = live_usages(after.reading)
-    report = RestoreReport(point, plan, live.reading, results, usages, missing, limits)
+    unreadable = {(each.of, each.entity): each.reason for each in after.reading.omitted}
+    report = RestoreReport(point, plan, live.reading, results, usages, unreadable, missing, limits)
     if failure is None:
         failure = _partial(after.reading) or report.shortfall(running.is_open)
     boards: tuple[BoardResult, ...] = ()
