@@ -257,7 +257,7 @@ class BucketStream:
                 identity=StoreIdentity(
                     _parse_time(response["created"]), response["state"]["last_seq"]
                 ),
-                limits=_read_limits(response["config"], response["state"]),
+                limits=read_limits(response["config"], response["state"]),
                 in_memory=response["config"].get("storage") == "memory",
                 keeps_one=response["config"].get("max_msgs_per_subject") == 1,
                 server_time=None if time is None else _parse_time(time),
@@ -491,7 +491,12 @@ def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def _read_limits(config: Mapping[str, Any], state: Mapping[str, Any]) -> StoreLimits:
+def read_limits(config: Mapping[str, Any], state: Mapping[str, Any]) -> StoreLimits:
+    """Parse the limits in the configuration of a stream, and what it holds.
+
+    Raises:
+        KeyError, TypeError: one of the two has another form.
+    """
     return StoreLimits(
         used=Room(state["messages"], state["bytes"]),
         max_messages=_limit(config.get("max_msgs")),
