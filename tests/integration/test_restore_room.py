@@ -179,6 +179,26 @@ def test_counters_that_vanish_after_their_write_without_a_trace_are_not_restored
     assert usages(harness.bucket, "acme", "users", LIFETIME) == COUNTERS
 
 
+def test_counters_that_the_gateway_deletes_after_their_write_are_reported(harness: Harness) -> None:
+    harness.bucket.spend("acme", "users", LIFETIME, {"alice": "5"})
+    harness.capture()
+    harness.lose()
+    harness.find_loss()
+    delete = Interruptions(
+        after_raising=lambda: harness.bucket.remove("usage.acme.users.lifetime.alice")
+    )
+
+    incident = harness.recover(interrupted(delete))
+
+    # Nothing of it is there, but something was lost, and restored.
+    assert incident.ended is not None
+    assert incident.ended.outcome is Outcome.RESTORED
+    assert incident.ended.detail.startswith(
+        "Raised 0 counters in 0 windows of 0 tenants. Usage between"
+    )
+    assert "1 counter missing again when read back" in incident.ended.detail
+
+
 def test_a_bucket_without_expiries_or_with_a_short_age_is_reported(harness: Harness) -> None:
     day = f"{harness.clock.time:%Y-%m-%d}"
     harness.bucket.put(f"usage.acme.users.{day}.=", b"5", {"Nats-TTL": str(40 * 86400)})

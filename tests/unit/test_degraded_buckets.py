@@ -135,3 +135,13 @@ def test_an_age_that_ends_beyond_the_calendar_is_no_limit(harness: ManualHarness
     harness.store.keeps_for = datetime.max - datetime(2000, 1, 1)  # noqa: DTZ001, DTZ901
     incident = recovered(harness)
     assert notes(harness, incident) == {"spend": (), "total": ()}
+
+
+def test_a_counter_that_ages_out_during_the_restore_is_reported(harness: ManualHarness) -> None:
+    harness.store.keeps_for = timedelta(seconds=1)
+    harness.before_write(2, lambda: harness.store.purge(EXPIRING))
+    incident = recovered(harness)
+    assert notes(harness, incident)["spend"][0] == (
+        "1 counter missing from the store after the write (expired since): the aggregate"
+    )
+    assert "1 counter missing again when read back: deleted, expired," in detail(incident)

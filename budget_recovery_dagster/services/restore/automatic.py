@@ -268,7 +268,7 @@ class _Run:
                 f"{unknown} without an intact record: usage unknown.",
                 uncovered(self._incident),
             ]
-        elif restored.counters:
+        elif restored.counters or restores.missing:
             outcome, sentences = Outcome.RESTORED, [raised, uncovered(self._incident)]
         elif restores.has_current:
             outcome = Outcome.NOTHING_LOST
@@ -279,7 +279,7 @@ class _Run:
                 "Every window in the snapshots has closed, so there was nothing to restore.",
                 uncovered(self._incident),
             ]
-        if restored.counters:
+        if restored.counters or restores.missing:
             sentences += restores.degraded()
         if noted := restores.noted:
             sentences.append(f"{counted(noted, 'window')} with notes on what was left.")

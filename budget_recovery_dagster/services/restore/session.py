@@ -330,12 +330,22 @@ class TenantRestores:
         return sum(bool(entry.notes) for tenant in self.tenants for entry in tenant.entries)
 
     @property
+    def missing(self) -> int:
+        """How many counters were missing when they were read back."""
+        return sum(tenant.missing for tenant in self.tenants)
+
+    @property
     def boards(self) -> int:
         """How many leaderboards were written."""
         return sum(tenant.boards for tenant in self.tenants)
 
     def degraded(self) -> Iterator[str]:
         """Describe how the restored keys differ from the lost ones, in sentences."""
+        if self.missing:
+            yield (
+                f"{counted(self.missing, 'counter')} missing again when read back: deleted, "
+                "expired, or in a closed window."
+            )
         if self.unexpiring:
             yield (
                 f"Keys of {counted(self.unexpiring, 'window')} do not expire: the bucket has no "

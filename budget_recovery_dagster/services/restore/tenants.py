@@ -382,7 +382,8 @@ def _with_reasons(written: Written, left: list[tuple[Entity, str]]) -> Iterator[
 class TenantRestored:
     """What a restore did to a tenant; ``failure`` is why it is not restored, None if it is.
 
-    ``plan`` is the plan that followed from the reading; None if there was none.
+    ``plan`` is the plan that followed from the reading; None if there was none. ``missing`` counts
+    the counters that were raised or kept, and were missing when they were read back.
     """
 
     tenant: str
@@ -390,6 +391,7 @@ class TenantRestored:
     boards: int
     failure: BudgetRecoveryError | None = None
     plan: RecoveryPlan | None = None
+    missing: int = 0
 
     @property
     def raised(self) -> int:
@@ -505,6 +507,7 @@ def restore_tenant(
         boards=sum(board.is_written for board in boards),
         failure=failure,
         plan=plan,
+        missing=len(missing),
     )
 
 
