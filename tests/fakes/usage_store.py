@@ -80,7 +80,7 @@ class MemoryLiveTenant:
 
     def dropped_at(self, of: BudgetWindow, entity: Entity) -> datetime | None:
         value = self._live(of, entity).value
-        return None if value is None else dropped_at(value, self._keys.limits())
+        return None if value is None else dropped_at(value, self._keys.keeps_for)
 
     def room_for(
         self, orders: Sequence[RaiseOrder], boards: Sequence[BoardOrder], *, is_open: IsOpen
@@ -155,9 +155,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def _size(key: str, live: LiveKey) -> int:
     if live.value is None:
-        return SIZES.size_of(key, b"", None)
+        return SIZES.of(key, b"", {})
     ttl = live.value.ttl
-    return SIZES.size_of(key, live.value.data, None if ttl is None else {"Nats-TTL": ttl})
+    return SIZES.of(key, live.value.data, {} if ttl is None else {"Nats-TTL": ttl})
 
 
 def alone(seen_at: datetime) -> ClusterView:

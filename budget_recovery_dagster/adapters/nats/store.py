@@ -17,6 +17,7 @@ from budget_recovery_dagster.adapters.nats.codec import (
     COUNTERS,
     NEVER,
     CounterKey,
+    dropped_at,
     encode_key,
     encode_name,
 )
@@ -38,6 +39,7 @@ from budget_recovery_dagster.adapters.nats.stream import (
     BucketStream,
     KeysRead,
     LiveKey,
+    MessageSizes,
     StreamInfo,
     check_bucket,
     write_error,
@@ -45,12 +47,10 @@ from budget_recovery_dagster.adapters.nats.stream import (
 from budget_recovery_dagster.adapters.nats.writer import (
     WRONG_REVISION,
     BoardChange,
-    MessageSizes,
     WriteTerms,
     board_changes,
     conditional_headers,
     counter_changes,
-    dropped_at,
     rebuild,
     room_for_changes,
     write_changes,
@@ -127,7 +127,7 @@ class NatsLiveTenant:
     def dropped_at(self, of: BudgetWindow, entity: Entity) -> datetime | None:
         """Return when the store drops a counter as read, by TTL or maximum age; None: never."""
         value = self._live(of, entity).value
-        return None if value is None else dropped_at(value, self._limits)
+        return None if value is None else dropped_at(value, self._limits.max_age)
 
     def room_for(
         self, orders: Sequence[RaiseOrder], boards: Sequence[BoardOrder], *, is_open: IsOpen
@@ -304,9 +304,10 @@ async def write_marker(stream: BucketStream, deployment_id: str, nonce: str, aft
     key = marker_key(deployment_id)
     headers = conditional_headers(after, NEVER if info.supports_ttl else None)
     if info.limits.may_evict:
-        new = _sizes(stream, info).size_of(key, marker_value(nonce), headers)
+        sizes = _sizes(stream, info)
+        new = sizes.of(key, marker_value(nonce), headers)
         overwritten = await stream.read_lengths(key) if info.keeps_one else None
-        old = None if overwritten is None else _sizes(stream, info).size(key, *overwritten)
+        old = None if overwritten is None else sizes.of_lengths(key, *overwritten)
         if not info.limits.has_room_for(Room(1, new) if old is None else Room(0, new - old)):
             raise marker_does_not_fit(stream.bucket, key)
     response = await stream.connection.ask(

@@ -124,6 +124,35 @@ class StreamInfo:
         return self.limits.supports_ttl
 
 
+# What the server adds to subject, headers and data of a message: in memory, in a file, and in a
+# file if the message has headers.
+_IN_MEMORY, _IN_FILE, _HEADERS_IN_FILE = 16, 30, 4
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSizes:
+    """How a stream counts the bytes of its messages.
+
+    ``keeps_one``: of each key only the newest message is kept.
+    """
+
+    subject_prefix: str
+    in_memory: bool
+    keeps_one: bool
+
+    def of(self, key: str, data: bytes, headers: Mapping[str, str]) -> int:
+        """Return the bytes of a message with this value under this key."""
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return self.of_lengths(key, len(data), len(f"{_FIRST_LINE}\r\n{lines}\r\n") if lines else 0)
+
+    def of_lengths(self, key: str, data: int, headers: int) -> int:
+        """Return the bytes of a message of this key, from the lengths of data and headers."""
+        size = len(self.subject_prefix) + len(key) + data + headers
+        if self.in_memory:
+            return size + _IN_MEMORY
+        return size + _IN_FILE + (_HEADERS_IN_FILE if headers else 0)
+
+
 class BucketStream:
     """The stream of one bucket; the bucket's name is checked and contains no wildcard."""
 

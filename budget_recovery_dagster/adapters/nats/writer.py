@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -14,14 +14,12 @@ from anyio.lowlevel import checkpoint
 from nats.aio.msg import Msg
 
 from budget_recovery_dagster.adapters.nats.codec import (
-    NEVER,
     BoardKey,
     CounterKey,
     ExpiredKeyError,
-    StoredValue,
+    drop_times,
     encode_board_key,
     encode_key,
-    parse_ttl,
     remaining_ttl,
     replace_all,
     replace_members,
@@ -35,6 +33,7 @@ from budget_recovery_dagster.adapters.nats.stream import (
     TTL_HEADER,
     BucketStream,
     LiveKey,
+    MessageSizes,
     nanoseconds,
     value_error,
     write_error,
@@ -153,38 +152,6 @@ class WriteTerms:
             text(format_updated_at(now)).encode(), ttl if self.limits.supports_ttl else None
         )
 
-    def drop_times(self, ttl: str | None) -> tuple[datetime | None, datetime | None]:
-        """Return when the store drops a key that is written now: by its TTL, and by its age."""
-        return drop_times(ttl, self.now(), self.limits)
-
-
-def drop_times(
-    ttl: str | None, written_at: datetime, limits: StoreLimits
-) -> tuple[datetime | None, datetime | None]:
-    """Return when the store drops a key: by its TTL, and by the maximum age; None: never."""
-    if ttl is not None and ttl.lower() == NEVER:
-        return None, None
-    seconds = parse_ttl(ttl) if ttl is not None else None
-    return (
-        None if seconds is None else _after(written_at, timedelta(seconds=seconds)),
-        None if limits.max_age is None else _after(written_at, limits.max_age),
-    )
-
-
-def dropped_at(value: StoredValue, limits: StoreLimits) -> datetime | None:
-    """Return when the store drops a value that it holds, by TTL or maximum age; None: never."""
-    written_at = datetime.fromtimestamp(value.written_ns // 10**9, UTC)
-    times = drop_times(value.ttl, written_at, limits)
-    return min((at for at in times if at is not None), default=None)
-
-
-def _after(at: datetime, age: timedelta) -> datetime | None:
-    """Return the later time; None if it is beyond the calendar."""
-    try:
-        return at + age
-    except OverflowError:
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class CounterChange:
@@ -207,7 +174,7 @@ class CounterChange:
             write = self.terms.write(live, self.order, partial(self._text, live, shape))
         except ExpiredKeyError:
             return self._skipped(Written.EXPIRED, before)
-        expires_at, ages_out_at = self.terms.drop_times(write.ttl)
+        expires_at, ages_out_at = drop_times(write.ttl, self.terms.now(), self.terms.limits.max_age)
         raised = RaiseResult(
             self.order, Written.RAISED, before, expires_at=expires_at, ages_out_at=ages_out_at
         )
@@ -472,47 +439,6 @@ def conditional_headers(revision: int, ttl: str | None) -> dict[str, str]:
     return headers
 
 
-# What the server adds to subject, headers and data of a message: in memory, in a file, and in a
-# file if the message has headers.
-_IN_MEMORY, _IN_FILE, _HEADERS_IN_FILE = 16, 30, 4
-
-
-@dataclass(frozen=True, slots=True)
-class MessageSizes:
-    """How a stream counts the bytes of its messages.
-
-    ``keeps_one``: of each key only the newest message is kept.
-    """
-
-    subject_prefix: str
-    in_memory: bool
-    keeps_one: bool
-
-    def size(self, key: str, data: int, headers: int) -> int:
-        """Return the bytes of a message of this key, from the lengths of data and headers."""
-        size = len(self.subject_prefix) + len(key) + data + headers
-        if self.in_memory:
-            return size + _IN_MEMORY
-        return size + _IN_FILE + (_HEADERS_IN_FILE if headers else 0)
-
-    def size_of(self, key: str, data: bytes, headers: Mapping[str, str] | None) -> int:
-        """Return the bytes of a message with this value under this key."""
-        lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-        return self.size(key, len(data), len(f"NATS/1.0\r\n{lines}\r\n") if lines else 0)
-
-    def room_for(self, key: str, live: LiveKey, write: Write) -> Room:
-        """Return the room that a write over a live key takes.
-
-        Of the overwritten message only the TTL is known of the headers, so this may be too much.
-        """
-        size = self.size_of(key, write.data, conditional_headers(live.revision, write.ttl))
-        if not live.revision or not self.keeps_one:
-            return Room(1, size)
-        data, ttl = (b"", None) if live.value is None else (live.value.data, live.value.ttl)
-        old = self.size_of(key, data, None if ttl is None else {TTL_HEADER: ttl})
-        return Room(0, max(size - old, 0))
-
-
 def room_for_changes(
     changes: Iterable[Change[Any]], known: Mapping[str, LiveKey], sizes: MessageSizes
 ) -> Room:
@@ -522,8 +448,21 @@ def room_for_changes(
         live = known.get(change.key, NEVER_WRITTEN)
         write = change.decide(live).write
         if write is not None:
-            room += sizes.room_for(change.key, live, write)
+            room += _room_for(change.key, live, write, sizes)
     return room
+
+
+def _room_for(key: str, live: LiveKey, write: Write, sizes: MessageSizes) -> Room:
+    """Return the room that a write over a live key takes.
+
+    Of the overwritten message only the TTL is known of the headers, so this may be too much.
+    """
+    size = sizes.of(key, write.data, conditional_headers(live.revision, write.ttl))
+    if not live.revision or not sizes.keeps_one:
+        return Room(1, size)
+    data, ttl = (b"", None) if live.value is None else (live.value.data, live.value.ttl)
+    old = sizes.of(key, data, {} if ttl is None else {TTL_HEADER: ttl})
+    return Room(0, max(size - old, 0))
 
 
 class _PendingRead(NamedTuple):
