@@ -103,6 +103,10 @@ class StoreWriteError(StoreError):
     """The store rejected a write, with a reason; nothing of it is stored."""
 
 
+class StoreFullError(StoreWriteError):
+    """A write was not sent, because the bucket would delete other keys to make room for it."""
+
+
 class MarkerConflictError(StoreError):
     """The marker's key has changed since it was read; nothing was overwritten."""
 

@@ -18,7 +18,12 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from budget_recovery_dagster.domain.admission import LeaseState
-from budget_recovery_dagster.domain.counters import BudgetDefinition, BudgetWindow, TenantUsages
+from budget_recovery_dagster.domain.counters import (
+    BudgetDefinition,
+    BudgetWindow,
+    Entity,
+    TenantUsages,
+)
 from budget_recovery_dagster.domain.incident import (
     Attempt,
     Closing,
@@ -40,6 +45,8 @@ from budget_recovery_dagster.domain.plan import (
     RaiseOrder,
     RaiseResult,
     RestoreChoice,
+    Room,
+    StoreLimits,
 )
 from budget_recovery_dagster.domain.recovery_point import Damage, Reset, TenantPoint
 from budget_recovery_dagster.domain.snapshots import (
@@ -476,6 +483,13 @@ class Incidents(Protocol):
     def end_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
         """Record the outcome of the newest attempt, even if the incident has changed."""
 
+    def return_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> Incident:
+        """End the newest attempt and do not count it: the restore has to wait for the store.
+
+        Raises:
+            IncidentMovedError: also if the store is not RECOVERING.
+        """
+
     def give_up(
         self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease
     ) -> Incident:
@@ -525,13 +539,39 @@ class LiveTenant(Protocol):
     def reading(self) -> TenantReading:
         """The counters as they were read."""
 
+    def deletion_of(self, of: BudgetWindow, entity: Entity) -> int | None:
+        """Return the sequence of a counter's delete marker, as read; None: there is none.
+
+        The store writes one, too, when a key expires, if its bucket is configured so.
+        """
+
+    def dropped_at(self, of: BudgetWindow, entity: Entity) -> datetime | None:
+        """Return when the store drops a counter as read, by TTL or maximum age.
+
+        None: never, or there is no such counter.
+        """
+
+    def room_for(
+        self, orders: Sequence[RaiseOrder], boards: Sequence[BoardOrder], *, is_open: IsOpen
+    ) -> Room:
+        """Return the room that these orders take, without writing anything.
+
+        An order that needs no write takes none. If the store keeps one value of each key, the value
+        that is overwritten makes room.
+
+        Raises:
+            StoreWriteError: no key can contain a counter's name.
+        """
+
     def raise_counters(
         self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
     ) -> tuple[RaiseResult, ...]:
         """Raise counters, and return the results in the order of the orders.
 
         An existing key keeps its other fields, its headers and its expiry. A value that the store
-        would never accept, such as one too large, is skipped, and is no failure.
+        would never accept, such as one too large, is skipped, and is no failure. A store that
+        evicts deletes other keys if there is no room; the caller compares ``room_for`` with
+        ``limits``.
 
         Raises:
             StoreWriteError: the first write that the store refuses for another reason than its
@@ -574,8 +614,12 @@ class UsageStore(Protocol):
         Raises:
             MarkerConflictError: the key holds something else; nothing is overwritten.
             StorePermissionError: the marker may not be written.
+            StoreFullError: the store would delete another key for it.
             StoreWriteError: the store refuses the write.
         """
+
+    def limits(self) -> StoreLimits:
+        """Return the limits of the store and what it holds, as its leader reports them."""
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
         """Ask the stream's leader for the servers of the store; ``seen_at`` is the present time."""

@@ -45,7 +45,5 @@ def run_checks(installation: Installation) -> Report:
         database = cache(lambda: exits.enter_context(open_database(settings)))
         runner.run(INSTALLATION_CHECKS, lambda: installation)
         runner.run(POSTGRES_CHECKS, database)
-        runner.run(
-            NATS_CHECKS, lambda: exits.enter_context(open_store(settings, lambda: database().now()))
-        )
+        runner.run(NATS_CHECKS, lambda: exits.enter_context(open_store(settings, database)))
     return Report(started_at, tuple(runner.results))

@@ -38,8 +38,8 @@ from budget_recovery_dagster.adapters.nats.reader import (
     read_keys,
 )
 from budget_recovery_dagster.adapters.nats.store import GUARD
-from budget_recovery_dagster.adapters.nats.stream import BucketStream, read_cluster
-from budget_recovery_dagster.doctor.checks_postgres import judge_store_clock
+from budget_recovery_dagster.adapters.nats.stream import BucketStream, read_cluster, read_limits
+from budget_recovery_dagster.doctor.checks_postgres import Database, judge_store_clock
 from budget_recovery_dagster.doctor.model import (
     Check,
     Result,
@@ -50,6 +50,7 @@ from budget_recovery_dagster.doctor.model import (
     skipped,
     warn,
 )
+from budget_recovery_dagster.domain.plan import Room
 from budget_recovery_dagster.domain.store import ClusterView, objection
 from budget_recovery_dagster.errors import StoreError, StorePermissionError, error_code
 from budget_recovery_dagster.settings import Settings
@@ -129,13 +130,14 @@ async def read_bucket_info(stream: BucketStream) -> BucketInfo:
 class Store:
     """The usage store: one connection, and one more to each server while it is tried.
 
-    Coroutines run on the event loop of ``portal``. ``database_now`` reads the clock of PostgreSQL.
+    Coroutines run on the event loop of ``portal``. ``database`` opens the database when it is first
+    called.
     """
 
     portal: BlockingPortal
     access: Access
     stream: BucketStream
-    database_now: Callable[[], datetime]
+    database: Callable[[], Database]
 
     @cached_property
     def servers(self) -> Mapping[str, str | StoreError]:
@@ -159,7 +161,7 @@ class Store:
 
 
 @contextmanager
-def open_store(settings: Settings, database_now: Callable[[], datetime]) -> Iterator[Store]:
+def open_store(settings: Settings, database: Callable[[], Database]) -> Iterator[Store]:
     """Give access to the store of the settings; it connects when it is first used.
 
     Raises:
@@ -171,7 +173,7 @@ def open_store(settings: Settings, database_now: Callable[[], datetime]) -> Iter
         connection = NatsConnection(access, timeouts)
         try:
             stream = BucketStream(connection, settings.bucket, timeouts)
-            yield Store(portal, access, stream, database_now)
+            yield Store(portal, access, stream, database)
         finally:
             portal.call(connection.close)
 
@@ -419,7 +421,7 @@ def _max_age(bucket: BucketInfo) -> Result:
         return warn(
             "shorter_than_window",
             f"NATS deletes a counter that is not written for {days}, even in an open window. It"
-            " then reads as zero, and no loss is detected.",
+            " then reads as zero, and no loss is detected. This includes restored counters.",
             "remove the maximum age, and give each key a TTL beyond its window.",
         )
     return warn(
@@ -480,6 +482,13 @@ def _limits(bucket: BucketInfo) -> Result:
             f"{used} are used. A full bucket {when_full}.",
             "raise the limits of the bucket.",
         )
+    if shortages := _shortages_when_lost(bucket):
+        return warn(
+            "no_room_to_restore",
+            f"{used} are used. If the bucket were lost and had the same limits again, a restore"
+            f" would wait: {'; '.join(shortages)}.",
+            "raise the limits to twice what is used, or set the discard policy to new.",
+        )
     if discards_old:
         return warn(
             "discards_old",
@@ -487,6 +496,28 @@ def _limits(bucket: BucketInfo) -> Result:
             "set the discard policy to new, or remove the limits.",
         )
     return ok(f"{used} are used; a full bucket {when_full}")
+
+
+def _shortages_when_lost(bucket: BucketInfo) -> list[str]:
+    """Return the limits at which a restore of everything into an empty bucket would wait."""
+    limits = read_limits(bucket.config, bucket.state)
+    return [str(each) for each in replace(limits, used=Room()).shortages(limits.used)]
+
+
+def bucket_ttl(store: Store) -> Result:
+    """Check that keys can expire, if those in the snapshots did."""
+    has_ttl = store.bucket.config.get("allow_msg_ttl") is True
+    if has_ttl:
+        return ok("keys may have a TTL", allow_msg_ttl=True)
+    if store.database().has_expiries():
+        return warn(
+            "no_key_ttl",
+            "Captured keys of open windows had a TTL, but this bucket has none for single keys. Its"
+            " counters never expire, even those that a restore creates.",
+            "have the gateway create the bucket with TTLs for single keys (allow_msg_ttl).",
+            allow_msg_ttl=False,
+        )
+    return ok("keys have no TTL, as in the snapshots", allow_msg_ttl=False)
 
 
 def _value_size(bucket: BucketInfo) -> Result:
@@ -589,9 +620,9 @@ def bucket_read(store: Store) -> Result:
 def store_clock(store: Store) -> Result:
     """Compare the clock of the stream's leader with PostgreSQL's."""
     return judge_store_clock(
-        store.database_now(),
+        store.database().now(),
         store.portal.call(read_bucket_info, store.stream).server_time,
-        store.database_now(),
+        store.database().now(),
         version=store.versions[0],
     )
 
@@ -614,6 +645,7 @@ NATS_CHECKS: tuple[Check[Store], ...] = (
     *(Check(code, partial(_permission, code), _PERMISSION_NEEDS) for code in _WITHOUT_PERMISSION),
     Check("bucket_exists", bucket_exists, ("permission_stream_info",)),
     *(Check(code, partial(_bucket, code), ("bucket_exists",)) for code in BUCKET_JUDGEMENTS),
+    Check("bucket_ttl", bucket_ttl, ("database_schema", "bucket_exists")),
     Check("bucket_read", bucket_read, ("bucket_exists", *_FOR_READING)),
     Check("store_clock", store_clock, ("database_connection", "bucket_exists")),
 )

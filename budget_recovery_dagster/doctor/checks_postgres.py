@@ -68,6 +68,13 @@ group by c.relname
 order by c.relname
 """
 
+_HAS_EXPIRIES = """
+select exists (
+    select from budget_recovery.budget_record
+    where expiry_seconds is not null and (window_end is null or window_end > now())
+)
+"""
+
 _BUCKET = "select bucket from budget_recovery.store"
 
 _SHOWN_TABLES = 4
@@ -94,6 +101,15 @@ class Database:
         """Return the time of the server, in UTC."""
         with driver_errors():
             return server_clock(self.connection).astimezone(UTC)
+
+    def has_expiries(self) -> bool:
+        """Whether keys of open windows had an expiry when they were captured.
+
+        Raises:
+            DatabaseError: the server refused the query, or the connection is lost.
+        """
+        [(has_expiries,)] = self.query(_HAS_EXPIRIES)
+        return bool(has_expiries)
 
 
 @contextmanager

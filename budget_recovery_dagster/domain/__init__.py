@@ -84,6 +84,8 @@ from budget_recovery_dagster.domain.plan import RaiseOrder as RaiseOrder
 from budget_recovery_dagster.domain.plan import RaiseResult as RaiseResult
 from budget_recovery_dagster.domain.plan import RecoveryPlan as RecoveryPlan
 from budget_recovery_dagster.domain.plan import RestoreChoice as RestoreChoice
+from budget_recovery_dagster.domain.plan import Room as Room
+from budget_recovery_dagster.domain.plan import StoreLimits as StoreLimits
 from budget_recovery_dagster.domain.plan import Written as Written
 from budget_recovery_dagster.domain.plan import choose_budget as choose_budget
 from budget_recovery_dagster.domain.plan import choose_snapshot as choose_snapshot

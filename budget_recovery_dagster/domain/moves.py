@@ -329,6 +329,16 @@ def claim_attempt(standing: Standing, *, judged: Incident) -> Move:
     return Move(standing.state, standing.baseline, claimed, launches_before=incident.launches)
 
 
+def return_attempt(standing: Standing, *, judged: Incident) -> Move:
+    """Count one attempt less: it stopped because a restore has to wait for the store.
+
+    Raises:
+        IncidentMovedError: also if the store is not RECOVERING.
+    """
+    incident = _recovering(standing, judged)
+    return standing.with_incident(replace(incident, attempts=max(incident.attempts - 1, 0)))
+
+
 # Ends
 
 

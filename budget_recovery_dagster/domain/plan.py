@@ -1,4 +1,4 @@
-"""Restore plans: the choice, which counters rise, how two plans differ, previews and audits."""
+"""Restore plans: the choice, which counters rise, the room they need, previews and audits."""
 
 import re
 from collections import defaultdict
@@ -127,15 +127,19 @@ class RaiseResult:
     """The result of one order.
 
     ``before`` is the live usage at the write, None if it was missing or unreadable; ``reason`` is
-    why it is unreadable, or why the store refuses the value. ``expires``: the key that was written
-    has a time to live.
+    why it is unreadable, or why the store refuses the value.
+
+    ``revision`` is the sequence of a raised or kept key. ``expires_at`` is when a raised key
+    expires by its TTL, ``ages_out_at`` when the bucket's maximum age drops it; None: never.
     """
 
     order: RaiseOrder
     written: Written
     before: Decimal | None
     reason: str = ""
-    expires: bool = False
+    revision: int = 0
+    expires_at: datetime | None = None
+    ages_out_at: datetime | None = None
 
 
 IsOpen = Callable[[Window], bool]
@@ -170,6 +174,107 @@ class BoardResult:
     is_written: bool
     reason: str = ""
     is_missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Space in the store: messages, and bytes as the store counts them."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: "Room") -> "Room":
+        return Room(self.messages + other.messages, self.bytes + other.bytes)
+
+
+MARKER_ROOM = Room(messages=1, bytes=512)
+"""More than our marker takes."""
+# The gateway writes during a restore, too.
+_MARGIN_TENTHS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A limit that leaves too little room: the setting of NATS, its value, and what is used.
+
+    ``needed`` is without the margin of one half.
+    """
+
+    setting: str
+    limit: int
+    used: int
+    needed: int
+
+    @property
+    def needed_with_margin(self) -> int:
+        """The room that must be free: 1.5 times what is needed."""
+        return -(-self.needed * _MARGIN_TENTHS // 10)
+
+    @property
+    def enough(self) -> int:
+        """The lowest limit that leaves enough room."""
+        return self.used + self.needed_with_margin
+
+    def __str__(self) -> str:
+        free = max(self.limit - self.used, 0)
+        return (
+            f"{self.setting}={self.limit} leaves {free:,}, and {self.needed_with_margin:,} are "
+            f"needed (1.5 x {self.needed:,})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """The limits of the store, and what it holds now.
+
+    ``evicts``: a full store deletes its oldest keys, whoever wrote them, instead of refusing a
+    write. A limit of None does not exist. ``max_age`` is the time after its last write at which
+    the store drops a key, unless its TTL is `never`. ``supports_ttl``: keys may have their own TTL.
+    """
+
+    used: Room
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    evicts: bool = False
+    max_age: timedelta | None = None
+    supports_ttl: bool = True
+
+    @property
+    def may_evict(self) -> bool:
+        """Whether a write can delete other keys."""
+        return self.evicts and (self.max_messages is not None or self.max_bytes is not None)
+
+    def shortages(self, needed: Room) -> tuple[Shortage, ...]:
+        """Return the limits at which a restore that needs this room may delete other keys."""
+        if not self.evicts:
+            return ()
+        limits = (
+            ("max_bytes", self.max_bytes, self.used.bytes, needed.bytes),
+            ("max_msgs", self.max_messages, self.used.messages, needed.messages),
+        )
+        found = (
+            Shortage(setting, limit, used, need)
+            for setting, limit, used, need in limits
+            if limit is not None and need
+        )
+        return tuple(each for each in found if each.enough > each.limit)
+
+    def drops_early(self, window: Window, now: datetime) -> bool:
+        """Whether the maximum age drops a key that is written now before its window ends."""
+        if self.max_age is None:
+            return False
+        return window.end is None or window.end - now > self.max_age
+
+    def has_room_for(self, written: Room) -> bool:
+        """Whether one write deletes no other key."""
+        return not self.evicts or (
+            _fits(self.max_bytes, self.used.bytes, written.bytes)
+            and _fits(self.max_messages, self.used.messages, written.messages)
+        )
+
+
+def _fits(limit: int | None, used: int, added: int) -> bool:
+    return limit is None or added <= 0 or used + added <= limit
 
 
 class Change(StrEnum):

@@ -9,14 +9,18 @@ from budget_recovery_dagster.adapters.nats import NatsUsageStore
 from budget_recovery_dagster.domain import (
     BoardOrder,
     BoardResult,
+    BudgetWindow,
     CaptureSource,
     ClusterView,
+    Entity,
     IntendedMarker,
     IsOpen,
     Marker,
     Observation,
     RaiseOrder,
     RaiseResult,
+    Room,
+    StoreLimits,
     TenantListing,
     TenantReading,
     Window,
@@ -49,6 +53,17 @@ class DisturbedTenant:
     @property
     def reading(self) -> TenantReading:
         return self.live.reading
+
+    def deletion_of(self, of: BudgetWindow, entity: Entity) -> int | None:
+        return self.live.deletion_of(of, entity)
+
+    def dropped_at(self, of: BudgetWindow, entity: Entity) -> datetime | None:
+        return self.live.dropped_at(of, entity)
+
+    def room_for(
+        self, orders: Sequence[RaiseOrder], boards: Sequence[BoardOrder], *, is_open: IsOpen
+    ) -> Room:
+        return self.live.room_for(orders, boards, is_open=is_open)
 
     def raise_counters(
         self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
@@ -105,6 +120,9 @@ class DisturbedStore:
     def write_marker(self, deployment_id: str, marker: IntendedMarker, *, after: int) -> Marker:
         self.disturbances.before_marking()
         return self.store.write_marker(deployment_id, marker, after=after)
+
+    def limits(self) -> StoreLimits:
+        return self.store.limits()
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
         return self.store.cluster_view(seen_at)

@@ -197,7 +197,7 @@ def test_a_bucket_without_ttl_support_gets_keys_without_ttl(nats_server: NatsSer
             ]
             results = live.raise_counters(orders, is_open=always)
             assert [result.written for result in results] == [Written.RAISED, Written.EXPIRED]
-            assert not results[0].expires
+            assert results[0].expires_at is None
             boards = [board_order({"a": "1"}, LIFETIME, expiry=60)]
             assert live.rebuild_boards(boards, is_open=always)[0].is_written
             marker = store.write_marker("d", IntendedMarker("n"), after=0)

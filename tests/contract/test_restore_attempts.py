@@ -6,13 +6,14 @@ from datetime import timedelta
 import pytest
 
 from budget_recovery_dagster.domain import Attempt, FailureReason, Incident, Waiting
-from budget_recovery_dagster.errors import AttemptsUsedUpError
+from budget_recovery_dagster.errors import AttemptsUsedUpError, IncidentMovedError
 from tests.contract.control_planes import NOON, ControlPlane
 from tests.contract.incident_scene import (
     GONE,
     MARKED_TARGET,
     claim_attempt,
     close,
+    give_up,
     open_one,
     wait,
 )
@@ -187,6 +188,32 @@ def test_ending_a_missing_attempt_does_nothing(plane: ControlPlane) -> None:
         plane.incidents.end_attempt("done", judged=incident, lease=lease)
     assert plane.incidents.attempts_of(incident.incident_id) == ()
     assert plane.incidents.attempts_of("no incident") == ()
+
+
+def test_a_returned_attempt_is_ended_and_not_counted(plane: ControlPlane) -> None:
+    incident = claim_attempt(plane, open_one(plane))
+    second = claim_attempt(plane, incident)
+    with plane.restore_lease() as lease:
+        returned = plane.incidents.return_attempt("no room", judged=second, lease=lease)
+    assert returned == replace(second, attempts=1)
+    assert plane.incidents.recovery().incident == returned
+    attempts = [(a.number, a.outcome) for a in plane.incidents.attempts_of(incident.incident_id)]
+    assert attempts == [(1, None), (2, "no room")]
+    # The numbers of recorded attempts go on, but two more count.
+    for _ in range(2):
+        returned = claim_attempt(plane, returned)
+    assert returned.attempts == 3
+    numbers = [attempt.number for attempt in plane.incidents.attempts_of(incident.incident_id)]
+    assert numbers == [1, 2, 3, 4]
+
+
+def test_an_attempt_of_a_closed_or_failed_incident_is_not_returned(plane: ControlPlane) -> None:
+    incident = claim_attempt(plane, open_one(plane))
+    give_up(plane, incident)
+    with plane.restore_lease() as lease, pytest.raises(IncidentMovedError):
+        plane.incidents.return_attempt("no room", judged=incident, lease=lease)
+    (attempt,) = plane.incidents.attempts_of(incident.incident_id)
+    assert attempt.outcome is None
 
 
 def test_a_loss_has_three_attempts(plane: ControlPlane) -> None:

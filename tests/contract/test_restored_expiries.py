@@ -71,7 +71,7 @@ def test_a_result_tells_whether_the_written_key_expires(
     results = subject.store.open_tenant("t").raise_counters(
         [order(entity, "2", LIFETIME, expiry=expiry) for entity in entities], is_open=always
     )
-    assert [result.expires for result in results] == [expires, True, False]
+    assert [result.expires_at is not None for result in results] == [expires, True, False]
 
 
 def test_a_new_counter_expires_after_its_window_or_its_write(subject: Subject) -> None:

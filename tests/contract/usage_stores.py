@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 from budget_recovery_dagster.adapters.nats import open_usage_store
@@ -87,11 +87,17 @@ def in_memory() -> Subject:
 
 
 @contextmanager
-def on_nats(url: str) -> Iterator[Subject]:
-    """Open a store on its own bucket; require at the end that no consumer is left."""
+def on_nats(url: str, **settings: Any) -> Iterator[Subject]:
+    """Open a store on its own bucket; require at the end that no consumer is left.
+
+    With ``settings``, the bucket has these instead of the usual ones.
+    """
     name = f"contract-{uuid4().hex}"
     with Bucket.connected(url, name) as bucket, open_usage_store(url, name) as store:
-        bucket.create()
+        if settings:
+            bucket.create_with(**settings)
+        else:
+            bucket.create()
 
         def put(
             key: str,
@@ -100,7 +106,8 @@ def on_nats(url: str) -> Iterator[Subject]:
             ttl: str | None = None,
             headers: Mapping[str, str] = NO_HEADERS,
         ) -> None:
-            bucket.put(key, value, {**({} if ttl is None else {"Nats-TTL": ttl}), **headers})
+            all_headers = {**({} if ttl is None else {"Nats-TTL": ttl}), **headers}
+            bucket.put(key, value, all_headers or None)
 
         yield Subject(store, put, bucket.remove, bucket.purge, bucket.stored)
         assert bucket.consumers() == 0

@@ -280,11 +280,18 @@ class MemoryIncidents(OnState):
     def end_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
         with self._plane.lock:
             require_lease(self._plane, lease, name=RESTORE_LEASE)
-            attempts = self._plane.attempts.get(judged.incident_id, [])
-            if attempts and attempts[-1].ended_at is None:
-                attempts[-1] = replace(
-                    attempts[-1], ended_at=self._now(), outcome=storable(outcome)
-                )
+            self._end_newest(judged, outcome)
+
+    def return_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> Incident:
+        with self._plane.lock:
+            move = moves.return_attempt(self._leased(lease), judged=judged)
+            self._end_newest(judged, outcome)
+            return self._keep(move)
+
+    def _end_newest(self, judged: Incident, outcome: str) -> None:
+        attempts = self._plane.attempts.get(judged.incident_id, [])
+        if attempts and attempts[-1].ended_at is None:
+            attempts[-1] = replace(attempts[-1], ended_at=self._now(), outcome=storable(outcome))
 
     def give_up(
         self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease

@@ -17,24 +17,29 @@ from budget_recovery_dagster.adapters.nats import (
     CounterKey,
     KeysRead,
     LiveKey,
+    MessageSizes,
     Outcome,
     SourceReader,
     StoredValue,
     Write,
     WriteTerms,
+    board_changes,
     changes_too_fast,
     counter_changes,
     decode_name,
+    dropped_at,
     encode_key,
     found_marker,
     gateway_headers,
     marker_conflict,
+    marker_does_not_fit,
     marker_key,
     marker_value,
     nanoseconds,
     prefix_to_read,
     read_counters,
     rebuild,
+    room_for_changes,
 )
 from budget_recovery_dagster.domain import (
     BoardOrder,
@@ -49,7 +54,9 @@ from budget_recovery_dagster.domain import (
     Observation,
     RaiseOrder,
     RaiseResult,
+    Room,
     StoreIdentity,
+    StoreLimits,
     TenantReading,
     Window,
 )
@@ -69,6 +76,29 @@ class MemoryLiveTenant:
     def reading(self) -> TenantReading:
         return self._reading
 
+    def deletion_of(self, of: BudgetWindow, entity: Entity) -> int | None:
+        live = self._live(of, entity)
+        return live.revision if live.value is None and live.revision else None
+
+    def dropped_at(self, of: BudgetWindow, entity: Entity) -> datetime | None:
+        value = self._live(of, entity).value
+        return None if value is None else dropped_at(value, self._keys.keeps_for)
+
+    def room_for(
+        self, orders: Sequence[RaiseOrder], boards: Sequence[BoardOrder], *, is_open: IsOpen
+    ) -> Room:
+        terms = self._keys.terms(is_open)
+        counters = counter_changes(self._tenant, orders, terms)
+        changes = [
+            change
+            for change in board_changes(self._tenant, boards, terms)
+            if not isinstance(change, str)
+        ]
+        ranked = self._keys.read_keys(prefix_to_read(BOARDS, self._tenant)).keys
+        return room_for_changes(counters, self._counters.keys, SIZES) + room_for_changes(
+            changes, ranked, SIZES
+        )
+
     def raise_counters(
         self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
     ) -> tuple[RaiseResult, ...]:
@@ -85,6 +115,10 @@ class MemoryLiveTenant:
             return self._write(changes, boards).all_or_reasons()
 
         return rebuild(self._tenant, orders, terms, write)
+
+    def _live(self, of: BudgetWindow, entity: Entity) -> LiveKey:
+        key = encode_key(CounterKey(self._tenant, of, entity))
+        return self._counters.keys.get(key, NEVER_WRITTEN)
 
     def _write(self, changes: Sequence[Change[Outcome]], known: KeysRead) -> ChangeResults[Outcome]:
         results = ChangeResults(changes)
@@ -112,12 +146,21 @@ class MemoryLiveTenant:
             if reason := self._keys.refusal_of(write):
                 return results.reject_value(number, outcome, reason)
             if self._keys.write_over(change.key, live.revision, write):
-                return results.store(number, outcome)
+                return results.store(number, outcome, self._keys.live_key(change.key).revision)
             live = self._keys.live_key(change.key)
         raise changes_too_fast("in memory", change.key)
 
 
+SIZES = MessageSizes("$KV.memory.", in_memory=True, keeps_one=True)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _size(key: str, live: LiveKey) -> int:
+    if live.value is None:
+        return SIZES.of(key, b"", ())
+    ttl, headers = live.value.ttl, tuple(live.value.headers)
+    known = headers if ttl is None else (("Nats-TTL", ttl), *headers)
+    return SIZES.of(key, live.value.data, known)
 
 
 def alone(seen_at: datetime) -> ClusterView:
@@ -139,6 +182,8 @@ class MemoryUsageStore:
       ``marker_failure`` by writes of markers, and ``failures`` for single tenants;
     - ``during_read`` is called with the tenant during each read, after half of its keys;
     - ``before_write`` is called with the key between the decision on a write and the write;
+    - ``max_messages`` and ``max_bytes`` are limits; a full store deletes its oldest keys. Not
+      ``supports_ttl``: keys have no TTL of their own;
     - ``max_value`` is the maximum size of a counter or leaderboard in bytes;
     - ``write_failures`` are raised instead of the writes of counters and leaderboards with these
       numbers, from 1; ``writes`` counts the tried ones. A StoreWriteError is a refusal for a
@@ -161,6 +206,9 @@ class MemoryUsageStore:
         self.during_read: Callable[[str], None] | None = None
         self.before_write: Callable[[str], None] | None = None
         self.max_value: int | None = None
+        self.max_messages: int | None = None
+        self.max_bytes: int | None = None
+        self.supports_ttl = True
         self.write_failures: dict[int, StoreError] = {}
         self.writes = 0
         self._keys: dict[str, LiveKey] = {}
@@ -219,10 +267,28 @@ class MemoryUsageStore:
     def write_marker(self, deployment_id: str, marker: IntendedMarker, *, after: int) -> Marker:
         self._answer(self.marker_failure)
         key = marker_key(deployment_id)
-        if self.live_key(key).revision != after:
+        live = self.live_key(key)
+        if live.revision != after:
             raise marker_conflict("in memory", key, after)
+        written = StoredValue(marker_value(marker), NEVER, nanoseconds(self._time()))
+        old = 0 if key not in self._keys else _size(key, live)
+        added = Room(0 if old else 1, _size(key, LiveKey(after, written)) - old)
+        if not self.limits().has_room_for(added):
+            raise marker_does_not_fit("in memory", key)
         self.put(key, marker_value(marker), ttl=NEVER)
         return Marker(marker.nonce, self.stream.last_sequence, marker.number)
+
+    def limits(self) -> StoreLimits:
+        """Return the limits that were set, and what the store holds."""
+        self._answer(self.identity_failure)
+        return StoreLimits(
+            used=Room(len(self._keys), self._used_bytes()),
+            max_messages=self.max_messages,
+            max_bytes=self.max_bytes,
+            evicts=True,
+            max_age=self.keeps_for,
+            supports_ttl=self.supports_ttl,
+        )
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
         """Return the state of the servers."""
@@ -270,7 +336,7 @@ class MemoryUsageStore:
     def terms(self, is_open: IsOpen) -> WriteTerms:
         """Return the terms for writes of counters and leaderboards."""
         self._answer()
-        return WriteTerms(is_open=is_open, now=self._time, supports_ttl=True)
+        return WriteTerms(is_open=is_open, now=self._time, limits=self.limits())
 
     def _time(self) -> datetime:
         return self.clock or datetime.now(UTC)
@@ -294,6 +360,17 @@ class MemoryUsageStore:
     def _store(self, key: str, value: StoredValue | None) -> None:
         self.stream = replace(self.stream, last_sequence=self.stream.last_sequence + 1)
         self._keys[key] = LiveKey(self.stream.last_sequence, value)
+        while self._is_over(self.max_messages, len(self._keys)) or self._is_over(
+            self.max_bytes, self._used_bytes()
+        ):
+            del self._keys[min(self._keys, key=lambda key: self._keys[key].revision)]
+
+    @staticmethod
+    def _is_over(limit: int | None, used: int) -> bool:
+        return limit is not None and used > limit
+
+    def _used_bytes(self) -> int:
+        return sum(_size(key, live) for key, live in self._keys.items())
 
     def _answer(self, *failures: StoreError | None) -> None:
         """Raise the failures that were set."""

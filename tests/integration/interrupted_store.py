@@ -3,14 +3,18 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 
 from budget_recovery_dagster.domain import (
     BoardOrder,
     BoardResult,
+    BudgetWindow,
     CaptureSource,
+    Entity,
     IsOpen,
     RaiseOrder,
     RaiseResult,
+    Room,
     TenantListing,
     TenantReading,
 )
@@ -42,6 +46,17 @@ class InterruptedTenant:
     @property
     def reading(self) -> TenantReading:
         return self.live.reading
+
+    def deletion_of(self, of: BudgetWindow, entity: Entity) -> int | None:
+        return self.live.deletion_of(of, entity)
+
+    def dropped_at(self, of: BudgetWindow, entity: Entity) -> datetime | None:
+        return self.live.dropped_at(of, entity)
+
+    def room_for(
+        self, orders: Sequence[RaiseOrder], boards: Sequence[BoardOrder], *, is_open: IsOpen
+    ) -> Room:
+        return self.live.room_for(orders, boards, is_open=is_open)
 
     def raise_counters(
         self, orders: Sequence[RaiseOrder], *, is_open: IsOpen

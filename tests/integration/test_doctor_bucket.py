@@ -9,6 +9,7 @@ from nats.js.api import StreamConfig, StreamConsumerLimits
 
 from budget_recovery_dagster.embedded import NatsServer
 from tests.integration.doctor_command import NATS_URL, doctor, require_skipped, untouched
+from tests.integration.recovery_harness import Harness
 from tests.nats_servers import Bucket, DisturbedNetwork
 
 
@@ -84,6 +85,29 @@ def test_settings_of_the_bucket_are_checked(
     others = {"bucket_read"} if check == "bucket_consumers" else set()
     assert checked.failed - others == ({check} if outcome == "fail" else set())
     assert others <= checked.failed
+
+
+def test_a_bucket_whose_keys_no_longer_expire_is_reported(harness: Harness) -> None:
+    assert doctor()["bucket_ttl"]["message"] == "keys may have a TTL"
+    harness.bucket.put("usage.acme.users.lifetime.=", b"5")
+    harness.capture()
+    harness.bucket.destroy()
+    harness.bucket.create_with()
+    checked = doctor()["bucket_ttl"]
+    assert (checked["outcome"], checked["facts"]) == ("ok", {"allow_msg_ttl": False})
+
+    harness.bucket.destroy()
+    harness.bucket.create()
+    harness.bucket.put("usage.acme.users.lifetime.=", b"5", {"Nats-TTL": "86400"})
+    harness.find_loss()
+    harness.recover()
+    harness.capture(harness.clock.time + timedelta(hours=1))
+    harness.bucket.destroy()
+    harness.bucket.create_with()
+    checked = doctor()["bucket_ttl"]
+    assert (checked["outcome"], checked["code"]) == ("warn", "no_key_ttl")
+    assert "Captured keys of open windows had a TTL" in checked["message"]
+    assert "allow_msg_ttl" in checked["hint"]
 
 
 @pytest.mark.parametrize(

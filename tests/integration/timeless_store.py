@@ -14,6 +14,7 @@ from budget_recovery_dagster.domain import (
     IntendedMarker,
     Marker,
     Observation,
+    StoreLimits,
 )
 from budget_recovery_dagster.ports import ControlPlane, LiveTenant, TenantReader
 from budget_recovery_dagster.services import Captured, TenantOutcome
@@ -64,6 +65,9 @@ class TimelessStore:
 
     def write_marker(self, deployment_id: str, marker: IntendedMarker, *, after: int) -> Marker:
         return self.store.write_marker(deployment_id, marker, after=after)
+
+    def limits(self) -> StoreLimits:
+        return self.store.limits()
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
         return self.store.cluster_view(seen_at)

@@ -129,6 +129,29 @@ def bucket(cluster: ClusterView = ALONE, **config: Any) -> BucketInfo:
             "almost_full",
             "oldest counters",
         ),
+        # 1.5 x 300 bytes must fit into an empty bucket.
+        (
+            "limits",
+            {"max_bytes": 449, "discard": "old"},
+            Outcome.WARN,
+            "no_room_to_restore",
+            "a restore would wait: max_bytes=449 leaves 449, and 450 are needed (1.5 x 300).",
+        ),
+        (
+            "limits",
+            {"max_bytes": 450, "discard": "old"},
+            Outcome.WARN,
+            "discards_old",
+            "67% of 450 bytes",
+        ),
+        (
+            "limits",
+            {"max_msgs": 4, "discard": "old"},
+            Outcome.WARN,
+            "no_room_to_restore",
+            "max_msgs=4 leaves 4, and 5 are needed (1.5 x 3)",
+        ),
+        ("limits", {"max_bytes": 449}, Outcome.OK, "ok", "refuses writes"),
         ("limits", {"discard": "old"}, Outcome.OK, "ok", "300 bytes, no limit"),
         (
             "value_size",

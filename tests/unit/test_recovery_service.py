@@ -389,7 +389,9 @@ def test_a_key_removed_after_its_write_is_reported_and_the_others_are_restored(
         for entry in harness.plane.audits.largest(incident.incident_id, 10).largest
         if entry.tenant == "a"
     ]
-    assert notes == ("1 counter missing from the store after the write: the aggregate",)
+    assert notes == (
+        "1 counter missing from the store after the write (deleted since): the aggregate",
+    )
 
 
 def test_a_marker_deleted_during_a_restore_fails_the_attempt(

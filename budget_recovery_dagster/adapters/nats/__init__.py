@@ -14,6 +14,7 @@ from budget_recovery_dagster.adapters.nats.codec import decode_entity as decode_
 from budget_recovery_dagster.adapters.nats.codec import decode_key as decode_key
 from budget_recovery_dagster.adapters.nats.codec import decode_name as decode_name
 from budget_recovery_dagster.adapters.nats.codec import decode_value as decode_value
+from budget_recovery_dagster.adapters.nats.codec import dropped_at as dropped_at
 from budget_recovery_dagster.adapters.nats.codec import encode_board_key as encode_board_key
 from budget_recovery_dagster.adapters.nats.codec import encode_entity as encode_entity
 from budget_recovery_dagster.adapters.nats.codec import encode_key as encode_key
@@ -41,12 +42,16 @@ from budget_recovery_dagster.adapters.nats.reader import read_counters as read_c
 from budget_recovery_dagster.adapters.nats.store import NatsUsageStore as NatsUsageStore
 from budget_recovery_dagster.adapters.nats.store import found_marker as found_marker
 from budget_recovery_dagster.adapters.nats.store import marker_conflict as marker_conflict
+from budget_recovery_dagster.adapters.nats.store import (
+    marker_does_not_fit as marker_does_not_fit,
+)
 from budget_recovery_dagster.adapters.nats.store import marker_key as marker_key
 from budget_recovery_dagster.adapters.nats.store import marker_value as marker_value
 from budget_recovery_dagster.adapters.nats.store import open_usage_store as open_usage_store
 from budget_recovery_dagster.adapters.nats.stream import NEVER_WRITTEN as NEVER_WRITTEN
 from budget_recovery_dagster.adapters.nats.stream import KeysRead as KeysRead
 from budget_recovery_dagster.adapters.nats.stream import LiveKey as LiveKey
+from budget_recovery_dagster.adapters.nats.stream import MessageSizes as MessageSizes
 from budget_recovery_dagster.adapters.nats.stream import gateway_headers as gateway_headers
 from budget_recovery_dagster.adapters.nats.stream import nanoseconds as nanoseconds
 from budget_recovery_dagster.adapters.nats.stream import read_cluster as read_cluster
@@ -61,6 +66,8 @@ from budget_recovery_dagster.adapters.nats.writer import ChangeResults as Change
 from budget_recovery_dagster.adapters.nats.writer import Outcome as Outcome
 from budget_recovery_dagster.adapters.nats.writer import Write as Write
 from budget_recovery_dagster.adapters.nats.writer import WriteTerms as WriteTerms
+from budget_recovery_dagster.adapters.nats.writer import board_changes as board_changes
 from budget_recovery_dagster.adapters.nats.writer import changes_too_fast as changes_too_fast
 from budget_recovery_dagster.adapters.nats.writer import counter_changes as counter_changes
 from budget_recovery_dagster.adapters.nats.writer import rebuild as rebuild
+from budget_recovery_dagster.adapters.nats.writer import room_for_changes as room_for_changes

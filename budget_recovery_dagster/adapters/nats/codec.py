@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple, TypeGuard, TypeVar
@@ -530,6 +531,35 @@ def ttl_of_new_key(expiry: KnownExpiry, window: Window, now_ns: int) -> str | No
     if window.end is not None:
         left_ns += int(window.end.timestamp()) * _NS_PER_SECOND - now_ns
     return str(min(_seconds_left(left_ns), _MAX_NS // _NS_PER_SECOND))
+
+
+def drop_times(
+    ttl: str | None, written_at: datetime, max_age: timedelta | None
+) -> tuple[datetime | None, datetime | None]:
+    """Return when the store drops a key: by its TTL, and by the maximum age of the bucket.
+
+    None: never. No TTL but `never` protects a key from the maximum age.
+    """
+    if ttl is not None and ttl.lower() == NEVER:
+        return None, None
+    seconds = None if ttl is None else parse_ttl(ttl)
+    expiry = None if seconds is None else timedelta(seconds=seconds)
+    return _later(written_at, expiry), _later(written_at, max_age)
+
+
+def dropped_at(value: StoredValue, max_age: timedelta | None) -> datetime | None:
+    """Return when the store drops a value that it holds; None: never."""
+    written_at = datetime.fromtimestamp(value.written_ns // _NS_PER_SECOND, UTC)
+    times = drop_times(value.ttl, written_at, max_age)
+    return min((at for at in times if at is not None), default=None)
+
+
+def _later(at: datetime, by: timedelta | None) -> datetime | None:
+    """Return the later time; None if it is beyond the calendar."""
+    try:
+        return None if by is None else at + by
+    except OverflowError:
+        return None
 
 
 def _nanoseconds(whole: str, fraction: str, unit: str) -> int:

@@ -587,7 +587,7 @@ class Exchange:
 
     def _check_size(self, subject: str, payload: bytes, headers: "HeaderLines | None") -> None:
         # The limit includes the headers; above it the server closes the connection.
-        size = len(payload) + (_size_of(headers) if headers else 0)
+        size = len(payload) + (size_of(headers) if headers else 0)
         if size > self._client.max_payload:
             raise StoreWriteError(
                 f"{len(payload)} bytes for {subject} exceed the server's max_payload:"
@@ -637,7 +637,7 @@ def parse_headers(raw: bytes) -> Headers:
     return Headers(tuple((name.strip(), value.strip()) for name, _, value in parts))
 
 
-def _size_of(headers: HeaderLines) -> int:
+def size_of(headers: HeaderLines) -> int:
     """Return the bytes of a block of headers as it is sent."""
     lines = sum(len(name) + len(value.encode()) + len(": \r\n") for name, value in headers)
     return len(_FIRST_LINE) + 2 * len("\r\n") + lines

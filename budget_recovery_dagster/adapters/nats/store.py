@@ -4,13 +4,22 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from budget_recovery_dagster.adapters.nats.codec import BOARDS, COUNTERS, NEVER, encode_name
+from budget_recovery_dagster.adapters.nats.codec import (
+    BOARDS,
+    COUNTERS,
+    NEVER,
+    CounterKey,
+    dropped_at,
+    encode_key,
+    encode_name,
+)
 from budget_recovery_dagster.adapters.nats.connection import (
     Access,
     NatsConnection,
@@ -25,9 +34,12 @@ from budget_recovery_dagster.adapters.nats.reader import (
     read_keys,
 )
 from budget_recovery_dagster.adapters.nats.stream import (
+    NEVER_WRITTEN,
     BucketStream,
     KeysRead,
     LiveKey,
+    MessageSizes,
+    StreamInfo,
     check_bucket,
     write_error,
 )
@@ -35,22 +47,27 @@ from budget_recovery_dagster.adapters.nats.writer import (
     WRONG_REVISION,
     BoardChange,
     WriteTerms,
+    board_changes,
     conditional_headers,
     counter_changes,
     rebuild,
+    room_for_changes,
     write_changes,
 )
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.plan import (
     BoardOrder,
     BoardResult,
     IsOpen,
     RaiseOrder,
     RaiseResult,
+    Room,
+    StoreLimits,
 )
 from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantReading
 from budget_recovery_dagster.domain.store import ClusterView, IntendedMarker, Marker
 from budget_recovery_dagster.domain.verdict import FoundMarker, Observation
-from budget_recovery_dagster.errors import MarkerConflictError, StoreReadError
+from budget_recovery_dagster.errors import MarkerConflictError, StoreFullError, StoreReadError
 from budget_recovery_dagster.stopwatch import Stopwatch
 
 Result = TypeVar("Result")
@@ -103,6 +120,33 @@ class NatsLiveTenant:
         """The counters as read when the tenant was opened."""
         return self._reading
 
+    def deletion_of(self, of: BudgetWindow, entity: Entity) -> int | None:
+        """Return the sequence of a counter's delete marker, as read; None: there is none."""
+        live = self._live(of, entity)
+        return live.revision if live.value is None and live.revision else None
+
+    def dropped_at(self, of: BudgetWindow, entity: Entity) -> datetime | None:
+        """Return when the store drops a counter as read, by TTL or maximum age; None: never."""
+        value = self._live(of, entity).value
+        return None if value is None else dropped_at(value, self._limits.max_age)
+
+    def room_for(
+        self, orders: Sequence[RaiseOrder], boards: Sequence[BoardOrder], *, is_open: IsOpen
+    ) -> Room:
+        """Return the room that these orders take, without writing anything."""
+        info = self._store.call(self._stream.info)
+        terms, sizes = _terms(info, is_open), _sizes(self._stream, info)
+        counters = counter_changes(self._tenant, orders, terms)
+        room = room_for_changes(counters, self._counters.keys, sizes)
+        if not boards:
+            return room
+        changes = [
+            change
+            for change in board_changes(self._tenant, boards, terms)
+            if not isinstance(change, str)
+        ]
+        return room + room_for_changes(changes, self._read(BOARDS).keys, sizes)
+
     def raise_counters(
         self, orders: Sequence[RaiseOrder], *, is_open: IsOpen
     ) -> tuple[RaiseResult, ...]:
@@ -129,18 +173,29 @@ class NatsLiveTenant:
     def _read(self, first: str) -> KeysRead:
         return self._store.call(read_keys, self._stream, prefix_to_read(first, self._tenant))
 
+    @cached_property
+    def _limits(self) -> StoreLimits:
+        return self._store.limits()
+
+    def _live(self, of: BudgetWindow, entity: Entity) -> LiveKey:
+        key = encode_key(CounterKey(self._tenant, of, entity))
+        return self._counters.keys.get(key, NEVER_WRITTEN)
+
     def _terms(self, is_open: IsOpen) -> WriteTerms:
-        return self._store.call(_read_terms, self._stream, is_open)
+        return _terms(self._store.call(self._stream.info), is_open)
 
 
-async def _read_terms(stream: BucketStream, is_open: IsOpen) -> WriteTerms:
-    info = await stream.info()
+def _sizes(stream: BucketStream, info: StreamInfo) -> MessageSizes:
+    return MessageSizes(stream.subject_prefix, info.in_memory, info.keeps_one)
+
+
+def _terms(info: StreamInfo, is_open: IsOpen) -> WriteTerms:
     server_time, since = info.server_time or datetime.now(UTC), Stopwatch()
 
     def now() -> datetime:
         return server_time + timedelta(seconds=since.seconds())
 
-    return WriteTerms(is_open=is_open, now=now, supports_ttl=info.supports_ttl)
+    return WriteTerms(is_open=is_open, now=now, limits=info.limits)
 
 
 class NatsUsageStore:
@@ -165,6 +220,10 @@ class NatsUsageStore:
     def write_marker(self, deployment_id: str, marker: IntendedMarker, *, after: int) -> Marker:
         """Write our marker over sequence ``after`` of its key; 0: the key must not exist."""
         return self.call(write_marker, self._stream, deployment_id, marker, after)
+
+    def limits(self) -> StoreLimits:
+        """Return the limits of the bucket and what it holds, as the stream's leader reports."""
+        return self.call(self._stream.info).limits
 
     def cluster_view(self, seen_at: datetime) -> ClusterView:
         """Request the servers that hold the stream; ``seen_at`` is the present time."""
@@ -252,17 +311,22 @@ async def write_marker(
 
     Raises:
         MarkerConflictError: the key has changed; nothing was overwritten.
+        StoreFullError: the bucket would delete another key for it.
         StoreWriteError: the store rejected the write.
         StoreUnreachableError: no response, so the marker may have been written.
         StoreMissingError, StoreNoQuorumError, StorePermissionError: nothing was written.
     """
     info = await stream.info()
-    key = marker_key(deployment_id)
-    response = await stream.connection.ask(
-        f"{stream.subject_prefix}{key}",
-        marker_value(marker),
-        conditional_headers(after, NEVER if info.supports_ttl else None),
-    )
+    key, value = marker_key(deployment_id), marker_value(marker)
+    headers = conditional_headers(after, NEVER if info.supports_ttl else None)
+    if info.limits.may_evict:
+        sizes = _sizes(stream, info)
+        new = sizes.of(key, value, headers)
+        overwritten = await stream.read_lengths(key) if info.keeps_one else None
+        old = None if overwritten is None else sizes.of_lengths(key, *overwritten)
+        if not info.limits.has_room_for(Room(1, new) if old is None else Room(0, new - old)):
+            raise marker_does_not_fit(stream.bucket, key)
+    response = await stream.connection.ask(f"{stream.subject_prefix}{key}", value, headers)
     error = stream.error_in_write(response)
     if error is None:
         return Marker(marker.nonce, stream.sequence_in(response), marker.number)
@@ -309,6 +373,14 @@ def _read_marker(data: bytes, revision: int) -> FoundMarker:
                 landmark=landmark if isinstance(landmark, str) else None,
             )
     return FoundMarker(None, revision)
+
+
+def marker_does_not_fit(bucket: str, key: str) -> StoreFullError:
+    """Return the error for a marker that would take the place of other keys."""
+    return StoreFullError(
+        f"The bucket {bucket} is full, and would delete another key to store the marker {key}.",
+        "raise max_bytes or max_msgs of the bucket, or remove the limit.",
+    )
 
 
 def marker_conflict(bucket: str, key: str, after: int) -> MarkerConflictError:

@@ -20,7 +20,9 @@ from budget_recovery_dagster.adapters.nats.connection import (
     NatsConnection,
     Timeouts,
     parse_headers,
+    size_of,
 )
+from budget_recovery_dagster.domain.plan import Room, StoreLimits
 from budget_recovery_dagster.domain.store import ClusterView, Replica, StoreIdentity, hears_majority
 from budget_recovery_dagster.domain.verdict import same_creation
 from budget_recovery_dagster.errors import (
@@ -102,9 +104,9 @@ class KeysRead:
 class StreamInfo:
     """The stream's state, as reported by its leader.
 
-    ``max_age`` is the age at which the stream drops any key (None: never). ``supports_ttl``: single
-    keys may have a time to live. ``is_led``: the responder reaches a majority of the replicas, so
-    no other server can be the leader.
+    ``in_memory``: the stream is not in a file. ``keeps_one``: of each key only the newest message
+    is kept. ``is_led``: the responder reaches a majority of the replicas, so no other server can be
+    the leader.
 
     ``server_time`` is the leader's clock (UTC), None for servers that do not report it. ``leader``
     is None for a stream without replicas, for which no other server can respond.
@@ -113,13 +115,52 @@ class StreamInfo:
     """
 
     identity: StoreIdentity
-    max_age: timedelta | None
-    supports_ttl: bool
+    limits: StoreLimits
+    in_memory: bool
+    keeps_one: bool
     is_led: bool
     server_time: datetime | None
     leader: str | None
     subject_count: int
     subjects: tuple[str, ...]
+
+    @property
+    def max_age(self) -> timedelta | None:
+        """The age at which the stream drops any key; None: never."""
+        return self.limits.max_age
+
+    @property
+    def supports_ttl(self) -> bool:
+        """Whether single keys may have a time to live."""
+        return self.limits.supports_ttl
+
+
+# What the server adds to subject, headers and data of a message: in memory, in a file, and in a
+# file if the message has headers.
+_IN_MEMORY, _IN_FILE, _HEADERS_IN_FILE = 16, 30, 4
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSizes:
+    """How a stream counts the bytes of its messages.
+
+    ``keeps_one``: of each key only the newest message is kept.
+    """
+
+    subject_prefix: str
+    in_memory: bool
+    keeps_one: bool
+
+    def of(self, key: str, data: bytes, headers: HeaderLines) -> int:
+        """Return the bytes of a message with this value under this key."""
+        return self.of_lengths(key, len(data), size_of(headers) if headers else 0)
+
+    def of_lengths(self, key: str, data: int, headers: int) -> int:
+        """Return the bytes of a message of this key, from the lengths of data and headers."""
+        size = len(self.subject_prefix) + len(key) + data + headers
+        if self.in_memory:
+            return size + _IN_MEMORY
+        return size + _IN_FILE + (_HEADERS_IN_FILE if headers else 0)
 
 
 class BucketStream:
@@ -184,13 +225,32 @@ class BucketStream:
 
     def key_in(self, message: Msg) -> LiveKey:
         """Parse the response to a ``key_request``; raises as ``ask``."""
+        stored = self._message_in(message)
+        if stored is None:
+            return NEVER_WRITTEN
+        with self.parsing():
+            return read_stored_message(stored)
+
+    async def read_lengths(self, key: str) -> tuple[int, int] | None:
+        """Return the lengths of data and headers of a key's newest message; raises as ``ask``.
+
+        None: the key has no message.
+        """
+        stored = self._message_in(await self.connection.ask(*self.key_request(key)))
+        if stored is None:
+            return None
+        with self.parsing():
+            return len(_decode(stored, "data")), len(_decode(stored, "hdrs"))
+
+    def _message_in(self, message: Msg) -> Mapping[str, Any] | None:
         response, error = self._parse_response(message)
         if error is not None:
             if error.get("err_code") == _NO_MESSAGE:
-                return NEVER_WRITTEN
+                return None
             raise jetstream_error(self.bucket, error)
         with self.parsing():
-            return read_stored_message(response["message"])
+            stored: Mapping[str, Any] = response["message"]
+            return stored
 
     async def info(self) -> StreamInfo:
         """Request the stream's state from its leader; raises as ``ask``."""
@@ -283,8 +343,9 @@ class BucketStream:
                 identity=StoreIdentity(
                     _parse_time(response["created"]), response["state"]["last_seq"]
                 ),
-                max_age=_age(response["config"].get("max_age") or 0),
-                supports_ttl=response["config"].get("allow_msg_ttl") is True,
+                limits=read_limits(response["config"], response["state"]),
+                in_memory=response["config"].get("storage") == "memory",
+                keeps_one=response["config"].get("max_msgs_per_subject") == 1,
                 server_time=None if time is None else _parse_time(time),
                 leader=self._leader(response),
                 is_led=hears_majority(read_cluster(response, datetime.now(UTC))),
@@ -318,7 +379,7 @@ class BucketStream:
                 f"No stream accepts writes to the bucket {self.bucket}.",
                 "check that the bucket exists, then wait until its stream has a leader.",
             )
-        # Parsing the many responses without an error would cost time for nothing.
+        # There are many responses, and nearly all are without an error.
         if response.data and b'"error"' not in response.data:
             return None
         with self.parsing():
@@ -480,11 +541,15 @@ def read_stored_message(message: Mapping[str, Any]) -> LiveKey:
         KeyError, TypeError, ValueError: the message has another form.
     """
     return read_message(
-        base64.b64decode(message.get("data") or "", validate=True),
-        parse_headers(base64.b64decode(message.get("hdrs") or "", validate=True)),
+        _decode(message, "data"),
+        parse_headers(_decode(message, "hdrs")),
         int(message["seq"]),
         nanoseconds(datetime.fromisoformat(message["time"])),
     )
+
+
+def _decode(message: Mapping[str, Any], field: str) -> bytes:
+    return base64.b64decode(message.get(field) or "", validate=True)
 
 
 def sequence_and_time(reply: str) -> tuple[int, int]:
@@ -506,6 +571,27 @@ def nanoseconds(time: datetime) -> int:
 def _parse_time(text: str) -> datetime:
     """Parse a time, truncated to microseconds."""
     return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def read_limits(config: Mapping[str, Any], state: Mapping[str, Any]) -> StoreLimits:
+    """Parse the limits in the configuration of a stream, and what it holds.
+
+    Raises:
+        KeyError, TypeError: one of the two has another form.
+    """
+    return StoreLimits(
+        used=Room(state["messages"], state["bytes"]),
+        max_messages=_limit(config.get("max_msgs")),
+        max_bytes=_limit(config.get("max_bytes")),
+        evicts=config.get("discard") != "new",
+        max_age=_age(config.get("max_age") or 0),
+        supports_ttl=config.get("allow_msg_ttl") is True,
+    )
+
+
+def _limit(value: int | None) -> int | None:
+    """Return a limit; the server reports 0 or -1 where there is none."""
+    return value if value is not None and value > 0 else None
 
 
 def _age(nanoseconds: int) -> timedelta | None:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -14,10 +14,10 @@ from anyio.lowlevel import checkpoint
 from nats.aio.msg import Msg
 
 from budget_recovery_dagster.adapters.nats.codec import (
-    NEVER,
     BoardKey,
     CounterKey,
     ExpiredKeyError,
+    drop_times,
     element_texts,
     encode_board_key,
     encode_key,
@@ -35,6 +35,7 @@ from budget_recovery_dagster.adapters.nats.stream import (
     TTL_HEADER,
     BucketStream,
     LiveKey,
+    MessageSizes,
     nanoseconds,
     value_error,
     write_error,
@@ -57,6 +58,8 @@ from budget_recovery_dagster.domain.plan import (
     IsOpen,
     RaiseOrder,
     RaiseResult,
+    Room,
+    StoreLimits,
     Written,
 )
 from budget_recovery_dagster.errors import StoreUnreachableError, StoreWriteError
@@ -117,6 +120,10 @@ class Change(Protocol[Outcome]):
         """Decide what to write over the live value; called immediately before the write."""
         ...
 
+    def stored(self, outcome: Outcome, revision: int) -> Outcome:
+        """Return the result that replaces ``outcome`` once the value is stored."""
+        ...
+
     def rejected(self, outcome: Outcome, reason: str) -> Outcome:
         """Return the result that replaces ``outcome`` if the store rejects the value."""
         ...
@@ -126,13 +133,13 @@ class Change(Protocol[Outcome]):
 class WriteTerms:
     """What every write depends on, in addition to its key.
 
-    ``now`` returns the store's time (aware). ``supports_ttl``: the bucket allows times to live of
-    single keys. Without them a key is kept too long, which does no harm.
+    ``now`` returns the store's time (aware). If the ``limits`` allow no times to live of single
+    keys, a key is kept too long, which does no harm.
     """
 
     is_open: IsOpen
     now: Callable[[], datetime]
-    supports_ttl: bool
+    limits: StoreLimits
 
     def write(
         self, live: LiveKey, order: RaiseOrder | BoardOrder, text: Callable[[str], str]
@@ -152,7 +159,7 @@ class WriteTerms:
             ttl = remaining_ttl(live.value.ttl, live.value.written_ns, nanoseconds(now))
             headers = live.value.headers
         data = text(format_updated_at(now)).encode()
-        return Write(data, ttl if self.supports_ttl else None, headers)
+        return Write(data, ttl if self.limits.supports_ttl else None, headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +178,20 @@ class CounterChange:
         if reason:
             return self._skipped(Written.UNREADABLE, before, reason)
         if before is not None and before >= self.order.usage:
-            return self._skipped(Written.KEPT, before)
+            return Decision(RaiseResult(self.order, Written.KEPT, before, revision=live.revision))
         try:
             write = self.terms.write(live, self.order, partial(self._text, live, shape))
         except ExpiredKeyError:
             return self._skipped(Written.EXPIRED, before)
-        expires = write.ttl not in (None, NEVER)
-        return Decision(RaiseResult(self.order, Written.RAISED, before, expires=expires), write)
+        expires_at, ages_out_at = drop_times(write.ttl, self.terms.now(), self.terms.limits.max_age)
+        raised = RaiseResult(
+            self.order, Written.RAISED, before, expires_at=expires_at, ages_out_at=ages_out_at
+        )
+        return Decision(raised, write)
+
+    def stored(self, outcome: RaiseResult, revision: int) -> RaiseResult:
+        """Return the result with the sequence of the write."""
+        return replace(outcome, revision=revision)
 
     def rejected(self, outcome: RaiseResult, reason: str) -> RaiseResult:
         """Return the result for a value that the store rejected."""
@@ -240,6 +254,10 @@ class BoardChange:
             return self._skipped(Written.EXPIRED)
         return Decision(BoardResult(self.order.of, is_written=True), write)
 
+    def stored(self, outcome: BoardResult, revision: int) -> BoardResult:  # noqa: ARG002 - of a Change
+        """Return the result as it is."""
+        return outcome
+
     def rejected(self, outcome: BoardResult, reason: str) -> BoardResult:
         """Return the result for a value that the store rejected."""
         return replace(outcome, is_written=False, reason=reason)
@@ -254,13 +272,11 @@ def rebuild(
     """Carry out orders with ``write``; return the results in the order of the orders."""
     changes: dict[int, BoardChange] = {}
     results: dict[int, BoardResult | str] = {}
-    for number, order in enumerate(orders):
-        try:
-            key = encode_board_key(BoardKey(tenant, order.of))
-        except UnusableNameError as error:
-            results[number] = f"No valid key: {error}."
+    for number, change in enumerate(board_changes(tenant, orders, terms)):
+        if isinstance(change, str):
+            results[number] = change
         else:
-            changes[number] = BoardChange(tenant, key, order, _normalized(order.usages), terms)
+            changes[number] = change
     results.update(zip(changes, write(list(changes.values())), strict=True))
     return tuple(
         BoardResult(order.of, is_written=False, reason=result)
@@ -268,6 +284,19 @@ def rebuild(
         else result
         for number, order in enumerate(orders)
     )
+
+
+def board_changes(
+    tenant: str, orders: Iterable[BoardOrder], terms: WriteTerms
+) -> Iterator[BoardChange | str]:
+    """Return the changes that carry out orders; the reason, if a leaderboard has no valid key."""
+    for order in orders:
+        try:
+            key = encode_board_key(BoardKey(tenant, order.of))
+        except UnusableNameError as error:
+            yield f"No valid key: {error}."
+        else:
+            yield BoardChange(tenant, key, order, _normalized(order.usages), terms)
 
 
 class ChangeResults(Generic[Outcome]):
@@ -285,9 +314,9 @@ class ChangeResults(Generic[Outcome]):
         """Record a change that needs no write."""
         self._outcomes[number] = outcome
 
-    def store(self, number: int, outcome: Outcome) -> None:
-        """Record a write that the store accepted."""
-        self._outcomes[number] = outcome
+    def store(self, number: int, outcome: Outcome, revision: int) -> None:
+        """Record a write that the store accepted at this sequence."""
+        self._outcomes[number] = self._changes[number].stored(outcome, revision)
         self._rejected_in_a_row = 0
 
     def reject_value(self, number: int, outcome: Outcome, reason: str) -> None:
@@ -453,6 +482,35 @@ def conditional_headers(
     return [*headers, *others]
 
 
+def room_for_changes(
+    changes: Iterable[Change[Any]], known: Mapping[str, LiveKey], sizes: MessageSizes
+) -> Room:
+    """Return the room that changes of these live keys take."""
+    room = Room()
+    for change in changes:
+        live = known.get(change.key, NEVER_WRITTEN)
+        write = change.decide(live).write
+        if write is not None:
+            room += _room_for(change.key, live, write, sizes)
+    return room
+
+
+def _room_for(key: str, live: LiveKey, write: Write, sizes: MessageSizes) -> Room:
+    """Return the room that a write over a live key takes.
+
+    Of the overwritten message only the TTL and the gateway's headers are known, so this may be too
+    much.
+    """
+    headers = conditional_headers(live.revision, write.ttl, write.headers)
+    size = sizes.of(key, write.data, headers)
+    if not live.revision or not sizes.keeps_one:
+        return Room(1, size)
+    data, ttl = (b"", None) if live.value is None else (live.value.data, live.value.ttl)
+    known = () if live.value is None else tuple(live.value.headers)
+    old = sizes.of(key, data, known if ttl is None else ((TTL_HEADER, ttl), *known))
+    return Room(0, max(size - old, 0))
+
+
 class _PendingRead(NamedTuple):
     """A pending read of a key, for the change with this number."""
 
@@ -565,13 +623,13 @@ class _ChangeWriter(Generic[Outcome]):
             live = self._stream.key_in(response)
             unconfirmed = self._unconfirmed.pop(number, None)
             if unconfirmed is not None and unconfirmed.is_stored_as(live):
-                self._results.store(number, unconfirmed.outcome)
+                self._results.store(number, unconfirmed.outcome, live.revision)
             elif not self._results.is_given_up:
                 await self._decide(number, live)
             return
         error = self._stream.error_in_write(response)
         if error is None:
-            self._results.store(number, request.outcome)
+            self._results.store(number, request.outcome, self._stream.sequence_in(response))
         elif error.get("err_code") in WRONG_REVISION | {_TOO_MANY_REQUESTS}:
             await self._read_again(number)
         else:

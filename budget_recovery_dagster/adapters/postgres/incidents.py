@@ -293,12 +293,22 @@ class PostgresIncidents:
         """Write the outcome of the newest attempt, unless it has one."""
         with self._database.writing() as connection:
             require_lease(connection, self._database, lease, name=RESTORE_LEASE)
-            values = {
-                "incident_id": judged.incident_id,
-                "outcome": storable(outcome),
-                "ended_at": self._database.time_on(connection),
-            }
-            connection.execute(_END_NEWEST, values)
+            self._end_newest(connection, judged, outcome)
+
+    def return_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> Incident:
+        """Write the outcome of the newest attempt, and count one attempt less."""
+        with self._locked(lease) as (connection, standing):
+            move = moves.return_attempt(standing, judged=judged)
+            self._end_newest(connection, judged, outcome)
+            return _keep(connection, standing, move)
+
+    def _end_newest(self, connection: Connection, judged: Incident, outcome: str) -> None:
+        values = {
+            "incident_id": judged.incident_id,
+            "outcome": storable(outcome),
+            "ended_at": self._database.time_on(connection),
+        }
+        connection.execute(_END_NEWEST, values)
 
     def give_up(
         self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease

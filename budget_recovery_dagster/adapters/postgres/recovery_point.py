@@ -465,8 +465,8 @@ where tenant = %(tenant)s
 """
 _NEWEST_OF = f"{_CAPTURE} order by captured_at > %(latest)s, commit_number desc limit 1"
 _NAMED_OF = f"{_CAPTURE} and captured_at = %(captured_at)s"
-# For each window, as commit numbers: its newest record, and the newest that covers the earlier ones.
-# One that is dated in the future covers none.
+# For each window, as commit numbers: its newest record, and the newest that covers the earlier
+# ones. One that is dated in the future covers none.
 _NUMBERS = """
     select r.budget_id, r.window_token,
            coalesce(

@@ -31,6 +31,7 @@ from budget_recovery_dagster.errors import (
     LeaseLostError,
     PossibleLossError,
     StoreError,
+    StoreFullError,
     StoreLostError,
     StoreWriteError,
     describe_error,
@@ -136,6 +137,8 @@ class _Run:
     def recover(self, convergence_timeout: timedelta) -> RecoveryResult:
         try:
             self.session.await_convergence(convergence_timeout)
+            if self._incident.attempts < MAX_ATTEMPTS:
+                self._tenant_restores().require_room(self._plane.points.tenants())
             refusal = self.session.adopt_target(self._incident, is_chosen=False)
             if refusal is not None and (closing := self._nothing_lost()) is not None:
                 return self._close(closing)
@@ -183,6 +186,8 @@ class _Run:
         except IncidentHeldError as error:
             self._end_attempt(f"Stopped. {error.message}")
             return NothingToDo(error.message)
+        except StoreFullError as error:
+            return self._return_attempt(error)
         except Exception as error:
             message, hint = describe_error(error)
             self._end_attempt(message)
@@ -200,6 +205,7 @@ class _Run:
         Raises:
             StoreLostError: the store was lost once more; the incident records that.
             IncidentHeldError: a person has put it on hold; what was raised stays raised.
+            StoreFullError: some tenants have no room, and the others are restored.
             AttemptFailedError: some tenants are not restored; what was raised stays raised.
             StoreError, DatabaseError, LeaseLostError: the work was cut short; likewise.
         """
@@ -210,7 +216,8 @@ class _Run:
             restores.restore(tenant)
         seen = self.session.require_same_store()
         if undone := restores.undone:
-            raise undone_error(undone)
+            full = [each.failure for each in undone if isinstance(each.failure, StoreFullError)]
+            raise full[0] if len(full) == len(undone) else undone_error(undone)
         return self._closing(restores, seen)
 
     def _nothing_lost(self) -> Closing | None:
@@ -279,7 +286,7 @@ class _Run:
                 f"{unknown} without an intact record: usage unknown.",
                 uncovered(self._incident),
             ]
-        elif restored.counters:
+        elif restored.counters or restores.missing:
             outcome, sentences = Outcome.RESTORED, [raised, uncovered(self._incident)]
         elif restores.unreadable:
             raise AttemptFailedError(
@@ -296,6 +303,8 @@ class _Run:
                 "Every window in the snapshots has closed, so there was nothing to restore.",
                 uncovered(self._incident),
             ]
+        if restored.counters or restores.missing:
+            sentences += restores.degraded()
         if noted := restores.noted:
             sentences.append(f"{counted(noted, 'window')} with notes.")
         return Closing(outcome, " ".join(sentences), restored, self.session.accepted_with(seen))
@@ -311,6 +320,14 @@ class _Run:
     def _end_attempt(self, outcome: str) -> None:
         lease = self.session.worker.lease
         self._plane.incidents.end_attempt(outcome, judged=self._incident, lease=lease)
+
+    def _return_attempt(self, error: StoreFullError) -> StillWaiting:
+        """Wait for room, and do not count the attempt: no write of it was refused or lost."""
+        lease = self.session.worker.lease
+        self.session.incident = self._plane.incidents.return_attempt(
+            f"Stopped, and not counted. {error.message}", judged=self._incident, lease=lease
+        )
+        return self._wait(error)
 
     def _wait(self, error: BudgetRecoveryError) -> StillWaiting:
         lease = self.session.worker.lease

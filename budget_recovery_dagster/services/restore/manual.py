@@ -128,6 +128,7 @@ def restore_manually(  # noqa: PLR0913 - by keyword, each the caller's own
         LeaseHeldError: another restore is running; the message says whose and since when.
         PreviewOutdatedError: the store is another one than at the preview.
         PossibleLossError, StoreLostError: the store is lost.
+        StoreFullError: the bucket would delete other keys to make room.
         SettingsError: the database belongs to another bucket.
         StoreError, DatabaseError, IncidentMovedError: it could not start.
     """
@@ -142,6 +143,7 @@ def restore_manually(  # noqa: PLR0913 - by keyword, each the caller's own
             order.on_progress("No preview with these options in the last 24 hours")
         else:
             require_same(comparison.preview, seen.identity)
+        TenantRestores(session, chosen, order.reason).require_room(chosen.tenants())
         if refusal := _adopt_target(session):
             raise refusal
         if comparison.preview is not None:
@@ -325,14 +327,16 @@ class _Run:
     def _end(self, failure: BudgetRecoveryError | None) -> Incident | None:
         """Close the open incident if nothing of the whole store is left; return how it is now."""
         session = self.session
+        degraded: list[str] = []
         if session.incident is not None and failure is None:
             restores = TenantRestores(session, session.plane.points, self.order.reason)
             self.remainder = restores.remainder(is_final=False)
+            degraded += restores.degraded()
         seen = session.require_same_store()
         incident, remainder = session.incident, self.remainder
         if incident is None or remainder is None or not remainder.is_nothing:
             return incident
-        detail = " ".join([*remainder.unknown(), uncovered(incident)])
+        detail = " ".join([*remainder.unknown(), *degraded, uncovered(incident)])
         return _close(
             session,
             self.order,

@@ -25,6 +25,7 @@ from budget_recovery_dagster.domain.plan import (
     KeptPreview,
     PlannedEntry,
     RestoreChoice,
+    Room,
     choose_budget,
     choose_snapshot,
     choose_tenant,
@@ -40,7 +41,13 @@ from budget_recovery_dagster.errors import (
     PreviewOutdatedError,
 )
 from budget_recovery_dagster.ports import ControlPlane, OpenStore, RecoveryPoints, UsageStore
-from budget_recovery_dagster.services.restore.tenants import RunningClock, plan_tenant
+from budget_recovery_dagster.services.restore.tenants import (
+    RunningClock,
+    lacking_room,
+    plan_tenant,
+    room_for_tenant,
+    with_marker,
+)
 from budget_recovery_dagster.services.store_watch import watch_store
 
 
@@ -337,7 +344,14 @@ def preview_restore(
         kept = KeptPreview(str(uuid4()), plane.clock.now(), by, chosen.choice, before)
         plane.previews.begin(kept)
         tenants = chosen.tenants()
-        run = _Run(plane, store, chosen, kept.preview_id, is_of_one=len(tenants) == 1)
+        run = _Run(
+            plane,
+            store,
+            chosen,
+            kept.preview_id,
+            is_of_one=len(tenants) == 1,
+            may_evict=store.limits().may_evict,
+        )
         for number, tenant in enumerate(tenants, 1):
             on_progress(f"Tenant {tenant!r}, {number} of {len(tenants)}")
             run.add(tenant)
@@ -346,6 +360,10 @@ def preview_restore(
         if plane.incidents.recovery().incident is None:
             judgement = watch.compare().judgement
             refusal = None if judgement.verdict.is_good else judgement.reason
+        if refusal is None and (
+            full := lacking_room(store.limits(), with_marker(run.needed), "the restore")
+        ):
+            refusal = full.message
         objected = objection(store.cluster_view(plane.clock.now()))
     require_same(kept, after)
     plane.previews.complete(kept.preview_id)
@@ -390,7 +408,9 @@ class _Run:
     chosen: ChosenPoints
     preview_id: str
     is_of_one: bool
+    may_evict: bool
     tenants: list[TenantPreview] = field(default_factory=list)
+    needed: Room = field(default_factory=Room)
     _largest: list[EntryPreview] = field(default_factory=list)
 
     def add(self, tenant: str) -> None:
@@ -412,8 +432,11 @@ class _Run:
         point = self.chosen.point_of(tenant, running.now())
         if point is None:
             return TenantPreview(tenant, None)
-        live = self.store.open_tenant(tenant).reading
+        opened = self.store.open_tenant(tenant)
+        live = opened.reading
         plan = plan_tenant(point, live, running.now())
+        if self.may_evict:
+            self.needed += room_for_tenant(opened, point, plan, running)
         self.plane.previews.add(self.preview_id, tenant, plan.entries)
         reasons = {(each.of, each.entity): each.reason for each in live.omitted}
         windows, entries = self._windows(point, plan.by_window(), reasons)

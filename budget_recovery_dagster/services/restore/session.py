@@ -5,14 +5,21 @@ marks it as the restore target of the open incident, restores tenants, and verif
 the store is still the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
 from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.incident import Closing, Incident
-from budget_recovery_dagster.domain.plan import Action, AuditEntry, AuditTrail, RecoveryPlan
+from budget_recovery_dagster.domain.plan import (
+    Action,
+    AuditEntry,
+    AuditTrail,
+    RecoveryPlan,
+    Room,
+    StoreLimits,
+)
 from budget_recovery_dagster.domain.recovery_point import TenantPoint
 from budget_recovery_dagster.domain.store import (
     SETTLED_FOR,
@@ -28,6 +35,7 @@ from budget_recovery_dagster.errors import (
     IncidentMovedError,
     LeaseLostError,
     StoreError,
+    StoreFullError,
     StoreNotReadyError,
     StorePermissionError,
     StoreWriteError,
@@ -40,9 +48,12 @@ from budget_recovery_dagster.services.restore.tenants import (
     TenantRestored,
     counted,
     failed,
+    lacking_room,
     left_entries,
     plan_tenant,
     restore_tenant,
+    room_for_tenant,
+    with_marker,
 )
 from budget_recovery_dagster.services.store_watch import StoreWatch, watch_store
 from budget_recovery_dagster.stopwatch import Stopwatch
@@ -157,9 +168,9 @@ class RestoreSession:
         """Mark the store as the restore target of an incident, from now on this session's.
 
         A store that was lost once more is joined to the incident. ``is_chosen``: a person decided
-        to use this store, even if it is another one. A marker that is denied does not stop a
-        restore: fewer losses can be detected without it. Returned is why the store takes no writes
-        at all, if so.
+        to use this store, even if it is another one. A marker that is denied, or has no room, does
+        not stop a restore: fewer losses can be detected without it. Returned is why the store takes
+        no writes at all, if so.
 
         Raises:
             IncidentHeldError: only a person can decide about this store; the incident is on hold.
@@ -177,7 +188,7 @@ class RestoreSession:
         self.incident = plane.incidents.adopt_target(target, judged=self.incident)
         try:
             target, _ = self.watch.renew_marker(target, seen, plane.clock.now())
-        except StorePermissionError as error:
+        except (StorePermissionError, StoreFullError) as error:
             self.worker.on_progress(f"A further loss may go undetected: {error}")
             return None
         except StoreWriteError as error:
@@ -294,7 +305,9 @@ class TenantRestores:
 
     ``reason`` is for the audit. ``tenants`` has the result of each, in the order of their
     restoring. ``corrupt`` counts the open windows without an intact record, whose usage is unknown,
-    and ``unreadable`` the live counters that could not be compared with the snapshots.
+    and ``unreadable`` the live counters that could not be compared with the snapshots;
+    ``unexpiring`` the windows whose keys cannot expire as recorded, and ``dropped_early`` those
+    whose keys the bucket drops before the window ends.
     """
 
     session: RestoreSession
@@ -304,6 +317,9 @@ class TenantRestores:
     has_current: bool = field(default=False, init=False)
     corrupt: int = field(default=0, init=False)
     unreadable: int = field(default=0, init=False)
+    unexpiring: int = field(default=0, init=False)
+    dropped_early: int = field(default=0, init=False)
+    _limits: StoreLimits | None = field(default=None, init=False)
 
     @property
     def undone(self) -> list[TenantRestored]:
@@ -316,9 +332,59 @@ class TenantRestores:
         return sum(bool(entry.notes) for tenant in self.tenants for entry in tenant.entries)
 
     @property
+    def missing(self) -> int:
+        """How many counters were missing when they were read back."""
+        return sum(tenant.missing for tenant in self.tenants)
+
+    @property
     def boards(self) -> int:
         """How many leaderboards were written."""
         return sum(tenant.boards for tenant in self.tenants)
+
+    def degraded(self) -> Iterator[str]:
+        """Describe how the restored keys differ from the lost ones, in sentences."""
+        if self.missing:
+            yield (
+                f"{counted(self.missing, 'counter')} missing again when read back: deleted, "
+                "expired, or in a closed window."
+            )
+        if self.unexpiring:
+            yield (
+                f"Keys of {counted(self.unexpiring, 'window')} do not expire: the bucket has no "
+                "per-key TTLs (allow_msg_ttl)."
+            )
+        if self.dropped_early and self._limits is not None and self._limits.max_age is not None:
+            yield (
+                f"Keys of {counted(self.dropped_early, 'window')} are dropped "
+                f"{in_words(self._limits.max_age)} after their last write, before the window ends "
+                "(max_age)."
+            )
+
+    def require_room(self, tenants: Iterable[str]) -> None:
+        """Require that a restore of these tenants makes the store delete no other keys.
+
+        Only a store that deletes keys when it is full is read for this. A tenant that cannot be
+        read is left out; its restore fails by itself.
+
+        Raises:
+            StoreFullError: there is no room; the message names the setting and its value.
+            StoreError: the store does not answer.
+            DatabaseUnreachableError, LeaseLostError: the work was interrupted.
+        """
+        store = self.session.store
+        if not store.limits().may_evict:
+            return
+        needed = Room()
+        for tenant in sorted(tenants):
+            self.session.worker.lease.require_held()
+            try:
+                needed += self._room_of(tenant)
+            except (DatabaseUnreachableError, LeaseLostError):
+                raise
+            except Exception as error:  # noqa: BLE001 - its restore reports it by name
+                self._require_answer(error)
+        if refusal := lacking_room(store.limits(), with_marker(needed), "the restore"):
+            raise refusal
 
     def restore(self, tenant: str) -> TenantRestored | None:
         """Restore a tenant; None if it has nothing to restore.
@@ -394,6 +460,15 @@ class TenantRestores:
             return frozenset()
         return self.session.plane.audits.windows_begun(incident.incident_id, tenant)
 
+    def _room_of(self, tenant: str) -> Room:
+        running = self.session.running
+        point = self.points.point_of(tenant, running.now())
+        if point is None:
+            return Room()
+        live = self.session.store.open_tenant(tenant)
+        plan = plan_tenant(point, live.reading, running.now())
+        return room_for_tenant(live, point, plan, running)
+
     def _finish(self, at: datetime, entries: tuple[AuditEntry, ...]) -> None:
         """Record what was done, unless another worker may have taken over meanwhile.
 
@@ -435,6 +510,14 @@ class TenantRestores:
         current = [each for each in point.windows if each.of.window.is_current(now)]
         self.has_current |= bool(current)
         self.corrupt += sum(not each.has_intact_record for each in current)
+        if self._limits is None:
+            self._limits = self.session.store.limits()
+        if not self._limits.supports_ttl:
+            self.unexpiring += sum(
+                any(isinstance(expiry, int) for expiry in each.expiries.values())
+                for each in current
+            )
+        self.dropped_early += sum(self._limits.drops_early(each.of.window, now) for each in current)
 
     def _trail(self, at: datetime, entries: tuple[AuditEntry, ...]) -> AuditTrail:
         incident = self.session.incident

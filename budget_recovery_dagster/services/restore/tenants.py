@@ -18,6 +18,7 @@ from budget_recovery_dagster.domain.counters import (
     shown_entity,
 )
 from budget_recovery_dagster.domain.plan import (
+    MARKER_ROOM,
     Action,
     AuditEntry,
     BoardOrder,
@@ -27,19 +28,22 @@ from budget_recovery_dagster.domain.plan import (
     RaiseOrder,
     RaiseResult,
     RecoveryPlan,
+    Room,
+    StoreLimits,
     Written,
     plan_restore,
 )
 from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
 from budget_recovery_dagster.domain.snapshots import TenantReading
-from budget_recovery_dagster.domain.windows import Window, in_words
+from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW, Window, in_words
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     BudgetRecoveryError,
     StoreError,
+    StoreFullError,
     describe_error,
 )
-from budget_recovery_dagster.ports import Clock, UsageStore
+from budget_recovery_dagster.ports import Clock, LiveTenant, UsageStore
 from budget_recovery_dagster.stopwatch import Stopwatch
 
 WRITTEN: Mapping[Written, str] = {
@@ -68,18 +72,117 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(first) if len(first) <= _NAMED else f"{', '.join(first[:_NAMED])}, ..."
 
 
+def lacking_room(limits: StoreLimits, needed: Room, whose: str) -> StoreFullError | None:
+    """Return an error if a restore could make the store delete other keys; None if it cannot.
+
+    ``whose`` names what needs the room, such as "the restore".
+    """
+    shortages = limits.shortages(needed)
+    if not shortages:
+        return None
+    enough = " and ".join(f"{each.setting} to at least {each.enough}" for each in shortages)
+    return StoreFullError(
+        f"The bucket has no room for {whose}: {'; '.join(map(str, shortages))}. "
+        "With discard=old, a full bucket deletes the oldest keys of all writers.",
+        f"raise {enough}. An automatic restore then starts by itself; repeat a manual one.",
+    )
+
+
+def with_marker(needed: Room) -> Room:
+    """Add the room of our marker, which a restore that writes anything writes first."""
+    return needed + MARKER_ROOM if needed != Room() else needed
+
+
+_NO_TRACE = "without a delete marker"
+
+
+@dataclass(frozen=True, slots=True)
+class MissingCounter:
+    """A counter that was raised or kept, and is missing when the counters are read back.
+
+    ``cause`` is why it may be missing, such as a delete marker; None: there is no trace of a cause.
+    """
+
+    of: BudgetWindow
+    entity: Entity
+    cause: str | None
+
+
+def find_missing(
+    plan: RecoveryPlan,
+    results: Iterable[RaiseResult],
+    live: LiveTenant,
+    after: LiveTenant,
+    now: datetime,
+) -> Iterator[MissingCounter]:
+    """Find the counters of a plan that were raised or kept, and are missing at ``now``.
+
+    ``live`` was read before the writes, ``after`` after them. A counter that has become unreadable
+    is not missing.
+    """
+    by_counter = {(result.order.of, result.order.entity): result for result in results}
+    present = {(each.of, each.entity) for each in after.reading.counters}
+    present |= {(each.of, each.entity) for each in after.reading.omitted}
+    for entry in plan.entries:
+        result = by_counter.get((entry.of, entry.entity))
+        is_due = entry.action is Action.KEEP or (
+            result is not None and result.written in (Written.RAISED, Written.KEPT)
+        )
+        if is_due and (entry.of, entry.entity) not in present:
+            cause = _cause_of_missing(entry, result, live, after, now)
+            yield MissingCounter(entry.of, entry.entity, cause)
+
+
+def _cause_of_missing(
+    entry: PlannedEntry,
+    result: RaiseResult | None,
+    live: LiveTenant,
+    after: LiveTenant,
+    now: datetime,
+) -> str | None:
+    deleted = after.deletion_of(entry.of, entry.entity)
+    if deleted is not None and deleted > (result.revision if result else 0):
+        return "deleted since"
+    if not entry.of.window.is_current(now):
+        return "the window has closed"
+    if result is not None and result.written is Written.RAISED:
+        drops = [result.expires_at, result.ages_out_at]
+    else:
+        drops = [live.dropped_at(entry.of, entry.entity)]
+    if any(at is not None and at <= now + RESTORE_CLOCK_SKEW for at in drops):
+        return "expired since"
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What was found and done for a tenant, for a report by budget and window."""
+    """What was found and done for a tenant, for a report by budget and window.
+
+    ``after`` are the usages read back, and ``unreadable_after`` the counters that could not be.
+    """
 
     point: TenantPoint
     plan: RecoveryPlan
     live: TenantReading
     results: tuple[RaiseResult, ...]
     after: TenantUsages
+    unreadable_after: Mapping[tuple[BudgetWindow, Entity], str]
+    missing: tuple[MissingCounter, ...]
+    limits: StoreLimits
 
     def shortfall(self, is_open: IsOpen) -> BudgetRecoveryError | None:
-        """Return an error if counters are lower than they were written; None if none is."""
+        """Return an error if counters are lower than written, or lost; None if none is.
+
+        A counter is lost if it is missing, and nothing explains why.
+        """
+        if lost := [each for each in self.missing if each.cause is None]:
+            first = f"{shown_entity(lost[0].entity)} of {lost[0].of}"
+            return AttemptFailedError(
+                f"{counted(len(lost), 'counter')} of tenant {self.point.tenant!r} missing after "
+                f"the restore, {_NO_TRACE}, the first {first}.",
+                "check whether the bucket is full and has discard=old, and whether keys are purged "
+                "from it.",
+            )
         low = [
             result
             for result in self.results
@@ -161,11 +264,8 @@ class RestoreReport:
             if count := sum(result.written is written for result in results):
                 yield f"{counted(count, 'counter')} {WRITTEN[written]}"
         yield from self._unknown_expiries(window, results)
-        if gone := [result.order.entity for result in results if self._is_gone(result)]:
-            yield (
-                f"{counted(len(gone), 'counter')} missing from the store after the write: "
-                f"{listed(map(shown_entity, gone))}"
-            )
+        yield from self._missing(window)
+        yield from self._degraded(window, results)
         if board is not None:
             yield f"leaderboard not rebuilt: {board}"
 
@@ -174,7 +274,7 @@ class RestoreReport:
         count = sum(
             result.written is Written.RAISED
             and result.before is None
-            and result.expires
+            and result.expires_at is not None
             and result.order.entity not in window.expiries
             for result in results
         )
@@ -193,6 +293,15 @@ class RestoreReport:
         ]
         at_writing = _left_as(Written.UNREADABLE, results)
         yield from _with_reasons(Written.UNREADABLE, at_reading + at_writing)
+        known = {entity for entity, _ in (*at_reading, *at_writing)}
+        if spoiled := [
+            f"{shown_entity(entry.entity)} ({reason})"
+            for entry in planned
+            if entry.entity not in known
+            and (reason := self.unreadable_after.get((entry.of, entry.entity)))
+        ]:
+            number = counted(len(spoiled), "counter")
+            yield f"{number} unreadable after the write: {listed(spoiled)}"
 
     def _why_left(self, board: BoardResult) -> str:
         """Return why a leaderboard was not written; empty if it is not needed."""
@@ -211,9 +320,37 @@ class RestoreReport:
             and usage >= result.order.usage
         )
 
-    def _is_gone(self, result: RaiseResult) -> bool:
-        was_there = result.written in (Written.RAISED, Written.KEPT)
-        return was_there and self._usage_after(result.order) is None
+    def _missing(self, window: WindowPoint) -> Iterator[str]:
+        missing: defaultdict[str, list[Entity]] = defaultdict(list)
+        for each in self.missing:
+            if each.of == window.of:
+                missing[each.cause or _NO_TRACE].append(each.entity)
+        for cause, entities in missing.items():
+            yield (
+                f"{counted(len(entities), 'counter')} missing from the store after the write "
+                f"({cause}): {listed(map(shown_entity, entities))}"
+            )
+
+    def _degraded(self, window: WindowPoint, results: list[RaiseResult]) -> Iterator[str]:
+        """Report raised keys that stay too long, or that the store drops too early."""
+        raised = [result for result in results if result.written is Written.RAISED]
+        had_expiries = any(isinstance(window.expiries.get(r.order.entity), int) for r in raised)
+        if had_expiries and not self.limits.supports_ttl:
+            yield "keys do not expire: the bucket has no per-key TTLs (allow_msg_ttl)"
+        end = window.of.window.end
+        early = [
+            at
+            for result in raised
+            if (at := result.ages_out_at) is not None
+            and (end is None or at < end)
+            and (result.expires_at is None or at < result.expires_at)
+        ]
+        if early and self.limits.max_age is not None:
+            yield (
+                f"{counted(len(early), 'counter')} dropped from {min(early):%Y-%m-%d %H:%M:%S} UTC "
+                "on unless written again, before the window ends: the bucket has a max_age of "
+                f"{in_words(self.limits.max_age)}"
+            )
 
     def _usage_after(self, order: RaiseOrder) -> Decimal | None:
         return self.after.get(order.of, {}).get(order.entity)
@@ -281,7 +418,8 @@ def _with_reasons(written: Written, left: list[tuple[Entity, str]]) -> Iterator[
 class TenantRestored:
     """What a restore did to a tenant; ``failure`` is why it is not restored, None if it is.
 
-    ``plan`` is the plan that followed from the reading; None if there was none.
+    ``plan`` is the plan that followed from the reading; None if there was none. ``missing`` counts
+    the counters that were raised or kept, and were missing when they were read back.
     """
 
     tenant: str
@@ -289,6 +427,7 @@ class TenantRestored:
     boards: int
     failure: BudgetRecoveryError | None = None
     plan: RecoveryPlan | None = None
+    missing: int = 0
 
     @property
     def raised(self) -> int:
@@ -378,6 +517,11 @@ def restore_tenant(
 
     live = store.open_tenant(point.tenant)
     plan = plan_tenant(point, live.reading, running.now())
+    limits = store.limits()
+    if limits.may_evict:
+        needed = room_for_tenant(live, point, plan, running)
+        if refusal := lacking_room(limits, needed, f"tenant {point.tenant!r}"):
+            return TenantRestored(point.tenant, (), 0, refusal, plan)
     if begun := planned_entries(point, plan):
         guards.begin(begun)
     results: tuple[RaiseResult, ...] = ()
@@ -387,7 +531,10 @@ def restore_tenant(
     except StoreError as error:
         failure = error
     after = store.open_tenant(point.tenant)
-    report = RestoreReport(point, plan, live.reading, results, live_usages(after.reading))
+    missing = tuple(find_missing(plan, results, live, after, running.now()))
+    usages = live_usages(after.reading)
+    unreadable = {(each.of, each.entity): each.reason for each in after.reading.omitted}
+    report = RestoreReport(point, plan, live.reading, results, usages, unreadable, missing, limits)
     if failure is None:
         failure = _partial(after.reading) or report.shortfall(running.is_open)
     boards: tuple[BoardResult, ...] = ()
@@ -396,7 +543,9 @@ def restore_tenant(
         orders = _board_orders(point, report.after, windows, running)
         try:
             # A refused leaderboard is noted but no failure: the gateway derives it anyway.
-            boards = after.rebuild_boards(orders, is_open=may_write)
+            boards = _without_room(store, after, orders, running) or after.rebuild_boards(
+                orders, is_open=may_write
+            )
         except StoreError as error:
             failure = error
     return TenantRestored(
@@ -405,6 +554,40 @@ def restore_tenant(
         boards=sum(board.is_written for board in boards),
         failure=failure,
         plan=plan,
+        missing=len(missing),
+    )
+
+
+def room_for_tenant(
+    live: LiveTenant, point: TenantPoint, plan: RecoveryPlan, running: RunningClock
+) -> Room:
+    """Return the room that the planned counters of a tenant take, and then its leaderboards.
+
+    A plan that raises nothing needs none: leaderboards alone never keep a restore waiting.
+    """
+    orders = _orders(plan, point)
+    if not orders:
+        return Room()
+    usages = {of: dict(each) for of, each in live_usages(live.reading).items()}
+    for order in orders:
+        usages.setdefault(order.of, {})[order.entity] = order.usage
+    boards = _board_orders(point, usages, {order.of for order in orders}, running)
+    return live.room_for(orders, boards, is_open=running.is_open)
+
+
+def _without_room(
+    store: UsageStore, live: LiveTenant, orders: list[BoardOrder], running: RunningClock
+) -> tuple[BoardResult, ...]:
+    """Return the results of leaderboards that could take the place of counters; none: they fit."""
+    limits = store.limits()
+    if not limits.may_evict:
+        return ()
+    shortages = limits.shortages(live.room_for((), orders, is_open=running.is_open))
+    reason = f"the bucket has no room: {'; '.join(map(str, shortages))}"
+    return (
+        tuple(BoardResult(order.of, is_written=False, reason=reason) for order in orders)
+        if shortages
+        else ()
     )
 
 
