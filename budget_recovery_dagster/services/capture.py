@@ -418,7 +418,7 @@ def _await_start(plane: ControlPlane, hour: Hour, now: datetime) -> None:
     """Wait for an hour to begin: the scheduler's clock may be a little ahead of the database's."""
     waited = timedelta(0)
     while hour.is_future(now):
-        # By the database's clock it may take for ever: it may be set back, or stand still.
+        # By the database's clock, it may take forever: that may be set back, or stand still.
         if waited >= 2 * MAX_CLOCK_SKEW:
             raise _not_begun(hour)
         span = min(hour.start - now, MAX_CLOCK_SKEW)

@@ -82,6 +82,7 @@ def test_finding_needed_records_does_not_lock_the_store(
     for hour, counters in enumerate([*lost, {("team", "lifetime"): {"a": "2"}}]):
         plane.capture("acme", counters, at=NOON + hour * HOUR)
     plane.clock.set(NOON + timedelta(days=30))
+    plane.end_gap()
     with ThreadPoolExecutor(1) as pool:
         with admin.transaction():
             # The prune waits here while this lock is held.

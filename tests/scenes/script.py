@@ -12,8 +12,8 @@ LIFETIME = "lifetime"
 CLOSED_DAY = "2020-01-01"
 ODD = "Åcme & Söhne"
 COMMANDS = (
-    *("demo", "dev", "doctor", "hold", "migrate", "preview", "record-reset", "release"),
-    *("resolve", "restore", "snapshots", "status", "wipe"),
+    *("demo", "dev", "discard-future", "doctor", "hold", "migrate", "preview", "record-reset"),
+    *("release", "resolve", "restore", "snapshots", "status", "wipe"),
 )
 
 

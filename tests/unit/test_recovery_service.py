@@ -154,6 +154,33 @@ def test_nothing_is_written_before_the_cluster_has_converged(harness: RecoveryHa
     assert harness.clock.now() - begun >= timedelta(seconds=12)
 
 
+@pytest.mark.parametrize("lag", [0, 8000])
+@pytest.mark.parametrize("minutes", [-1, 1])
+def test_a_clock_that_is_set_during_the_wait_neither_prolongs_nor_shortens_it(
+    harness: RecoveryHarness, lag: int, minutes: int
+) -> None:
+    harness.wipe()
+    polls = 0
+
+    def polled(seen_at: datetime) -> ClusterView:
+        nonlocal polls
+        polls += 1
+        # In all by less than an hour, for which a restore may hold its lease.
+        harness.clock.advance(timedelta(minutes=minutes))
+        replica = Replica("n2", lag == 0, is_offline=False, lag=lag, silent_for=timedelta(0))
+        return ClusterView(seen_at, "c", "n1", None, 2, (replica,))
+
+    harness.store.cluster = polled
+    result = harness.recover()
+    # One poll every three seconds: until the timeout after 30 s, or during 12 s of good answers.
+    if lag:
+        assert isinstance(result, StillWaiting)
+        assert polls == 11
+    else:
+        assert outcome(result) is Outcome.RESTORED
+        assert polls == 5
+
+
 def test_a_restore_waits_while_clocks_disagree_by_more_than_five_seconds(
     harness: RecoveryHarness,
 ) -> None:

@@ -142,17 +142,24 @@ def stream_verified(
             yield content.content_id, content.usages
 
 
-# Narrow rows only; the wide contents follow by id, each once.
+# Narrow rows only; the wide contents follow by id, each once. ``oldest`` is the least of all since:
+# with it, the server begins with the few snapshots that count, and not with all records.
+_CAPTURES_SINCE = """
+with p as (
+    select commit_number, captured_at, stored_at
+    from budget_recovery.capture
+    where tenant = %(tenant)s and commit_number >= %(oldest)s
+)
+"""
 _OF_SPANS = """
 from unnest(
     %(budgets)s::text[], %(windows)s::text[], %(since)s::bigint[], %(until)s::bigint[]
 ) as w (budget_id, window_token, since, until)
-join budget_recovery.capture p
-  on p.tenant = %(tenant)s
- and p.commit_number >= coalesce(w.since, 0)
+join p
+  on p.commit_number >= coalesce(w.since, 0)
  and (w.until is null or p.commit_number <= w.until)
 join budget_recovery.budget_record r
-  on r.tenant = p.tenant
+  on r.tenant = %(tenant)s
  and r.budget_id = w.budget_id
  and r.window_token = w.window_token
  and r.captured_at = p.captured_at
@@ -161,9 +168,11 @@ order by p.commit_number desc
 _RECORD_COLUMNS = """
 select r.budget_id, r.window_token, r.content_id, p.commit_number, p.captured_at, p.stored_at,
 """
-_RECORDS = f"{_RECORD_COLUMNS} r.expiry_seconds, r.never_expires {_OF_SPANS}"
+_RECORDS = f"{_CAPTURES_SINCE}{_RECORD_COLUMNS} r.expiry_seconds, r.never_expires {_OF_SPANS}"
 # For a capture, which writes no keys, and for a point whose expiries come from newer records.
-_RECORDS_WITHOUT_EXPIRIES = f"{_RECORD_COLUMNS} null::bigint, null::boolean {_OF_SPANS}"
+_RECORDS_WITHOUT_EXPIRIES = (
+    f"{_CAPTURES_SINCE}{_RECORD_COLUMNS} null::bigint, null::boolean {_OF_SPANS}"
+)
 # The records that know the expiries of their keys, the newest of each content first.
 _WITH_EXPIRIES = """
 select r.budget_id, r.window_token, max(p.commit_number), r.content_id, r.expiry_seconds,
@@ -242,6 +251,7 @@ def _add_records(
         "windows": [token for (_, token), _ in wanted],
         "since": [span.since for _, span in wanted],
         "until": [span.until for _, span in wanted],
+        "oldest": min(span.since or 0 for _, span in wanted),
     }
     holders: defaultdict[int, list[tuple[WindowMerge, Commit, Any, Any]]] = defaultdict(list)
     # One object per commit: many counters share it.
@@ -465,8 +475,8 @@ where tenant = %(tenant)s
 """
 _NEWEST_OF = f"{_CAPTURE} order by captured_at > %(latest)s, commit_number desc limit 1"
 _NAMED_OF = f"{_CAPTURE} and captured_at = %(captured_at)s"
-# For each window, as commit numbers: its newest record, and the newest that covers the earlier
-# ones. One that is dated in the future covers none.
+# For each window, as commit numbers: its newest record, and the newest that covers earlier ones.
+# One that is dated in the future covers none.
 _NUMBERS = """
     select r.budget_id, r.window_token,
            coalesce(
@@ -477,8 +487,9 @@ _NUMBERS = """
                where p.captured_at <= %(latest)s and r.covers_earlier
            ) as since
 """
-# Also the newest that has a shape, and the newest that knows whether there was a leaderboard.
-_DESCRIBED = f"""{_NUMBERS},
+# For a restore: also the newest record that has a shape, and the newest one that knows whether there
+# was a leaderboard.
+_DESCRIBED = """,
            coalesce(
                max(p.commit_number) filter (
                    where p.captured_at <= %(latest)s and r.value_shape = any(%(shapes)s)
@@ -499,7 +510,7 @@ _OF_TENANT = """
 """
 # Only the token decides whether a window is open, so damage to the stored start or end hides
 # nothing.
-_BY_TOKENS = f"""{_OF_TENANT}
+_BY_TOKENS = """
       and r.window_token = any(%(tokens)s)
     group by r.budget_id, r.window_token
 )
@@ -510,9 +521,8 @@ select w.budget_id, w.window_token, p.captured_at, w.since, null as value_shape,
 from w
 join budget_recovery.capture p on p.commit_number = w.newest
 """
-_CURRENT_WINDOWS = f"with w as ({_NUMBERS}{_BY_TOKENS}{_WITHOUT_SHAPES}"
-# For a restore: also the shape of the newest record of each window that has one, and whether the
-# newest record that knows it had a leaderboard.
+_CURRENT_WINDOWS = f"with w as ({_NUMBERS}{_OF_TENANT}{_BY_TOKENS}{_WITHOUT_SHAPES}"
+# For a restore: also the shape, and whether there was a leaderboard.
 _WITH_SHAPES = """
 select w.budget_id, w.window_token, p.captured_at, w.since, s.value_shape, b.has_board
 from w
@@ -532,7 +542,8 @@ left join budget_recovery.budget_record b
 """
 _IN_ORDER = "order by w.budget_id, w.window_token"
 # A closed window belongs to the point if the newest snapshot has it.
-_WINDOWS = f"""with w as ({_DESCRIBED}{_BY_TOKENS}{_WITH_SHAPES}
+_WINDOWS = f"""
+with w as ({_NUMBERS}{_DESCRIBED}{_OF_TENANT}{_BY_TOKENS}{_WITH_SHAPES}
 where w.window_token = any(%(current)s) or w.newest = %(newest)s
 {_IN_ORDER}
 """
@@ -549,9 +560,9 @@ _OF_SNAPSHOT = """
     from numbers
 )
 """
-_WINDOWS_OF_SNAPSHOT = (
-    f"with numbers as ({_DESCRIBED}{_OF_TENANT}{_OF_SNAPSHOT}{_WITH_SHAPES}{_IN_ORDER}"
-)
+_WINDOWS_OF_SNAPSHOT = f"""
+with numbers as ({_NUMBERS}{_DESCRIBED}{_OF_TENANT}{_OF_SNAPSHOT}{_WITH_SHAPES}{_IN_ORDER}
+"""
 # From the newest snapshot to the first with an intact record. It is among the newest, unless the
 # tenant has no open window. `offset 0` makes the server verify in this order: usually one content
 # of each tenant.
@@ -582,19 +593,34 @@ order by t.tenant
 # The records of open windows since the covering one. Narrow rows only: the server verifies each
 # content, so none is transferred.
 _USED = """
-with recorded as (
-    select r.tenant, r.budget_id, r.window_token, r.content_id, p.commit_number,
+with w as (
+    select r.tenant, r.budget_id, r.window_token,
            max(p.commit_number) filter (
                where r.covers_earlier and p.captured_at <= %(latest)s
-           ) over (partition by r.tenant, r.budget_id, r.window_token) as since
+           ) as since
     from budget_recovery.budget_record r
     join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
     where r.window_token = any(%(tokens)s)
       and (%(tenant)s::text is null or r.tenant = %(tenant)s)
+    group by r.tenant, r.budget_id, r.window_token
 ), used as (
-    select tenant, budget_id, window_token, content_id
-    from recorded
-    where commit_number >= coalesce(since, 0)
+    select w.tenant, w.budget_id, w.window_token, r.content_id
+    from w
+    cross join lateral (
+        select captured_at
+        from budget_recovery.capture
+        where tenant = w.tenant and commit_number >= coalesce(w.since, 0)
+        offset 0
+    ) p
+    cross join lateral (
+        select content_id
+        from budget_recovery.budget_record
+        where tenant = w.tenant
+          and budget_id = w.budget_id
+          and window_token = w.window_token
+          and captured_at = p.captured_at
+        offset 0
+    ) r
 )
 """
 # How many records have each content, by tenant.

@@ -64,21 +64,26 @@ select e.tenant, e.budget_id, e.window_token, c.commit_number as since,
        w.commit_number as whole_since, s.excluded, s.reset_at
 from expired e
 left join lateral (
-    select r.commit_number
+    select p.commit_number
     from (
-        select p.commit_number, r.content_id
-        from budget_recovery.budget_record r
-        join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
-        where r.tenant = e.tenant
-          and r.budget_id = e.budget_id
-          and r.window_token = e.window_token
-          and r.covers_earlier
-          and r.captured_at <= %(latest)s
-        order by p.commit_number desc
+        select commit_number, captured_at
+        from budget_recovery.capture
+        where tenant = e.tenant and captured_at <= %(latest)s
+        order by commit_number desc
+        offset 0
+    ) p
+    cross join lateral (
+        select content_id
+        from budget_recovery.budget_record
+        where tenant = e.tenant
+          and budget_id = e.budget_id
+          and window_token = e.window_token
+          and captured_at = p.captured_at
+          and covers_earlier
         offset 0
     ) r
     where budget_recovery.is_stored_intact(r.content_id)
-    order by r.commit_number desc
+    order by p.commit_number desc
     limit 1
 ) c on true
 left join lateral (
@@ -90,22 +95,26 @@ left join lateral (
       and (s.window_token is null or s.window_token = e.window_token)
 ) s on true
 left join lateral (
-    select r.commit_number
+    select p.commit_number
     from (
-        select p.commit_number, r.content_id
-        from budget_recovery.budget_record r
-        join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
-        where r.tenant = e.tenant
-          and r.budget_id = e.budget_id
-          and r.window_token = e.window_token
-          and r.covers_earlier
-          and r.captured_at <= %(latest)s
-          and p.commit_number <= s.first_excluded
-        order by p.commit_number desc
+        select commit_number, captured_at
+        from budget_recovery.capture
+        where tenant = e.tenant and captured_at <= %(latest)s and commit_number <= s.first_excluded
+        order by commit_number desc
+        offset 0
+    ) p
+    cross join lateral (
+        select content_id
+        from budget_recovery.budget_record
+        where tenant = e.tenant
+          and budget_id = e.budget_id
+          and window_token = e.window_token
+          and captured_at = p.captured_at
+          and covers_earlier
         offset 0
     ) r
     where budget_recovery.is_stored_intact(r.content_id)
-    order by r.commit_number desc
+    order by p.commit_number desc
     limit 1
 ) w on true
 where c.commit_number is null
