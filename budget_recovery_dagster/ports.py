@@ -250,7 +250,10 @@ class CaptureReports(Protocol):
         """Return what a run could not capture: tenants, then keys, each by name."""
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
-        """Return the drops in the snapshots of a run; long lists are cut when stored."""
+        """Return the drops in the snapshots of a run, the largest missing usage first.
+
+        Of each snapshot, only the largest are stored by name.
+        """
 
     def omissions_of(self, run_id: str) -> tuple[NamedOmission, ...]:
         """Return the omissions in the snapshots of a run; long lists are cut when stored."""

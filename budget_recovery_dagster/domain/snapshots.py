@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from decimal import Decimal
 from enum import StrEnum
 
 from budget_recovery_dagster.domain.counters import (
@@ -17,6 +18,7 @@ from budget_recovery_dagster.domain.counters import (
     Usages,
     ValueShape,
     covers,
+    exact_sum,
     find_drops,
     hash_usages,
     max_merge,
@@ -85,7 +87,8 @@ class BudgetRecord:
 class TenantSnapshot:
     """A tenant's counters at ``captured_at`` (aware).
 
-    Every counter of the source is in a record or reported, unless the snapshot is partial.
+    Every counter of the source is in a record or reported, unless the snapshot is partial. The
+    drop with the largest missing usage is the first.
     """
 
     tenant: str
@@ -109,6 +112,11 @@ class TenantSnapshot:
     def omitted_count(self) -> int:
         """How many counters are omitted because their value could not be read."""
         return sum(len(record.omitted) for record in self.records)
+
+    @property
+    def drop_usage(self) -> Decimal:
+        """The usage that the store lacks in all drops; one request counts in many counters."""
+        return exact_sum(drop.usage for drop in self.drops)
 
     @property
     def truncated_count(self) -> int:
@@ -271,7 +279,8 @@ class CaptureSummary:
     """A tenant's stored snapshot, without its records.
 
     ``unreadable`` has the first of ``unreadable_count`` unreadable keys. ``truncated_count`` counts
-    only records that are still retained.
+    only records that are still retained. ``drop_usage`` is the usage that the store lacks in all
+    drops, None if unknown: version 1 of the schema did not store it.
     """
 
     tenant: str
@@ -283,6 +292,7 @@ class CaptureSummary:
     entry_count: int
     omitted_count: int
     drop_count: int
+    drop_usage: Decimal | None
     truncated_count: int
     unreadable_count: int
     unreadable: tuple[UnreadableKey, ...]
@@ -343,8 +353,9 @@ class ListedSnapshot:
     """The snapshots with one timestamp, of one tenant or of all, summed up.
 
     The numbers are those of the capture: ``records`` counts budgets and windows, ``entries``
-    counters, and ``partial`` the tenants with a partial snapshot. ``is_pruned``: retention has
-    removed records of it since, so a restore from it would be incomplete.
+    counters, and ``partial`` the tenants with a partial snapshot. ``drop_usage`` is the usage that
+    the store lacks in all drops, None if unknown. ``is_pruned``: retention has removed records of
+    it since, so a restore from it would be incomplete.
     """
 
     captured_at: datetime
@@ -355,6 +366,7 @@ class ListedSnapshot:
     omitted: int
     unreadable: int
     drops: int
+    drop_usage: Decimal | None
     partial: int
     is_pruned: bool
 

@@ -301,6 +301,7 @@ def _listed(listed: ListedSnapshot) -> Mapping[str, Any]:
         "omitted": listed.omitted,
         "unreadable": listed.unreadable,
         "drops": listed.drops,
+        "drop_usage": listed.drop_usage,
         "partial": listed.partial,
         "is_pruned": listed.is_pruned,
     }

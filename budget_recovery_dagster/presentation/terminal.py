@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from budget_recovery_dagster.domain.counters import exact_sum
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.domain.plan import timestamp
 from budget_recovery_dagster.domain.recovery_point import age
@@ -27,7 +29,9 @@ from budget_recovery_dagster.presentation.text import (
     escape_unprintable,
     full_time,
     headline,
+    known_usage,
     label,
+    largest_first,
     most_relevant,
     next_step,
     since,
@@ -79,7 +83,7 @@ _NOTES = 20
 
 
 def print_preview(console: Console, preview: Preview) -> None:
-    """Print what a restore would do; tenants with the most counters to raise come first."""
+    """Print what a restore would do; tenants and windows with the largest rise come first."""
     at = full_time(preview.at)
     print_row(console, [("PREVIEW", "bold"), (f" at {at}; nothing is written", "")])
     print_row(console, [("Choice  ", "bold"), (str(preview.choice), "")])
@@ -112,16 +116,17 @@ def print_how_to_apply(console: Console, preview: Preview) -> None:
         print_row(console, "To apply: budget-recovery restore <same options> --reason ...")
 
 
-def _most_first(tenant: TenantPreview) -> tuple[bool, int, str]:
-    raised = sum(window.raised for window in tenant.windows)
-    return tenant.failure is None, -raised, tenant.tenant
+def _most_first(tenant: TenantPreview) -> tuple[bool, Decimal, str]:
+    rise = exact_sum(window.rise for window in tenant.windows)
+    return tenant.failure is None, rise.copy_negate(), tenant.tenant
 
 
 def _shown_windows(tenant: TenantPreview, preview: Preview) -> list[WindowPreview]:
     """Return all windows of a chosen tenant; of every tenant, those with a change or a note."""
+    windows = sorted(tenant.windows, key=lambda window: window.rise, reverse=True)
     if preview.choice.tenant is not None:
-        return list(tenant.windows)
-    return [window for window in tenant.windows if window.raised or any(window_notes(window))]
+        return windows
+    return [window for window in windows if window.raised or any(window_notes(window))]
 
 
 def _print_tenant(
@@ -175,7 +180,7 @@ def _remarks(listed: ListedSnapshot) -> list[str]:
         for number, what in (
             (listed.omitted, "omitted"),
             (listed.unreadable, "unreadable"),
-            (listed.drops, "missing or lower"),
+            (listed.drops, f"missing or lower ({known_usage(listed.drop_usage)} of usage)"),
             (listed.partial, "partial"),
         )
         if number
@@ -196,10 +201,10 @@ def print_applied(console: Console, applied: Applied) -> None:
     if len(applied.differences) > _DIFFERENCES:
         more = len(applied.differences) - _DIFFERENCES
         print_row(console, f"{more:,} more, not shown: only --json prints all.", indent=2)
+    audits = [entry for tenant in applied.tenants for entry in tenant.entries]
     notes = [
-        f"{tenant.tenant}, {entry.of}: {note}"
-        for tenant in applied.tenants
-        for entry in tenant.entries
+        f"{entry.tenant}, {entry.of}: {note}"
+        for entry in largest_first(audits)
         for note in entry.notes
     ]
     for note in notes[:_NOTES]:

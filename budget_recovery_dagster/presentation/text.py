@@ -8,9 +8,13 @@ from enum import StrEnum
 
 from rich.console import Console
 
-from budget_recovery_dagster.domain.counters import format_usage, shown_entity
+from budget_recovery_dagster.domain.counters import (
+    exact_difference,
+    format_usage,
+    shown_entity,
+)
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
-from budget_recovery_dagster.domain.plan import Change, Difference
+from budget_recovery_dagster.domain.plan import AuditEntry, Change, Difference
 from budget_recovery_dagster.domain.recovery_point import (
     EVERYONE,
     Damage,
@@ -98,6 +102,11 @@ _BAR = 24
 def usage_or_nothing(usage: Decimal | None) -> str:
     """Write a usage, or ``nothing`` if there is none."""
     return "nothing" if usage is None else format_usage(usage)
+
+
+def known_usage(usage: Decimal | None) -> str:
+    """Write a usage, or ``unknown``."""
+    return "unknown" if usage is None else format_usage(usage)
 
 
 def headline(preview: Preview) -> str:
@@ -319,8 +328,21 @@ def comparison(applied: Applied) -> str:
 
 
 def most_relevant(differences: Iterable[Difference]) -> list[Difference]:
-    """Sort the differences that normal traffic cannot cause to the front."""
-    return sorted(differences, key=lambda each: each.change is Change.LIVE)
+    """Sort the differences that normal traffic cannot cause to the front, largest first."""
+    return sorted(
+        differences, key=lambda each: (each.change is Change.LIVE, _amount(each).copy_negate())
+    )
+
+
+def _amount(difference: Difference) -> Decimal:
+    """Return by how much the usage of a counter differs."""
+    found, previewed = difference.found or Decimal(0), difference.previewed or Decimal(0)
+    return exact_difference(max(found, previewed), min(found, previewed))
+
+
+def largest_first(entries: Iterable[AuditEntry]) -> list[AuditEntry]:
+    """Sort the budgets and windows of a restore by their rise, highest first."""
+    return sorted(entries, key=lambda each: exact_difference(each.after, each.before), reverse=True)
 
 
 def end_of_incident(applied: Applied) -> str | None:

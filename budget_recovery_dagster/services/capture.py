@@ -50,7 +50,8 @@ MAX_NOTED_KEYS = 100
 class TenantStored:
     """The tenant's snapshot is stored; ``seconds`` is how long the tenant took.
 
-    ``truncated`` is how many of the records hold only the largest spenders.
+    ``truncated`` is how many of the records hold only the largest spenders. ``drop_usage`` is the
+    usage that the store lacks in all drops.
     """
 
     tenant: str
@@ -61,6 +62,7 @@ class TenantStored:
     omitted: int
     unreadable: int
     drops: int
+    drop_usage: Decimal
     is_partial: bool
     seconds: float
 
@@ -78,6 +80,7 @@ class TenantStored:
             omitted=snapshot.omitted_count,
             unreadable=len(snapshot.unreadable),
             drops=len(snapshot.drops),
+            drop_usage=snapshot.drop_usage,
             is_partial=snapshot.is_partial,
             seconds=seconds,
         )

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 from budget_recovery_dagster.adapters.postgres import (
     MAX_NAMED,
@@ -46,6 +47,7 @@ from budget_recovery_dagster.domain import (
     admit,
     concerning,
     eligible,
+    exact_sum,
     hash_usages,
     keeping_out,
     max_merge,
@@ -276,11 +278,12 @@ class MemoryCaptureReports(OnState):
         return tuple(sorted(noted, key=lambda each: (each.kind is Uncaptured.KEY, each.name)))
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
-        return tuple(
+        drops = [
             drop
             for stored in sorted(self._by(run_id), key=lambda stored: _order(stored.summary))
             for drop in stored.drops
-        )
+        ]
+        return tuple(sorted(drops, key=_missing, reverse=True))
 
     def omissions_of(self, run_id: str) -> tuple[NamedOmission, ...]:
         return tuple(
@@ -343,6 +346,10 @@ class MemoryCaptureReports(OnState):
         return tuple(sorted((stored.summary for stored in snapshots), key=_order))
 
 
+def _missing(drop: NamedDrop) -> Decimal:
+    return Decimal(drop.before) - Decimal(drop.after or 0)
+
+
 def _order(summary: CaptureSummary) -> tuple[str, datetime]:
     return summary.tenant, summary.captured_at
 
@@ -365,6 +372,7 @@ def _listed(
         omitted=sum(each.omitted_count for each in summaries),
         unreadable=sum(each.unreadable_count for each in summaries),
         drops=sum(each.drop_count for each in summaries),
+        drop_usage=exact_sum(each.drop_usage or Decimal(0) for each in summaries),
         partial=sum(each.is_partial for each in summaries),
         is_pruned=any(len(each.records) < each.summary.record_count for each in snapshots),
     )

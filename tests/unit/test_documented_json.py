@@ -332,7 +332,9 @@ RESET = RecordedReset(
     (DAY,),
     is_restoring=True,
 )
-SNAPSHOT = ListedSnapshot(ago(60), CaptureSource.COUNTERS, 1, 2, 3, 4, 5, 6, 7, is_pruned=False)
+SNAPSHOT = ListedSnapshot(
+    ago(60), CaptureSource.COUNTERS, 1, 2, 3, 4, 5, 6, Decimal("1.5"), 7, is_pruned=False
+)
 
 
 def statuses() -> Iterator[str]:
@@ -375,7 +377,8 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "resolve", resolved_json(Resolved(OPEN, REMAINDER))
     yield "hold and release", held_json(OPEN)
     yield "hold and release", held_json(BARE)
-    yield "snapshots", snapshots_json([SNAPSHOT], ["per user"], Damage({"acme": 1}, ("globex",)))
+    listed = [SNAPSHOT, replace(SNAPSHOT, drop_usage=None)]
+    yield "snapshots", snapshots_json(listed, ["per user"], Damage({"acme": 1}, ("globex",)))
     yield "record-reset", reset_json(RESET)
     everyone = replace(RESET.reset, window=None, entity=EVERYONE)
     yield "record-reset", reset_json(replace(RESET, reset=everyone))

@@ -23,8 +23,8 @@ from budget_recovery_dagster.domain.windows import Hour, InvalidWindowError, Win
 
 _SUMMARIES = """
 select tenant, captured_at, source, store_created_at, store_last_sequence, run_id,
-       record_count, entry_count, omitted_count, drop_count, unreadable_count, unreadable,
-       is_partial,
+       record_count, entry_count, omitted_count, drop_count, drop_usage, unreadable_count,
+       unreadable, is_partial,
        (select count(*) from budget_recovery.budget_record r
         where r.tenant = c.tenant and r.captured_at = c.captured_at and r.is_truncated
        ) as truncated_count
@@ -43,7 +43,8 @@ select c.tenant, d.value
 from budget_recovery.capture c
 cross join lateral jsonb_array_elements(c.drops) with ordinality as d (value, position)
 where c.run_id = %s
-order by c.tenant, c.captured_at, d.position
+order by (d.value ->> 'before')::numeric - coalesce((d.value ->> 'after')::numeric, 0) desc,
+         c.tenant, c.captured_at, d.position
 """
 _OMISSIONS = """
 select r.tenant, o.value ->> 'key', o.value ->> 'reason'
@@ -116,7 +117,7 @@ class PostgresCaptureReports:
         )
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
-        """Return the drops in the snapshots of a run; long lists are cut when stored."""
+        """Return the drops in the snapshots of a run, the largest missing usage first."""
         rows = self._database.rows(_DROPS, (storable_id(run_id),))
         return tuple(NamedDrop(tenant=tenant, **drop) for tenant, drop in rows)
 

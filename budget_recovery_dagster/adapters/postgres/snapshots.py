@@ -51,9 +51,9 @@ _NEWEST = "select max(captured_at) from budget_recovery.capture where tenant = %
 _INSERT_CAPTURE = """
 insert into budget_recovery.capture (
     tenant, captured_at, source, store_created_at, store_last_sequence, run_id, record_count,
-    entry_count, omitted_count, drop_count, unreadable_count, is_partial, unreadable, drops,
-    stored_at
-) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+    entry_count, omitted_count, drop_count, drop_usage, unreadable_count, is_partial, unreadable,
+    drops, stored_at
+) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
 _COPY_RECORDS = """
 copy budget_recovery.budget_record (
@@ -75,6 +75,7 @@ def summary_of(snapshot: TenantSnapshot, run_id: str) -> CaptureSummary:
         entry_count=snapshot.entry_count,
         omitted_count=snapshot.omitted_count,
         drop_count=len(snapshot.drops),
+        drop_usage=snapshot.drop_usage,
         truncated_count=snapshot.truncated_count,
         unreadable_count=len(snapshot.unreadable),
         unreadable=tuple(
@@ -86,7 +87,7 @@ def summary_of(snapshot: TenantSnapshot, run_id: str) -> CaptureSummary:
 
 
 def named_drops_of(snapshot: TenantSnapshot) -> tuple[NamedDrop, ...]:
-    """Return the drops that are stored by name."""
+    """Return the drops that are stored by name: those with the largest missing usage."""
     return tuple(
         NamedDrop(
             tenant=snapshot.tenant,
@@ -153,6 +154,7 @@ _capture_row = attrgetter(
     "entry_count",
     "omitted_count",
     "drop_count",
+    "drop_usage",
     "unreadable_count",
     "is_partial",
 )
@@ -244,10 +246,11 @@ from budget_recovery.capture
 order by captured_at desc, store_last_sequence desc
 limit 1
 """
-# Sums of bigints are numeric.
+# Sums of bigints are numeric. An unknown usage makes the sum unknown.
 _ALL = """
 select captured_at, source, count(*), sum(record_count)::bigint, sum(entry_count)::bigint,
        sum(omitted_count)::bigint, sum(unreadable_count)::bigint, sum(drop_count)::bigint,
+       case when bool_and(drop_usage is not null) then sum(drop_usage) end,
        count(*) filter (where is_partial), bool_or(pruned_at is not null)
 from budget_recovery.capture
 where %(tenant)s::text is null or tenant = %(tenant)s

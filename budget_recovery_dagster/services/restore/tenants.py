@@ -88,11 +88,11 @@ class RestoreReport:
         ]
         if not low:
             return None
-        order = low[0].order
+        order = max((each.order for each in low), key=lambda order: order.usage)
         first = f"{shown_entity(order.entity)} of {order.of}"
         return AttemptFailedError(
             f"{counted(len(low), 'counter')} of tenant {self.point.tenant!r} fell below the "
-            f"restored usage, the first {first}.",
+            f"restored usage, the largest {first}.",
             "find out what lowers the counters, such as a reset by the gateway.",
         )
 
@@ -117,6 +117,9 @@ class RestoreReport:
         board: str | None,
     ) -> AuditEntry:
         """Account for a window by what was read after the write, not by what was sent."""
+        # Notes name the first few counters.
+        planned = sorted(planned, key=lambda entry: entry.recorded, reverse=True)
+        results = sorted(results, key=lambda result: result.order.usage, reverse=True)
         after = self.after.get(window.of, {})
         written = {result.order.entity: result.written for result in results}
         raised = sum(
