@@ -19,7 +19,13 @@ from budget_recovery_dagster.domain.recovery_point import Damage, Everyone
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.domain.store import StoreIdentity
 from budget_recovery_dagster.errors import describe_error, error_code
-from budget_recovery_dagster.presentation.text import doubts, next_step, warnings, window_notes
+from budget_recovery_dagster.presentation.text import (
+    doubts,
+    next_step,
+    notices,
+    warnings,
+    window_notes,
+)
 from budget_recovery_dagster.services.resets import RecordedReset
 from budget_recovery_dagster.services.restore.manual import Applied, Resolved
 from budget_recovery_dagster.services.restore.preview import (
@@ -206,6 +212,7 @@ def status_json(status: Status, exit_code: int) -> str:
         at=status.at,
         state=status.recovery.state,
         doubts=_coded(doubts(status)),
+        attention=notices(status),
         next_step=next_step(status),
         incident=_incident(status.recovery.incident, status.attempt),
         last_closed_incident=_incident(status.closed, None),
@@ -235,6 +242,7 @@ def failure_json(error: Exception, exit_code: int) -> str:
         at=None,
         state=None,
         doubts=_coded({STATUS_UNREAD: message}),
+        attention=[],
         next_step=hint,
         incident=None,
         last_closed_incident=None,

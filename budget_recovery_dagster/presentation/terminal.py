@@ -34,6 +34,7 @@ from budget_recovery_dagster.presentation.text import (
     largest_first,
     most_relevant,
     next_step,
+    notices,
     since,
     store_line,
     tenant_line,
@@ -227,7 +228,9 @@ _MARGIN = 13
 _VERDICT = 13
 _STYLES: Mapping[Condition, str] = {
     Condition.HEALTHY: "bold green",
+    Condition.ATTENTION: "bold yellow",
     Condition.RECOVERING: "bold yellow",
+    Condition.HELD: "bold red",
     Condition.FAILED: "bold red",
     Condition.UNKNOWN: "bold magenta",
 }
@@ -252,9 +255,11 @@ def _print_section(console: Console, name: str, lines: Iterable[Parts]) -> None:
 
 
 def _sections(status: Status) -> Iterator[tuple[str, Iterable[Parts]]]:
-    if why := list(doubts(status).values()):
+    noticed = notices(status)
+    if why := [*doubts(status).values(), *(notice.message for notice in noticed)]:
         yield "Why", why
-    yield "Next", [next_step(status)]
+    # The steps for all that needs attention; the first one is the next step.
+    yield "Next", dict.fromkeys([next_step(status), *(notice.next_step for notice in noticed)])
     if status.recovery.incident is not None:
         yield "Incident", _open_incident(status.recovery.incident, status)
     yield "Checks", _checks(status)

@@ -1,7 +1,8 @@
 """Sentences and labels about results, for people."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -20,7 +21,6 @@ from budget_recovery_dagster.domain.recovery_point import (
     Damage,
     Everyone,
     Reset,
-    is_too_old,
 )
 from budget_recovery_dagster.domain.windows import in_words
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN
@@ -33,7 +33,7 @@ from budget_recovery_dagster.services.restore.preview import (
     WindowPreview,
 )
 from budget_recovery_dagster.services.restore.tenants import counted, listed
-from budget_recovery_dagster.services.status import Condition, Doubt, Status
+from budget_recovery_dagster.services.status import Attention, Condition, Doubt, Status
 
 FAILURES: Mapping[FailureReason, str] = {
     FailureReason.NO_SNAPSHOTS: "no snapshots to restore from",
@@ -484,40 +484,68 @@ def _doubts(status: Status) -> Iterator[tuple[Doubt, str]]:
                 yield doubt, f"The restore has been on hold for {span}: {meanwhile}."
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What needs attention, with its facts, and what a person does about it, in sentences."""
+
+    code: Attention
+    message: str
+    next_step: str
+
+
+def notices(status: Status) -> tuple[Notice, ...]:
+    """Describe what needs attention although the store is intact; the most important first."""
+    return tuple(Notice(each, *_ATTENTIONS[each](status)) for each in status.attentions)
+
+
+def _tenants_failing(status: Status) -> tuple[str, str]:
+    failing = sorted(status.points.failing)
+    return (
+        f"Captures of {named(failing)} fail.",
+        "See the newest run of hourly_snapshot_job in Dagster.",
+    )
+
+
+def _snapshots_late(status: Status) -> tuple[str, str]:
+    late = status.late_tenants
+    has = "has" if len(late) == 1 else "have"
+    return (
+        f"{named(late)} {has} no recent snapshot.",
+        "Check in Dagster that hourly_snapshot_schedule is on and its runs succeed.",
+    )
+
+
+def _records_damaged(status: Status) -> tuple[str, str]:
+    return (
+        f"Snapshots of {named(sorted(status.points.damage.records))} have damaged records.",
+        (
+            "Run `budget-recovery preview` to see what a restore would bring back, and check the"
+            " disk of the database."
+        ),
+    )
+
+
+_ATTENTIONS: Mapping[Attention, Callable[[Status], tuple[str, str]]] = {
+    Attention.TENANTS_FAILING: _tenants_failing,
+    Attention.SNAPSHOTS_LATE: _snapshots_late,
+    Attention.RECORDS_DAMAGED: _records_damaged,
+}
+"""The facts, and the next step, of each."""
+
+
 def next_step(status: Status) -> str:
     """Describe what the operator does next, in a sentence or two."""
     match status.condition:
-        case Condition.RECOVERING:
+        case Condition.RECOVERING | Condition.HELD:
             return _step_of_recovery(status)
         case Condition.FAILED:
             return _step_after_failure(status.recovery.incident)
         case Condition.UNKNOWN:
             return _STEPS[status.doubts[0]]
+        case Condition.ATTENTION:
+            return notices(status)[0].next_step
         case Condition.HEALTHY:
-            return _step_of_health(status)
-
-
-def _step_of_health(status: Status) -> str:
-    points = status.points
-    if points.failing:
-        return (
-            f"The store is intact, but captures of {named(sorted(points.failing))} fail: see"
-            " the newest run of hourly_snapshot_job in Dagster."
-        )
-    late = [tenant for tenant, at in points.newest_points.items() if is_too_old(at, status.at)]
-    if late:
-        has = "has" if len(late) == 1 else "have"
-        return (
-            f"The store is intact, but {named(sorted(late))} {has} no recent snapshot: check"
-            " in Dagster that hourly_snapshot_schedule is on and its runs succeed."
-        )
-    if damaged := points.damage.records:
-        return (
-            f"The store is intact, but snapshots of {named(sorted(damaged))} have damaged"
-            " records: run `budget-recovery preview` to see what a restore would bring back, and"
-            " check the disk of the database."
-        )
-    return f"Nothing to do. {_next_check(status)}"
+            return f"Nothing to do. {_next_check(status)}"
 
 
 def _next_check(status: Status) -> str:

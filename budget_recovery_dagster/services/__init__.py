@@ -26,6 +26,7 @@ from budget_recovery_dagster.services.restore.preview import WindowPreview as Wi
 from budget_recovery_dagster.services.restore.preview import preview_restore as preview_restore
 from budget_recovery_dagster.services.restore.tenants import WRITTEN as WRITTEN
 from budget_recovery_dagster.services.status import MOST_CHECKS as MOST_CHECKS
+from budget_recovery_dagster.services.status import Attention as Attention
 from budget_recovery_dagster.services.status import Condition as Condition
 from budget_recovery_dagster.services.status import Doubt as Doubt
 from budget_recovery_dagster.services.status import Status as Status

@@ -1,4 +1,4 @@
-"""The state of the store, and doubts about it, as the database knows them."""
+"""The state of the store, doubts about it, and what needs attention, as the database knows them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.incident import Attempt, Incident, Recovery, RecoveryState
-from budget_recovery_dagster.domain.recovery_point import is_in_the_future
+from budget_recovery_dagster.domain.recovery_point import is_in_the_future, is_too_old
 from budget_recovery_dagster.domain.store import Check, Verdict
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.services.recovery_points import (
@@ -26,10 +26,16 @@ MOST_CHECKS = 100
 
 
 class Condition(StrEnum):
-    """The state of the store in one word."""
+    """The state of the store in one word.
+
+    A HEALTHY state is *attention* if a person has to act although the store is intact. A RECOVERING
+    one is *held* while its restore is on hold.
+    """
 
     HEALTHY = "healthy"
+    ATTENTION = "attention"
     RECOVERING = "recovering"
+    HELD = "held"
     FAILED = "failed"
     UNKNOWN = "unknown"
 
@@ -44,6 +50,14 @@ class Doubt(StrEnum):
     NEVER_INTACT = "never_intact"
     OVERDUE = "overdue"
     LONG_HOLD = "long_hold"
+
+
+class Attention(StrEnum):
+    """A reason why a person has to act although the store is intact; the most important first."""
+
+    TENANTS_FAILING = "tenants_failing"
+    SNAPSHOTS_LATE = "snapshots_late"
+    RECORDS_DAMAGED = "records_damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +99,15 @@ class Status:
         """The state of the store; that of a HEALTHY one with a doubt is unknown."""
         match self.recovery.state:
             case RecoveryState.RECOVERING:
-                return Condition.RECOVERING
+                incident = self.recovery.incident
+                is_held = incident is not None and incident.is_held
+                return Condition.HELD if is_held else Condition.RECOVERING
             case RecoveryState.FAILED:
                 return Condition.FAILED
             case RecoveryState.HEALTHY:
-                return Condition.UNKNOWN if self.doubts else Condition.HEALTHY
+                if self.doubts:
+                    return Condition.UNKNOWN
+                return Condition.ATTENTION if self.attentions else Condition.HEALTHY
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
@@ -103,6 +121,28 @@ class Status:
                 # A wrong time makes all ages meaningless, and a loss needs no further doubt.
                 overriding = self._overriding_doubt()
                 return (overriding,) if overriding else tuple(self._doubts_of_age())
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Why a person has to act although the store is HEALTHY; the most important first.
+
+        Nothing is judged while a loss is being confirmed, or while a time in the future makes all
+        ages meaningless.
+        """
+        if self.recovery.state is not RecoveryState.HEALTHY or self._overriding_doubt():
+            return ()
+        found = {
+            Attention.TENANTS_FAILING: bool(self.points.failing),
+            Attention.SNAPSHOTS_LATE: bool(self.late_tenants),
+            Attention.RECORDS_DAMAGED: bool(self.points.damage.records),
+        }
+        return tuple(attention for attention in Attention if found[attention])
+
+    @property
+    def late_tenants(self) -> tuple[str, ...]:
+        """The tenants whose newest snapshot of an open window is too old, by name."""
+        newest = self.points.newest_points.items()
+        return tuple(sorted(tenant for tenant, at in newest if is_too_old(at, self.at)))
 
     def _is_held_long(self) -> bool:
         """Whether a hold may have been forgotten: captures are paused as long as it lasts."""

@@ -213,8 +213,10 @@ def test_a_hold_is_shown_until_its_incident_is_closed(
     open_one = opened.incidents.recovery().incident
     assert open_one is not None
     opened.incidents.hold("looking", "ann", judged=open_one)
-    held = status(database_url).stdout
-    assert re.search(r"On hold since [0-9:]{8} UTC, by ann: looking", held)
+    held = status(database_url)
+    assert held.exit_code == 2
+    assert held.stdout.startswith("HELD at ")
+    assert re.search(r"On hold since [0-9:]{8} UTC, by ann: looking", held.stdout)
     close(opened)
     over = status(database_url).stdout
     assert re.search(r"On hold from [0-9:]{8} UTC to [0-9:]{8} UTC, by ann: looking", over)
@@ -279,7 +281,9 @@ def test_control_characters_in_names_are_escaped(opened: ControlPlane, database_
     opened.snapshots.record_failures(
         [CaptureFailure(name, hour, "No answer came.", "wait.")], run_id="run"
     )
-    text = status(database_url).stdout
+    ended = status(database_url)
+    text = ended.stdout
+    assert (ended.exit_code, text.split()[0]) == (4, "ATTENTION")
     assert "\x1b" not in text
     assert "Failing: \\x1b[2J\\n東京, without any snapshot" in text
     assert as_json(database_url)["points"]["failing_tenants"] == {name: None}

@@ -75,6 +75,7 @@ from budget_recovery_dagster.presentation import (
 from budget_recovery_dagster.sandbox import NoRunningDevError
 from budget_recovery_dagster.services import (
     WRITTEN,
+    Attention,
     Condition,
     Doubt,
     EntryPreview,
@@ -92,6 +93,7 @@ PAGE = "docs/json.md"
 ENUMS: Mapping[str, type[StrEnum]] = {
     "Condition": Condition,
     "Doubt code": Doubt,
+    "Attention code": Attention,
     "Warning code": Warned,
     "State": RecoveryState,
     "Verdict": Verdict,
@@ -351,8 +353,9 @@ def statuses() -> Iterator[str]:
     yield status_json(known.status(), 2)
     yield status_json(replace(known, incidents=(ENDED,)).status(), 2)
     yield status_json(
-        replace(known, recovered=Recovery(RecoveryState.RECOVERING, HELD)).status(), 1
+        replace(known, recovered=Recovery(RecoveryState.RECOVERING, HELD)).status(), 2
     )
+    yield status_json(replace(known, recovered=Recovery(RecoveryState.HEALTHY, None)).status(), 4)
     running = replace(ATTEMPT, incident_id=BARE.incident_id, ended_at=None, outcome=None)
     bare = Known(recovered=Recovery(RecoveryState.RECOVERING, BARE), attempts=(running,))
     yield status_json(bare.status(), 1)

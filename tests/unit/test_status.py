@@ -21,7 +21,7 @@ from budget_recovery_dagster.domain import (
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.presentation import status_json
 from budget_recovery_dagster.presentation.terminal import print_status
-from budget_recovery_dagster.services import MOST_CHECKS, Condition
+from budget_recovery_dagster.services import MOST_CHECKS, Attention, Condition
 from tests.unit.known_states import (
     Known,
     ago,
@@ -157,16 +157,54 @@ def test_the_end_of_an_incident_counts_as_a_good_check() -> None:
     assert summary(Known(checks=blind, incidents=(closed(31),)))[0] is Condition.UNKNOWN
 
 
-def test_the_next_step_of_a_healthy_store_names_snapshot_problems() -> None:
+def noticed(known: Known) -> list[tuple[Attention, str]]:
+    return [(notice.code, notice.message) for notice in presentation.notices(known.status())]
+
+
+def test_an_intact_store_with_snapshot_problems_needs_attention() -> None:
     late = Known(checks=(check(1),), points={"a": ago(91), "b": ago(89)})
-    assert summary(late)[0] is Condition.HEALTHY
-    assert next_step(late).startswith("The store is intact, but 'a' has no recent snapshot: ")
+    assert summary(late)[:2] == (Condition.ATTENTION, ())
+    assert noticed(late) == [(Attention.SNAPSHOTS_LATE, "'a' has no recent snapshot.")]
+    assert "hourly_snapshot_schedule" in next_step(late)
     failing = Known(checks=(check(1),), failing_tenants=dict.fromkeys("edcba"))
-    assert summary(failing)[0] is Condition.HEALTHY
-    assert next_step(failing) == (
-        "The store is intact, but captures of 'a', 'b', 'c' and 2 more fail: see the newest run of"
-        " hourly_snapshot_job in Dagster."
+    assert summary(failing)[:2] == (Condition.ATTENTION, ())
+    assert noticed(failing) == [
+        (Attention.TENANTS_FAILING, "Captures of 'a', 'b', 'c' and 2 more fail.")
+    ]
+    assert next_step(failing) == "See the newest run of hourly_snapshot_job in Dagster."
+
+
+def test_everything_that_needs_attention_is_shown_with_its_step() -> None:
+    known = Known(
+        checks=(check(1),), points={"a": ago(91)}, failing_tenants={"b": None}, damaged={"a": 1}
     )
+    assert [code for code, _ in noticed(known)] == list(Attention)
+    page = " ".join(" ".join(printed(known)).split())
+    assert page.startswith("ATTENTION at ")
+    for notice in presentation.notices(known.status()):
+        assert notice.message in page
+        assert notice.next_step in page
+    document = json.loads(status_json(known.status(), 4))
+    assert (document["condition"], document["state"]) == ("attention", "healthy")
+    assert [each["code"] for each in document["attention"]] == list(Attention)
+    assert document["next_step"] == document["attention"][0]["next_step"]
+
+
+def test_a_doubt_comes_before_what_needs_attention() -> None:
+    known = Known(checks=(check(31),), failing_tenants={"b": None})
+    condition, doubts, step = summary(known)
+    assert condition is Condition.UNKNOWN
+    assert len(doubts) == 1
+    assert "store_loss_sensor" in step
+    page = " ".join(" ".join(printed(known)).split())
+    assert f"{doubts[0]} Captures of 'b' fail. Next {step} See the newest run" in page
+
+
+@pytest.mark.parametrize("gone", [check(-2), check(1, Verdict.RECREATED)])
+def test_ages_are_not_judged_if_the_time_is_wrong_or_a_loss_was_found(gone: Check) -> None:
+    known = Known(checks=(gone,), points={"a": ago(91)}, failing_tenants={"b": None})
+    assert summary(known)[0] is Condition.UNKNOWN
+    assert noticed(known) == []
 
 
 def attempt(number: int, *, of: Incident, is_over: bool = False) -> Attempt:
@@ -204,12 +242,13 @@ def test_the_time_of_the_next_launch_is_shown_between_attempts() -> None:
     assert next_step(first) == "Nothing to do: the launch of a restore is due at 08:32:02 UTC."
 
 
-def test_damaged_records_are_the_next_step_of_a_healthy_store() -> None:
+def test_damaged_records_of_an_intact_store_need_attention() -> None:
     known = Known(checks=(check(1),), points={"a": ago(1)}, damaged={"a": 2, "b": 1})
-    status = known.status()
-    assert status.condition is Condition.HEALTHY
-    assert "snapshots of 'a', 'b' have damaged records" in presentation.next_step(status)
-    assert "budget-recovery preview" in presentation.next_step(status)
+    assert known.status().condition is Condition.ATTENTION
+    assert noticed(known) == [
+        (Attention.RECORDS_DAMAGED, "Snapshots of 'a', 'b' have damaged records.")
+    ]
+    assert "budget-recovery preview" in next_step(known)
 
 
 def printed(known: Known) -> list[str]:
@@ -293,7 +332,7 @@ def test_a_hold_shows_how_to_release_it_and_causes_a_warning_after_an_hour(
 ) -> None:
     held = Held(ago(minutes), "ann@ops", "The disk is being replaced.")
     condition, doubts, step = summary(Known(recovering(incident(90, held=held))))
-    assert condition is Condition.RECOVERING
+    assert condition is Condition.HELD
     assert len(doubts) == warnings
     assert step == (
         "On hold: The disk is being replaced. Fix the cause of the hold, then run"
