@@ -19,6 +19,14 @@ from typing import Protocol
 
 from budget_recovery_dagster.domain.admission import LeaseState
 from budget_recovery_dagster.domain.counters import BudgetDefinition, TenantUsages
+from budget_recovery_dagster.domain.falls import (
+    Configuration,
+    ConfigurationChange,
+    Deletions,
+    Fall,
+    KeyCount,
+    TenantWindow,
+)
 from budget_recovery_dagster.domain.incident import (
     Attempt,
     Closing,
@@ -183,7 +191,8 @@ class Snapshots(Protocol):
     ) -> Baseline:
         """Store a snapshot and accept its identity as the baseline, all or nothing.
 
-        Returns the baseline that now holds.
+        Falls are judged by it, and the counts of checks start again from it. Returns the baseline
+        that now holds.
 
         Raises:
             CapturesPausedError: the store is not HEALTHY.
@@ -235,6 +244,41 @@ class Snapshots(Protocol):
         They are sorted by time, budget and window token, and read in one database snapshot. None
         means that there is no such snapshot.
         """
+
+
+class Falls(Protocol):
+    """What is missing from the store while its identity is unchanged.
+
+    ``Snapshots.commit`` stores, with a snapshot, the counts of the tenant's open windows, and the
+    falls that are open or have ended after it. Ended falls are kept for 30 days.
+    """
+
+    def counts(self) -> tuple[tuple[KeyCount, ...], int | None]:
+        """Return the counts of the open windows, and the sequence up to which deletions are known.
+
+        None: deletions were never read.
+        """
+
+    def record_counts(self, changed: Mapping[KeyCount, KeyCount], *, until: int) -> None:
+        """Replace counts, by those of a check, unless a capture has replaced them meanwhile.
+
+        Deletions are then known up to the sequence ``until``.
+        """
+
+    def open(self) -> tuple[Fall, ...]:
+        """Return the open falls whose window has not ended, the largest missing usage first."""
+
+    def touched(self) -> Mapping[str, datetime]:
+        """Return the tenants with an open fall that a restore or a reset may have ended.
+
+        The time is that of the newest restore or recorded reset after the fall was last judged.
+        """
+
+    def record_configuration(self, found: Configuration) -> tuple[ConfigurationChange, ...]:
+        """Store the configuration of the bucket, and return what changed since the last one."""
+
+    def configuration_changes(self, since: datetime) -> tuple[ConfigurationChange, ...]:
+        """Return the changes that were found after a time, newest first, then by name."""
 
 
 class CaptureReports(Protocol):
@@ -510,6 +554,26 @@ class UsageStore(Protocol):
     def now(self) -> datetime | None:
         """Return the time of the stream's leader; None if its server does not report it."""
 
+    def configuration(self) -> Configuration:
+        """Return the settings of the bucket that decide what it keeps."""
+
+    def count_keys(
+        self, wanted: Sequence[TenantWindow], *, within: timedelta
+    ) -> Mapping[TenantWindow, int]:
+        """Count the keys of counters in budgets and windows, delete marks included.
+
+        Those that cannot be counted in time are left out.
+        """
+
+    def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:
+        """Find the counters that were deleted, or have expired, after a sequence.
+
+        About ``at_most`` changes are read; further ones are left to the next call.
+
+        Raises:
+            StoreReadError: it was not done in time.
+        """
+
     def reader(self, source: CaptureSource) -> TenantReader:
         """Return a reader of one source, valid while the store is open."""
 
@@ -614,6 +678,7 @@ class ControlPlane:
     snapshots: Snapshots
     reports: CaptureReports
     points: RecoveryPoints
+    falls: Falls
     incidents: Incidents
     audits: RestoreAudits
     resets: Resets

@@ -12,7 +12,8 @@ from decimal import Decimal
 from functools import singledispatch
 from typing import Any
 
-from budget_recovery_dagster.domain.counters import OmittedCounter, format_usage
+from budget_recovery_dagster.domain.counters import OmittedCounter, exact_sum, format_usage
+from budget_recovery_dagster.domain.falls import Fall
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident, Restored
 from budget_recovery_dagster.domain.plan import AuditEntry, Difference, KeptPreview
 from budget_recovery_dagster.domain.recovery_point import Damage, Everyone
@@ -23,6 +24,7 @@ from budget_recovery_dagster.presentation.text import (
     doubts,
     next_step,
     notices,
+    restore_command,
     warnings,
     window_notes,
 )
@@ -202,6 +204,7 @@ def snapshots_json(
 
 
 _CHECKS = 10
+_FALLS = 100
 
 
 def status_json(status: Status, exit_code: int) -> str:
@@ -229,6 +232,14 @@ def status_json(status: Status, exit_code: int) -> str:
             "unverified_tenants": status.points.damage.unverified,
             "failing_tenants": dict(sorted(status.points.failing.items())),
         },
+        missing={
+            "windows": len(status.falls),
+            "counters": sum(fall.counters for fall in status.falls),
+            "usage": exact_sum(fall.usage for fall in status.falls),
+            "counters_gone": sum(count.missing for count in status.gone),
+            "largest": status.falls[:_FALLS],
+        },
+        configuration_changes=status.changes,
         error=None,
     )
 
@@ -248,6 +259,8 @@ def failure_json(error: Exception, exit_code: int) -> str:
         last_closed_incident=None,
         checks=None,
         points=None,
+        missing=None,
+        configuration_changes=[],
         error=error,
     )
 
@@ -273,6 +286,20 @@ def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str
         "newest_point_at": incident.newest_point_at,
         "last_good_at": incident.last_good_at,
         "uncovered_seconds": None if uncovered is None else uncovered.total_seconds(),
+    }
+
+
+@_encoded.register
+def _fall(fall: Fall) -> Mapping[str, Any]:
+    return {
+        "tenant": fall.at.tenant,
+        "budget": fall.at.of.budget,
+        "window": fall.at.of.window.token,
+        "counters": fall.counters,
+        "usage": fall.usage,
+        "found_at": fall.found_at,
+        "judged_at": fall.judged_at,
+        "restore": restore_command(fall),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import dagster as dg
 
 from budget_recovery_dagster.domain.counters import exact_sum, format_usage, shown_entity
+from budget_recovery_dagster.domain.falls import KeyCount
 from budget_recovery_dagster.domain.incident import Restored
 from budget_recovery_dagster.domain.plan import AuditEntry, Difference, MergedAudits, timestamp
 from budget_recovery_dagster.domain.recovery_point import age
@@ -214,6 +215,19 @@ def capture_metadata(captured: Captured) -> dict[str, Any]:
             [{"key": bad.key, "reason": bad.reason} for bad in captured.unreadable]
         )
     return metadata
+
+
+_GONE_COLUMNS: Sequence[Column[KeyCount]] = (
+    Column("tenant", lambda count: count.at.tenant),
+    Column("budget", lambda count: count.at.of.budget),
+    Column("window", lambda count: count.at.of.window.token),
+    Column("counters", lambda count: count.missing, "Gone since the newest snapshot", "int"),
+)
+
+
+def gone_table(gone: Sequence[KeyCount]) -> dg.TableMetadataValue:
+    """Show the budgets and windows from which counters are gone."""
+    return _table_of(_GONE_COLUMNS, gone)
 
 
 def verified_metadata(snapshots: Sequence[CaptureSummary]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from budget_recovery_dagster.domain.counters import exact_sum
+from budget_recovery_dagster.domain.counters import exact_sum, format_usage
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.domain.plan import timestamp
 from budget_recovery_dagster.domain.recovery_point import age
@@ -35,6 +35,7 @@ from budget_recovery_dagster.presentation.text import (
     most_relevant,
     next_step,
     notices,
+    restore_command,
     since,
     store_line,
     tenant_line,
@@ -222,6 +223,7 @@ def print_applied(console: Console, applied: Applied) -> None:
 
 _CHECKS = 5
 _FAILING = 10
+_FALLS = 5
 
 
 _MARGIN = 13
@@ -262,10 +264,24 @@ def _sections(status: Status) -> Iterator[tuple[str, Iterable[Parts]]]:
     yield "Next", dict.fromkeys([next_step(status), *(notice.next_step for notice in noticed)])
     if status.recovery.incident is not None:
         yield "Incident", _open_incident(status.recovery.incident, status)
+    if status.falls:
+        yield "Missing", _missing(status)
     yield "Checks", _checks(status)
     yield "Snapshots", _points(status.points)
     if status.closed is not None:
         yield "Last closed", _closed_incident(status.closed, status.at)
+
+
+def _missing(status: Status) -> Iterator[str]:
+    for fall in status.falls[:_FALLS]:
+        yield (
+            f"{fall.at.tenant}, {fall.at.of}: {counted(fall.counters, 'counter')},"
+            f" {format_usage(fall.usage)} of usage, found {since(fall.found_at, status.at)}"
+        )
+        yield f"  {restore_command(fall)}"
+    if left := status.falls[_FALLS:]:
+        usage = format_usage(exact_sum(fall.usage for fall in left))
+        yield f"{counted(len(left), 'more window')} with {usage} of usage; --json lists 100"
 
 
 def _open_incident(incident: Incident, status: Status) -> Iterator[str]:

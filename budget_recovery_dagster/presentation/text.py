@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
+from shlex import quote
 
 from rich.console import Console
 
 from budget_recovery_dagster.domain.counters import (
     exact_difference,
+    exact_sum,
     format_usage,
     shown_entity,
 )
+from budget_recovery_dagster.domain.falls import Fall
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
 from budget_recovery_dagster.domain.plan import AuditEntry, Change, Difference
 from budget_recovery_dagster.domain.recovery_point import (
@@ -23,6 +26,7 @@ from budget_recovery_dagster.domain.recovery_point import (
     Reset,
 )
 from budget_recovery_dagster.domain.windows import in_words
+from budget_recovery_dagster.services.falls import describe_gone
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN
 from budget_recovery_dagster.services.resets import RecordedReset
 from budget_recovery_dagster.services.restore.manual import Applied, HoldResult
@@ -498,6 +502,55 @@ def notices(status: Status) -> tuple[Notice, ...]:
     return tuple(Notice(each, *_ATTENTIONS[each](status)) for each in status.attentions)
 
 
+def _usage_missing(status: Status) -> tuple[str, str]:
+    falls, worst = status.falls, status.falls[0]
+    counters = counted(sum(fall.counters for fall in falls), "counter")
+    tenants = counted(len({fall.at.tenant for fall in falls}), "tenant")
+    usage = format_usage(exact_sum(fall.usage for fall in falls))
+    return (
+        (
+            f"Missing from the store, or lower than in snapshots: {counters} of {tenants}, {usage}"
+            f" of usage. Most, {format_usage(worst.usage)}, is of tenant {worst.at.tenant!r}."
+        ),
+        (
+            f"Preview: `{preview_command(worst)}`. Restore: `{restore_command(worst)}`. If it was"
+            " lowered on purpose, run `budget-recovery record-reset`."
+        ),
+    )
+
+
+def preview_command(fall: Fall) -> str:
+    """Write the command that shows what a restore would bring back."""
+    return f"budget-recovery preview {_choice(fall)}"
+
+
+def restore_command(fall: Fall) -> str:
+    """Write the command that restores what is missing, without its reason."""
+    return f"budget-recovery restore {_choice(fall)} --reason ..."
+
+
+def _choice(fall: Fall) -> str:
+    return f"--tenant {quote(fall.at.tenant)} --budget {quote(fall.at.of.budget)}"
+
+
+def _counters_gone(status: Status) -> tuple[str, str]:
+    return (
+        describe_gone(status.gone),
+        (
+            "Wait for the requested run of hourly_snapshot_job, which names them. Find out who"
+            " purges or deletes keys of the bucket."
+        ),
+    )
+
+
+def _configuration_changed(status: Status) -> tuple[str, str]:
+    changes = ", ".join(map(str, status.changes))
+    return (
+        f"The bucket's configuration changed within 24 hours: {changes}.",
+        "Run `budget-recovery doctor` to see whether the bucket still keeps all counters.",
+    )
+
+
 def _tenants_failing(status: Status) -> tuple[str, str]:
     failing = sorted(status.points.failing)
     return (
@@ -526,9 +579,12 @@ def _records_damaged(status: Status) -> tuple[str, str]:
 
 
 _ATTENTIONS: Mapping[Attention, Callable[[Status], tuple[str, str]]] = {
+    Attention.USAGE_MISSING: _usage_missing,
+    Attention.COUNTERS_GONE: _counters_gone,
     Attention.TENANTS_FAILING: _tenants_failing,
     Attention.SNAPSHOTS_LATE: _snapshots_late,
     Attention.RECORDS_DAMAGED: _records_damaged,
+    Attention.CONFIGURATION_CHANGED: _configuration_changed,
 }
 """The facts, and the next step, of each."""
 

@@ -7,6 +7,10 @@ from budget_recovery_dagster.services.capture import TenantOutcome as TenantOutc
 from budget_recovery_dagster.services.capture import TenantStored as TenantStored
 from budget_recovery_dagster.services.capture import Verified as Verified
 from budget_recovery_dagster.services.capture import capture_hour as capture_hour
+from budget_recovery_dagster.services.falls import CaptureRequest as CaptureRequest
+from budget_recovery_dagster.services.falls import Compared as Compared
+from budget_recovery_dagster.services.falls import compare_counts as compare_counts
+from budget_recovery_dagster.services.falls import describe_gone as describe_gone
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN as VERIFY_WITHIN
 from budget_recovery_dagster.services.recovery_points import PointAges as PointAges
 from budget_recovery_dagster.services.recovery_points import PointSurvey as PointSurvey

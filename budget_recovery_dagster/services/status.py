@@ -7,10 +7,17 @@ from enum import StrEnum
 from itertools import takewhile
 
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.falls import (
+    CHANGES_SHOWN_FOR,
+    ConfigurationChange,
+    Fall,
+    KeyCount,
+)
 from budget_recovery_dagster.domain.incident import Attempt, Incident, Recovery, RecoveryState
 from budget_recovery_dagster.domain.recovery_point import is_in_the_future, is_too_old
 from budget_recovery_dagster.domain.store import Check, Verdict
 from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.services.falls import counters_gone
 from budget_recovery_dagster.services.recovery_points import (
     VERIFY_WITHIN,
     PointAges,
@@ -55,9 +62,12 @@ class Doubt(StrEnum):
 class Attention(StrEnum):
     """A reason why a person has to act although the store is intact; the most important first."""
 
+    USAGE_MISSING = "usage_missing"
+    COUNTERS_GONE = "counters_gone"
     TENANTS_FAILING = "tenants_failing"
     SNAPSHOTS_LATE = "snapshots_late"
     RECORDS_DAMAGED = "records_damaged"
+    CONFIGURATION_CHANGED = "configuration_changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,9 @@ class Status:
     ``checks`` are the newest, newest first; ``unknown_in_a_row`` is how many of the newest are
     unknown, ``newest_good`` the newest that found the store intact. ``attempt`` is the newest of
     the open incident, ``closed`` the newest closed incident. ``worker`` is the process that is
-    restoring.
+    restoring. ``falls`` are the open ones, the largest first; ``gone`` are counts with counters
+    that a check found gone since the newest snapshot, most first. ``changes`` of the bucket's
+    configuration are those of the last 24 hours, newest first.
     """
 
     at: datetime
@@ -80,6 +92,9 @@ class Status:
     unknown_in_a_row: int
     newest_good: Check | None
     points: PointAges
+    falls: tuple[Fall, ...]
+    gone: tuple[KeyCount, ...]
+    changes: tuple[ConfigurationChange, ...]
 
     @property
     def known_whole_at(self) -> datetime | None:
@@ -132,9 +147,12 @@ class Status:
         if self.recovery.state is not RecoveryState.HEALTHY or self._overriding_doubt():
             return ()
         found = {
+            Attention.USAGE_MISSING: bool(self.falls),
+            Attention.COUNTERS_GONE: bool(self.gone),
             Attention.TENANTS_FAILING: bool(self.points.failing),
             Attention.SNAPSHOTS_LATE: bool(self.late_tenants),
             Attention.RECORDS_DAMAGED: bool(self.points.damage.records),
+            Attention.CONFIGURATION_CHANGED: bool(self.changes),
         }
         return tuple(attention for attention in Attention if found[attention])
 
@@ -201,6 +219,8 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
     )
     good = plane.registry.newest_good_check()
     worker = plane.leases.state_of(RESTORE_LEASE).holder
+    falls, gone = plane.falls.open(), counters_gone(plane)
+    changes = plane.falls.configuration_changes(plane.clock.now() - CHANGES_SHOWN_FOR)
     # Last, because it is slow: its time is that of the status, so no check above is in the future.
     points = judge_point_ages(plane, within=VERIFY_WITHIN)
     return Status(
@@ -214,4 +234,7 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
         unknown_in_a_row=sum(1 for _ in unknown),
         newest_good=good,
         points=points,
+        falls=falls,
+        gone=gone,
+        changes=changes,
     )

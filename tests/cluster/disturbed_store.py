@@ -1,9 +1,9 @@
 """The real store with hooks at fixed points."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore
 from budget_recovery_dagster.domain import (
@@ -11,6 +11,8 @@ from budget_recovery_dagster.domain import (
     BoardResult,
     CaptureSource,
     ClusterView,
+    Configuration,
+    Deletions,
     IsOpen,
     Marker,
     Observation,
@@ -18,6 +20,7 @@ from budget_recovery_dagster.domain import (
     RaiseResult,
     TenantListing,
     TenantReading,
+    TenantWindow,
     Window,
 )
 from budget_recovery_dagster.ports import LiveTenant, TenantReader
@@ -110,6 +113,17 @@ class DisturbedStore:
 
     def open_tenant(self, tenant: str) -> LiveTenant:
         return DisturbedTenant(self.store.open_tenant(tenant), self.disturbances)
+
+    def configuration(self) -> Configuration:
+        return self.store.configuration()
+
+    def count_keys(
+        self, wanted: Sequence[TenantWindow], *, within: timedelta
+    ) -> Mapping[TenantWindow, int]:
+        return self.store.count_keys(wanted, within=within)
+
+    def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:
+        return self.store.read_deletions(after, at_most=at_most, within=within)
 
 
 def disturbed(

@@ -24,9 +24,13 @@ from budget_recovery_dagster.domain import (
     CaptureFailure,
     CaptureSummary,
     Check,
+    Configuration,
+    EndedFall,
+    Fall,
     Holding,
     Incident,
     KeptPreview,
+    KeyCount,
     LeaseState,
     MergedAudits,
     NamedDrop,
@@ -36,6 +40,7 @@ from budget_recovery_dagster.domain import (
     RestoreChoice,
     Restored,
     StoreRecord,
+    TenantWindow,
     Uncaptured,
     exact_sum,
     holder_at,
@@ -117,6 +122,11 @@ class MemoryState:
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     audits: dict[tuple[str, datetime, str, BudgetWindow], KeptAudit] = field(default_factory=dict)
     resets: list[Reset] = field(default_factory=list)
+    counts: dict[TenantWindow, KeyCount] = field(default_factory=dict)
+    deletions_until: int | None = None
+    falls: list[Fall] = field(default_factory=list)
+    ended_falls: list[EndedFall] = field(default_factory=list)
+    configurations: list[tuple[datetime, Configuration]] = field(default_factory=list)
 
     def claimed_store(self) -> StoreRecord:
         """Return the store's record.

@@ -41,14 +41,17 @@ from budget_recovery_dagster.domain import (
     TenantPoint,
     TenantSnapshot,
     TenantUsages,
+    TenantWindow,
     Uncaptured,
     WindowMerge,
     WindowPoint,
     admit,
     concerning,
+    counts_of,
     eligible,
     exact_sum,
     hash_usages,
+    judge_falls,
     keeping_out,
     max_merge,
     needed_past_retention,
@@ -80,6 +83,19 @@ class MemoryResets(OnState):
 def resets_of(plane: MemoryState, tenant: str) -> tuple[Reset, ...]:
     """Return the resets of a tenant, in order of recording."""
     return tuple(reset for reset in plane.resets if reset.tenant == tenant)
+
+
+def record_findings(plane: MemoryState, snapshot: TenantSnapshot) -> None:
+    """Keep the falls and counts that follow from a snapshot."""
+    tenant = snapshot.tenant
+    known = [fall for fall in plane.falls if fall.at.tenant == tenant]
+    fallen, ended = judge_falls(known, snapshot, resets_of(plane, tenant))
+    plane.falls = [fall for fall in plane.falls if fall.at.tenant != tenant] + [*fallen]
+    plane.ended_falls += ended
+    of_tenant = {at.of: each for at, each in plane.counts.items() if at.tenant == tenant}
+    for of in of_tenant:
+        del plane.counts[TenantWindow(tenant, of)]
+    plane.counts |= {each.at: each for each in counts_of(snapshot, of_tenant)}
 
 
 class MemorySnapshots(OnState):
@@ -125,6 +141,7 @@ class MemorySnapshots(OnState):
                     drops=named_drops_of(snapshot),
                     records={record.of: record for record in snapshot.records},
                 )
+            record_findings(self._plane, snapshot)
             self._plane.store = replace(store, baseline=baseline)
             return baseline
 

@@ -1,6 +1,6 @@
 """Fake usage store."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -25,6 +25,7 @@ from budget_recovery_dagster.adapters.nats import (
     changes_too_fast,
     counter_changes,
     decode_name,
+    deletions_in,
     encode_key,
     found_marker,
     marker_conflict,
@@ -34,6 +35,7 @@ from budget_recovery_dagster.adapters.nats import (
     prefix_to_read,
     read_counters,
     rebuild,
+    window_filter,
 )
 from budget_recovery_dagster.domain import (
     BoardOrder,
@@ -41,6 +43,8 @@ from budget_recovery_dagster.domain import (
     BudgetWindow,
     CaptureSource,
     ClusterView,
+    Configuration,
+    Deletions,
     Entity,
     IsOpen,
     Marker,
@@ -49,6 +53,7 @@ from budget_recovery_dagster.domain import (
     RaiseResult,
     StoreIdentity,
     TenantReading,
+    TenantWindow,
     Window,
 )
 from budget_recovery_dagster.errors import StoreError, StoreMissingError, StoreWriteError
@@ -137,6 +142,8 @@ class MemoryUsageStore:
       ``marker_failure`` by writes of markers, and ``failures`` for single tenants;
     - ``during_read`` is called with the tenant during each read, after half of its keys;
     - ``before_write`` is called with the key between the decision on a write and the write;
+    - ``settings`` are the settings of the bucket; ``count_failure`` is raised by counts of keys,
+      and ``deletion_failure`` by reads of deletions;
     - ``max_value`` is the maximum size of a counter or leaderboard in bytes;
     - ``write_failures`` are raised instead of the writes of counters and leaderboards with these
       numbers, from 1; ``writes`` counts the tried ones. A StoreWriteError is a refusal for a
@@ -158,6 +165,9 @@ class MemoryUsageStore:
         self.failures: dict[str, StoreError] = {}
         self.during_read: Callable[[str], None] | None = None
         self.before_write: Callable[[str], None] | None = None
+        self.settings: dict[str, str] = {"max_age": "unlimited", "discard": "new"}
+        self.count_failure: StoreError | None = None
+        self.deletion_failure: StoreError | None = None
         self.max_value: int | None = None
         self.write_failures: dict[int, StoreError] = {}
         self.writes = 0
@@ -209,6 +219,35 @@ class MemoryUsageStore:
         """Return the state of the servers."""
         self._answer(self.cluster_failure)
         return self.cluster(seen_at)
+
+    def configuration(self) -> Configuration:
+        self._answer(self.identity_failure)
+        return dict(self.settings)
+
+    def count_keys(
+        self, wanted: Sequence[TenantWindow], *, within: timedelta
+    ) -> Mapping[TenantWindow, int]:
+        assert within > timedelta(0)
+        self._answer(self.count_failure)
+        counts = {}
+        for each in wanted:
+            prefix = window_filter(each.tenant, each.of).removesuffix("*")
+            found = self._under(prefix)
+            counts[each] = sum("." not in key.removeprefix(prefix) for key in found)
+        return counts
+
+    def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:
+        assert within > timedelta(0)
+        self._answer(self.deletion_failure)
+        changed = sorted(
+            (live.revision, key)
+            for key, live in self._keys.items()
+            if live.revision > after and key.startswith(f"{COUNTERS}.")
+        )
+        read = {key: self._keys[key] for _, key in changed[:at_most]}
+        is_cut = len(changed) > at_most
+        until = changed[at_most - 1][0] if is_cut else self.stream.last_sequence
+        return deletions_in(read, until)
 
     def open_tenant(self, tenant: str) -> MemoryLiveTenant:
         return MemoryLiveTenant(self, tenant)

@@ -1,13 +1,22 @@
 """Captures at other dates, on real servers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore, open_usage_store
 from budget_recovery_dagster.adapters.postgres import Database
-from budget_recovery_dagster.domain import CaptureSource, ClusterView, Hour, Marker, Observation
+from budget_recovery_dagster.domain import (
+    CaptureSource,
+    ClusterView,
+    Configuration,
+    Deletions,
+    Hour,
+    Marker,
+    Observation,
+    TenantWindow,
+)
 from budget_recovery_dagster.ports import ControlPlane, LiveTenant, TenantReader
 from budget_recovery_dagster.services import Captured, TenantOutcome
 from budget_recovery_dagster.settings import Settings
@@ -63,6 +72,17 @@ class TimelessStore:
 
     def open_tenant(self, tenant: str) -> LiveTenant:
         return self.store.open_tenant(tenant)
+
+    def configuration(self) -> Configuration:
+        return self.store.configuration()
+
+    def count_keys(
+        self, wanted: Sequence[TenantWindow], *, within: timedelta
+    ) -> Mapping[TenantWindow, int]:
+        return self.store.count_keys(wanted, within=within)
+
+    def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:
+        return self.store.read_deletions(after, at_most=at_most, within=within)
 
 
 @contextmanager

@@ -3,14 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import cast
 
 from budget_recovery_dagster.domain import (
     Attempt,
+    BudgetWindow,
     Check,
+    ConfigurationChange,
     Damage,
     Ended,
+    Fall,
     Incident,
+    KeyCount,
     LeaseState,
     Loss,
     Outcome,
@@ -18,11 +23,14 @@ from budget_recovery_dagster.domain import (
     RecoveryState,
     Restored,
     StoreIdentity,
+    TenantWindow,
     Verdict,
+    Window,
 )
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.services import VERIFY_WITHIN, Status, read_status
 from tests.fakes.control_plane import ManualClock, MemoryLeases
+from tests.fakes.falls import MemoryFalls
 from tests.fakes.incidents import MemoryIncidents, MemoryStoreRegistry
 from tests.fakes.plane import MemoryControlPlane
 from tests.fakes.snapshots import MemoryCaptureReports, MemoryRecoveryPoints
@@ -70,6 +78,17 @@ def closed(minutes: float, *, lasted: float = 1) -> Incident:
     return incident(minutes + lasted, ended=ended)
 
 
+def fall(tenant: str, budget: str, counters: int, usage: str) -> Fall:
+    """Return a fall that was found an hour ago, and judged again since."""
+    at = TenantWindow(tenant, BudgetWindow(budget, Window.parse("2026-11")))
+    return Fall(at, ago(60), ago(1), counters, Decimal(usage))
+
+
+def gone(tenant: str, missing: int) -> KeyCount:
+    at = TenantWindow(tenant, BudgetWindow("team", Window.parse("lifetime")))
+    return KeyCount(at, 7, 100, ago(1), missing, ago(1))
+
+
 def recovering(open_one: Incident) -> Recovery:
     return Recovery(RecoveryState.RECOVERING, open_one)
 
@@ -98,6 +117,9 @@ class Known:
     takes: timedelta = timedelta(0)
     snapshots: Mapping[str, datetime] = field(default_factory=dict)
     failing_tenants: Mapping[str, datetime | None] = field(default_factory=dict)
+    falls: tuple[Fall, ...] = ()
+    gone: tuple[KeyCount, ...] = ()
+    changes: tuple[ConfigurationChange, ...] = ()
 
     def status(self) -> Status:
         empty = MemoryControlPlane.at(NOW)
@@ -108,8 +130,24 @@ class Known:
             points=cast(MemoryRecoveryPoints, _Points(self, empty.clock)),
             reports=cast(MemoryCaptureReports, _Reports(self)),
             leases=cast(MemoryLeases, _Leases(self)),
+            falls=cast(MemoryFalls, _Falls(self)),
         )
         return read_status(plane, check_interval=INTERVAL)
+
+
+@dataclass
+class _Falls:
+    known: Known
+
+    def open(self) -> tuple[Fall, ...]:
+        return self.known.falls
+
+    def counts(self) -> tuple[tuple[KeyCount, ...], int | None]:
+        return self.known.gone, None
+
+    def configuration_changes(self, since: datetime) -> tuple[ConfigurationChange, ...]:
+        assert since == ago(24 * 60)
+        return self.known.changes
 
 
 @dataclass

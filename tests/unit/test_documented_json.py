@@ -23,6 +23,7 @@ from budget_recovery_dagster.domain import (
     BudgetWindow,
     CaptureSource,
     Change,
+    ConfigurationChange,
     Damage,
     Difference,
     Ended,
@@ -86,7 +87,18 @@ from budget_recovery_dagster.services import (
 )
 from budget_recovery_dagster.services.restore import Applied, Remainder, Resolved, TenantRestored
 from tests import documentation
-from tests.unit.known_states import IDENTITY, NOW, Known, ago, check, closed, incident, unknown
+from tests.unit.known_states import (
+    IDENTITY,
+    NOW,
+    Known,
+    ago,
+    check,
+    closed,
+    fall,
+    gone,
+    incident,
+    unknown,
+)
 
 PAGE = "docs/json.md"
 
@@ -108,6 +120,7 @@ INTERNAL = {
     "ColumnKind": "columns of the Parquet tables",
     "Enforcement": "the database: budget",
     "Event": "errors of the program",
+    "FallOutcome": "the database: usage_fall",
     "Outcome": "doctor, whose page is docs/doctor.md, and that of incidents, which is above",
     "Period": "the database: budget",
     "Phase": "the supervision of runs",
@@ -349,6 +362,9 @@ def statuses() -> Iterator[str]:
         damaged={"acme": 1},
         unverified=("globex",),
         failing_tenants={"acme": ago(60), "globex": None},
+        falls=(fall("acme", "per user", 3, "41.5"),),
+        gone=(gone("acme", 2),),
+        changes=(ConfigurationChange("max_age", "unlimited", "60 s", ago(5)),),
     )
     yield status_json(known.status(), 2)
     yield status_json(replace(known, incidents=(ENDED,)).status(), 2)

@@ -11,6 +11,7 @@ from budget_recovery_dagster import presentation
 from budget_recovery_dagster.domain import (
     Attempt,
     Check,
+    ConfigurationChange,
     FailureReason,
     GivenUp,
     Held,
@@ -28,6 +29,8 @@ from tests.unit.known_states import (
     check,
     closed,
     failed,
+    fall,
+    gone,
     incident,
     loss,
     recovering,
@@ -176,7 +179,13 @@ def test_an_intact_store_with_snapshot_problems_needs_attention() -> None:
 
 def test_everything_that_needs_attention_is_shown_with_its_step() -> None:
     known = Known(
-        checks=(check(1),), points={"a": ago(91)}, failing_tenants={"b": None}, damaged={"a": 1}
+        checks=(check(1),),
+        points={"a": ago(91)},
+        failing_tenants={"b": None},
+        damaged={"a": 1},
+        falls=(fall("a", "team", 3, "41.5"),),
+        gone=(gone("a", 2),),
+        changes=(ConfigurationChange("max_age", "unlimited", "60 s", ago(5)),),
     )
     assert [code for code, _ in noticed(known)] == list(Attention)
     page = " ".join(" ".join(printed(known)).split())
@@ -188,6 +197,51 @@ def test_everything_that_needs_attention_is_shown_with_its_step() -> None:
     assert (document["condition"], document["state"]) == ("attention", "healthy")
     assert [each["code"] for each in document["attention"]] == list(Attention)
     assert document["next_step"] == document["attention"][0]["next_step"]
+
+
+def test_missing_usage_is_named_by_tenant_number_and_money_with_its_commands() -> None:
+    many = [fall(f"t{number}", "team", 1, "0.8") for number in range(7)]
+    known = Known(checks=(check(1),), falls=(fall("big co", "all", 2, "39.5"), *many))
+    assert summary(known)[0] is Condition.ATTENTION
+    assert noticed(known) == [
+        (
+            Attention.USAGE_MISSING,
+            (
+                "Missing from the store, or lower than in snapshots: 9 counters of 8 tenants, 45.1"
+                " of usage. Most, 39.5, is of tenant 'big co'."
+            ),
+        )
+    ]
+    of_it = "--tenant 'big co' --budget all"
+    assert f"`budget-recovery preview {of_it}`" in next_step(known)
+    assert f"`budget-recovery restore {of_it} --reason ...`" in next_step(known)
+    lines = [line.strip() for line in printed(known)]
+    first = next(number for number, line in enumerate(lines) if line.startswith("Missing"))
+    assert lines[first].endswith(
+        "big co, all 2026-11: 2 counters, 39.5 of usage, found 60 min ago, at 07:31:02 UTC"
+    )
+    page = " ".join(lines[first:])
+    assert f"budget-recovery restore {of_it} --reason ..." in page
+    assert "t3, team 2026-11: 1 counter, 0.8 of usage" in page
+    # Three of the eight windows: t4, t5 and t6.
+    assert "3 more windows with 2.4 of usage; --json lists 100" in page
+    missing = json.loads(status_json(known.status(), 4))["missing"]
+    assert (missing["windows"], missing["counters"], missing["usage"]) == (8, 9, "45.1")
+    assert missing["largest"][0]["restore"] == f"budget-recovery restore {of_it} --reason ..."
+
+
+def test_counters_that_a_check_found_gone_need_attention_until_a_capture() -> None:
+    known = Known(checks=(check(1),), gone=(gone("a", 2), gone("b", 104)))
+    assert noticed(known) == [
+        (
+            Attention.COUNTERS_GONE,
+            (
+                "Counters gone from the store since the newest snapshots: 106. Most, 104, are of"
+                " tenant 'b', team lifetime."
+            ),
+        )
+    ]
+    assert "hourly_snapshot_job" in next_step(known)
 
 
 def test_a_doubt_comes_before_what_needs_attention() -> None:

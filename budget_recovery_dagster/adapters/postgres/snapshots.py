@@ -18,6 +18,7 @@ from budget_recovery_dagster.adapters.postgres.database import (
     storable,
     storable_id,
 )
+from budget_recovery_dagster.adapters.postgres.falls import record_findings
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
 from budget_recovery_dagster.adapters.postgres.retention import find_needed, prune_snapshots
@@ -340,6 +341,7 @@ class PostgresSnapshots:
             baseline = admit(snapshot, hour=hour, judged=judged, facts=facts)
             if not snapshot.is_empty:
                 _insert_snapshot(connection, snapshot, run_id=run_id, stored_at=facts.now)
+            record_findings(connection, snapshot)
             if baseline != store.baseline:
                 move_baseline(connection, baseline)
             return baseline
