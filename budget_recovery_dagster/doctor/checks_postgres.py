@@ -41,6 +41,7 @@ _WRITTEN = {
     "budget_reset": ("insert",),
     "capture": ("insert", "update", "delete"),
     "capture_failure": ("insert", "update", "delete"),
+    "capture_run": ("insert", "update", "delete"),
     "incident": ("insert", "update"),
     "lease": ("insert", "update"),
     "restore_attempt": ("insert", "update"),
@@ -50,6 +51,7 @@ _WRITTEN = {
     "store": ("insert", "update"),
     "store_check": ("insert", "delete"),
     "store_loss": ("insert",),
+    "tenant_outcome": ("insert", "update", "delete"),
 }
 
 _MISSING_PRIVILEGES = """

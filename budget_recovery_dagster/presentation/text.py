@@ -18,7 +18,7 @@ from budget_recovery_dagster.domain.recovery_point import (
     Everyone,
     Reset,
 )
-from budget_recovery_dagster.domain.windows import in_words
+from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW, in_words
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN
 from budget_recovery_dagster.services.resets import RecordedReset
 from budget_recovery_dagster.services.restore.manual import Applied, HoldResult
@@ -29,7 +29,13 @@ from budget_recovery_dagster.services.restore.preview import (
     WindowPreview,
 )
 from budget_recovery_dagster.services.restore.tenants import counted, listed
-from budget_recovery_dagster.services.status import Attention, Condition, Doubt, Status
+from budget_recovery_dagster.services.status import (
+    MOST_RUNS,
+    Attention,
+    Condition,
+    Doubt,
+    Status,
+)
 
 FAILURES: Mapping[FailureReason, str] = {
     FailureReason.NO_SNAPSHOTS: "no snapshots to restore from",
@@ -410,6 +416,8 @@ _CLOCKS_STEP = "Synchronize the clocks of PostgreSQL and NATS with NTP."
 _CHECKS_STEP = (
     "Check in Dagster that the daemon runs and store_loss_sensor is on, and read its ticks."
 )
+_RUNS_STEP = "See the newest run of hourly_snapshot_job in Dagster."
+_SCHEDULE_STEP = "Check in Dagster that hourly_snapshot_schedule is on and its runs succeed."
 # The first doubt decides what to do about all.
 _STEPS: Mapping[Doubt, str] = {
     Doubt.CHECK_IN_FUTURE: _CLOCKS_STEP,
@@ -476,21 +484,86 @@ def notices(status: Status) -> tuple[Notice, ...]:
     return tuple(Notice(each, *_ATTENTIONS[each](status)) for each in status.attentions)
 
 
-def _tenants_failing(status: Status) -> tuple[str, str]:
-    failing = sorted(status.points.failing)
+def _clock_skew(status: Status) -> tuple[str, str]:
+    run, skew = status.skew_run, status.clock_skew or timedelta(0)
+    at = clock_time(run.started_at, status.at) if run else "unknown time"
+    if abs(skew) > MAX_CLOCK_SKEW:
+        effect = f"more than {in_words(MAX_CLOCK_SKEW)}, so no snapshot is taken"
+    else:
+        effect = f"more than {in_words(RESTORE_CLOCK_SKEW)}, so no restore could run"
     return (
-        f"Captures of {named(failing)} fail.",
-        "See the newest run of hourly_snapshot_job in Dagster.",
+        f"{skew_words(skew)} That is {effect}. Measured by the capture of {at}.",
+        f"{_CLOCKS_STEP} Then capture the current hour, which measures again.",
+    )
+
+
+def skew_words(skew: timedelta) -> str:
+    """Describe how far the clocks differ."""
+    where = "ahead of" if skew > timedelta(0) else "behind"
+    return f"The store's clock is {in_words(abs(skew))} {where} the database's."
+
+
+def _captures_failing(status: Status) -> tuple[str, str]:
+    failed, run = status.failed_runs, status.ended_runs[0]
+    many = " or more" if failed == MOST_RUNS else ""
+    what = "The last capture" if failed == 1 else f"Each of the last {failed}{many} captures"
+    if run.result is None:
+        began = clock_time(run.started_at, status.at)
+        return (
+            f"{what} failed. The newest, of {began}, has not ended: its process hangs or died.",
+            f"{_RUNS_STEP} Check the memory of its host.",
+        )
+    error = run.result.error
+    if error is None:
+        return f"{what} failed.", _RUNS_STEP
+    return f"{what} failed. The newest: {error.message}", _as_step(error.hint)
+
+
+def _as_step(hint: str) -> str:
+    """Write the hint of an error as a sentence."""
+    return hint[:1].upper() + hint[1:]
+
+
+def _no_snapshot(status: Status) -> tuple[str, str]:
+    first = status.first_checked_at or status.at
+    text = f"No snapshot was ever taken. The store was first checked {since(first, status.at)}."
+    if not status.ended_runs:
+        return f"{text} No capture has run.", _SCHEDULE_STEP
+    if status.ended_runs[0].found_nothing:
+        return (
+            f"{text} The last capture found no counter of a tenant.",
+            (
+                "Check that BUDGET_RECOVERY_BUCKET names the bucket in which the gateway counts"
+                " usage, and that the gateway runs."
+            ),
+        )
+    return text, _RUNS_STEP
+
+
+# More reasons than this are counted.
+_SHOWN_REASONS = 3
+
+
+def _tenants_failing(status: Status) -> tuple[str, str]:
+    groups = status.failures
+    reasons = [
+        f"{counted(len(group.tenants), 'tenant')}: {group.reason}"
+        for group in groups[:_SHOWN_REASONS]
+    ]
+    if len(groups) > _SHOWN_REASONS:
+        reasons.append(f"{counted(len(groups) - _SHOWN_REASONS, 'more reason')}.")
+    return (
+        f"Captures of {named(sorted(status.failing))} fail. {' '.join(reasons)}",
+        f"{_as_step(groups[0].hint)} {_RUNS_STEP}",
     )
 
 
 def _snapshots_late(status: Status) -> tuple[str, str]:
-    late = status.late_tenants
+    newest, late = status.points.newest_snapshot, status.late_tenants
+    if newest is not None and status.points.is_behind:
+        return f"The newest snapshot was taken {since(newest, status.at)}.", _SCHEDULE_STEP
     has = "has" if len(late) == 1 else "have"
-    return (
-        f"{named(late)} {has} no recent snapshot.",
-        "Check in Dagster that hourly_snapshot_schedule is on and its runs succeed.",
-    )
+    return f"{named(late)} {has} no recent snapshot.", _SCHEDULE_STEP
 
 
 def _records_damaged(status: Status) -> tuple[str, str]:
@@ -504,6 +577,9 @@ def _records_damaged(status: Status) -> tuple[str, str]:
 
 
 _ATTENTIONS: Mapping[Attention, Callable[[Status], tuple[str, str]]] = {
+    Attention.CLOCK_SKEW: _clock_skew,
+    Attention.CAPTURES_FAILING: _captures_failing,
+    Attention.NO_SNAPSHOT: _no_snapshot,
     Attention.TENANTS_FAILING: _tenants_failing,
     Attention.SNAPSHOTS_LATE: _snapshots_late,
     Attention.RECORDS_DAMAGED: _records_damaged,

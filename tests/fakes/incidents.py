@@ -76,6 +76,9 @@ class MemoryStoreRegistry:
     def newest_checks(self, count: int) -> tuple[Check, ...]:
         return tuple(_newest_first(self._plane)[:count])
 
+    def first_checked_at(self) -> datetime | None:
+        return min((each.checked_at for each in self._plane.checks), default=None)
+
     def newest_good_check(self) -> Check | None:
         return newest_good_check(self._plane)
 

@@ -39,6 +39,8 @@ from budget_recovery_dagster.domain import (
     Reset,
     RestoreChoice,
     Restored,
+    RunOutcome,
+    Stopped,
     UnreadableKey,
     Verdict,
     Waiting,
@@ -86,7 +88,7 @@ from budget_recovery_dagster.services import (
 )
 from budget_recovery_dagster.services.restore import Applied, Remainder, Resolved, TenantRestored
 from tests import documentation
-from tests.unit.known_states import IDENTITY, NOW, Known, ago, check, closed, incident, unknown
+from tests.unit.known_states import IDENTITY, NOW, Known, ago, check, closed, incident, run, unknown
 
 PAGE = "docs/json.md"
 
@@ -102,6 +104,7 @@ ENUMS: Mapping[str, type[StrEnum]] = {
     "Action": Action,
     "Change": Change,
     "Source": CaptureSource,
+    "Run outcome": RunOutcome,
 }
 
 INTERNAL = {
@@ -347,6 +350,7 @@ def statuses() -> Iterator[str]:
         damaged={"acme": 1},
         unverified=("globex",),
         failing_tenants={"acme": ago(60), "globex": None},
+        runs=(run(30, RunOutcome.FAILED, skew=6, error=Stopped("clock_skew", "Off.", "use NTP.")),),
     )
     yield status_json(known.status(), 2)
     yield status_json(replace(known, incidents=(ENDED,)).status(), 2)
@@ -358,7 +362,7 @@ def statuses() -> Iterator[str]:
     bare = Known(recovered=Recovery(RecoveryState.RECOVERING, BARE), attempts=(running,))
     yield status_json(bare.status(), 1)
     unseen = replace(unknown(1), identity=None)
-    yield status_json(Known(checks=(unseen,)).status(), 3)
+    yield status_json(Known(checks=(unseen,), runs=(run(1, None),)).status(), 3)
     yield failure_json(SettingsError("No database is set.", "set one."), 3)
 
 
