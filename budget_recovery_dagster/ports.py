@@ -433,10 +433,13 @@ class Incidents(Protocol):
             IncidentMovedError: also if the store is not RECOVERING.
         """
 
-    def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
+    def close(
+        self, closing: Closing, *, judged: Incident, lease: Lease, resets: Collection[Reset] = ()
+    ) -> Incident:
         """Accept a new baseline, close the incident and set the store to HEALTHY, all or nothing.
 
-        The baseline's version becomes one higher than the present one.
+        The baseline's version becomes one higher than the present one. ``resets`` are recorded in
+        the same transaction, as by ``Resets.record``.
 
         Raises:
             IncidentMovedError: also if the store is not RECOVERING, unless a person ends it.

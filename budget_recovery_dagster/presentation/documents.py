@@ -156,15 +156,23 @@ def applied_json(applied: Applied) -> str:
     )
 
 
-def resolved_json(resolved: Resolved) -> str:
-    """Write how an incident was ended without restoring anything more."""
+def resolved_json(
+    resolved: Resolved, capture: RecordedRun | None, capture_error: Exception | None
+) -> str:
+    """Write how an incident was ended without restoring more, and the capture that followed."""
     ended = resolved.incident.ended
     return dumped(
         incident_id=resolved.incident.incident_id,
         ended_at=ended.at if ended else None,
         outcome=ended.outcome if ended else None,
         detail=ended.detail if ended else None,
+        acceptance=resolved.acceptance,
+        lower_by=resolved.remainder.rise,
+        resets=len(resolved.resets),
+        undo_until=resolved.undo_until,
         remainder=resolved.remainder,
+        capture=capture,
+        capture_error=capture_error,
         error=None,
     )
 
@@ -177,7 +185,7 @@ def reset_json(recorded: RecordedReset) -> str:
         budget=reset.budget,
         window=reset.window,
         everyone=reset.is_of_everyone,
-        entity=None if isinstance(reset.entity, Everyone) else reset.entity,
+        entity=None if isinstance(reset.entity, Everyone | frozenset) else reset.entity,
         at=reset.at,
         by=reset.by,
         reason=reset.reason,

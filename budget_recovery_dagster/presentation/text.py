@@ -9,19 +9,24 @@ from enum import StrEnum
 
 from rich.console import Console
 
-from budget_recovery_dagster.domain.counters import format_usage, shown_entity
+from budget_recovery_dagster.domain.counters import exact_sum, format_usage, shown_entity
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
 from budget_recovery_dagster.domain.plan import Change, Difference
 from budget_recovery_dagster.domain.recovery_point import (
-    EVERYONE,
     Damage,
     Everyone,
     Reset,
 )
+from budget_recovery_dagster.domain.snapshots import RecordedRun
 from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW, in_words
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN
 from budget_recovery_dagster.services.resets import RecordedReset
-from budget_recovery_dagster.services.restore.manual import Applied, HoldResult
+from budget_recovery_dagster.services.restore.manual import (
+    Acceptance,
+    Applied,
+    HoldResult,
+    Resolved,
+)
 from budget_recovery_dagster.services.restore.preview import (
     EntryPreview,
     Preview,
@@ -238,7 +243,7 @@ def window_notes(window: WindowPreview) -> Iterator[str]:
         gone = counted(window.missing, "counter")
         yield f"{gone} missing from the store: a restore brings back only the usage field"
     for reset in point.resets:
-        whose = "all entities" if reset.entity is EVERYONE else shown_entity(reset.entity)
+        whose = _shown_entities(reset)
         yield (
             f"usage of {whose} recorded before the reset at {full_time(reset.at)} is excluded; "
             f"{reset.by}: {reset.reason}"
@@ -259,6 +264,12 @@ def window_notes(window: WindowPreview) -> Iterator[str]:
         records = counted(len(point.corrupt), "record")
         times = listed(map(full_time, point.corrupt))
         yield f"{records} damaged (checksum mismatch) and not used: {times}"
+
+
+def _shown_entities(reset: Reset) -> str:
+    if isinstance(reset.entity, frozenset):
+        return f"{len(reset.entity):,} entities"
+    return "all entities" if isinstance(reset.entity, Everyone) else shown_entity(reset.entity)
 
 
 def source_words(window: WindowPreview, now: datetime) -> str:
@@ -370,6 +381,44 @@ def release_report(released: HoldResult) -> str:
     return f"Incident {incident} is not on hold. Nothing was changed."
 
 
+def acceptance_lines(preview: Preview, chosen: Acceptance | None) -> Iterator[str]:
+    """Describe what each choice, or the chosen one, means for the usage that the store lacks."""
+    windows = preview.windows
+    rise = exact_sum(window.rise for window in windows if window.are_sums_known)
+    lower = counted(preview.raised, "counter")
+    yield (
+        f"{lower} lower than in the snapshots or missing, by {format_usage(rise)} in all. One"
+        " request counts in several of them."
+    )
+    if unreadable := sum(window.unreadable for window in windows):
+        yield f"{counted(unreadable, 'live counter')} unreadable: no reset is recorded for them."
+    if chosen is not Acceptance.KEEP_SNAPSHOTS:
+        yield (
+            f"--record-resets: the usage of {lower}, {format_usage(rise)}, was removed on purpose."
+            " Restores exclude it, and the next loss does not bring it back."
+        )
+    if chosen is not Acceptance.RECORD_RESETS:
+        yield (
+            f"--keep-snapshots: the next loss brings it back and raises {lower} by"
+            f" {format_usage(rise)}."
+        )
+
+
+def resolved_report(
+    resolved: Resolved, run: RecordedRun | None, failure: Exception | None
+) -> Iterator[str]:
+    """Describe how an incident was closed, and the capture that followed."""
+    yield f"Incident {resolved.incident.short_id} is closed; the store is HEALTHY."
+    if resolved.incident.ended is not None:
+        yield resolved.incident.ended.detail
+    result = run.result if run else None
+    if failure is None and result is not None:
+        numbers = f"{counted(result.stored, 'tenant')} stored, {result.failed:,} failed"
+        yield f"Captures resumed: {numbers}."
+    elif failure is not None:
+        yield f"The first capture failed: {failure} Then capture the current hour."
+
+
 def reset_report(recorded: RecordedReset) -> tuple[str, ...]:
     """Describe in paragraphs a recorded reset, its effect, and what to check."""
     reset = recorded.reset
@@ -391,7 +440,7 @@ def reset_report(recorded: RecordedReset) -> tuple[str, ...]:
 
 
 def _whose(reset: Reset) -> str:
-    if isinstance(reset.entity, Everyone):
+    if isinstance(reset.entity, Everyone | frozenset):
         return "every entity and the aggregate"
     return "the aggregate" if reset.entity is None else f"entity {reset.entity!r}"
 

@@ -473,6 +473,47 @@ def capture_hour(  # noqa: PLR0913 - by keyword, each the caller's own
         return _prune(plane, captured, retention, lease)
 
 
+def capture_now(  # noqa: PLR0913 - by keyword, each the caller's own
+    plane: ControlPlane,
+    open_store: OpenStore,
+    *,
+    source: CaptureSource,
+    retention: RetentionPolicy,
+    run_id: str,
+    holder: str,
+) -> Captured:
+    """Capture every tenant into the present hour, as a person ordered it; see ``capture_hour``.
+
+    Raises:
+        CapturesPausedError: the store is not HEALTHY.
+        BudgetRecoveryError: as by ``capture_hour``, also if no tenant could be captured.
+    """
+    hour = Hour.containing(plane.clock.now())
+    captured = capture_hour(
+        plane,
+        open_store,
+        hour,
+        source=source,
+        retention=retention,
+        run_id=run_id,
+        holder=holder,
+        on_outcome=lambda _: None,
+    )
+    match captured:
+        case Captured():
+            return captured
+        case Verified():
+            raise HourClosedError(
+                f"The hour {hour} closed before its capture could start.",
+                "capture the current hour.",
+            )
+        case Paused(state):
+            raise CapturesPausedError(
+                f"Captures are paused: the store is {state.name}.",
+                "see `budget-recovery status`.",
+            )
+
+
 def _recorded(run: CaptureRun, open_store: OpenStore) -> Captured:
     """Capture all tenants, and record the run, its end and its failures for the status."""
     snapshots = run.plane.snapshots

@@ -182,7 +182,7 @@ def test_the_runtime_role_has_exactly_the_write_privileges_that_it_uses(
         assert usages(configured, "acme", "team", LIFETIME) == {"alice": "5", "bob": "3"}
         harness.lose()
         harness.find_loss()
-        run("resolve", "--reason", "a test", "--yes")
+        run("resolve", "--reason", "a test", "--yes", "--record-resets")
     may = granted(documented)
     # A session reports its statistics only when it ends.
     wait_until(lambda: may <= writes(documented), seconds=5)

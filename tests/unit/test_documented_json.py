@@ -86,7 +86,13 @@ from budget_recovery_dagster.services import (
     TenantPreview,
     WindowPreview,
 )
-from budget_recovery_dagster.services.restore import Applied, Remainder, Resolved, TenantRestored
+from budget_recovery_dagster.services.restore import (
+    Acceptance,
+    Applied,
+    Remainder,
+    Resolved,
+    TenantRestored,
+)
 from tests import documentation
 from tests.unit.known_states import IDENTITY, NOW, Known, ago, check, closed, incident, run, unknown
 
@@ -105,6 +111,7 @@ ENUMS: Mapping[str, type[StrEnum]] = {
     "Change": Change,
     "Source": CaptureSource,
     "Run outcome": RunOutcome,
+    "Acceptance": Acceptance,
 }
 
 INTERNAL = {
@@ -378,8 +385,10 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "restore", applied_json(replace(APPLIED, incident=OPEN))
     nothing = replace(APPLIED, preview=None, failure=None, incident=None, remainder=None)
     yield "restore", applied_json(nothing)
-    yield "resolve", resolved_json(Resolved(ENDED, REMAINDER))
-    yield "resolve", resolved_json(Resolved(OPEN, REMAINDER))
+    resolved = Resolved(ENDED, Acceptance.RECORD_RESETS, REMAINDER, (RESET.reset,), ago(-60))
+    yield "resolve", resolved_json(resolved, run(0), None)
+    resolved = Resolved(OPEN, Acceptance.KEEP_SNAPSHOTS, REMAINDER)
+    yield "resolve", resolved_json(resolved, None, ERROR)
     yield "hold and release", held_json(OPEN)
     yield "hold and release", held_json(BARE)
     yield "snapshots", snapshots_json([SNAPSHOT], ["per user"], Damage({"acme": 1}, ("globex",)))

@@ -79,5 +79,12 @@ from (
 order by tenant, at desc, outcome desc;
 """
 
-BLOCKS: tuple[str, ...] = (CAPTURE_RUN,)
+# A reset of many entities has a row for each, which older readers understand, too.
+RESET_BATCH = """
+alter table budget_recovery.budget_reset add column batch uuid;
+comment on column budget_recovery.budget_reset.batch is
+    'The same in all rows of one reset of several entities; null: the row is a reset of its own.';
+"""
+
+BLOCKS: tuple[str, ...] = (CAPTURE_RUN, RESET_BATCH)
 """In the order of their execution."""
