@@ -54,12 +54,15 @@ from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
     CaptureSource,
     CaptureSummary,
+    FailingTenant,
     ListedSnapshot,
     NamedDrop,
     NamedOmission,
     PruneReport,
+    RecordedRun,
     RemovedTables,
     RetentionPolicy,
+    RunResult,
     StoredRecord,
     TableFile,
     TenantListing,
@@ -169,6 +172,9 @@ class StoreRegistry(Protocol):
     def newest_checks(self, count: int) -> tuple[Check, ...]:
         """Return the newest checks, newest first."""
 
+    def first_checked_at(self) -> datetime | None:
+        """Return the time of the oldest retained check."""
+
     def newest_good_check(self) -> Check | None:
         """Return the newest check that identified the store as the accepted one."""
 
@@ -200,15 +206,27 @@ class Snapshots(Protocol):
             NotNewerError: the tenant has a snapshot at or after this one's time.
         """
 
+    def begin_run(self, run_id: str, hour: Hour, *, started_at: datetime, lease: Lease) -> int:
+        """Record that a capture begins, and return its number; numbers rise.
+
+        Runs of the last 30 days are kept.
+        """
+
+    def end_run(self, number: int, result: RunResult) -> None:
+        """Record how a capture ended; the first result stays."""
+
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
-        """Record what a run could not capture."""
+        """Record what a run could not capture.
+
+        A tenant that a later run has captured meanwhile is not failing because of it.
+        """
 
     def prune(
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
     ) -> PruneReport:
         """Remove records of these tenants past retention, except those that a restore needs.
 
-        Recorded failures are removed by age alone.
+        Recorded failures and outcomes of tenants are removed by age alone.
 
         Raises:
             CapturesPausedError: the store is not HEALTHY.
@@ -308,11 +326,14 @@ class CaptureReports(Protocol):
     def newest_snapshots(self) -> Mapping[str, datetime]:
         """Return the time of each tenant's newest snapshot, for all that have one."""
 
-    def failing(self) -> Mapping[str, datetime | None]:
-        """Return the tenants whose last capture failed, with the time of their newest snapshot.
+    def failing(self) -> Mapping[str, FailingTenant]:
+        """Return the tenants whose last capture failed, by name, independently of any clock."""
 
-        None: there is no snapshot of the tenant.
-        """
+    def absent(self) -> frozenset[str]:
+        """Return the tenants whose last capture found nothing of them, with nothing expected."""
+
+    def newest_runs(self, count: int) -> tuple[RecordedRun, ...]:
+        """Return the newest captures, newest first, independently of any clock."""
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
         """Verify the stored snapshots of an hour; return a sentence for each damage."""
@@ -459,10 +480,13 @@ class Incidents(Protocol):
             IncidentMovedError: also if the store is not RECOVERING.
         """
 
-    def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
+    def close(
+        self, closing: Closing, *, judged: Incident, lease: Lease, resets: Collection[Reset] = ()
+    ) -> Incident:
         """Accept a new baseline, close the incident and set the store to HEALTHY, all or nothing.
 
-        The baseline's version becomes one higher than the present one.
+        The baseline's version becomes one higher than the present one. ``resets`` are recorded in
+        the same transaction, as by ``Resets.record``.
 
         Raises:
             IncidentMovedError: also if the store is not RECOVERING, unless a person ends it.

@@ -42,6 +42,7 @@ _WRITTEN = {
     "budget_reset": ("insert",),
     "capture": ("insert", "update", "delete"),
     "capture_failure": ("insert", "update", "delete"),
+    "capture_run": ("insert", "update", "delete"),
     "incident": ("insert", "update"),
     "key_count": ("insert", "update", "delete"),
     "lease": ("insert", "update"),
@@ -52,6 +53,7 @@ _WRITTEN = {
     "store": ("insert", "update"),
     "store_check": ("insert", "delete"),
     "store_loss": ("insert",),
+    "tenant_outcome": ("insert", "update", "delete"),
     "usage_fall": ("insert", "update", "delete"),
 }
 

@@ -339,6 +339,76 @@ class CaptureFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class FailingTenant:
+    """A tenant whose last capture failed, and why.
+
+    ``newest_snapshot`` is the time of its newest snapshot; None: there is none.
+    """
+
+    newest_snapshot: datetime | None
+    failed_at: datetime
+    reason: str
+    hint: str
+
+
+RUNS_KEPT_FOR = timedelta(days=30)
+"""How long captures and how they ended are kept."""
+
+
+class RunOutcome(StrEnum):
+    """How a capture of all tenants ended."""
+
+    STORED = "stored"
+    STORED_IN_PART = "stored_in_part"
+    NOTHING_TO_STORE = "nothing_to_store"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Why tenants, or all of a capture, failed: a stable code, and sentences for people."""
+
+    code: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a capture ended, and how many tenants were stored, absent and failed.
+
+    ``error`` is what ended it, or what most tenants failed for; None: nothing failed.
+    ``clock_skew`` is how far the store's clock was ahead of the database's; None: not measured.
+    """
+
+    outcome: RunOutcome
+    stored: int
+    absent: int
+    failed: int
+    error: Stopped | None
+    clock_skew: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A capture of the current hour that began at ``started_at``.
+
+    ``ended_at`` and ``result`` are None while it runs, and for ever if its process died.
+    """
+
+    run_id: str
+    hour: Hour
+    started_at: datetime
+    ended_at: datetime | None = None
+    result: RunResult | None = None
+
+    @property
+    def found_nothing(self) -> bool:
+        """Whether it ended well, without any tenant to store."""
+        return self.result is not None and self.result.outcome is RunOutcome.NOTHING_TO_STORE
+
+
+@dataclass(frozen=True, slots=True)
 class PruneReport:
     """What a prune removed."""
 

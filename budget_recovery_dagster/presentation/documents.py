@@ -7,7 +7,7 @@ code with the sentences for people, and any other object by its fields, unless i
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import singledispatch
 from typing import Any
@@ -17,7 +17,7 @@ from budget_recovery_dagster.domain.falls import Fall
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident, Restored
 from budget_recovery_dagster.domain.plan import AuditEntry, Difference, KeptPreview
 from budget_recovery_dagster.domain.recovery_point import Damage, Everyone
-from budget_recovery_dagster.domain.snapshots import ListedSnapshot
+from budget_recovery_dagster.domain.snapshots import ListedSnapshot, RecordedRun
 from budget_recovery_dagster.domain.store import StoreIdentity
 from budget_recovery_dagster.errors import describe_error, error_code
 from budget_recovery_dagster.presentation.text import (
@@ -158,15 +158,23 @@ def applied_json(applied: Applied) -> str:
     )
 
 
-def resolved_json(resolved: Resolved) -> str:
-    """Write how an incident was ended without restoring anything more."""
+def resolved_json(
+    resolved: Resolved, capture: RecordedRun | None, capture_error: Exception | None
+) -> str:
+    """Write how an incident was ended without restoring more, and the capture that followed."""
     ended = resolved.incident.ended
     return dumped(
         incident_id=resolved.incident.incident_id,
         ended_at=ended.at if ended else None,
         outcome=ended.outcome if ended else None,
         detail=ended.detail if ended else None,
+        acceptance=resolved.acceptance,
+        lower_by=resolved.remainder.rise,
+        resets=len(resolved.resets),
+        undo_until=resolved.undo_until,
         remainder=resolved.remainder,
+        capture=capture,
+        capture_error=capture_error,
         error=None,
     )
 
@@ -179,7 +187,7 @@ def reset_json(recorded: RecordedReset) -> str:
         budget=reset.budget,
         window=reset.window,
         everyone=reset.is_of_everyone,
-        entity=None if isinstance(reset.entity, Everyone) else reset.entity,
+        entity=None if isinstance(reset.entity, Everyone | frozenset) else reset.entity,
         at=reset.at,
         by=reset.by,
         reason=reset.reason,
@@ -225,12 +233,21 @@ def status_json(status: Status, exit_code: int) -> str:
             "newest_good": status.newest_good,
             "newest": status.checks[:_CHECKS],
         },
+        captures={
+            "newest_run": next(iter(status.runs), None),
+            "failed_in_a_row": status.failed_runs,
+            "clock_skew_seconds": _seconds(status.clock_skew),
+            "failures": status.failures,
+        },
         points={
             "newest_snapshot_at": status.points.newest_snapshot,
             "newest_by_tenant": dict(sorted(status.points.newest_points.items())),
             "damaged_records_by_tenant": status.points.damage.records,
             "unverified_tenants": status.points.damage.unverified,
-            "failing_tenants": dict(sorted(status.points.failing.items())),
+            "failing_tenants": {
+                tenant: each.newest_snapshot
+                for tenant, each in sorted(status.points.failing.items())
+            },
         },
         missing={
             "windows": len(status.falls),
@@ -258,6 +275,7 @@ def failure_json(error: Exception, exit_code: int) -> str:
         incident=None,
         last_closed_incident=None,
         checks=None,
+        captures=None,
         points=None,
         missing=None,
         configuration_changes=[],
@@ -285,7 +303,28 @@ def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str
         "ended": incident.ended,
         "newest_point_at": incident.newest_point_at,
         "last_good_at": incident.last_good_at,
-        "uncovered_seconds": None if uncovered is None else uncovered.total_seconds(),
+        "uncovered_seconds": _seconds(uncovered),
+    }
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return None if span is None else span.total_seconds()
+
+
+@_encoded.register
+def _run(run: RecordedRun) -> Mapping[str, Any]:
+    result = run.result
+    return {
+        "run_id": run.run_id,
+        "hour": run.hour.start,
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+        "outcome": result and result.outcome,
+        "stored": result and result.stored,
+        "absent": result and result.absent,
+        "failed": result and result.failed,
+        "clock_skew_seconds": None if result is None else _seconds(result.clock_skew),
+        "error": result and result.error,
     }
 
 

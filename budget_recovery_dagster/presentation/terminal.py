@@ -37,6 +37,7 @@ from budget_recovery_dagster.presentation.text import (
     notices,
     restore_command,
     since,
+    skew_words,
     store_line,
     tenant_line,
     tenant_notes,
@@ -49,7 +50,7 @@ from budget_recovery_dagster.services.recovery_points import PointAges
 from budget_recovery_dagster.services.restore.manual import Applied
 from budget_recovery_dagster.services.restore.preview import Preview, TenantPreview, WindowPreview
 from budget_recovery_dagster.services.restore.tenants import counted
-from budget_recovery_dagster.services.status import MOST_CHECKS, Condition, Status
+from budget_recovery_dagster.services.status import MOST_CHECKS, MOST_RUNS, Condition, Status
 
 _WIDEST = 100
 _NARROWEST = 20
@@ -267,6 +268,8 @@ def _sections(status: Status) -> Iterator[tuple[str, Iterable[Parts]]]:
     if status.falls:
         yield "Missing", _missing(status)
     yield "Checks", _checks(status)
+    if captures := list(_captures(status)):
+        yield "Captures", captures
     yield "Snapshots", _points(status.points)
     if status.closed is not None:
         yield "Last closed", _closed_incident(status.closed, status.at)
@@ -373,6 +376,23 @@ def _checks(status: Status) -> Iterator[Parts]:
         yield f"Last good: {since(status.newest_good.checked_at, status.at)}"
 
 
+def _captures(status: Status) -> Iterator[str]:
+    for run in status.ended_runs[:1]:
+        at, result = clock_time(run.started_at, status.at), run.result
+        if result is None:
+            yield f"{at}  not ended"
+            continue
+        numbers = (
+            f"{result.stored:,} stored, {result.absent:,} without usage, {result.failed:,} failed"
+        )
+        yield f"{at}  {label(result.outcome)}: {numbers}"
+    if status.failed_runs:
+        many = " or more" if status.failed_runs == MOST_RUNS else ""
+        yield f"Failed in a row: {status.failed_runs}{many}"
+    if status.clock_skew is not None:
+        yield skew_words(status.clock_skew)
+
+
 def _style(verdict: Verdict) -> str:
     if verdict.is_loss:
         return "red"
@@ -396,7 +416,8 @@ def _points(points: PointAges) -> Iterator[str]:
         yield f"Damaged: {records} of {counted(len(damaged), 'tenant')} (checksum mismatch)"
     if points.damage.unverified:
         yield unverified_line(points.damage)
-    for tenant, at in sorted(points.failing.items())[:_FAILING]:
+    for tenant, each in sorted(points.failing.items())[:_FAILING]:
+        at = each.newest_snapshot
         last = "without any snapshot" if at is None else f"last captured {since(at, now)}"
         yield f"Failing: {tenant}, {last}"
     if len(points.failing) > _FAILING:

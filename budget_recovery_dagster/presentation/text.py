@@ -20,16 +20,21 @@ from budget_recovery_dagster.domain.falls import Fall
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
 from budget_recovery_dagster.domain.plan import AuditEntry, Change, Difference
 from budget_recovery_dagster.domain.recovery_point import (
-    EVERYONE,
     Damage,
     Everyone,
     Reset,
 )
-from budget_recovery_dagster.domain.windows import in_words
+from budget_recovery_dagster.domain.snapshots import RecordedRun
+from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW, in_words
 from budget_recovery_dagster.services.falls import describe_gone
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN
 from budget_recovery_dagster.services.resets import RecordedReset
-from budget_recovery_dagster.services.restore.manual import Applied, HoldResult
+from budget_recovery_dagster.services.restore.manual import (
+    Acceptance,
+    Applied,
+    HoldResult,
+    Resolved,
+)
 from budget_recovery_dagster.services.restore.preview import (
     EntryPreview,
     Preview,
@@ -37,7 +42,13 @@ from budget_recovery_dagster.services.restore.preview import (
     WindowPreview,
 )
 from budget_recovery_dagster.services.restore.tenants import counted, listed
-from budget_recovery_dagster.services.status import Attention, Condition, Doubt, Status
+from budget_recovery_dagster.services.status import (
+    MOST_RUNS,
+    Attention,
+    Condition,
+    Doubt,
+    Status,
+)
 
 FAILURES: Mapping[FailureReason, str] = {
     FailureReason.NO_SNAPSHOTS: "no snapshots to restore from",
@@ -245,7 +256,7 @@ def window_notes(window: WindowPreview) -> Iterator[str]:
         gone = counted(window.missing, "counter")
         yield f"{gone} missing from the store: a restore brings back only the usage field"
     for reset in point.resets:
-        whose = "all entities" if reset.entity is EVERYONE else shown_entity(reset.entity)
+        whose = _shown_entities(reset)
         yield (
             f"usage of {whose} recorded before the reset at {full_time(reset.at)} is excluded; "
             f"{reset.by}: {reset.reason}"
@@ -266,6 +277,12 @@ def window_notes(window: WindowPreview) -> Iterator[str]:
         records = counted(len(point.corrupt), "record")
         times = listed(map(full_time, point.corrupt))
         yield f"{records} damaged (checksum mismatch) and not used: {times}"
+
+
+def _shown_entities(reset: Reset) -> str:
+    if isinstance(reset.entity, frozenset):
+        return f"{len(reset.entity):,} entities"
+    return "all entities" if isinstance(reset.entity, Everyone) else shown_entity(reset.entity)
 
 
 def source_words(window: WindowPreview, now: datetime) -> str:
@@ -390,6 +407,44 @@ def release_report(released: HoldResult) -> str:
     return f"Incident {incident} is not on hold. Nothing was changed."
 
 
+def acceptance_lines(preview: Preview, chosen: Acceptance | None) -> Iterator[str]:
+    """Describe what each choice, or the chosen one, means for the usage that the store lacks."""
+    windows = preview.windows
+    rise = exact_sum(window.rise for window in windows if window.are_sums_known)
+    lower = counted(preview.raised, "counter")
+    yield (
+        f"{lower} lower than in the snapshots or missing, by {format_usage(rise)} in all. One"
+        " request counts in several of them."
+    )
+    if unreadable := sum(window.unreadable for window in windows):
+        yield f"{counted(unreadable, 'live counter')} unreadable: no reset is recorded for them."
+    if chosen is not Acceptance.KEEP_SNAPSHOTS:
+        yield (
+            f"--record-resets: the usage of {lower}, {format_usage(rise)}, was removed on purpose."
+            " Restores exclude it, and the next loss does not bring it back."
+        )
+    if chosen is not Acceptance.RECORD_RESETS:
+        yield (
+            f"--keep-snapshots: the next loss brings it back and raises {lower} by"
+            f" {format_usage(rise)}."
+        )
+
+
+def resolved_report(
+    resolved: Resolved, run: RecordedRun | None, failure: Exception | None
+) -> Iterator[str]:
+    """Describe how an incident was closed, and the capture that followed."""
+    yield f"Incident {resolved.incident.short_id} is closed; the store is HEALTHY."
+    if resolved.incident.ended is not None:
+        yield resolved.incident.ended.detail
+    result = run.result if run else None
+    if failure is None and result is not None:
+        numbers = f"{counted(result.stored, 'tenant')} stored, {result.failed:,} failed"
+        yield f"Captures resumed: {numbers}."
+    elif failure is not None:
+        yield f"The first capture failed: {failure} Then capture the current hour."
+
+
 def reset_report(recorded: RecordedReset) -> tuple[str, ...]:
     """Describe in paragraphs a recorded reset, its effect, and what to check."""
     reset = recorded.reset
@@ -411,7 +466,7 @@ def reset_report(recorded: RecordedReset) -> tuple[str, ...]:
 
 
 def _whose(reset: Reset) -> str:
-    if isinstance(reset.entity, Everyone):
+    if isinstance(reset.entity, Everyone | frozenset):
         return "every entity and the aggregate"
     return "the aggregate" if reset.entity is None else f"entity {reset.entity!r}"
 
@@ -436,6 +491,8 @@ _CLOCKS_STEP = "Synchronize the clocks of PostgreSQL and NATS with NTP."
 _CHECKS_STEP = (
     "Check in Dagster that the daemon runs and store_loss_sensor is on, and read its ticks."
 )
+_RUNS_STEP = "See the newest run of hourly_snapshot_job in Dagster."
+_SCHEDULE_STEP = "Check in Dagster that hourly_snapshot_schedule is on and its runs succeed."
 # The first doubt decides what to do about all.
 _STEPS: Mapping[Doubt, str] = {
     Doubt.CHECK_IN_FUTURE: _CLOCKS_STEP,
@@ -551,21 +608,86 @@ def _configuration_changed(status: Status) -> tuple[str, str]:
     )
 
 
-def _tenants_failing(status: Status) -> tuple[str, str]:
-    failing = sorted(status.points.failing)
+def _clock_skew(status: Status) -> tuple[str, str]:
+    run, skew = status.skew_run, status.clock_skew or timedelta(0)
+    at = clock_time(run.started_at, status.at) if run else "unknown time"
+    if abs(skew) > MAX_CLOCK_SKEW:
+        effect = f"more than {in_words(MAX_CLOCK_SKEW)}, so no snapshot is taken"
+    else:
+        effect = f"more than {in_words(RESTORE_CLOCK_SKEW)}, so no restore could run"
     return (
-        f"Captures of {named(failing)} fail.",
-        "See the newest run of hourly_snapshot_job in Dagster.",
+        f"{skew_words(skew)} That is {effect}. Measured by the capture of {at}.",
+        f"{_CLOCKS_STEP} Then capture the current hour, which measures again.",
+    )
+
+
+def skew_words(skew: timedelta) -> str:
+    """Describe how far the clocks differ."""
+    where = "ahead of" if skew > timedelta(0) else "behind"
+    return f"The store's clock is {in_words(abs(skew))} {where} the database's."
+
+
+def _captures_failing(status: Status) -> tuple[str, str]:
+    failed, run = status.failed_runs, status.ended_runs[0]
+    many = " or more" if failed == MOST_RUNS else ""
+    what = "The last capture" if failed == 1 else f"Each of the last {failed}{many} captures"
+    if run.result is None:
+        began = clock_time(run.started_at, status.at)
+        return (
+            f"{what} failed. The newest, of {began}, has not ended: its process hangs or died.",
+            f"{_RUNS_STEP} Check the memory of its host.",
+        )
+    error = run.result.error
+    if error is None:
+        return f"{what} failed.", _RUNS_STEP
+    return f"{what} failed. The newest: {error.message}", _as_step(error.hint)
+
+
+def _as_step(hint: str) -> str:
+    """Write the hint of an error as a sentence."""
+    return hint[:1].upper() + hint[1:]
+
+
+def _no_snapshot(status: Status) -> tuple[str, str]:
+    first = status.first_checked_at or status.at
+    text = f"No snapshot was ever taken. The store was first checked {since(first, status.at)}."
+    if not status.ended_runs:
+        return f"{text} No capture has run.", _SCHEDULE_STEP
+    if status.ended_runs[0].found_nothing:
+        return (
+            f"{text} The last capture found no counter of a tenant.",
+            (
+                "Check that BUDGET_RECOVERY_BUCKET names the bucket in which the gateway counts"
+                " usage, and that the gateway runs."
+            ),
+        )
+    return text, _RUNS_STEP
+
+
+# More reasons than this are counted.
+_SHOWN_REASONS = 3
+
+
+def _tenants_failing(status: Status) -> tuple[str, str]:
+    groups = status.failures
+    reasons = [
+        f"{counted(len(group.tenants), 'tenant')}: {group.reason}"
+        for group in groups[:_SHOWN_REASONS]
+    ]
+    if len(groups) > _SHOWN_REASONS:
+        reasons.append(f"{counted(len(groups) - _SHOWN_REASONS, 'more reason')}.")
+    return (
+        f"Captures of {named(sorted(status.failing))} fail. {' '.join(reasons)}",
+        f"{_as_step(groups[0].hint)} {_RUNS_STEP}",
     )
 
 
 def _snapshots_late(status: Status) -> tuple[str, str]:
-    late = status.late_tenants
+    newest, late = status.points.newest_snapshot, status.late_tenants
+    if newest is not None and status.points.is_behind:
+        return f"The newest snapshot was taken {since(newest, status.at)}.", _SCHEDULE_STEP
     has = "has" if len(late) == 1 else "have"
-    return (
-        f"{named(late)} {has} no recent snapshot.",
-        "Check in Dagster that hourly_snapshot_schedule is on and its runs succeed.",
-    )
+    return f"{named(late)} {has} no recent snapshot.", _SCHEDULE_STEP
 
 
 def _records_damaged(status: Status) -> tuple[str, str]:
@@ -581,6 +703,9 @@ def _records_damaged(status: Status) -> tuple[str, str]:
 _ATTENTIONS: Mapping[Attention, Callable[[Status], tuple[str, str]]] = {
     Attention.USAGE_MISSING: _usage_missing,
     Attention.COUNTERS_GONE: _counters_gone,
+    Attention.CLOCK_SKEW: _clock_skew,
+    Attention.CAPTURES_FAILING: _captures_failing,
+    Attention.NO_SNAPSHOT: _no_snapshot,
     Attention.TENANTS_FAILING: _tenants_failing,
     Attention.SNAPSHOTS_LATE: _snapshots_late,
     Attention.RECORDS_DAMAGED: _records_damaged,

@@ -1,6 +1,8 @@
 """The state of the store, doubts about it, and what needs attention, as the database knows them."""
 
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -15,7 +17,9 @@ from budget_recovery_dagster.domain.falls import (
 )
 from budget_recovery_dagster.domain.incident import Attempt, Incident, Recovery, RecoveryState
 from budget_recovery_dagster.domain.recovery_point import is_in_the_future, is_too_old
+from budget_recovery_dagster.domain.snapshots import FailingTenant, RecordedRun, RunOutcome
 from budget_recovery_dagster.domain.store import Check, Verdict
+from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.services.falls import counters_gone
 from budget_recovery_dagster.services.recovery_points import (
@@ -30,6 +34,8 @@ MISSED_CHECKS = 3
 _LONG_HOLD = timedelta(hours=1)
 MOST_CHECKS = 100
 """How many checks are read; if all of them are unknown, there may be more."""
+MOST_RUNS = 100
+"""How many captures are read; if all of them failed, there may be more."""
 
 
 class Condition(StrEnum):
@@ -64,6 +70,9 @@ class Attention(StrEnum):
 
     USAGE_MISSING = "usage_missing"
     COUNTERS_GONE = "counters_gone"
+    CLOCK_SKEW = "clock_skew"
+    CAPTURES_FAILING = "captures_failing"
+    NO_SNAPSHOT = "no_snapshot"
     TENANTS_FAILING = "tenants_failing"
     SNAPSHOTS_LATE = "snapshots_late"
     RECORDS_DAMAGED = "records_damaged"
@@ -71,15 +80,25 @@ class Attention(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TenantFailures:
+    """Tenants, by name, whose last capture failed for one reason; the texts are of the first."""
+
+    tenants: tuple[str, ...]
+    reason: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What the database knows of the store at ``at``, and how often the store is to be checked.
 
     ``checks`` are the newest, newest first; ``unknown_in_a_row`` is how many of the newest are
-    unknown, ``newest_good`` the newest that found the store intact. ``attempt`` is the newest of
-    the open incident, ``closed`` the newest closed incident. ``worker`` is the process that is
-    restoring. ``falls`` are the open ones, the largest first; ``gone`` are counts with counters
-    that a check found gone since the newest snapshot, most first. ``changes`` of the bucket's
-    configuration are those of the last 24 hours, newest first.
+    unknown, ``newest_good`` the newest that found the store intact, ``first_checked_at`` the time
+    of the oldest. ``attempt`` is the newest of the open incident, ``closed`` the newest closed
+    incident. ``worker`` is the process that is restoring. ``runs`` are the newest captures, newest
+    first. ``falls`` are the open ones, the largest first; ``gone`` are counts with counters that a
+    check found gone since the newest snapshot, most first. ``changes`` are those of the bucket's
+    configuration in the last 24 hours, newest first.
     """
 
     at: datetime
@@ -91,6 +110,8 @@ class Status:
     checks: tuple[Check, ...]
     unknown_in_a_row: int
     newest_good: Check | None
+    first_checked_at: datetime | None
+    runs: tuple[RecordedRun, ...]
     points: PointAges
     falls: tuple[Fall, ...]
     gone: tuple[KeyCount, ...]
@@ -149,12 +170,81 @@ class Status:
         found = {
             Attention.USAGE_MISSING: bool(self.falls),
             Attention.COUNTERS_GONE: bool(self.gone),
-            Attention.TENANTS_FAILING: bool(self.points.failing),
-            Attention.SNAPSHOTS_LATE: bool(self.late_tenants),
+            Attention.CLOCK_SKEW: abs(self.clock_skew or timedelta(0)) > RESTORE_CLOCK_SKEW,
+            Attention.CAPTURES_FAILING: bool(self.failed_runs),
+            Attention.NO_SNAPSHOT: self._was_never_captured(),
+            Attention.TENANTS_FAILING: bool(self.failing),
+            Attention.SNAPSHOTS_LATE: bool(self.late_tenants) or self._is_behind(),
             Attention.RECORDS_DAMAGED: bool(self.points.damage.records),
             Attention.CONFIGURATION_CHANGED: bool(self.changes),
         }
         return tuple(attention for attention in Attention if found[attention])
+
+    @property
+    def ended_runs(self) -> tuple[RecordedRun, ...]:
+        """The newest captures that have ended or whose hour has, newest first.
+
+        A capture whose hour is over cannot store anything any more: its process hangs or died.
+        Captures from before the end of the last incident do not count: their cause may have ended
+        with it.
+        """
+        return tuple(
+            takewhile(
+                lambda run: self._is_news(run.ended_at or run.hour.end),
+                (run for run in self.runs if run.result or run.hour.is_past(self.at)),
+            )
+        )
+
+    @property
+    def failed_runs(self) -> int:
+        """How many of the newest captures in a row stored nothing because they failed."""
+        failed = takewhile(
+            lambda run: run.result is None or run.result.outcome is RunOutcome.FAILED,
+            self.ended_runs,
+        )
+        return sum(1 for _ in failed)
+
+    @property
+    def skew_run(self) -> RecordedRun | None:
+        """The newest capture that measured the skew of the clocks."""
+        return next((run for run in self.ended_runs if _skew_of(run) is not None), None)
+
+    @property
+    def clock_skew(self) -> timedelta | None:
+        """How far the store's clock was ahead of the database's; None: not measured lately."""
+        run = self.skew_run
+        return None if run is None else _skew_of(run)
+
+    @property
+    def failing(self) -> Mapping[str, FailingTenant]:
+        """The tenants whose last capture failed, after the end of the last incident."""
+        failing = self.points.failing.items()
+        return {tenant: each for tenant, each in failing if self._is_news(each.failed_at)}
+
+    @property
+    def failures(self) -> tuple[TenantFailures, ...]:
+        """The failing tenants, grouped by reason; the most common reason first."""
+        groups: defaultdict[str, dict[str, FailingTenant]] = defaultdict(dict)
+        for tenant, each in sorted(self.failing.items()):
+            # Reasons that differ only in the name of the tenant are the same.
+            same = re.sub(rf"(?<!\w){re.escape(tenant)}(?!\w)", "", each.reason)
+            groups[same][tenant] = each
+        largest_first = sorted(groups.values(), key=len, reverse=True)
+        return tuple(TenantFailures(tuple(each), *_texts_of(each)) for each in largest_first)
+
+    def _is_news(self, at: datetime) -> bool:
+        """Whether something happened after the last incident."""
+        ended = self.closed.ended if self.closed else None
+        return ended is None or at > ended.at
+
+    def _was_never_captured(self) -> bool:
+        """Whether the first capture is overdue."""
+        first = self.first_checked_at
+        is_missing = self.points.newest_snapshot is None
+        return is_missing and first is not None and is_too_old(first, self.at)
+
+    def _is_behind(self) -> bool:
+        return self.points.newest_snapshot is not None and self.points.is_behind
 
     @property
     def late_tenants(self) -> tuple[str, ...]:
@@ -193,6 +283,15 @@ class Status:
         return ended is not None and check.checked_at <= ended.at
 
 
+def _skew_of(run: RecordedRun) -> timedelta | None:
+    return None if run.result is None else run.result.clock_skew
+
+
+def _texts_of(failing: Mapping[str, FailingTenant]) -> tuple[str, str]:
+    first = next(iter(failing.values()))
+    return first.reason, first.hint
+
+
 def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
     """Read the status from the control plane; the store itself is not read.
 
@@ -221,6 +320,7 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
     worker = plane.leases.state_of(RESTORE_LEASE).holder
     falls, gone = plane.falls.open(), counters_gone(plane)
     changes = plane.falls.configuration_changes(plane.clock.now() - CHANGES_SHOWN_FOR)
+    runs = plane.reports.newest_runs(MOST_RUNS)
     # Last, because it is slow: its time is that of the status, so no check above is in the future.
     points = judge_point_ages(plane, within=VERIFY_WITHIN)
     return Status(
@@ -233,6 +333,8 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
         checks=checks,
         unknown_in_a_row=sum(1 for _ in unknown),
         newest_good=good,
+        first_checked_at=plane.registry.first_checked_at(),
+        runs=runs,
         points=points,
         falls=falls,
         gone=gone,

@@ -36,6 +36,7 @@ from budget_recovery_dagster.domain import (
     NamedDrop,
     Period,
     PlannedEntry,
+    RecordedRun,
     Reset,
     RestoreChoice,
     Restored,
@@ -94,6 +95,16 @@ class NotedFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class NotedOutcome:
+    """How the last capture of a tenant ended; ``failure`` None: it found nothing, or is stored."""
+
+    at: datetime
+    run_number: int | None
+    is_absent: bool = False
+    failure: CaptureFailure | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KeptAudit:
     """A stored entry of a restore's trail; if not finished, the restore may have been interrupted.
 
@@ -116,6 +127,8 @@ class MemoryState:
     holdings: dict[str, Holding] = field(default_factory=dict)
     snapshots: dict[tuple[str, datetime], StoredSnapshot] = field(default_factory=dict)
     failures: dict[tuple[str, Uncaptured, str], NotedFailure] = field(default_factory=dict)
+    outcomes: dict[str, NotedOutcome] = field(default_factory=dict)
+    runs: dict[int, RecordedRun] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     incidents: dict[str, Incident] = field(default_factory=dict)
     launches_before: dict[str, int] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Fake row of the store, checks and incidents."""
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 from uuid import uuid4
@@ -12,6 +13,7 @@ from budget_recovery_dagster.adapters.postgres import (
     storable,
     storable_check,
     storable_loss,
+    storable_reset,
 )
 from budget_recovery_dagster.domain import (
     CHECKS_KEPT_FOR,
@@ -27,6 +29,7 @@ from budget_recovery_dagster.domain import (
     Opening,
     Recovery,
     RecoveryState,
+    Reset,
     Standing,
     StoreRecord,
     moves,
@@ -75,6 +78,9 @@ class MemoryStoreRegistry:
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:
         return tuple(_newest_first(self._plane)[:count])
+
+    def first_checked_at(self) -> datetime | None:
+        return min((each.checked_at for each in self._plane.checks), default=None)
 
     def newest_good_check(self) -> Check | None:
         return newest_good_check(self._plane)
@@ -187,12 +193,14 @@ class MemoryIncidents(OnState):
             standing, kept = self._leased(lease), storable(detail)
             return self._keep(moves.give_up(standing, reason, kept, judged=judged, now=self._now()))
 
-    def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
+    def close(
+        self, closing: Closing, *, judged: Incident, lease: Lease, resets: Collection[Reset] = ()
+    ) -> Incident:
         with self._plane.lock:
             standing, ended = self._leased(lease), ended_by(closing, self._now())
-            return self._keep(
-                moves.close(standing, ended, baseline=closing.baseline, judged=judged)
-            )
+            move = moves.close(standing, ended, baseline=closing.baseline, judged=judged)
+            self._plane.resets.extend(map(storable_reset, resets))
+            return self._keep(move)
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:
         with self._plane.lock:

@@ -15,10 +15,12 @@ from budget_recovery_dagster.adapters.postgres import (
     storable_failure,
     storable_id,
     storable_reset,
+    storable_result,
     summary_of,
 )
 from budget_recovery_dagster.domain import (
     CAPTURE_LEASE,
+    RUNS_KEPT_FOR,
     Baseline,
     BudgetRecord,
     BudgetWindow,
@@ -28,14 +30,17 @@ from budget_recovery_dagster.domain import (
     Damage,
     DatedUsages,
     Facts,
+    FailingTenant,
     Hour,
     ListedSnapshot,
     NamedDrop,
     NamedOmission,
     PruneReport,
+    RecordedRun,
     RecordMarks,
     Reset,
     RetentionPolicy,
+    RunResult,
     StoredRecord,
     StoreIdentity,
     TenantPoint,
@@ -64,6 +69,7 @@ from budget_recovery_dagster.ports import Lease
 from tests.fakes.control_plane import (
     MemoryState,
     NotedFailure,
+    NotedOutcome,
     OnState,
     StoredSnapshot,
     require_lease,
@@ -142,13 +148,48 @@ class MemorySnapshots(OnState):
                     records={record.of: record for record in snapshot.records},
                 )
             record_findings(self._plane, snapshot)
+            number = self._number_of(run_id)
+            self._plane.outcomes[snapshot.tenant] = NotedOutcome(
+                facts.now, number, is_absent=snapshot.is_empty
+            )
             self._plane.store = replace(store, baseline=baseline)
             return baseline
 
+    def begin_run(self, run_id: str, hour: Hour, *, started_at: datetime, lease: Lease) -> int:
+        with self._plane.lock:
+            require_lease(self._plane, lease, name=CAPTURE_LEASE)
+            runs = self._plane.runs
+            cutoff = self._plane.clock.now() - RUNS_KEPT_FOR
+            for old in [each for each, run in runs.items() if run.started_at < cutoff]:
+                del runs[old]
+            number = max(runs, default=0) + 1
+            runs[number] = RecordedRun(storable_id(run_id), hour, started_at)
+            return number
+
+    def end_run(self, number: int, result: RunResult) -> None:
+        with self._plane.lock:
+            run = self._plane.runs[number]
+            if run.result is None:
+                now = self._plane.clock.now()
+                ended = replace(run, ended_at=now, result=storable_result(result))
+                self._plane.runs[number] = ended
+
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
+        now, number = self._plane.clock.now(), self._number_of(run_id)
         for failure in map(storable_failure, failures):
-            noted = NotedFailure(failure, self._plane.clock.now())
+            noted = NotedFailure(failure, now)
             self._plane.failures[storable_id(run_id), failure.kind, failure.name] = noted
+            if failure.kind is Uncaptured.TENANT:
+                before = self._plane.outcomes.get(failure.name)
+                if not (before and before.run_number and number and before.run_number > number):
+                    outcome = NotedOutcome(now, number, failure=failure)
+                    self._plane.outcomes[failure.name] = outcome
+
+    def _number_of(self, run_id: str) -> int | None:
+        kept = storable_id(run_id)
+        return max(
+            (each for each, run in self._plane.runs.items() if run.run_id == kept), default=None
+        )
 
     def prune(
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
@@ -171,6 +212,9 @@ class MemorySnapshots(OnState):
             ]
             for noted_key in failed:
                 del self._plane.failures[noted_key]
+            outcomes = self._plane.outcomes
+            for tenant in [each for each, outcome in outcomes.items() if outcome.at < cutoff]:
+                del outcomes[tenant]
             contents = len(hashes - self._hashes())
             return PruneReport(records, len(captures), contents, len(failed))
 
@@ -339,20 +383,23 @@ class MemoryCaptureReports(OnState):
         # A tenant's snapshots are in order of time.
         return dict(sorted(self._plane.snapshots))
 
-    def failing(self) -> Mapping[str, datetime | None]:
-        failed_at: dict[str, datetime] = {}
-        for (_, kind, name), noted in self._plane.failures.items():
-            if kind is Uncaptured.TENANT:
-                failed_at[name] = max(noted.failed_at, failed_at.get(name, noted.failed_at))
-        newest = {
-            tenant: (captured_at, stored.stored_at)
-            for (tenant, captured_at), stored in sorted(self._plane.snapshots.items(), key=_by_key)
-        }
+    def failing(self) -> Mapping[str, FailingTenant]:
+        newest = self.newest_snapshots()
         return {
-            tenant: newest[tenant][0] if tenant in newest else None
-            for tenant in sorted(failed_at)
-            if tenant not in newest or newest[tenant][1] < failed_at[tenant]
+            tenant: FailingTenant(
+                newest.get(tenant), noted.at, noted.failure.reason, noted.failure.hint
+            )
+            for tenant, noted in sorted(self._plane.outcomes.items())
+            if noted.failure is not None
         }
+
+    def absent(self) -> frozenset[str]:
+        outcomes = self._plane.outcomes.items()
+        return frozenset(tenant for tenant, noted in outcomes if noted.is_absent)
+
+    def newest_runs(self, count: int) -> tuple[RecordedRun, ...]:
+        newest_first = sorted(self._plane.runs.items(), reverse=True)
+        return tuple(run for _, run in newest_first[:count])
 
     def _by(self, run_id: str) -> Iterator[StoredSnapshot]:
         for stored in self._plane.snapshots.values():

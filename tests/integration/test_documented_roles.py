@@ -123,7 +123,7 @@ def granted(documented: Documented) -> set[tuple[str, str]]:
         )
 
 
-# Cascading deletes run with the rights of the owner, and the migration inserts its version.
+# Cascading deletes run with the rights of the owner, and migrations write their version.
 BY_THE_OWNER = {
     ("restore_preview_window", "DELETE"),
     ("alembic_version", "INSERT"),
@@ -135,6 +135,11 @@ def live_long(harness: Harness, now: datetime) -> None:
     """Capture, check and preview long ago, and then now with pruning."""
     old = now - timedelta(days=40)
     day = f"{old:%Y-%m-%d}"
+    # Its last capture, which finds nothing, is past retention at the end.
+    before = old - timedelta(days=10)
+    harness.bucket.spend("left", "team", f"{before:%Y-%m-%d}", {"alice": "1"})
+    harness.capture(before)
+    harness.bucket.purge("usage.left.")
     harness.bucket.spend("acme", "team", LIFETIME, {"alice": "5", "bob": "3"})
     harness.bucket.spend("acme", "team", day, {"alice": "1"})
     # A key without a valid tenant; its failure is updated, because both captures have one run id.
@@ -185,7 +190,7 @@ def test_the_runtime_role_has_exactly_the_write_privileges_that_it_uses(
         assert usages(configured, "acme", "team", LIFETIME) == {"alice": "5", "bob": "3"}
         harness.lose()
         harness.find_loss()
-        run("resolve", "--reason", "a test", "--yes")
+        run("resolve", "--reason", "a test", "--yes", "--record-resets")
     may = granted(documented)
     # A session reports its statistics only when it ends.
     wait_until(lambda: may <= writes(documented), seconds=5)

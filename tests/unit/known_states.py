@@ -13,15 +13,21 @@ from budget_recovery_dagster.domain import (
     ConfigurationChange,
     Damage,
     Ended,
+    FailingTenant,
     Fall,
+    Hour,
     Incident,
     KeyCount,
     LeaseState,
     Loss,
     Outcome,
+    RecordedRun,
     Recovery,
     RecoveryState,
     Restored,
+    RunOutcome,
+    RunResult,
+    Stopped,
     StoreIdentity,
     TenantWindow,
     Verdict,
@@ -89,6 +95,23 @@ def gone(tenant: str, missing: int) -> KeyCount:
     return KeyCount(at, 7, 100, ago(1), missing, ago(1))
 
 
+def run(
+    minutes: float,
+    outcome: RunOutcome | None = RunOutcome.STORED,
+    *,
+    skew: float | None = 0,
+    error: Stopped | None = None,
+) -> RecordedRun:
+    """Return a capture that began so many minutes ago, and ended at once if it has an outcome."""
+    at = ago(minutes)
+    begun = RecordedRun(f"run {minutes}", Hour.containing(at), at)
+    if outcome is None:
+        return begun
+    counts = (3, 1, 0) if outcome is RunOutcome.STORED else (0, 0, 3)
+    measured = None if skew is None else timedelta(seconds=skew)
+    return replace(begun, ended_at=at, result=RunResult(outcome, *counts, error, measured))
+
+
 def recovering(open_one: Incident) -> Recovery:
     return Recovery(RecoveryState.RECOVERING, open_one)
 
@@ -117,6 +140,11 @@ class Known:
     takes: timedelta = timedelta(0)
     snapshots: Mapping[str, datetime] = field(default_factory=dict)
     failing_tenants: Mapping[str, datetime | None] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    failed_at: datetime = NOW
+    absent: frozenset[str] = frozenset()
+    runs: tuple[RecordedRun, ...] = ()
+    first_checked_at: datetime | None = None
     falls: tuple[Fall, ...] = ()
     gone: tuple[KeyCount, ...] = ()
     changes: tuple[ConfigurationChange, ...] = ()
@@ -183,6 +211,11 @@ class _Checks:
     def newest_checks(self, count: int) -> tuple[Check, ...]:
         return self.known.checks[:count]
 
+    def first_checked_at(self) -> datetime | None:
+        return self.known.first_checked_at or min(
+            (each.checked_at for each in self.known.checks), default=None
+        )
+
     def newest_good_check(self) -> Check | None:
         good = (each for each in self.known.checks if each.verdict.is_good)
         return next(good, self.known.older_good)
@@ -226,5 +259,17 @@ class _Reports:
     def newest_snapshots(self) -> Mapping[str, datetime]:
         return {**self.known.points, **self.known.snapshots}
 
-    def failing(self) -> Mapping[str, datetime | None]:
-        return self.known.failing_tenants
+    def failing(self) -> Mapping[str, FailingTenant]:
+        known = self.known
+        return {
+            tenant: FailingTenant(
+                at, known.failed_at, known.reasons.get(tenant, "Not permitted."), "grant it."
+            )
+            for tenant, at in known.failing_tenants.items()
+        }
+
+    def absent(self) -> frozenset[str]:
+        return self.known.absent
+
+    def newest_runs(self, count: int) -> tuple[RecordedRun, ...]:
+        return self.known.runs[:count]

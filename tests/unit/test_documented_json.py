@@ -40,6 +40,8 @@ from budget_recovery_dagster.domain import (
     Reset,
     RestoreChoice,
     Restored,
+    RunOutcome,
+    Stopped,
     UnreadableKey,
     Verdict,
     Waiting,
@@ -85,7 +87,13 @@ from budget_recovery_dagster.services import (
     TenantPreview,
     WindowPreview,
 )
-from budget_recovery_dagster.services.restore import Applied, Remainder, Resolved, TenantRestored
+from budget_recovery_dagster.services.restore import (
+    Acceptance,
+    Applied,
+    Remainder,
+    Resolved,
+    TenantRestored,
+)
 from tests import documentation
 from tests.unit.known_states import (
     IDENTITY,
@@ -97,6 +105,7 @@ from tests.unit.known_states import (
     fall,
     gone,
     incident,
+    run,
     unknown,
 )
 
@@ -114,6 +123,8 @@ ENUMS: Mapping[str, type[StrEnum]] = {
     "Action": Action,
     "Change": Change,
     "Source": CaptureSource,
+    "Run outcome": RunOutcome,
+    "Acceptance": Acceptance,
 }
 
 INTERNAL = {
@@ -365,6 +376,7 @@ def statuses() -> Iterator[str]:
         falls=(fall("acme", "per user", 3, "41.5"),),
         gone=(gone("acme", 2),),
         changes=(ConfigurationChange("max_age", "unlimited", "60 s", ago(5)),),
+        runs=(run(30, RunOutcome.FAILED, skew=6, error=Stopped("clock_skew", "Off.", "use NTP.")),),
     )
     yield status_json(known.status(), 2)
     yield status_json(replace(known, incidents=(ENDED,)).status(), 2)
@@ -376,7 +388,7 @@ def statuses() -> Iterator[str]:
     bare = Known(recovered=Recovery(RecoveryState.RECOVERING, BARE), attempts=(running,))
     yield status_json(bare.status(), 1)
     unseen = replace(unknown(1), identity=None)
-    yield status_json(Known(checks=(unseen,)).status(), 3)
+    yield status_json(Known(checks=(unseen,), runs=(run(1, None),)).status(), 3)
     yield failure_json(SettingsError("No database is set.", "set one."), 3)
 
 
@@ -392,8 +404,10 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "restore", applied_json(replace(APPLIED, incident=OPEN))
     nothing = replace(APPLIED, preview=None, failure=None, incident=None, remainder=None)
     yield "restore", applied_json(nothing)
-    yield "resolve", resolved_json(Resolved(ENDED, REMAINDER))
-    yield "resolve", resolved_json(Resolved(OPEN, REMAINDER))
+    resolved = Resolved(ENDED, Acceptance.RECORD_RESETS, REMAINDER, (RESET.reset,), ago(-60))
+    yield "resolve", resolved_json(resolved, run(0), None)
+    resolved = Resolved(OPEN, Acceptance.KEEP_SNAPSHOTS, REMAINDER)
+    yield "resolve", resolved_json(resolved, None, ERROR)
     yield "hold and release", held_json(OPEN)
     yield "hold and release", held_json(BARE)
     listed = [SNAPSHOT, replace(SNAPSHOT, drop_usage=None)]

@@ -33,7 +33,11 @@ USAGES: Usages = {"alice": Decimal(5), "bob": Decimal(3), None: Decimal(8)}
 
 
 def reset(
-    who: Entity | Everyone, *, at: datetime = NOON, window: str | None = None, budget: str = "team"
+    who: Entity | Everyone | frozenset[Entity],
+    *,
+    at: datetime = NOON,
+    window: str | None = None,
+    budget: str = "team",
 ) -> Reset:
     return Reset("acme", budget, window, who, at, "ann", "pardoned", NOON + timedelta(days=9))
 
@@ -51,6 +55,8 @@ ALICE = reset("alice")
         ("budget", "", "an empty name"),
         ("entity", "", "an empty name"),
         ("entity", "a\0b", "NUL"),
+        ("entity", frozenset(), "a reset of no entity"),
+        ("entity", frozenset({"a", ""}), "an empty name"),
         ("window", "2026-13", "'2026-13' is not a budget window"),
         ("window", "", "'' is not a budget window"),
         ("at", datetime(2026, 11, 25, 12), "no time zone"),  # noqa: DTZ001 - that is refused
@@ -99,11 +105,12 @@ def test_the_newest_reset_has_the_latest_time() -> None:
         ("alice", {"bob": Decimal(3), None: Decimal(8)}),
         (None, {"alice": Decimal(5), "bob": Decimal(3)}),
         (EVERYONE, {}),
+        (frozenset({"alice", None, "nobody"}), {"bob": Decimal(3)}),
         ("nobody", USAGES),
     ],
 )
-def test_a_reset_excludes_the_usages_of_one_entity_or_of_all(
-    who: Entity | Everyone, left: Usages
+def test_a_reset_excludes_the_usages_of_one_entity_of_several_or_of_all(
+    who: Entity | Everyone | frozenset[Entity], left: Usages
 ) -> None:
     assert eligible(USAGES, NOON, MONTH, [reset(who)]) == left
 

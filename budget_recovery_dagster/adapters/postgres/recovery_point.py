@@ -3,12 +3,13 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import chain
 from typing import Any, LiteralString, NamedTuple
+from uuid import uuid4
 
 import psycopg
 
@@ -189,27 +190,39 @@ def _finish(connection: Connection, tenant: str, windows: Windows) -> tuple[Wind
     return tuple(window.merged(marks.get(key)) for key, window in windows.items())
 
 
-_RECORD = """
-insert into budget_recovery.budget_reset (
-    tenant, budget_id, window_token, of_everyone, entity, at, reset_by, reason, recorded_at
-) values (%s, %s, %s, %s, %s, %s, %s, %s, %s)
+_COPY_RESETS = """
+copy budget_recovery.budget_reset (
+    tenant, budget_id, window_token, of_everyone, entity, at, reset_by, reason, recorded_at, batch
+) from stdin
 """
-_RESETS = """
-select tenant, budget_id, window_token, of_everyone, entity, at, reset_by, reason, recorded_at
-from budget_recovery.budget_reset
-where tenant = %s
+# One row for each reset, with its entities; the aggregate is an empty text.
+_GROUPED_RESETS = """
+with s as (
+    select tenant, budget_id, window_token, of_everyone, batch is not null as is_several,
+           array_agg(coalesce(entity, '')) as entities, at, reset_by, reason, recorded_at,
+           min(reset_id) as reset_id
+    from budget_recovery.budget_reset
+    where tenant = %(tenant)s
+    group by coalesce(batch::text, reset_id::text), tenant, budget_id, window_token, of_everyone,
+             batch, at, reset_by, reason, recorded_at
+)
+"""
+_IN_ORDER = """
+select tenant, budget_id, window_token, of_everyone, is_several, entities, at, reset_by, reason,
+       recorded_at
+from s
 order by reset_id
 """
+_RESETS = f"{_GROUPED_RESETS}{_IN_ORDER}"
 # For each window, the resets that exclude a usage of an older intact record. Usually the newest of
 # these records has it. The server compares the entities, so no content is transferred.
-_KEEPING_OUT = """
+_EXCLUDING = """
 select w.budget_id, w.window_token,
-       s.tenant, s.budget_id, s.window_token, s.of_everyone, s.entity, s.at, s.reset_by, s.reason,
-       s.recorded_at
+       s.tenant, s.budget_id, s.window_token, s.of_everyone, s.is_several, s.entities, s.at,
+       s.reset_by, s.reason, s.recorded_at
 from unnest(%(budgets)s::text[], %(windows)s::text[]) as w (budget_id, window_token)
-join budget_recovery.budget_reset s
-  on s.tenant = %(tenant)s
- and s.budget_id = w.budget_id
+join s
+  on s.budget_id = w.budget_id
  and (s.window_token is null or s.window_token = w.window_token)
 cross join lateral (
     select
@@ -222,7 +235,7 @@ cross join lateral (
           and r.window_token = w.window_token
           and r.captured_at <= s.at
           and case when s.of_everyone then cardinality(c.entities) > 0
-                   else coalesce(s.entity, '') = any(c.entities) end
+                   else s.entities && c.entities end
         order by r.captured_at desc
         offset 0
     ) r
@@ -230,6 +243,7 @@ cross join lateral (
     limit 1
 ) older
 """
+_KEEPING_OUT = f"{_GROUPED_RESETS}{_EXCLUDING}"
 
 
 def storable_reset(reset: Reset) -> Reset:
@@ -247,26 +261,27 @@ class PostgresResets:
         """Store a reset, and return it as it is stored."""
         kept = storable_reset(reset)
         with self._database.writing() as connection:
-            connection.execute(
-                _RECORD,
-                (
-                    kept.tenant,
-                    kept.budget,
-                    kept.window,
-                    kept.is_of_everyone,
-                    None if kept.is_of_everyone else kept.entity,
-                    kept.at,
-                    kept.by,
-                    kept.reason,
-                    kept.recorded_at,
-                ),
-            )
+            insert_resets(connection, [kept])
         return kept
+
+
+def insert_resets(connection: Connection, resets: Iterable[Reset]) -> None:
+    """Insert resets in their stored form; one of several entities has a row for each."""
+    with connection.cursor() as cursor, cursor.copy(_COPY_RESETS) as copy:
+        for reset in resets:
+            batch = uuid4() if isinstance(reset.entity, frozenset) else None
+            for entity in (None,) if reset.is_of_everyone else reset.names:
+                copy.write_row(
+                    (
+                        *(reset.tenant, reset.budget, reset.window, reset.is_of_everyone, entity),
+                        *(reset.at, reset.by, reset.reason, reset.recorded_at, batch),
+                    )
+                )
 
 
 def read_resets(connection: Connection, tenant: str) -> tuple[Reset, ...]:
     """Return the resets of a tenant, in the order of their recording."""
-    return tuple(_reset(row) for row in connection.execute(_RESETS, (tenant,)))
+    return tuple(_reset(row) for row in connection.execute(_RESETS, {"tenant": tenant}))
 
 
 def read_keeping_out(
@@ -283,8 +298,10 @@ def read_keeping_out(
 
 
 def _reset(row: Sequence[Any]) -> Reset:
-    tenant, budget, window, of_everyone, entity, *rest = row
-    return Reset(tenant, budget, window, EVERYONE if of_everyone else entity, *rest)
+    tenant, budget, window, of_everyone, is_several, entities, *rest = row
+    names = frozenset(entity or None for entity in entities)
+    who = names if is_several else next(iter(names))
+    return Reset(tenant, budget, window, EVERYONE if of_everyone else who, *rest)
 
 
 # A capture may have no record: only unreadable keys were found, or retention removed the records.

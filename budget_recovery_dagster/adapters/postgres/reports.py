@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import LiteralString
+from typing import Any, LiteralString
 
 from psycopg.rows import dict_row
 
@@ -14,8 +14,13 @@ from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
     CaptureSource,
     CaptureSummary,
+    FailingTenant,
     NamedDrop,
     NamedOmission,
+    RecordedRun,
+    RunOutcome,
+    RunResult,
+    Stopped,
     Uncaptured,
 )
 from budget_recovery_dagster.domain.store import StoreIdentity
@@ -74,22 +79,24 @@ limit 1
 _NEWEST_SNAPSHOTS = """
 select tenant, max(captured_at) from budget_recovery.capture group by tenant order by tenant
 """
-# Tenants whose last capture failed: a failure is newer than their newest snapshot.
 _FAILING = """
-select f.tenant, newest.captured_at
-from (
-    select name as tenant, max(failed_at) as failed_at
-    from budget_recovery.capture_failure
-    where kind = 'tenant'
-    group by name
-) f
+select o.tenant, newest.captured_at, o.at, o.reason, o.hint
+from budget_recovery.tenant_outcome o
 left join lateral (
-    select max(c.captured_at) as captured_at, max(c.stored_at) as stored_at
+    select max(c.captured_at) as captured_at
     from budget_recovery.capture c
-    where c.tenant = f.tenant
+    where c.tenant = o.tenant
 ) newest on true
-where newest.stored_at is null or newest.stored_at < f.failed_at
-order by f.tenant
+where o.outcome = 'failed'
+order by o.tenant
+"""
+_ABSENT = "select tenant from budget_recovery.tenant_outcome where outcome = 'absent'"
+_NEWEST_RUNS = """
+select run_id, hour, started_at, ended_at,
+       outcome, stored, absent, failed, code, reason, hint, clock_skew
+from budget_recovery.capture_run
+order by number desc
+limit %s
 """
 
 
@@ -136,10 +143,20 @@ class PostgresCaptureReports:
         rows = self._database.rows(_NEWEST_SNAPSHOTS)
         return {tenant: captured_at.astimezone(UTC) for tenant, captured_at in rows}
 
-    def failing(self) -> Mapping[str, datetime | None]:
-        """Return the tenants whose last capture failed, with the time of their newest snapshot."""
-        rows = self._database.rows(_FAILING)
-        return {tenant: captured_at and captured_at.astimezone(UTC) for tenant, captured_at in rows}
+    def failing(self) -> Mapping[str, FailingTenant]:
+        """Return the tenants whose last capture failed, by name."""
+        return {
+            tenant: FailingTenant(newest and newest.astimezone(UTC), at.astimezone(UTC), *why)
+            for tenant, newest, at, *why in self._database.rows(_FAILING)
+        }
+
+    def absent(self) -> frozenset[str]:
+        """Return the tenants whose last capture found nothing of them, with nothing expected."""
+        return frozenset(tenant for (tenant,) in self._database.rows(_ABSENT))
+
+    def newest_runs(self, count: int) -> tuple[RecordedRun, ...]:
+        """Return the newest captures, newest first."""
+        return tuple(_run(*row) for row in self._database.rows(_NEWEST_RUNS, (count,)))
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
         """Verify the stored snapshots of an hour; return a sentence for each damage."""
@@ -163,6 +180,29 @@ class PostgresCaptureReports:
             )
             for row in rows
         )
+
+
+def _run(
+    run_id: str, hour: datetime, started_at: datetime, ended_at: datetime | None, *result: Any
+) -> RecordedRun:
+    started_at = started_at.astimezone(UTC)
+    if ended_at is None:
+        return RecordedRun(run_id, Hour(hour), started_at)
+    outcome, stored, absent, failed, *error, clock_skew = result
+    return RecordedRun(
+        run_id,
+        Hour(hour),
+        started_at,
+        ended_at.astimezone(UTC),
+        RunResult(
+            outcome=RunOutcome(outcome),
+            stored=stored,
+            absent=absent,
+            failed=failed,
+            error=None if error[0] is None else Stopped(*error),
+            clock_skew=clock_skew,
+        ),
+    )
 
 
 _CAPTURES = """

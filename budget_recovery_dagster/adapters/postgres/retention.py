@@ -145,6 +145,7 @@ where c.content_id = any(%s)
 """
 # For all tenants: some names are keys without a tenant, or tenants that no longer exist.
 _DELETE_FAILURES = "delete from budget_recovery.capture_failure where failed_at < %(cutoff)s"
+_DELETE_OUTCOMES = "delete from budget_recovery.tenant_outcome where at < %(cutoff)s"
 RecordKey = tuple[str, str, str, datetime]
 """Tenant, budget, window token and time of a record."""
 
@@ -194,6 +195,7 @@ def prune_snapshots(
     records, content_ids = _delete_records(connection, scope, needed)
     captures = connection.execute(_DELETE_CAPTURES, scope).rowcount
     connection.execute(_MARK_CAPTURES, scope)
+    connection.execute(_DELETE_OUTCOMES, scope)
     return PruneReport(
         records=records,
         captures=captures,

@@ -32,6 +32,7 @@ from budget_recovery_dagster.domain.counters import (
     format_usage,
 )
 from budget_recovery_dagster.domain.snapshots import (
+    RUNS_KEPT_FOR,
     CaptureFailure,
     CaptureSource,
     CaptureSummary,
@@ -39,6 +40,7 @@ from budget_recovery_dagster.domain.snapshots import (
     NamedDrop,
     PruneReport,
     RetentionPolicy,
+    RunResult,
     StoredRecord,
     TenantSnapshot,
     Uncaptured,
@@ -231,6 +233,15 @@ def storable_failure(failure: CaptureFailure) -> CaptureFailure:
     )
 
 
+def storable_result(result: RunResult) -> RunResult:
+    """Return the result of a run in its stored form."""
+    error = result.error
+    if error is None:
+        return result
+    kept = replace(error, message=storable(error.message), hint=storable(error.hint))
+    return replace(result, error=kept)
+
+
 # If a run is retried with the same id, its last failure replaces the earlier one.
 _RECORD_FAILURE = """
 insert into budget_recovery.capture_failure (run_id, failed_at, kind, name, hour, reason, hint)
@@ -238,6 +249,32 @@ values (%s, %s, %s, %s, %s, %s, %s)
 on conflict (run_id, kind, name) do update
 set hour = excluded.hour, failed_at = excluded.failed_at,
     reason = excluded.reason, hint = excluded.hint
+"""
+_INSERT_RUN = """
+insert into budget_recovery.capture_run (run_id, hour, started_at)
+values (%s, %s, %s)
+returning number
+"""
+_PRUNE_RUNS = "delete from budget_recovery.capture_run where started_at < %s"
+_END_RUN = """
+update budget_recovery.capture_run
+set ended_at = %s, outcome = %s, stored = %s, absent = %s, failed = %s,
+    code = %s, reason = %s, hint = %s, clock_skew = %s
+where number = %s and ended_at is null
+"""
+# By the number of the run: a run that lost its lease may record its failures after a later run has
+# captured the tenant.
+_NOTE_OUTCOME = """
+insert into budget_recovery.tenant_outcome as o (tenant, outcome, at, run_number, reason, hint)
+values (
+    %(tenant)s, %(outcome)s, %(at)s,
+    (select max(number) from budget_recovery.capture_run where run_id = %(run_id)s),
+    %(reason)s, %(hint)s
+)
+on conflict (tenant) do update
+set outcome = excluded.outcome, at = excluded.at, run_number = excluded.run_number,
+    reason = excluded.reason, hint = excluded.hint
+where (excluded.run_number >= o.run_number) is not false
 """
 _TENANTS = "select distinct tenant from budget_recovery.capture"
 # All tenants of a run share a time; the highest store sequence belongs to the last one read.
@@ -342,16 +379,52 @@ class PostgresSnapshots:
             if not snapshot.is_empty:
                 _insert_snapshot(connection, snapshot, run_id=run_id, stored_at=facts.now)
             record_findings(connection, snapshot)
+            outcome = "absent" if snapshot.is_empty else "stored"
+            connection.execute(
+                _NOTE_OUTCOME, _outcome_row(snapshot.tenant, outcome, facts.now, run_id)
+            )
             if baseline != store.baseline:
                 move_baseline(connection, baseline)
             return baseline
 
+    def begin_run(self, run_id: str, hour: Hour, *, started_at: datetime, lease: Lease) -> int:
+        """Insert a run, and delete those that are too old."""
+        with self._database.writing() as connection:
+            require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
+            cutoff = self._database.time_on(connection) - RUNS_KEPT_FOR
+            connection.execute(_PRUNE_RUNS, (cutoff,))
+            values = (storable_id(run_id), hour.start, started_at)
+            [(number,)] = connection.execute(_INSERT_RUN, values).fetchall()
+            return int(number)
+
+    def end_run(self, number: int, result: RunResult) -> None:
+        """Store the result of a run, unless it has one."""
+        kept = storable_result(result)
+        error = kept.error
+        with self._database.writing() as connection:
+            values = (
+                self._database.time_on(connection),
+                kept.outcome.value,
+                *(kept.stored, kept.absent, kept.failed),
+                *((error.code, error.message, error.hint) if error else (None, None, None)),
+                kept.clock_skew,
+                number,
+            )
+            connection.execute(_END_RUN, values)
+
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
         """Insert what a run could not capture; a retried run replaces its earlier failures."""
         with self._database.writing() as connection, connection.cursor() as cursor:
-            common = (storable_id(run_id), self._database.time_on(connection))
-            kept = map(storable_failure, failures)
+            now = self._database.time_on(connection)
+            common = (storable_id(run_id), now)
+            kept = [storable_failure(each) for each in failures]
             cursor.executemany(_RECORD_FAILURE, [(*common, *_failure_row(each)) for each in kept])
+            outcomes = [
+                _outcome_row(each.name, "failed", now, run_id, each)
+                for each in kept
+                if each.kind is Uncaptured.TENANT
+            ]
+            cursor.executemany(_NOTE_OUTCOME, outcomes)
 
     def prune(
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
@@ -408,6 +481,19 @@ class PostgresSnapshots:
             # Closed before the transaction, even if the reader stops early.
             with closing(_stored_records(connection, tenant, rows)) as records:
                 yield records
+
+
+def _outcome_row(
+    tenant: str, outcome: str, at: datetime, run_id: str, failure: CaptureFailure | None = None
+) -> dict[str, object]:
+    return {
+        "tenant": tenant,
+        "outcome": outcome,
+        "at": at,
+        "run_id": storable_id(run_id),
+        "reason": failure and failure.reason,
+        "hint": failure and failure.hint,
+    }
 
 
 _failure_row = attrgetter("kind.value", "name", "hour.start", "reason", "hint")

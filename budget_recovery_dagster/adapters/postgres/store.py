@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import uuid4
@@ -145,6 +145,7 @@ _READ_CHECKS = """
 select checked_at, checked_by, verdict, reason, store_created_at, store_last_sequence, incident_id
 from budget_recovery.store_check
 """
+_FIRST_CHECK = "select min(checked_at) from budget_recovery.store_check"
 _READ_NEWEST = f"{_READ_CHECKS} order by checked_at desc, check_id desc limit %s"
 _READ_NEWEST_GOOD = f"""{_READ_CHECKS}
 where verdict = any(%s) and incident_id is null
@@ -196,6 +197,11 @@ class PostgresStoreRegistry:
     def newest_checks(self, count: int) -> tuple[Check, ...]:
         """Return the newest checks, newest first."""
         return tuple(_check(*row) for row in self._database.rows(_READ_NEWEST, (count,)))
+
+    def first_checked_at(self) -> datetime | None:
+        """Return the time of the oldest retained check."""
+        [(at,)] = self._database.rows(_FIRST_CHECK)
+        return None if at is None else at.astimezone(UTC)
 
     def newest_good_check(self) -> Check | None:
         """Return the newest check that identified the store as the accepted one."""

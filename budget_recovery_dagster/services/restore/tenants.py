@@ -347,7 +347,7 @@ def restore_tenant(
     after = store.open_tenant(point.tenant)
     report = RestoreReport(point, plan, live.reading, results, live_usages(after.reading))
     if failure is None:
-        failure = _partial(after.reading) or report.shortfall(running.is_open)
+        failure = partial_error(after.reading) or report.shortfall(running.is_open)
     boards: tuple[BoardResult, ...] = ()
     if failure is None:
         orders = _board_orders(point, report.after, running)
@@ -365,12 +365,12 @@ def restore_tenant(
     )
 
 
-def _partial(after: TenantReading) -> BudgetRecoveryError | None:
-    """Return an error if the counters could not be read back completely; None if they could."""
-    if not after.is_partial:
+def partial_error(reading: TenantReading) -> BudgetRecoveryError | None:
+    """Return an error if the counters could not be read completely; None if they could."""
+    if not reading.is_partial:
         return None
     return AttemptFailedError(
-        f"Fewer counters of tenant {after.tenant!r} could be read back than the store announces.",
+        f"Fewer counters of tenant {reading.tenant!r} could be read than the store announces.",
         "check whether keys are purged from the gateway's bucket.",
     )
 
