@@ -163,6 +163,11 @@ def test_the_largest_drop_is_named_first_among_many_small_ones(
     assert (shown["missing_or_lower"], shown["missing_usage"]) == (653, "561.1")
     rows = [(row.data["tenant"], row.data["missing_usage"]) for row in shown["tenants"].records]
     assert rows == [("acme", "521.6"), ("zoo", "39.5")]
+    assert any(
+        "653 counters of 2 tenants are missing or lower in the store: 561.1 of usage. Tenant 'acme'"
+        " lacks the most: 521.6." in entry.user_message
+        for entry in instance.all_logs(result.run_id)
+    )
 
 
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/New_York"])

@@ -1,20 +1,20 @@
 """Counters that disappear while the store keeps its identity: found, named, restored, closed."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from pathlib import Path
 
 import dagster as dg
 import psycopg
 import pytest
 from click.testing import CliRunner
-from nats.js import JetStreamContext
 
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import Hour, Period, Window
 from tests import services
 from tests.integration.detection_records import store_checks
+from tests.integration.own_store import OwnStore, opened_store
 from tests.integration.recovery_runs import check, observed, requested, skipped, usages, verdict
 from tests.integration.snapshot_job import checks, run_job
 from tests.nats_servers import Bucket
@@ -137,26 +137,44 @@ def test_the_next_check_finds_a_tenant_that_others_hide(
     assert gone(check(instance)) == {}
 
 
-async def _lose(stream: str, subject: str, js: JetStreamContext) -> bool:
-    return await js.purge_stream(stream, subject=subject)
+@pytest.fixture
+def own_store(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OwnStore]:
+    with opened_store(tmp_path, database_url, monkeypatch) as store:
+        yield store
+
+
+def fill(bucket: Bucket) -> None:
+    """Write 603 counters of 20 KB, so that the server keeps them in several files."""
+    bucket.create()
+    value = json.dumps({"usage": "2", "team": "x" * 20_000}).encode()
+    bucket.put_many({f"usage.globex.users.{MONTH}.u{n:03}": value for n in range(603)})
 
 
 def test_records_that_a_crash_lost_in_the_middle_are_found(
-    captured: Bucket, instance: dg.DagsterInstance
+    own_store: OwnStore,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
 ) -> None:
-    before = captured.info().state
-    for number in range(104):
-        subject = captured.subject(f"usage.globex.users.{MONTH}.user=20{number:03}")
-        captured._do(partial(_lose, captured.stream, subject))
-    after = captured.info().state
-    assert (before.messages - after.messages, after.last_seq) == (104, before.last_seq)
+    own_store.do(fill)
+    assert run_job(instance, current_hour).success
+    for _ in range(2):
+        assert skipped(check(instance))
+    before = own_store.last_sequence
+    own_store.lose_half_of_the_first_block()
+    assert own_store.last_sequence == before
+    lost = 603 - own_store.do(Bucket.counters)
+    assert 0 < lost < 603
 
     result = check(instance)
-    assert gone(result) == {("globex", "users", MONTH): 104}
+    assert verdict(result) in ("unchanged", "advanced")
+    assert gone(result) == {("globex", "users", MONTH): lost}
     run_requested(instance, result)
     missing = status()["missing"]
     assert isinstance(missing, dict)
-    assert (missing["counters"], missing["usage"]) == (104, "208")
+    assert (missing["counters"], missing["usage"]) == (lost, str(2 * lost))
 
 
 def test_each_further_fall_is_requested_once(
