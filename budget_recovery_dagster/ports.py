@@ -592,10 +592,11 @@ class UsageStore(Protocol):
     def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:
         """Find the counters that were deleted, or have expired, after a sequence.
 
-        About ``at_most`` changes are read; further ones are left to the next call.
+        About ``at_most`` changes are read, and no more than in time; further ones are left to the
+        next call.
 
         Raises:
-            StoreReadError: it was not done in time.
+            StoreReadError: nothing was read in time.
         """
 
     def reader(self, source: CaptureSource) -> TenantReader:

@@ -21,7 +21,7 @@ from budget_recovery_dagster.ports import ControlPlane, UsageStore
 # A sensor's tick has ten seconds for everything. Counts of 10,000 windows take about two.
 _COUNT_WITHIN = timedelta(seconds=3)
 _READ_WITHIN = timedelta(seconds=2)
-# They take about a second; what is left is read by the next check, or covered by a capture.
+# They take two seconds; what is left is read by the next check, or covered by a capture.
 _MOST_CHANGES_READ = 50_000
 # A capture that starts this late would find its hour closed; the next one is due anyway.
 _HOUR_ENDS = timedelta(minutes=1)

@@ -7,8 +7,9 @@ import pytest
 from budget_recovery_dagster.adapters.nats import open_usage_store
 from budget_recovery_dagster.domain import BudgetWindow, TenantWindow, Window
 from budget_recovery_dagster.embedded import NatsServer
+from budget_recovery_dagster.errors import StoreReadError
 from tests.contract.usage_stores import UGLY_NAMES, Subject
-from tests.nats_servers import Bucket
+from tests.nats_servers import Bucket, DisturbedNetwork
 
 SOON = timedelta(seconds=30)
 MONTH = Window.parse("2026-11")
@@ -101,6 +102,30 @@ def test_many_changes_are_read_in_parts(subject: Subject) -> None:
         assert part.until > until
         deleted, until = [*deleted, *part.found], part.until
     assert [each for each, _ in deleted] == [at("a", "x")]
+
+
+def test_what_was_read_in_time_counts(nats_server: NatsServer) -> None:
+    with (
+        Bucket.connected(nats_server.url, "many-changes") as bucket,
+        DisturbedNetwork(nats_server.url) as network,
+    ):
+        bucket.create()
+        bucket.put_many({f"usage.a.x.2026-11.u{number:05}": b"1" for number in range(12_000)})
+        bucket.remove("usage.a.x.2026-11.u00007")
+        network.before_request = lambda number: number == 1
+        with open_usage_store(network.url, bucket.name) as store:
+            part = store.read_deletions(0, at_most=10**6, within=timedelta(seconds=2))
+            # One pull, of 5,000 messages; the deleted key has the last sequence.
+            assert part.found == ()
+            assert 5_000 <= part.until < 6_000
+            network.before_request = lambda _: False
+            with pytest.raises(StoreReadError, match="timed out after 1 s"):
+                store.read_deletions(part.until, at_most=10**6, within=timedelta(seconds=1))
+            network.before_request = None
+            rest = store.read_deletions(part.until, at_most=10**6, within=SOON)
+        assert [each for each, _ in rest.found] == [at("a", "x")]
+        assert bucket.consumers() == 0
+        bucket.destroy()
 
 
 def test_an_expired_key_is_a_deletion(nats_server: NatsServer) -> None:

@@ -244,6 +244,17 @@ def test_changes_of_the_configuration_are_kept_with_old_and_new_values(
     assert plane.falls.configuration_changes(NOON + 2 * HOUR) == ()
 
 
+def test_a_configuration_that_was_found_by_a_wrong_clock_is_compared_once(
+    plane: ControlPlane,
+) -> None:
+    plane.falls.record_configuration({"discard": "new"})
+    plane.clock.set(NOON + 30 * 24 * HOUR)
+    plane.falls.record_configuration({"discard": "old"})
+    plane.clock.set(NOON + HOUR)
+    assert len(plane.falls.record_configuration({"discard": "new"})) == 1
+    assert plane.falls.record_configuration({"discard": "new"}) == ()
+
+
 def test_a_setting_that_a_new_release_adds_is_not_a_change(plane: ControlPlane) -> None:
     plane.falls.record_configuration({"discard": "new"})
     plane.clock.set(NOON + HOUR)

@@ -353,27 +353,27 @@ async def read_deletions(
 ) -> Deletions:
     """Find the delete marks of counters after a sequence, those of expired keys included.
 
-    About ``at_most`` messages are read, without their values.
+    About ``at_most`` messages are read, without their values, for at most ``within`` seconds.
 
     Raises:
-        StoreReadError: the read timed out, or was interrupted.
+        StoreReadError: nothing was read in time, or the read was interrupted.
     """
     prefix = f"{COUNTERS}."
-    try:
-        with anyio.fail_after(within):
-            info = await stream.info()
-            drain = _Drain(stream, at_most)
-            changes = _changes_after(after)
-            async with _consumer(stream, prefix, info.leader, changes) as consumer:
-                await drain.run(consumer)
-    except TimeoutError as error:
+    drain = _Drain(stream, at_most)
+    with anyio.move_on_after(within) as limit:
+        info = await stream.info()
+        async with _consumer(stream, prefix, info.leader, _changes_after(after)) as consumer:
+            await drain.run(consumer)
+    newest = max((live.revision for live in drain.keys.values()), default=0)
+    # Messages arrive in the order of the stream.
+    if drain.is_cut or (limit.cancelled_caught and newest):
+        return deletions_in(drain.keys, newest)
+    if limit.cancelled_caught:
         raise StoreReadError(
             f"Reading the changes of {prefix}> timed out after {within:g} s.",
             "check the load of the NATS servers.",
-        ) from error
-    newest = max((live.revision for live in drain.keys.values()), default=0)
-    until = newest if drain.is_cut else max(newest, info.identity.last_sequence)
-    return deletions_in(drain.keys, until)
+        )
+    return deletions_in(drain.keys, max(newest, info.identity.last_sequence))
 
 
 def deletions_in(keys: Mapping[str, LiveKey], until: int) -> Deletions:

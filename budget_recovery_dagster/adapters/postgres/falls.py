@@ -100,7 +100,7 @@ order by f.tenant
 _CONFIGURATIONS = """
 select found_at, settings
 from budget_recovery.bucket_configuration
-order by found_at desc
+order by number desc
 """
 _ADD_CONFIGURATION = """
 insert into budget_recovery.bucket_configuration (found_at, settings) values (%s, %s)
@@ -109,7 +109,7 @@ insert into budget_recovery.bucket_configuration (found_at, settings) values (%s
 _PRUNE_CONFIGURATIONS = """
 delete from budget_recovery.bucket_configuration
 where found_at < %s
-  and found_at < (select max(found_at) from budget_recovery.bucket_configuration)
+  and number < (select max(number) from budget_recovery.bucket_configuration)
 """
 
 
@@ -117,7 +117,9 @@ def record_findings(connection: Connection, snapshot: TenantSnapshot) -> None:
     """Store the falls and counts that follow from a snapshot, in the transaction of its commit."""
     tenant = snapshot.tenant
     known = [_fall(*row) for row in connection.execute(_FALLS_OF, (tenant,))]
-    fallen, ended = judge_falls(known, snapshot, read_resets(connection, tenant))
+    # Resets only end falls.
+    resets = read_resets(connection, tenant) if known else ()
+    fallen, ended = judge_falls(known, snapshot, resets)
     with connection.cursor() as cursor:
         cursor.executemany(_KEEP_FALL, [_fall_row(fall) for fall in fallen])
         cursor.executemany(_END_FALL, [_end_row(each) for each in ended])

@@ -78,7 +78,6 @@ create table budget_recovery.usage_fall (
     outcome text collate "C",
     primary key (tenant, budget_id, window_token, found_at),
     constraint fall_counts_are_in_bounds check (counters > 0 and usage >= 0 and usage < 1e38),
-    constraint fall_times_are_in_order check (found_at <= judged_at and judged_at <= ended_at),
     constraint fall_end_is_whole check (num_nulls(ended_at, outcome) in (0, 2)),
     constraint fall_outcome_is_known check (outcome in ('restored', 'reset', 'window_ended'))
 );
@@ -104,12 +103,15 @@ comment on column budget_recovery.usage_fall.ended_at is
 comment on column budget_recovery.usage_fall.outcome is 'restored, reset or window_ended.';
 
 create table budget_recovery.bucket_configuration (
-    found_at timestamptz primary key,
+    number bigint generated always as identity primary key,
+    found_at timestamptz not null,
     settings jsonb not null,
     constraint configuration_is_an_object check (jsonb_typeof(settings) = 'object')
 );
 comment on table budget_recovery.bucket_configuration is
     'What the bucket keeps by its configuration; a row for each change, kept for 30 days.';
+comment on column budget_recovery.bucket_configuration.number is
+    'Ascending in the order of recording, which a wrong clock does not disturb.';
 comment on column budget_recovery.bucket_configuration.found_at is
     'The check that found this configuration.';
 comment on column budget_recovery.bucket_configuration.settings is
