@@ -73,7 +73,10 @@ def _measure(bucket: Bucket, url: str, keys: list[str], third: list[str], record
     click.echo(f"  the first capture: {grown / len(keys):.1f} bytes a counter")
     grown = sum(_growth(url, lambda: _work("capture")) for _ in range(_UNCHANGED))
     click.echo(f"  nothing changed: {grown / _UNCHANGED / records:.0f} bytes a budget")
+    _work("check")
     bucket.put_many({key: _value(n + len(keys)) for n, key in enumerate(third)})
+    # It also reads which of these changes are deletions.
+    _work("check")
     grown = _growth(url, lambda: _work("capture"))
     changed = f"{len(third) / len(keys):.0%} of the counters changed"
     click.echo(f"  {changed}: {grown / len(third):.1f} bytes for each")

@@ -1,5 +1,6 @@
 """Everything that Dagster loads: one function of the settings builds all definitions."""
 
+import warnings
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
@@ -28,6 +29,9 @@ from budget_recovery_dagster.jobs.snapshots import (
 from budget_recovery_dagster.resources import control_plane_resource
 from budget_recovery_dagster.sensors import restore_supervisor_sensor, store_loss_sensor
 from budget_recovery_dagster.settings import Settings, load_settings
+
+# Dagster itself sets this parameter whenever it copies a sensor that can launch several jobs.
+warnings.filterwarnings("ignore", "Parameter `owners` of initializer `SensorDef", dg.BetaWarning)
 
 
 def build_definitions(settings: Settings) -> dg.Definitions:

@@ -24,6 +24,14 @@ from budget_recovery_dagster.domain.counters import (
     Entity,
     TenantUsages,
 )
+from budget_recovery_dagster.domain.falls import (
+    Configuration,
+    ConfigurationChange,
+    Deletions,
+    Fall,
+    KeyCount,
+    TenantWindow,
+)
 from budget_recovery_dagster.domain.incident import (
     Attempt,
     Closing,
@@ -53,12 +61,15 @@ from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
     CaptureSource,
     CaptureSummary,
+    FailingTenant,
     ListedSnapshot,
     NamedDrop,
     NamedOmission,
     PruneReport,
+    RecordedRun,
     RemovedTables,
     RetentionPolicy,
+    RunResult,
     StoredRecord,
     TableFile,
     TenantListing,
@@ -205,6 +216,9 @@ class StoreRegistry(Protocol):
     def newest_checks(self, count: int) -> tuple[Check, ...]:
         """Return the newest checks, newest first; last, those that are dated in the future."""
 
+    def first_checked_at(self) -> datetime | None:
+        """Return the time of the oldest retained check."""
+
     def newest_good_check(self) -> Check | None:
         """Return the newest check that identified the store as the accepted one.
 
@@ -231,7 +245,8 @@ class Snapshots(Protocol):
     ) -> Baseline:
         """Store a snapshot and accept its identity as the baseline, all or nothing.
 
-        Returns the baseline that now holds.
+        Falls are judged by it, and the counts of checks start again from it. Returns the baseline
+        that now holds.
 
         Raises:
             CapturesPausedError: the store is not HEALTHY.
@@ -241,16 +256,29 @@ class Snapshots(Protocol):
                 are dated in the future.
         """
 
+    def begin_run(self, run_id: str, hour: Hour, *, started_at: datetime, lease: Lease) -> int:
+        """Record that a capture begins, and return its number; numbers rise.
+
+        Runs of the last 30 days are kept.
+        """
+
+    def end_run(self, number: int, result: RunResult) -> None:
+        """Record how a capture ended; the first result stays."""
+
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
-        """Record what a run could not capture."""
+        """Record what a run could not capture.
+
+        A tenant that a later run has captured meanwhile is not failing because of it.
+        """
 
     def prune(
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
     ) -> PruneReport:
         """Remove records of these tenants past retention, except those that a restore needs.
 
-        Recorded failures are removed by age alone. After a gap between captures, nothing is removed
-        until enough captures have followed (see ``awaited_captures``).
+        Recorded failures and outcomes of tenants are removed by age alone. After a gap between
+        captures, nothing is removed until enough captures have followed (see
+        ``awaited_captures``).
 
         Raises:
             CapturesPausedError: the store is not HEALTHY.
@@ -298,6 +326,41 @@ class Snapshots(Protocol):
         """
 
 
+class Falls(Protocol):
+    """What is missing from the store while its identity is unchanged.
+
+    ``Snapshots.commit`` stores, with a snapshot, the counts of the tenant's open windows, and the
+    falls that are open or have ended after it. Ended falls are kept for 30 days.
+    """
+
+    def counts(self) -> tuple[tuple[KeyCount, ...], int | None]:
+        """Return the counts of the open windows, and the sequence up to which deletions are known.
+
+        None: deletions were never read.
+        """
+
+    def record_counts(self, changed: Mapping[KeyCount, KeyCount], *, until: int) -> None:
+        """Replace counts, by those of a check, unless a capture has replaced them meanwhile.
+
+        Deletions are then known up to the sequence ``until``.
+        """
+
+    def open(self) -> tuple[Fall, ...]:
+        """Return the open falls whose window has not ended, the largest missing usage first."""
+
+    def touched(self) -> Mapping[str, datetime]:
+        """Return the tenants with an open fall that a restore or a reset may have ended.
+
+        The time is that of the newest restore or recorded reset after the fall was last judged.
+        """
+
+    def record_configuration(self, found: Configuration) -> tuple[ConfigurationChange, ...]:
+        """Store the configuration of the bucket, and return what changed since the last one."""
+
+    def configuration_changes(self, since: datetime) -> tuple[ConfigurationChange, ...]:
+        """Return the changes that were found after a time, newest first, then by name."""
+
+
 class CaptureReports(Protocol):
     """Reports of captures, for people and checks."""
 
@@ -311,7 +374,10 @@ class CaptureReports(Protocol):
         """Return what a run could not capture: tenants, then keys, each by name."""
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
-        """Return the drops in the snapshots of a run; long lists are cut when stored."""
+        """Return the drops in the snapshots of a run, the largest missing usage first.
+
+        Of each snapshot, only the largest are stored by name.
+        """
 
     def omissions_of(self, run_id: str) -> tuple[NamedOmission, ...]:
         """Return the omissions in the snapshots of a run; long lists are cut when stored."""
@@ -322,11 +388,14 @@ class CaptureReports(Protocol):
     def newest_snapshots(self) -> Mapping[str, datetime]:
         """Return the time of each tenant's newest snapshot, for all that have one."""
 
-    def failing(self) -> Mapping[str, datetime | None]:
-        """Return the tenants whose last capture failed, with the time of their newest snapshot.
+    def failing(self) -> Mapping[str, FailingTenant]:
+        """Return the tenants whose last capture failed, by name, independently of any clock."""
 
-        None: there is no snapshot of the tenant.
-        """
+    def absent(self) -> frozenset[str]:
+        """Return the tenants whose last capture found nothing of them, with nothing expected."""
+
+    def newest_runs(self, count: int) -> tuple[RecordedRun, ...]:
+        """Return the newest captures, newest first, independently of any clock."""
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
         """Verify the stored snapshots of an hour; return a sentence for each damage."""
@@ -499,10 +568,13 @@ class Incidents(Protocol):
             IncidentMovedError: also if the store is not RECOVERING.
         """
 
-    def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
+    def close(
+        self, closing: Closing, *, judged: Incident, lease: Lease, resets: Collection[Reset] = ()
+    ) -> Incident:
         """Accept a new baseline, close the incident and set the store to HEALTHY, all or nothing.
 
-        The baseline's version becomes one higher than the present one.
+        The baseline's version becomes one higher than the present one. ``resets`` are recorded in
+        the same transaction, as by ``Resets.record``.
 
         Raises:
             IncidentMovedError: also if the store is not RECOVERING, unless a person ends it.
@@ -627,6 +699,27 @@ class UsageStore(Protocol):
     def now(self) -> datetime | None:
         """Return the time of the stream's leader; None if its server does not report it."""
 
+    def configuration(self) -> Configuration:
+        """Return the settings of the bucket that decide what it keeps."""
+
+    def count_keys(
+        self, wanted: Sequence[TenantWindow], *, within: timedelta
+    ) -> Mapping[TenantWindow, int]:
+        """Count the keys of counters in budgets and windows, delete marks included.
+
+        Those that cannot be counted in time are left out.
+        """
+
+    def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:
+        """Find the counters that were deleted, or have expired, after a sequence.
+
+        About ``at_most`` changes are read, and no more than in time; further ones are left to the
+        next call.
+
+        Raises:
+            StoreReadError: nothing was read in time.
+        """
+
     def reader(self, source: CaptureSource) -> TenantReader:
         """Return a reader of one source, valid while the store is open."""
 
@@ -737,6 +830,7 @@ class ControlPlane:
     snapshots: Snapshots
     reports: CaptureReports
     points: RecoveryPoints
+    falls: Falls
     incidents: Incidents
     audits: RestoreAudits
     resets: Resets

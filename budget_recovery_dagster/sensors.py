@@ -31,9 +31,12 @@ from budget_recovery_dagster.domain.supervision import (
 from budget_recovery_dagster.domain.verdict import Verdict
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
 from budget_recovery_dagster.jobs.restore import restore_job
+from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_job
 from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.presentation.metadata import gone_table
 from budget_recovery_dagster.presentation.text import label
 from budget_recovery_dagster.resources import ControlPlaneParam
+from budget_recovery_dagster.services.falls import CaptureRequest
 from budget_recovery_dagster.services.store_watch import Checked, check_store
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import store_opener
@@ -304,6 +307,7 @@ def _request(incident: Incident) -> dg.RunRequest:
     # Dagster never forgets run keys, not even those of failed runs: each launch has its own.
     return dg.RunRequest(
         run_key=f"{incident.incident_id}/launch-{incident.launches}",
+        job_name=restore_job.name,
         tags={INCIDENT_TAG: incident.incident_id, LAUNCH_TAG: str(incident.launches)},
     )
 
@@ -311,8 +315,9 @@ def _request(incident: Incident) -> dg.RunRequest:
 _DESCRIPTION = (
     "Compares the gateway's usage store with the accepted baseline: its creation time, its last "
     "sequence, and our marker in it. On a loss it opens an incident, which pauses snapshots, "
-    "and launches restore_job. What cannot be read is unknown, never a loss; several unknown "
-    "results in a row fail the tick."
+    "and launches restore_job. If the store is intact, but counters are gone from it, it requests "
+    "one more run of hourly_snapshot_job, which names them. What cannot be read is unknown, never "
+    "a loss; several unknown results in a row fail the tick."
 )
 
 
@@ -320,7 +325,7 @@ def store_loss_sensor(settings: Settings) -> dg.SensorDefinition:
     """Return the sensor that checks the store as often as the settings say."""
     return dg.sensor(
         name="store_loss_sensor",
-        job_name=restore_job.name,
+        jobs=[restore_job, hourly_snapshot_job],
         minimum_interval_seconds=settings.check_interval_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=_DESCRIPTION,
@@ -348,6 +353,9 @@ def _checked(
     check = checked.check
     if supervised.request is not None:
         return dg.SensorResult(run_requests=[supervised.request], cursor="0", asset_events=observed)
+    if checked.compared.request is not None:
+        requests = [_capture_request(checked.compared.request)]
+        return dg.SensorResult(run_requests=requests, cursor="0", asset_events=observed)
     if check.verdict is Verdict.UNKNOWN:
         return unknown_tick(context, check.reason, checked.hint, observed)
     report = f"{label(check.verdict)}: {check.reason}"
@@ -356,6 +364,13 @@ def _checked(
     if checked.recovery.incident is not None:
         report = f"{report} {supervised.reason}"
     return dg.SensorResult(skip_reason=report, cursor="0", asset_events=observed)
+
+
+def _capture_request(request: CaptureRequest) -> dg.RunRequest:
+    # A current hour can be captured again. The daemon ignores a key that already has its run.
+    return dg.RunRequest(
+        run_key=request.key, job_name=hourly_snapshot_job.name, partition_key=request.hour.key
+    )
 
 
 def _metadata(checked: Checked) -> dict[str, Any]:
@@ -370,6 +385,12 @@ def _metadata(checked: Checked) -> dict[str, Any]:
         metadata["created_at"] = dg.MetadataValue.timestamp(identity.created_at)
         # As text: a browser rounds whole numbers beyond 2**53.
         metadata["last_sequence"] = str(identity.last_sequence)
+    compared = checked.compared
+    metadata["counters_gone"] = sum(count.missing for count in compared.gone)
+    if compared.gone:
+        metadata["gone"] = gone_table(compared.gone)
+    if compared.changes:
+        metadata["configuration_changes"] = ", ".join(map(str, compared.changes))
     if checked.recovery.incident is not None:
         metadata["incident"] = checked.recovery.incident.incident_id
     return metadata

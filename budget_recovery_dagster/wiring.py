@@ -7,6 +7,7 @@ from budget_recovery_dagster.adapters.nats.connection import Timeouts
 from budget_recovery_dagster.adapters.nats.store import open_usage_store
 from budget_recovery_dagster.adapters.parquet import ParquetTables
 from budget_recovery_dagster.adapters.postgres.database import Database, Migration, migrate
+from budget_recovery_dagster.adapters.postgres.falls import PostgresFalls
 from budget_recovery_dagster.adapters.postgres.incidents import PostgresIncidents
 from budget_recovery_dagster.adapters.postgres.leases import PostgresLeases
 from budget_recovery_dagster.adapters.postgres.plans import (
@@ -59,6 +60,7 @@ def control_plane_on(database: Database, bucket: str) -> ControlPlane:
         snapshots=PostgresSnapshots(database),
         reports=PostgresCaptureReports(database),
         points=PostgresRecoveryPoints(database),
+        falls=PostgresFalls(database),
         incidents=PostgresIncidents(database),
         audits=PostgresRestoreAudits(database),
         resets=PostgresResets(database),

@@ -154,6 +154,13 @@ class Bucket:
         count: int = self.info().state.messages
         return count
 
+    def counters(self) -> int:
+        """Return the number of keys of counters, deleted ones included."""
+        found = self._do(
+            lambda js: js.stream_info(self.stream, subjects_filter=self.subject("usage.>"))
+        )
+        return len(found.state.subjects or {})
+
     def consumers(self) -> int:
         count: int = self.info().state.consumer_count
         return count

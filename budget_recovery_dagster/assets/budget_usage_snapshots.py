@@ -4,10 +4,12 @@ The checks warn; the snapshots stay valid.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from shlex import quote
 
 import dagster as dg
 
+from budget_recovery_dagster.domain.counters import exact_sum, format_usage
 from budget_recovery_dagster.domain.snapshots import CaptureSummary, NamedOmission, Uncaptured
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import CapturesPausedError
@@ -15,12 +17,14 @@ from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import (
     ENTRY_SCHEMA,
     HOURLY_FRESHNESS,
+    MOST_ROWS,
     OWNERS,
     Row,
     capture_metadata,
     table,
     verified_metadata,
 )
+from budget_recovery_dagster.presentation.text import known_usage
 from budget_recovery_dagster.resources import (
     ControlPlaneParam,
     failure,
@@ -168,9 +172,24 @@ def _captured(
             f"{len(captured.stored)} tenants are stored: "
             f"{sum(tenant.entries for tenant in captured.stored)} counters."
         )
+        _warn_of_drops(log, captured)
         yield dg.MaterializeResult(metadata=metadata)
     else:
         log.warning("No snapshot: no tenant has a counter in the usage store now.")
+
+
+def _warn_of_drops(log: dg.DagsterLogManager, captured: Captured) -> None:
+    """Name the tenant that lacks the most usage; the check usage_never_drops has the counters."""
+    tenants = [tenant for tenant in captured.stored if tenant.drops]
+    if tenants:
+        usage = format_usage(exact_sum(tenant.drop_usage for tenant in tenants))
+        worst = max(tenants, key=lambda tenant: tenant.drop_usage)
+        log.warning(
+            f"{sum(tenant.drops for tenant in tenants)} counters of {len(tenants)} tenants are"
+            f" missing or lower in the store: {usage} of usage. Tenant {worst.tenant!r} lacks the"
+            f" most: {format_usage(worst.drop_usage)}. Preview what a restore would bring back:"
+            f" budget-recovery preview --tenant {quote(worst.tenant)}"
+        )
 
 
 # One faulty tenant must not fill the table and hide the others; PostgreSQL has the rest.
@@ -253,8 +272,11 @@ def usage_never_drops(
         run_id = plane.reports.newest_run(_judged_hour(context, plane))
         if run_id is None:
             return _NOT_CAPTURED
-        count = sum(snapshot.drop_count for snapshot in plane.reports.captured_by(run_id))
+        stored = plane.reports.captured_by(run_id)
         drops = plane.reports.drops_of(run_id)
+    count = sum(snapshot.drop_count for snapshot in stored)
+    known = [each.drop_usage for each in stored if each.drop_usage is not None]
+    usage = known_usage(exact_sum(known) if len(known) == len(stored) else None)
     return _result(
         run_id,
         [
@@ -268,9 +290,16 @@ def usage_never_drops(
             }
             for drop in drops
         ],
-        {"missing_or_lower": count},
+        {
+            "missing_or_lower": count,
+            "missing_usage": usage,
+            "not_shown": count - min(len(drops), MOST_ROWS),
+        },
         good="No counter of a recovery point is missing or lower.",
-        bad=f"{count} counters of recovery points are missing or lower in the store.",
+        bad=(
+            f"{count} counters of recovery points are missing or lower in the store: {usage} of"
+            " usage. The largest come first."
+        ),
     )
 
 
@@ -324,7 +353,7 @@ def _named_keys(snapshot: CaptureSummary) -> Iterator[Row]:
 
 
 def _result(
-    run_id: str, rows: list[Row], figures: dict[str, int], *, good: str, bad: str
+    run_id: str, rows: list[Row], figures: Mapping[str, int | str], *, good: str, bad: str
 ) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         passed=not rows,

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from budget_recovery_dagster.domain.recovery_point import MAX_POINT_AGE, age, is_too_old
+from budget_recovery_dagster.domain.recovery_point import MAX_POINT_AGE, age
 from budget_recovery_dagster.presentation.metadata import (
     HOURLY_FRESHNESS,
     OWNERS,
@@ -136,7 +136,7 @@ def _verdict(ages: PointAges, oldest_first: list[str]) -> str:
             f" of {named(sorted(damaged), _NAMED)}: a restore uses older records, if any "
             "exist."
         )
-    if not oldest_first and not is_too_old(ages.newest_snapshot, ages.now):
+    if not oldest_first and not ages.is_behind:
         return f"Nothing is older than {duration(MAX_POINT_AGE)}. {newest}"
     if not oldest_first:
         return f"No tenant was captured in the last {duration(MAX_POINT_AGE)}. {newest}"

@@ -19,8 +19,10 @@ UNKNOWN = 3
 _EXIT_CODES: Mapping[Condition, int] = {
     Condition.HEALTHY: 0,
     Condition.RECOVERING: 1,
+    Condition.HELD: 2,
     Condition.FAILED: 2,
     Condition.UNKNOWN: UNKNOWN,
+    Condition.ATTENTION: 4,
 }
 
 
@@ -45,7 +47,8 @@ def status(context: click.Context, data_dir: Path | None, *, as_json: bool) -> N
     Uses the database of BUDGET_RECOVERY_POSTGRES_URL, or that of the running `budget-recovery dev`.
     The store itself is not read.
 
-    Exit codes: 0, healthy; 1, recovering; 2, failed, an operator must act; 3, unknown.
+    Exit codes: 0, healthy; 1, recovering; 2, failed or on hold, an operator must act; 3, unknown;
+    4, healthy but needs attention, such as failing captures.
     """
     try:
         settings = settings_with_database(data_dir)

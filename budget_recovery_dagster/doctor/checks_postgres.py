@@ -36,13 +36,16 @@ from pg_settings where name = 'default_transaction_read_only'
 # Every table is read. Only migrations write Alembic's own table, and only people write definitions
 # of budgets. The server removes what cascades from another table's rows.
 _WRITTEN = {
+    "bucket_configuration": ("insert", "delete"),
     "budget_content": ("insert", "delete"),
     "budget_record": ("insert", "delete"),
     "budget_reset": ("insert",),
     "capture": ("insert", "update", "delete"),
     "capture_failure": ("insert", "update", "delete"),
     "discarded_capture": ("insert",),
+    "capture_run": ("insert", "update", "delete"),
     "incident": ("insert", "update"),
+    "key_count": ("insert", "update", "delete"),
     "lease": ("insert", "update"),
     "restore_attempt": ("insert", "update"),
     "restore_audit": ("insert", "update"),
@@ -52,6 +55,8 @@ _WRITTEN = {
     "store": ("insert", "update"),
     "store_check": ("insert", "delete"),
     "store_loss": ("insert",),
+    "tenant_outcome": ("insert", "update", "delete"),
+    "usage_fall": ("insert", "update", "delete"),
 }
 
 _MISSING_PRIVILEGES = """

@@ -222,6 +222,11 @@ class Drop:
     before: Decimal
     after: Decimal | None
 
+    @property
+    def usage(self) -> Decimal:
+        """The usage that the store lacks."""
+        return exact_difference(self.before, self.after or Decimal(0))
+
 
 def find_drops(
     point: TenantUsages,
@@ -231,18 +236,26 @@ def find_drops(
 ) -> tuple[Drop, ...]:
     """Return the counters of the point that are missing or lower in the observed store.
 
+    The largest missing usage comes first, so that a list that is cut keeps what matters most.
     An ``unknown`` (unreadable) counter is reported elsewhere, and is no drop. Nor is a counter that
     an ``unlisted`` leaderboard may leave out, unless it had more than any such counter can have.
     """
     unjudged = frozenset(unknown)
     incomplete = {each.of: each for each in unlisted}
-    return tuple(
+    drops = (
         Drop(of, entity, before, after)
         for of, usages in point.items()
         for entity, before in usages.items()
         if (of, entity) not in unjudged
         if _is_drop(before, after := observed.get(of, {}).get(entity), incomplete.get(of))
     )
+    by_name = sorted(drops, key=lambda drop: (*_name(drop.of), drop.entity or ""))
+    # A stable sort, also in reverse.
+    return tuple(sorted(by_name, key=lambda drop: drop.usage, reverse=True))
+
+
+def _name(of: BudgetWindow) -> tuple[str, str]:
+    return of.budget, of.window.token
 
 
 def _is_drop(before: Decimal, after: Decimal | None, unlisted: UnlistedEntities | None) -> bool:

@@ -15,6 +15,7 @@ from budget_recovery_dagster.domain.counters import (
     TenantUsages,
     Usages,
     ValueShape,
+    exact_difference,
 )
 from budget_recovery_dagster.domain.store import StoreIdentity
 from budget_recovery_dagster.domain.windows import Window, require_aware
@@ -43,6 +44,13 @@ class PlannedEntry:
     recorded: Decimal
     live: Decimal | None
     action: Action
+
+    @property
+    def rise(self) -> Decimal:
+        """By how much a restore raises the counter."""
+        if self.action is not Action.RAISE:
+            return Decimal(0)
+        return exact_difference(self.recorded, self.live or Decimal(0))
 
     @property
     def result(self) -> Decimal | None:

@@ -63,16 +63,16 @@ class Reset:
     """A deliberate reset of counters at ``at`` (aware; converted to UTC).
 
     It excludes usages in records captured until ``at`` (see ``excludes``): those of ``entity``
-    (None: the aggregate) or of EVERYONE, in the window with the token ``window`` (None: every
-    window of the budget).
-    ``by`` and ``reason`` are for people. ``last_excluded`` is the number of the last commit of
-    those before the reset that it excludes; 0: it excludes none of them, or is not recorded yet.
+    (None: the aggregate), of a set of entities, or of EVERYONE, in the window with the token
+    ``window`` (None: every window of the budget). ``by`` and ``reason`` are for people.
+    ``last_excluded`` is the number of the last commit of those before the reset that it excludes;
+    0: it excludes none of them, or is not recorded yet.
     """
 
     tenant: str
     budget: str
     window: str | None
-    entity: Entity | Everyone
+    entity: Entity | Everyone | frozenset[Entity]
     at: datetime
     by: str
     reason: str
@@ -88,8 +88,11 @@ class Reset:
         """
         check_name(self.tenant)
         check_name(self.budget)
-        if isinstance(self.entity, str):
-            check_name(self.entity)
+        if self.entity == frozenset():
+            raise ValueError("a reset of no entity")
+        for entity in self.names:
+            if entity is not None:
+                check_name(entity)
         if self.window is not None:
             Window.parse(self.window)
         for name in ("at", "recorded_at"):
@@ -101,6 +104,19 @@ class Reset:
     def is_of_everyone(self) -> bool:
         """Whether it is about all entities of the budget."""
         return self.entity is EVERYONE
+
+    @property
+    def names(self) -> frozenset[Entity]:
+        """The entities that it names; none if it is of EVERYONE."""
+        if isinstance(self.entity, Everyone):
+            return frozenset()
+        return self.entity if isinstance(self.entity, frozenset) else frozenset({self.entity})
+
+    def excludes_any(self, usages: Usages) -> bool:
+        """Whether it is about any entity of these usages."""
+        if self.is_of_everyone:
+            return bool(usages)
+        return not usages.keys().isdisjoint(self.names)
 
     def is_about(self, of: BudgetWindow) -> bool:
         """Whether it is about usages of a budget and window of its tenant."""
@@ -145,9 +161,7 @@ def keeping_out(
     return tuple(
         reset
         for reset in resets
-        if reset.excludes(commit)
-        and reset.is_about(of)
-        and (bool(usages) if reset.is_of_everyone else reset.entity in usages)
+        if reset.excludes(commit) and reset.is_about(of) and reset.excludes_any(usages)
     )
 
 
@@ -161,7 +175,7 @@ def eligible(usages: Usages, commit: Commit, of: BudgetWindow, resets: Sequence[
         return usages
     if any(reset.is_of_everyone for reset in against):
         return {}
-    named = {reset.entity for reset in against}
+    named = frozenset[Entity]().union(*(reset.names for reset in against))
     return {entity: usage for entity, usage in usages.items() if entity not in named}
 
 

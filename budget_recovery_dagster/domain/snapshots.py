@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from decimal import Decimal
 from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from budget_recovery_dagster.domain.counters import (
     Usages,
     ValueShape,
     covers,
+    exact_sum,
     find_drops,
     hash_expiries,
     hash_usages,
@@ -112,7 +114,8 @@ class BudgetRecord:
 class TenantSnapshot:
     """A tenant's counters at ``captured_at`` (aware).
 
-    Every counter of the source is in a record or reported, unless the snapshot is partial.
+    Every counter of the source is in a record or reported, unless the snapshot is partial. The
+    drop with the largest missing usage is the first.
     """
 
     tenant: str
@@ -136,6 +139,11 @@ class TenantSnapshot:
     def omitted_count(self) -> int:
         """How many counters are omitted because their value could not be read."""
         return sum(len(record.omitted) for record in self.records)
+
+    @property
+    def drop_usage(self) -> Decimal:
+        """The usage that the store lacks in all drops; one request counts in many counters."""
+        return exact_sum(drop.usage for drop in self.drops)
 
     @property
     def truncated_count(self) -> int:
@@ -345,7 +353,8 @@ class CaptureSummary:
     """A tenant's stored snapshot, without its records.
 
     ``unreadable`` has the first of ``unreadable_count`` unreadable keys. ``truncated_count`` counts
-    only records that are still retained.
+    only records that are still retained. ``drop_usage`` is the usage that the store lacks in all
+    drops, None if unknown: version 1 of the schema did not store it.
     """
 
     tenant: str
@@ -357,6 +366,7 @@ class CaptureSummary:
     entry_count: int
     omitted_count: int
     drop_count: int
+    drop_usage: Decimal | None
     truncated_count: int
     unreadable_count: int
     unreadable: tuple[UnreadableKey, ...]
@@ -403,6 +413,76 @@ class CaptureFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class FailingTenant:
+    """A tenant whose last capture failed, and why.
+
+    ``newest_snapshot`` is the time of its newest snapshot; None: there is none.
+    """
+
+    newest_snapshot: datetime | None
+    failed_at: datetime
+    reason: str
+    hint: str
+
+
+RUNS_KEPT_FOR = timedelta(days=30)
+"""How long captures and how they ended are kept."""
+
+
+class RunOutcome(StrEnum):
+    """How a capture of all tenants ended."""
+
+    STORED = "stored"
+    STORED_IN_PART = "stored_in_part"
+    NOTHING_TO_STORE = "nothing_to_store"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Why tenants, or all of a capture, failed: a stable code, and sentences for people."""
+
+    code: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a capture ended, and how many tenants were stored, absent and failed.
+
+    ``error`` is what ended it, or what most tenants failed for; None: nothing failed.
+    ``clock_skew`` is how far the store's clock was ahead of the database's; None: not measured.
+    """
+
+    outcome: RunOutcome
+    stored: int
+    absent: int
+    failed: int
+    error: Stopped | None
+    clock_skew: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A capture of the current hour that began at ``started_at``.
+
+    ``ended_at`` and ``result`` are None while it runs, and for ever if its process died.
+    """
+
+    run_id: str
+    hour: Hour
+    started_at: datetime
+    ended_at: datetime | None = None
+    result: RunResult | None = None
+
+    @property
+    def found_nothing(self) -> bool:
+        """Whether it ended well, without any tenant to store."""
+        return self.result is not None and self.result.outcome is RunOutcome.NOTHING_TO_STORE
+
+
+@dataclass(frozen=True, slots=True)
 class PruneReport:
     """What a prune removed.
 
@@ -421,8 +501,9 @@ class ListedSnapshot:
     """The snapshots with one timestamp, of one tenant or of all, summed up.
 
     The numbers are those of the capture: ``records`` counts budgets and windows, ``entries``
-    counters, and ``partial`` the tenants with a partial snapshot. ``is_pruned``: retention has
-    removed records of it since, so a restore from it would be incomplete.
+    counters, and ``partial`` the tenants with a partial snapshot. ``drop_usage`` is the usage that
+    the store lacks in all drops, None if unknown. ``is_pruned``: retention has removed records of
+    it since, so a restore from it would be incomplete.
     """
 
     captured_at: datetime
@@ -433,6 +514,7 @@ class ListedSnapshot:
     omitted: int
     unreadable: int
     drops: int
+    drop_usage: Decimal | None
     partial: int
     is_pruned: bool
 

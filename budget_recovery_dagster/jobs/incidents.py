@@ -1,23 +1,32 @@
 """Jobs with which an operator controls an incident: hold, release, resolve, record a reset."""
 
+from enum import Enum
+
 import dagster as dg
 from pydantic import Field
 
 from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_time
+from budget_recovery_dagster.errors import BudgetRecoveryError
+from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.presentation.metadata import capture_metadata
 from budget_recovery_dagster.presentation.text import release_report, reset_report
 from budget_recovery_dagster.resources import (
     ControlPlaneParam,
     failure,
+    holder_of,
     order_by,
 )
+from budget_recovery_dagster.services.capture import capture_now
 from budget_recovery_dagster.services.resets import ResetRequest, record_reset
 from budget_recovery_dagster.services.restore.manual import (
+    Acceptance,
     hold_restore,
     release_restore,
     resolve_incident,
 )
+from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import store_opener
 
 
@@ -65,10 +74,24 @@ def release_incident(context: dg.OpExecutionContext, control_plane: ControlPlane
     context.log.info(release_report(released))
 
 
+class AcceptedUsage(Enum):
+    """The choices of ``Acceptance``; the config selects one by name."""
+
+    record_resets = Acceptance.RECORD_RESETS.value
+    keep_snapshots = Acceptance.KEEP_SNAPSHOTS.value
+
+
 class ResolveConfig(dg.Config):
-    """The reason to accept the store as it is."""
+    """Why the store is accepted as it is, and what becomes of usage that it lacks."""
 
     reason: str = Field(description="Why nothing more is restored; stored permanently.")
+    usage_in_snapshots: AcceptedUsage = Field(
+        description=(
+            "What happens to usage that the snapshots have and the store does not. record_resets: "
+            "it was removed on purpose; restores exclude it. keep_snapshots: the next loss brings "
+            "it back. A preview with manual_restore_job shows how much it is."
+        )
+    )
     accept_unconverged: bool = Field(
         default=False,
         description="Accept the store even if its servers are missing or catching up.",
@@ -80,7 +103,7 @@ class ResolveConfig(dg.Config):
     out=dg.Out(dg.Nothing),
     description=(
         "Closes the open incident without restoring anything more. The present store becomes the "
-        "new baseline, and captures resume. Fails while the store is not reachable."
+        "new baseline, and captures resume with one at once. Fails while the store cannot be read."
     ),
 )
 def resolve_open_incident(
@@ -97,13 +120,44 @@ def resolve_open_incident(
             plane,
             store_opener(control_plane.settings),
             order,
+            acceptance=Acceptance(config.usage_in_snapshots.value),
+            retention=control_plane.settings.retention,
             convergence_timeout=control_plane.settings.convergence_timeout,
         )
-    ended = resolved.incident.ended
-    context.log.info(
-        f"Incident {resolved.incident.short_id} is closed; the store is HEALTHY. "
-        + (ended.detail if ended else "")
-    )
+        ended = resolved.incident.ended
+        context.log.info(
+            f"Incident {resolved.incident.short_id} is closed; the store is HEALTHY. "
+            + (ended.detail if ended else "")
+        )
+        _capture(context, plane, control_plane.settings)
+
+
+def _capture(context: dg.OpExecutionContext, plane: ControlPlane, settings: Settings) -> None:
+    """Capture the accepted store at once, and show it at the asset of the snapshots."""
+    run_id = context.run.run_id
+    try:
+        captured = capture_now(
+            plane,
+            store_opener(settings),
+            source=settings.capture_source,
+            retention=settings.retention,
+            run_id=run_id,
+            holder=holder_of(run_id),
+        )
+    except BudgetRecoveryError:
+        # The incident is closed in any case.
+        context.log.exception("The first capture failed. Capture the current hour again.")
+        return
+    for failed in captured.failed:
+        context.log.error(f"Tenant {failed.tenant!r} is not in this snapshot: {failed.reason}")
+    if captured.stored:
+        context.log_event(
+            dg.AssetMaterialization(
+                "budget_usage_snapshots",
+                partition=captured.hour.key,
+                metadata=capture_metadata(captured),
+            )
+        )
 
 
 class ResetConfig(dg.Config):
@@ -209,7 +263,8 @@ def record_reset_job() -> None:
     name="resolve_incident_job",
     description=(
         "Closes the open incident without restoring anything more. The present store becomes the "
-        "new baseline, and captures resume. The snapshots stay available for a manual restore."
+        "new baseline, and captures resume with one at once. Choose whether usage that the store "
+        "lacks was removed on purpose. A manual restore is still possible."
     ),
     tags={
         # It waits for the store, and reads all of it.

@@ -28,6 +28,7 @@ from budget_recovery_dagster.presentation.text import headline as headline
 from budget_recovery_dagster.presentation.text import label as label
 from budget_recovery_dagster.presentation.text import limit_words as limit_words
 from budget_recovery_dagster.presentation.text import next_step as next_step
+from budget_recovery_dagster.presentation.text import notices as notices
 from budget_recovery_dagster.presentation.text import reset_report as reset_report
 from budget_recovery_dagster.presentation.text import warnings as warnings
 from budget_recovery_dagster.presentation.text import window_lines as window_lines

@@ -7,19 +7,27 @@ code with the sentences for people, and any other object by its fields, unless i
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import singledispatch
 from typing import Any
 
-from budget_recovery_dagster.domain.counters import OmittedCounter, format_usage
+from budget_recovery_dagster.domain.counters import OmittedCounter, exact_sum, format_usage
+from budget_recovery_dagster.domain.falls import Fall
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident, Restored
 from budget_recovery_dagster.domain.plan import AuditEntry, Difference, KeptPreview
 from budget_recovery_dagster.domain.recovery_point import Damage, Everyone
-from budget_recovery_dagster.domain.snapshots import ListedSnapshot
+from budget_recovery_dagster.domain.snapshots import ListedSnapshot, RecordedRun
 from budget_recovery_dagster.domain.store import StoreIdentity
 from budget_recovery_dagster.errors import describe_error, error_code
-from budget_recovery_dagster.presentation.text import doubts, next_step, warnings, window_notes
+from budget_recovery_dagster.presentation.text import (
+    doubts,
+    next_step,
+    notices,
+    restore_command,
+    warnings,
+    window_notes,
+)
 from budget_recovery_dagster.services.resets import RecordedReset
 from budget_recovery_dagster.services.restore.manual import Applied, Resolved
 from budget_recovery_dagster.services.restore.preview import (
@@ -150,15 +158,23 @@ def applied_json(applied: Applied) -> str:
     )
 
 
-def resolved_json(resolved: Resolved) -> str:
-    """Write how an incident was ended without restoring anything more."""
+def resolved_json(
+    resolved: Resolved, capture: RecordedRun | None, capture_error: Exception | None
+) -> str:
+    """Write how an incident was ended without restoring more, and the capture that followed."""
     ended = resolved.incident.ended
     return dumped(
         incident_id=resolved.incident.incident_id,
         ended_at=ended.at if ended else None,
         outcome=ended.outcome if ended else None,
         detail=ended.detail if ended else None,
+        acceptance=resolved.acceptance,
+        lower_by=resolved.remainder.rise,
+        resets=len(resolved.resets),
+        undo_until=resolved.undo_until,
         remainder=resolved.remainder,
+        capture=capture,
+        capture_error=capture_error,
         error=None,
     )
 
@@ -171,7 +187,7 @@ def reset_json(recorded: RecordedReset) -> str:
         budget=reset.budget,
         window=reset.window,
         everyone=reset.is_of_everyone,
-        entity=None if isinstance(reset.entity, Everyone) else reset.entity,
+        entity=None if isinstance(reset.entity, Everyone | frozenset) else reset.entity,
         at=reset.at,
         by=reset.by,
         reason=reset.reason,
@@ -202,6 +218,7 @@ def snapshots_json(
 
 
 _CHECKS = 10
+_FALLS = 100
 
 
 def status_json(status: Status, exit_code: int) -> str:
@@ -212,6 +229,7 @@ def status_json(status: Status, exit_code: int) -> str:
         at=status.at,
         state=status.recovery.state,
         doubts=_coded(doubts(status)),
+        attention=notices(status),
         next_step=next_step(status),
         incident=_incident(status.recovery.incident, status.attempt),
         last_closed_incident=_incident(status.closed, None),
@@ -221,13 +239,30 @@ def status_json(status: Status, exit_code: int) -> str:
             "newest_good": status.newest_good,
             "newest": status.checks[:_CHECKS],
         },
+        captures={
+            "newest_run": next(iter(status.runs), None),
+            "failed_in_a_row": status.failed_runs,
+            "clock_skew_seconds": _seconds(status.clock_skew),
+            "failures": status.failures,
+        },
         points={
             "newest_snapshot_at": status.points.newest_snapshot,
             "newest_by_tenant": dict(sorted(status.points.newest_points.items())),
             "damaged_records_by_tenant": status.points.damage.records,
             "unverified_tenants": status.points.damage.unverified,
-            "failing_tenants": dict(sorted(status.points.failing.items())),
+            "failing_tenants": {
+                tenant: each.newest_snapshot
+                for tenant, each in sorted(status.points.failing.items())
+            },
         },
+        missing={
+            "windows": len(status.falls),
+            "counters": sum(fall.counters for fall in status.falls),
+            "usage": exact_sum(fall.usage for fall in status.falls),
+            "counters_gone": sum(count.missing for count in status.gone),
+            "largest": status.falls[:_FALLS],
+        },
+        configuration_changes=status.changes,
         error=None,
     )
 
@@ -241,11 +276,15 @@ def failure_json(error: Exception, exit_code: int) -> str:
         at=None,
         state=None,
         doubts=_coded({STATUS_UNREAD: message}),
+        attention=[],
         next_step=hint,
         incident=None,
         last_closed_incident=None,
         checks=None,
+        captures=None,
         points=None,
+        missing=None,
+        configuration_changes=[],
         error=error,
     )
 
@@ -270,7 +309,42 @@ def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str
         "ended": incident.ended,
         "newest_point_at": incident.newest_point_at,
         "last_good_at": incident.last_good_at,
-        "uncovered_seconds": None if uncovered is None else uncovered.total_seconds(),
+        "uncovered_seconds": _seconds(uncovered),
+    }
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return None if span is None else span.total_seconds()
+
+
+@_encoded.register
+def _run(run: RecordedRun) -> Mapping[str, Any]:
+    result = run.result
+    return {
+        "run_id": run.run_id,
+        "hour": run.hour.start,
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+        "outcome": result and result.outcome,
+        "stored": result and result.stored,
+        "absent": result and result.absent,
+        "failed": result and result.failed,
+        "clock_skew_seconds": None if result is None else _seconds(result.clock_skew),
+        "error": result and result.error,
+    }
+
+
+@_encoded.register
+def _fall(fall: Fall) -> Mapping[str, Any]:
+    return {
+        "tenant": fall.at.tenant,
+        "budget": fall.at.of.budget,
+        "window": fall.at.of.window.token,
+        "counters": fall.counters,
+        "usage": fall.usage,
+        "found_at": fall.found_at,
+        "judged_at": fall.judged_at,
+        "restore": restore_command(fall),
     }
 
 
@@ -307,6 +381,7 @@ def _listed(listed: ListedSnapshot) -> Mapping[str, Any]:
         "omitted": listed.omitted,
         "unreadable": listed.unreadable,
         "drops": listed.drops,
+        "drop_usage": listed.drop_usage,
         "partial": listed.partial,
         "is_pruned": listed.is_pruned,
     }

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import dagster as dg
 
 from budget_recovery_dagster.domain.counters import exact_sum, format_usage, shown_entity
+from budget_recovery_dagster.domain.falls import KeyCount
 from budget_recovery_dagster.domain.incident import Restored
 from budget_recovery_dagster.domain.plan import AuditEntry, Difference, MergedAudits, timestamp
 from budget_recovery_dagster.domain.recovery_point import age
@@ -22,6 +24,8 @@ from budget_recovery_dagster.presentation.text import (
     end_of_incident,
     figures,
     headline,
+    known_usage,
+    largest_first,
     most_relevant,
     store_line,
     tenant_notes,
@@ -189,6 +193,8 @@ def capture_metadata(captured: Captured) -> dict[str, Any]:
         "truncated_windows": captured.truncated,
         "omitted": sum(tenant.omitted for tenant in stored),
         "missing_or_lower": sum(tenant.drops for tenant in stored),
+        # As text, exact: an alert compares it, and a float would round it.
+        "missing_usage": format_usage(exact_sum(tenant.drop_usage for tenant in stored)),
         "unreadable_keys": len(captured.unreadable) + sum(t.unreadable for t in stored),
         "duration_seconds": round(sum(outcome.seconds for outcome in captured.outcomes), 3),
         "recovery_points": dg.MetadataValue.asset(dg.AssetKey("recovery_points")),
@@ -213,6 +219,19 @@ def capture_metadata(captured: Captured) -> dict[str, Any]:
     return metadata
 
 
+_GONE_COLUMNS: Sequence[Column[KeyCount]] = (
+    Column("tenant", lambda count: count.at.tenant),
+    Column("budget", lambda count: count.at.of.budget),
+    Column("window", lambda count: count.at.of.window.token),
+    Column("counters", lambda count: count.missing, "Gone since the newest snapshot", "int"),
+)
+
+
+def gone_table(gone: Sequence[KeyCount]) -> dg.TableMetadataValue:
+    """Show the budgets and windows from which counters are gone."""
+    return _table_of(_GONE_COLUMNS, gone)
+
+
 def verified_metadata(snapshots: Sequence[CaptureSummary]) -> dict[str, Any]:
     """Show the verified snapshots of a past hour."""
     return {
@@ -231,22 +250,28 @@ def verified_metadata(snapshots: Sequence[CaptureSummary]) -> dict[str, Any]:
                     "source": snapshot.source.value,
                     "omitted": snapshot.omitted_count,
                     "missing_or_lower": snapshot.drop_count,
+                    "missing_usage": known_usage(snapshot.drop_usage),
                     "partial": snapshot.is_partial,
                 }
-                for snapshot in snapshots
+                for snapshot in sorted(snapshots, key=_most_missing_first)
             ]
         ),
     }
 
 
-def _worst_first(outcome: TenantOutcome) -> tuple[int, str]:
+def _most_missing_first(snapshot: CaptureSummary) -> tuple[Decimal, str, datetime]:
+    missing = snapshot.drop_usage or Decimal(0)
+    return missing.copy_negate(), snapshot.tenant, snapshot.captured_at
+
+
+def _worst_first(outcome: TenantOutcome) -> tuple[int, Decimal, str]:
     if isinstance(outcome, TenantFailed):
-        return 0, outcome.tenant
+        return 0, Decimal(0), outcome.tenant
     if isinstance(outcome, TenantStored) and (
         outcome.is_partial or outcome.drops or outcome.omitted or outcome.unreadable
     ):
-        return 1, outcome.tenant
-    return 2, outcome.tenant
+        return 1, outcome.drop_usage.copy_negate(), outcome.tenant
+    return 2, Decimal(0), outcome.tenant
 
 
 def _row(outcome: TenantOutcome) -> Row:
@@ -259,6 +284,7 @@ def _row(outcome: TenantOutcome) -> Row:
         "usage": "0",
         "omitted": 0,
         "missing_or_lower": 0,
+        "missing_usage": "0",
         "seconds": round(outcome.seconds, 3),
     }
     match outcome:
@@ -268,6 +294,7 @@ def _row(outcome: TenantOutcome) -> Row:
             row["usage"] = format_usage(outcome.usage)
             row["omitted"] = outcome.omitted
             row["missing_or_lower"] = outcome.drops
+            row["missing_usage"] = format_usage(outcome.drop_usage)
             row["detail"] = "; ".join(_remarks(outcome))
         case TenantAbsent():
             row["outcome"] = "absent"
@@ -422,7 +449,7 @@ def preview_metadata(preview: Preview, choices: Sequence[ListedSnapshot]) -> Map
 def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
     """Show what was restored, by whom and why, and what differed from the preview."""
     audits = [entry for tenant in applied.tenants for entry in tenant.entries]
-    shown = [entry for entry in audits if entry.raised or entry.notes]
+    shown = [entry for entry in largest_first(audits) if entry.raised or entry.notes]
     metadata: dict[str, Any] = {"result": applied_headline(applied)}
     if text := end_of_incident(applied):
         metadata["incident"] = text

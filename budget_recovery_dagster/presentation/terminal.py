@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from budget_recovery_dagster.domain.counters import exact_sum, format_usage
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.domain.plan import timestamp
 from budget_recovery_dagster.domain.recovery_point import age
@@ -27,10 +29,15 @@ from budget_recovery_dagster.presentation.text import (
     escape_unprintable,
     full_time,
     headline,
+    known_usage,
     label,
+    largest_first,
     most_relevant,
     next_step,
+    notices,
+    restore_command,
     since,
+    skew_words,
     store_line,
     tenant_line,
     tenant_notes,
@@ -43,7 +50,7 @@ from budget_recovery_dagster.services.recovery_points import PointAges
 from budget_recovery_dagster.services.restore.manual import Applied
 from budget_recovery_dagster.services.restore.preview import Preview, TenantPreview, WindowPreview
 from budget_recovery_dagster.services.restore.tenants import counted
-from budget_recovery_dagster.services.status import MOST_CHECKS, Condition, Status
+from budget_recovery_dagster.services.status import MOST_CHECKS, MOST_RUNS, Condition, Status
 
 _WIDEST = 100
 _NARROWEST = 20
@@ -79,7 +86,7 @@ _NOTES = 20
 
 
 def print_preview(console: Console, preview: Preview) -> None:
-    """Print what a restore would do; tenants with the most counters to raise come first."""
+    """Print what a restore would do; tenants and windows with the largest rise come first."""
     at = full_time(preview.at)
     print_row(console, [("PREVIEW", "bold"), (f" at {at}; nothing is written", "")])
     print_row(console, [("Choice  ", "bold"), (str(preview.choice), "")])
@@ -112,16 +119,17 @@ def print_how_to_apply(console: Console, preview: Preview) -> None:
         print_row(console, "To apply: budget-recovery restore <same options> --reason ...")
 
 
-def _most_first(tenant: TenantPreview) -> tuple[bool, int, str]:
-    raised = sum(window.raised for window in tenant.windows)
-    return tenant.failure is None, -raised, tenant.tenant
+def _most_first(tenant: TenantPreview) -> tuple[bool, Decimal, str]:
+    rise = exact_sum(window.rise for window in tenant.windows)
+    return tenant.failure is None, rise.copy_negate(), tenant.tenant
 
 
 def _shown_windows(tenant: TenantPreview, preview: Preview) -> list[WindowPreview]:
     """Return all windows of a chosen tenant; of every tenant, those with a change or a note."""
+    windows = sorted(tenant.windows, key=lambda window: window.rise, reverse=True)
     if preview.choice.tenant is not None:
-        return list(tenant.windows)
-    return [window for window in tenant.windows if window.raised or any(window_notes(window))]
+        return windows
+    return [window for window in windows if window.raised or any(window_notes(window))]
 
 
 def _print_tenant(
@@ -175,7 +183,7 @@ def _remarks(listed: ListedSnapshot) -> list[str]:
         for number, what in (
             (listed.omitted, "omitted"),
             (listed.unreadable, "unreadable"),
-            (listed.drops, "missing or lower"),
+            (listed.drops, f"missing or lower ({known_usage(listed.drop_usage)} of usage)"),
             (listed.partial, "partial"),
         )
         if number
@@ -196,10 +204,10 @@ def print_applied(console: Console, applied: Applied) -> None:
     if len(applied.differences) > _DIFFERENCES:
         more = len(applied.differences) - _DIFFERENCES
         print_row(console, f"{more:,} more, not shown: only --json prints all.", indent=2)
+    audits = [entry for tenant in applied.tenants for entry in tenant.entries]
     notes = [
-        f"{tenant.tenant}, {entry.of}: {note}"
-        for tenant in applied.tenants
-        for entry in tenant.entries
+        f"{entry.tenant}, {entry.of}: {note}"
+        for entry in largest_first(audits)
         for note in entry.notes
     ]
     for note in notes[:_NOTES]:
@@ -216,13 +224,16 @@ def print_applied(console: Console, applied: Applied) -> None:
 
 _CHECKS = 5
 _FAILING = 10
+_FALLS = 5
 
 
 _MARGIN = 13
 _VERDICT = 13
 _STYLES: Mapping[Condition, str] = {
     Condition.HEALTHY: "bold green",
+    Condition.ATTENTION: "bold yellow",
     Condition.RECOVERING: "bold yellow",
+    Condition.HELD: "bold red",
     Condition.FAILED: "bold red",
     Condition.UNKNOWN: "bold magenta",
 }
@@ -247,15 +258,33 @@ def _print_section(console: Console, name: str, lines: Iterable[Parts]) -> None:
 
 
 def _sections(status: Status) -> Iterator[tuple[str, Iterable[Parts]]]:
-    if why := list(doubts(status).values()):
+    noticed = notices(status)
+    if why := [*doubts(status).values(), *(notice.message for notice in noticed)]:
         yield "Why", why
-    yield "Next", [next_step(status)]
+    # The steps for all that needs attention; the first one is the next step.
+    yield "Next", dict.fromkeys([next_step(status), *(notice.next_step for notice in noticed)])
     if status.recovery.incident is not None:
         yield "Incident", _open_incident(status.recovery.incident, status)
+    if status.falls:
+        yield "Missing", _missing(status)
     yield "Checks", _checks(status)
+    if captures := list(_captures(status)):
+        yield "Captures", captures
     yield "Snapshots", _points(status.points)
     if status.closed is not None:
         yield "Last closed", _closed_incident(status.closed, status.at)
+
+
+def _missing(status: Status) -> Iterator[str]:
+    for fall in status.falls[:_FALLS]:
+        yield (
+            f"{fall.at.tenant}, {fall.at.of}: {counted(fall.counters, 'counter')},"
+            f" {format_usage(fall.usage)} of usage, found {since(fall.found_at, status.at)}"
+        )
+        yield f"  {restore_command(fall)}"
+    if left := status.falls[_FALLS:]:
+        usage = format_usage(exact_sum(fall.usage for fall in left))
+        yield f"{counted(len(left), 'more window')} with {usage} of usage; --json lists 100"
 
 
 def _open_incident(incident: Incident, status: Status) -> Iterator[str]:
@@ -347,6 +376,23 @@ def _checks(status: Status) -> Iterator[Parts]:
         yield f"Last good: {since(status.newest_good.checked_at, status.at)}"
 
 
+def _captures(status: Status) -> Iterator[str]:
+    for run in status.ended_runs[:1]:
+        at, result = clock_time(run.started_at, status.at), run.result
+        if result is None:
+            yield f"{at}  not ended"
+            continue
+        numbers = (
+            f"{result.stored:,} stored, {result.absent:,} without usage, {result.failed:,} failed"
+        )
+        yield f"{at}  {label(result.outcome)}: {numbers}"
+    if status.failed_runs:
+        many = " or more" if status.failed_runs == MOST_RUNS else ""
+        yield f"Failed in a row: {status.failed_runs}{many}"
+    if status.clock_skew is not None:
+        yield skew_words(status.clock_skew)
+
+
 def _style(verdict: Verdict) -> str:
     if verdict.is_alarm:
         return "red"
@@ -370,7 +416,8 @@ def _points(points: PointAges) -> Iterator[str]:
         yield f"Damaged: {records} of {counted(len(damaged), 'tenant')} (checksum mismatch)"
     if points.damage.unverified:
         yield unverified_line(points.damage)
-    for tenant, at in sorted(points.failing.items())[:_FAILING]:
+    for tenant, each in sorted(points.failing.items())[:_FAILING]:
+        at = each.newest_snapshot
         last = "without any snapshot" if at is None else f"last captured {since(at, now)}"
         yield f"Failing: {tenant}, {last}"
     if len(points.failing) > _FAILING:

@@ -1,27 +1,40 @@
 """Sentences and labels about results, for people."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
+from shlex import quote
 
 from rich.console import Console
 
-from budget_recovery_dagster.domain.counters import format_usage, shown_entity
+from budget_recovery_dagster.domain.counters import (
+    exact_difference,
+    exact_sum,
+    format_usage,
+    shown_entity,
+)
+from budget_recovery_dagster.domain.falls import Fall
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
-from budget_recovery_dagster.domain.plan import Change, Difference
+from budget_recovery_dagster.domain.plan import AuditEntry, Change, Difference
 from budget_recovery_dagster.domain.recovery_point import (
-    EVERYONE,
     Damage,
     Everyone,
     Reset,
-    is_too_old,
 )
-from budget_recovery_dagster.domain.windows import in_words
+from budget_recovery_dagster.domain.snapshots import RecordedRun
+from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW, in_words
+from budget_recovery_dagster.services.falls import describe_gone
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN
 from budget_recovery_dagster.services.resets import RecordedReset
-from budget_recovery_dagster.services.restore.manual import Applied, HoldResult
+from budget_recovery_dagster.services.restore.manual import (
+    Acceptance,
+    Applied,
+    HoldResult,
+    Resolved,
+)
 from budget_recovery_dagster.services.restore.preview import (
     EntryPreview,
     Preview,
@@ -29,7 +42,13 @@ from budget_recovery_dagster.services.restore.preview import (
     WindowPreview,
 )
 from budget_recovery_dagster.services.restore.tenants import counted, listed
-from budget_recovery_dagster.services.status import Condition, Doubt, Status
+from budget_recovery_dagster.services.status import (
+    MOST_RUNS,
+    Attention,
+    Condition,
+    Doubt,
+    Status,
+)
 
 FAILURES: Mapping[FailureReason, str] = {
     FailureReason.NO_SNAPSHOTS: "no snapshots to restore from",
@@ -98,6 +117,11 @@ _BAR = 24
 def usage_or_nothing(usage: Decimal | None) -> str:
     """Write a usage, or ``nothing`` if there is none."""
     return "nothing" if usage is None else format_usage(usage)
+
+
+def known_usage(usage: Decimal | None) -> str:
+    """Write a usage, or ``unknown``."""
+    return "unknown" if usage is None else format_usage(usage)
 
 
 def headline(preview: Preview) -> str:
@@ -232,7 +256,7 @@ def window_notes(window: WindowPreview) -> Iterator[str]:
         gone = counted(window.missing, "counter")
         yield f"{gone} missing from the store: a restore brings back only the usage field"
     for reset in point.resets:
-        whose = "all entities" if reset.entity is EVERYONE else shown_entity(reset.entity)
+        whose = _shown_entities(reset)
         yield (
             f"usage of {whose} recorded before the reset at {full_time(reset.at)} is excluded; "
             f"{reset.by}: {reset.reason}"
@@ -253,6 +277,12 @@ def window_notes(window: WindowPreview) -> Iterator[str]:
         records = counted(len(point.corrupt), "record")
         times = listed(map(full_time, point.corrupt))
         yield f"{records} damaged (checksum mismatch) and not used: {times}"
+
+
+def _shown_entities(reset: Reset) -> str:
+    if isinstance(reset.entity, frozenset):
+        return f"{len(reset.entity):,} entities"
+    return "all entities" if isinstance(reset.entity, Everyone) else shown_entity(reset.entity)
 
 
 def source_words(window: WindowPreview, now: datetime) -> str:
@@ -319,8 +349,21 @@ def comparison(applied: Applied) -> str:
 
 
 def most_relevant(differences: Iterable[Difference]) -> list[Difference]:
-    """Sort the differences that normal traffic cannot cause to the front."""
-    return sorted(differences, key=lambda each: each.change is Change.LIVE)
+    """Sort the differences that normal traffic cannot cause to the front, largest first."""
+    return sorted(
+        differences, key=lambda each: (each.change is Change.LIVE, _amount(each).copy_negate())
+    )
+
+
+def _amount(difference: Difference) -> Decimal:
+    """Return by how much the usage of a counter differs."""
+    found, previewed = difference.found or Decimal(0), difference.previewed or Decimal(0)
+    return exact_difference(max(found, previewed), min(found, previewed))
+
+
+def largest_first(entries: Iterable[AuditEntry]) -> list[AuditEntry]:
+    """Sort the budgets and windows of a restore by their rise, highest first."""
+    return sorted(entries, key=lambda each: exact_difference(each.after, each.before), reverse=True)
 
 
 def end_of_incident(applied: Applied) -> str | None:
@@ -364,6 +407,44 @@ def release_report(released: HoldResult) -> str:
     return f"Incident {incident} is not on hold. Nothing was changed."
 
 
+def acceptance_lines(preview: Preview, chosen: Acceptance | None) -> Iterator[str]:
+    """Describe what each choice, or the chosen one, means for the usage that the store lacks."""
+    windows = preview.windows
+    rise = exact_sum(window.rise for window in windows if window.are_sums_known)
+    lower = counted(preview.raised, "counter")
+    yield (
+        f"{lower} lower than in the snapshots or missing, by {format_usage(rise)} in all. One"
+        " request counts in several of them."
+    )
+    if unreadable := sum(window.unreadable for window in windows):
+        yield f"{counted(unreadable, 'live counter')} unreadable: no reset is recorded for them."
+    if chosen is not Acceptance.KEEP_SNAPSHOTS:
+        yield (
+            f"--record-resets: the usage of {lower}, {format_usage(rise)}, was removed on purpose."
+            " Restores exclude it, and the next loss does not bring it back."
+        )
+    if chosen is not Acceptance.RECORD_RESETS:
+        yield (
+            f"--keep-snapshots: the next loss brings it back and raises {lower} by"
+            f" {format_usage(rise)}."
+        )
+
+
+def resolved_report(
+    resolved: Resolved, run: RecordedRun | None, failure: Exception | None
+) -> Iterator[str]:
+    """Describe how an incident was closed, and the capture that followed."""
+    yield f"Incident {resolved.incident.short_id} is closed; the store is HEALTHY."
+    if resolved.incident.ended is not None:
+        yield resolved.incident.ended.detail
+    result = run.result if run else None
+    if failure is None and result is not None:
+        numbers = f"{counted(result.stored, 'tenant')} stored, {result.failed:,} failed"
+        yield f"Captures resumed: {numbers}."
+    elif failure is not None:
+        yield f"The first capture failed: {failure} Then capture the current hour."
+
+
 def reset_report(recorded: RecordedReset) -> tuple[str, ...]:
     """Describe in paragraphs a recorded reset, its effect, and what to check."""
     reset = recorded.reset
@@ -392,7 +473,7 @@ def reset_report(recorded: RecordedReset) -> tuple[str, ...]:
 
 
 def _whose(reset: Reset) -> str:
-    if isinstance(reset.entity, Everyone):
+    if isinstance(reset.entity, Everyone | frozenset):
         return "every entity and the aggregate"
     return "the aggregate" if reset.entity is None else f"entity {reset.entity!r}"
 
@@ -417,6 +498,8 @@ _CLOCKS_STEP = "Synchronize the clocks of PostgreSQL and NATS with NTP."
 _CHECKS_STEP = (
     "Check in Dagster that the daemon runs and store_loss_sensor is on, and read its ticks."
 )
+_RUNS_STEP = "See the newest run of hourly_snapshot_job in Dagster."
+_SCHEDULE_STEP = "Check in Dagster that hourly_snapshot_schedule is on and its runs succeed."
 # The first doubt decides what to do about all.
 _STEPS: Mapping[Doubt, str] = {
     Doubt.CHECK_IN_FUTURE: _CLOCKS_STEP,
@@ -471,40 +554,188 @@ def _doubts(status: Status) -> Iterator[tuple[Doubt, str]]:
                 yield doubt, f"The restore has been on hold for {span}: {meanwhile}."
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What needs attention, with its facts, and what a person does about it, in sentences."""
+
+    code: Attention
+    message: str
+    next_step: str
+
+
+def notices(status: Status) -> tuple[Notice, ...]:
+    """Describe what needs attention although the store is intact; the most important first."""
+    return tuple(Notice(each, *_ATTENTIONS[each](status)) for each in status.attentions)
+
+
+def _usage_missing(status: Status) -> tuple[str, str]:
+    falls, worst = status.falls, status.falls[0]
+    counters = counted(sum(fall.counters for fall in falls), "counter")
+    tenants = counted(len({fall.at.tenant for fall in falls}), "tenant")
+    usage = format_usage(exact_sum(fall.usage for fall in falls))
+    return (
+        (
+            f"Missing from the store, or lower than in snapshots: {counters} of {tenants}, {usage}"
+            f" of usage. Most, {format_usage(worst.usage)}, is of tenant {worst.at.tenant!r}."
+        ),
+        (
+            f"Preview: `{preview_command(worst)}`. Restore: `{restore_command(worst)}`. If it was"
+            " lowered on purpose, run `budget-recovery record-reset`."
+        ),
+    )
+
+
+def preview_command(fall: Fall) -> str:
+    """Write the command that shows what a restore would bring back."""
+    return f"budget-recovery preview {_choice(fall)}"
+
+
+def restore_command(fall: Fall) -> str:
+    """Write the command that restores what is missing, without its reason."""
+    return f"budget-recovery restore {_choice(fall)} --reason ..."
+
+
+def _choice(fall: Fall) -> str:
+    return f"--tenant {quote(fall.at.tenant)} --budget {quote(fall.at.of.budget)}"
+
+
+def _counters_gone(status: Status) -> tuple[str, str]:
+    return (
+        describe_gone(status.gone),
+        (
+            "Wait for the requested run of hourly_snapshot_job, which names them. Find out who"
+            " purges or deletes keys of the bucket."
+        ),
+    )
+
+
+def _configuration_changed(status: Status) -> tuple[str, str]:
+    changes = ", ".join(map(str, status.changes))
+    return (
+        f"The bucket's configuration changed within 24 hours: {changes}.",
+        "Run `budget-recovery doctor` to see whether the bucket still keeps all counters.",
+    )
+
+
+def _clock_skew(status: Status) -> tuple[str, str]:
+    run, skew = status.skew_run, status.clock_skew or timedelta(0)
+    at = clock_time(run.started_at, status.at) if run else "unknown time"
+    if abs(skew) > MAX_CLOCK_SKEW:
+        effect = f"more than {in_words(MAX_CLOCK_SKEW)}, so no snapshot is taken"
+    else:
+        effect = f"more than {in_words(RESTORE_CLOCK_SKEW)}, so no restore could run"
+    return (
+        f"{skew_words(skew)} That is {effect}. Measured by the capture of {at}.",
+        f"{_CLOCKS_STEP} Then capture the current hour, which measures again.",
+    )
+
+
+def skew_words(skew: timedelta) -> str:
+    """Describe how far the clocks differ."""
+    where = "ahead of" if skew > timedelta(0) else "behind"
+    return f"The store's clock is {in_words(abs(skew))} {where} the database's."
+
+
+def _captures_failing(status: Status) -> tuple[str, str]:
+    failed, run = status.failed_runs, status.ended_runs[0]
+    many = " or more" if failed == MOST_RUNS else ""
+    what = "The last capture" if failed == 1 else f"Each of the last {failed}{many} captures"
+    if run.result is None:
+        began = clock_time(run.started_at, status.at)
+        return (
+            f"{what} failed. The newest, of {began}, has not ended: its process hangs or died.",
+            f"{_RUNS_STEP} Check the memory of its host.",
+        )
+    error = run.result.error
+    if error is None:
+        return f"{what} failed.", _RUNS_STEP
+    return f"{what} failed. The newest: {error.message}", _as_step(error.hint)
+
+
+def _as_step(hint: str) -> str:
+    """Write the hint of an error as a sentence."""
+    return hint[:1].upper() + hint[1:]
+
+
+def _no_snapshot(status: Status) -> tuple[str, str]:
+    first = status.first_checked_at or status.at
+    text = f"No snapshot was ever taken. The store was first checked {since(first, status.at)}."
+    if not status.ended_runs:
+        return f"{text} No capture has run.", _SCHEDULE_STEP
+    if status.ended_runs[0].found_nothing:
+        return (
+            f"{text} The last capture found no counter of a tenant.",
+            (
+                "Check that BUDGET_RECOVERY_BUCKET names the bucket in which the gateway counts"
+                " usage, and that the gateway runs."
+            ),
+        )
+    return text, _RUNS_STEP
+
+
+# More reasons than this are counted.
+_SHOWN_REASONS = 3
+
+
+def _tenants_failing(status: Status) -> tuple[str, str]:
+    groups = status.failures
+    reasons = [
+        f"{counted(len(group.tenants), 'tenant')}: {group.reason}"
+        for group in groups[:_SHOWN_REASONS]
+    ]
+    if len(groups) > _SHOWN_REASONS:
+        reasons.append(f"{counted(len(groups) - _SHOWN_REASONS, 'more reason')}.")
+    return (
+        f"Captures of {named(sorted(status.failing))} fail. {' '.join(reasons)}",
+        f"{_as_step(groups[0].hint)} {_RUNS_STEP}",
+    )
+
+
+def _snapshots_late(status: Status) -> tuple[str, str]:
+    newest, late = status.points.newest_snapshot, status.late_tenants
+    if newest is not None and status.points.is_behind:
+        return f"The newest snapshot was taken {since(newest, status.at)}.", _SCHEDULE_STEP
+    has = "has" if len(late) == 1 else "have"
+    return f"{named(late)} {has} no recent snapshot.", _SCHEDULE_STEP
+
+
+def _records_damaged(status: Status) -> tuple[str, str]:
+    return (
+        f"Snapshots of {named(sorted(status.points.damage.records))} have damaged records.",
+        (
+            "Run `budget-recovery preview` to see what a restore would bring back, and check the"
+            " disk of the database."
+        ),
+    )
+
+
+_ATTENTIONS: Mapping[Attention, Callable[[Status], tuple[str, str]]] = {
+    Attention.USAGE_MISSING: _usage_missing,
+    Attention.COUNTERS_GONE: _counters_gone,
+    Attention.CLOCK_SKEW: _clock_skew,
+    Attention.CAPTURES_FAILING: _captures_failing,
+    Attention.NO_SNAPSHOT: _no_snapshot,
+    Attention.TENANTS_FAILING: _tenants_failing,
+    Attention.SNAPSHOTS_LATE: _snapshots_late,
+    Attention.RECORDS_DAMAGED: _records_damaged,
+    Attention.CONFIGURATION_CHANGED: _configuration_changed,
+}
+"""The facts, and the next step, of each."""
+
+
 def next_step(status: Status) -> str:
     """Describe what the operator does next, in a sentence or two."""
     match status.condition:
-        case Condition.RECOVERING:
+        case Condition.RECOVERING | Condition.HELD:
             return _step_of_recovery(status)
         case Condition.FAILED:
             return _step_after_failure(status.recovery.incident)
         case Condition.UNKNOWN:
             return _STEPS[status.doubts[0]]
+        case Condition.ATTENTION:
+            return notices(status)[0].next_step
         case Condition.HEALTHY:
-            return _step_of_health(status)
-
-
-def _step_of_health(status: Status) -> str:
-    points = status.points
-    if points.failing:
-        return (
-            f"The store is intact, but captures of {named(sorted(points.failing))} fail: see"
-            " the newest run of hourly_snapshot_job in Dagster."
-        )
-    late = [tenant for tenant, at in points.newest_points.items() if is_too_old(at, status.at)]
-    if late:
-        has = "has" if len(late) == 1 else "have"
-        return (
-            f"The store is intact, but {named(sorted(late))} {has} no recent snapshot: check"
-            " in Dagster that hourly_snapshot_schedule is on and its runs succeed."
-        )
-    if damaged := points.damage.records:
-        return (
-            f"The store is intact, but snapshots of {named(sorted(damaged))} have damaged"
-            " records: run `budget-recovery preview` to see what a restore would bring back, and"
-            " check the disk of the database."
-        )
-    return f"Nothing to do. {_next_check(status)}"
+            return f"Nothing to do. {_next_check(status)}"
 
 
 def _next_check(status: Status) -> str:

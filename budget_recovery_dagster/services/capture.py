@@ -1,7 +1,9 @@
 """Captures an hour: reads, compares the store's identity, commits, tenant by tenant."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -15,6 +17,9 @@ from budget_recovery_dagster.domain.snapshots import (
     CaptureSummary,
     PruneReport,
     RetentionPolicy,
+    RunOutcome,
+    RunResult,
+    Stopped,
     TenantListing,
     TenantReading,
     TenantSnapshot,
@@ -22,7 +27,7 @@ from budget_recovery_dagster.domain.snapshots import (
     take_snapshot,
 )
 from budget_recovery_dagster.domain.store import StoreIdentity
-from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, Hour
+from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, Hour, in_words
 from budget_recovery_dagster.errors import (
     BaselineMovedError,
     BudgetRecoveryError,
@@ -38,8 +43,16 @@ from budget_recovery_dagster.errors import (
     StoreError,
     StoreLostError,
     describe_error,
+    error_code,
 )
-from budget_recovery_dagster.ports import ControlPlane, Lease, OpenStore, TenantReader, UsageStore
+from budget_recovery_dagster.ports import (
+    Clock,
+    ControlPlane,
+    Lease,
+    OpenStore,
+    TenantReader,
+    UsageStore,
+)
 from budget_recovery_dagster.services.store_watch import ROUNDS, CaptureWatch, watch_store
 
 # A faulty gateway could write any number of them; the first ones are enough to find the cause.
@@ -50,7 +63,8 @@ MAX_NOTED_KEYS = 100
 class TenantStored:
     """The tenant's snapshot is stored; ``seconds`` is how long the tenant took.
 
-    ``truncated`` is how many of the records hold only the largest spenders.
+    ``truncated`` is how many of the records hold only the largest spenders. ``drop_usage`` is the
+    usage that the store lacks in all drops.
     """
 
     tenant: str
@@ -61,6 +75,7 @@ class TenantStored:
     omitted: int
     unreadable: int
     drops: int
+    drop_usage: Decimal
     is_partial: bool
     seconds: float
 
@@ -78,6 +93,7 @@ class TenantStored:
             omitted=snapshot.omitted_count,
             unreadable=len(snapshot.unreadable),
             drops=len(snapshot.drops),
+            drop_usage=snapshot.drop_usage,
             is_partial=snapshot.is_partial,
             seconds=seconds,
         )
@@ -119,7 +135,8 @@ class Captured:
 
     ``stopped_by`` is the error that ended the capture before all tenants were tried, if any.
     ``unreadable`` are keys of the store that name no tenant. ``pruned`` is None if nothing was
-    pruned, or if pruning failed with ``prune_failure``.
+    pruned, or if pruning failed with ``prune_failure``. ``clock_skew`` is as by
+    ``measure_clock_skew``; None also if it was not measured.
     """
 
     hour: Hour
@@ -131,6 +148,28 @@ class Captured:
     stopped_by: BudgetRecoveryError | None
     pruned: PruneReport | None = None
     prune_failure: BudgetRecoveryError | None = None
+    clock_skew: timedelta | None = None
+
+    @property
+    def result(self) -> RunResult:
+        """How the capture ended, for the status; its error is the one of most failed tenants."""
+        stored, failed = len(self.stored), len(self.failed)
+        if failed or self.stopped_by:
+            outcome = RunOutcome.STORED_IN_PART if stored else RunOutcome.FAILED
+        else:
+            outcome = RunOutcome.STORED if stored else RunOutcome.NOTHING_TO_STORE
+        error: Exception | None = self.stopped_by
+        if error is None and failed:
+            reasons = Counter(tenant.reason for tenant in self.failed)
+            error = max(self.failed, key=lambda tenant: reasons[tenant.reason]).error
+        return RunResult(
+            outcome=outcome,
+            stored=stored,
+            absent=len(self.outcomes) - stored - failed,
+            failed=failed,
+            error=None if error is None else _stopped(error),
+            clock_skew=self.clock_skew,
+        )
 
     @property
     def stored(self) -> tuple[TenantStored, ...]:
@@ -206,16 +245,18 @@ class CaptureRun:
     _outcomes: list[TenantOutcome] = field(default_factory=list, init=False)
     _stopped_by: BudgetRecoveryError | None = field(default=None, init=False)
     _refusals: int = field(default=0, init=False)
+    _clock_skew: timedelta | None = field(default=None, init=False)
 
     def capture_all(self, open_store: OpenStore) -> Captured:
         """Capture the tenants of the store and of earlier snapshots; each one independently.
 
+        A tenant whose last capture failed is read again, even if nothing else names it: so a
+        failure ends once nothing of the tenant is left.
+
         Raises:
-            StoreError: the store cannot be used, and no tenant is known that could be reported.
-            ClockSkewError: the clocks disagree, and no tenant is known that could be reported.
             DatabaseUnreachableError: the database is gone; what is stored stays stored.
         """
-        known = self.plane.snapshots.tenants()
+        known = self.plane.snapshots.tenants() | self.plane.reports.failing().keys()
         identity: StoreIdentity | None = None
         listing = TenantListing(frozenset(), ())
         listing_failure: StoreError | None = None
@@ -230,14 +271,10 @@ class CaptureRun:
                 except StoreError as error:
                     # The known tenants can still be captured if the store answers.
                     self.watch.require_accepted()
-                    if not known:
-                        raise
                     listing_failure = error
                 self._capture_tenants(reader, sorted(known | listing.tenants))
                 self._stopped_by = self._stopped_by or listing_failure
         except (StoreError, *_LOSSES, ClockSkewError) as error:
-            if not known | listing.tenants:
-                raise
             self._stopped_by = error
         self._fail_the_rest(known | listing.tenants)
         return Captured(
@@ -248,6 +285,7 @@ class CaptureRun:
             outcomes=tuple(self._outcomes),
             unreadable=listing.unreadable,
             stopped_by=self._stopped_by,
+            clock_skew=self._clock_skew,
         )
 
     def _capture_tenants(self, reader: TenantReader, tenants: list[str]) -> None:
@@ -302,11 +340,13 @@ class CaptureRun:
     def _require_agreeing_clocks(self, store: UsageStore) -> None:
         # The database's clock decides hours and windows. If it is wrong, a capture would prune
         # snapshots that are still needed.
-        now = store.now()
-        if now is not None and abs(now - self.captured_at) > MAX_CLOCK_SKEW:
+        skew = self._clock_skew = measure_clock_skew(self.plane.clock, store)
+        if skew is not None and abs(skew) > MAX_CLOCK_SKEW:
+            now = self.plane.clock.now()
             raise ClockSkewError(
-                f"The clocks disagree: the database's says {self.captured_at:%Y-%m-%d %H:%M:%S}, "
-                f"the usage store's {now:%Y-%m-%d %H:%M:%S} UTC. Nothing was captured or pruned.",
+                f"The clocks differ by {in_words(abs(skew))}: the database's says "
+                f"{now:%Y-%m-%d %H:%M:%S}, the usage store's {now + skew:%Y-%m-%d %H:%M:%S} UTC. "
+                "Nothing was captured or pruned.",
                 "synchronize the clocks of both servers with NTP, then capture the hour again.",
             )
 
@@ -334,6 +374,26 @@ class CaptureRun:
     def _done(self, outcome: TenantOutcome) -> None:
         self._outcomes.append(outcome)
         self.on_outcome(outcome)
+
+
+def measure_clock_skew(clock: Clock, store: UsageStore) -> timedelta | None:
+    """Return how far the store's clock is ahead of the database's; negative if it is behind.
+
+    The time that the store takes to answer is not counted as skew. None: the store does not report
+    its time.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    before, there, after = clock.now(), store.now(), clock.now()
+    if there is None:
+        return None
+    # Zero, or the distance to the time in which the store answered.
+    return max(there - after, timedelta(0)) + min(there - before, timedelta(0))
+
+
+def _stopped(error: Exception) -> Stopped:
+    return Stopped(error_code(error), *describe_error(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +432,8 @@ def capture_hour(  # noqa: PLR0913 - by keyword, each the caller's own
         HourNotReachedError: the hour begins in more than a minute.
         HourNotCapturedError: the hour is past and has no stored snapshot.
         HourClosedError: the hour closed before anything was read.
+        StoreError: the store cannot be used, and no tenant is known that could be reported.
+        ClockSkewError: the clocks disagree, and no tenant is known that could be reported.
         LeaseHeldError: another capture is running.
         SettingsError: the database belongs to another bucket.
         DatabaseError: the database failed; what is stored stays stored.
@@ -409,8 +471,9 @@ def capture_hour(  # noqa: PLR0913 - by keyword, each the caller's own
             lease=lease,
             on_outcome=on_outcome,
         )
-        captured = run.capture_all(open_store)
-        plane.snapshots.record_failures(captured.failures, run_id=run_id)
+        captured = _recorded(run, open_store)
+        if captured.stopped_by is not None and not captured.outcomes:
+            raise captured.stopped_by
         return _prune(plane, captured, retention, lease)
 
 
@@ -433,6 +496,64 @@ def _not_begun(hour: Hour) -> HourNotReachedError:
         "back, or stands still.",
         "synchronize the clock of the database's server with NTP, then capture the hour again.",
     )
+
+
+def capture_now(  # noqa: PLR0913 - by keyword, each the caller's own
+    plane: ControlPlane,
+    open_store: OpenStore,
+    *,
+    source: CaptureSource,
+    retention: RetentionPolicy,
+    run_id: str,
+    holder: str,
+) -> Captured:
+    """Capture every tenant into the present hour, as a person ordered it; see ``capture_hour``.
+
+    Raises:
+        CapturesPausedError: the store is not HEALTHY.
+        BudgetRecoveryError: as by ``capture_hour``, also if no tenant could be captured.
+    """
+    hour = Hour.containing(plane.clock.now())
+    captured = capture_hour(
+        plane,
+        open_store,
+        hour,
+        source=source,
+        retention=retention,
+        run_id=run_id,
+        holder=holder,
+        on_outcome=lambda _: None,
+    )
+    match captured:
+        case Captured():
+            return captured
+        case Verified():
+            raise HourClosedError(
+                f"The hour {hour} closed before its capture could start.",
+                "capture the current hour.",
+            )
+        case Paused(state):
+            raise CapturesPausedError(
+                f"Captures are paused: the store is {state.name}.",
+                "see `budget-recovery status`.",
+            )
+
+
+def _recorded(run: CaptureRun, open_store: OpenStore) -> Captured:
+    """Capture all tenants, and record the run, its end and its failures for the status."""
+    snapshots = run.plane.snapshots
+    number = snapshots.begin_run(run.run_id, run.hour, started_at=run.captured_at, lease=run.lease)
+    try:
+        captured = run.capture_all(open_store)
+        snapshots.record_failures(captured.failures, run_id=run.run_id)
+    except Exception as error:
+        failed = RunResult(RunOutcome.FAILED, 0, 0, 0, _stopped(error), None)
+        # If the database is gone, the run stays without an end, which the status shows as well.
+        with suppress(DatabaseError):
+            snapshots.end_run(number, failed)
+        raise
+    snapshots.end_run(number, captured.result)
+    return captured
 
 
 def _prune(

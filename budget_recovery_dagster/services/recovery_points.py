@@ -13,6 +13,7 @@ from budget_recovery_dagster.domain.recovery_point import (
     is_in_the_future,
     is_too_old,
 )
+from budget_recovery_dagster.domain.snapshots import FailingTenant
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.ports import ControlPlane
 
@@ -77,16 +78,19 @@ class PointSurvey:
 class PointAges:
     """How old the newest snapshots are, at ``now``, and which records are damaged.
 
-    ``newest_points`` has the newest intact record of an open window of each tenant that has one;
-    ``newest_snapshot`` is the newest snapshot of all tenants, None if there is none. ``failing``
-    are the tenants whose last capture failed, with their newest snapshot. All of them were read
-    before ``now``. ``future`` is the latest time of a snapshot dated in the future; None: none is.
+    ``newest_points`` has the newest intact record of an open window of each tenant that has one,
+    except tenants of which the last capture found nothing and expected nothing. ``newest_snapshot``
+    is the newest snapshot of all tenants, None if there is none. ``newest_capture`` is the newest
+    capture that stored a snapshot, or found that there was nothing to store. ``failing`` are the
+    tenants whose last capture failed. All of them were read before ``now``. ``future`` is the
+    latest time of a snapshot dated in the future; None: none is.
     """
 
     now: datetime
     newest_points: Mapping[str, datetime]
     newest_snapshot: datetime | None
-    failing: Mapping[str, datetime | None]
+    newest_capture: datetime | None
+    failing: Mapping[str, FailingTenant]
     damage: Damage
     future: datetime | None = None
 
@@ -96,7 +100,8 @@ class PointAges:
 
         If captures of a tenant fail, its last windows may have closed, and new ones are unknown.
         """
-        return {**self.failing, **self.newest_points}
+        failing = {tenant: each.newest_snapshot for tenant, each in self.failing.items()}
+        return {**failing, **self.newest_points}
 
     @property
     def too_old(self) -> Mapping[str, datetime | None]:
@@ -112,12 +117,17 @@ class PointAges:
         """Whether every tenant with something to restore has a recent, undamaged point."""
         return (
             self.newest_snapshot is not None
-            and not is_too_old(self.newest_snapshot, self.now)
+            and not self.is_behind
             and self.future is None
             and not self.too_old
             and not self.damage.records
             and not self.damage.unverified
         )
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether captures were missed: the newest one is too old, or there is none."""
+        return self.newest_capture is None or is_too_old(self.newest_capture, self.now)
 
 
 def survey_points(plane: ControlPlane) -> PointSurvey:
@@ -154,14 +164,19 @@ def judge_point_ages(plane: ControlPlane, *, within: timedelta | None = None) ->
     """
     newest_points = plane.points.newest_points(plane.clock.now())
     snapshots = plane.reports.newest_snapshots()
-    failing = plane.reports.failing()
+    failing, absent = plane.reports.failing(), plane.reports.absent()
+    newest_run = next((run for run in plane.reports.newest_runs(2) if run.result is not None), None)
     # After what it is compared with: none of it is in the future. Before the slow verification.
     now = plane.clock.now()
     future = plane.snapshots.in_future(now)
+    captures = list(snapshots.values())
+    if newest_run and newest_run.found_nothing and not is_in_the_future(newest_run.started_at, now):
+        captures.append(newest_run.started_at)
     return PointAges(
         now=now,
-        newest_points=newest_points,
+        newest_points={each: at for each, at in newest_points.items() if each not in absent},
         newest_snapshot=_newest(snapshots.values(), now),
+        newest_capture=_newest(captures, now),
         future=future[0].captured_at if future else None,
         failing=failing,
         damage=plane.points.damaged(now)

@@ -1,16 +1,27 @@
-"""The state of the store, and doubts about it, as the database knows them."""
+"""The state of the store, doubts about it, and what needs attention, as the database knows them."""
 
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import takewhile
 
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
+from budget_recovery_dagster.domain.falls import (
+    CHANGES_SHOWN_FOR,
+    ConfigurationChange,
+    Fall,
+    KeyCount,
+)
 from budget_recovery_dagster.domain.incident import Attempt, Incident, Recovery, RecoveryState
-from budget_recovery_dagster.domain.recovery_point import is_in_the_future
+from budget_recovery_dagster.domain.recovery_point import is_in_the_future, is_too_old
+from budget_recovery_dagster.domain.snapshots import FailingTenant, RecordedRun, RunOutcome
 from budget_recovery_dagster.domain.verdict import Check, Verdict
+from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW
 from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.services.falls import counters_gone
 from budget_recovery_dagster.services.recovery_points import (
     VERIFY_WITHIN,
     PointAges,
@@ -23,13 +34,21 @@ MISSED_CHECKS = 3
 _LONG_HOLD = timedelta(hours=1)
 MOST_CHECKS = 100
 """How many checks are read; if all of them are unknown, there may be more."""
+MOST_RUNS = 100
+"""How many captures are read; if all of them failed, there may be more."""
 
 
 class Condition(StrEnum):
-    """The state of the store in one word."""
+    """The state of the store in one word.
+
+    A HEALTHY state is *attention* if a person has to act although the store is intact. A RECOVERING
+    one is *held* while its restore is on hold.
+    """
 
     HEALTHY = "healthy"
+    ATTENTION = "attention"
     RECOVERING = "recovering"
+    HELD = "held"
     FAILED = "failed"
     UNKNOWN = "unknown"
 
@@ -46,14 +65,40 @@ class Doubt(StrEnum):
     LONG_HOLD = "long_hold"
 
 
+class Attention(StrEnum):
+    """A reason why a person has to act although the store is intact; the most important first."""
+
+    USAGE_MISSING = "usage_missing"
+    COUNTERS_GONE = "counters_gone"
+    CLOCK_SKEW = "clock_skew"
+    CAPTURES_FAILING = "captures_failing"
+    NO_SNAPSHOT = "no_snapshot"
+    TENANTS_FAILING = "tenants_failing"
+    SNAPSHOTS_LATE = "snapshots_late"
+    RECORDS_DAMAGED = "records_damaged"
+    CONFIGURATION_CHANGED = "configuration_changed"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantFailures:
+    """Tenants, by name, whose last capture failed for one reason; the texts are of the first."""
+
+    tenants: tuple[str, ...]
+    reason: str
+    hint: str
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """What the database knows of the store at ``at``, and how often the store is to be checked.
 
     ``checks`` are the newest, newest first; ``unknown_in_a_row`` is how many of the newest are
-    unknown, ``newest_good`` the newest that found the store intact. ``attempt`` is the newest of
-    the open incident, ``closed`` the newest closed incident. ``worker`` is the process that is
-    restoring.
+    unknown, ``newest_good`` the newest that found the store intact, ``first_checked_at`` the time
+    of the oldest. ``attempt`` is the newest of the open incident, ``closed`` the newest closed
+    incident. ``worker`` is the process that is restoring. ``runs`` are the newest captures, newest
+    first. ``falls`` are the open ones, the largest first; ``gone`` are counts with counters that a
+    check found gone since the newest snapshot, most first. ``changes`` are those of the bucket's
+    configuration in the last 24 hours, newest first.
     """
 
     at: datetime
@@ -65,7 +110,12 @@ class Status:
     checks: tuple[Check, ...]
     unknown_in_a_row: int
     newest_good: Check | None
+    first_checked_at: datetime | None
+    runs: tuple[RecordedRun, ...]
     points: PointAges
+    falls: tuple[Fall, ...]
+    gone: tuple[KeyCount, ...]
+    changes: tuple[ConfigurationChange, ...]
 
     @property
     def known_whole_at(self) -> datetime | None:
@@ -85,11 +135,15 @@ class Status:
         """The state of the store; that of a HEALTHY one with a doubt is unknown."""
         match self.recovery.state:
             case RecoveryState.RECOVERING:
-                return Condition.RECOVERING
+                incident = self.recovery.incident
+                is_held = incident is not None and incident.is_held
+                return Condition.HELD if is_held else Condition.RECOVERING
             case RecoveryState.FAILED:
                 return Condition.FAILED
             case RecoveryState.HEALTHY:
-                return Condition.UNKNOWN if self.doubts else Condition.HEALTHY
+                if self.doubts:
+                    return Condition.UNKNOWN
+                return Condition.ATTENTION if self.attentions else Condition.HEALTHY
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
@@ -103,6 +157,100 @@ class Status:
                 # A wrong time makes all ages meaningless, and a loss needs no further doubt.
                 overriding = self._overriding_doubt()
                 return (overriding,) if overriding else tuple(self._doubts_of_age())
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Why a person has to act although the store is HEALTHY; the most important first.
+
+        Nothing is judged while a loss is being confirmed, or while a time in the future makes all
+        ages meaningless.
+        """
+        if self.recovery.state is not RecoveryState.HEALTHY or self._overriding_doubt():
+            return ()
+        found = {
+            Attention.USAGE_MISSING: bool(self.falls),
+            Attention.COUNTERS_GONE: bool(self.gone),
+            Attention.CLOCK_SKEW: abs(self.clock_skew or timedelta(0)) > RESTORE_CLOCK_SKEW,
+            Attention.CAPTURES_FAILING: bool(self.failed_runs),
+            Attention.NO_SNAPSHOT: self._was_never_captured(),
+            Attention.TENANTS_FAILING: bool(self.failing),
+            Attention.SNAPSHOTS_LATE: bool(self.late_tenants) or self._is_behind(),
+            Attention.RECORDS_DAMAGED: bool(self.points.damage.records),
+            Attention.CONFIGURATION_CHANGED: bool(self.changes),
+        }
+        return tuple(attention for attention in Attention if found[attention])
+
+    @property
+    def ended_runs(self) -> tuple[RecordedRun, ...]:
+        """The newest captures that have ended or whose hour has, newest first.
+
+        A capture whose hour is over cannot store anything any more: its process hangs or died.
+        Captures from before the end of the last incident do not count: their cause may have ended
+        with it.
+        """
+        return tuple(
+            takewhile(
+                lambda run: self._is_news(run.ended_at or run.hour.end),
+                (run for run in self.runs if run.result or run.hour.is_past(self.at)),
+            )
+        )
+
+    @property
+    def failed_runs(self) -> int:
+        """How many of the newest captures in a row stored nothing because they failed."""
+        failed = takewhile(
+            lambda run: run.result is None or run.result.outcome is RunOutcome.FAILED,
+            self.ended_runs,
+        )
+        return sum(1 for _ in failed)
+
+    @property
+    def skew_run(self) -> RecordedRun | None:
+        """The newest capture that measured the skew of the clocks."""
+        return next((run for run in self.ended_runs if _skew_of(run) is not None), None)
+
+    @property
+    def clock_skew(self) -> timedelta | None:
+        """How far the store's clock was ahead of the database's; None: not measured lately."""
+        run = self.skew_run
+        return None if run is None else _skew_of(run)
+
+    @property
+    def failing(self) -> Mapping[str, FailingTenant]:
+        """The tenants whose last capture failed, after the end of the last incident."""
+        failing = self.points.failing.items()
+        return {tenant: each for tenant, each in failing if self._is_news(each.failed_at)}
+
+    @property
+    def failures(self) -> tuple[TenantFailures, ...]:
+        """The failing tenants, grouped by reason; the most common reason first."""
+        groups: defaultdict[str, dict[str, FailingTenant]] = defaultdict(dict)
+        for tenant, each in sorted(self.failing.items()):
+            # Reasons that differ only in the name of the tenant are the same.
+            same = re.sub(rf"(?<!\w){re.escape(tenant)}(?!\w)", "", each.reason)
+            groups[same][tenant] = each
+        largest_first = sorted(groups.values(), key=len, reverse=True)
+        return tuple(TenantFailures(tuple(each), *_texts_of(each)) for each in largest_first)
+
+    def _is_news(self, at: datetime) -> bool:
+        """Whether something happened after the last incident."""
+        ended = self.closed.ended if self.closed else None
+        return ended is None or at > ended.at
+
+    def _was_never_captured(self) -> bool:
+        """Whether the first capture is overdue."""
+        first = self.first_checked_at
+        is_missing = self.points.newest_snapshot is None
+        return is_missing and first is not None and is_too_old(first, self.at)
+
+    def _is_behind(self) -> bool:
+        return self.points.newest_snapshot is not None and self.points.is_behind
+
+    @property
+    def late_tenants(self) -> tuple[str, ...]:
+        """The tenants whose newest snapshot of an open window is too old, by name."""
+        newest = self.points.newest_points.items()
+        return tuple(sorted(tenant for tenant, at in newest if is_too_old(at, self.at)))
 
     def _is_held_long(self) -> bool:
         """Whether a hold may have been forgotten: captures are paused as long as it lasts."""
@@ -135,6 +283,15 @@ class Status:
         return ended is not None and check.checked_at <= ended.at
 
 
+def _skew_of(run: RecordedRun) -> timedelta | None:
+    return None if run.result is None else run.result.clock_skew
+
+
+def _texts_of(failing: Mapping[str, FailingTenant]) -> tuple[str, str]:
+    first = next(iter(failing.values()))
+    return first.reason, first.hint
+
+
 def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
     """Read the status from the control plane; the store itself is not read.
 
@@ -161,6 +318,9 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
     )
     good = plane.registry.newest_good_check()
     worker = plane.leases.state_of(RESTORE_LEASE).holder
+    falls, gone = plane.falls.open(), counters_gone(plane)
+    changes = plane.falls.configuration_changes(plane.clock.now() - CHANGES_SHOWN_FOR)
+    runs = plane.reports.newest_runs(MOST_RUNS)
     # Last, because it is slow: its time is that of the status, so no check above is in the future.
     points = judge_point_ages(plane, within=VERIFY_WITHIN)
     return Status(
@@ -173,5 +333,10 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
         checks=checks,
         unknown_in_a_row=sum(1 for _ in unknown),
         newest_good=good,
+        first_checked_at=plane.registry.first_checked_at(),
+        runs=runs,
         points=points,
+        falls=falls,
+        gone=gone,
+        changes=changes,
     )

@@ -48,6 +48,7 @@ from budget_recovery_dagster.errors import (
     StoreWriteError,
 )
 from budget_recovery_dagster.ports import ControlPlane, OpenStore, UsageStore
+from budget_recovery_dagster.services.falls import Compared, compare_counts
 
 ROUNDS = 5
 """How often a comparison starts again because the baseline moved; each round reads it anew."""
@@ -470,7 +471,7 @@ def check_of(incident: Incident) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a check found, and the recovery state after it.
+    """What a check found, and the recovery state after it; ``compared`` is what else it found.
 
     ``hint`` says what to do about an unknown verdict or a marker that could not be written; empty:
     nothing.
@@ -479,6 +480,7 @@ class Checked:
     check: Check
     recovery: Recovery
     hint: str = ""
+    compared: Compared = field(default_factory=Compared)
 
 
 def check_store(plane: ControlPlane, open_store: OpenStore, *, checked_by: str) -> Checked:
@@ -493,9 +495,12 @@ def check_store(plane: ControlPlane, open_store: OpenStore, *, checked_by: str) 
         DatabaseError: the database failed; the check may not be recorded.
     """
     plane.registry.claim()
+    compared = Compared()
     try:
         with plane.leases.hold(CHECK_LEASE, checked_by), open_store() as store:
             found = _check(watch_store(plane, store, open_store, checked_by))
+            if found.seen is not None and found.verdict.is_good:
+                compared = compare_counts(plane, store, found.seen)
     except (LeaseHeldError, PossibleLossError, StoreError) as error:
         found = _unknown(plane, error.message, error.hint)
     recovery = plane.incidents.recovery()
@@ -504,13 +509,13 @@ def check_store(plane: ControlPlane, open_store: OpenStore, *, checked_by: str) 
         checked_at=plane.clock.now(),
         checked_by=checked_by,
         verdict=found.verdict,
-        reason=found.judgement.reason,
+        reason=" ".join([found.judgement.reason, *compared.notes]),
         identity=found.seen.identity if found.seen else None,
         incident_id=incident.incident_id if incident else None,
         evidence=found.judgement.evidence,
     )
     plane.registry.record_check(check)
-    return Checked(check, recovery, found.hint)
+    return Checked(check, recovery, found.hint or compared.hint, compared)
 
 
 def _check(watch: StoreWatch) -> Finding:

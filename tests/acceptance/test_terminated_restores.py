@@ -25,7 +25,7 @@ def test_a_terminated_restore_is_on_hold_until_it_is_released(place: Path) -> No
         ]
         wait_until(lambda: recovering.incident()["held_at"], seconds=RECOVERY_SECONDS)
         status = recovering.command("status")
-        assert status.returncode == 1
+        assert status.returncode == 2
         assert f"run {run.run_id[:8]} was terminated" in status.stdout
         assert "budget-recovery release" in " ".join(status.stdout.split())
         assert len(recovering.attempts()) == len(recovering.restores()) == 1

@@ -1,9 +1,9 @@
 """The real store with hooks at fixed points."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from budget_recovery_dagster.adapters.nats import NatsUsageStore
 from budget_recovery_dagster.domain import (
@@ -12,6 +12,8 @@ from budget_recovery_dagster.domain import (
     BudgetWindow,
     CaptureSource,
     ClusterView,
+    Configuration,
+    Deletions,
     Entity,
     IntendedMarker,
     IsOpen,
@@ -23,6 +25,7 @@ from budget_recovery_dagster.domain import (
     StoreLimits,
     TenantListing,
     TenantReading,
+    TenantWindow,
     Window,
 )
 from budget_recovery_dagster.ports import LiveTenant, TenantReader
@@ -129,6 +132,17 @@ class DisturbedStore:
 
     def open_tenant(self, tenant: str) -> LiveTenant:
         return DisturbedTenant(self.store.open_tenant(tenant), self.disturbances)
+
+    def configuration(self) -> Configuration:
+        return self.store.configuration()
+
+    def count_keys(
+        self, wanted: Sequence[TenantWindow], *, within: timedelta
+    ) -> Mapping[TenantWindow, int]:
+        return self.store.count_keys(wanted, within=within)
+
+    def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:
+        return self.store.read_deletions(after, at_most=at_most, within=within)
 
 
 def disturbed(

@@ -2,7 +2,18 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain import CaptureFailure, Hour, OmittedCounter, UnreadableKey
+from budget_recovery_dagster.domain import (
+    RUNS_KEPT_FOR,
+    CaptureFailure,
+    Hour,
+    OmittedCounter,
+    RecordedRun,
+    RunOutcome,
+    RunResult,
+    Stopped,
+    UnreadableKey,
+)
+from budget_recovery_dagster.errors import LeaseLostError
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, reading
 
 HOUR = Hour(NOON)
@@ -76,3 +87,140 @@ def test_unusual_texts_do_not_prevent_a_snapshot(plane: ControlPlane, text: str)
     )
     plane.commit(snapshot, run_id=text)
     assert [each.tenant for each in plane.reports.captured_by(text)] == ["acme"]
+
+
+STORED = RunResult(RunOutcome.STORED, 3, 1, 0, None, None)
+SKEWED = RunResult(
+    RunOutcome.FAILED,
+    0,
+    0,
+    2,
+    Stopped("clock_skew", "The clocks differ.", "use NTP."),
+    timedelta(seconds=-70, microseconds=5),
+)
+
+
+def begin(plane: ControlPlane, run_id: str, hour: Hour = HOUR) -> int:
+    with plane.lease() as lease:
+        return plane.snapshots.begin_run(run_id, hour, started_at=plane.clock.now(), lease=lease)
+
+
+def test_captures_are_recorded_from_their_begin_and_with_their_end(plane: ControlPlane) -> None:
+    assert plane.reports.newest_runs(5) == ()
+    first = begin(plane, "run 1")
+    assert plane.reports.newest_runs(5) == (RecordedRun("run 1", HOUR, NOON),)
+    plane.clock.advance(timedelta(minutes=2))
+    plane.snapshots.end_run(first, SKEWED)
+    second = begin(plane, "run 2")
+    assert second > first
+    plane.snapshots.end_run(second, STORED)
+    ended = NOON + timedelta(minutes=2)
+    assert plane.reports.newest_runs(5) == (
+        RecordedRun("run 2", HOUR, ended, ended, STORED),
+        RecordedRun("run 1", HOUR, NOON, ended, SKEWED),
+    )
+    assert [run.run_id for run in plane.reports.newest_runs(1)] == ["run 2"]
+
+
+def test_the_first_result_of_a_capture_stays(plane: ControlPlane) -> None:
+    number = begin(plane, "run")
+    plane.snapshots.end_run(number, STORED)
+    plane.clock.advance(timedelta(minutes=2))
+    plane.snapshots.end_run(number, SKEWED)
+    assert plane.reports.newest_runs(5) == (RecordedRun("run", HOUR, NOON, NOON, STORED),)
+
+
+def test_the_newest_capture_is_the_last_that_began_even_if_its_clock_was_behind(
+    plane: ControlPlane,
+) -> None:
+    begin(plane, "of a clock that was ahead")
+    plane.clock.set(NOON - timedelta(hours=5))
+    begin(plane, "later", Hour(NOON - timedelta(hours=5)))
+    assert [run.run_id for run in plane.reports.newest_runs(5)] == [
+        "later",
+        "of a clock that was ahead",
+    ]
+
+
+def test_captures_are_kept_for_thirty_days(plane: ControlPlane) -> None:
+    begin(plane, "old")
+    plane.clock.set(NOON + RUNS_KEPT_FOR)
+    begin(plane, "new")
+    assert [run.run_id for run in plane.reports.newest_runs(5)] == ["new", "old"]
+    plane.clock.advance(timedelta(seconds=1))
+    begin(plane, "newest")
+    assert [run.run_id for run in plane.reports.newest_runs(5)] == ["newest", "new"]
+
+
+def test_a_capture_without_its_lease_is_not_recorded(plane: ControlPlane) -> None:
+    with plane.lease() as lease:
+        plane.lose_lease(lease)
+        with pytest.raises(LeaseLostError):
+            plane.snapshots.begin_run("run", HOUR, started_at=NOON, lease=lease)
+    assert plane.reports.newest_runs(5) == ()
+
+
+@pytest.mark.parametrize("text", ["NUL \0 byte", "half a pair \ud83d", "x" * 1_000_000])
+def test_unusual_texts_do_not_prevent_a_result(plane: ControlPlane, text: str) -> None:
+    number = begin(plane, text)
+    error = Stopped("unexpected_error", text, text)
+    plane.snapshots.end_run(number, RunResult(RunOutcome.FAILED, 0, 0, 0, error, None))
+    (run,) = plane.reports.newest_runs(5)
+    assert run.result is not None
+    assert run.result.error is not None
+    assert run.result.error.message[:4] == text[:4].replace("\0", "\\x00")
+
+
+def fail(plane: ControlPlane, tenant: str, run_id: str = "failed") -> None:
+    failure = CaptureFailure(tenant, HOUR, "no answer", "look")
+    plane.snapshots.record_failures([failure], run_id=run_id)
+
+
+def test_a_tenant_that_failed_and_then_left_is_not_failing(plane: ControlPlane) -> None:
+    plane.capture("acme", {("team", "2026-11-25"): {"alice": "1"}})
+    plane.clock.set(NOON + timedelta(days=1))
+    fail(plane, "acme")
+    fail(plane, "never seen")
+    assert list(plane.reports.failing()) == ["acme", "never seen"]
+    for tenant in ("acme", "never seen"):
+        # Its windows have closed, and nothing of it is in the store.
+        plane.commit(plane.take(reading(tenant, {})))
+    assert plane.reports.failing() == {}
+    assert plane.reports.absent() == {"acme", "never seen"}
+    plane.capture("acme", TEAM)
+    assert plane.reports.absent() == {"never seen"}
+    fail(plane, "never seen")
+    assert plane.reports.absent() == frozenset()
+
+
+def test_a_failure_of_a_clock_that_was_ahead_ends_with_the_next_snapshot(
+    plane: ControlPlane,
+) -> None:
+    plane.clock.set(NOON + timedelta(days=3))
+    fail(plane, "acme")
+    plane.capture("acme", TEAM, at=NOON)
+    assert plane.reports.failing() == {}
+
+
+def test_a_run_that_lost_its_lease_does_not_make_a_captured_tenant_fail(
+    plane: ControlPlane,
+) -> None:
+    begin(plane, "slow")
+    begin(plane, "next")
+    plane.capture("acme", TEAM, run_id="next")
+    plane.clock.advance(timedelta(minutes=1))
+    fail(plane, "acme", run_id="slow")
+    assert plane.reports.failing() == {}
+    fail(plane, "acme", run_id="next")
+    assert list(plane.reports.failing()) == ["acme"]
+
+
+def test_outcomes_of_tenants_are_removed_by_age(plane: ControlPlane) -> None:
+    fail(plane, "gone")
+    plane.commit(plane.take(reading("left", {})))
+    plane.clock.set(NOON + timedelta(days=7))
+    plane.prune()
+    assert (list(plane.reports.failing()), list(plane.reports.absent())) == (["gone"], ["left"])
+    plane.clock.advance(timedelta(seconds=1))
+    plane.prune()
+    assert (plane.reports.failing(), plane.reports.absent()) == ({}, frozenset())

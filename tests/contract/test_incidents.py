@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from budget_recovery_dagster.domain import (
+    EVERYONE,
     Check,
     Ended,
     FailureReason,
@@ -14,6 +15,7 @@ from budget_recovery_dagster.domain import (
     Outcome,
     Recovery,
     RecoveryState,
+    Reset,
     Restored,
     StoreIdentity,
     Verdict,
@@ -221,6 +223,22 @@ def test_every_outcome_is_stored(plane: ControlPlane, outcome: Outcome) -> None:
     assert closed.ended == Ended(NOON, outcome, CLOSING.detail, Restored())
     assert plane.incidents.recent(1) == (closed,)
     assert state(plane) is HEALTHY
+
+
+def test_resets_are_recorded_together_with_the_end_of_an_incident(plane: ControlPlane) -> None:
+    plane.capture("acme", TEAM)
+    incident = open_one(plane)
+    reset = Reset("acme", "team", "lifetime", EVERYONE, NOON, "ann", "on purpose", NOON)
+    several = replace(reset, entity=frozenset({"bob", None}))
+    with plane.restore_lease() as lease:
+        stale = replace(incident, target=MARKED_TARGET)
+        with pytest.raises(IncidentMovedError):
+            plane.incidents.close(CLOSING, judged=stale, lease=lease, resets=[reset])
+        assert plane.recorded_resets() == []
+        plane.incidents.close(CLOSING, judged=incident, lease=lease, resets=[reset, several])
+    assert state(plane) is HEALTHY
+    assert plane.points.current_usages("acme", NOON) == {}
+    assert reset in plane.recorded_resets()
 
 
 def test_closing_an_incident_sets_the_first_baseline(

@@ -1,5 +1,6 @@
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -10,6 +11,7 @@ from budget_recovery_dagster.adapters.postgres import (
     migrate,
     refuse_unless_newest,
 )
+from budget_recovery_dagster.adapters.postgres.migrations import v1_recovery, v1_snapshots, v2
 from budget_recovery_dagster.embedded import PostgresServer
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
@@ -42,6 +44,45 @@ def test_a_migration_creates_the_schema_and_a_second_does_nothing(empty_database
     assert {name.partition(".")[0] for name in made} == {"budget_recovery"}
     assert migrate(empty_database_url) == Migration(from_version=NEWEST, to_version=NEWEST)
     assert relations(empty_database_url) == made
+
+
+_V1_CAPTURES = """
+insert into budget_recovery.capture
+select tenant, at, at, 'run', 'counters', at, 1, 0, 0, 0, 0, '[]', 0, '[]', false, null
+from (values
+    ('mended', timestamptz '2026-11-25 12:00Z'), ('mended', timestamptz '2026-11-25 13:00Z'),
+    ('failing', timestamptz '2026-11-25 12:00Z'), ('as failed', timestamptz '2026-11-25 12:00Z')
+) taken (tenant, at);
+insert into budget_recovery.capture_failure (run_id, kind, name, hour, failed_at, reason, hint)
+select 'run ' || at, kind, name, date_trunc('hour', at), at, 'at ' || at, 'look.'
+from (values
+    ('tenant', 'mended', timestamptz '2026-11-25 12:30Z'),
+    ('tenant', 'failing', timestamptz '2026-11-25 12:30Z'),
+    ('tenant', 'failing', timestamptz '2026-11-25 13:30Z'),
+    ('tenant', 'never', timestamptz '2026-11-25 12:00Z'),
+    ('tenant', 'as failed', timestamptz '2026-11-25 12:00Z'),
+    ('key', 'usage.x', timestamptz '2026-11-25 12:00Z')
+) failed (kind, name, at);
+"""
+
+
+def test_an_upgrade_from_version_1_knows_how_the_last_captures_ended(
+    empty_database_url: str,
+) -> None:
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("create schema budget_recovery; set time zone 'UTC'")
+        for block in (*v1_snapshots.BLOCKS, *v1_recovery.BLOCKS, _V1_CAPTURES, *v2.BLOCKS):
+            connection.execute(block.encode())
+        found = connection.execute(
+            "select tenant, outcome, at, reason from budget_recovery.tenant_outcome"
+        ).fetchall()
+    half_past_one = NOON + timedelta(minutes=90)
+    assert sorted(found) == [
+        ("as failed", "stored", NOON, None),
+        ("failing", "failed", half_past_one, "at 2026-11-25 13:30:00+00"),
+        ("mended", "stored", NOON + timedelta(hours=1), None),
+        ("never", "failed", NOON, "at 2026-11-25 12:00:00+00"),
+    ]
 
 
 def test_only_one_of_concurrent_migrations_does_the_work(empty_database_url: str) -> None:
@@ -267,6 +308,8 @@ def test_empty_and_largest_contents_are_accepted(admin: psycopg.Connection) -> N
         "update budget_recovery.budget_record set window_end = null",
         "update budget_recovery.budget_record set window_end = null, window_start = null",
         "update budget_recovery.budget_record set omitted_count = 1",
+        "update budget_recovery.tenant_outcome set outcome = 'gone'",
+        "update budget_recovery.tenant_outcome set outcome = 'failed'",
     ],
 )
 def test_invalid_rows_are_refused(

@@ -4,9 +4,11 @@ from decimal import Decimal
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from budget_recovery_dagster.adapters.postgres import Database, migrate
 from budget_recovery_dagster.adapters.postgres.migrations import v1_recovery, v1_snapshots
+from budget_recovery_dagster.adapters.postgres.snapshots import PostgresSnapshots
 from budget_recovery_dagster.errors import SchemaVersionError
 from tests.contract.control_planes import on_postgres
 
@@ -69,6 +71,45 @@ def test_the_hint_of_the_refusal_works(empty_database_url: str) -> None:
         assert database.now()
 
 
+_CAPTURE_OF_VERSION_1 = """
+insert into budget_recovery.capture (
+    tenant, captured_at, stored_at, run_id, source, store_created_at, store_last_sequence,
+    record_count, entry_count, omitted_count, unreadable_count, unreadable, drop_count, drops,
+    is_partial
+) values (%s, '2026-11-25 12:00Z', '2026-11-25 12:00Z', 'a run', 'counters', '2026-11-01Z', 7,
+          0, 0, 0, 0, '[]', %s, %s, false)
+"""
+_DROP = {"budget": "team", "window": "lifetime", "entity": "alice"}
+_DROPS = [_DROP | {"before": "40", "after": "0.5"}, _DROP | {"before": "2", "after": None}]
+
+
+def make_version_1(url: str, rows: str = "") -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("create schema budget_recovery")
+        for block in (*v1_snapshots.BLOCKS, *v1_recovery.BLOCKS):
+            connection.execute(block.encode())
+        connection.execute(
+            "create table budget_recovery.alembic_version (version_num varchar(32) primary key);"
+            "insert into budget_recovery.alembic_version values ('v1')"
+        )
+        connection.execute(rows.encode())
+
+
+def test_the_usage_of_drops_is_added_up_where_version_1_named_all(empty_database_url: str) -> None:
+    make_version_1(empty_database_url)
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        for tenant, count, drops in (("all", 2, _DROPS), ("cut", 3, _DROPS), ("none", 0, [])):
+            connection.execute(_CAPTURE_OF_VERSION_1, (tenant, count, Jsonb(drops)))
+        assert migrate(empty_database_url).from_version == "v1"
+        usages = connection.execute(
+            "select tenant, drop_usage from budget_recovery.capture order by tenant"
+        )
+        assert usages.fetchall() == [("all", Decimal("41.5")), ("cut", None), ("none", 0)]
+    with Database(empty_database_url) as database:
+        (listed,) = PostgresSnapshots(database).listed(None)
+        assert (listed.drops, listed.drop_usage) == (5, None)
+
+
 def test_the_columns_of_recoveries_and_restores_are_described(admin: psycopg.Connection) -> None:
     undescribed = admin.execute(
         "select c.relname, a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid"
@@ -81,7 +122,6 @@ def test_the_columns_of_recoveries_and_restores_are_described(admin: psycopg.Con
 
 # The third snapshot was captured by a clock that was ahead, and the fourth once it was right.
 VERSION_1_ROWS = """
-insert into budget_recovery.alembic_version values ('v1');
 insert into budget_recovery.capture
 select tenant, captured_at::timestamptz, stored_at::timestamptz, 'run', 'counters', now(), 1,
        0, 0, 0, 0, '[]', 0, '[]', false
@@ -100,20 +140,10 @@ from (values
 """
 
 
-def make_version_1(url: str) -> None:
-    with psycopg.connect(url) as connection:
-        connection.execute(
-            "create schema budget_recovery; create table budget_recovery.alembic_version"
-            " (version_num varchar(32) primary key)"
-        )
-        for block in (*v1_snapshots.BLOCKS, *v1_recovery.BLOCKS, VERSION_1_ROWS):
-            connection.execute(block.encode())
-
-
 def test_an_upgrade_numbers_the_snapshots_in_the_order_of_their_storing(
     empty_database_url: str,
 ) -> None:
-    make_version_1(empty_database_url)
+    make_version_1(empty_database_url, VERSION_1_ROWS)
     assert migrate(empty_database_url).from_version == "v1"
     with psycopg.connect(empty_database_url) as connection:
         numbers = connection.execute(
@@ -171,15 +201,7 @@ from budget_recovery.budget_content,
 def test_snapshots_of_version_1_keep_their_usages_and_what_they_know(
     empty_database_url: str,
 ) -> None:
-    with psycopg.connect(empty_database_url) as connection:
-        connection.execute("create schema budget_recovery")
-        for block in (*v1_snapshots.BLOCKS, *v1_recovery.BLOCKS):
-            connection.execute(block.encode())
-        connection.execute(
-            "create table budget_recovery.alembic_version (version_num varchar(32) primary key);"
-            "insert into budget_recovery.alembic_version values ('v1')"
-        )
-        connection.execute(SNAPSHOT_OF_VERSION_1.encode())
+    make_version_1(empty_database_url, SNAPSHOT_OF_VERSION_1)
     assert migrate(empty_database_url).from_version == "v1"
     with on_postgres(empty_database_url) as plane:
         point = plane.points.point_of("acme", plane.clock.now())

@@ -108,6 +108,32 @@ def test_the_aggregate_is_reset_separately(plane: ControlPlane) -> None:
     assert the_window(plane).usages == {}
 
 
+def test_one_reset_of_several_entities_concerns_exactly_these(plane: ControlPlane) -> None:
+    used: Counters = {("team", "2026-11"): {"alice": "5", "bob": "3", None: "8"}}
+    plane.capture("acme", used, at=NOON)
+    several = plane.resets.record(replace(RESET, entity=frozenset({"alice", None})))
+    # At the same time, by the same person, for the same reason: still another reset.
+    single = plane.resets.record(RESET)
+    window = the_window(plane)
+    assert window.usages == usages(bob="3")
+    assert window.resets == (several, single)
+    assert despite(plane).usages == {"alice": Decimal(5), "bob": Decimal(3), None: Decimal(8)}
+    plane.capture("acme", used, at=NOON + HOUR)
+    assert the_window(plane).usages == {"alice": Decimal(5), "bob": Decimal(3), None: Decimal(8)}
+    assert the_window(plane).resets == (several, single)
+
+
+def test_a_reset_of_many_thousand_entities_is_read_at_once(plane: ControlPlane) -> None:
+    names = [f"user:{number}@example.com" for number in range(20_000)]
+    plane.capture("acme", {("team", "2026-11"): dict.fromkeys([*names, "kept"], "1")}, at=NOON)
+    plane.resets.record(replace(RESET, entity=frozenset(names)))
+    window = the_window(plane)
+    assert window.usages == usages(kept="1")
+    [reset] = window.resets
+    assert reset.entity == frozenset(names)
+    assert plane.points.current_usages("acme", NOON) == {MONTH: usages(kept="1")}
+
+
 def test_a_reset_concerns_only_its_tenant_budget_and_window(plane: ControlPlane) -> None:
     names = [("team", "2026-11"), ("team", "lifetime"), ("other", "2026-11")]
     plane.capture("acme", {name: {"alice": "5"} for name in names}, at=NOON)

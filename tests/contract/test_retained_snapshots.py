@@ -9,6 +9,7 @@ import pytest
 from budget_recovery_dagster.domain import (
     CaptureFailure,
     CaptureSource,
+    FailingTenant,
     Hour,
     OmittedCounter,
     StoredRecord,
@@ -200,4 +201,7 @@ def test_tenants_that_failed_after_their_last_snapshot_are_failing(plane: Contro
     plane.capture("mended", TEAM, at=NOON + MINUTE)
     plane.clock.set(NOON + HOUR)
     note("acme")
-    assert plane.reports.failing() == {"acme": NOON + MINUTE, "never": None}
+    assert plane.reports.failing() == {
+        "acme": FailingTenant(NOON + MINUTE, NOON + HOUR, "why", "hint."),
+        "never": FailingTenant(None, NOON, "why", "hint."),
+    }

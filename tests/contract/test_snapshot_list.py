@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 
 from budget_recovery_dagster.domain import (
     CaptureSource,
@@ -23,6 +24,7 @@ PLAIN = ListedSnapshot(
     omitted=0,
     unreadable=0,
     drops=0,
+    drop_usage=Decimal(0),
     partial=0,
     is_pruned=False,
 )
@@ -58,6 +60,8 @@ def test_snapshots_of_a_tenant_are_listed_newest_first_with_their_counts(
             omitted=1,
             unreadable=2,
             drops=2,
+            # 2 of Bo and 3 of the aggregate.
+            drop_usage=Decimal(5),
             partial=1,
             is_pruned=False,
         ),
@@ -82,6 +86,7 @@ def test_snapshots_of_all_tenants_are_summed_by_time(plane: ControlPlane) -> Non
             omitted=0,
             unreadable=0,
             drops=0,
+            drop_usage=Decimal(0),
             partial=1,
             is_pruned=False,
         ),

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from itertools import count
 
 import pytest
@@ -101,6 +102,27 @@ def test_long_lists_are_cut_and_counted(plane: ControlPlane) -> None:
     assert (summary.drop_count, len(plane.reports.drops_of("second"))) == (250, 100)
     assert (summary.unreadable_count, len(summary.unreadable)) == (250, 100)
     assert summary.omitted_count == 250
+
+
+def test_the_largest_drops_are_kept_whatever_their_names(plane: ControlPlane) -> None:
+    reserved = [f"reserved {number:03}" for number in range(652)]
+    plane.capture("acme", {("team", "lifetime"): dict.fromkeys(reserved, "9.00") | {"zoe": "40"}})
+    plane.capture("b", {("team", "lifetime"): {"bo": "500"}})
+    settled = dict.fromkeys(reserved, "8.20") | {"zoe": "0.5"}
+    plane.capture("acme", {("team", "lifetime"): settled}, at=later(0.5), run_id="second")
+    plane.capture("b", {("team", "lifetime"): {"bo": "400"}}, at=later(0.5), run_id="second")
+
+    bo, zoe, *others = plane.reports.drops_of("second")
+    assert (bo.tenant, bo.entity, bo.before, bo.after) == ("b", "bo", "500", "400")
+    assert (zoe.tenant, zoe.entity, zoe.before, zoe.after) == ("acme", "zoe", "40", "0.5")
+    assert [drop.entity for drop in others] == reserved[:99]
+    # 652 times 0.80, and 39.5.
+    of_acme, of_b = plane.reports.captured_by("second")
+    assert (of_acme.drop_count, of_acme.drop_usage) == (653, Decimal("561.1"))
+    assert (of_b.drop_count, of_b.drop_usage) == (1, Decimal(100))
+    listed, before = plane.snapshots.listed(None)
+    assert (listed.drops, listed.drop_usage) == (654, Decimal("661.1"))
+    assert (before.drops, before.drop_usage) == (0, Decimal(0))
 
 
 def test_drops_are_stored_as_plain_digits(plane: ControlPlane) -> None:

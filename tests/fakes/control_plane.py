@@ -26,9 +26,13 @@ from budget_recovery_dagster.domain import (
     CaptureSummary,
     Check,
     Commit,
+    Configuration,
+    EndedFall,
+    Fall,
     Holding,
     Incident,
     KeptPreview,
+    KeyCount,
     LandmarkKind,
     LeaseState,
     Marker,
@@ -36,10 +40,12 @@ from budget_recovery_dagster.domain import (
     NamedDrop,
     Period,
     PlannedEntry,
+    RecordedRun,
     Reset,
     RestoreChoice,
     Restored,
     StoreRecord,
+    TenantWindow,
     Uncaptured,
     exact_sum,
     holder_at,
@@ -98,6 +104,16 @@ class NotedFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class NotedOutcome:
+    """How the last capture of a tenant ended; ``failure`` None: it found nothing, or is stored."""
+
+    at: datetime
+    run_number: int | None
+    is_absent: bool = False
+    failure: CaptureFailure | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KeptAudit:
     """A stored entry of a restore's trail; if not finished, the restore may have been interrupted.
 
@@ -134,12 +150,19 @@ class MemoryState:
     holdings: dict[str, Holding] = field(default_factory=dict)
     snapshots: dict[tuple[str, datetime], StoredSnapshot] = field(default_factory=dict)
     failures: dict[tuple[str, Uncaptured, str], NotedFailure] = field(default_factory=dict)
+    outcomes: dict[str, NotedOutcome] = field(default_factory=dict)
+    runs: dict[int, RecordedRun] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     incidents: dict[str, Incident] = field(default_factory=dict)
     launches_before: dict[str, int] = field(default_factory=dict)
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     audits: dict[tuple[str, datetime, str, BudgetWindow], KeptAudit] = field(default_factory=dict)
     resets: list[Reset] = field(default_factory=list)
+    counts: dict[TenantWindow, KeyCount] = field(default_factory=dict)
+    deletions_until: int | None = None
+    falls: list[Fall] = field(default_factory=list)
+    ended_falls: list[EndedFall] = field(default_factory=list)
+    configurations: list[tuple[datetime, Configuration]] = field(default_factory=list)
     discarded: list[tuple[str, datetime, str, str]] = field(default_factory=list)
     landmarks: list[Landmark] = field(default_factory=list)
     given: tuple[int, str | None] = (0, None)

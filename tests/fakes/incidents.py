@@ -1,6 +1,7 @@
 """Fake row of the store, checks and incidents."""
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 from secrets import token_hex
@@ -14,6 +15,7 @@ from budget_recovery_dagster.adapters.postgres import (
     storable,
     storable_check,
     storable_loss,
+    storable_reset,
 )
 from budget_recovery_dagster.domain import (
     CHECKS_KEPT_FOR,
@@ -34,6 +36,7 @@ from budget_recovery_dagster.domain import (
     Opening,
     Recovery,
     RecoveryState,
+    Reset,
     Standing,
     StoreRecord,
     is_in_the_future,
@@ -43,7 +46,7 @@ from budget_recovery_dagster.domain import (
 )
 from budget_recovery_dagster.ports import Lease
 from tests.fakes.control_plane import MemoryState, OnState, require_lease
-from tests.fakes.snapshots import newest_point_at
+from tests.fakes.snapshots import add_reset, newest_point_at
 
 
 class MemoryStoreRegistry:
@@ -153,6 +156,9 @@ class MemoryStoreRegistry:
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:
         return tuple(_newest_first(self._plane)[:count])
+
+    def first_checked_at(self) -> datetime | None:
+        return min((each.checked_at for each in self._plane.checks), default=None)
 
     def newest_good_check(self) -> Check | None:
         return newest_good_check(self._plane)
@@ -300,7 +306,9 @@ class MemoryIncidents(OnState):
             standing, kept = self._leased(lease), storable(detail)
             return self._keep(moves.give_up(standing, reason, kept, judged=judged, now=self._now()))
 
-    def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
+    def close(
+        self, closing: Closing, *, judged: Incident, lease: Lease, resets: Collection[Reset] = ()
+    ) -> Incident:
         with self._plane.lock:
             standing, ended = self._leased(lease), ended_by(closing, self._now())
             closed = self._keep(
@@ -311,6 +319,8 @@ class MemoryIncidents(OnState):
                 about=closed.incident_id,
                 created_at=closing.baseline.identity.created_at,
             )
+            for reset in resets:
+                add_reset(self._plane, storable_reset(reset))
             return closed
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:

@@ -13,6 +13,7 @@ from tests.fakes.control_plane import (
     MemoryRestoreAudits,
     MemoryState,
 )
+from tests.fakes.falls import MemoryFalls
 from tests.fakes.incidents import MemoryIncidents, MemoryStoreRegistry
 from tests.fakes.snapshots import (
     MemoryCaptureReports,
@@ -34,6 +35,7 @@ class MemoryControlPlane(ControlPlane):
     snapshots: MemorySnapshots
     reports: MemoryCaptureReports
     points: MemoryRecoveryPoints
+    falls: MemoryFalls
     incidents: MemoryIncidents
     audits: MemoryRestoreAudits
     resets: MemoryResets
@@ -53,6 +55,7 @@ class MemoryControlPlane(ControlPlane):
             snapshots=MemorySnapshots(state),
             reports=MemoryCaptureReports(state),
             points=MemoryRecoveryPoints(state),
+            falls=MemoryFalls(state),
             incidents=MemoryIncidents(state),
             audits=MemoryRestoreAudits(state),
             resets=MemoryResets(state),

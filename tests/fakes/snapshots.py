@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 from budget_recovery_dagster.adapters.postgres import (
     MAX_NAMED,
@@ -14,10 +15,12 @@ from budget_recovery_dagster.adapters.postgres import (
     storable_failure,
     storable_id,
     storable_reset,
+    storable_result,
     summary_of,
 )
 from budget_recovery_dagster.domain import (
     CAPTURE_LEASE,
+    RUNS_KEPT_FOR,
     Baseline,
     BudgetRecord,
     BudgetWindow,
@@ -28,29 +31,36 @@ from budget_recovery_dagster.domain import (
     Damage,
     DatedUsages,
     Facts,
+    FailingTenant,
     Hour,
     LandmarkKind,
     ListedSnapshot,
     NamedDrop,
     NamedOmission,
     PruneReport,
+    RecordedRun,
     RecordMarks,
     Reset,
     RetentionPolicy,
+    RunResult,
     StoredRecord,
     StoreIdentity,
     TenantPoint,
     TenantSnapshot,
     TenantUsages,
+    TenantWindow,
     Uncaptured,
     WindowMerge,
     WindowPoint,
     admit,
     awaited_captures,
     concerning,
+    counts_of,
     eligible,
+    exact_sum,
     hash_usages,
     is_in_the_future,
+    judge_falls,
     keeping_out,
     last_excluded,
     max_merge,
@@ -63,6 +73,7 @@ from budget_recovery_dagster.ports import Lease
 from tests.fakes.control_plane import (
     MemoryState,
     NotedFailure,
+    NotedOutcome,
     OnState,
     StoredSnapshot,
     require_lease,
@@ -73,22 +84,38 @@ class MemoryResets(OnState):
     """The resets of a control plane."""
 
     def record(self, reset: Reset) -> Reset:
-        kept = storable_reset(reset)
         with self._plane.lock:
-            commits = [
-                stored.commit
-                for (tenant, _), stored in self._plane.snapshots.items()
-                if tenant == kept.tenant
-            ]
-            kept = replace(kept, last_excluded=last_excluded(commits, kept.at, kept.recorded_at))
-            self._plane.resets.append(kept)
+            kept = add_reset(self._plane, storable_reset(reset))
             self._plane.add_landmark(LandmarkKind.RESET)
         return kept
+
+
+def add_reset(plane: MemoryState, reset: Reset) -> Reset:
+    """Store a reset with the last commit that it excludes."""
+    commits = [
+        stored.commit for (tenant, _), stored in plane.snapshots.items() if tenant == reset.tenant
+    ]
+    kept = replace(reset, last_excluded=last_excluded(commits, reset.at, reset.recorded_at))
+    plane.resets.append(kept)
+    return kept
 
 
 def resets_of(plane: MemoryState, tenant: str) -> tuple[Reset, ...]:
     """Return the resets of a tenant, in order of recording."""
     return tuple(reset for reset in plane.resets if reset.tenant == tenant)
+
+
+def record_findings(plane: MemoryState, snapshot: TenantSnapshot) -> None:
+    """Keep the falls and counts that follow from a snapshot."""
+    tenant = snapshot.tenant
+    known = [fall for fall in plane.falls if fall.at.tenant == tenant]
+    fallen, ended = judge_falls(known, snapshot, resets_of(plane, tenant))
+    plane.falls = [fall for fall in plane.falls if fall.at.tenant != tenant] + [*fallen]
+    plane.ended_falls += ended
+    of_tenant = {at.of: each for at, each in plane.counts.items() if at.tenant == tenant}
+    for of in of_tenant:
+        del plane.counts[TenantWindow(tenant, of)]
+    plane.counts |= {each.at: each for each in counts_of(snapshot, of_tenant)}
 
 
 class MemorySnapshots(OnState):
@@ -131,6 +158,11 @@ class MemorySnapshots(OnState):
                     drops=named_drops_of(snapshot),
                     records={record.of: record for record in snapshot.records},
                 )
+            record_findings(self._plane, snapshot)
+            number = self._number_of(run_id)
+            self._plane.outcomes[snapshot.tenant] = NotedOutcome(
+                facts.now, number, is_absent=snapshot.is_empty
+            )
             self._plane.store = replace(store, baseline=baseline)
             self._plane.add_landmark(
                 LandmarkKind.CAPTURE,
@@ -139,10 +171,41 @@ class MemorySnapshots(OnState):
             )
             return baseline
 
+    def begin_run(self, run_id: str, hour: Hour, *, started_at: datetime, lease: Lease) -> int:
+        with self._plane.lock:
+            require_lease(self._plane, lease, name=CAPTURE_LEASE)
+            runs = self._plane.runs
+            cutoff = self._plane.clock.now() - RUNS_KEPT_FOR
+            for old in [each for each, run in runs.items() if run.started_at < cutoff]:
+                del runs[old]
+            number = max(runs, default=0) + 1
+            runs[number] = RecordedRun(storable_id(run_id), hour, started_at)
+            return number
+
+    def end_run(self, number: int, result: RunResult) -> None:
+        with self._plane.lock:
+            run = self._plane.runs[number]
+            if run.result is None:
+                now = self._plane.clock.now()
+                ended = replace(run, ended_at=now, result=storable_result(result))
+                self._plane.runs[number] = ended
+
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
+        now, number = self._plane.clock.now(), self._number_of(run_id)
         for failure in map(storable_failure, failures):
-            noted = NotedFailure(failure, self._plane.clock.now())
+            noted = NotedFailure(failure, now)
             self._plane.failures[storable_id(run_id), failure.kind, failure.name] = noted
+            if failure.kind is Uncaptured.TENANT:
+                before = self._plane.outcomes.get(failure.name)
+                if not (before and before.run_number and number and before.run_number > number):
+                    outcome = NotedOutcome(now, number, failure=failure)
+                    self._plane.outcomes[failure.name] = outcome
+
+    def _number_of(self, run_id: str) -> int | None:
+        kept = storable_id(run_id)
+        return max(
+            (each for each, run in self._plane.runs.items() if run.run_id == kept), default=None
+        )
 
     def prune(
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
@@ -167,6 +230,9 @@ class MemorySnapshots(OnState):
             ]
             for noted_key in failed:
                 del self._plane.failures[noted_key]
+            outcomes = self._plane.outcomes
+            for tenant in [each for each, outcome in outcomes.items() if outcome.at < cutoff]:
+                del outcomes[tenant]
             contents = len(hashes - self._hashes())
             return PruneReport(records, len(captures), contents, len(failed))
 
@@ -322,11 +388,12 @@ class MemoryCaptureReports(OnState):
         return tuple(sorted(noted, key=lambda each: (each.kind is Uncaptured.KEY, each.name)))
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
-        return tuple(
+        drops = [
             drop
             for stored in sorted(self._by(run_id), key=lambda stored: _order(stored.summary))
             for drop in stored.drops
-        )
+        ]
+        return tuple(sorted(drops, key=_missing, reverse=True))
 
     def omissions_of(self, run_id: str) -> tuple[NamedOmission, ...]:
         return tuple(
@@ -365,18 +432,23 @@ class MemoryCaptureReports(OnState):
         newest = _newest_of_each(self._plane)
         return {tenant: newest[tenant].summary.captured_at for tenant in sorted(newest)}
 
-    def failing(self) -> Mapping[str, datetime | None]:
-        now = self._plane.clock.now()
-        failed_at: dict[str, datetime] = {}
-        for (_, kind, name), noted in self._plane.failures.items():
-            if kind is Uncaptured.TENANT and not is_in_the_future(noted.failed_at, now):
-                failed_at[name] = max(noted.failed_at, failed_at.get(name, noted.failed_at))
-        newest = _newest_of_each(self._plane)
+    def failing(self) -> Mapping[str, FailingTenant]:
+        newest = self.newest_snapshots()
         return {
-            tenant: newest[tenant].summary.captured_at if tenant in newest else None
-            for tenant in sorted(failed_at)
-            if tenant not in newest or newest[tenant].stored_at < failed_at[tenant]
+            tenant: FailingTenant(
+                newest.get(tenant), noted.at, noted.failure.reason, noted.failure.hint
+            )
+            for tenant, noted in sorted(self._plane.outcomes.items())
+            if noted.failure is not None
         }
+
+    def absent(self) -> frozenset[str]:
+        outcomes = self._plane.outcomes.items()
+        return frozenset(tenant for tenant, noted in outcomes if noted.is_absent)
+
+    def newest_runs(self, count: int) -> tuple[RecordedRun, ...]:
+        newest_first = sorted(self._plane.runs.items(), reverse=True)
+        return tuple(run for _, run in newest_first[:count])
 
     def _by(self, run_id: str) -> Iterator[StoredSnapshot]:
         for stored in self._plane.snapshots.values():
@@ -398,6 +470,10 @@ def _oldest_first(plane: MemoryState, now: datetime) -> list[StoredSnapshot]:
 def _newest_of_each(plane: MemoryState) -> dict[str, StoredSnapshot]:
     """Return the newest snapshot of each tenant."""
     return {each.summary.tenant: each for each in _oldest_first(plane, plane.clock.now())}
+
+
+def _missing(drop: NamedDrop) -> Decimal:
+    return Decimal(drop.before) - Decimal(drop.after or 0)
 
 
 def _order(summary: CaptureSummary) -> tuple[str, datetime]:
@@ -422,6 +498,7 @@ def _listed(
         omitted=sum(each.omitted_count for each in summaries),
         unreadable=sum(each.unreadable_count for each in summaries),
         drops=sum(each.drop_count for each in summaries),
+        drop_usage=exact_sum(each.drop_usage or Decimal(0) for each in summaries),
         partial=sum(each.is_partial for each in summaries),
         is_pruned=any(len(each.records) < each.summary.record_count for each in snapshots),
     )

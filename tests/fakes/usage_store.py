@@ -1,6 +1,6 @@
 """Fake usage store."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -27,6 +27,7 @@ from budget_recovery_dagster.adapters.nats import (
     changes_too_fast,
     counter_changes,
     decode_name,
+    deletions_in,
     dropped_at,
     encode_key,
     found_marker,
@@ -40,6 +41,7 @@ from budget_recovery_dagster.adapters.nats import (
     read_counters,
     rebuild,
     room_for_changes,
+    window_filter,
 )
 from budget_recovery_dagster.domain import (
     BoardOrder,
@@ -47,6 +49,8 @@ from budget_recovery_dagster.domain import (
     BudgetWindow,
     CaptureSource,
     ClusterView,
+    Configuration,
+    Deletions,
     Entity,
     IntendedMarker,
     IsOpen,
@@ -58,6 +62,7 @@ from budget_recovery_dagster.domain import (
     StoreIdentity,
     StoreLimits,
     TenantReading,
+    TenantWindow,
     Window,
 )
 from budget_recovery_dagster.errors import StoreError, StoreMissingError, StoreWriteError
@@ -184,6 +189,8 @@ class MemoryUsageStore:
     - ``before_write`` is called with the key between the decision on a write and the write;
     - ``max_messages`` and ``max_bytes`` are limits; a full store deletes its oldest keys. Not
       ``supports_ttl``: keys have no TTL of their own;
+    - ``settings`` are the settings of the bucket; ``count_failure`` is raised by counts of keys,
+      and ``deletion_failure`` by reads of deletions;
     - ``max_value`` is the maximum size of a counter or leaderboard in bytes;
     - ``write_failures`` are raised instead of the writes of counters and leaderboards with these
       numbers, from 1; ``writes`` counts the tried ones. A StoreWriteError is a refusal for a
@@ -205,6 +212,9 @@ class MemoryUsageStore:
         self.failures: dict[str, StoreError] = {}
         self.during_read: Callable[[str], None] | None = None
         self.before_write: Callable[[str], None] | None = None
+        self.settings: dict[str, str] = {"max_age": "unlimited", "discard": "new"}
+        self.count_failure: StoreError | None = None
+        self.deletion_failure: StoreError | None = None
         self.max_value: int | None = None
         self.max_messages: int | None = None
         self.max_bytes: int | None = None
@@ -294,6 +304,35 @@ class MemoryUsageStore:
         """Return the state of the servers."""
         self._answer(self.cluster_failure)
         return self.cluster(seen_at)
+
+    def configuration(self) -> Configuration:
+        self._answer(self.identity_failure)
+        return dict(self.settings)
+
+    def count_keys(
+        self, wanted: Sequence[TenantWindow], *, within: timedelta
+    ) -> Mapping[TenantWindow, int]:
+        assert within > timedelta(0)
+        self._answer(self.count_failure)
+        counts = {}
+        for each in wanted:
+            prefix = window_filter(each.tenant, each.of).removesuffix("*")
+            found = self._under(prefix)
+            counts[each] = sum("." not in key.removeprefix(prefix) for key in found)
+        return counts
+
+    def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:
+        assert within > timedelta(0)
+        self._answer(self.deletion_failure)
+        changed = sorted(
+            (live.revision, key)
+            for key, live in self._keys.items()
+            if live.revision > after and key.startswith(f"{COUNTERS}.")
+        )
+        read = {key: self._keys[key] for _, key in changed[:at_most]}
+        is_cut = len(changed) > at_most
+        until = changed[at_most - 1][0] if is_cut else self.stream.last_sequence
+        return deletions_in(read, until)
 
     def open_tenant(self, tenant: str) -> MemoryLiveTenant:
         return MemoryLiveTenant(self, tenant)

@@ -55,6 +55,17 @@ class OwnStore:
         os.kill(self.server.pid, signal.SIGKILL)
         self.server.stop()
 
+    def lose_half_of_the_first_block(self) -> None:
+        """Kill the server; half of its oldest file of records, and its index, reach no disk."""
+        os.kill(self.server.pid, signal.SIGKILL)
+        self.server.stop()
+        blocks = sorted(self._directory.rglob("*.blk"), key=lambda path: int(path.stem))
+        assert len(blocks) > 1, "the newest records must be in another file"
+        os.truncate(blocks[0], blocks[0].stat().st_size // 2)
+        for index in self._directory.rglob("index.db"):
+            index.unlink()
+        self.server.start()
+
     def copy(self) -> None:
         """Copy the server's files."""
         self.server.stop()

@@ -123,7 +123,7 @@ def granted(documented: Documented) -> set[tuple[str, str]]:
         )
 
 
-# Cascading deletes run with the rights of the owner, and the migrations write their version.
+# Cascading deletes run with the rights of the owner, and migrations write their version.
 BY_THE_OWNER = {
     ("restore_preview_window", "DELETE"),
     ("alembic_version", "INSERT"),
@@ -135,6 +135,11 @@ def live_long(harness: Harness, now: datetime) -> None:
     """Capture, check and preview long ago, and then now with pruning."""
     old = now - timedelta(days=40)
     day = f"{old:%Y-%m-%d}"
+    # Its last capture, which finds nothing, is past retention at the end.
+    before = old - timedelta(days=10)
+    harness.bucket.spend("left", "team", f"{before:%Y-%m-%d}", {"alice": "1"})
+    harness.capture(before)
+    harness.bucket.purge("usage.left.")
     harness.bucket.spend("acme", "team", LIFETIME, {"alice": "5", "bob": "3"})
     harness.bucket.spend("acme", "team", day, {"alice": "1"})
     # A key without a valid tenant; its failure is updated, because both captures have one run id.
@@ -142,6 +147,14 @@ def live_long(harness: Harness, now: datetime) -> None:
     harness.capture(old)
     harness.capture()
     harness.check()
+    # A fall that ended long ago, and a configuration that changed since.
+    harness.bucket.spend("acme", "team", LIFETIME, {"bob": "2"})
+    harness.capture()
+    harness.bucket.spend("acme", "team", LIFETIME, {"bob": "3"})
+    harness.capture()
+    config = harness.bucket.info().config
+    config.max_bytes = 2**24
+    harness.bucket._do(lambda js: js.update_stream(config))
     Operator(harness.plane).preview(RestoreRequest())
     # Only the old record contains alice, so this part of its snapshot is kept.
     harness.bucket.remove("usage.acme.team.lifetime.alice")
@@ -162,7 +175,7 @@ def test_the_runtime_role_has_exactly_the_write_privileges_that_it_uses(
     monkeypatch.setenv(POSTGRES_URL, url)
     with opened_harness(configured, url) as harness:
         live_long(harness, datetime.now(UTC))
-        assert run("status").startswith("HEALTHY")
+        assert run("status", code=4).startswith("ATTENTION")
         assert doctor().ended("fail") == set()
         run("record-reset", "--tenant", "acme", "--budget", "team", "--reason", "a test")
         harness.capture(datetime.now(UTC) + timedelta(days=40))
@@ -182,7 +195,7 @@ def test_the_runtime_role_has_exactly_the_write_privileges_that_it_uses(
         assert usages(configured, "acme", "team", LIFETIME) == {"alice": "5", "bob": "3"}
         harness.lose()
         harness.find_loss()
-        run("resolve", "--reason", "a test", "--yes")
+        run("resolve", "--reason", "a test", "--yes", "--record-resets")
     may = granted(documented)
     # A session reports its statistics only when it ends.
     wait_until(lambda: may <= writes(documented), seconds=5)

@@ -131,6 +131,45 @@ def test_purged_keys_cause_a_warning_until_they_are_back(
     assert checks(run_job(instance, current_hour))["usage_never_drops"].passed
 
 
+def test_the_largest_drop_is_named_first_among_many_small_ones(
+    configured: Bucket,
+    database: psycopg.Connection,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    reserved = [f"reserved {number:03}" for number in range(652)]
+    configured.spend("acme", "users", LIFETIME, dict.fromkeys(reserved, "9.00"))
+    configured.spend("zoo", "users", LIFETIME, {"zoe": "40"})
+    assert run_job(instance, current_hour).success
+    configured.spend("acme", "users", LIFETIME, dict.fromkeys(reserved, "8.20"))
+    configured.spend("zoo", "users", LIFETIME, {"zoe": "0.5"})
+
+    result = run_job(instance, current_hour)
+
+    warning = checks(result)["usage_never_drops"]
+    zoe, *others = details(warning)
+    assert (zoe["tenant"], zoe["entity"], zoe["before"], zoe["now"]) == ("zoo", "zoe", "40", "0.5")
+    # The snapshot of acme names 100 of its 652.
+    assert [row["entity"] for row in others] == reserved[:100]
+    facts = {name: value.value for name, value in warning.metadata.items() if name != "details"}
+    del facts["judged_run"]
+    # 652 times 0.80, and 39.5.
+    assert facts == {"missing_or_lower": 653, "missing_usage": "561.1", "not_shown": 552}
+    assert warning.description == (
+        "653 counters of recovery points are missing or lower in the store: 561.1 of usage. The"
+        " largest come first."
+    )
+    shown = metadata(result)
+    assert (shown["missing_or_lower"], shown["missing_usage"]) == (653, "561.1")
+    rows = [(row.data["tenant"], row.data["missing_usage"]) for row in shown["tenants"].records]
+    assert rows == [("acme", "521.6"), ("zoo", "39.5")]
+    assert any(
+        "653 counters of 2 tenants are missing or lower in the store: 561.1 of usage. Tenant 'acme'"
+        " lacks the most: 521.6." in entry.user_message
+        for entry in instance.all_logs(result.run_id)
+    )
+
+
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/New_York"])
 def test_the_time_zone_of_the_host_does_not_matter(
     zone: str,

@@ -7,18 +7,20 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
 from budget_recovery_dagster.cli.console import confirmed
 from budget_recovery_dagster.cli.main import main
-from budget_recovery_dagster.domain import RESTORE_LEASE, RecoveryState
+from budget_recovery_dagster.domain import CAPTURE_LEASE, RESTORE_LEASE, RecoveryState
 from tests.integration.commands import PROGRAM, answering
 from tests.integration.recovery_harness import Harness, all_stored
 from tests.integration.recovery_runs import usages
 
 LIFETIME = "lifetime"
 WIDTH = 80
+RESOLVE = ("resolve", "--reason", "x", "--yes")
 
 
 @pytest.fixture
@@ -200,7 +202,11 @@ def test_nothing_is_restored_without_a_terminal_and_without_yes(lost: Harness) -
     result = run("restore", "--reason", "why not")
     assert result.exit_code == 2
     assert "there is no terminal to ask for confirmation" in result.stderr
-    assert run("resolve", "--reason", "why not").exit_code == 2
+    result = run("resolve", "--reason", "why not")
+    assert result.exit_code == 2
+    assert "pass --yes with --record-resets or --keep-snapshots" in result.stderr
+    for choice in ((), ("--record-resets", "--keep-snapshots")):
+        assert run("resolve", "--reason", "why not", "--yes", *choice).exit_code == 2
     assert state(lost) is RecoveryState.RECOVERING
     assert all_stored(lost.bucket) == before
     result = run("restore", "--reason", "why not", "--json")
@@ -250,20 +256,106 @@ def test_invalid_arguments_are_refused_with_the_choices(
 def test_a_restore_is_refused_with_its_holder_while_another_runs(lost: Harness) -> None:
     # With the real clock, which the commands use.
     with lost.plane.leases.hold(RESTORE_LEASE, "bob@night"):
-        for command in (("restore", "--yes"), ("resolve", "--yes")):
+        for command in (("restore", "--yes"), ("resolve", "--yes", "--keep-snapshots")):
             result = run(*command, "--reason", "now")
             assert result.exit_code == 2
             assert "Another restore is running: bob@night, since 20" in result.stderr
 
 
 def test_resolve_accepts_the_store(lost: Harness) -> None:
-    document = answer("resolve", "--reason", "emptied on purpose", "--yes")
+    document = answer("resolve", "--reason", "on the next loss", "--yes", "--keep-snapshots")
     assert document["outcome"] == "accepted"
     assert document["remainder"] == remainder(4)
+    assert (document["acceptance"], document["lower_by"]) == ("keep_snapshots", "55.5")
+    assert (document["resets"], document["undo_until"]) == (0, None)
     assert state(lost) is RecoveryState.HEALTHY
-    result = run("resolve", "--reason", "again", "--yes")
+    result = run("resolve", "--reason", "again", "--yes", "--keep-snapshots")
     assert result.exit_code == 1
     assert "The store is HEALTHY, and no incident is open." in result.stderr
+    lost.lose()
+    lost.find_loss()
+    assert answer("preview")["raised"] == 4
+
+
+def test_an_accepted_state_is_remembered_after_the_next_loss(lost: Harness) -> None:
+    lost.bucket.spend("acme", "users", LIFETIME, {"alice": "2"})
+    document = answer("resolve", "--reason", "on purpose", "--yes", "--record-resets")
+    # 28.5 for alice, 20 for bob, 4 and 1
+    assert (document["acceptance"], document["lower_by"]) == ("record_resets", "53.5")
+    assert (document["resets"], document["remainder"]) == (3, remainder(4))
+    # A full capture follows at once.
+    capture = document["capture"]
+    assert (capture["outcome"], capture["stored"], capture["absent"]) == ("stored", 1, 1)
+    assert document["capture_error"] is None
+    lost.lose()
+    lost.find_loss()
+    assert answer("preview")["raised"] == 1
+    lost.recover()
+    assert usages(lost.bucket, "acme", "users", LIFETIME) == {"alice": "2"}
+    assert usages(lost.bucket, "acme", "cards", LIFETIME) == {}
+    # It can be undone.
+    undone = answer("restore", "--reason", "a mistake", "--yes", "--despite-resets")
+    assert undone["raised"] == 4
+    assert usages(lost.bucket, "acme", "users", LIFETIME) == {"alice": "30.5", "bob": "20"}
+
+
+@pytest.mark.parametrize(
+    # Without resets, both tenants are stored with what they lack.
+    ("typed", "resets", "stored"),
+    [("--record-resets", 3, 0), ("--keep-snapshots", 0, 2)],
+)
+def test_resolve_shows_at_a_terminal_what_each_choice_means_and_asks(
+    lost: Harness, typed: str, resets: int, stored: int
+) -> None:
+    with answering(typed) as terminal:
+        ended = subprocess.run(
+            [*PROGRAM, "resolve", "--reason", "emptied"],
+            check=False,
+            stdin=terminal,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert ended.returncode == 0, ended.stderr
+    text, _, report = " ".join(ended.stdout.split()).partition("Accept the store with")
+    assert "4 counters lower than in the snapshots or missing, by 55.5 in all." in text
+    assert "--record-resets: the usage of 4 counters, 55.5, was removed on purpose." in text
+    assert "--keep-snapshots: the next loss brings it back and raises 4 counters by 55.5." in text
+    assert "is closed; the store is HEALTHY." in report
+    if resets:
+        assert "To undo: `budget-recovery restore --despite-resets`, until 20" in report
+    assert f"Captures resumed: {stored} tenants stored, 0 failed." in report
+    with psycopg.connect(os.environ["BUDGET_RECOVERY_POSTGRES_URL"]) as connection:
+        [(found,)] = connection.execute(
+            "select count(distinct batch) + count(*) filter (where batch is null)"
+            " from budget_recovery.budget_reset"
+        ).fetchall()
+    assert found == resets
+
+
+def test_resolve_with_a_choice_asks_for_confirmation_at_a_terminal(lost: Harness) -> None:
+    with answering("n") as terminal:
+        ended = subprocess.run(
+            [*PROGRAM, "resolve", "--reason", "emptied", "--record-resets"],
+            check=False,
+            stdin=terminal,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert ended.returncode == 2, ended.stderr
+    assert "--keep-snapshots" not in ended.stdout
+    assert ended.stdout.endswith("Accept the store as it is? [y/N]: The incident stays open.\n")
+    assert state(lost) is RecoveryState.RECOVERING
+
+
+def test_an_accepted_store_stays_accepted_if_its_first_capture_fails(lost: Harness) -> None:
+    with lost.plane.leases.hold(CAPTURE_LEASE, "run 1234 on host-a (pid 7)"):
+        document = answer("resolve", "--reason", "x", "--yes", "--record-resets")
+    assert state(lost) is RecoveryState.HEALTHY
+    assert document["outcome"] == "accepted"
+    assert document["capture"] is None
+    assert document["capture_error"]["code"] == "lease_held"
 
 
 def test_hold_and_release_report_the_hold(lost: Harness) -> None:
@@ -273,7 +365,7 @@ def test_hold_and_release_report_the_hold(lost: Harness) -> None:
     released = answer("release")
     assert (released["is_held"], released["incident_id"]) == (False, held["incident_id"])
     assert released["released_at"] is not None
-    answer("resolve", "--reason", "all is well", "--yes")
+    answer("resolve", "--reason", "all is well", "--yes", "--keep-snapshots")
     for command in (("hold", "--reason", "again"), ("release",)):
         error = answer(*command, code=1)["error"]
         assert error["code"] == "incident_moved"
@@ -303,6 +395,7 @@ def test_control_characters_in_the_reason_of_a_hold_are_escaped(lost: Harness) -
         ("restore", "--yes"),
         ("restore", "--reason", "x"),
         ("resolve", "--reason", "x"),
+        ("resolve", "--reason", "x", "--yes"),
         ("record-reset", "--tenant", "a", "--budget", "b", "--reason", "x", "--at", "noon"),
         ("preview", "--nonsense"),
     ],
@@ -365,7 +458,7 @@ def test_commands_without_settings_and_without_a_running_dev_are_refused_with_a_
 ) -> None:
     for name in ("NATS_URL", "POSTGRES_URL"):
         monkeypatch.delenv(f"BUDGET_RECOVERY_{name}", raising=False)
-    for command in (["preview"], ["snapshots"], ["resolve", "--reason", "x", "--yes"]):
+    for command in (["preview"], ["snapshots"], [*RESOLVE, "--keep-snapshots"]):
         result = run(*command, "--data-dir", str(tmp_path))
         assert result.exit_code == 2
         assert f"No budget-recovery dev runs on {tmp_path}." in result.stderr

@@ -182,18 +182,29 @@ def test_an_incident_is_resolved_with_a_reason(
     failed: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection
 ) -> None:
     job, op = "resolve_incident_job", "resolve_incident"
-    refused = run_job_with_config(instance, job, op, {"reason": ""})
+    with pytest.raises(dg.DagsterInvalidConfigError, match="usage_in_snapshots"):
+        run_job_with_config(instance, job, op, {"reason": "emptied on purpose"})
+    choice = {"usage_in_snapshots": "record_resets"}
+    refused = run_job_with_config(instance, job, op, {"reason": "", **choice})
     assert "The reason is empty." in failure_text(refused)
     assert state(database) == "failed"
-    assert run_job_with_config(instance, job, op, {"reason": "emptied on purpose"}).success
+    failed.spend("acme", "total", LIFETIME, {"bob": "1"})
+    done = run_job_with_config(instance, job, op, {"reason": "emptied on purpose", **choice})
+    assert done.success
     assert state(database) == "healthy"
     (incident,) = incidents(database)
     assert incident["outcome"] == "accepted"
     assert "emptied on purpose" in incident["outcome_detail"]
-    assert "Left lower than in the snapshots: 3 counters." in incident["outcome_detail"]
-    assert usages(failed, "acme", "total", LIFETIME) == {}
+    assert "snapshots: 3 counters, by 115 in all. Resets are rec" in incident["outcome_detail"]
+    assert usages(failed, "acme", "total", LIFETIME) == {"bob": "1"}
+    # A full capture follows at once, and is shown at its asset.
+    (event,) = [each for each in done.all_events if each.is_step_materialization]
+    assert event.asset_key == dg.AssetKey("budget_usage_snapshots")
+    assert database.execute(
+        "select tenant from budget_recovery.capture where run_id = %s", (done.run_id,)
+    ).fetchall() == [("acme",)]
     assert verdict(check(instance)) == "same"
-    again = run_job_with_config(instance, job, op, {"reason": "again"})
+    again = run_job_with_config(instance, job, op, {"reason": "again", **choice})
     assert "no incident is open" in failure_text(again)
 
 

@@ -17,11 +17,13 @@ from budget_recovery_dagster.domain import (
     Incident,
     Outcome,
     RecoveryState,
+    RetentionPolicy,
     Verdict,
 )
 from budget_recovery_dagster.errors import IncidentHeldError
 from budget_recovery_dagster.services import RecordedReset, ResetRequest, record_reset
 from budget_recovery_dagster.services.restore import (
+    Acceptance,
     NothingToDo,
     Order,
     RestoreRequest,
@@ -227,7 +229,12 @@ def test_an_older_database_is_not_released_but_resolved(
         with pytest.raises(IncidentHeldError, match="cannot be released"):
             release_restore(harness.plane, by="alice@ops")
         resolved = resolve_incident(
-            harness.plane, opened_store, ORDER, convergence_timeout=timedelta(0)
+            harness.plane,
+            opened_store,
+            ORDER,
+            acceptance=Acceptance.KEEP_SNAPSHOTS,
+            retention=RetentionPolicy(7),
+            convergence_timeout=timedelta(0),
         )
         assert outcome_of(resolved.incident) is Outcome.ACCEPTED
         assert now(known) == {None: "0"}

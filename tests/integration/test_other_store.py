@@ -23,11 +23,13 @@ from budget_recovery_dagster.domain import (
     Incident,
     Outcome,
     RecoveryState,
+    RetentionPolicy,
     Verdict,
 )
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import PossibleLossError
 from budget_recovery_dagster.services.restore import (
+    Acceptance,
     NothingToDo,
     Order,
     release_restore,
@@ -225,7 +227,12 @@ def test_resolve_accepts_the_store_that_replaces_ours(harness: Harness, other: O
     other.use()
     held(harness, Evidence.PREDATES)
     resolved = resolve_incident(
-        harness.plane, opened_store, ORDER, convergence_timeout=timedelta(0)
+        harness.plane,
+        opened_store,
+        ORDER,
+        acceptance=Acceptance.KEEP_SNAPSHOTS,
+        retention=RetentionPolicy(7),
+        convergence_timeout=timedelta(0),
     )
     assert outcome_of(resolved.incident) is Outcome.ACCEPTED
     with other.bucket() as its_bucket:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pydantic import SecretStr
 
+from budget_recovery_dagster.adapters.postgres import Database
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import (
     CAPTURE_LEASE,
@@ -30,12 +31,15 @@ from budget_recovery_dagster.domain import (
     Verdict,
     take_snapshot,
 )
+from budget_recovery_dagster.errors import ClockSkewError
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.sandbox import RunningDev, announced, held_data_dir
 from budget_recovery_dagster.settings import Settings
-from budget_recovery_dagster.wiring import opened_control_plane
+from budget_recovery_dagster.wiring import control_plane_on, opened_control_plane
+from tests import services
 from tests.contract.control_planes import reading
 from tests.free_ports import unused_port
+from tests.nats_servers import Bucket
 
 POSTGRES_URL = "BUDGET_RECOVERY_POSTGRES_URL"
 BUCKET = "budget-usage"
@@ -213,8 +217,10 @@ def test_a_hold_is_shown_until_its_incident_is_closed(
     open_one = opened.incidents.recovery().incident
     assert open_one is not None
     opened.incidents.hold("looking", "ann", judged=open_one)
-    held = status(database_url).stdout
-    assert re.search(r"On hold since [0-9:]{8} UTC, by ann: looking", held)
+    held = status(database_url)
+    assert held.exit_code == 2
+    assert held.stdout.startswith("HELD at ")
+    assert re.search(r"On hold since [0-9:]{8} UTC, by ann: looking", held.stdout)
     close(opened)
     over = status(database_url).stdout
     assert re.search(r"On hold from [0-9:]{8} UTC to [0-9:]{8} UTC, by ann: looking", over)
@@ -279,7 +285,9 @@ def test_control_characters_in_names_are_escaped(opened: ControlPlane, database_
     opened.snapshots.record_failures(
         [CaptureFailure(name, hour, "No answer came.", "wait.")], run_id="run"
     )
-    text = status(database_url).stdout
+    ended = status(database_url)
+    text = ended.stdout
+    assert (ended.exit_code, text.split()[0]) == (4, "ATTENTION")
     assert "\x1b" not in text
     assert "Failing: \\x1b[2J\\n東京, without any snapshot" in text
     assert as_json(database_url)["points"]["failing_tenants"] == {name: None}
@@ -330,3 +338,133 @@ def test_status_uses_the_database_of_the_running_dev_without_a_setting(
             assert no_answer(None, *arguments) == (
                 f"Error: The running dev uses the database that its {POSTGRES_URL} names."
             )
+
+
+def capture_with_clock(url: str, ahead: timedelta, run_id: str) -> None:
+    """Capture with a database whose clock is ahead of that of the store."""
+    settings = services.present_settings()
+    with Database(url, clock=lambda _: datetime.now(UTC) + ahead) as skewed:
+        plane = control_plane_on(skewed, settings.bucket)
+        services.capture(plane, Hour.containing(plane.clock.now()), run_id=run_id)
+
+
+def check_now(url: str) -> None:
+    with opened_control_plane(services.present_settings()) as plane:
+        services.check(plane)
+    with psycopg.connect(url) as connection:
+        ((state,),) = connection.execute("select state from budget_recovery.store").fetchall()
+        assert state == "healthy"
+
+
+def codes(document: dict[str, Any]) -> list[str]:
+    return [each["code"] for each in document["attention"]]
+
+
+def test_clocks_that_differ_are_shown_with_what_they_prevent(
+    configured: Bucket, database_url: str
+) -> None:
+    configured.spend("acme", "total", "lifetime", {None: "10"})
+    check_now(database_url)
+    for number in range(2):
+        with pytest.raises(ClockSkewError):
+            capture_with_clock(database_url, timedelta(seconds=-70), f"run {number}")
+
+    document = as_json(database_url)
+    assert (document["exit_code"], document["condition"]) == (4, "attention")
+    assert codes(document) == ["clock_skew", "captures_failing"]
+    skew, failing = document["attention"]
+    assert skew["message"].startswith("The store's clock is 70 s ahead of the database's.")
+    assert "no snapshot is taken" in skew["message"]
+    assert failing["message"].startswith(
+        "Each of the last 2 captures failed. The newest: The clocks differ by 70 s:"
+    )
+    assert document["captures"]["newest_run"]["error"]["code"] == "clock_skew"
+
+    # Snapshots are stored, but a restore would refuse the clock.
+    capture_with_clock(database_url, timedelta(seconds=-30), "run 3")
+    document = as_json(database_url)
+    assert (document["exit_code"], codes(document)) == (4, ["clock_skew"])
+    assert "no restore could run" in document["attention"][0]["message"]
+    assert document["captures"]["clock_skew_seconds"] == pytest.approx(30, abs=1)
+    page = status(database_url)
+    require_tidy(page.stdout)
+    assert page.stdout.startswith("ATTENTION at ")
+
+    capture_with_clock(database_url, timedelta(0), "run 4")
+    assert as_json(database_url)["exit_code"] == 0
+
+
+def test_a_store_without_a_snapshot_for_hours_needs_attention(
+    configured: Bucket, database: psycopg.Connection, database_url: str
+) -> None:
+    check_now(database_url)
+    assert status(database_url).exit_code == 0
+    database.execute(
+        "update budget_recovery.store_check set checked_at = checked_at - interval '33 hours'"
+    )
+    check_now(database_url)
+    document = as_json(database_url)
+    assert (document["exit_code"], codes(document)) == (4, ["no_snapshot"])
+    (attention,) = document["attention"]
+    assert "The store was first checked 33.0 h ago" in attention["message"]
+    assert attention["message"].endswith("No capture has run.")
+    assert "hourly_snapshot_schedule" in attention["next_step"]
+
+    configured.spend("acme", "total", "lifetime", {None: "10"})
+    capture_with_clock(database_url, timedelta(0), "run")
+    assert as_json(database_url)["exit_code"] == 0
+
+
+def test_failing_tenants_need_attention_until_they_are_captured_or_have_left(
+    configured: Bucket, database: psycopg.Connection, database_url: str
+) -> None:
+    for tenant in ("acme", "globex", "left", "mended"):
+        configured.spend(tenant, "total", "lifetime", {None: "10"})
+    check_now(database_url)
+    database.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin"
+        " if new.tenant = 'left' then raise exception 'no space for it'; end if;"
+        " if new.tenant <> 'acme' then raise exception 'not permitted'; end if;"
+        " return new; end $$"
+    )
+    database.execute(
+        "create trigger refuse before insert on budget_recovery.capture"
+        " for each row execute function refuse()"
+    )
+    capture_with_clock(database_url, timedelta(0), "run 1")
+
+    document = as_json(database_url)
+    assert (document["exit_code"], codes(document)) == (4, ["tenants_failing"])
+    assert [each["tenants"] for each in document["captures"]["failures"]] == [
+        ["globex", "mended"],
+        ["left"],
+    ]
+    (attention,) = document["attention"]
+    assert "Captures of 'globex', 'left', 'mended' fail. 2 tenants: " in attention["message"]
+    assert "not permitted" in attention["message"]
+    assert " 1 tenant: " in attention["message"]
+
+    database.execute("drop trigger refuse on budget_recovery.capture")
+    configured.purge("usage.left.")
+    capture_with_clock(database_url, timedelta(0), "run 2")
+    document = as_json(database_url)
+    assert document["exit_code"] == 0
+    newest = document["captures"]["newest_run"]
+    assert (newest["stored"], newest["absent"], newest["failed"]) == (3, 1, 0)
+
+
+def test_a_capture_that_was_killed_needs_attention_once_its_hour_is_over(
+    configured: Bucket, database: psycopg.Connection, database_url: str
+) -> None:
+    configured.spend("acme", "total", "lifetime", {None: "10"})
+    check_now(database_url)
+    capture_with_clock(database_url, timedelta(0), "run")
+    # As a process that was killed leaves it.
+    database.execute(
+        "update budget_recovery.capture_run set hour = hour - interval '1 hour', ended_at = null,"
+        " outcome = null, stored = null, absent = null, failed = null"
+    )
+    document = as_json(database_url)
+    assert (document["exit_code"], codes(document)) == (4, ["captures_failing"])
+    assert "its process hangs or died" in document["attention"][0]["message"]
+    assert document["captures"]["newest_run"]["ended_at"] is None

@@ -290,8 +290,10 @@ def test_damaged_records_are_reported_and_not_used(
     assert [row["tenant"] for row in details(check)] == ["acme"]
     status = answer(database_url, "status")
     assert status["points"]["damaged_records_by_tenant"] == {"acme": 1}
-    assert status["condition"] == "healthy"
-    assert "snapshots of 'acme' have damaged records" in status["next_step"]
+    assert (status["condition"], status["exit_code"]) == ("attention", 4)
+    (attention,) = status["attention"]
+    assert attention["code"] == "records_damaged"
+    assert "Snapshots of 'acme' have damaged records" in attention["message"]
     assert answer(database_url, "snapshots")["damaged_records_by_tenant"] == {"acme": 1}
     document = answer(database_url, "snapshots", "--tenant", "fresh")
     assert document["damaged_records_by_tenant"] == {}

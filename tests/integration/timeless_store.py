@@ -1,6 +1,6 @@
 """Captures at other dates, on real servers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -10,11 +10,14 @@ from budget_recovery_dagster.adapters.postgres import Database
 from budget_recovery_dagster.domain import (
     CaptureSource,
     ClusterView,
+    Configuration,
+    Deletions,
     Hour,
     IntendedMarker,
     Marker,
     Observation,
     StoreLimits,
+    TenantWindow,
 )
 from budget_recovery_dagster.ports import ControlPlane, LiveTenant, TenantReader
 from budget_recovery_dagster.services import Captured, TenantOutcome
@@ -74,6 +77,17 @@ class TimelessStore:
 
     def open_tenant(self, tenant: str) -> LiveTenant:
         return self.store.open_tenant(tenant)
+
+    def configuration(self) -> Configuration:
+        return self.store.configuration()
+
+    def count_keys(
+        self, wanted: Sequence[TenantWindow], *, within: timedelta
+    ) -> Mapping[TenantWindow, int]:
+        return self.store.count_keys(wanted, within=within)
+
+    def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:
+        return self.store.read_deletions(after, at_most=at_most, within=within)
 
 
 @contextmanager

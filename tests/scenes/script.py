@@ -11,6 +11,8 @@ from tests.scenes.stage import Stage
 LIFETIME = "lifetime"
 CLOSED_DAY = "2020-01-01"
 ODD = "Åcme & Söhne"
+RESOLVE = ("resolve", "--keep-snapshots", "--yes", "--reason")
+KEEP = {"usage_in_snapshots": "keep_snapshots"}
 COMMANDS = (
     *("demo", "dev", "discard-future", "doctor", "hold", "migrate", "preview", "record-reset"),
     *("release", "resolve", "restore", "snapshots", "status", "wipe"),
@@ -94,7 +96,7 @@ def recovery(on: Stage) -> None:
     on.check("check after the restore")
     on.job("nothing to restore", "restore_job")
     on.run("hold without an incident", "hold", "--reason", "none", "--json")
-    on.run("resolve without an incident", "resolve", "--reason", "none", "--yes", "--json")
+    on.run("resolve without an incident", *RESOLVE, "none", "--json")
     on.capture("capture after the restore")
 
 
@@ -189,9 +191,9 @@ def no_snapshots(on: Stage) -> None:
     on.check("check that finds the loss")
     on.restore("failed restore")
     on.run_both("status after the failure", "status")
-    on.run("resolve without a reason", "resolve", "--reason", " ", "--yes", "--json")
+    on.run("resolve without a reason", *RESOLVE, " ", "--json")
     on.run("resolve without a person", "resolve", "--reason", "a new store")
-    on.run("resolve", "resolve", "--reason", "a new store", "--yes")
+    on.run("resolve", *RESOLVE, "a new store")
     on.run_both("status after it was resolved", "status")
     on.tables("tables")
 
@@ -201,13 +203,13 @@ def resolved(on: Stage) -> None:
     _captured(on)
     on.gateway.recreate()
     on.check("first loss")
-    on.run("resolve", "resolve", "--reason", "emptied on purpose", "--yes", "--json")
+    on.run("resolve", *RESOLVE, "emptied on purpose", "--json")
     on.run_both("status after it was resolved", "status")
     on.gateway.recreate()
     on.check("second loss")
-    on.job("refused by the job", "resolve_incident_job", {"reason": ""})
-    on.job("resolved by the job", "resolve_incident_job", {"reason": "emptied again"})
-    on.job("nothing to resolve", "resolve_incident_job", {"reason": "again"})
+    on.job("refused by the job", "resolve_incident_job", {"reason": "", **KEEP})
+    on.job("resolved by the job", "resolve_incident_job", {"reason": "emptied again", **KEEP})
+    on.job("nothing to resolve", "resolve_incident_job", {"reason": "again", **KEEP})
     on.tables("tables")
 
 

@@ -3,29 +3,43 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import cast
 
 from budget_recovery_dagster.domain import (
     Attempt,
+    BudgetWindow,
     CaptureSource,
     Check,
+    ConfigurationChange,
     Damage,
     Ended,
+    FailingTenant,
+    Fall,
+    Hour,
     Incident,
+    KeyCount,
     LeaseState,
     ListedSnapshot,
     Loss,
     Outcome,
+    RecordedRun,
     Recovery,
     RecoveryState,
     Restored,
+    RunOutcome,
+    RunResult,
+    Stopped,
     StoreIdentity,
+    TenantWindow,
     Verdict,
+    Window,
     is_in_the_future,
 )
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.services import VERIFY_WITHIN, Status, read_status
 from tests.fakes.control_plane import ManualClock, MemoryLeases
+from tests.fakes.falls import MemoryFalls
 from tests.fakes.incidents import MemoryIncidents, MemoryStoreRegistry
 from tests.fakes.plane import MemoryControlPlane
 from tests.fakes.snapshots import MemoryCaptureReports, MemoryRecoveryPoints, MemorySnapshots
@@ -73,6 +87,34 @@ def closed(minutes: float, *, lasted: float = 1) -> Incident:
     return incident(minutes + lasted, ended=ended)
 
 
+def fall(tenant: str, budget: str, counters: int, usage: str) -> Fall:
+    """Return a fall that was found an hour ago, and judged again since."""
+    at = TenantWindow(tenant, BudgetWindow(budget, Window.parse("2026-11")))
+    return Fall(at, ago(60), ago(1), counters, Decimal(usage))
+
+
+def gone(tenant: str, missing: int) -> KeyCount:
+    at = TenantWindow(tenant, BudgetWindow("team", Window.parse("lifetime")))
+    return KeyCount(at, 7, 100, ago(1), missing, ago(1))
+
+
+def run(
+    minutes: float,
+    outcome: RunOutcome | None = RunOutcome.STORED,
+    *,
+    skew: float | None = 0,
+    error: Stopped | None = None,
+) -> RecordedRun:
+    """Return a capture that began so many minutes ago, and ended at once if it has an outcome."""
+    at = ago(minutes)
+    begun = RecordedRun(f"run {minutes}", Hour.containing(at), at)
+    if outcome is None:
+        return begun
+    counts = (3, 1, 0) if outcome is RunOutcome.STORED else (0, 0, 3)
+    measured = None if skew is None else timedelta(seconds=skew)
+    return replace(begun, ended_at=at, result=RunResult(outcome, *counts, error, measured))
+
+
 def recovering(open_one: Incident) -> Recovery:
     return Recovery(RecoveryState.RECOVERING, open_one)
 
@@ -101,6 +143,14 @@ class Known:
     takes: timedelta = timedelta(0)
     snapshots: Mapping[str, datetime] = field(default_factory=dict)
     failing_tenants: Mapping[str, datetime | None] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    failed_at: datetime = NOW
+    absent: frozenset[str] = frozenset()
+    runs: tuple[RecordedRun, ...] = ()
+    first_checked_at: datetime | None = None
+    falls: tuple[Fall, ...] = ()
+    gone: tuple[KeyCount, ...] = ()
+    changes: tuple[ConfigurationChange, ...] = ()
 
     def status(self) -> Status:
         empty = MemoryControlPlane.at(NOW)
@@ -112,8 +162,24 @@ class Known:
             reports=cast(MemoryCaptureReports, _Reports(self)),
             snapshots=cast(MemorySnapshots, _Snapshots(self)),
             leases=cast(MemoryLeases, _Leases(self)),
+            falls=cast(MemoryFalls, _Falls(self)),
         )
         return read_status(plane, check_interval=INTERVAL)
+
+
+@dataclass
+class _Falls:
+    known: Known
+
+    def open(self) -> tuple[Fall, ...]:
+        return self.known.falls
+
+    def counts(self) -> tuple[tuple[KeyCount, ...], int | None]:
+        return self.known.gone, None
+
+    def configuration_changes(self, since: datetime) -> tuple[ConfigurationChange, ...]:
+        assert since == ago(24 * 60)
+        return self.known.changes
 
 
 @dataclass
@@ -148,6 +214,11 @@ class _Checks:
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:
         return self.known.checks[:count]
+
+    def first_checked_at(self) -> datetime | None:
+        return self.known.first_checked_at or min(
+            (each.checked_at for each in self.known.checks), default=None
+        )
 
     def newest_good_check(self) -> Check | None:
         good = (each for each in self.known.checks if each.verdict.is_good)
@@ -192,7 +263,7 @@ class _Snapshots:
     def in_future(self, now: datetime) -> tuple[ListedSnapshot, ...]:
         times = {**self.known.points, **self.known.snapshots}.values()
         return tuple(
-            ListedSnapshot(at, CaptureSource.COUNTERS, 1, 1, 1, 0, 0, 0, 0, is_pruned=False)
+            ListedSnapshot(at, CaptureSource.COUNTERS, 1, 1, 1, 0, 0, 0, None, 0, is_pruned=False)
             for at in sorted(times, reverse=True)
             if is_in_the_future(at, now)
         )
@@ -205,5 +276,17 @@ class _Reports:
     def newest_snapshots(self) -> Mapping[str, datetime]:
         return {**self.known.points, **self.known.snapshots}
 
-    def failing(self) -> Mapping[str, datetime | None]:
-        return self.known.failing_tenants
+    def failing(self) -> Mapping[str, FailingTenant]:
+        known = self.known
+        return {
+            tenant: FailingTenant(
+                at, known.failed_at, known.reasons.get(tenant, "Not permitted."), "grant it."
+            )
+            for tenant, at in known.failing_tenants.items()
+        }
+
+    def absent(self) -> frozenset[str]:
+        return self.known.absent
+
+    def newest_runs(self, count: int) -> tuple[RecordedRun, ...]:
+        return self.known.runs[:count]

@@ -3,9 +3,10 @@
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from budget_recovery_dagster.domain import MAX_ATTEMPTS, RecoveryState
+from budget_recovery_dagster.domain import MAX_ATTEMPTS, RecoveryState, RetentionPolicy
 from budget_recovery_dagster.services import Preview, preview_restore
 from budget_recovery_dagster.services.restore import (
+    Acceptance,
     Applied,
     Order,
     Resolved,
@@ -51,12 +52,19 @@ class ManualHarness(RecoveryHarness):
             preview_id=preview_id,
         )
 
-    def resolve(self, reason: str = "all is well") -> Resolved:
-        return self.end(self.order(reason))
+    def resolve(
+        self, reason: str = "all is well", acceptance: Acceptance = Acceptance.KEEP_SNAPSHOTS
+    ) -> Resolved:
+        return self.end(self.order(reason), acceptance)
 
-    def end(self, order: Order) -> Resolved:
+    def end(self, order: Order, acceptance: Acceptance = Acceptance.KEEP_SNAPSHOTS) -> Resolved:
         return resolve_incident(
-            self.plane, self.opened, order, convergence_timeout=self.convergence_timeout
+            self.plane,
+            self.opened,
+            order,
+            acceptance=acceptance,
+            retention=RetentionPolicy(7),
+            convergence_timeout=self.convergence_timeout,
         )
 
     def opened(self) -> nullcontext[MemoryUsageStore]:

@@ -7,9 +7,18 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from budget_recovery_dagster.domain import CAPTURE_LEASE, Hour, RecoveryState
+from budget_recovery_dagster.domain import (
+    CAPTURE_LEASE,
+    Hour,
+    RecordedRun,
+    RecoveryState,
+    RunOutcome,
+    RunResult,
+    Stopped,
+)
 from budget_recovery_dagster.errors import (
     CapturesPausedError,
+    ClockSkewError,
     DatabaseError,
     DatabaseUnreachableError,
     HourClosedError,
@@ -20,10 +29,12 @@ from budget_recovery_dagster.errors import (
     SettingsError,
     StoreUnreachableError,
 )
-from budget_recovery_dagster.services import Captured, Paused, Verified
+from budget_recovery_dagster.services import Captured, Paused, Verified, measure_clock_skew
 from tests.fakes.control_plane import ManualClock
 from tests.fakes.incidents import MemoryStoreRegistry
+from tests.fakes.usage_store import MemoryUsageStore
 from tests.unit.capture_harness import (
+    BORN,
     DENIED,
     Harness,
     RefusingSnapshots,
@@ -201,3 +212,147 @@ def test_the_night_of_the_autumn_clock_change_has_25_snapshots(harness: Harness)
         harness.clock.advance(timedelta(hours=1))
     assert len(hours) == 25
     assert all(len(harness.plane.reports.captured_in(hour)) == 3 for hour in hours)
+
+
+def newest_run(harness: Harness) -> RecordedRun:
+    (newest, *_) = harness.plane.reports.newest_runs(1)
+    return newest
+
+
+def newest_result(harness: Harness) -> RunResult:
+    result = newest_run(harness).result
+    assert result is not None
+    return result
+
+
+def test_every_capture_is_recorded_with_its_end(harness: Harness) -> None:
+    harness.store.clock = harness.clock.now() + timedelta(seconds=30)
+    harness.while_reading("c", lambda: harness.clock.advance(timedelta(seconds=7)))
+    began = harness.clock.now()
+    harness.capture("first")
+    ended = began + timedelta(seconds=7)
+    stored = RunResult(RunOutcome.STORED, 3, 0, 0, None, timedelta(seconds=30))
+    assert newest_run(harness) == RecordedRun("first", harness.hour, began, ended, stored)
+
+    harness.store.failures["b"] = DENIED
+    harness.capture("second")
+    denied = Stopped("store_permission", "The user may not read tenant b.", "grant it.")
+    assert (newest_run(harness).run_id, newest_result(harness)) == (
+        "second",
+        RunResult(RunOutcome.STORED_IN_PART, 2, 0, 1, denied, timedelta(seconds=23)),
+    )
+
+
+def test_the_error_of_a_capture_is_that_of_most_tenants(harness: Harness) -> None:
+    harness.spend("d", "10")
+    alone = StoreUnreachableError("Timed out.", "wait.")
+    harness.store.failures = {"a": alone, "b": DENIED, "c": DENIED, "d": DENIED}
+    harness.capture()
+    result = newest_result(harness)
+    assert (result.outcome, result.failed) == (RunOutcome.FAILED, 4)
+    assert result.error == Stopped("store_permission", DENIED.message, DENIED.hint)
+
+
+@pytest.mark.parametrize("seconds", [70, -70])
+def test_a_capture_that_a_clock_stopped_is_recorded_with_the_skew(
+    harness: Harness, seconds: float
+) -> None:
+    harness.store.clock = harness.clock.now() + timedelta(seconds=seconds)
+    with pytest.raises(ClockSkewError, match="The clocks differ by 70 s"):
+        harness.capture()
+    result = newest_result(harness)
+    assert result.outcome is RunOutcome.FAILED
+    assert result.clock_skew == timedelta(seconds=seconds)
+    assert result.error is not None
+    assert result.error.code == "clock_skew"
+
+
+def test_a_capture_without_any_known_tenant_is_recorded_if_it_fails(harness: Harness) -> None:
+    gone = StoreUnreachableError("No answer.", "see whether NATS runs.")
+    harness.store.identity_failure = gone
+    with pytest.raises(StoreUnreachableError):
+        harness.run()
+    stopped = Stopped("store_unreachable", gone.message, gone.hint)
+    assert newest_result(harness) == RunResult(RunOutcome.FAILED, 0, 0, 0, stopped, None)
+
+
+def test_a_capture_of_an_empty_store_found_nothing_to_store() -> None:
+    harness = Harness()
+    harness.capture()
+    assert newest_run(harness).found_nothing
+    assert newest_result(harness) == RunResult(RunOutcome.NOTHING_TO_STORE, 0, 0, 0, None, None)
+
+
+def test_an_unexpected_error_is_the_end_of_a_recorded_capture(harness: Harness) -> None:
+    def break_down() -> None:
+        raise RuntimeError("out of cheese")
+
+    class BrokenStore(MemoryUsageStore):
+        def now(self) -> datetime | None:
+            break_down()
+            return None
+
+    with pytest.raises(RuntimeError):
+        harness.run(store=BrokenStore(BORN))
+    error = newest_result(harness).error
+    assert error is not None
+    assert (error.code, error.message) == (
+        "unexpected_error",
+        "Unexpected RuntimeError: out of cheese",
+    )
+
+
+def test_a_capture_whose_database_went_away_has_no_end(harness: Harness) -> None:
+    gone = DatabaseUnreachableError("No connection.", "see whether PostgreSQL runs.")
+
+    class GoneSnapshots(RefusingSnapshots):
+        def end_run(self, *_: object) -> None:
+            raise gone
+
+    harness.plane = replace(harness.plane, snapshots=GoneSnapshots(harness.plane.state, gone))
+    with pytest.raises(DatabaseUnreachableError) as raised:
+        harness.run()
+    assert raised.value is gone
+    assert newest_run(harness).result is None
+
+
+def test_captures_that_were_refused_or_are_paused_are_not_recorded(harness: Harness) -> None:
+    harness.plane.registry.claim()
+    with harness.plane.leases.hold(CAPTURE_LEASE, "another"), pytest.raises(LeaseHeldError):
+        harness.run()
+    harness.plane.registry.set_state(RecoveryState.RECOVERING)
+    harness.run()
+    assert harness.plane.reports.newest_runs(1) == ()
+
+
+def test_a_tenant_that_failed_once_and_then_left_is_not_failing(harness: Harness) -> None:
+    harness.store.failures["b"] = DENIED
+    harness.capture("one")
+    assert list(harness.plane.reports.failing()) == ["b"]
+    # It was never captured, so only its failure still names it.
+    del harness.store.failures["b"]
+    harness.store.purge("usage.b.")
+    harness.clock.advance(timedelta(hours=1))
+    captured = harness.capture("two")
+    assert harness.plane.reports.failing() == {}
+    assert [outcome.tenant for outcome in captured.outcomes] == ["a", "b", "c"]
+    assert newest_result(harness) == RunResult(RunOutcome.STORED, 2, 1, 0, None, None)
+    harness.clock.advance(timedelta(hours=1))
+    assert [outcome.tenant for outcome in harness.capture("three").outcomes] == ["a", "c"]
+
+
+def test_the_time_of_the_answer_is_no_skew(harness: Harness) -> None:
+    asked = harness.clock.now()
+
+    class SlowStore(MemoryUsageStore):
+        def now(self) -> datetime | None:
+            harness.clock.advance(timedelta(seconds=90))
+            return super().now()
+
+    slow = SlowStore(BORN)
+    for seconds, skew in ((0, 0), (90, 0), (-6, -6), (97, 7)):
+        harness.clock.set(asked)
+        slow.clock = asked + timedelta(seconds=seconds)
+        assert measure_clock_skew(harness.clock, slow) == timedelta(seconds=skew)
+    slow.clock = None
+    assert measure_clock_skew(harness.clock, slow) is None

@@ -23,6 +23,7 @@ from budget_recovery_dagster.domain import (
     BudgetWindow,
     CaptureSource,
     Change,
+    ConfigurationChange,
     Damage,
     Difference,
     Ended,
@@ -40,6 +41,8 @@ from budget_recovery_dagster.domain import (
     Reset,
     RestoreChoice,
     Restored,
+    RunOutcome,
+    Stopped,
     UnreadableKey,
     Verdict,
     Waiting,
@@ -77,6 +80,7 @@ from budget_recovery_dagster.presentation import (
 from budget_recovery_dagster.sandbox import NoRunningDevError
 from budget_recovery_dagster.services import (
     WRITTEN,
+    Attention,
     Condition,
     Doubt,
     EntryPreview,
@@ -85,15 +89,34 @@ from budget_recovery_dagster.services import (
     TenantPreview,
     WindowPreview,
 )
-from budget_recovery_dagster.services.restore import Applied, Remainder, Resolved, TenantRestored
+from budget_recovery_dagster.services.restore import (
+    Acceptance,
+    Applied,
+    Remainder,
+    Resolved,
+    TenantRestored,
+)
 from tests import documentation
-from tests.unit.known_states import IDENTITY, NOW, Known, ago, check, closed, incident, unknown
+from tests.unit.known_states import (
+    IDENTITY,
+    NOW,
+    Known,
+    ago,
+    check,
+    closed,
+    fall,
+    gone,
+    incident,
+    run,
+    unknown,
+)
 
 PAGE = "docs/json.md"
 
 ENUMS: Mapping[str, type[StrEnum]] = {
     "Condition": Condition,
     "Doubt code": Doubt,
+    "Attention code": Attention,
     "Warning code": Warned,
     "State": RecoveryState,
     "Verdict": Verdict,
@@ -103,6 +126,8 @@ ENUMS: Mapping[str, type[StrEnum]] = {
     "Action": Action,
     "Change": Change,
     "Source": CaptureSource,
+    "Run outcome": RunOutcome,
+    "Acceptance": Acceptance,
 }
 
 INTERNAL = {
@@ -110,6 +135,7 @@ INTERNAL = {
     "ColumnKind": "columns of the Parquet tables",
     "Enforcement": "the database: budget",
     "Event": "errors of the program",
+    "FallOutcome": "the database: usage_fall",
     "Found": "the table of verdicts",
     "LandmarkKind": "the database: landmark",
     "Outcome": "doctor, whose page is docs/doctor.md, and that of incidents, which is above",
@@ -339,7 +365,9 @@ RESET = RecordedReset(
     is_restoring=True,
     unmarked="NATS is away.",
 )
-SNAPSHOT = ListedSnapshot(ago(60), CaptureSource.COUNTERS, 1, 2, 3, 4, 5, 6, 7, is_pruned=False)
+SNAPSHOT = ListedSnapshot(
+    ago(60), CaptureSource.COUNTERS, 1, 2, 3, 4, 5, 6, Decimal("1.5"), 7, is_pruned=False
+)
 
 
 def statuses() -> Iterator[str]:
@@ -356,17 +384,22 @@ def statuses() -> Iterator[str]:
         damaged={"acme": 1},
         unverified=("globex",),
         failing_tenants={"acme": ago(60), "globex": None},
+        falls=(fall("acme", "per user", 3, "41.5"),),
+        gone=(gone("acme", 2),),
+        changes=(ConfigurationChange("max_age", "unlimited", "60 s", ago(5)),),
+        runs=(run(30, RunOutcome.FAILED, skew=6, error=Stopped("clock_skew", "Off.", "use NTP.")),),
     )
     yield status_json(known.status(), 2)
     yield status_json(replace(known, incidents=(ENDED,)).status(), 2)
     yield status_json(
-        replace(known, recovered=Recovery(RecoveryState.RECOVERING, HELD)).status(), 1
+        replace(known, recovered=Recovery(RecoveryState.RECOVERING, HELD)).status(), 2
     )
+    yield status_json(replace(known, recovered=Recovery(RecoveryState.HEALTHY, None)).status(), 4)
     running = replace(ATTEMPT, incident_id=BARE.incident_id, ended_at=None, outcome=None)
     bare = Known(recovered=Recovery(RecoveryState.RECOVERING, BARE), attempts=(running,))
     yield status_json(bare.status(), 1)
     unseen = replace(unknown(1), identity=None)
-    yield status_json(Known(checks=(unseen,)).status(), 3)
+    yield status_json(Known(checks=(unseen,), runs=(run(1, None),)).status(), 3)
     yield failure_json(SettingsError("No database is set.", "set one."), 3)
 
 
@@ -382,11 +415,14 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "restore", applied_json(replace(APPLIED, incident=OPEN))
     nothing = replace(APPLIED, preview=None, failure=None, incident=None, remainder=None)
     yield "restore", applied_json(nothing)
-    yield "resolve", resolved_json(Resolved(ENDED, REMAINDER))
-    yield "resolve", resolved_json(Resolved(OPEN, REMAINDER))
+    resolved = Resolved(ENDED, Acceptance.RECORD_RESETS, REMAINDER, (RESET.reset,), ago(-60))
+    yield "resolve", resolved_json(resolved, run(0), None)
+    resolved = Resolved(OPEN, Acceptance.KEEP_SNAPSHOTS, REMAINDER)
+    yield "resolve", resolved_json(resolved, None, ERROR)
     yield "hold and release", held_json(OPEN)
     yield "hold and release", held_json(BARE)
-    yield "snapshots", snapshots_json([SNAPSHOT], ["per user"], Damage({"acme": 1}, ("globex",)))
+    listed = [SNAPSHOT, replace(SNAPSHOT, drop_usage=None)]
+    yield "snapshots", snapshots_json(listed, ["per user"], Damage({"acme": 1}, ("globex",)))
     yield "discard-future", discarded_json([SNAPSHOT])
     yield "record-reset", reset_json(RESET)
     everyone = replace(RESET.reset, window=None, entity=EVERYONE)

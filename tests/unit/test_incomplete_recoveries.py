@@ -115,7 +115,7 @@ def test_a_partial_verification_read_fails_the_attempt(harness: RecoveryHarness)
             harness.store.purge(next(purged, "nothing"))
 
     harness.store.during_read = purge
-    with pytest.raises(AttemptFailedError, match="Fewer counters of tenant 'a' could be read back"):
+    with pytest.raises(AttemptFailedError, match="Fewer counters of tenant 'a' could be read"):
         harness.recover()
     assert harness.state is RecoveryState.RECOVERING
     harness.store.during_read = None

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from budget_recovery_dagster.adapters.nats import encode_name
 from budget_recovery_dagster.domain import Change, ClusterView, RecoveryState
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
@@ -15,6 +16,7 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
 from budget_recovery_dagster.presentation import comparison
+from budget_recovery_dagster.presentation.text import window_notes
 from budget_recovery_dagster.services import preview_restore
 from budget_recovery_dagster.services.restore import Remainder
 from tests.unit.capture_harness import LIFETIME, NOW, REBORN
@@ -51,6 +53,28 @@ def test_unknown_usage_is_reported_when_the_incident_is_closed(failed: ManualHar
     assert (
         "1 window without an intact record: usage unknown. 1 live counter skipped (unreadable)."
     ) in applied.incident.ended.detail
+
+
+def test_the_notes_name_the_largest_counters_first(harness: ManualHarness) -> None:
+    users = [f"user {number}" for number in range(8)]
+    for user in users:
+        harness.spend("a", "1", user)
+    harness.spend("a", "40", "zoe")
+    harness.clock.advance(timedelta(hours=1))
+    harness.capture()
+    for user in (*users, "zoe"):
+        harness.store.put(f"usage.a.spend.lifetime.{encode_name(user)}", b"rubbish")
+    applied = harness.apply(OF_A)
+    (note,) = [note for entry in applied.tenants[0].entries for note in entry.notes]
+    assert note.startswith("9 counters skipped: the live value is unreadable: 'zoe' (")
+    assert note.endswith(", ...")
+    (noted,) = [
+        note
+        for window in harness.preview(OF_A).windows
+        for note in window_notes(window)
+        if "unreadable" in note
+    ]
+    assert noted.startswith("9 live counters skipped (unreadable): 'zoe' (")
 
 
 def test_an_unreadable_tenant_is_reported_as_not_compared(

@@ -1,5 +1,6 @@
 """Differences between a plan and its preview."""
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -13,6 +14,7 @@ from budget_recovery_dagster.domain import (
     Window,
     differences,
 )
+from budget_recovery_dagster.presentation.text import most_relevant
 
 MONTH = BudgetWindow("team", Window.parse("2026-11"))
 
@@ -69,3 +71,15 @@ def test_new_and_missing_entries_are_reported() -> None:
         Difference("acme", MONTH, None, Change.NEW, None, Decimal(2)),
         Difference("acme", MONTH, "alice", Change.GONE, Decimal(10), None),
     )
+
+
+def test_a_list_that_is_cut_begins_with_the_largest_difference() -> None:
+    small = [entry(1, 2, entity=f"reserved {number:03}") for number in range(99)]
+    zoe = entry(None, 40, entity="zoe")
+    live = entry(10, 90, entity="live")
+    found = differences("acme", [live], [*small, zoe, replace(live, live=Decimal(80))])
+    first, *rest = most_relevant(found)
+    assert first == Difference("acme", MONTH, "zoe", Change.NEW, None, Decimal(40))
+    assert len(rest) == 100
+    # Traffic causes larger differences all the time.
+    assert rest[-1] == Difference("acme", MONTH, "live", Change.LIVE, Decimal(10), Decimal(80))

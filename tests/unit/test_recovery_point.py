@@ -64,9 +64,9 @@ def test_missing_and_lower_counters_are_drops() -> None:
     }
     observed: TenantUsages = {MONTH: {"lower": Decimal(2), "same": Decimal(1), "new": Decimal(0)}}
     assert find_drops(point, observed, unknown=[], unlisted=[]) == (
+        Drop(LIFETIME, None, Decimal(9), None),
         Drop(MONTH, "gone", Decimal(5), None),
         Drop(MONTH, "lower", Decimal(3), Decimal(2)),
-        Drop(LIFETIME, None, Decimal(9), None),
     )
 
 

@@ -6,7 +6,15 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain import CaptureFailure, Hour, OmittedCounter, age, is_too_old
+from budget_recovery_dagster.domain import (
+    CaptureFailure,
+    Hour,
+    OmittedCounter,
+    RunOutcome,
+    RunResult,
+    age,
+    is_too_old,
+)
 from budget_recovery_dagster.presentation.metadata import points_metadata
 from budget_recovery_dagster.services import PointAges, PointSurvey, judge_point_ages, survey_points
 from tests.contract.control_planes import NOON, ControlPlane, Counters, in_memory, of, reading
@@ -200,3 +208,37 @@ def test_a_snapshot_from_the_future_has_no_age(plane: ControlPlane) -> None:
     ages = ages_at(plane, NOON - timedelta(minutes=1) - INSTANT)
     assert ages.future == NOON
     assert not ages.is_sound
+
+
+def test_a_tenant_that_left_is_not_too_old_although_its_window_is_open(
+    plane: ControlPlane,
+) -> None:
+    lifetime = of("team", "lifetime")
+    unreadable = OmittedCounter(lifetime, "alice", "usage.unread.team.lifetime.alice", "no number")
+    plane.capture("emptied", TEAM, at=NOON)
+    plane.commit(plane.take(reading("unread", {}, omitted=(unreadable,))))
+    plane.capture("acme", TEAM)
+    plane.reset(NOON, tenant="emptied")
+    # Nothing is expected of the one, because of the reset, and nothing was known of the other.
+    for tenant in ("emptied", "unread"):
+        plane.clock.set(NOON + timedelta(hours=1))
+        plane.commit(plane.take(reading(tenant, {})))
+    plane.capture("acme", TEAM, at=NOON + LIMIT)
+    ages = ages_at(plane, NOON + LIMIT + INSTANT)
+    assert ages.too_old == {}
+    assert ages.is_sound
+    plane.capture("emptied", TEAM)
+    assert ages_at(plane, NOON + 2 * LIMIT + 2 * INSTANT).too_old.keys() == {"acme", "emptied"}
+
+
+def test_a_store_with_nothing_to_store_is_not_too_old(plane: ControlPlane) -> None:
+    plane.capture("daily", TODAY, at=NOON)
+    tomorrow = NOON + timedelta(days=1)
+    plane.clock.set(tomorrow)
+    assert not ages_at(plane, tomorrow).is_sound
+    with plane.lease() as lease:
+        number = plane.snapshots.begin_run("run", Hour(tomorrow), started_at=tomorrow, lease=lease)
+    nothing = RunResult(RunOutcome.NOTHING_TO_STORE, 0, 1, 0, None, None)
+    plane.snapshots.end_run(number, nothing)
+    assert ages_at(plane, tomorrow + LIMIT).is_sound
+    assert not ages_at(plane, tomorrow + LIMIT + INSTANT).is_sound

@@ -43,7 +43,11 @@ def at_second(second: int) -> Commit:
 
 
 def reset(
-    who: Entity | Everyone, *, second: int = 0, window: str | None = None, budget: str = "team"
+    who: Entity | Everyone | frozenset[Entity],
+    *,
+    second: int = 0,
+    window: str | None = None,
+    budget: str = "team",
 ) -> Reset:
     """Return a reset that excludes what was captured until so many seconds after noon."""
     at = NOON + second * SECOND
@@ -64,6 +68,8 @@ ALICE = reset("alice")
         ("budget", "", "an empty name"),
         ("entity", "", "an empty name"),
         ("entity", "a\0b", "NUL"),
+        ("entity", frozenset(), "a reset of no entity"),
+        ("entity", frozenset({"a", ""}), "an empty name"),
         ("window", "2026-13", "'2026-13' is not a budget window"),
         ("window", "", "'' is not a budget window"),
         ("at", datetime(2026, 11, 25, 12), "no time zone"),  # noqa: DTZ001 - that is refused
@@ -107,11 +113,12 @@ def test_a_reset_concerns_one_window_or_all_windows_of_its_budget() -> None:
         ("alice", {"bob": Decimal(3), None: Decimal(8)}),
         (None, {"alice": Decimal(5), "bob": Decimal(3)}),
         (EVERYONE, {}),
+        (frozenset({"alice", None, "nobody"}), {"bob": Decimal(3)}),
         ("nobody", USAGES),
     ],
 )
-def test_a_reset_excludes_the_usages_of_one_entity_or_of_all(
-    who: Entity | Everyone, left: Usages
+def test_a_reset_excludes_the_usages_of_one_entity_of_several_or_of_all(
+    who: Entity | Everyone | frozenset[Entity], left: Usages
 ) -> None:
     assert eligible(USAGES, at_second(0), MONTH, [reset(who)]) == left
 

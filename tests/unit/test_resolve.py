@@ -1,21 +1,29 @@
 """`resolve` closes an incident without restoring, and accepts the store in its present state."""
 
 from contextlib import nullcontext
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain import RESTORE_LEASE, Outcome, RecoveryState
+from budget_recovery_dagster.domain import (
+    EVERYONE,
+    RESTORE_LEASE,
+    Outcome,
+    RecoveryState,
+    RetentionPolicy,
+)
 from budget_recovery_dagster.errors import (
     ChoiceError,
     IncidentMovedError,
     LeaseHeldError,
+    LeaseLostError,
     StoreMissingError,
     StorePermissionError,
     StoreUnreachableError,
     StoreWriteError,
 )
-from budget_recovery_dagster.services.restore import resolve_incident
+from budget_recovery_dagster.services.restore import Acceptance, RestoreRequest, resolve_incident
 from tests.fakes.usage_store import MemoryUsageStore
 from tests.unit.capture_harness import REBORN
 from tests.unit.manual_harness import ManualHarness, captured_manual_harness
@@ -37,7 +45,8 @@ def test_resolve_accepts_the_store_and_reports_what_is_lower(harness: ManualHarn
     assert ended.outcome is Outcome.ACCEPTED
     assert ended.detail.startswith(
         "By ann: it was emptied on purpose. Nothing was raised. Left lower than in the "
-        "snapshots: 3 counters. Usage between the newest snapshot (2026-11-25 12:05:00 UTC)"
+        "snapshots: 3 counters, by 115 in all. No reset is recorded: the next loss brings their "
+        "usage back. Usage between the newest snapshot (2026-11-25 12:05:00 UTC)"
     )
     assert resolved.remainder.counters == 3
     assert (harness.usage("a"), harness.usage("b")) == (None, None)
@@ -114,6 +123,8 @@ def test_an_incident_that_another_process_closes_meanwhile_is_not_resolved_again
             harness.plane,
             opened_late,
             harness.order("too late"),
+            acceptance=Acceptance.RECORD_RESETS,
+            retention=RetentionPolicy(7),
             convergence_timeout=harness.convergence_timeout,
         )
     (incident,) = harness.plane.incidents.recent(2)
@@ -155,3 +166,143 @@ def test_counters_planned_by_a_killed_worker_are_not_reported_as_raised() -> Non
     assert ended is not None
     assert ended.restored.counters == 0
     assert "Nothing was raised." in ended.detail
+
+
+def recorded(harness: ManualHarness) -> dict[tuple[str, str | None], object]:
+    """Return whom the recorded resets are about, by tenant and window."""
+    return {(reset.tenant, reset.window): reset.entity for reset in harness.plane.state.resets}
+
+
+def lose_again(harness: ManualHarness) -> None:
+    harness.clock.advance(timedelta(minutes=40))
+    harness.store.recreate(harness.clock.now())
+    harness.check()
+    harness.recover()
+    assert harness.state is RecoveryState.HEALTHY
+
+
+def test_usage_that_was_removed_on_purpose_is_not_restored_after_the_next_loss(
+    harness: ManualHarness,
+) -> None:
+    resolved = harness.resolve("it was emptied on purpose", Acceptance.RECORD_RESETS)
+    assert recorded(harness) == {("a", "lifetime"): EVERYONE, ("b", "lifetime"): EVERYONE}
+    assert harness.plane.state.resets == list(resolved.resets)
+    [first, _] = resolved.resets
+    assert (first.by, first.at, first.recorded_at) == ("ann", first.at, first.at)
+    assert first.reason == (
+        f"incident {resolved.incident.short_id} accepted: it was emptied on purpose"
+    )
+    ended = resolved.incident.ended
+    assert ended is not None
+    assert (
+        "Left lower than in the snapshots: 3 counters, by 115 in all. Resets are recorded:"
+        " restores exclude their usage until now."
+    ) in ended.detail
+    harness.spend("a", "3", "alice")
+    harness.clock.advance(timedelta(minutes=1))
+    harness.capture()
+    lose_again(harness)
+    assert (harness.usage("a"), harness.usage("a", "alice"), harness.usage("b")) == (
+        None,
+        "3",
+        None,
+    )
+
+
+def test_usage_that_is_kept_is_restored_after_the_next_loss(harness: ManualHarness) -> None:
+    resolved = harness.resolve("not now", Acceptance.KEEP_SNAPSHOTS)
+    assert (resolved.resets, resolved.undo_until) == ((), None)
+    assert harness.plane.state.resets == []
+    lose_again(harness)
+    assert (harness.usage("a"), harness.usage("b")) == ("80", "5")
+
+
+def test_only_counters_that_were_read_as_lower_or_absent_are_reset(
+    harness: ManualHarness,
+) -> None:
+    # Counted again since the loss: the aggregate even more than before.
+    harness.spend("a", "90")
+    harness.spend("a", "3", "alice")
+    # It cannot be read, so it may be as high as before.
+    harness.store.put("usage.b.spend.lifetime.=", b"broken")
+    resolved = harness.resolve("on purpose", Acceptance.RECORD_RESETS)
+    assert recorded(harness) == {("a", "lifetime"): frozenset({"alice"})}
+    assert (resolved.remainder.counters, resolved.remainder.rise) == (1, Decimal(27))
+    assert resolved.incident.ended is not None
+    assert "1 live counter skipped (unreadable)." in resolved.incident.ended.detail
+    lose_again(harness)
+    assert (harness.usage("a"), harness.usage("a", "alice"), harness.usage("b")) == (
+        "80",
+        None,
+        "5",
+    )
+
+
+def test_counters_of_an_incomplete_reading_are_not_reset(harness: ManualHarness) -> None:
+    for name in ("bob", "carl", "dora", "eve"):
+        harness.spend("a", "1", name)
+    doomed = iter(["eve", "dora"])
+
+    def purge(tenant: str) -> None:
+        # Without a marker, in both tries: fewer keys arrive than were announced.
+        if tenant == "a" and (name := next(doomed, None)):
+            harness.store.purge(f"usage.a.spend.lifetime.{name}")
+
+    harness.store.during_read = purge
+    resolved = harness.resolve("on purpose", Acceptance.RECORD_RESETS)
+    assert recorded(harness) == {("b", "lifetime"): EVERYONE}
+    [unseen] = resolved.remainder.unseen
+    assert unseen.startswith(
+        "Tenant 'a' cannot be read: Fewer counters of tenant 'a' could be read"
+    )
+
+
+def test_no_reset_is_recorded_if_the_incident_cannot_be_closed(harness: ManualHarness) -> None:
+    def lose_lease(_tenant: str) -> None:
+        harness.plane.leases.lose(RESTORE_LEASE)
+
+    harness.store.during_read = lose_lease
+    with pytest.raises(LeaseLostError):
+        harness.resolve("on purpose", Acceptance.RECORD_RESETS)
+    assert harness.plane.state.resets == []
+    assert harness.state is RecoveryState.FAILED
+
+
+def test_an_accepted_state_can_be_undone_until_the_time_that_is_shown(
+    harness: ManualHarness,
+) -> None:
+    at = harness.clock.now()
+    resolved = harness.resolve("on purpose", Acceptance.RECORD_RESETS)
+    # The windows are lifetime windows, and snapshots are kept for seven days.
+    until = resolved.undo_until
+    assert until is not None
+    assert timedelta(days=7) <= until - at < timedelta(days=7, minutes=1)
+    assert resolved.incident.ended is not None
+    assert f"--despite-resets`, until {until:%Y-%m-%d %H:%M:%S} UTC" in (
+        resolved.incident.ended.detail
+    )
+    # Without usage, each capture prunes what it may.
+    while harness.clock.now() + timedelta(hours=6) < until:
+        harness.clock.advance(timedelta(hours=6))
+        harness.spend("a", "1", "bob")
+        harness.capture()
+    assert harness.apply().raised == 0
+    assert harness.apply(RestoreRequest(despite_resets=True)).raised == 3
+    assert (harness.usage("a"), harness.usage("b")) == ("80", "5")
+
+
+def test_the_end_of_the_last_window_limits_the_time_to_undo() -> None:
+    harness = captured_manual_harness()
+    for window in ("2026-11-25", "2026-W48"):
+        harness.store.put_usage("c", "spend", window, None, "7")
+    harness.store.purge("usage.a.")
+    harness.store.purge("usage.b.")
+    harness.capture()
+    harness.plane.state.snapshots = {
+        key: each for key, each in harness.plane.state.snapshots.items() if key[0] == "c"
+    }
+    harness.wipe()
+    resolved = harness.resolve("on purpose", Acceptance.RECORD_RESETS)
+    # The week ends on Monday, less than seven days later.
+    assert resolved.undo_until == datetime(2026, 11, 30, tzinfo=UTC)
+    assert {reset.window for reset in resolved.resets} == {"2026-11-25", "2026-W48"}

@@ -1,6 +1,7 @@
 """The table of `snapshots` never cuts a timestamp, which is what `--snapshot` takes."""
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from io import StringIO
 
 import pytest
@@ -10,7 +11,7 @@ from budget_recovery_dagster.domain import CaptureSource, ListedSnapshot
 from budget_recovery_dagster.presentation.terminal import print_snapshots
 
 AT = datetime(2026, 12, 1, 3, 39, 34, 795991, UTC)
-REMARKS = "1,234 omitted, 12 unreadable, 3 missing or lower, 2 partial, pruned"
+REMARKS = "1,234 omitted, 12 unreadable, 3 missing or lower (41.50 of usage), 2 partial, pruned"
 LARGE = ListedSnapshot(
     captured_at=AT,
     source=CaptureSource.COUNTERS,
@@ -20,11 +21,12 @@ LARGE = ListedSnapshot(
     omitted=1234,
     unreadable=12,
     drops=3,
+    drop_usage=Decimal("41.50"),
     partial=2,
     is_pruned=True,
 )
 SMALL = ListedSnapshot(
-    AT - timedelta(hours=1), CaptureSource.COUNTERS, 3, 28, 710, 0, 0, 0, 0, is_pruned=False
+    AT - timedelta(hours=1), CaptureSource.COUNTERS, 3, 28, 710, 0, 0, 0, None, 0, is_pruned=False
 )
 NUMBERS = ["1,000,000", "2,345,678", "123,456,789"]
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,26 +12,33 @@ from budget_recovery_dagster import presentation
 from budget_recovery_dagster.domain import (
     Attempt,
     Check,
+    ConfigurationChange,
     FailureReason,
     GivenUp,
     Held,
     Incident,
+    RecordedRun,
+    RunOutcome,
+    Stopped,
     Verdict,
     Waiting,
 )
 from budget_recovery_dagster.errors import DatabaseError
 from budget_recovery_dagster.presentation import status_json
 from budget_recovery_dagster.presentation.terminal import print_status
-from budget_recovery_dagster.services import MOST_CHECKS, Condition
+from budget_recovery_dagster.services import MOST_CHECKS, Attention, Condition
 from tests.unit.known_states import (
     Known,
     ago,
     check,
     closed,
     failed,
+    fall,
+    gone,
     incident,
     loss,
     recovering,
+    run,
     unknown,
 )
 
@@ -153,24 +161,295 @@ def test_a_loss_without_an_incident_makes_the_status_unknown() -> None:
 
 def test_the_end_of_an_incident_counts_as_a_good_check() -> None:
     before: tuple[Check, ...] = (check(5, Verdict.LOST), unknown(6), unknown(7), check(100))
-    assert summary(Known(checks=before, incidents=(closed(4),)))[0] is Condition.HEALTHY
+    points = {"acme": ago(60)}
+    assert summary(Known(checks=before, incidents=(closed(4),), points=points))[0] is (
+        Condition.HEALTHY
+    )
     blind = (unknown(5), unknown(6), unknown(7), check(100))
-    known = Known(checks=blind, incidents=(closed(4),))
+    known = Known(checks=blind, incidents=(closed(4),), points=points)
     assert summary(known)[0] is Condition.HEALTHY
     assert known.status().unknown_in_a_row == 0
     assert summary(Known(checks=blind, incidents=(closed(31),)))[0] is Condition.UNKNOWN
 
 
-def test_the_next_step_of_a_healthy_store_names_snapshot_problems() -> None:
+def noticed(known: Known) -> list[tuple[Attention, str]]:
+    return [(notice.code, notice.message) for notice in presentation.notices(known.status())]
+
+
+def test_an_intact_store_with_snapshot_problems_needs_attention() -> None:
     late = Known(checks=(check(1),), points={"a": ago(91), "b": ago(89)})
-    assert summary(late)[0] is Condition.HEALTHY
-    assert next_step(late).startswith("The store is intact, but 'a' has no recent snapshot: ")
+    assert summary(late)[:2] == (Condition.ATTENTION, ())
+    assert noticed(late) == [(Attention.SNAPSHOTS_LATE, "'a' has no recent snapshot.")]
+    assert "hourly_snapshot_schedule" in next_step(late)
     failing = Known(checks=(check(1),), failing_tenants=dict.fromkeys("edcba"))
-    assert summary(failing)[0] is Condition.HEALTHY
-    assert next_step(failing) == (
-        "The store is intact, but captures of 'a', 'b', 'c' and 2 more fail: see the newest run of"
-        " hourly_snapshot_job in Dagster."
+    assert summary(failing)[:2] == (Condition.ATTENTION, ())
+    assert noticed(failing) == [
+        (
+            Attention.TENANTS_FAILING,
+            "Captures of 'a', 'b', 'c' and 2 more fail. 5 tenants: Not permitted.",
+        )
+    ]
+    assert next_step(failing) == "Grant it. See the newest run of hourly_snapshot_job in Dagster."
+
+
+def test_the_reasons_of_failing_tenants_are_grouped_the_most_common_first() -> None:
+    reasons = {
+        "a": "The user may not read tenant 'a'.",
+        "b": "Reading usage.b.> timed out.",
+        "c": "Reading usage.c.> timed out.",
+        "d": "The disk is full.",
+        "e": "No answer.",
+    }
+    known = Known(checks=(check(1),), failing_tenants=dict.fromkeys("edcba"), reasons=reasons)
+    ((_, message),) = noticed(known)
+    assert message == (
+        "Captures of 'a', 'b', 'c' and 2 more fail. 2 tenants: Reading usage.b.> timed out."
+        " 1 tenant: The user may not read tenant 'a'. 1 tenant: The disk is full. 1 more reason."
     )
+    document = json.loads(status_json(known.status(), 4))
+    assert document["captures"]["failures"][0] == {
+        "tenants": ["b", "c"],
+        "reason": "Reading usage.b.> timed out.",
+        "hint": "grant it.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("skew", "differ", "effect"),
+    [
+        (-70, "70 s behind", "more than 60 s, so no snapshot is taken."),
+        (60, "60 s ahead of", "more than 5 s, so no restore could run."),
+        (5.001, "5 s ahead of", "more than 5 s, so no restore could run."),
+    ],
+)
+def test_clocks_that_differ_need_attention_although_snapshots_are_stored(
+    skew: float, differ: str, effect: str
+) -> None:
+    fact = f"The store's clock is {differ} the database's."
+    message = f"{fact} That is {effect} Measured by the capture of 08:01:02 UTC."
+    known = Known(
+        checks=(check(1),),
+        points={"a": ago(30)},
+        # The newest capture could not reach the store, so it has not measured.
+        runs=(run(20, skew=None), run(30, skew=skew), run(90, skew=0)),
+    )
+    assert summary(known)[0] is Condition.ATTENTION
+    assert noticed(known) == [(Attention.CLOCK_SKEW, message)]
+    assert next_step(known).startswith("Synchronize the clocks of PostgreSQL and NATS with NTP.")
+    document = json.loads(status_json(known.status(), 4))
+    assert document["captures"]["clock_skew_seconds"] == skew
+    assert (
+        printed(known).count(
+            "Captures     08:11:02 UTC  stored: 3 stored, 1 without usage, 0 failed"
+        )
+        == 1
+    )
+    assert fact in printed(known)
+
+
+@pytest.mark.parametrize("skew", [5, -5, 0, None])
+def test_clocks_that_agree_need_no_attention(skew: float | None) -> None:
+    known = Known(checks=(check(1),), points={"a": ago(30)}, runs=(run(30, skew=skew),))
+    assert summary(known)[0] is Condition.HEALTHY
+
+
+SKEWED = Stopped("clock_skew", "The clocks differ by 70 s.", "synchronize the clocks.")
+
+
+def failed_run(minutes: float, error: Stopped = SKEWED) -> RecordedRun:
+    return run(minutes, RunOutcome.FAILED, skew=None, error=error)
+
+
+def test_an_intact_store_without_any_snapshot_needs_attention() -> None:
+    hours = 33 * 60
+    known = Known(checks=(check(1),), first_checked_at=ago(hours))
+    text = "No snapshot was ever taken. The store was first checked 33.0 h ago,"
+    ((code, message),) = noticed(known)
+    assert code is Attention.NO_SNAPSHOT
+    assert message.startswith(text)
+    assert message.endswith(" No capture has run.")
+    assert "hourly_snapshot_schedule" in next_step(known)
+    empty = replace(known, runs=(run(30, RunOutcome.NOTHING_TO_STORE),))
+    ((_, message),) = noticed(empty)
+    assert message.endswith(" The last capture found no counter of a tenant.")
+    assert "BUDGET_RECOVERY_BUCKET" in next_step(empty)
+    failing = replace(known, runs=(failed_run(30), failed_run(90)))
+    assert [code for code, _ in noticed(failing)] == [
+        Attention.CAPTURES_FAILING,
+        Attention.NO_SNAPSHOT,
+    ]
+    at_the_limit = Known(checks=(check(1), check(90)))
+    assert summary(at_the_limit)[0] is Condition.HEALTHY
+    assert summary(Known(checks=(check(1), check(91))))[0] is Condition.ATTENTION
+
+
+def test_captures_that_all_fail_are_shown_with_their_number_and_the_reason() -> None:
+    known = Known(
+        checks=(check(1),),
+        points={"a": ago(30)},
+        runs=(run(10, None), *(failed_run(minutes) for minutes in (40, 100, 160)), run(220)),
+    )
+    assert known.status().failed_runs == 3
+    assert noticed(known) == [
+        (
+            Attention.CAPTURES_FAILING,
+            "Each of the last 3 captures failed. The newest: The clocks differ by 70 s.",
+        )
+    ]
+    assert next_step(known) == "Synchronize the clocks."
+    one = replace(known, runs=(failed_run(40), run(100)))
+    assert noticed(one)[0][1] == "The last capture failed. The newest: The clocks differ by 70 s."
+    document = json.loads(status_json(known.status(), 4))["captures"]
+    assert document["failed_in_a_row"] == 3
+    assert document["newest_run"]["outcome"] is None
+    many = replace(known, runs=(failed_run(40),) * 200)
+    assert "Each of the last 100 or more captures failed." in noticed(many)[0][1]
+
+
+def test_a_capture_whose_process_died_has_failed_once_its_hour_is_over() -> None:
+    # It is 08:31:02.
+    known = Known(checks=(check(1),), points={"a": ago(80)}, runs=(run(30, None), run(91)))
+    assert summary(known)[0] is Condition.HEALTHY
+    died = replace(known, runs=(run(32, None), run(91)))
+    ((code, message),) = noticed(died)
+    assert code is Attention.CAPTURES_FAILING
+    assert message == (
+        "The last capture failed. The newest, of 07:59:02 UTC, has not ended: its process hangs or"
+        " died."
+    )
+
+
+def test_one_message_is_enough_if_the_newest_snapshot_of_all_is_late() -> None:
+    known = Known(checks=(check(1),), points={"a": ago(300), "b": ago(360)})
+    assert noticed(known) == [
+        (Attention.SNAPSHOTS_LATE, "The newest snapshot was taken 5.0 h ago, at 03:31:02 UTC.")
+    ]
+    closed_windows = Known(checks=(check(1),), snapshots={"a": ago(300)})
+    assert noticed(closed_windows) == noticed(known)
+
+
+def test_snapshots_are_not_late_while_there_is_nothing_to_store() -> None:
+    known = Known(
+        checks=(check(1),),
+        snapshots={"a": ago(300)},
+        runs=(run(31, RunOutcome.NOTHING_TO_STORE), run(300)),
+    )
+    assert summary(known)[0] is Condition.HEALTHY
+    long_ago = replace(known, runs=(run(91, RunOutcome.NOTHING_TO_STORE),))
+    assert summary(long_ago)[0] is Condition.ATTENTION
+    wrong_clock = replace(known, runs=(run(-60, RunOutcome.NOTHING_TO_STORE),))
+    assert summary(wrong_clock)[0] is Condition.ATTENTION
+
+
+def test_a_tenant_that_left_is_not_late() -> None:
+    known = Known(
+        checks=(check(1),), points={"a": ago(30), "left": ago(300)}, absent=frozenset({"left"})
+    )
+    assert summary(known)[0] is Condition.HEALTHY
+
+
+def test_failures_from_before_the_end_of_an_incident_need_no_attention() -> None:
+    known = Known(
+        checks=(check(1),),
+        points={"a": ago(30)},
+        failing_tenants={"a": ago(30)},
+        failed_at=ago(9),
+        runs=(failed_run(9), failed_run(69)),
+        incidents=(closed(4),),
+    )
+    assert summary(known)[0] is Condition.HEALTHY
+    again = replace(known, failed_at=ago(3), runs=(failed_run(3), *known.runs))
+    assert [code for code, _ in noticed(again)] == [
+        Attention.CAPTURES_FAILING,
+        Attention.TENANTS_FAILING,
+    ]
+    assert again.status().failed_runs == 1
+
+
+def test_everything_that_needs_attention_is_shown_with_its_step() -> None:
+    known = Known(
+        checks=(check(1),),
+        points={"a": ago(91)},
+        failing_tenants={"b": None},
+        damaged={"a": 1},
+        falls=(fall("a", "team", 3, "41.5"),),
+        gone=(gone("a", 2),),
+        changes=(ConfigurationChange("max_age", "unlimited", "60 s", ago(5)),),
+        runs=(failed_run(40), run(100, skew=30)),
+    )
+    expected = [each for each in Attention if each is not Attention.NO_SNAPSHOT]
+    assert [code for code, _ in noticed(known)] == expected
+    page = " ".join(" ".join(printed(known)).split())
+    assert page.startswith("ATTENTION at ")
+    for notice in presentation.notices(known.status()):
+        assert notice.message in page
+        assert notice.next_step in page
+    document = json.loads(status_json(known.status(), 4))
+    assert (document["condition"], document["state"]) == ("attention", "healthy")
+    assert [each["code"] for each in document["attention"]] == expected
+    assert document["next_step"] == document["attention"][0]["next_step"]
+
+
+def test_missing_usage_is_named_by_tenant_number_and_money_with_its_commands() -> None:
+    many = [fall(f"t{number}", "team", 1, "0.8") for number in range(7)]
+    known = Known(checks=(check(1),), falls=(fall("big co", "all", 2, "39.5"), *many))
+    assert summary(known)[0] is Condition.ATTENTION
+    assert noticed(known) == [
+        (
+            Attention.USAGE_MISSING,
+            (
+                "Missing from the store, or lower than in snapshots: 9 counters of 8 tenants, 45.1"
+                " of usage. Most, 39.5, is of tenant 'big co'."
+            ),
+        )
+    ]
+    of_it = "--tenant 'big co' --budget all"
+    assert f"`budget-recovery preview {of_it}`" in next_step(known)
+    assert f"`budget-recovery restore {of_it} --reason ...`" in next_step(known)
+    lines = [line.strip() for line in printed(known)]
+    first = next(number for number, line in enumerate(lines) if line.startswith("Missing"))
+    assert lines[first].endswith(
+        "big co, all 2026-11: 2 counters, 39.5 of usage, found 60 min ago, at 07:31:02 UTC"
+    )
+    page = " ".join(lines[first:])
+    assert f"budget-recovery restore {of_it} --reason ..." in page
+    assert "t3, team 2026-11: 1 counter, 0.8 of usage" in page
+    # Three of the eight windows: t4, t5 and t6.
+    assert "3 more windows with 2.4 of usage; --json lists 100" in page
+    missing = json.loads(status_json(known.status(), 4))["missing"]
+    assert (missing["windows"], missing["counters"], missing["usage"]) == (8, 9, "45.1")
+    assert missing["largest"][0]["restore"] == f"budget-recovery restore {of_it} --reason ..."
+
+
+def test_counters_that_a_check_found_gone_need_attention_until_a_capture() -> None:
+    known = Known(checks=(check(1),), gone=(gone("a", 2), gone("b", 104)))
+    assert noticed(known) == [
+        (
+            Attention.COUNTERS_GONE,
+            (
+                "Counters gone from the store since the newest snapshots: 106. Most, 104, are of"
+                " tenant 'b', team lifetime."
+            ),
+        )
+    ]
+    assert "hourly_snapshot_job" in next_step(known)
+
+
+def test_a_doubt_comes_before_what_needs_attention() -> None:
+    known = Known(checks=(check(31),), failing_tenants={"b": None})
+    condition, doubts, step = summary(known)
+    assert condition is Condition.UNKNOWN
+    assert len(doubts) == 1
+    assert "store_loss_sensor" in step
+    page = " ".join(" ".join(printed(known)).split())
+    assert f"{doubts[0]} Captures of 'b' fail. 1 tenant: Not permitted. Next {step} " in page
+
+
+@pytest.mark.parametrize("gone", [check(-2), check(1, Verdict.LOST)])
+def test_ages_are_not_judged_if_the_time_is_wrong_or_a_loss_was_found(gone: Check) -> None:
+    known = Known(checks=(gone,), points={"a": ago(91)}, failing_tenants={"b": None})
+    assert summary(known)[0] is Condition.UNKNOWN
+    assert noticed(known) == []
 
 
 def attempt(number: int, *, of: Incident, is_over: bool = False) -> Attempt:
@@ -208,12 +487,13 @@ def test_the_time_of_the_next_launch_is_shown_between_attempts() -> None:
     assert next_step(first) == "Nothing to do: the launch of a restore is due at 08:32:02 UTC."
 
 
-def test_damaged_records_are_the_next_step_of_a_healthy_store() -> None:
+def test_damaged_records_of_an_intact_store_need_attention() -> None:
     known = Known(checks=(check(1),), points={"a": ago(1)}, damaged={"a": 2, "b": 1})
-    status = known.status()
-    assert status.condition is Condition.HEALTHY
-    assert "snapshots of 'a', 'b' have damaged records" in presentation.next_step(status)
-    assert "budget-recovery preview" in presentation.next_step(status)
+    assert known.status().condition is Condition.ATTENTION
+    assert noticed(known) == [
+        (Attention.RECORDS_DAMAGED, "Snapshots of 'a', 'b' have damaged records.")
+    ]
+    assert "budget-recovery preview" in next_step(known)
 
 
 def printed(known: Known) -> list[str]:
@@ -297,7 +577,7 @@ def test_a_hold_shows_how_to_release_it_and_causes_a_warning_after_an_hour(
 ) -> None:
     held = Held(ago(minutes), "ann@ops", "The disk is being replaced.")
     condition, doubts, step = summary(Known(recovering(incident(90, held=held))))
-    assert condition is Condition.RECOVERING
+    assert condition is Condition.HELD
     assert len(doubts) == warnings
     assert step == (
         "On hold: The disk is being replaced. Fix the cause of the hold, then run"

@@ -28,6 +28,7 @@ from budget_recovery_dagster.adapters.nats.codec import replace_members as repla
 from budget_recovery_dagster.adapters.nats.codec import shortened as shortened
 from budget_recovery_dagster.adapters.nats.codec import tenant_prefix as tenant_prefix
 from budget_recovery_dagster.adapters.nats.codec import ttl_of_new_key as ttl_of_new_key
+from budget_recovery_dagster.adapters.nats.codec import window_filter as window_filter
 from budget_recovery_dagster.adapters.nats.connection import ServerAddress as ServerAddress
 from budget_recovery_dagster.adapters.nats.connection import Timeouts as Timeouts
 from budget_recovery_dagster.adapters.nats.connection import open_access as open_access
@@ -35,6 +36,7 @@ from budget_recovery_dagster.adapters.nats.connection import parse_server as par
 from budget_recovery_dagster.adapters.nats.connection import read_credentials as read_credentials
 from budget_recovery_dagster.adapters.nats.reader import SOURCES as SOURCES
 from budget_recovery_dagster.adapters.nats.reader import SourceReader as SourceReader
+from budget_recovery_dagster.adapters.nats.reader import deletions_in as deletions_in
 from budget_recovery_dagster.adapters.nats.reader import list_tenants as list_tenants
 from budget_recovery_dagster.adapters.nats.reader import prefix_to_read as prefix_to_read
 from budget_recovery_dagster.adapters.nats.reader import read_boards as read_boards

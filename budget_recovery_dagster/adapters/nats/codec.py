@@ -148,6 +148,16 @@ def tenant_prefix(first: str, tenant: str) -> str:
     return _within_limit(f"{first}.{encode_name(tenant)}.")
 
 
+def window_filter(tenant: str, of: BudgetWindow) -> str:
+    """Return the filter that matches the keys of all counters in a budget and window.
+
+    Raises:
+        UnusableNameError: no key can contain a name.
+    """
+    prefix = tenant_prefix(COUNTERS, tenant)
+    return f"{prefix}{encode_name(of.budget)}.{of.window.token}.*"
+
+
 def decode_keys(
     keys: Iterable[str], decode: Callable[[str], Key]
 ) -> tuple[list[tuple[str, Key]], tuple[UnreadableKey, ...]]:

@@ -57,6 +57,7 @@ from budget_recovery_dagster.domain.counters import (
     UnusableNameError,
     ValueShape,
 )
+from budget_recovery_dagster.domain.falls import Deletions, TenantWindow
 from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantListing, TenantReading
 from budget_recovery_dagster.errors import (
     StoreError,
@@ -88,6 +89,9 @@ _TOO_LARGE = "409 message size exceeds maxbytes"
 _BATCH_DONE = "409 batch completed"
 _PULL = f'{{"batch":{BATCH},"max_bytes":{MAX_BYTES},"no_wait":true}}'.encode()
 _PULL_ONE = b'{"batch":1,"no_wait":true}'
+Delivery = Mapping[str, object]
+"""The part of a consumer's configuration that decides which messages it delivers."""
+_NEWEST: Delivery = {"deliver_policy": "last_per_subject"}
 # How much of a name a reason quotes, so that the error after it stays visible.
 _SHOWN_NAME = 80
 
@@ -151,6 +155,14 @@ def list_tenants(first: str, keys: Iterable[str]) -> TenantListing:
     return TenantListing(
         frozenset(tenants.values()), tuple(sorted(unreadable, key=lambda key: key.key))
     )
+
+
+def _changes_after(sequence: int) -> Delivery:
+    return {
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": sequence + 1,
+        "headers_only": True,
+    }
 
 
 def prefix_to_read(first: str, tenant: str) -> str:
@@ -366,6 +378,42 @@ async def read_keys(stream: BucketStream, prefix: str) -> KeysRead:
         ) from error
 
 
+async def read_deletions(
+    stream: BucketStream, after: int, at_most: int, within: float
+) -> Deletions:
+    """Find the delete marks of counters after a sequence, those of expired keys included.
+
+    About ``at_most`` messages are read, without their values, for at most ``within`` seconds.
+
+    Raises:
+        StoreReadError: nothing was read in time, or the read was interrupted.
+    """
+    prefix = f"{COUNTERS}."
+    drain = _Drain(stream, at_most)
+    with anyio.move_on_after(within) as limit:
+        info = await stream.info()
+        async with _consumer(stream, prefix, info.leader, _changes_after(after)) as consumer:
+            await drain.run(consumer)
+    newest = max((live.revision for live in drain.keys.values()), default=0)
+    # Messages arrive in the order of the stream.
+    if drain.is_cut or (limit.cancelled_caught and newest):
+        return deletions_in(drain.keys, newest)
+    if limit.cancelled_caught:
+        raise StoreReadError(
+            f"Reading the changes of {prefix}> timed out after {within:g} s.",
+            "check the load of the NATS servers.",
+        )
+    return deletions_in(drain.keys, max(newest, info.identity.last_sequence))
+
+
+def deletions_in(keys: Mapping[str, LiveKey], until: int) -> Deletions:
+    """Return the delete marks of counters among these keys."""
+    deleted = {key: live.revision for key, live in keys.items() if live.value is None}
+    decoded, _ = decode_keys(deleted, decode_key)
+    found = ((TenantWindow(counter.tenant, counter.of), deleted[key]) for key, counter in decoded)
+    return Deletions(tuple(found), until)
+
+
 class _ReadInterruptedError(StoreReadError):
     """The server ended a read early, with a status."""
 
@@ -390,18 +438,23 @@ async def _read_whole(stream: BucketStream, prefix: str) -> KeysRead:
 async def _read_once(stream: BucketStream, prefix: str) -> KeysRead:
     announced = await stream.count(prefix)
     drain = _Drain(stream)
-    async with _consumer(stream, prefix, announced.leader) as consumer:
+    async with _consumer(stream, prefix, announced.leader, _NEWEST) as consumer:
         await drain.run(consumer)
     # The announced count includes deleted keys.
     return KeysRead(drain.keys, is_partial=len(drain.keys) < announced.subject_count)
 
 
 class _Drain:
-    """Receives all messages of a consumer and keeps the newest one of each key."""
+    """Receives all messages of a consumer and keeps the newest one of each key.
 
-    def __init__(self, stream: BucketStream) -> None:
+    After ``at_most`` messages or a few more it stops, and ``is_cut``.
+    """
+
+    def __init__(self, stream: BucketStream, at_most: int | None = None) -> None:
         self._stream = stream
+        self._at_most = at_most
         self._received = 0
+        self.is_cut = False
         self.keys: dict[str, LiveKey] = {}
 
     async def run(self, consumer: str) -> None:
@@ -414,6 +467,9 @@ class _Drain:
                     await exchange.send(subject, request)
                     outstanding = 1 if request == _PULL_ONE else BATCH
                     request, before = _PULL, self._received
+                if self._at_most is not None and self._received >= self._at_most:
+                    self.is_cut = True
+                    return
                 for message in await self._receive(exchange, subject):
                     # Only a status has no reply subject.
                     if message.reply:
@@ -470,9 +526,11 @@ def _status(message: Msg) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _consumer(stream: BucketStream, prefix: str, leader: str | None) -> AsyncIterator[str]:
+async def _consumer(
+    stream: BucketStream, prefix: str, leader: str | None, delivers: Delivery
+) -> AsyncIterator[str]:
     """Provide a consumer on the leader's server; it is deleted at the end in any case."""
-    name = await _create_on_leader(stream, prefix, leader)
+    name = await _create_on_leader(stream, prefix, leader, delivers)
     try:
         yield name
     except BaseException:
@@ -481,7 +539,9 @@ async def _consumer(stream: BucketStream, prefix: str, leader: str | None) -> As
     await _delete(stream, name)
 
 
-async def _create_on_leader(stream: BucketStream, prefix: str, leader: str | None) -> str:
+async def _create_on_leader(
+    stream: BucketStream, prefix: str, leader: str | None, delivers: Delivery
+) -> str:
     """Create a consumer on the leader's server.
 
     The cluster places a consumer on any server with a replica: also on one that is catching up,
@@ -495,7 +555,8 @@ async def _create_on_leader(stream: BucketStream, prefix: str, leader: str | Non
         name = f"{CONSUMER_PREFIX}{token_hex(8)}"
         is_unwanted = True
         try:
-            if leader in (None, await _create(stream, prefix, name, is_replicated=bool(leader))):
+            placed_on = await _create(stream, prefix, name, delivers, is_replicated=bool(leader))
+            if leader in (None, placed_on):
                 is_unwanted = False
                 return name
         except StoreNoQuorumError as error:
@@ -516,7 +577,7 @@ async def _create_on_leader(stream: BucketStream, prefix: str, leader: str | Non
 
 
 async def _create(
-    stream: BucketStream, prefix: str, name: str, *, is_replicated: bool
+    stream: BucketStream, prefix: str, name: str, delivers: Delivery, *, is_replicated: bool
 ) -> str | None:
     subjects = f"{stream.subject_prefix}{prefix}>"
     created = await stream.ask(
@@ -527,7 +588,7 @@ async def _create(
             "config": {
                 "name": name,
                 "ack_policy": "none",
-                "deliver_policy": "last_per_subject",
+                **delivers,
                 "filter_subject": subjects,
                 "replay_policy": "instant",
                 "inactive_threshold": INACTIVE_SECONDS * _NS_PER_SECOND,

@@ -1,7 +1,7 @@
 """The usage store on NATS: identity, marker, readers and live tenants."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -19,6 +19,7 @@ from budget_recovery_dagster.adapters.nats.codec import (
     dropped_at,
     encode_key,
     encode_name,
+    window_filter,
 )
 from budget_recovery_dagster.adapters.nats.connection import (
     Access,
@@ -31,6 +32,7 @@ from budget_recovery_dagster.adapters.nats.reader import (
     SourceReader,
     prefix_to_read,
     read_counters,
+    read_deletions,
     read_keys,
 )
 from budget_recovery_dagster.adapters.nats.stream import (
@@ -55,6 +57,7 @@ from budget_recovery_dagster.adapters.nats.writer import (
     write_changes,
 )
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
+from budget_recovery_dagster.domain.falls import Configuration, Deletions, TenantWindow
 from budget_recovery_dagster.domain.plan import (
     BoardOrder,
     BoardResult,
@@ -228,6 +231,26 @@ class NatsUsageStore:
     def cluster_view(self, seen_at: datetime) -> ClusterView:
         """Request the servers that hold the stream; ``seen_at`` is the present time."""
         return self.call(self._stream.cluster_view, seen_at)
+
+    def configuration(self) -> Configuration:
+        """Return the settings of the bucket that decide what it keeps."""
+        return self.call(self._stream.configuration)
+
+    def count_keys(
+        self, wanted: Sequence[TenantWindow], *, within: timedelta
+    ) -> Mapping[TenantWindow, int]:
+        """Count the keys of counters, delete marks included; those not in time are left out."""
+
+        async def count() -> list[int | None]:
+            filters = [window_filter(tenant, of) for tenant, of in wanted]
+            return await self._stream.count_matching(filters, within=within.total_seconds())
+
+        counts = zip(wanted, self.call(count), strict=True)
+        return {each: count for each, count in counts if count is not None}
+
+    def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:
+        """Find the counters that were deleted, or have expired, after a sequence."""
+        return self.call(read_deletions, self._stream, after, at_most, within.total_seconds())
 
     def open_tenant(self, tenant: str) -> NatsLiveTenant:
         """Read a tenant's counters in order to raise them."""

@@ -4,11 +4,13 @@ import base64
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, NamedTuple
 
+import anyio
 from nats.aio.msg import Msg
 
 from budget_recovery_dagster.adapters.nats.codec import StoredValue
@@ -22,6 +24,7 @@ from budget_recovery_dagster.adapters.nats.connection import (
     parse_headers,
     size_of,
 )
+from budget_recovery_dagster.domain.falls import Configuration
 from budget_recovery_dagster.domain.plan import Room, StoreLimits
 from budget_recovery_dagster.domain.store import ClusterView, Replica, StoreIdentity, hears_majority
 from budget_recovery_dagster.domain.verdict import same_creation
@@ -67,6 +70,10 @@ _OPERATION = "KV-Operation"
 # In lower case. The server acts on headers of this prefix: repeated, some would refuse the write,
 # drop it as a duplicate, or remove other keys.
 _CONTROL_PREFIX = "nats-"
+# A server takes about 0.2 ms for each; the next requests wait at the server, not here.
+_COUNTS_IN_FLIGHT = 500
+_UNLIMITED = "unlimited"
+_NONE = "none"
 
 
 class LiveKey(NamedTuple):
@@ -311,6 +318,51 @@ class BucketStream:
             "wait until the purge has finished, then check what it removed.",
         )
 
+    async def count_matching(self, filters: Sequence[str], *, within: float) -> list[int | None]:
+        """Request the number of keys that match each filter, deleted ones included.
+
+        None: not counted in time.
+
+        Raises:
+            StoreUnreachableError: nothing was counted.
+            StoreError: as ``ask``.
+        """
+        counts: list[int | None] = [None] * len(filters)
+        left, waiting = iter(enumerate(filters)), dict[str, int]()
+        async with self.connection.exchange() as exchange:
+            with anyio.move_on_after(within):
+                while True:
+                    for number, each in islice(left, _COUNTS_IN_FLIGHT - len(waiting)):
+                        subject, payload = self._count_request(each)
+                        waiting[await exchange.send(subject, payload)] = number
+                    if not waiting:
+                        break
+                    for message in await exchange.receive():
+                        response, error = self._parse_response(message)
+                        if error is not None:
+                            raise jetstream_error(self.bucket, error)
+                        number = waiting.pop(message.subject)
+                        counts[number] = self._parse_info(response).subject_count
+        if filters and not any(count is not None for count in counts):
+            raise StoreUnreachableError(
+                f"The bucket {self.bucket} did not count its keys within {within:g} s.",
+                "check the NATS servers and the leader of the bucket's stream.",
+            )
+        return counts
+
+    def _count_request(self, subject_filter: str) -> tuple[str, bytes]:
+        request = {
+            "subjects_filter": f"{self.subject_prefix}{subject_filter}",
+            "offset": _NO_SUBJECTS,
+        }
+        return f"$JS.API.STREAM.INFO.{self.name}", json.dumps(request).encode()
+
+    async def configuration(self) -> Configuration:
+        """Request the settings that decide what the stream keeps; raises as ``ask``."""
+        response = await self.ask(f"STREAM.INFO.{self.name}", {})
+        with self.parsing():
+            return read_configuration(response["config"])
+
     async def _list(self, prefix: str) -> frozenset[str] | None:
         """List page by page; None if so many keys were removed that others may be missing."""
         found: set[str] = set()
@@ -496,6 +548,32 @@ def read_cluster(info: Mapping[str, Any], seen_at: datetime) -> ClusterView:
         replica_count=int(info["config"]["num_replicas"]),
         replicas=tuple(map(_read_replica, cluster.get("replicas") or ())),
     )
+
+
+def read_configuration(config: Mapping[str, Any]) -> Configuration:
+    """Parse the configuration of a stream.
+
+    Raises:
+        KeyError, TypeError, AttributeError: the configuration has another form.
+    """
+    age = _age(config.get("max_age") or 0)
+    mirror = config.get("mirror")
+    sources = sorted(str(source["name"]) for source in config.get("sources") or ())
+    return {
+        "max_age": _UNLIMITED if age is None else f"{age.total_seconds():g} s",
+        "max_bytes": _shown_limit(config.get("max_bytes")),
+        "max_msgs": _shown_limit(config.get("max_msgs")),
+        "history": _shown_limit(config.get("max_msgs_per_subject")),
+        "discard": str(config.get("discard", "old")),
+        "num_replicas": str(config["num_replicas"]),
+        "allow_msg_ttl": "on" if config.get("allow_msg_ttl") is True else "off",
+        "mirror": str(mirror["name"]) if mirror else _NONE,
+        "sources": ", ".join(sources) or _NONE,
+    }
+
+
+def _shown_limit(number: int | None) -> str:
+    return str(number) if number is not None and number > 0 else _UNLIMITED
 
 
 def _read_replica(replica: Mapping[str, Any]) -> Replica:

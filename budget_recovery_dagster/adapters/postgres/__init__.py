@@ -32,6 +32,7 @@ from budget_recovery_dagster.adapters.postgres.snapshots import (
 from budget_recovery_dagster.adapters.postgres.snapshots import kept_omissions as kept_omissions
 from budget_recovery_dagster.adapters.postgres.snapshots import named_drops_of as named_drops_of
 from budget_recovery_dagster.adapters.postgres.snapshots import storable_failure as storable_failure
+from budget_recovery_dagster.adapters.postgres.snapshots import storable_result as storable_result
 from budget_recovery_dagster.adapters.postgres.snapshots import summary_of as summary_of
 from budget_recovery_dagster.adapters.postgres.store import (
     PostgresStoreRegistry as PostgresStoreRegistry,

@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from datetime import datetime
@@ -16,7 +16,11 @@ from budget_recovery_dagster.adapters.postgres.database import (
     storable_id,
 )
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
-from budget_recovery_dagster.adapters.postgres.recovery_point import read_newest_point_time
+from budget_recovery_dagster.adapters.postgres.recovery_point import (
+    insert_resets,
+    read_newest_point_time,
+    storable_reset,
+)
 from budget_recovery_dagster.adapters.postgres.store import (
     BASELINE_COLUMNS,
     add_landmark,
@@ -47,6 +51,7 @@ from budget_recovery_dagster.domain.incident import (
     Waiting,
 )
 from budget_recovery_dagster.domain.moves import Move, Opening, Standing
+from budget_recovery_dagster.domain.recovery_point import Reset
 from budget_recovery_dagster.domain.store import Baseline, LandmarkKind, StoreIdentity
 from budget_recovery_dagster.domain.verdict import Evidence, Verdict
 from budget_recovery_dagster.ports import Lease
@@ -319,8 +324,10 @@ class PostgresIncidents:
             move = moves.give_up(standing, reason, storable(detail), judged=judged, now=now)
             return _keep(connection, standing, move)
 
-    def close(self, closing: Closing, *, judged: Incident, lease: Lease) -> Incident:
-        """Close the incident, accept its baseline and set the store to HEALTHY."""
+    def close(
+        self, closing: Closing, *, judged: Incident, lease: Lease, resets: Collection[Reset] = ()
+    ) -> Incident:
+        """Close the incident, accept its baseline, record resets, and set the store to HEALTHY."""
         with self._locked(lease) as (connection, standing):
             ended = ended_by(closing, self._database.time_on(connection))
             move = moves.close(standing, ended, baseline=closing.baseline, judged=judged)
@@ -330,6 +337,8 @@ class PostgresIncidents:
                 move.incident,
                 created_at=closing.baseline.identity.created_at,
             )
+            if resets:
+                insert_resets(connection, [storable_reset(reset) for reset in resets])
             return _keep(connection, standing, move)
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import chain
 from typing import Any, LiteralString, NamedTuple
+from uuid import uuid4
 
 import psycopg
 
@@ -323,32 +324,43 @@ def _finish(connection: Connection, tenant: str, windows: Windows) -> tuple[Wind
     return tuple(window.merged(marks.get(key)) for key, window in windows.items())
 
 
-_RECORD = """
-insert into budget_recovery.budget_reset (
+_COPY_RESETS = """
+copy budget_recovery.budget_reset (
     tenant, budget_id, window_token, of_everyone, entity, at, reset_by, reason, recorded_at,
-    last_excluded
-) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+    last_excluded, batch
+) from stdin
 """
 _COMMITS = """
 select commit_number, captured_at, stored_at from budget_recovery.capture where tenant = %s
 """
-_RESETS = """
-select tenant, budget_id, window_token, of_everyone, entity, at, reset_by, reason, recorded_at,
-       last_excluded
-from budget_recovery.budget_reset
-where tenant = %s
+# One row for each reset, with its entities; the aggregate is an empty text.
+_GROUPED_RESETS = """
+with s as (
+    select tenant, budget_id, window_token, of_everyone, batch is not null as is_several,
+           array_agg(coalesce(entity, '')) as entities, at, reset_by, reason, recorded_at,
+           last_excluded, min(reset_id) as reset_id
+    from budget_recovery.budget_reset
+    where tenant = %(tenant)s
+    group by coalesce(batch::text, reset_id::text), tenant, budget_id, window_token, of_everyone,
+             batch, at, reset_by, reason, recorded_at, last_excluded
+)
+"""
+_AS_RECORDED = """
+select tenant, budget_id, window_token, of_everyone, is_several, entities, at, reset_by, reason,
+       recorded_at, last_excluded
+from s
 order by reset_id
 """
+_RESETS = f"{_GROUPED_RESETS}{_AS_RECORDED}"
 # For each window, the resets that exclude a usage of an older intact record. Usually the newest of
 # these records has it. The server compares the entities, so no content is transferred.
-_KEEPING_OUT = """
+_EXCLUDING = """
 select w.budget_id, w.window_token,
-       s.tenant, s.budget_id, s.window_token, s.of_everyone, s.entity, s.at, s.reset_by, s.reason,
-       s.recorded_at, s.last_excluded
+       s.tenant, s.budget_id, s.window_token, s.of_everyone, s.is_several, s.entities, s.at,
+       s.reset_by, s.reason, s.recorded_at, s.last_excluded
 from unnest(%(budgets)s::text[], %(windows)s::text[]) as w (budget_id, window_token)
-join budget_recovery.budget_reset s
-  on s.tenant = %(tenant)s
- and s.budget_id = w.budget_id
+join s
+  on s.budget_id = w.budget_id
  and (s.window_token is null or s.window_token = w.window_token)
 cross join lateral (
     select
@@ -364,7 +376,7 @@ cross join lateral (
               s.last_excluded, s.at, s.recorded_at, p.commit_number, p.captured_at, p.stored_at
           )
           and case when s.of_everyone then cardinality(c.entities) > 0
-                   else coalesce(s.entity, '') = any(c.entities) end
+                   else s.entities && c.entities end
         order by p.commit_number desc
         offset 0
     ) r
@@ -372,6 +384,7 @@ cross join lateral (
     limit 1
 ) older
 """
+_KEEPING_OUT = f"{_GROUPED_RESETS}{_EXCLUDING}"
 
 
 def storable_reset(reset: Reset) -> Reset:
@@ -391,32 +404,43 @@ class PostgresResets:
         with self._database.writing() as connection:
             # No snapshot is committed meanwhile: it is either before the reset or after it.
             lock_store(connection)
-            rows = connection.execute(_COMMITS, (kept.tenant,))
-            commits = [as_commit(*row) for row in rows]
-            kept = replace(kept, last_excluded=last_excluded(commits, kept.at, kept.recorded_at))
-            connection.execute(
-                _RECORD,
-                (
-                    kept.tenant,
-                    kept.budget,
-                    kept.window,
-                    kept.is_of_everyone,
-                    None if kept.is_of_everyone else kept.entity,
-                    kept.at,
-                    kept.by,
-                    kept.reason,
-                    kept.recorded_at,
-                    kept.last_excluded,
-                ),
-            )
+            [kept] = insert_resets(connection, [kept])
             # A database without this reset would restore what it excludes.
             add_landmark(connection, LandmarkKind.RESET, at=kept.recorded_at)
         return kept
 
 
+def insert_resets(connection: Connection, resets: Sequence[Reset]) -> list[Reset]:
+    """Insert resets in their stored form; one of several entities has a row for each.
+
+    The caller holds the lock on the store's row. Returned are the resets with the last commits that
+    they exclude.
+    """
+    commits = {
+        tenant: [as_commit(*row) for row in connection.execute(_COMMITS, (tenant,))]
+        for tenant in {reset.tenant for reset in resets}
+    }
+    kept = [
+        replace(each, last_excluded=last_excluded(commits[each.tenant], each.at, each.recorded_at))
+        for each in resets
+    ]
+    with connection.cursor() as cursor, cursor.copy(_COPY_RESETS) as copy:
+        for reset in kept:
+            batch = uuid4() if isinstance(reset.entity, frozenset) else None
+            for entity in (None,) if reset.is_of_everyone else reset.names:
+                copy.write_row(
+                    (
+                        *(reset.tenant, reset.budget, reset.window, reset.is_of_everyone, entity),
+                        *(reset.at, reset.by, reset.reason, reset.recorded_at),
+                        *(reset.last_excluded, batch),
+                    )
+                )
+    return kept
+
+
 def read_resets(connection: Connection, tenant: str) -> tuple[Reset, ...]:
     """Return the resets of a tenant, in the order of their recording."""
-    return tuple(_reset(row) for row in connection.execute(_RESETS, (tenant,)))
+    return tuple(_reset(row) for row in connection.execute(_RESETS, {"tenant": tenant}))
 
 
 def read_keeping_out(
@@ -433,8 +457,10 @@ def read_keeping_out(
 
 
 def _reset(row: Sequence[Any]) -> Reset:
-    tenant, budget, window, of_everyone, entity, *rest = row
-    return Reset(tenant, budget, window, EVERYONE if of_everyone else entity, *rest)
+    tenant, budget, window, of_everyone, is_several, entities, *rest = row
+    names = frozenset(entity or None for entity in entities)
+    who = names if is_several else next(iter(names))
+    return Reset(tenant, budget, window, EVERYONE if of_everyone else who, *rest)
 
 
 # A capture may have no record: only unreadable keys were found, or retention removed the records.
@@ -487,8 +513,8 @@ _NUMBERS = """
                where p.captured_at <= %(latest)s and r.covers_earlier
            ) as since
 """
-# For a restore: also the newest record that has a shape, and the newest one that knows whether there
-# was a leaderboard.
+# For a restore: also the newest record that has a shape, and the newest one that knows whether
+# there was a leaderboard.
 _DESCRIBED = """,
            coalesce(
                max(p.commit_number) filter (

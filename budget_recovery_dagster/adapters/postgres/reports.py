@@ -15,8 +15,13 @@ from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
     CaptureSource,
     CaptureSummary,
+    FailingTenant,
     NamedDrop,
     NamedOmission,
+    RecordedRun,
+    RunOutcome,
+    RunResult,
+    Stopped,
     Uncaptured,
 )
 from budget_recovery_dagster.domain.store import StoreIdentity
@@ -24,8 +29,8 @@ from budget_recovery_dagster.domain.windows import Hour, InvalidWindowError, Win
 
 _SUMMARIES = """
 select tenant, captured_at, source, store_created_at, store_last_sequence, run_id,
-       record_count, entry_count, omitted_count, drop_count, unreadable_count, unreadable,
-       is_partial,
+       record_count, entry_count, omitted_count, drop_count, drop_usage, unreadable_count,
+       unreadable, is_partial,
        (select count(*) from budget_recovery.budget_record r
         where r.tenant = c.tenant and r.captured_at = c.captured_at and r.is_truncated
        ) as truncated_count
@@ -44,7 +49,8 @@ select c.tenant, d.value
 from budget_recovery.capture c
 cross join lateral jsonb_array_elements(c.drops) with ordinality as d (value, position)
 where c.run_id = %s
-order by c.tenant, c.captured_at, d.position
+order by (d.value ->> 'before')::numeric - coalesce((d.value ->> 'after')::numeric, 0) desc,
+         c.tenant, c.captured_at, d.position
 """
 _OMISSIONS = """
 select r.tenant, o.value ->> 'key', o.value ->> 'reason'
@@ -76,25 +82,26 @@ select distinct on (tenant) tenant, captured_at
 from budget_recovery.capture
 order by tenant, captured_at > %(latest)s, commit_number desc
 """
-# Tenants whose last capture failed: a failure is newer than their newest snapshot. A failure dated
-# in the future is of a clock that was wrong.
 _FAILING = """
-select f.tenant, newest.captured_at
-from (
-    select name as tenant, max(failed_at) as failed_at
-    from budget_recovery.capture_failure
-    where kind = 'tenant' and failed_at <= %(latest)s
-    group by name
-) f
+select o.tenant, newest.captured_at, o.at, o.reason, o.hint
+from budget_recovery.tenant_outcome o
 left join lateral (
-    select c.captured_at, c.stored_at
+    select c.captured_at
     from budget_recovery.capture c
-    where c.tenant = f.tenant
+    where c.tenant = o.tenant
     order by captured_at > %(latest)s, commit_number desc
     limit 1
 ) newest on true
-where newest.stored_at is null or newest.stored_at < f.failed_at
-order by f.tenant
+where o.outcome = 'failed'
+order by o.tenant
+"""
+_ABSENT = "select tenant from budget_recovery.tenant_outcome where outcome = 'absent'"
+_NEWEST_RUNS = """
+select run_id, hour, started_at, ended_at,
+       outcome, stored, absent, failed, code, reason, hint, clock_skew
+from budget_recovery.capture_run
+order by number desc
+limit %s
 """
 
 
@@ -122,7 +129,7 @@ class PostgresCaptureReports:
         )
 
     def drops_of(self, run_id: str) -> tuple[NamedDrop, ...]:
-        """Return the drops in the snapshots of a run; long lists are cut when stored."""
+        """Return the drops in the snapshots of a run, the largest missing usage first."""
         rows = self._database.rows(_DROPS, (storable_id(run_id),))
         return tuple(NamedDrop(tenant=tenant, **drop) for tenant, drop in rows)
 
@@ -141,10 +148,20 @@ class PostgresCaptureReports:
         rows = self._rows_of_now(_NEWEST_SNAPSHOTS)
         return {tenant: captured_at.astimezone(UTC) for tenant, captured_at in rows}
 
-    def failing(self) -> Mapping[str, datetime | None]:
-        """Return the tenants whose last capture failed, with the time of their newest snapshot."""
-        rows = self._rows_of_now(_FAILING)
-        return {tenant: captured_at and captured_at.astimezone(UTC) for tenant, captured_at in rows}
+    def failing(self) -> Mapping[str, FailingTenant]:
+        """Return the tenants whose last capture failed, by name."""
+        return {
+            tenant: FailingTenant(newest and newest.astimezone(UTC), at.astimezone(UTC), *why)
+            for tenant, newest, at, *why in self._rows_of_now(_FAILING)
+        }
+
+    def absent(self) -> frozenset[str]:
+        """Return the tenants whose last capture found nothing of them, with nothing expected."""
+        return frozenset(tenant for (tenant,) in self._database.rows(_ABSENT))
+
+    def newest_runs(self, count: int) -> tuple[RecordedRun, ...]:
+        """Return the newest captures, newest first."""
+        return tuple(_run(*row) for row in self._database.rows(_NEWEST_RUNS, (count,)))
 
     def damaged_in(self, hour: Hour) -> tuple[str, ...]:
         """Verify the stored snapshots of an hour; return a sentence for each damage."""
@@ -174,6 +191,29 @@ class PostgresCaptureReports:
             )
             for row in rows
         )
+
+
+def _run(
+    run_id: str, hour: datetime, started_at: datetime, ended_at: datetime | None, *result: Any
+) -> RecordedRun:
+    started_at = started_at.astimezone(UTC)
+    if ended_at is None:
+        return RecordedRun(run_id, Hour(hour), started_at)
+    outcome, stored, absent, failed, *error, clock_skew = result
+    return RecordedRun(
+        run_id,
+        Hour(hour),
+        started_at,
+        ended_at.astimezone(UTC),
+        RunResult(
+            outcome=RunOutcome(outcome),
+            stored=stored,
+            absent=absent,
+            failed=failed,
+            error=None if error[0] is None else Stopped(*error),
+            clock_skew=clock_skew,
+        ),
+    )
 
 
 _CAPTURES = """

@@ -218,6 +218,7 @@ with gone as (
 select coalesce(array_agg(distinct content_id), '{}') from gone
 """
 _DISCARD_CAPTURES = "delete from budget_recovery.capture where captured_at > %(latest)s"
+_DELETE_OUTCOMES = "delete from budget_recovery.tenant_outcome where at < %(cutoff)s"
 RecordKey = tuple[str, str, str, datetime]
 """Tenant, budget, window token and time of a record."""
 
@@ -289,6 +290,7 @@ def prune_snapshots(
     records, content_ids = _delete_records(connection, scope, needed)
     captures = connection.execute(_DELETE_CAPTURES, scope).rowcount
     connection.execute(_MARK_CAPTURES, scope)
+    connection.execute(_DELETE_OUTCOMES, scope)
     return PruneReport(
         records=records,
         captures=captures,

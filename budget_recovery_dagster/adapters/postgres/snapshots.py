@@ -18,6 +18,7 @@ from budget_recovery_dagster.adapters.postgres.database import (
     storable,
     storable_id,
 )
+from budget_recovery_dagster.adapters.postgres.falls import record_findings
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
 from budget_recovery_dagster.adapters.postgres.retention import (
@@ -37,6 +38,7 @@ from budget_recovery_dagster.domain.counters import (
 )
 from budget_recovery_dagster.domain.recovery_point import latest_time
 from budget_recovery_dagster.domain.snapshots import (
+    RUNS_KEPT_FOR,
     BudgetRecord,
     CaptureFailure,
     CaptureSource,
@@ -45,6 +47,7 @@ from budget_recovery_dagster.domain.snapshots import (
     NamedDrop,
     PruneReport,
     RetentionPolicy,
+    RunResult,
     StoredRecord,
     TenantSnapshot,
     Uncaptured,
@@ -60,9 +63,9 @@ select max(captured_at) from budget_recovery.capture where tenant = %s and captu
 _INSERT_CAPTURE = """
 insert into budget_recovery.capture (
     tenant, captured_at, source, store_created_at, store_last_sequence, run_id, record_count,
-    entry_count, omitted_count, drop_count, unreadable_count, is_partial, unreadable, drops,
-    stored_at
-) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+    entry_count, omitted_count, drop_count, drop_usage, unreadable_count, is_partial, unreadable,
+    drops, stored_at
+) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
 _COPY_RECORDS = """
 copy budget_recovery.budget_record (
@@ -85,6 +88,7 @@ def summary_of(snapshot: TenantSnapshot, run_id: str) -> CaptureSummary:
         entry_count=snapshot.entry_count,
         omitted_count=snapshot.omitted_count,
         drop_count=len(snapshot.drops),
+        drop_usage=snapshot.drop_usage,
         truncated_count=snapshot.truncated_count,
         unreadable_count=len(snapshot.unreadable),
         unreadable=tuple(
@@ -96,7 +100,7 @@ def summary_of(snapshot: TenantSnapshot, run_id: str) -> CaptureSummary:
 
 
 def named_drops_of(snapshot: TenantSnapshot) -> tuple[NamedDrop, ...]:
-    """Return the drops that are stored by name."""
+    """Return the drops that are stored by name: those with the largest missing usage."""
     return tuple(
         NamedDrop(
             tenant=snapshot.tenant,
@@ -163,6 +167,7 @@ _capture_row = attrgetter(
     "entry_count",
     "omitted_count",
     "drop_count",
+    "drop_usage",
     "unreadable_count",
     "is_partial",
 )
@@ -268,6 +273,15 @@ def storable_failure(failure: CaptureFailure) -> CaptureFailure:
     )
 
 
+def storable_result(result: RunResult) -> RunResult:
+    """Return the result of a run in its stored form."""
+    error = result.error
+    if error is None:
+        return result
+    kept = replace(error, message=storable(error.message), hint=storable(error.hint))
+    return replace(result, error=kept)
+
+
 # If a run is retried with the same id, its last failure replaces the earlier one.
 _RECORD_FAILURE = """
 insert into budget_recovery.capture_failure (run_id, failed_at, kind, name, hour, reason, hint)
@@ -276,6 +290,32 @@ on conflict (run_id, kind, name) do update
 set hour = excluded.hour, failed_at = excluded.failed_at,
     reason = excluded.reason, hint = excluded.hint
 """
+_INSERT_RUN = """
+insert into budget_recovery.capture_run (run_id, hour, started_at)
+values (%s, %s, %s)
+returning number
+"""
+_PRUNE_RUNS = "delete from budget_recovery.capture_run where started_at < %s"
+_END_RUN = """
+update budget_recovery.capture_run
+set ended_at = %s, outcome = %s, stored = %s, absent = %s, failed = %s,
+    code = %s, reason = %s, hint = %s, clock_skew = %s
+where number = %s and ended_at is null
+"""
+# By the number of the run: a run that lost its lease may record its failures after a later run has
+# captured the tenant.
+_NOTE_OUTCOME = """
+insert into budget_recovery.tenant_outcome as o (tenant, outcome, at, run_number, reason, hint)
+values (
+    %(tenant)s, %(outcome)s, %(at)s,
+    (select max(number) from budget_recovery.capture_run where run_id = %(run_id)s),
+    %(reason)s, %(hint)s
+)
+on conflict (tenant) do update
+set outcome = excluded.outcome, at = excluded.at, run_number = excluded.run_number,
+    reason = excluded.reason, hint = excluded.hint
+where (excluded.run_number >= o.run_number) is not false
+"""
 _TENANTS = "select distinct tenant from budget_recovery.capture"
 _NEWEST_IDENTITY = """
 select store_created_at, store_last_sequence
@@ -283,10 +323,11 @@ from budget_recovery.capture
 order by commit_number desc
 limit 1
 """
-# Sums of bigints are numeric.
+# Sums of bigints are numeric. An unknown usage makes the sum unknown.
 _ALL = """
 select captured_at, source, count(*), sum(record_count)::bigint, sum(entry_count)::bigint,
        sum(omitted_count)::bigint, sum(unreadable_count)::bigint, sum(drop_count)::bigint,
+       case when bool_and(drop_usage is not null) then sum(drop_usage) end,
        count(*) filter (where is_partial), bool_or(pruned_at is not null)
 from budget_recovery.capture
 where (%(tenant)s::text is null or tenant = %(tenant)s)
@@ -379,6 +420,11 @@ class PostgresSnapshots:
             baseline = admit(snapshot, hour=hour, judged=judged, facts=facts)
             if not snapshot.is_empty:
                 _insert_snapshot(connection, snapshot, run_id=run_id, stored_at=facts.now)
+            record_findings(connection, snapshot)
+            outcome = "absent" if snapshot.is_empty else "stored"
+            connection.execute(
+                _NOTE_OUTCOME, _outcome_row(snapshot.tenant, outcome, facts.now, run_id)
+            )
             if baseline != store.baseline:
                 move_baseline(connection, baseline)
             add_landmark(
@@ -390,12 +436,44 @@ class PostgresSnapshots:
             )
             return baseline
 
+    def begin_run(self, run_id: str, hour: Hour, *, started_at: datetime, lease: Lease) -> int:
+        """Insert a run, and delete those that are too old."""
+        with self._database.writing() as connection:
+            require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
+            cutoff = self._database.time_on(connection) - RUNS_KEPT_FOR
+            connection.execute(_PRUNE_RUNS, (cutoff,))
+            values = (storable_id(run_id), hour.start, started_at)
+            [(number,)] = connection.execute(_INSERT_RUN, values).fetchall()
+            return int(number)
+
+    def end_run(self, number: int, result: RunResult) -> None:
+        """Store the result of a run, unless it has one."""
+        kept = storable_result(result)
+        error = kept.error
+        with self._database.writing() as connection:
+            values = (
+                self._database.time_on(connection),
+                kept.outcome.value,
+                *(kept.stored, kept.absent, kept.failed),
+                *((error.code, error.message, error.hint) if error else (None, None, None)),
+                kept.clock_skew,
+                number,
+            )
+            connection.execute(_END_RUN, values)
+
     def record_failures(self, failures: Collection[CaptureFailure], *, run_id: str) -> None:
         """Insert what a run could not capture; a retried run replaces its earlier failures."""
         with self._database.writing() as connection, connection.cursor() as cursor:
-            common = (storable_id(run_id), self._database.time_on(connection))
-            kept = map(storable_failure, failures)
+            now = self._database.time_on(connection)
+            common = (storable_id(run_id), now)
+            kept = [storable_failure(each) for each in failures]
             cursor.executemany(_RECORD_FAILURE, [(*common, *_failure_row(each)) for each in kept])
+            outcomes = [
+                _outcome_row(each.name, "failed", now, run_id, each)
+                for each in kept
+                if each.kind is Uncaptured.TENANT
+            ]
+            cursor.executemany(_NOTE_OUTCOME, outcomes)
 
     def prune(
         self, tenants: Collection[str], *, policy: RetentionPolicy, now: datetime, lease: Lease
@@ -471,6 +549,19 @@ class PostgresSnapshots:
             # Closed before the transaction, even if the reader stops early.
             with closing(_stored_records(connection, tenant, rows)) as records:
                 yield records
+
+
+def _outcome_row(
+    tenant: str, outcome: str, at: datetime, run_id: str, failure: CaptureFailure | None = None
+) -> dict[str, object]:
+    return {
+        "tenant": tenant,
+        "outcome": outcome,
+        "at": at,
+        "run_id": storable_id(run_id),
+        "reason": failure and failure.reason,
+        "hint": failure and failure.hint,
+    }
 
 
 _failure_row = attrgetter("kind.value", "name", "hour.start", "reason", "hint")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from secrets import token_hex
 from typing import Any
@@ -260,6 +260,7 @@ select checked_at, checked_by, verdict, reason, store_created_at, store_last_seq
        evidence
 from budget_recovery.store_check
 """
+_FIRST_CHECK = "select min(checked_at) from budget_recovery.store_check"
 # A check dated in the future, by a clock that was wrong, comes after all others.
 _READ_NEWEST = f"""{_READ_CHECKS}
 order by checked_at > %s, checked_at desc, check_id desc
@@ -382,6 +383,11 @@ class PostgresStoreRegistry:
             latest = latest_time(self._database.time_on(connection))
             rows = connection.execute(_READ_NEWEST, (latest, count)).fetchall()
         return tuple(_check(*row) for row in rows)
+
+    def first_checked_at(self) -> datetime | None:
+        """Return the time of the oldest retained check."""
+        [(at,)] = self._database.rows(_FIRST_CHECK)
+        return None if at is None else at.astimezone(UTC)
 
     def newest_good_check(self) -> Check | None:
         """Return the newest check that identified the store as the accepted one."""

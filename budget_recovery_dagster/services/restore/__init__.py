@@ -6,6 +6,7 @@ from budget_recovery_dagster.services.restore.automatic import Recovered as Reco
 from budget_recovery_dagster.services.restore.automatic import RecoveryResult as RecoveryResult
 from budget_recovery_dagster.services.restore.automatic import StillWaiting as StillWaiting
 from budget_recovery_dagster.services.restore.automatic import recover_store as recover_store
+from budget_recovery_dagster.services.restore.manual import Acceptance as Acceptance
 from budget_recovery_dagster.services.restore.manual import Applied as Applied
 from budget_recovery_dagster.services.restore.manual import Order as Order
 from budget_recovery_dagster.services.restore.manual import Resolved as Resolved

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
 from budget_recovery_dagster.domain.admission import LONGEST_RESTORE, RESTORE_LEASE
+from budget_recovery_dagster.domain.counters import Entity, format_usage
 from budget_recovery_dagster.domain.incident import Closing, Incident, Outcome, RecoveryState
 from budget_recovery_dagster.domain.plan import (
     Difference,
@@ -17,7 +19,10 @@ from budget_recovery_dagster.domain.plan import (
     RestoreChoice,
     differences,
 )
+from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone, Reset
+from budget_recovery_dagster.domain.snapshots import RetentionPolicy
 from budget_recovery_dagster.domain.verdict import Observation
+from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     ChoiceError,
@@ -355,6 +360,7 @@ def _close(  # noqa: PLR0913 - by keyword, each the caller's own
     seen: Observation,
     *,
     boards: int = 0,
+    resets: Sequence[Reset] = (),
 ) -> Incident:
     """Close the open incident; who closed it, why, and what was raised precede ``detail``.
 
@@ -373,23 +379,47 @@ def _close(  # noqa: PLR0913 - by keyword, each the caller's own
     )
     sentences = f"By {order.by}: {order.reason.strip().rstrip('.')}. {raised} {detail}"
     closing = Closing(outcome, sentences, restored, baseline)
-    return session.close(closing, reason="Accepted manually")
+    return session.close(closing, reason="Accepted manually", resets=resets)
+
+
+class Acceptance(StrEnum):
+    """What becomes of recorded usage that an accepted store lacks.
+
+    It is excluded from restores by resets, or kept, so that the next loss brings it back.
+    """
+
+    RECORD_RESETS = "record_resets"
+    KEEP_SNAPSHOTS = "keep_snapshots"
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The incident, closed, and what the snapshots still hold beyond the store."""
+    """The incident, closed, and what the snapshots still hold beyond the store.
+
+    ``resets`` are recorded; until ``undo_until`` at least, the excluded usage is retained as long
+    as its window is open. None: no reset is recorded.
+    """
 
     incident: Incident
+    acceptance: Acceptance
     remainder: Remainder
+    resets: tuple[Reset, ...] = ()
+    undo_until: datetime | None = None
 
 
-def resolve_incident(
-    plane: ControlPlane, open_store: OpenStore, order: Order, *, convergence_timeout: timedelta
+def resolve_incident(  # noqa: PLR0913 - by keyword, each the caller's own
+    plane: ControlPlane,
+    open_store: OpenStore,
+    order: Order,
+    *,
+    acceptance: Acceptance,
+    retention: RetentionPolicy,
+    convergence_timeout: timedelta,
 ) -> Resolved:
     """Accept the store as it is: captures resume, and checks compare with it from now on.
 
-    Nothing is written into it but our marker.
+    Nothing is written into it but our marker. Resets are recorded only for counters that were read
+    as lower than in the snapshots, or as absent, and only together with the end of the incident.
 
     Raises:
         ChoiceError: no reason is given.
@@ -410,8 +440,36 @@ def resolve_incident(
         restores = TenantRestores(session, plane.points, order.reason)
         remainder = restores.remainder(is_final=True)
         seen = session.require_same_store()
-        detail = " ".join(_left(remainder, incident))
-        return Resolved(_close(session, order, Outcome.ACCEPTED, detail, seen), remainder)
+        resets: tuple[Reset, ...] = ()
+        if acceptance is Acceptance.RECORD_RESETS:
+            resets = tuple(_resets(remainder, order, incident, plane.clock.now()))
+        undo_until = _undo_until(resets, retention) if resets else None
+        detail = " ".join(_left(remainder, incident, undo_until))
+        closed = _close(session, order, Outcome.ACCEPTED, detail, seen, resets=resets)
+        return Resolved(closed, acceptance, remainder, resets, undo_until)
+
+
+def _resets(
+    remainder: Remainder, order: Order, incident: Incident, at: datetime
+) -> Iterator[Reset]:
+    """Yield a reset for each budget and window with lower counters.
+
+    Captures are paused, so every record is older than ``at``.
+    """
+    reason = f"incident {incident.short_id} accepted: {order.reason.strip()}"
+    for lower in remainder.lower:
+        who: Everyone | frozenset[Entity] = EVERYONE if lower.are_all else lower.entities
+        of = lower.of
+        yield Reset(
+            lower.tenant, of.budget, of.window.token, who, at, order.by, reason, recorded_at=at
+        )
+
+
+def _undo_until(resets: Sequence[Reset], retention: RetentionPolicy) -> datetime:
+    """Return until when the excluded usage is retained, unless its window ends before."""
+    retained = resets[0].at + timedelta(days=retention.days)
+    ends = [Window.parse(reset.window).end for reset in resets if reset.window is not None]
+    return min(retained, max(end or retained for end in ends))
 
 
 def _require_open(plane: ControlPlane) -> None:
@@ -423,9 +481,19 @@ def _require_open(plane: ControlPlane) -> None:
         )
 
 
-def _left(remainder: Remainder, incident: Incident) -> Iterator[str]:
+def _left(remainder: Remainder, incident: Incident, undo_until: datetime | None) -> Iterator[str]:
     if remainder.counters:
-        yield f"Left lower than in the snapshots: {counted(remainder.counters, 'counter')}."
+        rise = format_usage(remainder.rise)
+        lower = counted(remainder.counters, "counter")
+        yield f"Left lower than in the snapshots: {lower}, by {rise} in all."
+        if undo_until is None:
+            yield "No reset is recorded: the next loss brings their usage back."
+        else:
+            yield (
+                "Resets are recorded: restores exclude their usage until now. To undo:"
+                " `budget-recovery restore --despite-resets`, until"
+                f" {undo_until:%Y-%m-%d %H:%M:%S} UTC or the end of the window."
+            )
     yield from remainder.unknown()
     if remainder.unseen:
         yield f"Not everything could be read: {listed(remainder.unseen)}"

@@ -221,7 +221,7 @@ def preview_window(
         missing=sum(entry.action is Action.RAISE and entry.live is None for entry in previews),
         unread=tuple(
             (entry.entity, unreadable.get((entry.of, entry.entity), "no reason"))
-            for entry in previews
+            for entry in sorted(previews, key=lambda entry: entry.recorded, reverse=True)
             if entry.action is Action.SKIP_UNREADABLE
         ),
         is_closed=bool(previews) and not open_ones,

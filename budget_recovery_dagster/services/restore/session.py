@@ -5,12 +5,13 @@ marks it as the restore target of the open incident, restores tenants, and verif
 the store is still the same.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Protocol
 
-from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, exact_sum
 from budget_recovery_dagster.domain.incident import Closing, Incident
 from budget_recovery_dagster.domain.plan import (
     Action,
@@ -20,7 +21,8 @@ from budget_recovery_dagster.domain.plan import (
     Room,
     StoreLimits,
 )
-from budget_recovery_dagster.domain.recovery_point import TenantPoint
+from budget_recovery_dagster.domain.recovery_point import Reset, TenantPoint
+from budget_recovery_dagster.domain.snapshots import TenantReading
 from budget_recovery_dagster.domain.store import (
     SETTLED_FOR,
     Baseline,
@@ -50,6 +52,7 @@ from budget_recovery_dagster.services.restore.tenants import (
     failed,
     lacking_room,
     left_entries,
+    partial_error,
     plan_tenant,
     restore_tenant,
     room_for_tenant,
@@ -207,15 +210,19 @@ class RestoreSession:
             return self.watch.require_accepted()
         return self.watch.require_target(self.incident, next_step=self.next_step)
 
-    def close(self, closing: Closing, *, reason: str) -> Incident:
+    def close(self, closing: Closing, *, reason: str, resets: Collection[Reset] = ()) -> Incident:
         """Close the incident and accept the store; ``reason`` is recorded with the check.
+
+        ``resets`` are recorded together with it, or not at all.
 
         Raises:
             IncidentMovedError: the incident has been moved by someone else.
             LeaseLostError: the lease is no longer held.
         """
         plane, incident = self.plane, self.open_incident
-        closed = plane.incidents.close(closing, judged=incident, lease=self.worker.lease)
+        closed = plane.incidents.close(
+            closing, judged=incident, lease=self.worker.lease, resets=resets
+        )
         identity = closing.baseline.identity
         plane.registry.record_check(
             Check(
@@ -266,8 +273,23 @@ class RestoreSession:
 
 
 @dataclass(frozen=True, slots=True)
+class LowerCounters:
+    """Counters of one budget and window that were read as lower than the recovery point, or absent.
+
+    ``rise`` is by how much in all. ``are_all``: nothing else is known of this budget and window:
+    the recovery point has no other entity, and nothing of it was unreadable or damaged.
+    """
+
+    tenant: str
+    of: BudgetWindow
+    entities: frozenset[Entity]
+    rise: Decimal
+    are_all: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Remainder:
-    """How many counters are still lower than the recovery point.
+    """How many counters are still lower than the recovery point, and which.
 
     ``unreadable`` live counters are left as they are; ``corrupt`` windows have no intact record.
     ``unseen`` describes tenants that may have more.
@@ -277,6 +299,12 @@ class Remainder:
     unreadable: int
     corrupt: int
     unseen: tuple[str, ...]
+    lower: tuple[LowerCounters, ...] = ()
+
+    @property
+    def rise(self) -> Decimal:
+        """By how much these counters are lower in all; one request counts in many of them."""
+        return exact_sum(each.rise for each in self.lower)
 
     @property
     def is_nothing(self) -> bool:
@@ -439,9 +467,10 @@ class TenantRestores:
             StoreError: the store does not answer any more.
         """
         counters, unseen = 0, []
+        lower: list[LowerCounters] = []
         for tenant in sorted(self.session.plane.points.tenants()):
             try:
-                left = self._left_of(tenant)
+                left, lower_here = self._left_of(tenant)
                 if is_final and left:
                     self._finish(self._now(), left)
             except (DatabaseUnreachableError, LeaseLostError):
@@ -451,7 +480,8 @@ class TenantRestores:
                 unseen.append(f"Tenant {tenant!r} cannot be read: {describe_error(error)[0]}")
             else:
                 counters += sum(entry.planned for entry in left)
-        return Remainder(counters, self.unreadable, self.corrupt, tuple(unseen))
+                lower += lower_here
+        return Remainder(counters, self.unreadable, self.corrupt, tuple(unseen), tuple(lower))
 
     def _raised_before(self, tenant: str) -> frozenset[BudgetWindow]:
         """Return the windows that earlier attempts of the incident raised."""
@@ -480,17 +510,21 @@ class TenantRestores:
         self.session.worker.lease.require_held()
         self.session.plane.audits.finish(self._trail(at, entries))
 
-    def _left_of(self, tenant: str) -> tuple[AuditEntry, ...]:
+    def _left_of(self, tenant: str) -> tuple[tuple[AuditEntry, ...], tuple[LowerCounters, ...]]:
         """Return the windows with counters below their point, and count the unreadable ones."""
         self.session.worker.lease.require_held()
         now = self._now()
         point = self.points.point_of(tenant, now)
         if point is None:
-            return ()
+            return (), ()
         self._note_current(point, now)
-        plan = plan_tenant(point, self.session.store.open_tenant(tenant).reading, now)
+        live = self.session.store.open_tenant(tenant).reading
+        if error := partial_error(live):
+            # A key that did not arrive is unknown, not absent.
+            raise error
+        plan = plan_tenant(point, live, now)
         self.unreadable += _unreadable_in(plan)
-        return left_entries(point, plan)
+        return left_entries(point, plan), tuple(_lower_counters(point, plan, live))
 
     def _require_answer(self, failure: Exception) -> None:
         """Check after a tenant's failure whether only this tenant is refused or the store is gone.
@@ -546,6 +580,24 @@ class TenantRestores:
 
 def _unreadable_in(plan: RecoveryPlan) -> int:
     return sum(1 for _ in plan.that(Action.SKIP_UNREADABLE))
+
+
+def _lower_counters(
+    point: TenantPoint, plan: RecoveryPlan, live: TenantReading
+) -> Iterator[LowerCounters]:
+    planned, unreadable = plan.by_window(), {omitted.of for omitted in live.omitted}
+    for window in point.windows:
+        of, entries = window.of, planned[window.of]
+        lower = [entry for entry in entries if entry.action is Action.RAISE]
+        is_clear = not (window.corrupt or window.omitted_count or of in unreadable)
+        if lower:
+            yield LowerCounters(
+                tenant=point.tenant,
+                of=of,
+                entities=frozenset(entry.entity for entry in lower),
+                rise=exact_sum(entry.rise for entry in lower),
+                are_all=is_clear and len(lower) == len(entries),
+            )
 
 
 def uncovered(incident: Incident) -> str:

@@ -193,11 +193,11 @@ class RestoreReport:
         ]
         if not low:
             return None
-        order = low[0].order
+        order = max((each.order for each in low), key=lambda order: order.usage)
         first = f"{shown_entity(order.entity)} of {order.of}"
         return AttemptFailedError(
             f"{counted(len(low), 'counter')} of tenant {self.point.tenant!r} fell below the "
-            f"restored usage, the first {first}.",
+            f"restored usage, the largest {first}.",
             "find out what lowers the counters, such as a reset by the gateway.",
         )
 
@@ -222,6 +222,9 @@ class RestoreReport:
         board: str | None,
     ) -> AuditEntry:
         """Account for a window by what was read after the write, not by what was sent."""
+        # Notes name the first few counters.
+        planned = sorted(planned, key=lambda entry: entry.recorded, reverse=True)
+        results = sorted(results, key=lambda result: result.order.usage, reverse=True)
         after = self.after.get(window.of, {})
         written = {result.order.entity: result.written for result in results}
         raised = sum(
@@ -536,7 +539,7 @@ def restore_tenant(
     unreadable = {(each.of, each.entity): each.reason for each in after.reading.omitted}
     report = RestoreReport(point, plan, live.reading, results, usages, unreadable, missing, limits)
     if failure is None:
-        failure = _partial(after.reading) or report.shortfall(running.is_open)
+        failure = partial_error(after.reading) or report.shortfall(running.is_open)
     boards: tuple[BoardResult, ...] = ()
     if failure is None:
         windows = report.raised_windows | frozenset(raised_before)
@@ -591,12 +594,12 @@ def _without_room(
     )
 
 
-def _partial(after: TenantReading) -> BudgetRecoveryError | None:
-    """Return an error if the counters could not be read back completely; None if they could."""
-    if not after.is_partial:
+def partial_error(reading: TenantReading) -> BudgetRecoveryError | None:
+    """Return an error if the counters could not be read completely; None if they could."""
+    if not reading.is_partial:
         return None
     return AttemptFailedError(
-        f"Fewer counters of tenant {after.tenant!r} could be read back than the store announces.",
+        f"Fewer counters of tenant {reading.tenant!r} could be read than the store announces.",
         "check whether keys are purged from the gateway's bucket.",
     )
 

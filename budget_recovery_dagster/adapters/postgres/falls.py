@@ -1,0 +1,250 @@
+"""What is missing from an intact store: counts of keys, falls, and the bucket's configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable
+from budget_recovery_dagster.adapters.postgres.recovery_point import read_resets
+from budget_recovery_dagster.domain.counters import BudgetWindow
+from budget_recovery_dagster.domain.falls import (
+    FALLS_KEPT_FOR,
+    Configuration,
+    ConfigurationChange,
+    EndedFall,
+    Fall,
+    KeyCount,
+    TenantWindow,
+    changes_between,
+    counts_of,
+    judge_falls,
+)
+from budget_recovery_dagster.domain.snapshots import TenantSnapshot
+from budget_recovery_dagster.domain.windows import Window, tokens_at
+
+_COUNTS = """
+select tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since
+from budget_recovery.key_count
+"""
+_COUNTS_OF = f"{_COUNTS} where tenant = %s"
+_OPEN_COUNTS = f"{_COUNTS} where window_token = any(%s)"
+_FORGET_COUNTS = "delete from budget_recovery.key_count where tenant = %s"
+_ADD_COUNT = """
+insert into budget_recovery.key_count (
+    tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since
+) values (%s, %s, %s, %s, %s, %s, 0, null)
+"""
+# If a capture has replaced a count since it was read, or removed it, nothing matches.
+_UPDATE_COUNTS = """
+update budget_recovery.key_count k
+set keys = n.keys, sequence = n.sequence, counted_at = n.counted_at, missing = n.missing,
+    missing_since = n.missing_since
+from unnest(
+    %s::text[], %s::text[], %s::text[], %s::numeric[], %s::timestamptz[], %s::bigint[],
+    %s::numeric[], %s::timestamptz[], %s::bigint[], %s::timestamptz[]
+) as n (
+    tenant, budget_id, window_token, known_sequence, known_at, keys, sequence, counted_at, missing,
+    missing_since
+)
+where k.tenant = n.tenant
+  and k.budget_id = n.budget_id
+  and k.window_token = n.window_token
+  and k.sequence = n.known_sequence
+  and k.counted_at = n.known_at
+"""
+_PRUNE_COUNTS = "delete from budget_recovery.key_count where window_token <> all(%s)"
+_READ_UNTIL = "select deletions_until from budget_recovery.store"
+_MOVE_UNTIL = "update budget_recovery.store set deletions_until = %s"
+_FALLS = """
+select tenant, budget_id, window_token, found_at, judged_at, counters, usage
+from budget_recovery.usage_fall
+where ended_at is null
+"""
+_FALLS_OF = f"{_FALLS} and tenant = %s"
+_OPEN_FALLS = f"""{_FALLS} and window_token = any(%s)
+order by usage desc, counters desc, tenant, budget_id, window_token
+"""
+_KEEP_FALL = """
+insert into budget_recovery.usage_fall (
+    tenant, budget_id, window_token, found_at, judged_at, counters, usage
+) values (%s, %s, %s, %s, %s, %s, %s)
+on conflict (tenant, budget_id, window_token, found_at) do update
+set judged_at = excluded.judged_at, counters = excluded.counters, usage = excluded.usage
+"""
+_END_FALL = """
+update budget_recovery.usage_fall
+set ended_at = %s, outcome = %s
+where tenant = %s and budget_id = %s and window_token = %s and found_at = %s
+"""
+_PRUNE_FALLS = "delete from budget_recovery.usage_fall where ended_at < %s"
+_TOUCHED = """
+select f.tenant, max(t.at)
+from budget_recovery.usage_fall f
+cross join lateral (
+    select a.finished_at as at
+    from budget_recovery.restore_audit a
+    where a.tenant = f.tenant and a.raised > 0 and a.finished_at > f.judged_at
+    union all
+    select r.recorded_at
+    from budget_recovery.budget_reset r
+    where r.tenant = f.tenant and r.recorded_at > f.judged_at
+) t
+where f.ended_at is null and f.window_token = any(%s)
+group by f.tenant
+order by f.tenant
+"""
+_CONFIGURATIONS = """
+select found_at, settings
+from budget_recovery.bucket_configuration
+order by number desc
+"""
+_ADD_CONFIGURATION = """
+insert into budget_recovery.bucket_configuration (found_at, settings) values (%s, %s)
+"""
+# The newest one is compared with the next, however old it is.
+_PRUNE_CONFIGURATIONS = """
+delete from budget_recovery.bucket_configuration
+where found_at < %s
+  and number < (select max(number) from budget_recovery.bucket_configuration)
+"""
+
+
+def record_findings(connection: Connection, snapshot: TenantSnapshot) -> None:
+    """Store the falls and counts that follow from a snapshot, in the transaction of its commit."""
+    tenant = snapshot.tenant
+    known = [_fall(*row) for row in connection.execute(_FALLS_OF, (tenant,))]
+    # Resets only end falls.
+    resets = read_resets(connection, tenant) if known else ()
+    fallen, ended = judge_falls(known, snapshot, resets)
+    with connection.cursor() as cursor:
+        cursor.executemany(_KEEP_FALL, [_fall_row(fall) for fall in fallen])
+        cursor.executemany(_END_FALL, [_end_row(each) for each in ended])
+    _replace_counts(connection, snapshot)
+
+
+def _replace_counts(connection: Connection, snapshot: TenantSnapshot) -> None:
+    rows = connection.execute(_COUNTS_OF, (snapshot.tenant,))
+    known = {count.at.of: count for count in (_count(*row) for row in rows)}
+    connection.execute(_FORGET_COUNTS, (snapshot.tenant,))
+    counts = counts_of(snapshot, known)
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            _ADD_COUNT,
+            [(*_names(each.at), each.keys, each.sequence, each.counted_at) for each in counts],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresFalls:
+    """The tables of counts, falls and configurations."""
+
+    _database: Database
+
+    def counts(self) -> tuple[tuple[KeyCount, ...], int | None]:
+        """Return the counts of open windows, and the sequence of the last known deletions."""
+        with self._database.reading() as connection:
+            tokens = list(tokens_at(self._database.time_on(connection)))
+            rows = connection.execute(_OPEN_COUNTS, (tokens,)).fetchall()
+            [(until,)] = connection.execute(_READ_UNTIL).fetchall()
+        return tuple(_count(*row) for row in rows), None if until is None else int(until)
+
+    def record_counts(self, changed: Mapping[KeyCount, KeyCount], *, until: int) -> None:
+        """Replace counts, and remove those of closed windows and old ended falls."""
+        with self._database.writing() as connection:
+            now = self._database.time_on(connection)
+            if changed:
+                connection.execute(_UPDATE_COUNTS, _columns(changed))
+            connection.execute(_PRUNE_COUNTS, (list(tokens_at(now)),))
+            connection.execute(_PRUNE_FALLS, (now - FALLS_KEPT_FOR,))
+            connection.execute(_MOVE_UNTIL, (until,))
+
+    def open(self) -> tuple[Fall, ...]:
+        """Return the open falls whose window has not ended, the largest missing usage first."""
+        return tuple(_fall(*row) for row in self._of_open_windows(_OPEN_FALLS))
+
+    def touched(self) -> Mapping[str, datetime]:
+        """Return the tenants with an open fall that a restore or a reset may have ended."""
+        return {tenant: at.astimezone(UTC) for tenant, at in self._of_open_windows(_TOUCHED)}
+
+    def record_configuration(self, found: Configuration) -> tuple[ConfigurationChange, ...]:
+        """Store the configuration of the bucket if it has changed, and return what changed."""
+        kept = {storable(name): storable(value) for name, value in found.items()}
+        with self._database.writing() as connection:
+            now = self._database.time_on(connection)
+            row = connection.execute(f"{_CONFIGURATIONS} limit 1").fetchone()
+            if row is not None and row[1] == kept:
+                return ()
+            connection.execute(_ADD_CONFIGURATION, (now, Jsonb(kept)))
+            connection.execute(_PRUNE_CONFIGURATIONS, (now - FALLS_KEPT_FOR,))
+        return () if row is None else changes_between(row[1], kept, now)
+
+    def configuration_changes(self, since: datetime) -> tuple[ConfigurationChange, ...]:
+        """Return the changes that were found after a time, newest first, then by name."""
+        rows = self._database.rows(_CONFIGURATIONS)
+        return tuple(
+            change
+            for (found_at, after), (_, before) in pairwise(rows)
+            if found_at > since
+            for change in changes_between(before, after, found_at.astimezone(UTC))
+        )
+
+    def _of_open_windows(self, query: Any) -> list[tuple[Any, ...]]:
+        with self._database.reading() as connection:
+            tokens = list(tokens_at(self._database.time_on(connection)))
+            return connection.execute(query, (tokens,)).fetchall()
+
+
+def _names(at: TenantWindow) -> tuple[str, str, str]:
+    return at.tenant, at.of.budget, at.of.window.token
+
+
+def _window(tenant: str, budget: str, token: str) -> TenantWindow:
+    return TenantWindow(tenant, BudgetWindow(budget, Window.parse(token)))
+
+
+def _count(tenant: str, budget: str, token: str, *row: Any) -> KeyCount:
+    keys, sequence, counted_at, missing, since = row
+    return KeyCount(
+        _window(tenant, budget, token),
+        keys,
+        int(sequence),
+        counted_at.astimezone(UTC),
+        missing,
+        since and since.astimezone(UTC),
+    )
+
+
+def _columns(changed: Mapping[KeyCount, KeyCount]) -> list[list[Any]]:
+    rows = [
+        (
+            *_names(known.at),
+            known.sequence,
+            known.counted_at,
+            count.keys,
+            count.sequence,
+            count.counted_at,
+            count.missing,
+            count.missing_since,
+        )
+        for known, count in changed.items()
+    ]
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _fall(tenant: str, budget: str, token: str, *row: Any) -> Fall:
+    found_at, judged_at, counters, usage = row
+    at = _window(tenant, budget, token)
+    return Fall(at, found_at.astimezone(UTC), judged_at.astimezone(UTC), counters, usage)
+
+
+def _fall_row(fall: Fall) -> tuple[Any, ...]:
+    return (*_names(fall.at), fall.found_at, fall.judged_at, fall.counters, fall.usage)
+
+
+def _end_row(ended: EndedFall) -> tuple[Any, ...]:
+    fall = ended.fall
+    return (ended.ended_at, ended.outcome.value, *_names(fall.at), fall.found_at)

@@ -1,0 +1,217 @@
+"""What is missing from a store whose identity is unchanged.
+
+A purge of single keys, an expiry and records that a crash has lost leave the creation time, the
+sequence and the marker as they were. Checks count the keys of each budget and window, and request a
+capture if some are gone. The capture names what is missing or lower, which opens falls.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import NamedTuple
+
+from budget_recovery_dagster.domain.counters import BudgetWindow, Drop, exact_sum
+from budget_recovery_dagster.domain.recovery_point import Reset, concerning
+from budget_recovery_dagster.domain.snapshots import BudgetRecord, CaptureSource, TenantSnapshot
+
+
+class TenantWindow(NamedTuple):
+    """A budget and window of a tenant."""
+
+    tenant: str
+    of: BudgetWindow
+
+
+@dataclass(frozen=True, slots=True)
+class Deletions:
+    """The counters that were deleted or have expired, each with the sequence of its delete mark.
+
+    All of them up to the sequence ``until`` are found, from the sequence that was asked for.
+    """
+
+    found: tuple[tuple[TenantWindow, int], ...]
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCount:
+    """How many keys of counters a budget and window had when it was last counted.
+
+    A delete mark is a key as well, so deletions are counted apart; those up to ``sequence`` are
+    accounted for. ``missing`` is how many counters are gone since the tenant's newest snapshot; the
+    last of them were found gone at ``missing_since``.
+    """
+
+    at: TenantWindow
+    keys: int
+    sequence: int
+    counted_at: datetime
+    missing: int = 0
+    missing_since: datetime | None = None
+
+    def counted(self, keys: int | None, deleted: int, now: datetime) -> "KeyCount":
+        """Return the count after a check found ``keys`` (None: not counted) and new delete marks.
+
+        New counters in the same interval can hide as many that are gone. A delete mark that
+        expires counts once more: a needless capture does no harm, and a hidden loss does.
+        """
+        gone = deleted + (0 if keys is None else max(self.keys - keys, 0))
+        return replace(
+            self,
+            keys=self.keys if keys is None else keys,
+            counted_at=now,
+            missing=self.missing + gone,
+            missing_since=now if gone else self.missing_since,
+        )
+
+    def restarted(self, keys: int, sequence: int, now: datetime) -> "KeyCount":
+        """Return the count of a store that was accepted anew, from which nothing is missing yet."""
+        return KeyCount(self.at, keys, sequence, counted_at=now)
+
+    def equals(self, other: "KeyCount") -> bool:
+        """Whether it differs from another count at most in the time of counting."""
+        return self == replace(other, counted_at=self.counted_at)
+
+
+def counts_of(
+    snapshot: TenantSnapshot, known: Mapping[BudgetWindow, KeyCount]
+) -> tuple[KeyCount, ...]:
+    """Return the counts of a tenant's open windows after its capture; nothing is missing then.
+
+    Leaderboards do not list every counter, so a count by a check stays.
+    """
+    return tuple(
+        KeyCount(
+            TenantWindow(snapshot.tenant, record.of),
+            keys=_keys(record, snapshot.source, known.get(record.of)),
+            sequence=snapshot.identity.last_sequence,
+            counted_at=snapshot.captured_at,
+        )
+        for record in snapshot.records
+        if record.of.window.is_current(snapshot.captured_at)
+    )
+
+
+def _keys(record: BudgetRecord, source: CaptureSource, known: KeyCount | None) -> int:
+    if source is CaptureSource.LEADERBOARDS and known is not None:
+        return known.keys
+    return len(record.usages) + len(record.omitted)
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """Counters of a budget and window that are missing or lower in the store than in snapshots.
+
+    The snapshot of ``found_at`` found it, that of ``judged_at`` last compared it. ``counters`` and
+    ``usage`` are what the store lacked then.
+    """
+
+    at: TenantWindow
+    found_at: datetime
+    judged_at: datetime
+    counters: int
+    usage: Decimal
+
+
+class FallOutcome(StrEnum):
+    """How a fall ended."""
+
+    RESTORED = "restored"
+    RESET = "reset"
+    WINDOW_ENDED = "window_ended"
+
+
+@dataclass(frozen=True, slots=True)
+class EndedFall:
+    """A fall that ended, as the snapshot of ``ended_at`` found."""
+
+    fall: Fall
+    ended_at: datetime
+    outcome: FallOutcome
+
+
+def judge_falls(
+    known: Iterable[Fall], snapshot: TenantSnapshot, resets: Iterable[Reset]
+) -> tuple[tuple[Fall, ...], tuple[EndedFall, ...]]:
+    """Return the falls of a tenant that are open after its capture, and those that ended.
+
+    The snapshot was compared with the recovery point, which keeps the highest usage. So a fall is
+    open until each counter is as high as before, its window has ended, or ``resets`` of the tenant
+    cover it. A counter that the snapshot could not read ends nothing.
+    """
+    at, recorded = snapshot.captured_at, tuple(resets)
+    drops: defaultdict[BudgetWindow, list[Drop]] = defaultdict(list)
+    for drop in snapshot.drops:
+        drops[drop.of].append(drop)
+    unjudged = {each.of for each in snapshot.records if each.omitted or each.is_truncated}
+    before = {fall.at.of: fall for fall in known}
+    fallen = [
+        _fall(TenantWindow(snapshot.tenant, of), at, found, before.get(of), is_least=of in unjudged)
+        for of, found in drops.items()
+    ]
+    ended: list[EndedFall] = []
+    for of, fall in before.items():
+        if of in drops:
+            continue
+        if not of.window.is_current(at):
+            ended.append(EndedFall(fall, at, FallOutcome.WINDOW_ENDED))
+        elif of in unjudged:
+            fallen.append(replace(fall, judged_at=at))
+        elif any(reset.recorded_at >= fall.found_at for reset in concerning(of, recorded)):
+            ended.append(EndedFall(fall, at, FallOutcome.RESET))
+        else:
+            ended.append(EndedFall(fall, at, FallOutcome.RESTORED))
+    return tuple(fallen), tuple(ended)
+
+
+def _fall(
+    where: TenantWindow, at: datetime, drops: list[Drop], known: Fall | None, *, is_least: bool
+) -> Fall:
+    """Return the fall that drops make; ``is_least``: further counters could not be judged."""
+    counters, usage = len(drops), _missing_usage(drops)
+    if known is not None and is_least:
+        counters, usage = max(counters, known.counters), max(usage, known.usage)
+    return Fall(where, known.found_at if known else at, at, counters, usage)
+
+
+def _missing_usage(drops: list[Drop]) -> Decimal:
+    """Return the usage that a budget lacks: of its aggregate or of its entities, not of both."""
+    of_entities = exact_sum(drop.usage for drop in drops if drop.entity is not None)
+    of_aggregate = exact_sum(drop.usage for drop in drops if drop.entity is None)
+    return max(of_entities, of_aggregate)
+
+
+FALLS_KEPT_FOR = timedelta(days=30)
+"""How long falls that ended, and earlier configurations of the bucket, are kept."""
+CHANGES_SHOWN_FOR = timedelta(days=1)
+"""How long a changed configuration of the bucket needs attention."""
+
+Configuration = Mapping[str, str]
+"""Settings of the bucket that decide what it keeps, as text, by the names of NATS."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationChange:
+    """A setting of the bucket that a check found changed at ``found_at``."""
+
+    setting: str
+    before: str
+    after: str
+    found_at: datetime
+
+    def __str__(self) -> str:
+        return f"{self.setting} from {self.before} to {self.after}"
+
+
+def changes_between(
+    before: Configuration, after: Configuration, found_at: datetime
+) -> tuple[ConfigurationChange, ...]:
+    """Return the settings that differ, by name; one that either lacks is not compared."""
+    return tuple(
+        ConfigurationChange(name, before[name], after[name], found_at)
+        for name in sorted(before.keys() & after.keys())
+        if before[name] != after[name]
+    )

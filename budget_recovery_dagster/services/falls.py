@@ -1,0 +1,172 @@
+"""Checks what is missing from a store whose identity is unchanged, and requests a capture."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from operator import attrgetter
+
+from budget_recovery_dagster.domain.falls import (
+    ConfigurationChange,
+    Deletions,
+    KeyCount,
+    TenantWindow,
+)
+from budget_recovery_dagster.domain.verdict import Observation
+from budget_recovery_dagster.domain.windows import Hour
+from budget_recovery_dagster.errors import StoreError
+from budget_recovery_dagster.ports import ControlPlane, UsageStore
+
+# A sensor's tick has ten seconds for everything. Counts of 10,000 windows take about two.
+_COUNT_WITHIN = timedelta(seconds=3)
+_READ_WITHIN = timedelta(seconds=2)
+# They take two seconds; what is left is read by the next check, or covered by a capture.
+_MOST_CHANGES_READ = 50_000
+# A capture that starts this late would find its hour closed; the next one is due anyway.
+_HOUR_ENDS = timedelta(minutes=1)
+_DIGEST_CHARACTERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """A capture of an hour that a check asks for; the same difference has the same key."""
+
+    key: str
+    hour: Hour
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a check found in a store whose identity is unchanged.
+
+    ``gone`` are the counts with missing counters, most first. ``notes`` are sentences for people:
+    what is missing, changed, or could not be compared; ``hint`` is what to do about the latter.
+    """
+
+    gone: tuple[KeyCount, ...] = ()
+    changes: tuple[ConfigurationChange, ...] = ()
+    request: CaptureRequest | None = None
+    notes: tuple[str, ...] = ()
+    hint: str = ""
+
+
+def compare_counts(plane: ControlPlane, store: UsageStore, seen: Observation) -> Compared:
+    """Compare counts of keys and the bucket's configuration with what was known.
+
+    ``seen`` is the observation that identified the store as the accepted one. Without an open
+    incident, a difference requests a capture, which names what is missing. So does a restore or a
+    reset that may have ended a fall.
+
+    Raises:
+        DatabaseError: the database failed.
+    """
+    if plane.incidents.recovery().incident is not None:
+        return Compared()
+    notes: list[str] = []
+    changes: tuple[ConfigurationChange, ...] = ()
+    hint = ""
+    try:
+        changes = plane.falls.record_configuration(store.configuration())
+        failure = _count(plane, store, seen)
+    except StoreError as error:
+        failure = error
+    if failure is not None:
+        notes.append(f"Missing counters were not searched for: {failure.message}")
+        hint = failure.hint
+    gone = counters_gone(plane)
+    touched = plane.falls.touched()
+    request = _request(plane, gone, touched)
+    if gone:
+        notes.append(describe_gone(gone))
+    if changes:
+        notes.append(f"The bucket's configuration changed: {', '.join(map(str, changes))}.")
+    if request is not None:
+        notes.append("A capture is requested.")
+    return Compared(gone, changes, request, tuple(notes), hint)
+
+
+def counters_gone(plane: ControlPlane) -> tuple[KeyCount, ...]:
+    """Return the counts from which checks found counters gone, most first."""
+    counts, _ = plane.falls.counts()
+    gone = sorted((each for each in counts if each.missing), key=lambda each: each.at.tenant)
+    return tuple(sorted(gone, key=attrgetter("missing"), reverse=True))
+
+
+def describe_gone(gone: Sequence[KeyCount]) -> str:
+    """Describe in a sentence how many counters are gone; ``gone`` is sorted, most first."""
+    total, worst = sum(count.missing for count in gone), gone[0]
+    return (
+        f"Counters gone from the store since the newest snapshots: {total:,}. Most, "
+        f"{worst.missing:,}, are of tenant {worst.at.tenant!r}, {worst.at.of}."
+    )
+
+
+def _count(plane: ControlPlane, store: UsageStore, seen: Observation) -> StoreError | None:
+    """Count the keys, and store the counts that differ; return why deletions were not read."""
+    known, until = plane.falls.counts()
+    if not known:
+        return None
+    last_sequence = seen.identity.last_sequence
+    began_at = _accepted_anew_at(plane)
+    before = [each for each in known if began_at is None or each.counted_at > began_at]
+    keys = store.count_keys(_in_turn([each.at for each in known], seen), within=_COUNT_WITHIN)
+    start = max(min((each.sequence for each in before), default=last_sequence), until or 0)
+    deletions, failure = _read_deletions(store, min(start, last_sequence))
+    # A snapshot accounts for the deletions before it.
+    sequences = {each.at: each.sequence for each in before}
+    deleted = Counter(
+        at for at, sequence in deletions.found if sequence > sequences.get(at, sequence)
+    )
+    now = plane.clock.now()
+    after = {each: each.counted(keys.get(each.at), deleted[each.at], now) for each in before}
+    # What was counted before a loss says nothing about the store that was accepted after it.
+    after |= {
+        each: each.restarted(keys[each.at], last_sequence, now)
+        for each in known
+        if each.at not in sequences and each.at in keys
+    }
+    plane.falls.record_counts(
+        {each: count for each, count in after.items() if not count.equals(each)},
+        until=deletions.until,
+    )
+    return failure
+
+
+def _read_deletions(store: UsageStore, after: int) -> tuple[Deletions, StoreError | None]:
+    """Read the deletions after a sequence; on a failure, the next check reads them again."""
+    try:
+        found = store.read_deletions(after, at_most=_MOST_CHANGES_READ, within=_READ_WITHIN)
+    except StoreError as error:
+        return Deletions((), after), error
+    return found, None
+
+
+def _in_turn(wanted: list[TenantWindow], seen: Observation) -> list[TenantWindow]:
+    """Begin at another place each time, so that a count that takes too long reaches all in turn."""
+    start = seen.identity.last_sequence % len(wanted)
+    return wanted[start:] + wanted[:start]
+
+
+def _accepted_anew_at(plane: ControlPlane) -> datetime | None:
+    """Return when the newest incident closed."""
+    ended = [each.ended.at for each in plane.incidents.recent(1) if each.ended is not None]
+    return ended[0] if ended else None
+
+
+def _request(
+    plane: ControlPlane, gone: Iterable[KeyCount], touched: Mapping[str, datetime]
+) -> CaptureRequest | None:
+    """Return the request for a capture; each difference, restore or reset has its own key."""
+    facts = [
+        f"{each.at.tenant!r} {each.at.of.budget!r} {each.at.of.window.token} {each.missing}"
+        f" {each.missing_since}"
+        for each in gone
+    ]
+    facts += [f"{tenant!r} {at}" for tenant, at in touched.items()]
+    now = plane.clock.now()
+    hour = Hour.containing(now)
+    if not facts or hour.is_past(now + _HOUR_ENDS):
+        return None
+    digest = hashlib.sha256("\n".join(sorted(facts)).encode()).hexdigest()
+    return CaptureRequest(f"missing/{digest[:_DIGEST_CHARACTERS]}", hour)
