@@ -102,7 +102,7 @@ def test_a_later_attempt_still_reports_a_lost_expiry(harness: ManualHarness) -> 
     harness.store.supports_ttl = False
     # The attempt fails at its end, when all counters are raised and verified.
     deployment = harness.plane.registry.claim().deployment_id
-    harness.before_write(3, lambda: harness.store.remove(f"__guard.{deployment}"))
+    harness.before_write(2, lambda: harness.store.remove(f"__guard.{deployment}"))
     with pytest.raises(Exception, match="marker is no longer in the store"):
         harness.recover()
     harness.store.before_write = None
