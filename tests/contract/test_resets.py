@@ -112,15 +112,15 @@ def test_one_reset_of_several_entities_concerns_exactly_these(plane: ControlPlan
     used: Counters = {("team", "2026-11"): {"alice": "5", "bob": "3", None: "8"}}
     plane.capture("acme", used, at=NOON)
     several = plane.resets.record(replace(RESET, entity=frozenset({"alice", None})))
-    # At the same time, by the same person, for the same reason: still another reset.
-    single = plane.resets.record(RESET)
+    # At the same time, by the same person, for the same reason: still resets of their own.
+    singles = [plane.resets.record(replace(RESET, entity=who)) for who in ("alice", None)]
     window = the_window(plane)
     assert window.usages == usages(bob="3")
-    assert window.resets == (several, single)
+    assert window.resets == (several, *singles)
     assert despite(plane).usages == {"alice": Decimal(5), "bob": Decimal(3), None: Decimal(8)}
     plane.capture("acme", used, at=NOON + HOUR)
     assert the_window(plane).usages == {"alice": Decimal(5), "bob": Decimal(3), None: Decimal(8)}
-    assert the_window(plane).resets == (several, single)
+    assert the_window(plane).resets == (several, *singles)
 
 
 def test_a_reset_of_many_thousand_entities_is_read_at_once(plane: ControlPlane) -> None:
