@@ -399,14 +399,13 @@ class MemoryUsageStore:
     def _store(self, key: str, value: StoredValue | None) -> None:
         self.stream = replace(self.stream, last_sequence=self.stream.last_sequence + 1)
         self._keys[key] = LiveKey(self.stream.last_sequence, value)
-        while self._is_over(self.max_messages, len(self._keys)) or self._is_over(
-            self.max_bytes, self._used_bytes()
-        ):
+        while self._is_over():
             del self._keys[min(self._keys, key=lambda key: self._keys[key].revision)]
 
-    @staticmethod
-    def _is_over(limit: int | None, used: int) -> bool:
-        return limit is not None and used > limit
+    def _is_over(self) -> bool:
+        if self.max_messages is not None and len(self._keys) > self.max_messages:
+            return True
+        return self.max_bytes is not None and self._used_bytes() > self.max_bytes
 
     def _used_bytes(self) -> int:
         return sum(_size(key, live) for key, live in self._keys.items())
