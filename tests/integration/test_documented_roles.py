@@ -135,7 +135,7 @@ def live_long(harness: Harness, now: datetime) -> None:
     """Capture, check and preview long ago, and then now with pruning."""
     old = now - timedelta(days=40)
     day = f"{old:%Y-%m-%d}"
-    # Its last capture, which finds nothing, is past retention at the end.
+    # Its captures are past retention soon after, and that it left is past retention at the end.
     before = old - timedelta(days=10)
     harness.bucket.spend("left", "team", f"{before:%Y-%m-%d}", {"alice": "1"})
     harness.capture(before)
@@ -144,7 +144,8 @@ def live_long(harness: Harness, now: datetime) -> None:
     harness.bucket.spend("acme", "team", day, {"alice": "1"})
     # A key without a valid tenant; its failure is updated, because both captures have one run id.
     harness.bucket.put("usage.=FF.team.lifetime.x", b"1")
-    harness.capture(old)
+    for left in reversed(range(25)):
+        harness.capture(old - left * timedelta(minutes=1))
     harness.capture()
     harness.check()
     # A fall that ended long ago, and a configuration that changed since.

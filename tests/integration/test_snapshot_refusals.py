@@ -126,13 +126,14 @@ def test_a_run_that_captures_no_tenant_fails_with_the_first_reason(
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
     assert run_job(instance, current_hour).success
-    # The next snapshot would not be newer than this one.
-    database.execute("alter table budget_recovery.budget_record disable trigger all")
-    database.execute("alter table budget_recovery.capture disable trigger all")
-    for name in ("capture", "budget_record"):
-        database.execute(
-            f"update budget_recovery.{name} set captured_at = captured_at + interval '1 day'"
-        )
+    # As if a constraint refused the rows of each tenant.
+    database.execute(
+        "create function refuse() returns trigger language plpgsql as "
+        "'begin raise exception ''no more rows'' using errcode = ''check_violation''; end'"
+    )
+    database.execute(
+        "create trigger refuse before insert on budget_recovery.capture execute function refuse()"
+    )
     result = run_job(instance, current_hour)
     assert not result.success
     assert "None of 1 tenants could be captured. The first, 'acme':" in failure_text(result)
