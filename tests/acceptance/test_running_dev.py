@@ -71,9 +71,13 @@ query Restored {
 """
 
 # Copy the newest snapshots, as if they had been taken earlier.
+# The copies of captures were committed before all others.
 COPY_BACK = """
-insert into budget_recovery.{table}
-select (jsonb_populate_record(t, jsonb_build_object('captured_at', captured_at - %s))).*
+insert into budget_recovery.{table} overriding system value
+select (jsonb_populate_record(t, jsonb_build_object(
+    'captured_at', captured_at - %s,
+    'commit_number', -(to_jsonb(t) ->> 'commit_number')::bigint
+))).*
 from budget_recovery.{table} t
 where captured_at = (select max(captured_at) from budget_recovery.capture)
 """
