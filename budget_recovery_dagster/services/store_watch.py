@@ -186,8 +186,11 @@ class StoreWatch:
             IncidentMovedError: the incident has moved; compare again.
         """
         found = self.confirm(first, compared_with(incident))
+        return self._join(found, incident, hold=_HOLDS.get(found.verdict))
+
+    def _join(self, found: Finding, incident: Incident, *, hold: str | None) -> Incident:
+        """Add a confirmed alarm to an incident, and record it as a check; ``hold``: why to wait."""
         loss, target = self._loss_of(found)
-        hold = _HOLDS.get(found.verdict)
         joined = self.plane.incidents.join(loss, target=target, judged=incident, hold=hold)
         self.plane.registry.record_check(check_of(joined))
         return joined
@@ -228,22 +231,15 @@ class StoreWatch:
         self, incident: Incident, found: Finding, seen: Observation, *, is_chosen: bool
     ) -> Incident:
         """Make an observed store the restore target, or put the incident on hold."""
-        incidents = self.plane.incidents
-        target = baseline_of(seen, found.at)
         if found.verdict in _HOLDS and not is_chosen:
-            loss, _ = self._loss_of(found)
             hold = _HOLDS[found.verdict]
-            joined = incidents.join(loss, target=target, judged=incident, hold=hold)
-            self.plane.registry.record_check(check_of(joined))
+            joined = self._join(found, incident, hold=hold)
             raise IncidentHeldError(joined.on_hold or hold, "see `budget-recovery status`.")
         if found.verdict is Verdict.DATABASE_BEHIND and seen.marker is not None:
             self.plane.registry.acknowledge(seen.marker)
         if compared_with(incident) is None or found.verdict is not Verdict.LOST:
-            return incidents.adopt_target(target, judged=incident)
-        loss, _ = self._loss_of(found)
-        joined = incidents.join(loss, target=target, judged=incident)
-        self.plane.registry.record_check(check_of(joined))
-        return joined
+            return self.plane.incidents.adopt_target(baseline_of(seen, found.at), judged=incident)
+        return self._join(found, incident, hold=None)
 
     def require_accepted(self) -> Observation:
         """Require that no incident is open and the store is the accepted one.

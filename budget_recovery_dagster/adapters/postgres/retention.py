@@ -38,9 +38,23 @@ group by captured_at
 order by max(commit_number) desc
 limit %s
 """
+# Of the captures ``p``, the newest with an intact covering record of the window ``e``.
+# `offset 0` makes the server verify the newest first: usually one content of each window.
+_NEWEST_COVERING = """cross join lateral (
+        select content_id
+        from budget_recovery.budget_record
+        where tenant = e.tenant
+          and budget_id = e.budget_id
+          and window_token = e.window_token
+          and captured_at = p.captured_at
+          and covers_earlier
+        offset 0
+    ) r
+    where budget_recovery.is_stored_intact(r.content_id)
+    order by p.commit_number desc
+    limit 1
+"""
 # Open windows (by their token; a stored end may be damaged, so a later one counts as well, to be
-# safe) with records past retention, except those whose newest intact covering record is
-# within retention: in this usual case, no expired record is needed. A damaged record covers
 # safe) with records past retention, except those whose newest intact covering record is newer than
 # all of them: in this usual case, no expired record is needed. A damaged record covers nothing, and
 # one dated in the future neither. Records before ``since``, a covering record, are not needed;
@@ -48,8 +62,7 @@ limit %s
 # ``excluded`` or ``reset_at``, that a reset of the window excludes. These stay needed, because a
 # restore can ignore resets. ``whole_since`` is the newest record that covers all usages of the
 # earlier ones, because it was stored before the first reset was recorded.
-# `offset 0` makes the server verify the newest first: usually one content of each window.
-_DOUBTFUL_WINDOWS = """
+_DOUBTFUL_WINDOWS = f"""
 with expired as (
     select r.tenant, r.budget_id, r.window_token, min(r.captured_at) as oldest_at,
            min(p.commit_number) as oldest, max(p.commit_number) as newest
@@ -72,19 +85,7 @@ left join lateral (
         order by commit_number desc
         offset 0
     ) p
-    cross join lateral (
-        select content_id
-        from budget_recovery.budget_record
-        where tenant = e.tenant
-          and budget_id = e.budget_id
-          and window_token = e.window_token
-          and captured_at = p.captured_at
-          and covers_earlier
-        offset 0
-    ) r
-    where budget_recovery.is_stored_intact(r.content_id)
-    order by p.commit_number desc
-    limit 1
+    {_NEWEST_COVERING}
 ) c on true
 left join lateral (
     select max(s.last_excluded) as excluded, max(s.at) as reset_at,
@@ -103,25 +104,13 @@ left join lateral (
         order by commit_number desc
         offset 0
     ) p
-    cross join lateral (
-        select content_id
-        from budget_recovery.budget_record
-        where tenant = e.tenant
-          and budget_id = e.budget_id
-          and window_token = e.window_token
-          and captured_at = p.captured_at
-          and covers_earlier
-        offset 0
-    ) r
-    where budget_recovery.is_stored_intact(r.content_id)
-    order by p.commit_number desc
-    limit 1
+    {_NEWEST_COVERING}
 ) w on true
 where c.commit_number is null
    or e.newest >= c.commit_number
    or e.oldest <= s.excluded
    or e.oldest_at <= s.reset_at
-"""
+"""  # noqa: S608 - of constants
 # Of records with the same content, only the newest can be needed.
 _CONTENTS_OF_WINDOW = """
 select r.content_id, p.commit_number, p.captured_at
@@ -219,6 +208,7 @@ select coalesce(array_agg(distinct content_id), '{}') from gone
 """
 _DISCARD_CAPTURES = "delete from budget_recovery.capture where captured_at > %(latest)s"
 _DELETE_OUTCOMES = "delete from budget_recovery.tenant_outcome where at < %(cutoff)s"
+
 RecordKey = tuple[str, str, str, datetime]
 """Tenant, budget, window token and time of a record."""
 
