@@ -351,11 +351,11 @@ def _checked(
 ) -> dg.SensorResult:
     observed = [dg.AssetObservation("gateway_usage_store", metadata=_metadata(checked))]
     check = checked.check
-    if supervised.request is not None:
-        return dg.SensorResult(run_requests=[supervised.request], cursor="0", asset_events=observed)
-    if checked.compared.request is not None:
-        requests = [_capture_request(checked.compared.request)]
-        return dg.SensorResult(run_requests=requests, cursor="0", asset_events=observed)
+    request = supervised.request
+    if request is None and checked.compared.request is not None:
+        request = _capture_request(checked.compared.request)
+    if request is not None:
+        return dg.SensorResult(run_requests=[request], cursor="0", asset_events=observed)
     if check.verdict is Verdict.UNKNOWN:
         return unknown_tick(context, check.reason, checked.hint, observed)
     report = f"{label(check.verdict)}: {check.reason}"

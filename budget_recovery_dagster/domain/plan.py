@@ -48,14 +48,19 @@ class PlannedEntry:
     @property
     def rise(self) -> Decimal:
         """By how much a restore raises the counter."""
-        if self.action is not Action.RAISE:
-            return Decimal(0)
-        return exact_difference(self.recorded, self.live or Decimal(0))
+        return rise_of(self.action, self.recorded, self.live)
 
     @property
     def result(self) -> Decimal | None:
         """The usage of the counter after the restore, without other writes meanwhile."""
         return self.recorded if self.action is Action.RAISE else self.live
+
+
+def rise_of(action: Action, recorded: Decimal, live: Decimal | None) -> Decimal:
+    """Return by how much a restore raises a counter."""
+    if action is not Action.RAISE:
+        return Decimal(0)
+    return exact_difference(recorded, live or Decimal(0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from budget_recovery_dagster.domain.windows import parse_time
 from budget_recovery_dagster.errors import BudgetRecoveryError
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import capture_metadata
-from budget_recovery_dagster.presentation.text import release_report, reset_report
+from budget_recovery_dagster.presentation.text import release_report, reset_report, resolved_report
 from budget_recovery_dagster.resources import (
     ControlPlaneParam,
     failure,
@@ -124,11 +124,7 @@ def resolve_open_incident(
             retention=control_plane.settings.retention,
             convergence_timeout=control_plane.settings.convergence_timeout,
         )
-        ended = resolved.incident.ended
-        context.log.info(
-            f"Incident {resolved.incident.short_id} is closed; the store is HEALTHY. "
-            + (ended.detail if ended else "")
-        )
+        context.log.info(" ".join(resolved_report(resolved, None, None)))
         _capture(context, plane, control_plane.settings)
 
 

@@ -19,6 +19,7 @@ from budget_recovery_dagster.domain.windows import in_words
 from budget_recovery_dagster.presentation.text import (
     FAILURES,
     applied_headline,
+    at_least,
     change_figures,
     change_name,
     clock_time,
@@ -370,8 +371,7 @@ def _checks(status: Status) -> Iterator[Parts]:
             (reason, ""),
         ]
     if status.unknown_in_a_row:
-        many = " or more" if status.unknown_in_a_row == MOST_CHECKS else ""
-        yield f"Unknown in a row: {status.unknown_in_a_row}{many}"
+        yield f"Unknown in a row: {at_least(status.unknown_in_a_row, MOST_CHECKS)}"
     if status.newest_good is not None and status.newest_good not in shown:
         yield f"Last good: {since(status.newest_good.checked_at, status.at)}"
 
@@ -387,8 +387,7 @@ def _captures(status: Status) -> Iterator[str]:
         )
         yield f"{at}  {label(result.outcome)}: {numbers}"
     if status.failed_runs:
-        many = " or more" if status.failed_runs == MOST_RUNS else ""
-        yield f"Failed in a row: {status.failed_runs}{many}"
+        yield f"Failed in a row: {at_least(status.failed_runs, MOST_RUNS)}"
     if status.clock_skew is not None:
         yield skew_words(status.clock_skew)
 

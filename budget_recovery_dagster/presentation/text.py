@@ -348,6 +348,11 @@ def comparison(applied: Applied) -> str:
     return f"{unknown}{counted(len(applied.differences), 'difference')} from {made}: {numbers}."
 
 
+def at_least(number: int, most: int) -> str:
+    """Write a number; if it is the ``most`` that are read, there may be more."""
+    return f"{number}{' or more' if number == most else ''}"
+
+
 def most_relevant(differences: Iterable[Difference]) -> list[Difference]:
     """Sort the differences that normal traffic cannot cause to the front, largest first."""
     return sorted(
@@ -358,7 +363,7 @@ def most_relevant(differences: Iterable[Difference]) -> list[Difference]:
 def _amount(difference: Difference) -> Decimal:
     """Return by how much the usage of a counter differs."""
     found, previewed = difference.found or Decimal(0), difference.previewed or Decimal(0)
-    return exact_difference(max(found, previewed), min(found, previewed))
+    return exact_difference(found, previewed).copy_abs()
 
 
 def largest_first(entries: Iterable[AuditEntry]) -> list[AuditEntry]:
@@ -638,8 +643,8 @@ def skew_words(skew: timedelta) -> str:
 
 def _captures_failing(status: Status) -> tuple[str, str]:
     failed, run = status.failed_runs, status.ended_runs[0]
-    many = " or more" if failed == MOST_RUNS else ""
-    what = "The last capture" if failed == 1 else f"Each of the last {failed}{many} captures"
+    many = at_least(failed, MOST_RUNS)
+    what = "The last capture" if failed == 1 else f"Each of the last {many} captures"
     if run.result is None:
         began = clock_time(run.started_at, status.at)
         return (

@@ -92,13 +92,12 @@ class TenantFailures:
 class Status:
     """What the database knows of the store at ``at``, and how often the store is to be checked.
 
-    ``checks`` are the newest, newest first; ``unknown_in_a_row`` is how many of the newest are
-    unknown, ``newest_good`` the newest that found the store intact, ``first_checked_at`` the time
-    of the oldest. ``attempt`` is the newest of the open incident, ``closed`` the newest closed
-    incident. ``worker`` is the process that is restoring. ``runs`` are the newest captures, newest
-    first. ``falls`` are the open ones, the largest first; ``gone`` are counts with counters that a
-    check found gone since the newest snapshot, most first. ``changes`` are those of the bucket's
-    configuration in the last 24 hours, newest first.
+    ``checks`` are the newest, newest first; ``newest_good`` is the newest that found the store
+    intact, ``first_checked_at`` the time of the oldest. ``attempt`` is the newest of the open
+    incident, ``closed`` the newest closed incident. ``worker`` is the process that is restoring.
+    ``runs`` are the newest captures, newest first. ``falls`` are the open ones, the largest first;
+    ``gone`` are counts with counters that a check found gone since the newest snapshot, most first.
+    ``changes`` are those of the bucket's configuration in the last 24 hours, newest first.
     """
 
     at: datetime
@@ -108,7 +107,6 @@ class Status:
     worker: str | None
     closed: Incident | None
     checks: tuple[Check, ...]
-    unknown_in_a_row: int
     newest_good: Check | None
     first_checked_at: datetime | None
     runs: tuple[RecordedRun, ...]
@@ -116,6 +114,15 @@ class Status:
     falls: tuple[Fall, ...]
     gone: tuple[KeyCount, ...]
     changes: tuple[ConfigurationChange, ...]
+
+    @property
+    def unknown_in_a_row(self) -> int:
+        """How many of the newest checks, since the last incident, are unknown."""
+        unknown = takewhile(
+            lambda check: check.verdict is Verdict.UNKNOWN and self._is_news(check.checked_at),
+            self.checks,
+        )
+        return sum(1 for _ in unknown)
 
     @property
     def known_whole_at(self) -> datetime | None:
@@ -264,7 +271,7 @@ class Status:
             return Doubt.CHECK_IN_FUTURE
         if self.points.future is not None:
             return Doubt.SNAPSHOT_IN_FUTURE
-        if newest is not None and newest.verdict.is_alarm and not self._is_settled(newest):
+        if newest is not None and newest.verdict.is_alarm and self._is_news(newest.checked_at):
             return Doubt.LOSS_FOUND
         return None
 
@@ -276,11 +283,6 @@ class Status:
             yield Doubt.NEVER_INTACT
         elif self.at - self.known_whole_at > allowed:
             yield Doubt.OVERDUE
-
-    def _is_settled(self, check: Check) -> bool:
-        """Whether the incident of the loss that a check found is closed."""
-        ended = self.closed.ended if self.closed else None
-        return ended is not None and check.checked_at <= ended.at
 
 
 def _skew_of(run: RecordedRun) -> timedelta | None:
@@ -307,15 +309,6 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
     recent = plane.incidents.recent(2)
     checks = plane.registry.newest_checks(MOST_CHECKS)
     closed = next((each for each in recent if each.ended is not None), None)
-    # Unknown checks from before the store was accepted again do not count.
-    accepted_at = closed.ended.at if closed and closed.ended else None
-    unknown = takewhile(
-        lambda check: (
-            check.verdict is Verdict.UNKNOWN
-            and (accepted_at is None or check.checked_at > accepted_at)
-        ),
-        checks,
-    )
     good = plane.registry.newest_good_check()
     worker = plane.leases.state_of(RESTORE_LEASE).holder
     falls, gone = plane.falls.open(), counters_gone(plane)
@@ -331,7 +324,6 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
         worker=worker,
         closed=closed,
         checks=checks,
-        unknown_in_a_row=sum(1 for _ in unknown),
         newest_good=good,
         first_checked_at=plane.registry.first_checked_at(),
         runs=runs,

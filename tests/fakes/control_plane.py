@@ -29,6 +29,7 @@ from budget_recovery_dagster.domain import (
     Configuration,
     EndedFall,
     Fall,
+    FoundMarker,
     Holding,
     Incident,
     KeptPreview,
@@ -192,7 +193,7 @@ class MemoryState:
             )
         )
 
-    def go_above(self, marker: Marker | None) -> None:
+    def go_above(self, marker: Marker | FoundMarker | None) -> None:
         """Give later markers higher numbers than one that is taken over."""
         if marker is not None and marker.number >= self.given[0]:
             self.given = (marker.number, marker.nonce)

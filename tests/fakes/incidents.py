@@ -89,7 +89,7 @@ class MemoryStoreRegistry:
     ) -> Baseline:
         with self._plane.lock:
             accepted = moves.accept(self._standing(), baseline, judged=judged)
-            self._go_above(found)
+            self._plane.go_above(found)
             self._keep(accepted)
             self._add_acceptance(LandmarkKind.RENEWALS_LOST, accepted)
             return accepted
@@ -102,7 +102,7 @@ class MemoryStoreRegistry:
 
     def acknowledge(self, found: FoundMarker) -> None:
         with self._plane.lock:
-            self._go_above(found)
+            self._plane.go_above(found)
             if found.landmark is not None:
                 self._plane.add_landmark(LandmarkKind.ACCEPTANCE, landmark_id=found.landmark)
 
@@ -135,10 +135,6 @@ class MemoryStoreRegistry:
             each.created_at is not None and same_creation(each.created_at, created_at)
             for each in self._plane.landmarks
         )
-
-    def _go_above(self, found: FoundMarker) -> None:
-        if found.number >= self._plane.given[0]:
-            self._plane.given = (found.number, found.nonce)
 
     def _add_acceptance(self, kind: LandmarkKind, accepted: Baseline) -> None:
         self._plane.add_landmark(kind, created_at=accepted.identity.created_at)

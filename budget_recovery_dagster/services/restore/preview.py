@@ -30,6 +30,7 @@ from budget_recovery_dagster.domain.plan import (
     choose_snapshot,
     choose_tenant,
     is_latest,
+    rise_of,
 )
 from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
 from budget_recovery_dagster.domain.store import StoreIdentity, objection
@@ -135,9 +136,7 @@ class EntryPreview:
     @property
     def rise(self) -> Decimal:
         """The increase of the usage."""
-        if self.action is not Action.RAISE:
-            return Decimal(0)
-        return exact_difference(self.recorded, self.live or Decimal(0))
+        return rise_of(self.action, self.recorded, self.live)
 
 
 @dataclass(frozen=True, slots=True)
