@@ -86,6 +86,13 @@ class Bucket:
         config = StreamConfig(self.stream, subjects=[self.subject(">")], **usual | settings)
         self._do(lambda js: js.add_stream(config))
 
+    def reconfigure(self, **settings: Any) -> None:
+        """Change these settings of the stream of the bucket."""
+        config = self.info().config
+        for name, value in settings.items():
+            setattr(config, name, value)
+        self._do(lambda js: js.update_stream(config))
+
     def destroy(self) -> None:
         self._do(lambda js: js.delete_key_value(self.name))
 

@@ -119,9 +119,7 @@ def _give_up(bucket: Bucket, environment: Mapping[str, str]) -> None:
         bucket.create_with(max_bytes=64)
         check(instance)
         _use_up_all_attempts()
-    config = bucket.info().config
-    config.max_bytes = -1
-    bucket._do(lambda js: js.update_stream(config))
+    bucket.reconfigure(max_bytes=-1)
     bucket.spend("acme", "total", "lifetime", {"alice": "10"})
 
 

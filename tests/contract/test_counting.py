@@ -154,9 +154,7 @@ def test_the_settings_of_the_bucket_are_read(nats_server: NatsServer) -> None:
                 "mirror": "none",
                 "sources": "none",
             }
-            config = bucket.info().config
-            config.max_age, config.max_bytes = 5400.0, 2**20
-            bucket._do(lambda js: js.update_stream(config))
+            bucket.reconfigure(max_age=5400.0, max_bytes=2**20)
             found = store.configuration()
         assert (found["max_age"], found["max_bytes"]) == ("5400 s", "1048576")
         bucket.destroy()

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,3 +32,16 @@ def answering(answer: str) -> Iterator[int]:
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+def run_at_terminal(answer: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a program of its own, whose input is a person's answer at a terminal."""
+    with answering(answer) as terminal:
+        return subprocess.run(
+            [*PROGRAM, *arguments],
+            check=False,
+            stdin=terminal,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )

@@ -12,6 +12,7 @@ from psycopg import sql
 
 from budget_recovery_dagster.domain import Hour
 from budget_recovery_dagster.embedded import NatsServer, PostgresServer
+from tests.integration.own_store import OwnStore, opened_store
 from tests.integration.recovery_harness import Harness, opened_harness
 from tests.nats_servers import Bucket
 from tests.waiting import wait_until
@@ -46,6 +47,15 @@ def bucket(nats_server: NatsServer, made_buckets: deque[tuple[str, float]]) -> I
     wait_until(lambda: time.monotonic() - made_at >= _DISTINCT_AFTER)
     with Bucket.connected(nats_server.url, name) as bucket:
         yield bucket
+
+
+@pytest.fixture
+def own_store(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OwnStore]:
+    """Return a server of this test alone, to which the settings point."""
+    with opened_store(tmp_path, database_url, monkeypatch) as store:
+        yield store
 
 
 @pytest.fixture(autouse=True)

@@ -74,9 +74,7 @@ def test_settings_of_the_bucket_are_checked(
         configured.create_with(**settings)
         configured.put("other", b"0123456789" * 45)
     if is_sealed:
-        config = configured.info().config
-        config.sealed = True
-        configured._do(lambda js: js.update_stream(config))
+        configured.reconfigure(sealed=True)
     with untouched(configured):
         checked = doctor()
     assert (checked[check]["outcome"], checked[check]["code"]) == (outcome, code)

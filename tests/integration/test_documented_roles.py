@@ -153,9 +153,7 @@ def live_long(harness: Harness, now: datetime) -> None:
     harness.capture()
     harness.bucket.spend("acme", "team", LIFETIME, {"bob": "3"})
     harness.capture()
-    config = harness.bucket.info().config
-    config.max_bytes = 2**24
-    harness.bucket._do(lambda js: js.update_stream(config))
+    harness.bucket.reconfigure(max_bytes=2**24)
     Operator(harness.plane).preview(RestoreRequest())
     # Only the old record contains alice, so this part of its snapshot is kept.
     harness.bucket.remove("usage.acme.team.lifetime.alice")

@@ -1,14 +1,12 @@
 """Everyday operations on a store are not a loss: no incident opens, and the marker is renewed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Barrier
 
 import dagster as dg
 import psycopg
 import pytest
-from nats.js.api import StreamConfig
 
 from budget_recovery_dagster.domain import Hour, Verdict
 from budget_recovery_dagster.embedded import NatsServer
@@ -16,7 +14,7 @@ from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 from tests.integration.detection_records import assert_intact, store_row
 from tests.integration.live_capture import capture_now, stored_tenants
-from tests.integration.own_store import OwnStore, opened_store
+from tests.integration.own_store import OwnStore
 from tests.integration.recovery_runs import check, incidents, skipped, verdict
 from tests.nats_servers import Bucket, DisturbedNetwork
 from tests.waiting import wait_until
@@ -43,9 +41,7 @@ def marker_key(database: psycopg.Connection) -> str:
 
 
 def reconfigure(bucket: Bucket) -> None:
-    changed: StreamConfig = bucket.info().config
-    changed.description = "counters of budgets"
-    bucket._do(lambda js: js.update_stream(changed))
+    bucket.reconfigure(description="counters of budgets")
 
 
 def delete_keys(bucket: Bucket) -> None:
@@ -110,14 +106,6 @@ def test_expiry_by_the_maximum_age_of_a_bucket_is_not_a_loss(
     wait_until(lambda: configured.messages() == left)
     assert holds(configured, marker_key(database)) is keeps_marker
     assert_intact(instance, database)
-
-
-@pytest.fixture
-def own_store(
-    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[OwnStore]:
-    with opened_store(tmp_path, database_url, monkeypatch) as store:
-        yield store
 
 
 def test_a_restart_of_the_server_is_not_a_loss(

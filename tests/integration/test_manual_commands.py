@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from budget_recovery_dagster.cli.console import confirmed
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import CAPTURE_LEASE, RESTORE_LEASE, RecoveryState
-from tests.integration.commands import PROGRAM, answering
+from tests.integration.commands import PROGRAM, run_at_terminal
 from tests.integration.recovery_harness import Harness, all_stored
 from tests.integration.recovery_runs import usages
 
@@ -114,15 +114,7 @@ def test_a_restore_of_one_budget_and_then_of_all_closes_the_incident(lost: Harne
 
 def test_at_a_terminal_restore_shows_a_preview_and_asks(lost: Harness) -> None:
     before = all_stored(lost.bucket)
-    with answering("n") as terminal:
-        ended = subprocess.run(
-            [*PROGRAM, "restore", "--reason", "why not"],
-            check=False,
-            stdin=terminal,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+    ended = run_at_terminal("n", "restore", "--reason", "why not")
     assert ended.returncode == 2, ended.stderr
     assert ended.stdout.startswith("PREVIEW at ")
     assert "Result  4 counters in 3 windows would be raised." in ended.stdout
@@ -307,15 +299,7 @@ def test_an_accepted_state_is_remembered_after_the_next_loss(lost: Harness) -> N
 def test_resolve_shows_at_a_terminal_what_each_choice_means_and_asks(
     lost: Harness, typed: str, resets: int, stored: int
 ) -> None:
-    with answering(typed) as terminal:
-        ended = subprocess.run(
-            [*PROGRAM, "resolve", "--reason", "emptied"],
-            check=False,
-            stdin=terminal,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+    ended = run_at_terminal(typed, "resolve", "--reason", "emptied")
     assert ended.returncode == 0, ended.stderr
     text, _, report = " ".join(ended.stdout.split()).partition("Accept the store with")
     assert "4 counters lower than in the snapshots or missing, by 55.5 in all." in text
@@ -334,15 +318,7 @@ def test_resolve_shows_at_a_terminal_what_each_choice_means_and_asks(
 
 
 def test_resolve_with_a_choice_asks_for_confirmation_at_a_terminal(lost: Harness) -> None:
-    with answering("n") as terminal:
-        ended = subprocess.run(
-            [*PROGRAM, "resolve", "--reason", "emptied", "--record-resets"],
-            check=False,
-            stdin=terminal,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+    ended = run_at_terminal("n", "resolve", "--reason", "emptied", "--record-resets")
     assert ended.returncode == 2, ended.stderr
     assert "--keep-snapshots" not in ended.stdout
     assert ended.stdout.endswith("Accept the store as it is? [y/N]: The incident stays open.\n")

@@ -39,12 +39,9 @@ def lost(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -
 @pytest.fixture
 def failed(lost: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection) -> Bucket:
     """Return the same bucket, FAILED because it refused writes; it accepts them again."""
-    config = lost.info().config
-    config.max_bytes = 64
-    lost._do(lambda js: js.update_stream(config))
+    lost.reconfigure(max_bytes=64)
     assert not run_restore(instance).success
-    config.max_bytes = -1
-    lost._do(lambda js: js.update_stream(config))
+    lost.reconfigure(max_bytes=-1)
     assert state(database) == "failed"
     return lost
 

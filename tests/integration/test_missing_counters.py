@@ -1,9 +1,8 @@
 """Counters that disappear while the store keeps its identity: found, named, restored, closed."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import dagster as dg
 import psycopg
@@ -13,8 +12,9 @@ from click.testing import CliRunner
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import Hour, Period, Window
 from tests import services
+from tests.integration.commands import run
 from tests.integration.detection_records import store_checks
-from tests.integration.own_store import OwnStore, opened_store
+from tests.integration.own_store import OwnStore
 from tests.integration.recovery_runs import check, observed, requested, skipped, usages, verdict
 from tests.integration.snapshot_job import checks, run_job
 from tests.nats_servers import Bucket
@@ -137,14 +137,6 @@ def test_the_next_check_finds_a_tenant_that_others_hide(
     assert gone(check(instance)) == {}
 
 
-@pytest.fixture
-def own_store(
-    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[OwnStore]:
-    with opened_store(tmp_path, database_url, monkeypatch) as store:
-        yield store
-
-
 def fill(bucket: Bucket) -> None:
     """Write 603 counters of 20 KB, so that the server keeps them in several files."""
     bucket.create()
@@ -215,8 +207,7 @@ def test_a_purge_of_everything_is_open_until_it_is_restored(
 
     for each in missing["largest"]:
         command = each["restore"].removeprefix("budget-recovery ").split()
-        ended = CliRunner().invoke(main, [*command, "--yes"])
-        assert ended.exit_code == 0, ended.output
+        run(*command, "--yes")
     assert usages(captured, "acme", "users", LIFETIME) == many("user", 3, "40")
     # The restore is a reason to capture; the capture closes the falls.
     run_requested(instance, check(instance))
@@ -233,11 +224,7 @@ def test_a_recorded_reset_ends_a_fall(
     captured.purge("usage.acme.")
     assert run_job(instance, current_hour).success
     assert attention() == ["usage_missing"]
-    recorded = CliRunner().invoke(
-        main,
-        ["record-reset", "--tenant", "acme", "--budget", "users", "--reason", "paid"],
-    )
-    assert recorded.exit_code == 0, recorded.output
+    run("record-reset", "--tenant", "acme", "--budget", "users", "--reason", "paid")
     run_requested(instance, check(instance))
     assert attention() == []
     ended = database.execute(
@@ -273,13 +260,6 @@ def test_counts_start_again_after_a_recovered_loss(
     assert gone(check(instance)) == {("acme", "users", LIFETIME): 1}
 
 
-def update(bucket: Bucket, **settings: object) -> None:
-    config = bucket.info().config
-    for name, value in settings.items():
-        setattr(config, name, value)
-    bucket._do(lambda js: js.update_stream(config))
-
-
 def test_an_age_limit_that_lets_everything_expire_is_found_and_reported(
     configured: Bucket,
     database: psycopg.Connection,
@@ -293,7 +273,7 @@ def test_an_age_limit_that_lets_everything_expire_is_found_and_reported(
     assert run_job(instance, current_hour).success
     for _ in range(2):
         assert skipped(check(instance))
-    update(configured, max_age=4.0, duplicate_window=1.0)
+    configured.reconfigure(max_age=4.0, duplicate_window=1.0)
     # The marker is younger. With it, the check keeps the new limit.
     wait_until(lambda: configured.messages() <= 1)
     changed = check(instance)
@@ -320,7 +300,7 @@ def test_an_age_limit_that_lets_everything_expire_is_found_and_reported(
 def test_a_changed_limit_is_named_with_its_old_and_new_value(
     captured: Bucket, instance: dg.DagsterInstance
 ) -> None:
-    update(captured, max_bytes=2**20)
+    captured.reconfigure(max_bytes=2**20)
     assert "changed: max_bytes from unlimited to 1048576." in skipped(check(instance))
     assert attention() == ["configuration_changed"]
 

@@ -41,12 +41,6 @@ def captured(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hou
     return configured
 
 
-def make_room(bucket: Bucket) -> None:
-    config = bucket.info().config
-    config.max_bytes = -1
-    bucket._do(lambda js: js.update_stream(config))
-
-
 def fail(bucket: Bucket, instance: dg.DagsterInstance) -> None:
     """Replace the store by one that refuses writes, and use all attempts without pauses."""
     bucket.destroy()
@@ -194,7 +188,7 @@ def test_the_runbooks_steps_restore_a_failed_store(
 ) -> None:
     fail(captured, instance)
     assert state(database) == "failed"
-    make_room(captured)
+    captured.reconfigure(max_bytes=-1)
     # A hold that arrived after the last attempt had checked for one.
     database.execute(
         "update budget_recovery.incident set held_at = now(), held_by = 'ann', held_reason = 'x'"
@@ -219,7 +213,7 @@ def test_the_runbooks_steps_accept_a_failed_store(
     current_hour: Hour,
 ) -> None:
     fail(captured, instance)
-    make_room(captured)
+    captured.reconfigure(max_bytes=-1)
 
     run_documented("resolve", "--yes")
 

@@ -41,13 +41,6 @@ def replace_bucket(bucket: Bucket, **settings: Any) -> None:
         bucket.put(key, b"1")
 
 
-def reconfigure(bucket: Bucket, **settings: Any) -> None:
-    config = bucket.info().config
-    for name, value in settings.items():
-        setattr(config, name, value)
-    bucket._do(lambda js: js.update_stream(config))
-
-
 def foreign(bucket: Bucket) -> list[str]:
     return [key for key in FOREIGN if bucket.stored(key) is not None]
 
@@ -86,7 +79,7 @@ def test_a_restore_without_room_waits_and_harms_no_other_key(
     refused = answer("restore", "--yes", "--reason", "now", code=2)
     assert refused["error"]["code"] == "store_full"
     assert configured.info().state.last_seq == before
-    reconfigure(configured, **{limit: 90 if limit == "max_msgs" else 30_000})
+    configured.reconfigure(**{limit: 90 if limit == "max_msgs" else 30_000})
     database.execute("update budget_recovery.incident set next_launch_at = now()")
     (again,) = requested(supervise(instance))
 
@@ -119,7 +112,7 @@ def test_a_bucket_that_fills_up_during_a_restore_loses_nothing(harness: Harness)
     assert usages(harness.bucket, "acme", "users", LIFETIME) == COUNTERS
     assert usages(harness.bucket, "globex", "users", LIFETIME) == {}
     assert foreign(harness.bucket) == FOREIGN
-    reconfigure(harness.bucket, max_msgs=400)
+    harness.bucket.reconfigure(max_msgs=400)
     incident = harness.recover()
     assert incident.ended is not None
     assert incident.ended.outcome is Outcome.RESTORED
@@ -149,7 +142,7 @@ def test_a_bucket_that_evicts_during_a_restore_is_lost_once_and_then_waited_for(
         # The same store lost something, so the restore has no new attempts.
         assert (result.incident.attempts, len(result.incident.losses)) == (1, 2)
         assert not harness.check().check.verdict.is_alarm
-    reconfigure(harness.bucket, max_msgs=300)
+    harness.bucket.reconfigure(max_msgs=300)
     incident = harness.recover()
     assert incident.ended is not None
     assert incident.ended.outcome is Outcome.RESTORED
@@ -231,7 +224,7 @@ def test_the_ten_minute_check_of_a_full_bucket_evicts_nothing(harness: Harness) 
     assert harness.bucket.stored(FOREIGN[0]) is not None
     assert usages(harness.bucket, "acme", "users", LIFETIME) == COUNTERS
     # With room for it, it is renewed in its own place.
-    reconfigure(harness.bucket, max_msgs=len(COUNTERS) + 2)
+    harness.bucket.reconfigure(max_msgs=len(COUNTERS) + 2)
     for _ in range(3):
         harness.clock.time += timedelta(minutes=10)
         assert "not renewed" not in harness.check().check.reason

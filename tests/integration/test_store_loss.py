@@ -1,9 +1,8 @@
 """A check detects a lost store once, records the loss and requests a restore."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -21,7 +20,7 @@ from tests.integration.live_capture import (
     capture_unless_paused,
     stored_tenants,
 )
-from tests.integration.own_store import OwnStore, opened_store
+from tests.integration.own_store import OwnStore
 from tests.integration.recovery_runs import (
     check,
     incidents,
@@ -37,14 +36,6 @@ from tests.nats_servers import Bucket
 
 LIFETIME = "lifetime"
 MARKER = "__guard."
-
-
-@pytest.fixture
-def own_store(
-    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[OwnStore]:
-    with opened_store(tmp_path, database_url, monkeypatch) as store:
-        yield store
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
-from budget_recovery_dagster.domain import RESTORE_LEASE, Incident, format_usage
+from budget_recovery_dagster.domain import RESTORE_LEASE, Incident, Outcome, format_usage
 from budget_recovery_dagster.errors import StoreUnreachableError, StoreWriteError
 from budget_recovery_dagster.services import Checked, check_store
-from budget_recovery_dagster.services.restore import RecoveryResult, recover_store
+from budget_recovery_dagster.services.restore import Recovered, RecoveryResult, recover_store
 from tests.unit.capture_harness import REBORN, Harness
 
 AnyHarness = TypeVar("AnyHarness", bound="RecoveryHarness")
@@ -94,3 +94,9 @@ def captured(harness: AnyHarness) -> AnyHarness:
     harness.check()
     harness.clock.advance(timedelta(minutes=10))
     return harness
+
+
+def outcome_of(result: RecoveryResult) -> Outcome:
+    assert isinstance(result, Recovered)
+    assert result.incident.ended is not None
+    return result.incident.ended.outcome

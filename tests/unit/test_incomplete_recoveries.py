@@ -23,7 +23,7 @@ from budget_recovery_dagster.errors import (
 from budget_recovery_dagster.services.restore import Recovered, StillWaiting
 from tests.boards import board, board_key
 from tests.unit.capture_harness import LIFETIME
-from tests.unit.recovery_harness import AWAY, FULL, RecoveryHarness, captured_harness
+from tests.unit.recovery_harness import AWAY, FULL, RecoveryHarness, captured_harness, outcome_of
 
 
 @pytest.fixture
@@ -40,10 +40,7 @@ def well(seen_at: datetime) -> ClusterView:
 
 
 def outcome(harness: RecoveryHarness) -> Outcome:
-    result = harness.recover()
-    assert isinstance(result, Recovered)
-    assert result.incident.ended is not None
-    return result.incident.ended.outcome
+    return outcome_of(harness.recover())
 
 
 @pytest.mark.parametrize("seconds", [0, 5, 11])

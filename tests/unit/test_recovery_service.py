@@ -33,19 +33,20 @@ from budget_recovery_dagster.services.restore import (
 )
 from tests.fakes.incidents import MemoryStoreRegistry
 from tests.unit.capture_harness import REBORN
-from tests.unit.recovery_harness import AWAY, FULL, LATER, RecoveryHarness, captured_harness
+from tests.unit.recovery_harness import (
+    AWAY,
+    FULL,
+    LATER,
+    RecoveryHarness,
+    captured_harness,
+    outcome_of,
+)
 
 
 @pytest.fixture
 def harness() -> RecoveryHarness:
     """Return a store of two tenants, captured and checked."""
     return captured_harness()
-
-
-def outcome(result: RecoveryResult) -> Outcome:
-    assert isinstance(result, Recovered)
-    assert result.incident.ended is not None
-    return result.incident.ended.outcome
 
 
 def test_a_wiped_store_is_restored_from_snapshots_and_accepted(harness: RecoveryHarness) -> None:
@@ -55,7 +56,7 @@ def test_a_wiped_store_is_restored_from_snapshots_and_accepted(harness: Recovery
 
     result = harness.recover()
 
-    assert outcome(result) is Outcome.RESTORED
+    assert outcome_of(result) is Outcome.RESTORED
     assert (harness.usage("a"), harness.usage("a", "alice"), harness.usage("b")) == (
         "80",
         "31",
@@ -93,7 +94,7 @@ def test_a_restore_that_finds_all_usage_ends_with_nothing_lost(harness: Recovery
     harness.store.stream = StoreIdentity(REBORN, harness.store.stream.last_sequence)
     harness.check()
     result = harness.recover()
-    assert outcome(result) is Outcome.NOTHING_LOST
+    assert outcome_of(result) is Outcome.NOTHING_LOST
     assert (harness.usage("a"), harness.usage("b")) == ("80", "5")
 
 
@@ -129,7 +130,7 @@ def test_a_restore_waits_for_an_unreachable_store_without_using_an_attempt(
     assert result.incident.next_launch_at - harness.clock.now() == timedelta(seconds=30)
     assert harness.clock.now() - begun <= timedelta(seconds=40)
     setattr(harness.store, failing, None)
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
 
 
 def test_nothing_is_written_before_the_cluster_has_converged(harness: RecoveryHarness) -> None:
@@ -149,7 +150,7 @@ def test_nothing_is_written_before_the_cluster_has_converged(harness: RecoveryHa
 
     lag = 0
     begun = harness.clock.now()
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     # A cluster notices a failure within ten seconds, so good answers must last for twelve.
     assert harness.clock.now() - begun >= timedelta(seconds=12)
 
@@ -177,7 +178,7 @@ def test_a_clock_that_is_set_during_the_wait_neither_prolongs_nor_shortens_it(
         assert isinstance(result, StillWaiting)
         assert polls == 11
     else:
-        assert outcome(result) is Outcome.RESTORED
+        assert outcome_of(result) is Outcome.RESTORED
         assert polls == 5
 
 
@@ -190,7 +191,7 @@ def test_a_restore_waits_while_clocks_disagree_by_more_than_five_seconds(
     assert isinstance(result, StillWaiting)
     assert "clocks disagree" in result.reason
     harness.store.clock = harness.clock.now() - timedelta(seconds=4)
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
 
 
 def test_three_failed_attempts_give_up_and_keep_what_was_raised(harness: RecoveryHarness) -> None:
@@ -216,7 +217,7 @@ def test_a_refused_tenant_is_named_and_does_not_affect_others(harness: RecoveryH
     with pytest.raises(AttemptFailedError, match="Tenant 'a' is not restored: The store is full"):
         harness.recover()
     assert harness.usage("b") == "5"
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     assert harness.usage("a", "alice") == "30"
 
 
@@ -241,7 +242,7 @@ def test_a_further_loss_during_a_restore_fails_it_and_resets_the_attempts(
     assert (incident.attempts, harness.state) == (0, RecoveryState.RECOVERING)
     harness.store.before_write = None
 
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     assert (harness.usage("a"), harness.usage("a", "alice"), harness.usage("b")) == (
         "80",
         "30",
@@ -311,7 +312,7 @@ def test_a_second_restore_does_nothing_while_one_is_running(harness: RecoveryHar
     harness.wipe()
     others: list[RecoveryResult] = []
     harness.before_write(1, lambda: others.append(harness.recover()))
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     (other,) = others
     assert isinstance(other, NothingToDo)
     assert "is running" in other.reason
@@ -327,7 +328,7 @@ def test_a_restore_writes_nothing_after_its_lease_is_lost(harness: RecoveryHarne
     assert harness.store.writes == 2
     assert harness.usage("b") is None
     assert harness.state is RecoveryState.RECOVERING
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
 
 
 def test_a_worker_without_its_lease_leaves_its_audit_as_it_was_begun(
@@ -363,7 +364,7 @@ def test_a_check_during_a_restore_writes_nothing_and_does_not_disturb_it(
         assert harness.store.stream == before
 
     harness.before_write(2, check_meanwhile)
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     ((verdict, _),) = seen
     assert verdict.is_good
 
@@ -375,7 +376,7 @@ def test_a_restore_of_closed_windows_only_raises_nothing() -> None:
     harness.check()
     harness.clock.advance(timedelta(days=1))
     harness.wipe()
-    assert outcome(harness.recover()) is Outcome.NOTHING_CURRENT
+    assert outcome_of(harness.recover()) is Outcome.NOTHING_CURRENT
     assert harness.usage("a") is None
 
 
@@ -405,7 +406,7 @@ def test_a_key_removed_after_its_write_is_reported_and_the_others_are_restored(
     incident = harness.incident
     # Before write 2, the aggregate of "a" is written, but not yet verified.
     harness.before_write(2, lambda: harness.store.remove("usage.a.spend.lifetime.="))
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     assert (harness.usage("a"), harness.usage("a", "alice"), harness.usage("b")) == (
         None,
         "30",
@@ -432,7 +433,7 @@ def test_a_marker_deleted_during_a_restore_fails_the_attempt(
     harness.store.before_write = None
     # Restores of the same run are distinguished by their time.
     harness.clock.advance(timedelta(seconds=1))
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
 
 
 def test_attempts_are_counted_for_each_loss(harness: RecoveryHarness) -> None:
@@ -445,7 +446,7 @@ def test_attempts_are_counted_for_each_loss(harness: RecoveryHarness) -> None:
     harness.check()
     assert harness.incident.attempts == 0
     harness.store.write_failures = {}
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     attempts = harness.plane.incidents.attempts_of(harness.plane.incidents.recent(1)[0].incident_id)
     assert [(each.loss, each.number) for each in attempts] == [(1, 1), (1, 2), (2, 1)]
 

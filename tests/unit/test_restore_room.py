@@ -23,7 +23,7 @@ from budget_recovery_dagster.domain import (
 )
 from budget_recovery_dagster.errors import AttemptFailedError, StoreFullError
 from budget_recovery_dagster.ports import LiveTenant
-from budget_recovery_dagster.services.restore import Recovered, RecoveryResult, StillWaiting
+from budget_recovery_dagster.services.restore import StillWaiting
 from budget_recovery_dagster.services.restore.tenants import find_missing, live_usages
 from tests.boards import board_key
 from tests.fakes.usage_store import MemoryUsageStore
@@ -34,6 +34,7 @@ from tests.unit.manual_harness import (
     captured_manual_harness,
     closes_incident,
 )
+from tests.unit.recovery_harness import outcome_of
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 DAY = BudgetWindow("spend", Window.parse("2026-11-25"))
@@ -57,12 +58,6 @@ def lose_with_room_for(harness: ManualHarness, free: int) -> None:
 
 def keeps_foreign(harness: ManualHarness) -> bool:
     return harness.store.live_key(FOREIGN).value is not None
-
-
-def outcome(result: RecoveryResult) -> Outcome:
-    assert isinstance(result, Recovered)
-    assert result.incident.ended is not None
-    return result.incident.ended.outcome
 
 
 def attempts(harness: ManualHarness) -> list[tuple[int, str | None]]:
@@ -92,7 +87,7 @@ def test_a_restore_without_room_waits_and_names_the_setting(harness: ManualHarne
 
 def test_a_restore_with_just_enough_room_evicts_nothing(harness: ManualHarness) -> None:
     lose_with_room_for(harness, WITH_MARGIN)
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     assert harness.store.limits().used.messages == 1 + WHOLE
     assert keeps_foreign(harness)
     assert (harness.usage("a"), harness.usage("a", "alice"), harness.usage("b")) == (
@@ -110,7 +105,7 @@ def test_a_restore_waits_for_bytes_too(harness: ManualHarness) -> None:
     assert f"max_bytes={harness.store.max_bytes} leaves 1,000, and " in result.reason
     assert "max_msgs" not in result.reason
     harness.store.max_bytes += 2000
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     assert keeps_foreign(harness)
 
 
@@ -120,7 +115,7 @@ def test_a_full_store_in_which_nothing_is_lower_needs_no_room(harness: ManualHar
     harness.spend("a", "30", "alice")
     harness.spend("b", "5")
     harness.store.max_messages = 4
-    assert outcome(harness.recover()) is Outcome.NOTHING_LOST
+    assert outcome_of(harness.recover()) is Outcome.NOTHING_LOST
     assert harness.store.limits().used.messages == 4
     assert keeps_foreign(harness)
     assert any("A further loss may go undetected" in each for each in harness.messages)
@@ -135,7 +130,7 @@ def test_overwritten_counters_need_no_messages(harness: ManualHarness) -> None:
     harness.rank("b", {None: "1"})
     # One more for our marker, with its margin.
     harness.store.max_messages = 6 + 2
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     assert harness.usage("a") == "80"
     assert keeps_foreign(harness)
 
@@ -160,7 +155,7 @@ def test_a_store_that_fills_up_during_a_restore_stops_it_before_the_next_tenant(
     assert isinstance(harness.recover(), StillWaiting)
 
     harness.store.max_messages = 20
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     assert harness.usage("b") == "5"
     assert keeps_foreign(harness)
 
@@ -263,7 +258,7 @@ def test_a_counter_lost_after_its_write_fails_the_attempt(harness: ManualHarness
     )
     harness.store.before_write = None
     harness.clock.advance(timedelta(minutes=1))
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     assert harness.usage("a") == "80"
 
 
@@ -279,7 +274,7 @@ def test_a_live_counter_deleted_during_a_restore_is_reported(harness: ManualHarn
     harness.wipe()
     harness.spend("a", "95")
     harness.before_write(1, lambda: harness.store.remove("usage.a.spend.lifetime.="))
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
 
 
 @dataclass
@@ -350,7 +345,7 @@ def test_a_counter_that_became_unreadable_after_its_write_is_not_missing(
 ) -> None:
     harness.wipe()
     harness.before_write(2, lambda: harness.store.put("usage.a.spend.lifetime.=", b"?"))
-    assert outcome(harness.recover()) is Outcome.RESTORED
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
     incident = harness.plane.incidents.recent(1)[0]
     notes = [
         note
