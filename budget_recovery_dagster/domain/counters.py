@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Inexact
 from enum import Enum, StrEnum
-from typing import Final
+from typing import Final, TypeVarTuple
 
 from budget_recovery_dagster.domain.windows import Period, Window
 
@@ -175,15 +175,24 @@ class UnreadableKey:
     reason: str
 
 
+_Rest = TypeVarTuple("_Rest")
+
 BOARD_SIZE = 500
 """How many entities a leaderboard lists at most."""
 
 
-def rank(usages: Iterable[tuple[Entity, Decimal]]) -> list[tuple[Entity, Decimal]]:
-    """Return the largest usages, highest first; equal usages by the code points of the names."""
+def by_rank(
+    usages: Iterable[tuple[Entity, Decimal, *_Rest]],
+) -> list[tuple[Entity, Decimal, *_Rest]]:
+    """Sort usages, highest first; equal usages by the code points of the names."""
     by_name = sorted(usages, key=lambda each: each[0] or "")
     # A stable sort, also in reverse; to sort by the negated usage would round it.
-    return sorted(by_name, key=lambda each: each[1], reverse=True)[:BOARD_SIZE]
+    return sorted(by_name, key=lambda each: each[1], reverse=True)
+
+
+def rank(usages: Iterable[tuple[Entity, Decimal]]) -> list[tuple[Entity, Decimal]]:
+    """Return the largest usages, in the order of ``by_rank``."""
+    return by_rank(usages)[:BOARD_SIZE]
 
 
 Usages = Mapping[Entity, Decimal]

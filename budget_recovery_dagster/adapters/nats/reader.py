@@ -264,7 +264,7 @@ def read_boards(tenant: str, found: KeysRead) -> TenantReading:
         unreadable=unreadable,
         is_partial=found.is_partial,
         unlisted=tuple(board.unlisted for board in boards if board.unlisted is not None),
-        boards=boards_in(values),
+        boards=frozenset(board.of for _, board in keys),
     )
 
 

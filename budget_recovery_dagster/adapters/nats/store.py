@@ -318,7 +318,7 @@ async def observe(stream: BucketStream, deployment_id: str) -> Observation:
         identity=info.identity,
         marker=found_marker(live),
         # If the bucket supports it, the marker never expires, whatever the maximum age.
-        keeps_for=None if info.supports_ttl else info.max_age,
+        keeps_for=None if info.limits.supports_ttl else info.limits.max_age,
         is_led=info.is_led,
         leader_time=info.server_time,
         others=frozenset(markers - {encode_name(deployment_id)}),
@@ -341,7 +341,7 @@ async def write_marker(
     """
     info = await stream.info()
     key, value = marker_key(deployment_id), marker_value(marker)
-    headers = conditional_headers(after, NEVER if info.supports_ttl else None)
+    headers = conditional_headers(after, NEVER if info.limits.supports_ttl else None)
     if info.limits.may_evict:
         sizes = _sizes(stream, info)
         new = sizes.of(key, value, headers)

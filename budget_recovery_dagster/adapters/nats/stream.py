@@ -17,7 +17,6 @@ from budget_recovery_dagster.adapters.nats.codec import StoredValue
 from budget_recovery_dagster.adapters.nats.connection import (
     UNREADABLE_HEADERS,
     HeaderLines,
-    Headers,
     Link,
     NatsConnection,
     Timeouts,
@@ -131,16 +130,6 @@ class StreamInfo:
     subject_count: int
     subjects: tuple[str, ...]
 
-    @property
-    def max_age(self) -> timedelta | None:
-        """The age at which the stream drops any key; None: never."""
-        return self.limits.max_age
-
-    @property
-    def supports_ttl(self) -> bool:
-        """Whether single keys may have a time to live."""
-        return self.limits.supports_ttl
-
 
 # What the server adds to subject, headers and data of a message: in memory, in a file, and in a
 # file if the message has headers.
@@ -207,6 +196,9 @@ class BucketStream:
         message = await self.connection.ask(
             f"$JS.API.{api}", json.dumps(request).encode(), within=within
         )
+        return self._response_in(message)
+
+    def _response_in(self, message: Msg) -> Response:
         response, error = self._parse_response(message)
         if error is not None:
             raise jetstream_error(self.bucket, error)
@@ -268,10 +260,8 @@ class BucketStream:
     async def _verify(self, link: Link) -> None:
         """Check on a new connection that it leads to the pinned store."""
         subject = f"$JS.API.STREAM.INFO.{self.name}"
-        response, error = self._parse_response(await self.connection.ask_on(link, subject, b"{}"))
-        if error is not None:
-            raise jetstream_error(self.bucket, error)
-        self._require_pinned(self._parse_info(response))
+        message = await self.connection.ask_on(link, subject, b"{}")
+        self._require_pinned(self._parse_info(self._response_in(message)))
 
     def _require_pinned(self, info: StreamInfo) -> StreamInfo:
         pinned, created_at = self._pinned, info.identity.created_at
@@ -338,9 +328,7 @@ class BucketStream:
                     if not waiting:
                         break
                     for message in await exchange.receive():
-                        response, error = self._parse_response(message)
-                        if error is not None:
-                            raise jetstream_error(self.bucket, error)
+                        response = self._response_in(message)
                         number = waiting.pop(message.subject)
                         counts[number] = self._parse_info(response).subject_count
         if filters and not any(count is not None for count in counts):
@@ -598,8 +586,7 @@ def read_message(
         return LiveKey(revision, None, is_expired)
     # Without its headers the message may be a deletion.
     fault = "the headers are unreadable" if UNREADABLE_HEADERS in headers else None
-    lines = headers.lines if isinstance(headers, Headers) else tuple(headers.items())
-    ttl, kept = headers.get(TTL_HEADER), gateway_headers(lines)
+    ttl, kept = headers.get(TTL_HEADER), gateway_headers(tuple(headers.items()))
     return LiveKey(revision, StoredValue(data, ttl, written_ns, fault, kept))
 
 

@@ -47,6 +47,7 @@ from budget_recovery_dagster.domain.counters import (
     UnusableNameError,
     Usages,
     ValueShape,
+    by_rank,
     format_usage,
     max_merge,
     parse_usage,
@@ -386,20 +387,14 @@ def _read(live: LiveKey) -> tuple[Decimal | None, ValueShape | None, str]:
 
 
 def _new_text(order: RaiseOrder, now: str) -> str:
-    digits = _digits(order.usage)
-    match order.shape:
-        case ValueShape.BARE:
-            return digits
-        case ValueShape.NUMBER:
-            return f'{{"usage":{digits},"updated_at":"{now}"}}'
-        case ValueShape.TEXT:
-            return f'{{"usage":"{digits}","updated_at":"{now}"}}'
+    if order.shape is ValueShape.BARE:
+        return _digits(order.usage)
+    return f'{{"usage":{_usage_text(order.usage, order.shape)},"updated_at":"{now}"}}'
 
 
 def _raised_text(text: str, shape: ValueShape, usage: Decimal, now: str) -> str:
-    digits = _digits(usage)
     if shape is ValueShape.BARE:
-        return replace_all(text, digits)
+        return replace_all(text, _digits(usage))
     return replace_members(text, {"usage": _usage_text(usage, shape)}, {"updated_at": f'"{now}"'})
 
 
@@ -443,10 +438,8 @@ def _entries_text(entries: Sequence[BoardEntry], texts: Sequence[str], higher: U
     for entity, usage in missing.items():
         name = json.dumps(entity, ensure_ascii=False)
         listed.append((entity, usage, f'{{"entity":{name},"usage":{_usage_text(usage, shape)}}}'))
-    # By usage, and then by name: two stable sorts, since a negated usage would be rounded.
-    listed.sort(key=lambda each: each[0] or "")
-    listed.sort(key=lambda each: each[1], reverse=True)
-    return f"[{','.join(text for *_, text in listed[: max(BOARD_SIZE, len(entries))])}]"
+    most = max(BOARD_SIZE, len(entries))
+    return f"[{','.join(text for *_, text in by_rank(listed)[:most])}]"
 
 
 def _normalized(usages: Usages) -> Usages:

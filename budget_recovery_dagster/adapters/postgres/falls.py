@@ -26,13 +26,16 @@ from budget_recovery_dagster.domain.falls import (
 from budget_recovery_dagster.domain.snapshots import TenantSnapshot
 from budget_recovery_dagster.domain.windows import Window, tokens_at
 
-_COUNTS = """
+_OPEN_COUNTS = """
 select tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since
 from budget_recovery.key_count
+where window_token = any(%s)
 """
-_COUNTS_OF = f"{_COUNTS} where tenant = %s"
-_OPEN_COUNTS = f"{_COUNTS} where window_token = any(%s)"
-_FORGET_COUNTS = "delete from budget_recovery.key_count where tenant = %s"
+_TAKE_COUNTS = """
+delete from budget_recovery.key_count
+where tenant = %s
+returning tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since
+"""
 _ADD_COUNT = """
 insert into budget_recovery.key_count (
     tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since
@@ -127,9 +130,8 @@ def record_findings(connection: Connection, snapshot: TenantSnapshot) -> None:
 
 
 def _replace_counts(connection: Connection, snapshot: TenantSnapshot) -> None:
-    rows = connection.execute(_COUNTS_OF, (snapshot.tenant,))
+    rows = connection.execute(_TAKE_COUNTS, (snapshot.tenant,))
     known = {count.at.of: count for count in (_count(*row) for row in rows)}
-    connection.execute(_FORGET_COUNTS, (snapshot.tenant,))
     counts = counts_of(snapshot, known)
     with connection.cursor() as cursor:
         cursor.executemany(

@@ -237,7 +237,7 @@ class PostgresIncidents:
             )
             connection.execute(_INSERT_INCIDENT, values)
             _insert_newest_loss(connection, opened)
-            self._add_landmark(connection, LandmarkKind.INCIDENT_OPENED, opened)
+            add_landmark(connection, LandmarkKind.INCIDENT_OPENED, at=now, about=opened.incident_id)
             return _keep(connection, standing, move)
 
     def join(
@@ -329,12 +329,14 @@ class PostgresIncidents:
     ) -> Incident:
         """Close the incident, accept its baseline, record resets, and set the store to HEALTHY."""
         with self._locked(lease) as (connection, standing):
-            ended = ended_by(closing, self._database.time_on(connection))
+            now = self._database.time_on(connection)
+            ended = ended_by(closing, now)
             move = moves.close(standing, ended, baseline=closing.baseline, judged=judged)
-            self._add_landmark(
+            add_landmark(
                 connection,
                 LandmarkKind.INCIDENT_CLOSED,
-                move.incident,
+                at=now,
+                about=move.incident.incident_id,
                 created_at=closing.baseline.identity.created_at,
             )
             if resets:
@@ -361,16 +363,6 @@ class PostgresIncidents:
         """Return the attempts of an incident, oldest first."""
         rows = self._database.rows(_READ_ATTEMPTS, (incident_id,))
         return tuple(Attempt(*row) for row in rows)
-
-    def _add_landmark(
-        self,
-        connection: Connection,
-        kind: LandmarkKind,
-        incident: Incident,
-        created_at: datetime | None = None,
-    ) -> None:
-        at = self._database.time_on(connection)
-        add_landmark(connection, kind, at=at, about=incident.incident_id, created_at=created_at)
 
     @contextmanager
     def _locked(self, lease: Lease | None = None) -> Iterator[tuple[Connection, Standing]]:

@@ -98,12 +98,13 @@ def _known_expiries(
 class _Content(NamedTuple):
     """A stored content; ``usages`` is None if it is damaged.
 
-    ``expiries`` are those of its keys, if they differ from each other.
+    ``stored`` are the hash, the entities and the expiries of its keys, if these differ from each
+    other. They are verified when they are used, since most readers want only the usages.
     """
 
     content_id: int
     usages: Usages | None
-    expiries: Expiries
+    stored: tuple[bytes | None, list[Any] | None, list[Any] | None]
 
     def expiries_in(self, seconds: int | None, never: bool | None) -> Expiries:  # noqa: FBT001 - a column
         """Return what a record with these columns, and this content, knows."""
@@ -113,7 +114,7 @@ class _Content(NamedTuple):
             return dict.fromkeys(self.usages, seconds)
         if never:
             return dict.fromkeys(self.usages, NO_EXPIRY)
-        return {} if never is None else self.expiries
+        return {} if never is None else _known_expiries(*self.stored)
 
 
 def _stream_contents(connection: Connection, content_ids: Sequence[int]) -> Generator[_Content]:
@@ -126,8 +127,7 @@ def _stream_contents(connection: Connection, content_ids: Sequence[int]) -> Gene
             ):
                 expiry_hash, expiries = rest
                 captured = as_captured(content_hash, entities, usages)
-                known = {} if captured is None else _known_expiries(expiry_hash, entities, expiries)
-                yield _Content(content_id, captured, known)
+                yield _Content(content_id, captured, (expiry_hash, entities, expiries))
 
 
 def stream_verified(
@@ -236,6 +236,15 @@ def _read_all_spans(
     _add_records(connection, tenant, doubtful, dict.fromkeys(doubtful, EVERYTHING), records)
 
 
+def _scope_of(tenant: str, windows: Collection[WindowKey]) -> dict[str, Any]:
+    """Return the parameters of a query about these windows of a tenant."""
+    return {
+        "tenant": tenant,
+        "budgets": [budget for budget, _ in windows],
+        "windows": [token for _, token in windows],
+    }
+
+
 def _add_records(
     connection: Connection,
     tenant: str,
@@ -246,10 +255,7 @@ def _add_records(
     wanted = [(key, spans[key]) for key in windows]
     if not wanted:
         return
-    scope = {
-        "tenant": tenant,
-        "budgets": [budget for (budget, _), _ in wanted],
-        "windows": [token for (_, token), _ in wanted],
+    scope = _scope_of(tenant, windows) | {
         "since": [span.since for _, span in wanted],
         "until": [span.until for _, span in wanted],
         "oldest": min(span.since or 0 for _, span in wanted),
@@ -278,13 +284,8 @@ def _add_expiries(connection: Connection, tenant: str, windows: Windows) -> None
     lacking = [key for key, window in windows.items() if window.lacks_expiries]
     if not lacking:
         return
-    scope = {
-        "tenant": tenant,
-        "budgets": [budget for budget, _ in lacking],
-        "windows": [token for _, token in lacking],
-    }
     knowing: defaultdict[WindowKey, list[tuple[Any, ...]]] = defaultdict(list)
-    for budget, token, *record in connection.execute(_WITH_EXPIRIES, scope):
+    for budget, token, *record in connection.execute(_WITH_EXPIRIES, _scope_of(tenant, lacking)):
         knowing[budget, token].append(tuple(record))
     for key, records in knowing.items():
         window, content_ids = windows[key], [content_id for _, content_id, *_ in records]
@@ -303,12 +304,7 @@ def _finish(connection: Connection, tenant: str, windows: Windows) -> tuple[Wind
         for key, window in windows.items()
         if window.newest_intact is not None
     }
-    scope = {
-        "tenant": tenant,
-        "budgets": [budget for budget, _ in marked],
-        "windows": [token for _, token in marked],
-        "times": list(marked.values()),
-    }
+    scope = _scope_of(tenant, marked) | {"times": list(marked.values())}
     marks: dict[WindowKey, RecordMarks] = {}
     for budget, token, source, is_truncated, is_partial, omitted, count in connection.execute(
         _MARKS, scope
@@ -447,12 +443,7 @@ def read_keeping_out(
     connection: Connection, tenant: str, windows: Collection[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], Reset]]:
     """Yield each window, by budget and token, with the resets that exclude usages from it."""
-    scope = {
-        "tenant": tenant,
-        "budgets": [budget for budget, _ in windows],
-        "windows": [token for _, token in windows],
-    }
-    for budget, token, *row in connection.execute(_KEEPING_OUT, scope):
+    for budget, token, *row in connection.execute(_KEEPING_OUT, _scope_of(tenant, windows)):
         yield (budget, token), _reset(row)
 
 
