@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -38,7 +39,8 @@ class Fate:
         if not at_end:
             self.writes += 1
         if self.before_write == (0 if at_end else self.writes):
-            os.kill(os.getpid(), self.signal)
+            # To this thread, which so never goes on before the process has stopped.
+            signal.pthread_kill(threading.get_ident(), self.signal)
 
 
 class Overriding:
