@@ -470,9 +470,9 @@ cross join lateral (
 _NEWEST = """
 select c.captured_at
 from (
-    select tenant, captured_at, record_count
+    select tenant, captured_at, record_count, captured_at > %(latest)s as is_ahead, commit_number
     from budget_recovery.capture
-    order by captured_at > %(latest)s, commit_number desc
+    order by is_ahead, commit_number desc
     offset 0
 ) c
 where c.record_count = 0
@@ -483,6 +483,7 @@ where c.record_count = 0
          and r.captured_at = c.captured_at
          and budget_recovery.is_stored_intact(r.content_id)
    )
+order by c.is_ahead, c.commit_number desc
 limit 1
 """
 _CAPTURE = """
@@ -589,10 +590,10 @@ from (select distinct tenant from budget_recovery.capture) t
 cross join lateral (
     select c.captured_at
     from (
-        select captured_at
+        select captured_at, captured_at > %(latest)s as is_ahead, commit_number
         from budget_recovery.capture
         where tenant = t.tenant
-        order by captured_at > %(latest)s, commit_number desc
+        order by is_ahead, commit_number desc
         offset 0
     ) c
     where exists (
@@ -603,6 +604,7 @@ cross join lateral (
           and r.window_token = any(%(tokens)s)
           and budget_recovery.is_stored_intact(r.content_id)
     )
+    order by c.is_ahead, c.commit_number desc
     limit 1
 ) newest
 order by t.tenant
