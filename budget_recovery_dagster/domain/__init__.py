@@ -14,7 +14,6 @@ from budget_recovery_dagster.domain.admission import require_lease_of as require
 from budget_recovery_dagster.domain.admission import require_ours as require_ours
 from budget_recovery_dagster.domain.counters import BOARD_SIZE as BOARD_SIZE
 from budget_recovery_dagster.domain.counters import NO_EXPIRY as NO_EXPIRY
-from budget_recovery_dagster.domain.counters import UNKNOWN_EXPIRY as UNKNOWN_EXPIRY
 from budget_recovery_dagster.domain.counters import BudgetDefinition as BudgetDefinition
 from budget_recovery_dagster.domain.counters import BudgetWindow as BudgetWindow
 from budget_recovery_dagster.domain.counters import CounterReading as CounterReading
@@ -44,14 +43,12 @@ from budget_recovery_dagster.domain.counters import hash_usages as hash_usages
 from budget_recovery_dagster.domain.counters import max_merge as max_merge
 from budget_recovery_dagster.domain.counters import parse_usage as parse_usage
 from budget_recovery_dagster.domain.counters import rank as rank
-from budget_recovery_dagster.domain.falls import CHANGES_SHOWN_FOR as CHANGES_SHOWN_FOR
 from budget_recovery_dagster.domain.falls import FALLS_KEPT_FOR as FALLS_KEPT_FOR
 from budget_recovery_dagster.domain.falls import Configuration as Configuration
 from budget_recovery_dagster.domain.falls import ConfigurationChange as ConfigurationChange
 from budget_recovery_dagster.domain.falls import Deletions as Deletions
 from budget_recovery_dagster.domain.falls import EndedFall as EndedFall
 from budget_recovery_dagster.domain.falls import Fall as Fall
-from budget_recovery_dagster.domain.falls import FallOutcome as FallOutcome
 from budget_recovery_dagster.domain.falls import KeyCount as KeyCount
 from budget_recovery_dagster.domain.falls import TenantWindow as TenantWindow
 from budget_recovery_dagster.domain.falls import changes_between as changes_between
@@ -120,7 +117,6 @@ from budget_recovery_dagster.domain.recovery_point import is_in_the_future as is
 from budget_recovery_dagster.domain.recovery_point import is_too_old as is_too_old
 from budget_recovery_dagster.domain.recovery_point import keeping_out as keeping_out
 from budget_recovery_dagster.domain.recovery_point import last_excluded as last_excluded
-from budget_recovery_dagster.domain.recovery_point import latest_time as latest_time
 from budget_recovery_dagster.domain.snapshots import CAPTURES_AFTER_GAP as CAPTURES_AFTER_GAP
 from budget_recovery_dagster.domain.snapshots import CHECKS_KEPT_FOR as CHECKS_KEPT_FOR
 from budget_recovery_dagster.domain.snapshots import RUNS_KEPT_FOR as RUNS_KEPT_FOR
@@ -174,7 +170,6 @@ from budget_recovery_dagster.domain.supervision import RunSeen as RunSeen
 from budget_recovery_dagster.domain.supervision import Scene as Scene
 from budget_recovery_dagster.domain.supervision import Suspicion as Suspicion
 from budget_recovery_dagster.domain.supervision import supervise as supervise
-from budget_recovery_dagster.domain.verdict import TABLE as TABLE
 from budget_recovery_dagster.domain.verdict import Answer as Answer
 from budget_recovery_dagster.domain.verdict import Check as Check
 from budget_recovery_dagster.domain.verdict import Evidence as Evidence
@@ -186,8 +181,6 @@ from budget_recovery_dagster.domain.verdict import Observation as Observation
 from budget_recovery_dagster.domain.verdict import StoreFacts as StoreFacts
 from budget_recovery_dagster.domain.verdict import Verdict as Verdict
 from budget_recovery_dagster.domain.verdict import accepted_marker as accepted_marker
-from budget_recovery_dagster.domain.verdict import baseline_of as baseline_of
-from budget_recovery_dagster.domain.verdict import confirms as confirms
 from budget_recovery_dagster.domain.verdict import facts_of as facts_of
 from budget_recovery_dagster.domain.verdict import judge_observation as judge_observation
 from budget_recovery_dagster.domain.verdict import same_creation as same_creation

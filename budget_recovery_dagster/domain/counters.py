@@ -258,12 +258,13 @@ def find_drops(
         if (of, entity) not in unjudged
         if _is_drop(before, after := observed.get(of, {}).get(entity), incomplete.get(of))
     )
-    by_name = sorted(drops, key=lambda drop: (*_name(drop.of), drop.entity or ""))
+    by_name = sorted(drops, key=lambda drop: (*order_of(drop.of), drop.entity or ""))
     # A stable sort, also in reverse.
     return tuple(sorted(by_name, key=lambda drop: drop.usage, reverse=True))
 
 
-def _name(of: BudgetWindow) -> tuple[str, str]:
+def order_of(of: BudgetWindow) -> tuple[str, str]:
+    """Return what budgets and windows are sorted by."""
     return of.budget, of.window.token
 
 

@@ -16,6 +16,7 @@ from budget_recovery_dagster.domain.counters import (
     Usages,
     ValueShape,
     exact_difference,
+    order_of,
 )
 from budget_recovery_dagster.domain.store import StoreIdentity
 from budget_recovery_dagster.domain.windows import Window, require_aware
@@ -96,7 +97,7 @@ def plan_restore(
     require_aware(now)
     unjudged = frozenset(unreadable)
     entries: list[PlannedEntry] = []
-    for of in sorted(recorded, key=lambda of: (of.budget, of.window.token)):
+    for of in sorted(recorded, key=order_of):
         for entity in sorted(recorded[of], key=lambda entity: entity or ""):
             usage, known = recorded[of][entity], live.get(of, {}).get(entity)
             if not of.window.is_current(now):
@@ -240,8 +241,8 @@ class Shortage:
 class StoreLimits:
     """The limits of the store, and what it holds now.
 
-    ``evicts``: a full store deletes its oldest keys, whoever wrote them, instead of refusing a
-    write. A limit of None does not exist. ``max_age`` is the time after its last write at which
+    ``evicts``: a full store deletes its oldest keys, of any writer, instead of refusing a write.
+    A limit of None does not exist. ``max_age`` is the time after its last write at which
     the store drops a key, unless its TTL is `never`. ``supports_ttl``: keys may have their own TTL.
     """
 

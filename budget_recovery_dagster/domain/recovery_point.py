@@ -350,8 +350,9 @@ class WindowMerge:
             self._newest_intact = commit
         self.add_expiries(commit.number, expiries)
         if self._resets:
-            self._excluding.update(keeping_out(usages, commit, self.of, self._resets))
-            usages = eligible(usages, commit, self.of, self._resets)
+            against = keeping_out(usages, commit, self.of, self._resets)
+            self._excluding.update(against)
+            usages = eligible(usages, commit, self.of, against)
         self._merge(commit, usages)
 
     def add_expiries(self, number: int, expiries: Expiries) -> None:

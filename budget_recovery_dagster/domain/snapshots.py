@@ -14,6 +14,7 @@ from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     CounterReading,
     Drop,
+    Entity,
     Expiries,
     OmittedCounter,
     TenantUsages,
@@ -27,6 +28,7 @@ from budget_recovery_dagster.domain.counters import (
     hash_expiries,
     hash_usages,
     max_merge,
+    order_of,
 )
 from budget_recovery_dagster.domain.store import StoreIdentity
 from budget_recovery_dagster.domain.windows import Hour, require_aware
@@ -69,6 +71,11 @@ class TenantReading:
     is_partial: bool
     unlisted: tuple[UnlistedEntities, ...] = ()
     boards: frozenset[BudgetWindow] | None = None
+
+    @property
+    def reasons(self) -> dict[tuple[BudgetWindow, Entity], str]:
+        """Why each omitted counter could not be read."""
+        return {(each.of, each.entity): each.reason for each in self.omitted}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +190,7 @@ def take_snapshot(
                 has_board=None if reading.boards is None else of in reading.boards,
             ),
         )
-        for of in sorted(counters.keys() | omitted.keys(), key=_order)
+        for of in sorted(counters.keys() | omitted.keys(), key=order_of)
     )
     return TenantSnapshot(
         tenant=reading.tenant,
@@ -204,10 +211,6 @@ def take_snapshot(
         ),
         is_partial=reading.is_partial,
     )
-
-
-def _order(of: BudgetWindow) -> tuple[str, str]:
-    return of.budget, of.window.token
 
 
 class _Marks(NamedTuple):

@@ -123,7 +123,7 @@ class Memory:
 
 
 class Answer(StrEnum):
-    """Who answered: nobody with authority, the cluster without the store, or its leader."""
+    """Who answered: no server with authority, the cluster without the store, or its leader."""
 
     WITHOUT_AUTHORITY = "without_authority"
     GONE = "gone"
@@ -454,10 +454,12 @@ def confirms(one: Observation | None, two: Observation | None) -> bool:
     """
     if one is None or two is None:
         return one is two
-    return (
-        same_creation(one.identity.created_at, two.identity.created_at)
-        and two.identity.last_sequence >= one.identity.last_sequence
-    )
+    return continues(one.identity, two.identity)
+
+
+def continues(one: StoreIdentity, two: StoreIdentity) -> bool:
+    """Whether a later identity is of the same store as an earlier one, not rolled back."""
+    return same_creation(one.created_at, two.created_at) and two.last_sequence >= one.last_sequence
 
 
 def baseline_of(seen: Observation, at: datetime, *, known: Baseline | None = None) -> Baseline:

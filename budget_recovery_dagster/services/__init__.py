@@ -9,9 +9,6 @@ from budget_recovery_dagster.services.capture import Verified as Verified
 from budget_recovery_dagster.services.capture import capture_hour as capture_hour
 from budget_recovery_dagster.services.capture import measure_clock_skew as measure_clock_skew
 from budget_recovery_dagster.services.falls import CaptureRequest as CaptureRequest
-from budget_recovery_dagster.services.falls import Compared as Compared
-from budget_recovery_dagster.services.falls import compare_counts as compare_counts
-from budget_recovery_dagster.services.falls import describe_gone as describe_gone
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN as VERIFY_WITHIN
 from budget_recovery_dagster.services.recovery_points import PointAges as PointAges
 from budget_recovery_dagster.services.recovery_points import PointSurvey as PointSurvey
@@ -31,7 +28,6 @@ from budget_recovery_dagster.services.restore.preview import WindowPreview as Wi
 from budget_recovery_dagster.services.restore.preview import preview_restore as preview_restore
 from budget_recovery_dagster.services.restore.tenants import WRITTEN as WRITTEN
 from budget_recovery_dagster.services.status import MOST_CHECKS as MOST_CHECKS
-from budget_recovery_dagster.services.status import MOST_RUNS as MOST_RUNS
 from budget_recovery_dagster.services.status import Attention as Attention
 from budget_recovery_dagster.services.status import Condition as Condition
 from budget_recovery_dagster.services.status import Doubt as Doubt

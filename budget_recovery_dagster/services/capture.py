@@ -317,7 +317,7 @@ class CaptureRun:
             try:
                 return self._commit(reading, point)
             except BaselineMovedError:
-                self.watch.read_baseline()
+                continue
         raise BaselineMovedError(
             f"The accepted identity of the store moved {ROUNDS} times while the snapshot "
             f"of tenant {tenant!r} was compared with it.",

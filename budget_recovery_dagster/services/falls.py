@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from operator import attrgetter
 
 from budget_recovery_dagster.domain.falls import (
     ConfigurationChange,
@@ -89,8 +88,8 @@ def compare_counts(plane: ControlPlane, store: UsageStore, seen: Observation) ->
 def counters_gone(plane: ControlPlane) -> tuple[KeyCount, ...]:
     """Return the counts from which checks found counters gone, most first."""
     counts, _ = plane.falls.counts()
-    gone = sorted((each for each in counts if each.missing), key=lambda each: each.at.tenant)
-    return tuple(sorted(gone, key=attrgetter("missing"), reverse=True))
+    gone = (each for each in counts if each.missing)
+    return tuple(sorted(gone, key=lambda each: (-each.missing, each.at.tenant)))
 
 
 def describe_gone(gone: Sequence[KeyCount]) -> str:

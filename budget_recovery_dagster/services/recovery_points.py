@@ -79,7 +79,7 @@ class PointAges:
     """How old the newest snapshots are, at ``now``, and which records are damaged.
 
     ``newest_points`` has the newest intact record of an open window of each tenant that has one,
-    except tenants of which the last capture found nothing and expected nothing. ``newest_snapshot``
+    except tenants for which the last capture found and expected nothing. ``newest_snapshot``
     is the newest snapshot of all tenants, None if there is none. ``newest_capture`` is the newest
     capture that stored a snapshot, or found that there was nothing to store. ``failing`` are the
     tenants whose last capture failed. All of them were read before ``now``. ``future`` is the

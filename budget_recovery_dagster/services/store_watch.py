@@ -28,6 +28,7 @@ from budget_recovery_dagster.domain.verdict import (
     Verdict,
     baseline_of,
     confirms,
+    continues,
     judge_observation,
     same_creation,
 )
@@ -61,8 +62,6 @@ _SECOND_DEPLOYMENT = (
 _MOVED = (BaselineMovedError, CapturesPausedError, IncidentMovedError)
 # Two installations that use copies of one database each find the other's renewals, time and again.
 _RENEWALS_LOST_ONCE_IN = timedelta(days=1)
-# Two more observations after the first one.
-_CONFIRMATIONS = 2
 _HOLDS = {
     Verdict.OTHER_STORE: (
         "The server shows another store than the accepted one. Nothing is written into it. If"
@@ -124,19 +123,23 @@ class StoreWatch:
         Raises:
             StoreError: the store could not be observed.
         """
+        return self.compare_since(self.plane.registry.claim().baseline, target)
+
+    def compare_since(self, before: Baseline | None, target: Baseline | None = None) -> Finding:
+        """Compare as ``compare`` does; ``before`` is the stored baseline as read before this."""
         for _ in range(ROUNDS):
-            before = self.plane.registry.claim().baseline
             found = self._observe(self.store, target)
             # A check may have just renewed the marker: then the observation is too old to judge.
             if not found.verdict.is_alarm or found.baseline == before:
                 break
+            before = found.baseline
         return found
 
     def confirm(self, first: Finding, target: Baseline | None = None) -> Finding:
         """Confirm a finding by a second observation; an alarm also by a third one.
 
         If all three observations differ, the result is the first one, not agreed and without an
-        observation: something is wrong with the store, and nobody knows what.
+        observation: something is wrong with the store, and it is unknown what.
 
         Raises:
             PossibleLossError: the others do not show what the first one showed.
@@ -383,7 +386,7 @@ class StoreWatch:
             return False
         if seen.marker is None or seen.marker.landmark is None:
             return False
-        is_same = confirms(replace(seen, identity=found.accepted.identity), seen)
+        is_same = continues(found.accepted.identity, seen.identity)
         since = found.at - _RENEWALS_LOST_ONCE_IN
         return is_same and not self.plane.registry.renewals_lost_since(since)
 
@@ -655,10 +658,6 @@ class CaptureWatch:
     _last_seen: StoreIdentity | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.read_baseline()
-
-    def read_baseline(self) -> None:
-        """Read the stored baseline again."""
         self.baseline = self.watch.plane.registry.claim().baseline
 
     def require_accepted(self) -> StoreIdentity:
@@ -674,14 +673,14 @@ class CaptureWatch:
             try:
                 return self._compare()
             except BaselineMovedError:
-                self.read_baseline()
+                continue
         raise PossibleLossError(
             f"The usage store differs from the accepted one, which moved {ROUNDS} times.",
             _SECOND_DEPLOYMENT,
         )
 
     def _compare(self) -> StoreIdentity:
-        found = self.watch.compare()
+        found = self.watch.compare_since(self.baseline)
         self.baseline = found.baseline
         if found.verdict.is_alarm:
             self._raise_alarm(found)
@@ -726,7 +725,7 @@ class CaptureWatch:
     def _compare_with_last(self, seen: Observation | None) -> StoreIdentity:
         # The last observation of this capture counts too: in a first one nothing is accepted yet.
         last = self._last_seen
-        if seen is None or (last and not confirms(replace(seen, identity=last), seen)):
+        if seen is None or (last and not continues(last, seen.identity)):
             now = "gone" if seen is None else seen.identity
             raise PossibleLossError(
                 "The usage store may have lost data during this capture. It was: "

@@ -7,7 +7,7 @@ retention that are still needed, in its own transaction and without a lock. ``pr
 removes the others under the store's lock. No other record can become needed in between: captures
 only add newer records, and a reset does not make an old one eligible.
 
-Only the database's clock tells what is past retention, and it may be wrong. So nothing is removed
+What is past retention depends on the database's clock, which may be wrong. So nothing is removed
 after a gap between captures until enough captures have followed (``count_awaited``): a clock that
 was set forward by weeks makes such a gap. Records dated in the future count for nothing here, since
 an operator may discard them.

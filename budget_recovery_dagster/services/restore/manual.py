@@ -87,7 +87,7 @@ class Applied:
 
     ``preview`` is the one that it was compared with; None: there is none of the last 24 hours
     with these options, and ``differences`` are unknown, as for tenants ``uncompared``. ``absent``
-    are the tenants of which the chosen snapshot holds nothing. ``failure`` is why not everything is
+    are the tenants without usage in the chosen snapshot. ``failure`` is why not everything is
     done; what was raised stays raised. ``incident`` is the one that was open, as it is now;
     ``remainder`` is what keeps it open, None if that was not determined.
     """

@@ -437,8 +437,7 @@ class _Run:
         if self.may_evict:
             self.needed += room_for_tenant(opened, point, plan, running)
         self.plane.previews.add(self.preview_id, tenant, plan.entries)
-        reasons = {(each.of, each.entity): each.reason for each in live.omitted}
-        windows, entries = self._windows(point, plan.by_window(), reasons)
+        windows, entries = self._windows(point, plan.by_window(), live.reasons)
         self._largest = heapq.nlargest(
             MOST_CHANGES,
             (entry for entry in (*self._largest, *entries) if entry.rise),

@@ -392,7 +392,7 @@ class TenantRestores:
         """Require that a restore of these tenants makes the store delete no other keys.
 
         Only a store that deletes keys when it is full is read for this. A tenant that cannot be
-        read is left out; its restore fails by itself.
+        read is left out; its own restore then fails.
 
         Raises:
             StoreFullError: there is no room; the message names the setting and its value.

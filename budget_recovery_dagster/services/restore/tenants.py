@@ -158,12 +158,13 @@ def _cause_of_missing(
 class RestoreReport:
     """What was found and done for a tenant, for a report by budget and window.
 
-    ``after`` are the usages read back, and ``unreadable_after`` the counters that could not be.
+    ``after`` are the usages read back. ``unreadable_before`` and ``unreadable_after`` are why
+    counters could not be read before and after the restore.
     """
 
     point: TenantPoint
     plan: RecoveryPlan
-    live: TenantReading
+    unreadable_before: Mapping[tuple[BudgetWindow, Entity], str]
     results: tuple[RaiseResult, ...]
     after: TenantUsages
     unreadable_after: Mapping[tuple[BudgetWindow, Entity], str]
@@ -288,9 +289,8 @@ class RestoreReport:
             yield f"expiry unknown: {counted(count, 'counter')} {verb} {span} after the window ends"
 
     def _unreadable(self, planned: list[PlannedEntry], results: list[RaiseResult]) -> Iterator[str]:
-        reasons = {(omitted.of, omitted.entity): omitted.reason for omitted in self.live.omitted}
         at_reading = [
-            (entry.entity, reasons[entry.of, entry.entity])
+            (entry.entity, self.unreadable_before[entry.of, entry.entity])
             for entry in planned
             if entry.action is Action.SKIP_UNREADABLE
         ]
@@ -536,8 +536,16 @@ def restore_tenant(
     after = store.open_tenant(point.tenant)
     missing = tuple(find_missing(plan, results, live, after, running.now()))
     usages = live_usages(after.reading)
-    unreadable = {(each.of, each.entity): each.reason for each in after.reading.omitted}
-    report = RestoreReport(point, plan, live.reading, results, usages, unreadable, missing, limits)
+    report = RestoreReport(
+        point,
+        plan,
+        live.reading.reasons,
+        results,
+        usages,
+        after.reading.reasons,
+        missing,
+        limits,
+    )
     if failure is None:
         failure = partial_error(after.reading) or report.shortfall(running.is_open)
     boards: tuple[BoardResult, ...] = ()
@@ -546,9 +554,9 @@ def restore_tenant(
         orders = _board_orders(point, report.after, windows, running)
         try:
             # A refused leaderboard is noted but no failure: the gateway derives it anyway.
-            boards = _without_room(store, after, orders, running) or after.rebuild_boards(
-                orders, is_open=may_write
-            )
+            if orders and limits.may_evict:
+                boards = _without_room(store, after, orders, running)
+            boards = boards or after.rebuild_boards(orders, is_open=may_write)
         except StoreError as error:
             failure = error
     return TenantRestored(
@@ -582,10 +590,7 @@ def _without_room(
     store: UsageStore, live: LiveTenant, orders: list[BoardOrder], running: RunningClock
 ) -> tuple[BoardResult, ...]:
     """Return the results of leaderboards that could take the place of counters; none: they fit."""
-    limits = store.limits()
-    if not limits.may_evict:
-        return ()
-    shortages = limits.shortages(live.room_for((), orders, is_open=running.is_open))
+    shortages = store.limits().shortages(live.room_for((), orders, is_open=running.is_open))
     reason = f"the bucket has no room: {'; '.join(map(str, shortages))}"
     return (
         tuple(BoardResult(order.of, is_written=False, reason=reason) for order in orders)
