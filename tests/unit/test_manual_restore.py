@@ -110,6 +110,24 @@ def test_a_store_recreated_since_the_preview_is_refused(failed: ManualHarness) -
     assert failed.apply(OF_A).raised == 2
 
 
+@pytest.mark.parametrize("was_recreated", [False, True])
+@pytest.mark.parametrize("by", [timedelta(milliseconds=60), timedelta(milliseconds=-60)])
+def test_another_leader_of_a_stream_restored_from_a_backup_is_the_previewed_store(
+    failed: ManualHarness, by: timedelta, *, was_recreated: bool
+) -> None:
+    # Its servers disagree on the creation time, so that each change of leader changes it.
+    if was_recreated:
+        failed.store.recreate(REBORN + timedelta(minutes=1))
+    failed.preview(OF_A)
+    stream = failed.store.stream
+    assert stream is not None
+    failed.store.stream = replace(stream, created_at=stream.created_at + by)
+    failed.clock.advance(timedelta(minutes=1))
+    failed.check()
+    assert len(failed.incident.losses) == (2 if was_recreated else 1)
+    assert failed.apply(OF_A).raised == 2
+
+
 def test_the_incident_is_closed_once_no_counter_remains_to_be_raised(failed: ManualHarness) -> None:
     applied = failed.apply(OF_A, reason="the first half.")
     assert applied.remainder is not None

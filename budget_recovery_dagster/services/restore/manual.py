@@ -21,7 +21,7 @@ from budget_recovery_dagster.domain.plan import (
 )
 from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone, Reset
 from budget_recovery_dagster.domain.snapshots import RetentionPolicy
-from budget_recovery_dagster.domain.verdict import Observation
+from budget_recovery_dagster.domain.verdict import Observation, same_creation
 from budget_recovery_dagster.domain.windows import Window
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
@@ -168,8 +168,8 @@ def _require_no_loss_since(kept: KeptPreview, incident: Incident | None) -> None
         return
     was_previewed_after = (
         loss.after is not None
-        and loss.after.created_at != loss.before.created_at
-        and loss.after.created_at == kept.identity.created_at
+        and not same_creation(loss.after.created_at, loss.before.created_at)
+        and same_creation(loss.after.created_at, kept.identity.created_at)
     )
     if not was_previewed_after:
         raise outdated(kept, loss.reason.rstrip("."))

@@ -34,6 +34,7 @@ from budget_recovery_dagster.domain.plan import (
 )
 from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
 from budget_recovery_dagster.domain.store import StoreIdentity, objection
+from budget_recovery_dagster.domain.verdict import continues
 from budget_recovery_dagster.domain.windows import Period
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
@@ -385,9 +386,8 @@ def require_same(kept: KeptPreview, found: StoreIdentity) -> None:
     Raises:
         PreviewOutdatedError: the store was recreated or went back to an earlier state since.
     """
-    seen = kept.identity
-    if found.created_at != seen.created_at or found.last_sequence < seen.last_sequence:
-        raise outdated(kept, f"it was {seen}, and is {found}")
+    if not continues(kept.identity, found):
+        raise outdated(kept, f"it was {kept.identity}, and is {found}")
 
 
 def outdated(kept: KeptPreview, why: str) -> PreviewOutdatedError:
