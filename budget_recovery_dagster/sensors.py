@@ -36,8 +36,8 @@ from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import gone_table
 from budget_recovery_dagster.presentation.text import label
 from budget_recovery_dagster.resources import ControlPlaneParam
+from budget_recovery_dagster.services.check import Checked, check_store
 from budget_recovery_dagster.services.falls import CaptureRequest
-from budget_recovery_dagster.services.store_watch import Checked, check_store
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import store_opener
 

@@ -15,11 +15,9 @@ from budget_recovery_dagster.adapters.postgres.plans import (
     PostgresPreviews,
     PostgresRestoreAudits,
 )
-from budget_recovery_dagster.adapters.postgres.recovery_point import (
-    PostgresRecoveryPoints,
-    PostgresResets,
-)
+from budget_recovery_dagster.adapters.postgres.recovery_point import PostgresRecoveryPoints
 from budget_recovery_dagster.adapters.postgres.reports import PostgresCaptureReports
+from budget_recovery_dagster.adapters.postgres.resets import PostgresResets
 from budget_recovery_dagster.adapters.postgres.snapshots import PostgresSnapshots
 from budget_recovery_dagster.adapters.postgres.store import PostgresStoreRegistry
 from budget_recovery_dagster.ports import ControlPlane, OpenStore, UsageTables

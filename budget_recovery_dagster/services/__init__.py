@@ -8,6 +8,8 @@ from budget_recovery_dagster.services.capture import TenantStored as TenantStore
 from budget_recovery_dagster.services.capture import Verified as Verified
 from budget_recovery_dagster.services.capture import capture_hour as capture_hour
 from budget_recovery_dagster.services.capture import measure_clock_skew as measure_clock_skew
+from budget_recovery_dagster.services.check import Checked as Checked
+from budget_recovery_dagster.services.check import check_store as check_store
 from budget_recovery_dagster.services.falls import CaptureRequest as CaptureRequest
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN as VERIFY_WITHIN
 from budget_recovery_dagster.services.recovery_points import PointAges as PointAges
@@ -33,8 +35,6 @@ from budget_recovery_dagster.services.status import Condition as Condition
 from budget_recovery_dagster.services.status import Doubt as Doubt
 from budget_recovery_dagster.services.status import Status as Status
 from budget_recovery_dagster.services.status import read_status as read_status
-from budget_recovery_dagster.services.store_watch import Checked as Checked
-from budget_recovery_dagster.services.store_watch import check_store as check_store
 from budget_recovery_dagster.services.tables import TableFailed as TableFailed
 from budget_recovery_dagster.services.tables import TablesBuilt as TablesBuilt
 from budget_recovery_dagster.services.tables import build_tables as build_tables

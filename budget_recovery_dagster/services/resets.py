@@ -9,8 +9,8 @@ from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.recovery_point import Everyone, Reset
 from budget_recovery_dagster.errors import ChoiceError
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
+from budget_recovery_dagster.services.check import check_store
 from budget_recovery_dagster.services.restore.manual import require_reason
-from budget_recovery_dagster.services.store_watch import check_store
 
 _CHOICES = 20
 

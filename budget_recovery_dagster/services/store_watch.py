@@ -5,18 +5,12 @@ baseline, or the restore target of an open incident. Each observation that confi
 a connection of its own, because several servers may answer at one address.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from budget_recovery_dagster.domain.admission import CHECK_LEASE, RESTORE_LEASE
 from budget_recovery_dagster.domain.incident import (
-    Closing,
     Incident,
     Loss,
-    Outcome,
-    Recovery,
-    Restored,
 )
 from budget_recovery_dagster.domain.store import Baseline, IntendedMarker, Marker, StoreIdentity
 from budget_recovery_dagster.domain.verdict import (
@@ -30,7 +24,6 @@ from budget_recovery_dagster.domain.verdict import (
     confirms,
     continues,
     judge_observation,
-    same_creation,
 )
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
@@ -38,28 +31,20 @@ from budget_recovery_dagster.errors import (
     CapturesPausedError,
     IncidentHeldError,
     IncidentMovedError,
-    LeaseHeldError,
     MarkerConflictError,
     PossibleLossError,
-    StoreError,
     StoreLostError,
     StoreMissingError,
     StoreNotReadyError,
-    StorePermissionError,
-    StoreWriteError,
 )
 from budget_recovery_dagster.ports import ControlPlane, OpenStore, UsageStore
-from budget_recovery_dagster.services.falls import Compared, compare_counts
 
 ROUNDS = 5
 """How often a comparison starts again because the baseline moved; each round reads it anew."""
-RETURNED_AFTER = 3
-"""After so many checks in a row that saw only the accepted store, it has returned."""
 
-_SECOND_DEPLOYMENT = (
+SECOND_DEPLOYMENT = (
     "if it keeps happening, look for a second deployment that uses the same database."
 )
-_MOVED = (BaselineMovedError, CapturesPausedError, IncidentMovedError)
 # Two installations that use copies of one database each find the other's renewals, time and again.
 _RENEWALS_LOST_ONCE_IN = timedelta(days=1)
 _HOLDS = {
@@ -468,184 +453,6 @@ def check_of(incident: Incident) -> Check:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What a check found, and the recovery state after it; ``compared`` is what else it found.
-
-    ``hint`` says what to do about an unknown verdict or a marker that could not be written; empty:
-    nothing.
-    """
-
-    check: Check
-    recovery: Recovery
-    hint: str = ""
-    compared: Compared = field(default_factory=Compared)
-
-
-def check_store(plane: ControlPlane, open_store: OpenStore, *, checked_by: str) -> Checked:
-    """Compare the store with what was accepted, record the result, and open an incident on a loss.
-
-    While the store is the accepted one, our marker in it is renewed, which proves that the store
-    can be written. While an incident is open, nothing is written; a further loss joins it. What
-    cannot be read gives the verdict UNKNOWN and changes nothing.
-
-    Raises:
-        SettingsError: the database belongs to another bucket.
-        DatabaseError: the database failed; the check may not be recorded.
-    """
-    plane.registry.claim()
-    compared = Compared()
-    try:
-        with plane.leases.hold(CHECK_LEASE, checked_by), open_store() as store:
-            found = _check(watch_store(plane, store, open_store, checked_by))
-            if found.seen is not None and found.verdict.is_good:
-                compared = compare_counts(plane, store, found.seen)
-    except (LeaseHeldError, PossibleLossError, StoreError) as error:
-        found = _unknown(plane, error.message, error.hint)
-    recovery = plane.incidents.recovery()
-    incident = recovery.incident
-    check = Check(
-        checked_at=plane.clock.now(),
-        checked_by=checked_by,
-        verdict=found.verdict,
-        reason=" ".join([found.judgement.reason, *compared.notes]),
-        identity=found.seen.identity if found.seen else None,
-        incident_id=incident.incident_id if incident else None,
-        evidence=found.judgement.evidence,
-    )
-    plane.registry.record_check(check)
-    return Checked(check, recovery, found.hint or compared.hint, compared)
-
-
-def _check(watch: StoreWatch) -> Finding:
-    for _ in range(ROUNDS):
-        try:
-            incident = watch.plane.incidents.recovery().incident
-            return _check_accepted(watch) if incident is None else _check_incident(watch, incident)
-        except _MOVED:
-            continue
-    reason = f"The accepted baseline moved {ROUNDS} times during the check."
-    return _unknown(watch.plane, reason, _SECOND_DEPLOYMENT)
-
-
-def _unknown(plane: ControlPlane, reason: str, hint: str) -> Finding:
-    unknown = Judgement(Verdict.UNKNOWN, reason)
-    return Finding(unknown, None, plane.clock.now(), baseline=None, accepted=None, hint=hint)
-
-
-def _check_accepted(watch: StoreWatch) -> Finding:
-    found = watch.compare()
-    if found.verdict.is_alarm:
-        if watch.raise_alarm(found) is not None:
-            return found
-        found = watch.compare()
-    elif found.verdict is Verdict.FIRST_SEEN:
-        watch.confirm(found)
-    if found.seen is not None and found.verdict.is_good:
-        return _renew(watch, found, found.seen)
-    return found
-
-
-def _renew(watch: StoreWatch, found: Finding, seen: Observation) -> Finding:
-    """Accept the store as it is now, with a new marker in it."""
-    registry, latest = watch.plane.registry, found.baseline
-    if latest is None:
-        latest = registry.accept(baseline_of(seen, found.at), judged=None)
-        if seen.marker is not None and seen.marker.nonce is not None:
-            registry.acknowledge(seen.marker)
-    for _ in range(2):
-        intended = latest.intended
-        if intended is None:
-            intended = registry.next_marker()
-            latest = registry.accept(replace(latest, intended=intended), judged=latest)
-        try:
-            renewed, seen = watch.renew_marker(latest, seen, found.at)
-        except (StorePermissionError, StoreWriteError) as error:
-            # It is the accepted store all the same; without a marker, fewer losses are detected.
-            reason = f"{found.judgement.reason} The marker was not renewed: {error.message}"
-            registry.accept(baseline_of(seen, found.at, known=latest), judged=latest)
-            judgement = replace(found.judgement, reason=reason)
-            return replace(found, judgement=judgement, hint=error.hint)
-        latest = registry.accept(renewed, judged=latest)
-        # An earlier check may have intended this marker before the newest event.
-        if intended.landmark == registry.newest_landmark():
-            break
-    return found
-
-
-def _check_incident(watch: StoreWatch, incident: Incident) -> Finding:
-    """Compare the store while an incident is open, writing nothing into it."""
-    found = watch.compare(compared_with(incident))
-    if found.verdict is Verdict.UNKNOWN:
-        return found
-    if incident.awaits_choice:
-        return _check_held(watch, incident, found)
-    if incident.target is None:
-        return _check_for_target(watch, incident, found)
-    if found.verdict.is_alarm:
-        watch.join_alarm(found, incident)
-        return found
-    # Not about the store that was lost, but about the one in its place.
-    identity = found.seen.identity if found.seen else "gone"
-    return _with_reason(found, f"No further loss: {identity}.")
-
-
-def _check_for_target(watch: StoreWatch, incident: Incident, found: Finding) -> Finding:
-    """Make a store that exists again the restore target of an incident."""
-    if found.seen is None:
-        return _with_reason(found, "The store still does not exist.")
-    with suppress(IncidentHeldError):
-        watch.settle_target(incident, is_chosen=False)
-        judgement = Judgement(Verdict.SAME, f"The store exists again: {found.seen.identity}.")
-        return replace(found, judgement=judgement)
-    return found
-
-
-def _check_held(watch: StoreWatch, incident: Incident, found: Finding) -> Finding:
-    """Compare the store with the accepted one while a person has to decide about another one."""
-    if found.verdict is Verdict.SAME and found.seen is not None:
-        watch.confirm(found)
-        earlier = watch.plane.registry.newest_checks(RETURNED_AFTER - 1)
-        has_returned = len(earlier) == RETURNED_AFTER - 1 and all(
-            check.verdict is Verdict.SAME and check.incident_id == incident.incident_id
-            for check in earlier
-        )
-        if has_returned and not incident.is_database_behind:
-            _close_as_returned(watch, incident, found, found.seen)
-        return found
-    if not _is_recorded(incident.losses[-1], found):
-        watch.join_alarm(found, incident)
-    return found
-
-
-def _is_recorded(loss: Loss, found: Finding) -> bool:
-    """Whether a finding is only a repetition of an alarm."""
-    if loss.verdict is not found.verdict:
-        return False
-    if loss.after is None or found.seen is None:
-        return loss.after is None and found.seen is None
-    return same_creation(loss.after.created_at, found.seen.identity.created_at)
-
-
-def _close_as_returned(
-    watch: StoreWatch, incident: Incident, found: Finding, seen: Observation
-) -> None:
-    detail = (
-        f"The server shows the accepted store again, in {RETURNED_AFTER} checks in a row. Nothing"
-        " was restored."
-    )
-    baseline = baseline_of(seen, found.at, known=found.baseline)
-    closing = Closing(Outcome.RETURNED, detail, Restored(), baseline)
-    plane = watch.plane
-    # A person may be restoring just now; then the next check closes it.
-    with suppress(LeaseHeldError), plane.leases.hold(RESTORE_LEASE, watch.observer) as lease:
-        plane.incidents.close(closing, judged=incident, lease=lease)
-
-
-def _with_reason(found: Finding, reason: str) -> Finding:
-    return replace(found, judgement=replace(found.judgement, reason=reason))
-
-
 @dataclass(slots=True)
 class CaptureWatch:
     """Requires, through one capture, that the store stays the accepted one.
@@ -676,7 +483,7 @@ class CaptureWatch:
                 continue
         raise PossibleLossError(
             f"The usage store differs from the accepted one, which moved {ROUNDS} times.",
-            _SECOND_DEPLOYMENT,
+            SECOND_DEPLOYMENT,
         )
 
     def _compare(self) -> StoreIdentity:

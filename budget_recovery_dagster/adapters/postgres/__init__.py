@@ -23,9 +23,7 @@ from budget_recovery_dagster.adapters.postgres.leases import require_lease as re
 from budget_recovery_dagster.adapters.postgres.plans import PostgresBudgets as PostgresBudgets
 from budget_recovery_dagster.adapters.postgres.plans import PostgresPreviews as PostgresPreviews
 from budget_recovery_dagster.adapters.postgres.plans import storable_trail as storable_trail
-from budget_recovery_dagster.adapters.postgres.recovery_point import (
-    storable_reset as storable_reset,
-)
+from budget_recovery_dagster.adapters.postgres.resets import storable_reset as storable_reset
 from budget_recovery_dagster.adapters.postgres.snapshots import (
     PostgresSnapshots as PostgresSnapshots,
 )

@@ -9,7 +9,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable
-from budget_recovery_dagster.adapters.postgres.recovery_point import read_resets
+from budget_recovery_dagster.adapters.postgres.resets import read_resets
 from budget_recovery_dagster.domain.counters import BudgetWindow
 from budget_recovery_dagster.domain.falls import (
     FALLS_KEPT_FOR,

@@ -16,11 +16,8 @@ from budget_recovery_dagster.adapters.postgres.database import (
     storable_id,
 )
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
-from budget_recovery_dagster.adapters.postgres.recovery_point import (
-    insert_resets,
-    read_newest_point_time,
-    storable_reset,
-)
+from budget_recovery_dagster.adapters.postgres.recovery_point import read_newest_point_time
+from budget_recovery_dagster.adapters.postgres.resets import insert_resets, storable_reset
 from budget_recovery_dagster.adapters.postgres.store import (
     BASELINE_COLUMNS,
     add_landmark,

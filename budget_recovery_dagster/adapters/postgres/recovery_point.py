@@ -1,35 +1,34 @@
-"""The one reader of recovery points, and the resets and verified contents that it needs."""
+"""The one reader of recovery points."""
 
-import math
-import time
 from collections import defaultdict
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
-from itertools import chain
 from typing import Any, LiteralString, NamedTuple
-from uuid import uuid4
 
-import psycopg
-
-from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable
-from budget_recovery_dagster.adapters.postgres.store import add_landmark, lock_store
+from budget_recovery_dagster.adapters.postgres.contents import (
+    Contents,
+    TimeUpError,
+    Verification,
+    stream_contents,
+)
+from budget_recovery_dagster.adapters.postgres.database import Connection, Database
+from budget_recovery_dagster.adapters.postgres.resets import (
+    WindowKey,
+    as_commit,
+    read_keeping_out,
+    read_resets,
+    window_scope,
+)
 from budget_recovery_dagster.domain.counters import (
-    NO_EXPIRY,
     BudgetWindow,
-    Expiries,
     OmittedCounter,
     TenantUsages,
     UnreadableKey,
-    Usages,
     ValueShape,
-    hash_expiries,
-    hash_usages,
 )
 from budget_recovery_dagster.domain.recovery_point import (
-    EVERYONE,
     Damage,
     RecordMarks,
     Reset,
@@ -37,111 +36,11 @@ from budget_recovery_dagster.domain.recovery_point import (
     WindowMerge,
     WindowPoint,
     concerning,
-    last_excluded,
     latest_time,
 )
 from budget_recovery_dagster.domain.snapshots import CaptureSource, Commit
-from budget_recovery_dagster.domain.store import LandmarkKind
 from budget_recovery_dagster.domain.windows import InvalidWindowError, Window, tokens_at
 from budget_recovery_dagster.errors import DatabaseError
-
-# A content that is missing is damage like any other.
-_CONTENTS = """
-select wanted.content_id, c.content_hash, c.entities, c.usages, c.expiry_hash, c.expiries
-from unnest(%s::bigint[]) with ordinality as wanted (content_id, position)
-left join budget_recovery.budget_content c using (content_id)
-order by wanted.position
-"""
-# The server's time limit is per statement, and reading everything may well take longer.
-_AT_ONCE = 500
-
-
-def as_captured(
-    content_hash: bytes | None, entities: list[Any] | None, usages: list[Any] | None
-) -> Usages | None:
-    """Return the usages of a stored content; None if it is damaged.
-
-    The aggregate's empty name becomes None. ``content_is_intact`` is the same rule in SQL.
-    """
-    # The verified content may have any form: lists of another length, shape or type are damage,
-    # too.
-    if content_hash is None or entities is None or usages is None:
-        return None
-    if not all(isinstance(entity, str) for entity in entities):
-        return None
-    if not all(isinstance(usage, Decimal) and usage.is_finite() for usage in usages):
-        return None
-    content = {entity or None: usage for entity, usage in zip(entities, usages, strict=False)}
-    is_whole = len(content) == len(entities) == len(usages)
-    return content if is_whole and hash_usages(content) == content_hash else None
-
-
-def _known_expiries(
-    expiry_hash: bytes | None, entities: list[Any] | None, expiries: list[Any] | None
-) -> Expiries:
-    """Return the expiries of a stored content that is intact; none if they are damaged.
-
-    ``expiries_are_intact`` is the same rule in SQL.
-    """
-    if expiry_hash is None or entities is None or expiries is None:
-        return {}
-    if not all(expiry is None or isinstance(expiry, int) for expiry in expiries):
-        return {}
-    known: Expiries = {
-        entity or None: NO_EXPIRY if expiry is None else expiry
-        for entity, expiry in zip(entities, expiries, strict=False)
-    }
-    is_whole = len(known) == len(entities) == len(expiries)
-    return known if is_whole and hash_expiries(known) == expiry_hash else {}
-
-
-class _Content(NamedTuple):
-    """A stored content; ``usages`` is None if it is damaged.
-
-    ``stored`` are the hash, the entities and the expiries of its keys, if these differ from each
-    other. They are verified when they are used, since most readers want only the usages.
-    """
-
-    content_id: int
-    usages: Usages | None
-    stored: tuple[bytes | None, list[Any] | None, list[Any] | None]
-
-    def expiries_in(self, seconds: int | None, never: bool | None) -> Expiries:  # noqa: FBT001 - a column
-        """Return what a record with these columns, and this content, knows."""
-        if self.usages is None:
-            return {}
-        if seconds is not None:
-            return dict.fromkeys(self.usages, seconds)
-        if never:
-            return dict.fromkeys(self.usages, NO_EXPIRY)
-        return {} if never is None else _known_expiries(*self.stored)
-
-
-def _stream_contents(connection: Connection, content_ids: Sequence[int]) -> Generator[_Content]:
-    """Yield contents in the order of the ids; see ``stream_verified``."""
-    for first in range(0, len(content_ids), _AT_ONCE):
-        with connection.cursor() as cursor:
-            wanted = list(content_ids[first : first + _AT_ONCE])
-            for content_id, content_hash, entities, usages, *rest in cursor.stream(
-                _CONTENTS, (wanted,)
-            ):
-                expiry_hash, expiries = rest
-                captured = as_captured(content_hash, entities, usages)
-                yield _Content(content_id, captured, (expiry_hash, entities, expiries))
-
-
-def stream_verified(
-    connection: Connection, content_ids: Sequence[int]
-) -> Generator[tuple[int, Usages | None]]:
-    """Yield contents with their ids, in the order of the ids; None if one is damaged.
-
-    They are read one by one, because all of them may not fit into memory. Nothing else can use the
-    connection until the last one is read, or the generator is closed: not even to roll back.
-    """
-    with closing(_stream_contents(connection, content_ids)) as contents:
-        for content in contents:
-            yield content.content_id, content.usages
-
 
 # Narrow rows only; the wide contents follow by id, each once. ``oldest`` is the least of all since:
 # with it, the server begins with the few snapshots that count, and not with all records.
@@ -201,10 +100,6 @@ join budget_recovery.budget_record r
  and r.captured_at = w.captured_at
 join budget_recovery.capture c on c.tenant = r.tenant and c.captured_at = r.captured_at
 """
-Contents = Mapping[str, Mapping[int, int]]
-"""How many records have each content, by tenant and content id."""
-WindowKey = tuple[str, str]
-"""Budget and token of a window."""
 Windows = dict[WindowKey, WindowMerge]
 
 
@@ -236,15 +131,6 @@ def _read_all_spans(
     _add_records(connection, tenant, doubtful, dict.fromkeys(doubtful, EVERYTHING), records)
 
 
-def _scope_of(tenant: str, windows: Collection[WindowKey]) -> dict[str, Any]:
-    """Return the parameters of a query about these windows of a tenant."""
-    return {
-        "tenant": tenant,
-        "budgets": [budget for budget, _ in windows],
-        "windows": [token for _, token in windows],
-    }
-
-
 def _add_records(
     connection: Connection,
     tenant: str,
@@ -255,7 +141,7 @@ def _add_records(
     wanted = [(key, spans[key]) for key in windows]
     if not wanted:
         return
-    scope = _scope_of(tenant, windows) | {
+    scope = window_scope(tenant, windows) | {
         "since": [span.since for _, span in wanted],
         "until": [span.until for _, span in wanted],
         "oldest": min(span.since or 0 for _, span in wanted),
@@ -269,14 +155,9 @@ def _add_records(
             commits[number] = as_commit(number, captured_at, stored_at)
         holders[content_id].append((windows[budget, token], commits[number], *expiry))
     # Ids rise with time: the newest contents come first, and older ones then change little.
-    for content in _stream_contents(connection, sorted(holders, reverse=True)):
+    for content in stream_contents(connection, sorted(holders, reverse=True)):
         for window, commit, seconds, never in holders[content.content_id]:
             window.add(commit, content.usages, content.expiries_in(seconds, never))
-
-
-def as_commit(number: int, captured_at: datetime, stored_at: datetime) -> Commit:
-    """Return a commit from the columns of a capture."""
-    return Commit(number, captured_at.astimezone(UTC), stored_at.astimezone(UTC))
 
 
 def _add_expiries(connection: Connection, tenant: str, windows: Windows) -> None:
@@ -285,12 +166,12 @@ def _add_expiries(connection: Connection, tenant: str, windows: Windows) -> None
     if not lacking:
         return
     knowing: defaultdict[WindowKey, list[tuple[Any, ...]]] = defaultdict(list)
-    for budget, token, *record in connection.execute(_WITH_EXPIRIES, _scope_of(tenant, lacking)):
+    for budget, token, *record in connection.execute(_WITH_EXPIRIES, window_scope(tenant, lacking)):
         knowing[budget, token].append(tuple(record))
     for key, records in knowing.items():
         window, content_ids = windows[key], [content_id for _, content_id, *_ in records]
         # An open stream locks the connection, and usually the first record knows everything.
-        with closing(_stream_contents(connection, content_ids)) as contents:
+        with closing(stream_contents(connection, content_ids)) as contents:
             for (number, _, seconds, never), content in zip(records, contents, strict=True):
                 window.add_expiries(number, content.expiries_in(seconds, never))
                 if not window.lacks_expiries:
@@ -304,7 +185,7 @@ def _finish(connection: Connection, tenant: str, windows: Windows) -> tuple[Wind
         for key, window in windows.items()
         if window.newest_intact is not None
     }
-    scope = _scope_of(tenant, marked) | {"times": list(marked.values())}
+    scope = window_scope(tenant, marked) | {"times": list(marked.values())}
     marks: dict[WindowKey, RecordMarks] = {}
     for budget, token, source, is_truncated, is_partial, omitted, count in connection.execute(
         _MARKS, scope
@@ -318,140 +199,6 @@ def _finish(connection: Connection, tenant: str, windows: Windows) -> tuple[Wind
             omitted_count=count,
         )
     return tuple(window.merged(marks.get(key)) for key, window in windows.items())
-
-
-_COPY_RESETS = """
-copy budget_recovery.budget_reset (
-    tenant, budget_id, window_token, of_everyone, entity, at, reset_by, reason, recorded_at,
-    last_excluded, batch
-) from stdin
-"""
-_COMMITS = """
-select commit_number, captured_at, stored_at from budget_recovery.capture where tenant = %s
-"""
-# One row for each reset, with its entities; the aggregate is an empty text.
-_GROUPED_RESETS = """
-with s as (
-    select tenant, budget_id, window_token, of_everyone, batch is not null as is_several,
-           array_agg(coalesce(entity, '')) as entities, at, reset_by, reason, recorded_at,
-           last_excluded, min(reset_id) as reset_id
-    from budget_recovery.budget_reset
-    where tenant = %(tenant)s
-    group by coalesce(batch::text, reset_id::text), tenant, budget_id, window_token, of_everyone,
-             batch, at, reset_by, reason, recorded_at, last_excluded
-)
-"""
-_AS_RECORDED = """
-select tenant, budget_id, window_token, of_everyone, is_several, entities, at, reset_by, reason,
-       recorded_at, last_excluded
-from s
-order by reset_id
-"""
-_RESETS = f"{_GROUPED_RESETS}{_AS_RECORDED}"
-# For each window, the resets that exclude a usage of an older intact record. Usually the newest of
-# these records has it. The server compares the entities, so no content is transferred.
-_EXCLUDING = """
-select w.budget_id, w.window_token,
-       s.tenant, s.budget_id, s.window_token, s.of_everyone, s.is_several, s.entities, s.at,
-       s.reset_by, s.reason, s.recorded_at, s.last_excluded
-from unnest(%(budgets)s::text[], %(windows)s::text[]) as w (budget_id, window_token)
-join s
-  on s.budget_id = w.budget_id
- and (s.window_token is null or s.window_token = w.window_token)
-cross join lateral (
-    select
-    from (
-        select r.content_id
-        from budget_recovery.budget_record r
-        join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
-        join budget_recovery.budget_content c using (content_id)
-        where r.tenant = s.tenant
-          and r.budget_id = w.budget_id
-          and r.window_token = w.window_token
-          and budget_recovery.reset_excludes(
-              s.last_excluded, s.at, s.recorded_at, p.commit_number, p.captured_at, p.stored_at
-          )
-          and case when s.of_everyone then cardinality(c.entities) > 0
-                   else s.entities && c.entities end
-        order by p.commit_number desc
-        offset 0
-    ) r
-    where budget_recovery.is_stored_intact(r.content_id)
-    limit 1
-) older
-"""
-_KEEPING_OUT = f"{_GROUPED_RESETS}{_EXCLUDING}"
-
-
-def storable_reset(reset: Reset) -> Reset:
-    """Return a reset in its stored form."""
-    return replace(reset, by=storable(reset.by), reason=storable(reset.reason))
-
-
-@dataclass(frozen=True, slots=True)
-class PostgresResets:
-    """The table of resets."""
-
-    _database: Database
-
-    def record(self, reset: Reset) -> Reset:
-        """Store a reset, and return it as it is stored, with the last commit that it excludes."""
-        kept = storable_reset(reset)
-        with self._database.writing() as connection:
-            # No snapshot is committed meanwhile: it is either before the reset or after it.
-            lock_store(connection)
-            [kept] = insert_resets(connection, [kept])
-            # A database without this reset would restore what it excludes.
-            add_landmark(connection, LandmarkKind.RESET, at=kept.recorded_at)
-        return kept
-
-
-def insert_resets(connection: Connection, resets: Sequence[Reset]) -> list[Reset]:
-    """Insert resets in their stored form; one of several entities has a row for each.
-
-    The caller holds the lock on the store's row. Returned are the resets with the last commits that
-    they exclude.
-    """
-    commits = {
-        tenant: [as_commit(*row) for row in connection.execute(_COMMITS, (tenant,))]
-        for tenant in {reset.tenant for reset in resets}
-    }
-    kept = [
-        replace(each, last_excluded=last_excluded(commits[each.tenant], each.at, each.recorded_at))
-        for each in resets
-    ]
-    with connection.cursor() as cursor, cursor.copy(_COPY_RESETS) as copy:
-        for reset in kept:
-            batch = uuid4() if isinstance(reset.entity, frozenset) else None
-            for entity in (None,) if reset.is_of_everyone else reset.names:
-                copy.write_row(
-                    (
-                        *(reset.tenant, reset.budget, reset.window, reset.is_of_everyone, entity),
-                        *(reset.at, reset.by, reset.reason, reset.recorded_at),
-                        *(reset.last_excluded, batch),
-                    )
-                )
-    return kept
-
-
-def read_resets(connection: Connection, tenant: str) -> tuple[Reset, ...]:
-    """Return the resets of a tenant, in the order of their recording."""
-    return tuple(_reset(row) for row in connection.execute(_RESETS, {"tenant": tenant}))
-
-
-def read_keeping_out(
-    connection: Connection, tenant: str, windows: Collection[tuple[str, str]]
-) -> Iterator[tuple[tuple[str, str], Reset]]:
-    """Yield each window, by budget and token, with the resets that exclude usages from it."""
-    for budget, token, *row in connection.execute(_KEEPING_OUT, _scope_of(tenant, windows)):
-        yield (budget, token), _reset(row)
-
-
-def _reset(row: Sequence[Any]) -> Reset:
-    tenant, budget, window, of_everyone, is_several, entities, *rest = row
-    names = frozenset(entity or None for entity in entities)
-    who = names if is_several else next(iter(names))
-    return Reset(tenant, budget, window, EVERYONE if of_everyone else who, *rest)
 
 
 # A capture may have no record: only unreadable keys were found, or retention removed the records.
@@ -663,68 +410,6 @@ group by r.tenant, r.content_id
 order by r.tenant, r.content_id
 """
 _DOUBTFUL_CONTENTS = f"{_USED}{_OF_DOUBTFUL_WINDOWS}"
-_DAMAGED_OF = """
-select content_id
-from unnest(%(content_ids)s::bigint[]) as content_id
-where not budget_recovery.is_stored_intact(content_id)
-"""
-# Few enough for a statement of a second or so, even if each content has ten thousand counters.
-_VERIFIED_AT_ONCE = 200
-_LIMIT_STATEMENT = "select set_config('statement_timeout', %s, true)"
-
-
-class _TimeUpError(Exception):
-    """The verification has used up its time."""
-
-
-class _Verification:
-    """Verifies contents on the server, in short statements and until a time limit."""
-
-    def __init__(self, connection: Connection, within: timedelta | None) -> None:
-        self._connection = connection
-        self._until = None if within is None else time.monotonic() + within.total_seconds()
-        self._verified: set[int] = set()
-        self.damaged: set[int] = set()
-
-    def contents_of(self, query: LiteralString, scope: Mapping[str, Any]) -> Contents:
-        """Return the contents of a query."""
-        contents: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        for tenant, content_id, count in self._rows(query, scope):
-            contents[tenant][content_id] = count
-        return contents
-
-    def verify(self, contents: Contents) -> None:
-        """Verify contents that are not verified yet, tenant by tenant."""
-        left = [
-            content_id
-            for content_id in dict.fromkeys(chain.from_iterable(contents.values()))
-            if content_id not in self._verified
-        ]
-        for first in range(0, len(left), _VERIFIED_AT_ONCE):
-            batch = left[first : first + _VERIFIED_AT_ONCE]
-            self.damaged.update(*self._rows(_DAMAGED_OF, {"content_ids": batch}))
-            self._verified.update(batch)
-
-    def is_complete(self, content_ids: Collection[int]) -> bool:
-        """Whether all these contents are verified."""
-        return self._verified.issuperset(content_ids)
-
-    def count_damaged(self, contents: Mapping[int, int]) -> int:
-        """Count the records whose content is known to be damaged."""
-        return sum(count for each, count in contents.items() if each in self.damaged)
-
-    def _rows(self, query: LiteralString, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        if self._until is not None:
-            left = math.ceil((self._until - time.monotonic()) * 1000)
-            if left <= 0:
-                raise _TimeUpError
-            self._connection.execute(_LIMIT_STATEMENT, (str(left),))
-        try:
-            return self._connection.execute(query, parameters).fetchall()
-        except psycopg.errors.QueryCanceled as error:
-            if self._until is None:
-                raise
-            raise _TimeUpError from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -821,7 +506,7 @@ class PostgresRecoveryPoints:
         all_are_listed = False
         # One transaction, so that a content that is pruned meanwhile does not look damaged.
         with self._database.reading() as connection:
-            verification = _Verification(connection, within)
+            verification = Verification(connection, within)
             try:
                 contents = verification.contents_of(_USED_CONTENTS, scope)
                 verification.verify(contents)
@@ -830,7 +515,7 @@ class PostgresRecoveryPoints:
                     contents = verification.contents_of(_DOUBTFUL_CONTENTS, scope)
                     all_are_listed = True
                     verification.verify(contents)
-            except _TimeUpError:
+            except TimeUpError:
                 connection.rollback()
         if contents is None:
             return Damage({}, (tenant,) if tenant is not None else tuple(sorted(self.tenants())))

@@ -7,8 +7,8 @@ from typing import Any, LiteralString
 
 from psycopg.rows import dict_row
 
+from budget_recovery_dagster.adapters.postgres.contents import as_captured
 from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable_id
-from budget_recovery_dagster.adapters.postgres.recovery_point import as_captured
 from budget_recovery_dagster.domain.counters import UnreadableKey
 from budget_recovery_dagster.domain.recovery_point import latest_time
 from budget_recovery_dagster.domain.snapshots import (

@@ -18,8 +18,8 @@ from contextlib import closing
 from datetime import datetime
 from typing import Any
 
+from budget_recovery_dagster.adapters.postgres.contents import stream_verified
 from budget_recovery_dagster.adapters.postgres.database import Connection, storable
-from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
 from budget_recovery_dagster.domain.recovery_point import latest_time
 from budget_recovery_dagster.domain.snapshots import (
     CAPTURES_AFTER_GAP,

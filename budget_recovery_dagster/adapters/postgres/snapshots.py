@@ -11,6 +11,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from budget_recovery_dagster.adapters.postgres.contents import stream_verified
 from budget_recovery_dagster.adapters.postgres.database import (
     MAX_NAMED,
     Connection,
@@ -20,7 +21,6 @@ from budget_recovery_dagster.adapters.postgres.database import (
 )
 from budget_recovery_dagster.adapters.postgres.falls import record_findings
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
-from budget_recovery_dagster.adapters.postgres.recovery_point import stream_verified
 from budget_recovery_dagster.adapters.postgres.retention import (
     count_awaited,
     discard_future,

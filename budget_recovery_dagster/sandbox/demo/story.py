@@ -46,6 +46,7 @@ from budget_recovery_dagster.sandbox.demo.stage import (
 )
 from budget_recovery_dagster.sandbox.gateway.store import described, suffix_of
 from budget_recovery_dagster.services.capture import Captured, Paused, Verified, capture_hour
+from budget_recovery_dagster.services.check import check_store
 from budget_recovery_dagster.services.restore.automatic import (
     GaveUp,
     NothingToDo,
@@ -54,7 +55,6 @@ from budget_recovery_dagster.services.restore.automatic import (
     StillWaiting,
     recover_store,
 )
-from budget_recovery_dagster.services.store_watch import check_store
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import opened_control_plane, store_opener
 
