@@ -175,7 +175,7 @@ class ControlPlane(ports.ControlPlane):
     def reset(
         self,
         at: datetime,
-        who: Entity | Everyone = EVERYONE,
+        who: Entity | frozenset[Entity] | Everyone = EVERYONE,
         *,
         budget: str = "team",
         window: str | None = None,

@@ -226,7 +226,8 @@ comment on function budget_recovery.reset_excludes is
 """
 
 # As in version 1, but in the order of commits. Of the records that share a content the last
-# commit is enough, since resets never exclude it before the others.
+# commit is enough, since resets never exclude it before the others. The resets of entities are a
+# condition of their own, so that the server can hash them.
 POINT = """
 create or replace view budget_recovery.recovery_point as
 select r.tenant, r.budget_id, r.window_token, nullif(e.entity, '') as entity,
@@ -255,6 +256,16 @@ cross join lateral (
     from budget_recovery.budget_content c
     where c.content_id = r.content_id
       and budget_recovery.content_is_intact(c.content_hash, c.entities, c.usages)
+      and not exists (
+          select from budget_recovery.budget_reset s
+          where s.tenant = r.tenant
+            and s.budget_id = r.budget_id
+            and s.of_everyone
+            and (s.window_token is null or s.window_token = r.window_token)
+            and budget_recovery.reset_excludes(
+                s.last_excluded, s.at, s.recorded_at, p.commit_number, p.captured_at, p.stored_at
+            )
+      )
     offset 0
 ) c
 cross join lateral unnest(c.entities, c.usages) as e (entity, usage)
@@ -262,11 +273,12 @@ where not exists (
     select from budget_recovery.budget_reset s
     where s.tenant = r.tenant
       and s.budget_id = r.budget_id
+      and coalesce(s.entity, '') = e.entity
+      and not s.of_everyone
       and (s.window_token is null or s.window_token = r.window_token)
       and budget_recovery.reset_excludes(
           s.last_excluded, s.at, s.recorded_at, p.commit_number, p.captured_at, p.stored_at
       )
-      and (s.of_everyone or coalesce(s.entity, '') = e.entity)
 )
 group by r.tenant, r.budget_id, r.window_token, e.entity;
 comment on column budget_recovery.recovery_point.last_captured_at is
