@@ -20,7 +20,7 @@ from budget_recovery_dagster.adapters.postgres.database import (
 )
 from budget_recovery_dagster.doctor.model import Check, Result, fail, ok, warn
 from budget_recovery_dagster.domain.store import require_bucket
-from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW
+from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW, clock_skew
 from budget_recovery_dagster.settings import Settings
 
 _READ_ONLY = "set default_transaction_read_only = on"
@@ -221,7 +221,7 @@ def judge_store_clock(
             "upgrade to nats-server 2.10 or newer.",
             version=version,
         )
-    skew = _skew(before, store, after)
+    skew = clock_skew(before, store, after)
     if abs(skew) <= RESTORE_CLOCK_SKEW:
         return ok(_describe_skew(skew), skew_seconds=skew.total_seconds())
     blocks_captures = abs(skew) > MAX_CLOCK_SKEW
@@ -237,7 +237,7 @@ def judge_store_clock(
 
 def judge_host_clock(before: datetime, database: datetime, after: datetime) -> Result:
     """Compare this host's time with PostgreSQL's, asked between ``before`` and ``after``."""
-    skew = -_skew(before, database, after)
+    skew = -clock_skew(before, database, after)
     if abs(skew) <= MAX_CLOCK_SKEW:
         return ok(_describe_skew(skew), skew_seconds=skew.total_seconds())
     return warn(
@@ -247,13 +247,6 @@ def judge_host_clock(before: datetime, database: datetime, after: datetime) -> R
         "synchronize the clock of this host with NTP.",
         skew_seconds=skew.total_seconds(),
     )
-
-
-def _skew(before: datetime, clock: datetime, after: datetime) -> timedelta:
-    """Return how far a clock is certainly ahead of another one; negative: behind it."""
-    if clock > after:
-        return clock - after
-    return clock - before if clock < before else timedelta(0)
 
 
 def _describe_skew(skew: timedelta) -> str:

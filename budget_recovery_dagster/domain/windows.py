@@ -200,6 +200,22 @@ def _months_later(first: date, months: int) -> date:
     return date(index // 12, index % 12 + 1, 1)
 
 
+def clock_skew(before: datetime, other: datetime, after: datetime) -> timedelta:
+    """Return how far another clock is certainly ahead of this one; negative if it is behind.
+
+    It was read between ``before`` and ``after``, so that the time of the answer is no skew.
+    """
+    return max(other - after, timedelta(0)) + min(other - before, timedelta(0))
+
+
+def clocks_in_words(skew: timedelta, now: datetime, other: str = "the usage store's") -> str:
+    """Write how far the other clock is ahead of the database's, which says ``now``."""
+    return (
+        f"The clocks differ by {in_words(abs(skew))}: the database's says"
+        f" {now:%Y-%m-%d %H:%M:%S}, {other} {now + skew:%Y-%m-%d %H:%M:%S} UTC"
+    )
+
+
 def in_words(span: timedelta) -> str:
     """Write a duration in its largest useful unit."""
     seconds = max(round(span.total_seconds()), 0)

@@ -7,7 +7,6 @@ from budget_recovery_dagster.services.capture import TenantOutcome as TenantOutc
 from budget_recovery_dagster.services.capture import TenantStored as TenantStored
 from budget_recovery_dagster.services.capture import Verified as Verified
 from budget_recovery_dagster.services.capture import capture_hour as capture_hour
-from budget_recovery_dagster.services.capture import measure_clock_skew as measure_clock_skew
 from budget_recovery_dagster.services.check import Checked as Checked
 from budget_recovery_dagster.services.check import check_store as check_store
 from budget_recovery_dagster.services.falls import CaptureRequest as CaptureRequest
@@ -35,6 +34,9 @@ from budget_recovery_dagster.services.status import Condition as Condition
 from budget_recovery_dagster.services.status import Doubt as Doubt
 from budget_recovery_dagster.services.status import Status as Status
 from budget_recovery_dagster.services.status import read_status as read_status
+from budget_recovery_dagster.services.store_watch import (
+    measure_clock_skew as measure_clock_skew,
+)
 from budget_recovery_dagster.services.tables import TableFailed as TableFailed
 from budget_recovery_dagster.services.tables import TablesBuilt as TablesBuilt
 from budget_recovery_dagster.services.tables import build_tables as build_tables

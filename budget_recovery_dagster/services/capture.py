@@ -27,7 +27,7 @@ from budget_recovery_dagster.domain.snapshots import (
     take_snapshot,
 )
 from budget_recovery_dagster.domain.store import StoreIdentity
-from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, Hour, in_words
+from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, Hour, clocks_in_words
 from budget_recovery_dagster.errors import (
     BaselineMovedError,
     BudgetRecoveryError,
@@ -46,14 +46,18 @@ from budget_recovery_dagster.errors import (
     error_code,
 )
 from budget_recovery_dagster.ports import (
-    Clock,
     ControlPlane,
     Lease,
     OpenStore,
     TenantReader,
     UsageStore,
 )
-from budget_recovery_dagster.services.store_watch import ROUNDS, CaptureWatch, watch_store
+from budget_recovery_dagster.services.store_watch import (
+    ROUNDS,
+    CaptureWatch,
+    measure_clock_skew,
+    watch_store,
+)
 
 # A faulty gateway could write any number of them; the first ones are enough to find the cause.
 MAX_NOTED_KEYS = 100
@@ -342,11 +346,8 @@ class CaptureRun:
         # snapshots that are still needed.
         skew = self._clock_skew = measure_clock_skew(self.plane.clock, store)
         if skew is not None and abs(skew) > MAX_CLOCK_SKEW:
-            now = self.plane.clock.now()
             raise ClockSkewError(
-                f"The clocks differ by {in_words(abs(skew))}: the database's says "
-                f"{now:%Y-%m-%d %H:%M:%S}, the usage store's {now + skew:%Y-%m-%d %H:%M:%S} UTC. "
-                "Nothing was captured or pruned.",
+                f"{clocks_in_words(skew, self.plane.clock.now())}. Nothing was captured or pruned.",
                 "synchronize the clocks of both servers with NTP, then capture the hour again.",
             )
 
@@ -374,22 +375,6 @@ class CaptureRun:
     def _done(self, outcome: TenantOutcome) -> None:
         self._outcomes.append(outcome)
         self.on_outcome(outcome)
-
-
-def measure_clock_skew(clock: Clock, store: UsageStore) -> timedelta | None:
-    """Return how far the store's clock is ahead of the database's; negative if it is behind.
-
-    The time that the store takes to answer is not counted as skew. None: the store does not report
-    its time.
-
-    Raises:
-        StoreError: the store did not answer.
-    """
-    before, there, after = clock.now(), store.now(), clock.now()
-    if there is None:
-        return None
-    # Zero, or the distance to the time in which the store answered.
-    return max(there - after, timedelta(0)) + min(there - before, timedelta(0))
 
 
 def _stopped(error: Exception) -> Stopped:

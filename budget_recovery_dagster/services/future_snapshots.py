@@ -1,10 +1,10 @@
 """Discarding snapshots dated in the future: a clock was wrong when they were captured."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
-from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW
+from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, clocks_in_words
 from budget_recovery_dagster.errors import ChoiceError, ClockSkewError
 from budget_recovery_dagster.ports import ControlPlane
 
@@ -20,10 +20,10 @@ def list_future(plane: ControlPlane, *, host_time: datetime) -> tuple[ListedSnap
         ChoiceError: no snapshot is dated in the future.
     """
     now = plane.clock.now()
-    if abs(now - host_time) > MAX_CLOCK_SKEW:
+    skew = host_time - now
+    if abs(skew) > MAX_CLOCK_SKEW:
         raise ClockSkewError(
-            f"The clocks disagree: the database's says {now:%Y-%m-%d %H:%M:%S}, this host's"
-            f" {host_time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC. Nothing was discarded.",
+            clocks_in_words(skew, now, "this host's") + ". Nothing was discarded.",
             "synchronize the clocks with NTP first: with a clock that is behind, good snapshots"
             " look as if they were dated in the future.",
         )

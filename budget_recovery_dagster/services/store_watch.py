@@ -25,6 +25,7 @@ from budget_recovery_dagster.domain.verdict import (
     continues,
     judge_observation,
 )
+from budget_recovery_dagster.domain.windows import clock_skew
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     BaselineMovedError,
@@ -37,7 +38,7 @@ from budget_recovery_dagster.errors import (
     StoreMissingError,
     StoreNotReadyError,
 )
-from budget_recovery_dagster.ports import ControlPlane, OpenStore, UsageStore
+from budget_recovery_dagster.ports import Clock, ControlPlane, OpenStore, UsageStore
 
 ROUNDS = 5
 """How often a comparison starts again because the baseline moved; each round reads it anew."""
@@ -451,6 +452,21 @@ def check_of(incident: Incident) -> Check:
         incident_id=incident.incident_id,
         evidence=loss.evidence,
     )
+
+
+def measure_clock_skew(clock: Clock, store: UsageStore) -> timedelta | None:
+    """Return how far the store's clock is ahead of the database's; negative if it is behind.
+
+    The time that the store takes to answer is not counted as skew. None: the store does not report
+    its time.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    before, there, after = clock.now(), store.now(), clock.now()
+    if there is None:
+        return None
+    return clock_skew(before, there, after)
 
 
 @dataclass(slots=True)

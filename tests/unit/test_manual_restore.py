@@ -278,7 +278,7 @@ def test_an_unconverged_store_without_a_leader_cannot_be_accepted(failed: Manual
 def test_an_accepted_unconverged_store_still_needs_a_correct_clock(failed: ManualHarness) -> None:
     failed.store.clock = failed.clock.now() + timedelta(seconds=6)
     order = failed.order("in a hurry", unconverged=True)
-    with pytest.raises(StoreNotReadyError, match="The clocks disagree"):
+    with pytest.raises(StoreNotReadyError, match="The clocks differ by 6 s"):
         failed.carry_out(RestoreRequest(), order)
     assert failed.usage("a") is None
 

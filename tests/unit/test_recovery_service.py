@@ -189,8 +189,23 @@ def test_a_restore_waits_while_clocks_disagree_by_more_than_five_seconds(
     harness.store.clock = harness.clock.now() - timedelta(seconds=6)
     result = harness.recover()
     assert isinstance(result, StillWaiting)
-    assert "clocks disagree" in result.reason
+    assert "The clocks differ by 6 s" in result.reason
     harness.store.clock = harness.clock.now() - timedelta(seconds=4)
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
+
+
+def test_the_time_of_the_answer_is_no_reason_to_wait(
+    harness: RecoveryHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.wipe()
+
+    def slow() -> datetime:
+        harness.clock.advance(timedelta(seconds=30))
+        at = harness.clock.now()
+        harness.clock.advance(timedelta(seconds=30))
+        return at
+
+    monkeypatch.setattr(harness.store, "now", slow)
     assert outcome_of(harness.recover()) is Outcome.RESTORED
 
 

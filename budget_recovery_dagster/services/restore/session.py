@@ -31,7 +31,7 @@ from budget_recovery_dagster.domain.store import (
     why_not_converged,
 )
 from budget_recovery_dagster.domain.verdict import Check, Observation, Verdict, baseline_of
-from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW, in_words
+from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW, clocks_in_words, in_words
 from budget_recovery_dagster.errors import (
     DatabaseUnreachableError,
     IncidentMovedError,
@@ -58,7 +58,7 @@ from budget_recovery_dagster.services.restore.tenants import (
     room_for_tenant,
     with_marker,
 )
-from budget_recovery_dagster.services.store_watch import StoreWatch, watch_store
+from budget_recovery_dagster.services.store_watch import StoreWatch, measure_clock_skew, watch_store
 from budget_recovery_dagster.stopwatch import Stopwatch
 
 # Three polls must span the twelve seconds in which a cut-off leader may still answer.
@@ -263,11 +263,10 @@ class RestoreSession:
         )
 
     def _require_agreeing_clocks(self) -> None:
-        of_store, now = self.store.now(), self.plane.clock.now()
-        if of_store is not None and abs(of_store - now) > RESTORE_CLOCK_SKEW:
+        skew = measure_clock_skew(self.plane.clock, self.store)
+        if skew is not None and abs(skew) > RESTORE_CLOCK_SKEW:
             raise StoreNotReadyError(
-                f"The clocks disagree: the database's says {now:%Y-%m-%d %H:%M:%S}, the usage "
-                f"store's {of_store:%Y-%m-%d %H:%M:%S} UTC, so the open windows are unknown.",
+                f"{clocks_in_words(skew, self.plane.clock.now())}. The open windows are unknown.",
                 "synchronize the clocks of both servers with NTP.",
             )
 
