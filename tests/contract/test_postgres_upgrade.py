@@ -1,5 +1,8 @@
 """Upgrades keep all rows; databases of checkouts before the first release are refused."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import psycopg
@@ -9,8 +12,11 @@ from psycopg.types.json import Jsonb
 from budget_recovery_dagster.adapters.postgres import Database, migrate
 from budget_recovery_dagster.adapters.postgres.migrations import v1_recovery, v1_snapshots
 from budget_recovery_dagster.adapters.postgres.snapshots import PostgresSnapshots
+from budget_recovery_dagster.domain import Check, Evidence, Verdict
 from budget_recovery_dagster.errors import SchemaVersionError
-from tests.contract.control_planes import on_postgres
+from budget_recovery_dagster.services.check import check_store
+from tests.contract.control_planes import ControlPlane, on_postgres
+from tests.fakes.usage_store import MemoryUsageStore
 
 UNRELEASED = ["0001", "0002", "0003", "0004", "0005", "0006"]
 EARLIER_SCHEMA = """
@@ -218,3 +224,109 @@ def test_snapshots_of_version_1_keep_their_usages_and_what_they_know(
     with psycopg.connect(empty_database_url) as connection:
         contents = connection.execute("select count(*) from budget_recovery.budget_content")
         assert contents.fetchone() == (1,)
+
+
+DEPLOYMENT = "00000000-0000-4000-8000-000000000001"
+BORN = datetime(2026, 11, 1, tzinfo=UTC)
+# As version 1 left a store after an earlier one, an incident with a loss of each kind, and checks.
+DETECTION_OF_VERSION_1 = f"""
+insert into budget_recovery.store (
+    bucket, deployment_id, baseline_created_at, baseline_last_sequence, baseline_version,
+    marker_nonce, marker_revision, marked_at, intended_nonce
+) values (
+    'budget-usage', '{DEPLOYMENT}', '2026-11-01Z', 1, 7, 'left by v1', 1, '2026-11-25 12:00Z', null
+);
+insert into budget_recovery.incident (
+    incident_id, opened_at, attempts, launches, launches_before, closed_at, outcome,
+    outcome_detail, restored_tenants, restored_windows, restored_counters, restored_boards
+) values (
+    '{DEPLOYMENT}', '2026-11-24Z', 1, 1, 0, '2026-11-25Z', 'restored', 'Restored.', 1, 1, 1, 1
+);
+insert into budget_recovery.store_loss
+select '{DEPLOYMENT}', position, '2026-11-24Z', 'a check', verdict, 'It differs.',
+       '2026-10-01Z', 9, found::timestamptz, case when found is not null then 1 end
+from (values
+    (1, 'recreated', '2026-11-01Z'), (2, 'recreated', null),
+    (3, 'regressed', '2026-10-01Z'), (4, 'marker_lost', '2026-10-01Z')
+) l (position, verdict, found);
+insert into budget_recovery.store_check (
+    checked_at, checked_by, verdict, reason, store_created_at, store_last_sequence
+)
+select '2026-11-25Z', 'a check', verdict, 'As found.', found::timestamptz,
+       case when found is not null then 1 end
+from (values
+    ('unknown', null), ('first_seen', '2026-10-01Z'), ('unchanged', '2026-10-01Z'),
+    ('advanced', '2026-10-01Z'), ('recreated', '2026-11-01Z'), ('recreated', null),
+    ('regressed', '2026-10-01Z'), ('marker_lost', '2026-10-01Z')
+) c (verdict, found);
+insert into budget_recovery.capture
+select 'acme', captured_at, captured_at, run, 'counters', born::timestamptz, 1,
+       0, 0, 0, 0, '[]', 0, '[]', false
+from (values
+    ('2026-10-02Z'::timestamptz, 'one', '2026-10-01Z'), ('2026-11-02Z', 'two', '2026-11-01Z')
+) c (captured_at, run, born);
+"""
+LOST = ("lost", "recreated"), ("lost", "gone"), ("lost", "sequence_back"), ("lost", "marker_gone")
+
+
+@pytest.fixture
+def upgraded(empty_database_url: str) -> Iterator[ControlPlane]:
+    """Yield version 1's installation after the upgrade, at the last renewal of its marker."""
+    make_version_1(empty_database_url, DETECTION_OF_VERSION_1)
+    assert migrate(empty_database_url).from_version == "v1"
+    with on_postgres(empty_database_url) as plane:
+        yield plane
+
+
+def store_of_version_1(created_at: datetime) -> MemoryUsageStore:
+    store = MemoryUsageStore(created_at)
+    content = b'{"nonce": "left by v1", "written_by": "budget-recovery"}'
+    store.put(f"__guard.{DEPLOYMENT}", content)
+    return store
+
+
+def check(plane: ControlPlane, store: MemoryUsageStore) -> Check:
+    return check_store(plane, lambda: nullcontext(store), checked_by="a check").check
+
+
+def test_verdicts_of_version_1_become_a_verdict_and_its_evidence(
+    upgraded: ControlPlane, empty_database_url: str
+) -> None:
+    with psycopg.connect(empty_database_url) as connection:
+        losses = connection.execute(
+            "select verdict, evidence from budget_recovery.store_loss order by position"
+        ).fetchall()
+    assert losses == [*LOST]
+    checks = reversed(upgraded.registry.newest_checks(10))
+    assert [(each.verdict, each.evidence) for each in checks] == [
+        ("unknown", None),
+        ("first_seen", None),
+        ("same", None),
+        ("same", None),
+        *LOST,
+    ]
+
+
+def test_a_marker_of_version_1_is_accepted_and_gets_a_number_and_a_landmark(
+    upgraded: ControlPlane,
+) -> None:
+    store = store_of_version_1(BORN)
+    assert check(upgraded, store).verdict is Verdict.SAME
+    marker = store.observe(DEPLOYMENT).marker
+    assert marker is not None
+    assert (marker.number, marker.landmark is None) == (1, False)
+    assert check(upgraded, store).verdict is Verdict.SAME
+
+
+def test_the_store_before_the_accepted_one_is_known_after_the_upgrade(
+    upgraded: ControlPlane,
+) -> None:
+    former = MemoryUsageStore(datetime(2026, 10, 1, tzinfo=UTC))
+    found = check(upgraded, former)
+    assert (found.verdict, found.evidence) == (Verdict.OTHER_STORE, Evidence.FORMER_STORE)
+
+
+def test_a_store_that_is_lost_after_the_upgrade_is_lost(upgraded: ControlPlane) -> None:
+    emptied = MemoryUsageStore(BORN + timedelta(days=25))
+    found = check(upgraded, emptied)
+    assert (found.verdict, found.evidence) == (Verdict.LOST, Evidence.RECREATED)
