@@ -20,11 +20,13 @@ from budget_recovery_dagster.domain.recovery_point import Damage, Everyone
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot, RecordedRun
 from budget_recovery_dagster.domain.store import StoreIdentity
 from budget_recovery_dagster.errors import describe_error, error_code
-from budget_recovery_dagster.presentation.text import (
+from budget_recovery_dagster.presentation.status import (
     doubts,
     next_step,
     notices,
     restore_command,
+)
+from budget_recovery_dagster.presentation.text import (
     warnings,
     window_notes,
 )

@@ -16,6 +16,13 @@ from budget_recovery_dagster.domain.recovery_point import age
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.domain.verdict import Verdict
 from budget_recovery_dagster.domain.windows import in_words
+from budget_recovery_dagster.presentation.status import (
+    doubts,
+    next_step,
+    notices,
+    restore_command,
+    skew_words,
+)
 from budget_recovery_dagster.presentation.text import (
     FAILURES,
     applied_headline,
@@ -25,7 +32,6 @@ from budget_recovery_dagster.presentation.text import (
     clock_time,
     comparison,
     difference_line,
-    doubts,
     end_of_incident,
     escape_unprintable,
     full_time,
@@ -34,11 +40,7 @@ from budget_recovery_dagster.presentation.text import (
     label,
     largest_first,
     most_relevant,
-    next_step,
-    notices,
-    restore_command,
     since,
-    skew_words,
     store_line,
     tenant_line,
     tenant_notes,
