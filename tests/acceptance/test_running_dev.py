@@ -398,7 +398,8 @@ def test_a_backfill_verifies_a_captured_hour_and_fails_for_another(
 ) -> None:
     running = backfilled
     page.goto(f"{running.dev.ui.url}/assets/{SNAPSHOTS}?view=partitions")
-    expect(page.get_by_text("Failed (1)")).to_be_visible()
+    # At a full hour, a capture may have found a wipe: then its hour has failed, too.
+    expect(page.get_by_text(re.compile(r"^Failed \([12]\)$"))).to_be_visible()
     choose(page, running.retained)
     expect(page.get_by_text("verified", exact=True)).to_be_visible()
     captured_at = page.get_by_text(re.compile(f"^{running.retained.start:%Y-%m-%dT%H}:"))
