@@ -245,7 +245,28 @@ class Incident:
             return None
         return (
             f"Incident {self.short_id} has been on hold since {self.held.at:%Y-%m-%d %H:%M:%S} UTC,"
-            f" by {self.held.by}: {self.held.reason}"
+            f" by {self.held.by}: {self.held.reason.rstrip('.')}."
+        )
+
+    @property
+    def hold_ends(self) -> str:
+        """What a person does about a hold, as the hint of an error."""
+        if self.is_database_behind:
+            return (
+                "check `budget-recovery preview`, then run `budget-recovery resolve"
+                " --keep-snapshots` to accept the store as it is, or `budget-recovery restore` to"
+                " raise its counters."
+            )
+        if self.losses[-1].verdict is Verdict.OTHER_STORE:
+            return (
+                "if BUDGET_RECOVERY_NATS_URL is wrong, correct it: the incident then closes by"
+                " itself. If this store replaces the accepted one, `budget-recovery release`"
+                " restores the counters into it, and `budget-recovery resolve --keep-snapshots`"
+                " accepts it as it is."
+            )
+        return (
+            "fix the cause of the hold, then run `budget-recovery release`. No automatic restore"
+            " starts until then."
         )
 
     @property

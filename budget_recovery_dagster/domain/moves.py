@@ -142,8 +142,7 @@ def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
         raise IncidentHeldError(
             f"Incident {incident.short_id} cannot be released: the database is older than the"
             " store, so a restore could bring back usage that was reset since.",
-            "check `budget-recovery preview`, then run `budget-recovery restore` or"
-            " `budget-recovery resolve`.",
+            incident.hold_ends,
         )
     released = replace(
         incident,
@@ -162,10 +161,7 @@ def require_not_held(incident: Incident) -> None:
         IncidentHeldError: it is on hold; the message says who, since when and why.
     """
     if incident.on_hold is not None:
-        ends = "resolve" if incident.is_database_behind else "release"
-        raise IncidentHeldError(
-            incident.on_hold, f"fix the cause of the hold, then run `budget-recovery {ends}`."
-        )
+        raise IncidentHeldError(incident.on_hold, incident.hold_ends)
 
 
 def _held_recovery(standing: Standing, judged: Incident) -> Incident:

@@ -9,7 +9,7 @@ from budget_recovery_dagster.domain.counters import (
     exact_sum,
     format_usage,
 )
-from budget_recovery_dagster.domain.falls import Fall
+from budget_recovery_dagster.domain.falls import ConfigurationChange, Fall
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
 from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW, in_words
 from budget_recovery_dagster.presentation.text import at_least, clock_time, named, since
@@ -34,9 +34,6 @@ _SCHEDULE_STEP = "Check in Dagster that hourly_snapshot_schedule is on and its r
 # The first doubt decides what to do about all.
 _STEPS: Mapping[Doubt, str] = {
     Doubt.CHECK_IN_FUTURE: _CLOCKS_STEP,
-    Doubt.SNAPSHOT_IN_FUTURE: (
-        f"{_CLOCKS_STEP} Then discard these snapshots: `budget-recovery discard-future`."
-    ),
     Doubt.LOSS_FOUND: ("Wait for the next check, which opens an incident if it confirms the loss."),
     Doubt.CHECKS_UNKNOWN: (
         "Fix the cause above, which `budget-recovery doctor` shows in detail. Then wait for the"
@@ -61,9 +58,6 @@ def _doubts(status: Status) -> Iterator[tuple[Doubt, str]]:
             case Doubt.CHECK_IN_FUTURE if newest:
                 at = clock_time(newest.checked_at, now)
                 yield doubt, f"The newest check has a time in the future: {at}."
-            case Doubt.SNAPSHOT_IN_FUTURE if status.points.future:
-                at = clock_time(status.points.future, now)
-                yield doubt, f"A snapshot has a time in the future: {at}."
             case Doubt.LOSS_FOUND if newest:
                 yield doubt, f"The newest check found a loss: {newest.reason}"
             case Doubt.CHECKS_UNKNOWN if newest:
@@ -140,12 +134,18 @@ def _counters_gone(status: Status) -> tuple[str, str]:
     )
 
 
-def _configuration_changed(status: Status) -> tuple[str, str]:
-    changes = ", ".join(map(str, status.changes))
+def _snapshot_in_future(status: Status) -> tuple[str, str]:
+    future = status.points.future
+    at = clock_time(future, status.at) if future else "unknown time"
     return (
-        f"The bucket's configuration changed within 24 hours: {changes}.",
-        "Run `budget-recovery doctor` to see whether the bucket still keeps all counters.",
+        f"A snapshot has a time in the future: {at}.",
+        f"{_CLOCKS_STEP} Then discard these snapshots: `budget-recovery discard-future`.",
     )
+
+
+def changed_words(change: ConfigurationChange, now: datetime) -> str:
+    """Write which setting of the bucket changed, and when a check found that."""
+    return f"Bucket changed: {change}, found {since(change.found_at, now)}"
 
 
 def _clock_skew(status: Status) -> tuple[str, str]:
@@ -249,7 +249,7 @@ _ATTENTIONS: Mapping[Attention, Callable[[Status], tuple[str, str]]] = {
     Attention.TENANTS_FAILING: _tenants_failing,
     Attention.SNAPSHOTS_LATE: _snapshots_late,
     Attention.RECORDS_DAMAGED: _records_damaged,
-    Attention.CONFIGURATION_CHANGED: _configuration_changed,
+    Attention.SNAPSHOT_IN_FUTURE: _snapshot_in_future,
 }
 """The facts, and the next step, of each."""
 
@@ -287,14 +287,7 @@ def _step_of_recovery(status: Status) -> str:
     if incident is None:
         return "See the log of restore_supervisor_sensor in Dagster: no incident is open."
     if incident.held is not None and incident.is_held:
-        what = (
-            " Fix the cause of the hold, then run `budget-recovery release`. No automatic restore"
-            " starts until then."
-        )
-        # The reason of a hold by this program says itself what a person can do.
-        return (
-            f"On hold: {incident.held.reason.rstrip('.')}.{'' if incident.awaits_choice else what}"
-        )
+        return f"On hold: {incident.held.reason.rstrip('.')}. {_as_step(incident.hold_ends)}"
     if status.worker is not None:
         return f"Nothing to do: {status.worker} is restoring."
     due = incident.next_launch_at or _last_step_at(incident, status.attempt)

@@ -17,6 +17,7 @@ from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.domain.verdict import Verdict
 from budget_recovery_dagster.domain.windows import in_words
 from budget_recovery_dagster.presentation.status import (
+    changed_words,
     doubts,
     next_step,
     notices,
@@ -374,6 +375,8 @@ def _checks(status: Status) -> Iterator[Parts]:
         ]
     if status.unknown_in_a_row:
         yield f"Unknown in a row: {at_least(status.unknown_in_a_row, MOST_CHECKS)}"
+    for change in status.changes:
+        yield changed_words(change, status.at)
     if status.newest_good is not None and status.newest_good not in shown:
         yield f"Last good: {since(status.newest_good.checked_at, status.at)}"
 

@@ -52,7 +52,7 @@ def test_a_hold_prevents_launches_and_attempts(plane: ControlPlane) -> None:
         claim_attempt(plane, held)
     assert refused.value.message == (
         f"Incident {held.short_id} has been on hold since 2026-11-25 12:00:00 UTC, by ann: "
-        "the disk is changed"
+        "the disk is changed."
     )
     assert "budget-recovery release" in refused.value.hint
     assert plane.incidents.recovery().incident == held

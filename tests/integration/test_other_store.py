@@ -144,7 +144,7 @@ def held(harness: Harness, evidence: Evidence) -> Incident:
     assert incident.losses[-1].evidence is evidence
     assert incident.on_hold is not None
     for offered in ("correct it", "budget-recovery release", "budget-recovery resolve"):
-        assert offered in incident.on_hold
+        assert offered in incident.hold_ends
     return incident
 
 
@@ -284,6 +284,29 @@ def test_servers_that_take_turns_open_one_incident_and_change_neither_store(
     for _ in range(3):
         harness.check()
     assert harness.check().recovery.state is RecoveryState.HEALTHY
+
+
+@pytest.mark.parametrize("is_theirs_first", [True, False])
+def test_a_new_store_that_takes_turns_with_the_accepted_one_is_no_loss(
+    harness: Harness,
+    other: OtherStore,
+    is_theirs_first: bool,  # noqa: FBT001 - a parameter of pytest's
+) -> None:
+    # As new as a store that was made after a loss: alone it would be one.
+    other.move_creation(2 * HOUR)
+    theirs = other.everything()
+    our_url = services.present_settings().require_nats_url()
+    turns = [other.server.url, our_url]
+    with AlternatingServers(*turns if is_theirs_first else reversed(turns)) as network:
+        other.point_to(network.url)
+        found = [harness.check().check.verdict for _ in range(9)]
+    assert set(found) <= {Verdict.SAME, Verdict.UNKNOWN}
+    assert Verdict.UNKNOWN in found
+    assert harness.plane.incidents.recent(9) == ()
+    assert other.everything() == theirs
+    assert now(harness.bucket) == {None: "10"}
+    other.use()
+    assert harness.find_loss() is Verdict.LOST
 
 
 @pytest.mark.parametrize("by", ["check", "capture"])

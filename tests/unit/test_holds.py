@@ -36,7 +36,7 @@ from tests.unit.test_moves import (
 HELD = Held(NOW - 90 * SECOND, "ann", "the disk is changed")
 LATER = Held(NOW, "bob", "me too")
 ON_HOLD = (
-    "Incident 11111111 has been on hold since 2026-11-25 11:58:30 UTC, by ann: the disk is changed"
+    "Incident 11111111 has been on hold since 2026-11-25 11:58:30 UTC, by ann: the disk is changed."
 )
 USED: dict[str, Any] = {
     "attempts": 3,

@@ -42,8 +42,9 @@ def attempts(harness: RecoveryHarness) -> tuple[Attempt, ...]:
 
 
 def reports_hold(result: RecoveryResult) -> bool:
-    return isinstance(result, NothingToDo) and result.reason.endswith(
-        "UTC, by ann: the disk is changed"
+    return isinstance(result, NothingToDo) and (
+        "UTC, by ann: the disk is changed. Try: fix the cause of the hold, then run"
+        " `budget-recovery release`." in result.reason
     )
 
 
@@ -124,7 +125,7 @@ def test_a_hold_stops_an_attempt_before_the_next_tenant(harness: RecoveryHarness
     (attempt,) = attempts(harness)
     assert attempt.outcome is not None
     assert attempt.outcome.startswith("Stopped. Incident ")
-    assert attempt.outcome.endswith("UTC, by ann: the disk is changed")
+    assert attempt.outcome.endswith("UTC, by ann: the disk is changed.")
     assert (harness.state, harness.incident.attempts) == (RecoveryState.RECOVERING, 1)
     assert reports_hold(harness.recover())
     assert len(attempts(harness)) == 1
