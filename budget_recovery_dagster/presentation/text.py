@@ -16,7 +16,7 @@ from budget_recovery_dagster.domain.counters import (
     format_usage,
     shown_entity,
 )
-from budget_recovery_dagster.domain.falls import Fall
+from budget_recovery_dagster.domain.falls import Fall, KeyCount
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
 from budget_recovery_dagster.domain.plan import AuditEntry, Change, Difference
 from budget_recovery_dagster.domain.recovery_point import (
@@ -600,16 +600,18 @@ def restore_command(fall: Fall) -> str:
     return f"budget-recovery restore {_choice(fall)} --reason ..."
 
 
-def _choice(fall: Fall) -> str:
-    return f"--tenant {quote(fall.at.tenant)} --budget {quote(fall.at.of.budget)}"
+def _choice(missing: Fall | KeyCount) -> str:
+    return f"--tenant {quote(missing.at.tenant)} --budget {quote(missing.at.of.budget)}"
 
 
 def _counters_gone(status: Status) -> tuple[str, str]:
     return (
         describe_gone(status.gone),
         (
-            "Wait for the requested run of hourly_snapshot_job, which names them. Find out who"
-            " purges or deletes keys of the bucket."
+            "Wait for the requested run of hourly_snapshot_job, which names them. Snapshots of"
+            f" leaderboards cannot: then run `budget-recovery preview {_choice(status.gone[0])}`,"
+            " and restore them or record a reset. Find out who purges or deletes keys of the"
+            " bucket."
         ),
     )
 
