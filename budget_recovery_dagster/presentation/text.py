@@ -398,7 +398,8 @@ def end_of_incident(applied: Applied) -> str | None:
 
 def hold_report(held: HoldResult) -> tuple[str, ...]:
     """Describe in paragraphs what a hold did."""
-    then = "To continue: budget-recovery release"
+    ends = "resolve" if held.incident.is_database_behind else "release"
+    then = f"To continue: budget-recovery {ends}"
     if held.was_on_hold:
         return f"{held.incident.on_hold}", f"The new reason is not stored. {then}"
     return (f"Incident {held.incident.short_id} is on hold. {then}",)
@@ -616,6 +617,14 @@ def _counters_gone(status: Status) -> tuple[str, str]:
     )
 
 
+def _marker_not_written(status: Status) -> tuple[str, str]:
+    reason = "" if status.newest_good is None else f" {status.newest_good.reason}"
+    return (
+        f"The marker in the store is not renewed, so some losses are not detected.{reason}",
+        "Run `budget-recovery doctor`, which tests the permission and the limits of the bucket.",
+    )
+
+
 def _configuration_changed(status: Status) -> tuple[str, str]:
     changes = ", ".join(map(str, status.changes))
     return (
@@ -725,6 +734,7 @@ _ATTENTIONS: Mapping[Attention, Callable[[Status], tuple[str, str]]] = {
     Attention.TENANTS_FAILING: _tenants_failing,
     Attention.SNAPSHOTS_LATE: _snapshots_late,
     Attention.RECORDS_DAMAGED: _records_damaged,
+    Attention.MARKER_NOT_WRITTEN: _marker_not_written,
     Attention.CONFIGURATION_CHANGED: _configuration_changed,
 }
 """The facts, and the next step, of each."""
