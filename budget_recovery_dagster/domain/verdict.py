@@ -60,6 +60,7 @@ class Evidence(StrEnum):
     FOREIGN_MARKER = "foreign_marker"
     PREDATES = "predates"
     MARKER_REMOVED = "marker_removed"
+    MARKER_NOT_WRITTEN = "marker_not_written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +407,8 @@ _REASONS = {
         " {left}, but {found} has another one."
     ),
     Evidence.MARKER_GONE: (
-        "Part of the store is gone: our marker should be at sequence {left}, but it does not exist."
+        "Part of the store is gone, or our marker was overwritten: it should be at sequence {left},"
+        " but {instead}."
     ),
     Evidence.LANDMARK_MISSING: (
         f"{_BEHIND}our marker in the store names an event that the database does not"
@@ -441,10 +443,15 @@ def _reason(
         now=seen.identity,
         left="an unknown place" if left is None else left.revision,
         found="none" if found is None else found.revision,
+        instead="it does not exist" if _is_absent(found) else "another value is there",
         number=0 if found is None else found.number,
         given=memory.number,
         older=in_words(seen_at - seen.identity.created_at),
     )
+
+
+def _is_absent(found: FoundMarker | None) -> bool:
+    return found is None or found.is_deleted
 
 
 def confirms(one: Observation | None, two: Observation | None) -> bool:

@@ -9,7 +9,7 @@ from budget_recovery_dagster.domain.counters import (
     exact_sum,
     format_usage,
 )
-from budget_recovery_dagster.domain.falls import ConfigurationChange, Fall
+from budget_recovery_dagster.domain.falls import ConfigurationChange, Fall, KeyCount
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
 from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW, in_words
 from budget_recovery_dagster.presentation.text import at_least, clock_time, named, since
@@ -120,17 +120,27 @@ def restore_command(fall: Fall) -> str:
     return f"budget-recovery restore {_choice(fall)} --reason ..."
 
 
-def _choice(fall: Fall) -> str:
-    return f"--tenant {quote(fall.at.tenant)} --budget {quote(fall.at.of.budget)}"
+def _choice(missing: Fall | KeyCount) -> str:
+    return f"--tenant {quote(missing.at.tenant)} --budget {quote(missing.at.of.budget)}"
 
 
 def _counters_gone(status: Status) -> tuple[str, str]:
     return (
         describe_gone(status.gone),
         (
-            "Wait for the requested run of hourly_snapshot_job, which names them. Find out who"
-            " purges or deletes keys of the bucket."
+            "Wait for the requested run of hourly_snapshot_job, which names them. Snapshots of"
+            f" leaderboards cannot: then run `budget-recovery preview {_choice(status.gone[0])}`,"
+            " and restore them or record a reset. Find out who purges or deletes keys of the"
+            " bucket."
         ),
+    )
+
+
+def _marker_not_written(status: Status) -> tuple[str, str]:
+    reason = "" if status.newest_good is None else f" {status.newest_good.reason}"
+    return (
+        f"The marker in the store is not renewed, so some losses are not detected.{reason}",
+        "Run `budget-recovery doctor`, which tests the permission and the limits of the bucket.",
     )
 
 
@@ -250,6 +260,7 @@ _ATTENTIONS: Mapping[Attention, Callable[[Status], tuple[str, str]]] = {
     Attention.SNAPSHOTS_LATE: _snapshots_late,
     Attention.RECORDS_DAMAGED: _records_damaged,
     Attention.SNAPSHOT_IN_FUTURE: _snapshot_in_future,
+    Attention.MARKER_NOT_WRITTEN: _marker_not_written,
 }
 """The facts, and the next step, of each."""
 

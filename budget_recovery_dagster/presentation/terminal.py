@@ -232,7 +232,7 @@ _FALLS = 5
 
 
 _MARGIN = 13
-_VERDICT = 13
+_VERDICT = 17
 _STYLES: Mapping[Condition, str] = {
     Condition.HEALTHY: "bold green",
     Condition.ATTENTION: "bold yellow",

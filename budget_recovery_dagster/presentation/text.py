@@ -387,7 +387,8 @@ def end_of_incident(applied: Applied) -> str | None:
 
 def hold_report(held: HoldResult) -> tuple[str, ...]:
     """Describe in paragraphs what a hold did."""
-    then = "To continue: budget-recovery release"
+    ends = "resolve" if held.incident.is_database_behind else "release"
+    then = f"To continue: budget-recovery {ends}"
     if held.was_on_hold:
         return f"{held.incident.on_hold}", f"The new reason is not stored. {then}"
     return (f"Incident {held.incident.short_id} is on hold. {then}",)

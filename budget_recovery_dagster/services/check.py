@@ -13,6 +13,7 @@ from budget_recovery_dagster.domain.incident import (
 )
 from budget_recovery_dagster.domain.verdict import (
     Check,
+    Evidence,
     Judgement,
     Observation,
     Verdict,
@@ -165,7 +166,9 @@ def _renew(watch: StoreWatch, found: Finding, seen: Observation) -> Finding:
             # It is the accepted store all the same; without a marker, fewer losses are detected.
             reason = f"{found.judgement.reason} The marker was not renewed: {error.message}"
             registry.accept(baseline_of(seen, found.at, known=latest), judged=latest)
-            judgement = replace(found.judgement, reason=reason)
+            judgement = replace(
+                found.judgement, reason=reason, evidence=Evidence.MARKER_NOT_WRITTEN
+            )
             return replace(found, judgement=judgement, hint=error.hint)
         latest = registry.accept(renewed, judged=latest)
         # An earlier check may have intended this marker before the newest event.

@@ -64,9 +64,15 @@ def record_reset(
     return RecordedReset(
         reset=kept,
         windows=_windows_of(plane, kept, now),
-        is_restoring=plane.incidents.recovery().state is RecoveryState.RECOVERING,
+        is_restoring=_is_restoring(plane),
         unmarked=_mark(plane, open_store, request.by),
     )
+
+
+def _is_restoring(plane: ControlPlane) -> bool:
+    recovery = plane.incidents.recovery()
+    is_held = recovery.incident is not None and recovery.incident.is_held
+    return recovery.state is RecoveryState.RECOVERING and not is_held
 
 
 def _mark(plane: ControlPlane, open_store: OpenStore | None, by: str) -> str | None:

@@ -18,7 +18,7 @@ from budget_recovery_dagster.domain.falls import (
 from budget_recovery_dagster.domain.incident import Attempt, Incident, Recovery, RecoveryState
 from budget_recovery_dagster.domain.recovery_point import is_in_the_future, is_too_old
 from budget_recovery_dagster.domain.snapshots import FailingTenant, RecordedRun, RunOutcome
-from budget_recovery_dagster.domain.verdict import Check, Verdict
+from budget_recovery_dagster.domain.verdict import Check, Evidence, Verdict
 from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.services.falls import counters_gone
@@ -76,6 +76,7 @@ class Attention(StrEnum):
     SNAPSHOTS_LATE = "snapshots_late"
     RECORDS_DAMAGED = "records_damaged"
     SNAPSHOT_IN_FUTURE = "snapshot_in_future"
+    MARKER_NOT_WRITTEN = "marker_not_written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ class Status:
             ),
             Attention.RECORDS_DAMAGED: bool(self.points.damage.records),
             Attention.SNAPSHOT_IN_FUTURE: self.points.future is not None,
+            Attention.MARKER_NOT_WRITTEN: self._lacks_a_new_marker(),
         }
         return tuple(attention for attention in Attention if found[attention])
 
@@ -252,14 +254,25 @@ class Status:
         is_missing = self.points.newest_snapshot is None
         return is_missing and first is not None and is_too_old(first, self.at)
 
+    def _lacks_a_new_marker(self) -> bool:
+        """Whether the newest good check could not renew the marker: some losses go undetected."""
+        good = self.newest_good
+        return good is not None and good.evidence is Evidence.MARKER_NOT_WRITTEN
+
     def _is_behind(self) -> bool:
         return self.points.newest_snapshot is not None and self.points.is_behind
 
     @property
     def late_tenants(self) -> tuple[str, ...]:
-        """The tenants whose newest snapshot of an open window is too old, by name."""
-        newest = self.points.newest_points.items()
-        return tuple(sorted(tenant for tenant, at in newest if is_too_old(at, self.at)))
+        """The tenants whose newest snapshot of an open window is too old, by name.
+
+        A capture of a tenant whose counters are all gone has no window, but judges its falls.
+        """
+        newest = dict(self.points.newest_points)
+        for fall in self.falls:
+            if fall.at.tenant in newest:
+                newest[fall.at.tenant] = max(newest[fall.at.tenant], fall.judged_at)
+        return tuple(sorted(each for each, at in newest.items() if is_too_old(at, self.at)))
 
     def _is_held_long(self) -> bool:
         """Whether a hold may have been forgotten: captures are paused as long as it lasts."""

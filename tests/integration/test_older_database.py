@@ -31,6 +31,7 @@ from budget_recovery_dagster.services.restore import (
     resolve_incident,
     restore_manually,
 )
+from tests.integration.commands import run
 from tests.integration.recovery_harness import Harness, all_stored, opened_harness, outcome_of
 from tests.integration.recovery_runs import usages
 from tests.integration.timeless_store import capture, opened_store
@@ -93,16 +94,20 @@ def held(harness: Harness) -> Incident:
 
 
 def test_a_reset_is_not_revived_by_a_database_from_before_it(
-    known: Bucket, database_url: str, old: str
+    known: Bucket, database_url: str, old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened_harness(known, database_url) as harness:
         counted(harness, "0")
         assert reset(harness).unmarked is None
     before = of_the_gateway(known)
+    monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", old)
     with opened_harness(known, old) as harness:
         incident = held(harness)
         assert incident.losses[-1].evidence is Evidence.LANDMARK_MISSING
         assert isinstance(harness.run(), NothingToDo)
+        # What is said next works: a release is refused, and no restore is running.
+        assert "To continue: budget-recovery resolve" in run("hold", "--reason", "a test")
+        assert not reset(harness).is_restoring
         assert now(known) == {None: "0"}
         assert of_the_gateway(known) == before
         assert harness.plane.incidents.recovery().state is RecoveryState.RECOVERING

@@ -32,8 +32,10 @@ from budget_recovery_dagster.services.restore import (
     Acceptance,
     NothingToDo,
     Order,
+    RestoreRequest,
     release_restore,
     resolve_incident,
+    restore_manually,
 )
 from tests import services
 from tests.integration.own_store import OwnStore
@@ -349,6 +351,43 @@ def test_a_capture_that_reconnects_to_another_server_stores_nothing_of_it(
     assert getattr(captured, "stored", ()) == ()
     point = harness.plane.points.current_usages("acme", harness.clock.time)
     assert [str(usage) for each in point.values() for usage in each.values()] == ["10"]
+
+
+@pytest.mark.parametrize("turns_at", [b"usage.acme", b"usage.globex"])
+@pytest.mark.parametrize("is_manual", [False, True], ids=["automatic", "manual"])
+def test_a_restore_that_reconnects_to_another_server_writes_nothing_into_it(
+    harness: Harness, other: OtherStore, turns_at: bytes, *, is_manual: bool
+) -> None:
+    for tenant in ("globex", "initech"):
+        harness.bucket.spend(tenant, "total", LIFETIME, {None: "10"})
+    harness.capture(harness.clock.time + HOUR)
+    harness.lose()
+    harness.find_loss()
+    theirs = other.everything()
+    our_url = services.present_settings().require_nats_url()
+    with AlternatingServers(our_url, other.server.url, watched=turns_at) as network:
+        other.point_to(network.url)
+        # The connection breaks at the first write of a counter of this tenant.
+        network.before_request = lambda number: network.cut() if number == 1 else None
+        if is_manual:
+            applied = restore_manually(
+                harness.plane, opened_store, RestoreRequest(), ORDER, convergence_timeout=HOUR
+            )
+            assert applied.failure is not None
+        else:
+            assert isinstance(harness.run(), NothingToDo)
+    assert network.requests
+    assert other.everything() == theirs
+
+    other.point_to(our_url)
+    harness.clock.time += HOUR
+    harness.check()
+    assert open_incident(harness).is_held
+    release_restore(harness.plane, by="alice@ops")
+    harness.recover()
+    for tenant in ("acme", "globex", "initech"):
+        assert harness.bucket.stored(f"usage.{tenant}.total.lifetime.=") is not None
+    assert other.everything() == theirs
 
 
 @pytest.fixture

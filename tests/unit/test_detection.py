@@ -201,10 +201,13 @@ def test_a_missing_marker_is_a_loss() -> None:
     found = judged(ACCEPTED, seen(121, None))
     assert (found.verdict, found.evidence) == (Verdict.LOST, Evidence.MARKER_GONE)
     assert "Part of the store is gone" in found.reason
+    assert "but it does not exist" in found.reason
 
 
 def test_a_foreign_value_in_place_of_our_marker_is_a_loss() -> None:
-    assert judged(ACCEPTED, seen(121, FoundMarker(None, 121))).verdict is Verdict.LOST
+    found = judged(ACCEPTED, seen(121, FoundMarker(None, 121)))
+    assert found.verdict is Verdict.LOST
+    assert "but another value is there" in found.reason
 
 
 def test_a_marker_deleted_by_its_key_is_not_a_loss_but_reported() -> None:

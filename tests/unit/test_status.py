@@ -13,6 +13,7 @@ from budget_recovery_dagster.domain import (
     Attempt,
     Check,
     ConfigurationChange,
+    Evidence,
     FailureReason,
     GivenUp,
     Held,
@@ -351,6 +352,14 @@ def test_snapshots_are_not_late_while_there_is_nothing_to_store() -> None:
     assert summary(wrong_clock)[0] is Condition.ATTENTION
 
 
+def test_a_tenant_whose_counters_are_all_gone_is_not_late() -> None:
+    # Its captures have no window any more; the newest one judged the fall.
+    known = Known(checks=(check(1),), points={"a": ago(5), "b": ago(300)})
+    assert [code for code, _ in noticed(known)] == [Attention.SNAPSHOTS_LATE]
+    known = replace(known, falls=(replace(fall("b", "team", 3, "41.5"), judged_at=ago(5)),))
+    assert [code for code, _ in noticed(known)] == [Attention.USAGE_MISSING]
+
+
 def test_a_tenant_that_left_is_not_late() -> None:
     known = Known(
         checks=(check(1),), points={"a": ago(30), "left": ago(300)}, absent=frozenset({"left"})
@@ -378,7 +387,7 @@ def test_failures_from_before_the_end_of_an_incident_need_no_attention() -> None
 
 def test_everything_that_needs_attention_is_shown_with_its_step() -> None:
     known = Known(
-        checks=(check(1),),
+        checks=(replace(check(1), evidence=Evidence.MARKER_NOT_WRITTEN),),
         points={"a": ago(91)},
         failing_tenants={"b": None},
         damaged={"a": 1},
