@@ -141,6 +141,16 @@ def test_a_hold_after_a_release_keeps_the_time_of_the_release(plane: ControlPlan
     assert again.released_at == NOON
 
 
+def test_a_hold_under_a_clock_that_was_ahead_can_be_released(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    plane.clock.advance(timedelta(hours=30))
+    held = hold(plane, incident)
+    plane.clock.set(NOON + MINUTE)
+    released = plane.incidents.release("ann", judged=held)
+    assert not released.is_held
+    assert plane.incidents.recovery().incident == released
+
+
 def test_a_new_restore_target_or_a_further_loss_prevents_neither_hold_nor_release(
     plane: ControlPlane,
 ) -> None:
