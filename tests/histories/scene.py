@@ -211,7 +211,7 @@ class Scene:
     def change_address(self) -> None:
         other = not self.world.is_at_other
         self.note("the address leads to another store" if other else "the own store is back")
-        self.is_foreign = other and self._knows_neighbours() and not self.is_neighbour_known
+        self.is_foreign = other and self._accepts_a_store() and not self.is_neighbour_known
         self.world.show(other=other)
         if other and self.chance.random() < 0.6:
             self.spend(2)
@@ -227,13 +227,11 @@ class Scene:
         self.note("the database is set back to its copy")
         self.world.set_database_back()
         self.model.database = self._database_copy.copy()
-        self.is_foreign &= self._knows_neighbours()
+        self.is_foreign &= self._accepts_a_store()
         self.seen["database set back"] += 1
 
-    def _knows_neighbours(self) -> bool:
-        """Whether a check has recorded the other deployments in the store; captures do not."""
-        baseline = self.world.plane.registry.claim().baseline
-        return baseline is not None and baseline.others is not None
+    def _accepts_a_store(self) -> bool:
+        return self.world.plane.registry.claim().baseline is not None
 
     def spoil_marker(self) -> None:
         how = self.chance.choice(["deleted", "purged", "overwritten", "expired"])
