@@ -191,7 +191,10 @@ class StoreRegistry(Protocol):
         """Whether ``accept_renewals`` was called since then."""
 
     def acknowledge(self, found: FoundMarker) -> None:
-        """Give later markers higher numbers than this one, and hold the landmark that it names."""
+        """Give later markers higher numbers than this one, and hold the landmark that it names.
+
+        If that is a new landmark, another one follows, which later markers name.
+        """
 
     def next_marker(self) -> IntendedMarker:
         """Return a new marker: a new nonce, the next number, and the newest landmark."""
