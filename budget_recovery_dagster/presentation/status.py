@@ -122,8 +122,11 @@ def preview_command(fall: Fall) -> str:
 
 
 def restore_command(fall: Fall) -> str:
-    """Write the command that restores what is missing, without its reason."""
-    return f"budget-recovery restore {_choice(fall)} --reason ..."
+    """Write the command that restores what is missing; a person replaces ``<why>``.
+
+    Without quotes, a shell refuses it until then, so no restore has a placeholder as its reason.
+    """
+    return f"budget-recovery restore {_choice(fall)} --reason <why>"
 
 
 def _choice(fall: Fall) -> str:
@@ -162,7 +165,9 @@ def _clock_skew(status: Status) -> tuple[str, str]:
 
 
 def skew_words(skew: timedelta) -> str:
-    """Describe how far the clocks differ."""
+    """Describe how far the clocks differ; empty if that rounds to 0 s."""
+    if not round(abs(skew).total_seconds()):
+        return ""
     where = "ahead of" if skew > timedelta(0) else "behind"
     return f"The store's clock is {in_words(abs(skew))} {where} the database's."
 

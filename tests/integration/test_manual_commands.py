@@ -85,7 +85,7 @@ def test_preview_shows_everything_and_writes_nothing(lost: Harness) -> None:
     assert "Result  4 counters in 3 windows would be raised." in lines
     assert "    raises 2 of 2 counters: 0 -> 50.5 (+50.5)" in lines
     assert "    [++++++++++++++++++++++++] nothing -> 30.5" in lines
-    assert lines[-1] == "To apply: budget-recovery restore <same options> --reason ..."
+    assert lines[-1] == "To apply: budget-recovery restore <same options> --reason <why>"
     document = answer("preview", "--tenant", "acme", "--budget", "users")
     assert document["raised"] == 2
     assert document["state"] == "recovering"
