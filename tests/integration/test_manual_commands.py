@@ -304,7 +304,7 @@ def test_resolve_shows_at_a_terminal_what_each_choice_means_and_asks(
     text, _, report = " ".join(ended.stdout.split()).partition("Accept the store with")
     assert "4 counters lower than in the snapshots or missing, by 55.5 in all." in text
     assert "--record-resets: the usage of 4 counters, 55.5, was removed on purpose." in text
-    assert "--keep-snapshots: the next loss brings it back and raises 4 counters by 55.5." in text
+    assert "--keep-snapshots: the next loss raises 4 counters by 55.5." in text
     assert "is closed; the store is HEALTHY." in report
     if resets:
         assert "To undo: `budget-recovery restore --despite-resets`, until 20" in report
