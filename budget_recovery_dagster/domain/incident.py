@@ -198,7 +198,8 @@ class Ended:
 class Incident:
     """A loss of the store, and everything until its end.
 
-    ``attempts`` counts those for the newest loss; a further loss or a release resets it.
+    ``attempts`` is how many attempts count. A release starts the count again. So does a further
+    loss, unless the same store lost something again.
     ``target`` is the restore target: a further loss is detected against it. None while it is gone.
     ``newest_point_at`` is the newest snapshot at the time of the loss that has an intact record or
     never had a record. ``last_good_at`` is when the store was last known to be intact: no intact

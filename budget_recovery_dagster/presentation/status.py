@@ -174,18 +174,19 @@ def skew_words(skew: timedelta) -> str:
 
 def _captures_failing(status: Status) -> tuple[str, str]:
     failed, run = status.failed_runs, status.ended_runs[0]
-    many = at_least(failed, MOST_RUNS)
-    what = "The last capture" if failed == 1 else f"Each of the last {many} captures"
+    what = f"Each of the last {at_least(failed, MOST_RUNS)} captures failed."
+    if failed == 1:
+        what = "The last capture failed."
     if run.result is None:
         began = clock_time(run.started_at, status.at)
         return (
-            f"{what} failed. The newest, of {began}, has not ended: its process hangs or died.",
+            f"{what} The newest, of {began}, has not ended: its process hangs or died.",
             f"{_RUNS_STEP} Check the memory of its host.",
         )
     error = run.result.error
     if error is None:
-        return f"{what} failed.", _RUNS_STEP
-    return f"{what} failed. The newest: {error.message}", _as_step(error.hint)
+        return what, _RUNS_STEP
+    return f"{what} The newest: {error.message}", _as_step(error.hint)
 
 
 def _as_step(hint: str) -> str:

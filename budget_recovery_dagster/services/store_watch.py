@@ -53,12 +53,14 @@ _HOLDS = {
         "The server shows another store than the accepted one. Nothing is written into it. If"
         " BUDGET_RECOVERY_NATS_URL is wrong, correct it: the incident then closes by itself. If"
         " this store replaces the accepted one, `budget-recovery release` restores the counters"
-        " into it, and `budget-recovery resolve` accepts it as it is."
+        " into it. If it has the right counters already, `budget-recovery resolve"
+        " --keep-snapshots` accepts it as it is."
     ),
     Verdict.DATABASE_BEHIND: (
         "The control-plane database is older than the store. A restore could bring back usage that"
-        " was reset since. Check `budget-recovery preview`, then run `budget-recovery resolve` to"
-        " accept the store as it is, or `budget-recovery restore` to raise its counters."
+        " was reset since. Check `budget-recovery preview`, and record missing resets again. Then"
+        " run `budget-recovery resolve --keep-snapshots` to accept the store as it is, or"
+        " `budget-recovery restore` to raise its counters."
     ),
 }
 

@@ -146,7 +146,7 @@ def test_the_largest_falls_are_named(harness: Harness) -> None:
     assert [(each.at.tenant, each.missing) for each in result.compared.gone] == [("a", 3), ("b", 1)]
     assert result.compared.notes == (
         (
-            "Counters gone from the store since the newest snapshots: 4. Most, 3, are of tenant"
+            "Counters missing from the store since the newest snapshots: 4. Most, 3, are of tenant"
             " 'a', spend lifetime."
         ),
         "A capture is requested.",

@@ -486,7 +486,7 @@ def test_counters_that_a_check_found_gone_need_attention_until_a_capture() -> No
         (
             Attention.COUNTERS_GONE,
             (
-                "Counters gone from the store since the newest snapshots: 106. Most, 104, are of"
+                "Counters missing from the store since the newest snapshots: 106. Most, 104, are of"
                 " tenant 'b', team lifetime."
             ),
         )
