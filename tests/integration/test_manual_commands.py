@@ -1,6 +1,5 @@
 """``snapshots``, ``preview``, ``restore`` and ``resolve`` in a terminal, on real servers."""
 
-import json
 import os
 import re
 import subprocess
@@ -9,17 +8,17 @@ from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from budget_recovery_dagster.cli.console import confirmed
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import CAPTURE_LEASE, RESTORE_LEASE, RecoveryState
-from tests.integration.commands import PROGRAM, run_at_terminal
+from tests.integration.commands import PROGRAM, WIDTH, answer, page, run_at_terminal
+from tests.integration.commands import invoke as run
 from tests.integration.recovery_harness import Harness, all_stored
 from tests.integration.recovery_runs import usages
 
 LIFETIME = "lifetime"
-WIDTH = 80
 RESOLVE = ("resolve", "--reason", "x", "--yes")
 
 
@@ -35,24 +34,6 @@ def lost(harness: Harness) -> Harness:
     harness.lose()
     harness.find_loss()
     return harness
-
-
-def run(*arguments: str, **options: Any) -> Result:
-    return CliRunner().invoke(main, list(arguments), env={"COLUMNS": str(WIDTH)}, **options)
-
-
-def answer(*arguments: str, code: int = 0) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout)
-
-
-def page(*arguments: str, code: int = 0) -> list[str]:
-    result = run(*arguments)
-    assert result.exit_code == code, result.output
-    lines = result.stdout.splitlines()
-    assert max(map(len, lines)) <= WIDTH
-    return lines
 
 
 def remainder(counters: int) -> dict[str, Any]:

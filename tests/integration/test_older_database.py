@@ -17,27 +17,28 @@ from budget_recovery_dagster.domain import (
     Incident,
     Outcome,
     RecoveryState,
-    RetentionPolicy,
     Verdict,
 )
 from budget_recovery_dagster.errors import IncidentHeldError
 from budget_recovery_dagster.services import RecordedReset, ResetRequest, record_reset
 from budget_recovery_dagster.services.restore import (
-    Acceptance,
     NothingToDo,
-    Order,
     RestoreRequest,
     release_restore,
-    resolve_incident,
     restore_manually,
 )
-from tests.integration.recovery_harness import Harness, all_stored, opened_harness, outcome_of
-from tests.integration.recovery_runs import usages
+from tests.integration.recovery_harness import (
+    ORDER,
+    Harness,
+    all_stored,
+    opened_harness,
+    outcome_of,
+    spend_total,
+    total_in,
+)
 from tests.integration.timeless_store import capture, opened_store
 from tests.nats_servers import Bucket, Stored
 
-LIFETIME = "lifetime"
-ORDER = Order("alice@ops", "ticket 7", "a run", lambda _: None)
 Copy = Callable[[], str]
 
 
@@ -56,19 +57,11 @@ def later(harness: Harness) -> None:
     harness.clock.time += timedelta(minutes=10)
 
 
-def counted(harness: Harness, usage: str) -> None:
-    harness.bucket.spend("acme", "total", LIFETIME, {None: usage})
-
-
-def now(bucket: Bucket) -> dict[str | None, str]:
-    return usages(bucket, "acme", "total", LIFETIME)
-
-
 @pytest.fixture
 def known(configured: Bucket, database_url: str) -> Bucket:
     """Return a store with a counter of 80, checked and captured."""
     with opened_harness(configured, database_url) as harness:
-        counted(harness, "80")
+        spend_total(harness.bucket, "80")
         harness.check()
         harness.capture()
         later(harness)
@@ -84,26 +77,26 @@ def old(known: Bucket, copy_of_the_database: Copy) -> str:
 
 def held(harness: Harness) -> Incident:
     """Check; require that an incident was opened that only a person can end, and return it."""
-    assert harness.find_loss() is Verdict.DATABASE_BEHIND
-    incident = harness.plane.incidents.recovery().incident
-    assert incident is not None
-    assert incident.on_hold is not None
-    assert "The control-plane database is older than the store" in incident.on_hold
-    return incident
+    return harness.find_held(
+        Verdict.DATABASE_BEHIND,
+        "The control-plane database is older than the store",
+        "`budget-recovery resolve --keep-snapshots`",
+        "`budget-recovery restore`",
+    )
 
 
 def test_a_reset_is_not_revived_by_a_database_from_before_it(
     known: Bucket, database_url: str, old: str
 ) -> None:
     with opened_harness(known, database_url) as harness:
-        counted(harness, "0")
+        spend_total(harness.bucket, "0")
         assert reset(harness).unmarked is None
     before = of_the_gateway(known)
     with opened_harness(known, old) as harness:
         incident = held(harness)
         assert incident.losses[-1].evidence is Evidence.LANDMARK_MISSING
         assert isinstance(harness.run(), NothingToDo)
-        assert now(known) == {None: "0"}
+        assert total_in(known) == "0"
         assert of_the_gateway(known) == before
         assert harness.plane.incidents.recovery().state is RecoveryState.RECOVERING
 
@@ -114,7 +107,7 @@ def test_a_standby_that_lost_only_renewals_is_accepted_and_reported(
     with opened_harness(known, database_url) as harness:
         later(harness)
         for _ in range(2):
-            counted(harness, "81")
+            spend_total(harness.bucket, "81")
             harness.check()
     with opened_harness(known, old) as harness:
         later(harness)
@@ -129,7 +122,7 @@ def test_a_standby_that_lost_only_renewals_is_accepted_and_reported(
         harness.check()
         assert harness.plane.incidents.recovery().state is RecoveryState.HEALTHY
         harness.capture()
-        assert now(known) == {None: "81"}
+        assert total_in(known) == "81"
 
 
 def test_a_second_loss_of_renewals_within_a_day_is_held(
@@ -175,7 +168,7 @@ def test_renewals_lost_again_are_accepted_only_after_a_day(
 def test_a_standby_that_lost_a_capture_is_held(known: Bucket, database_url: str, old: str) -> None:
     with opened_harness(known, database_url) as harness:
         harness.clock.time += timedelta(hours=1)
-        counted(harness, "90")
+        spend_total(harness.bucket, "90")
         assert len(capture(harness.plane, harness.clock, run_id="another run").stored) == 1
         harness.check()
     with opened_harness(known, old) as harness:
@@ -187,7 +180,7 @@ def test_a_dump_from_before_an_incident_is_held(known: Bucket, database_url: str
         harness.lose()
         assert harness.find_loss() is Verdict.LOST
         harness.recover()
-        counted(harness, "95")
+        spend_total(harness.bucket, "95")
         harness.check()
     before = of_the_gateway(known)
     with opened_harness(known, old) as harness:
@@ -205,7 +198,7 @@ def test_a_dump_from_within_an_incident_is_held(
     dump = copy_of_the_database()
     with opened_harness(known, database_url) as harness:
         harness.recover()
-        counted(harness, "0")
+        spend_total(harness.bucket, "0")
         reset(harness)
     before = of_the_gateway(known)
     with opened_harness(known, dump) as harness:
@@ -222,22 +215,14 @@ def test_an_older_database_is_not_released_but_resolved(
     known: Bucket, database_url: str, old: str
 ) -> None:
     with opened_harness(known, database_url) as harness:
-        counted(harness, "0")
+        spend_total(harness.bucket, "0")
         reset(harness)
     with opened_harness(known, old) as harness:
         held(harness)
         with pytest.raises(IncidentHeldError, match="cannot be released"):
             release_restore(harness.plane, by="alice@ops")
-        resolved = resolve_incident(
-            harness.plane,
-            opened_store,
-            ORDER,
-            acceptance=Acceptance.KEEP_SNAPSHOTS,
-            retention=RetentionPolicy(7),
-            convergence_timeout=timedelta(0),
-        )
-        assert outcome_of(resolved.incident) is Outcome.ACCEPTED
-        assert now(known) == {None: "0"}
+        harness.resolve()
+        assert total_in(known) == "0"
         assert harness.check().check.verdict is Verdict.SAME
         harness.clock.time += timedelta(hours=1)
         harness.capture()
@@ -247,7 +232,7 @@ def test_an_older_database_is_ended_by_a_manual_restore(
     known: Bucket, database_url: str, old: str
 ) -> None:
     with opened_harness(known, database_url) as harness:
-        counted(harness, "7")
+        spend_total(harness.bucket, "7")
         reset(harness)
     with opened_harness(known, old) as harness:
         held(harness)
@@ -257,7 +242,7 @@ def test_an_older_database_is_ended_by_a_manual_restore(
         assert applied.failure is None
         assert applied.incident is not None
         assert outcome_of(applied.incident) is Outcome.RESTORED_MANUALLY
-        assert now(known) == {None: "80"}
+        assert total_in(known) == "80"
         assert harness.check().check.verdict is Verdict.SAME
 
 
@@ -265,7 +250,7 @@ def test_a_reset_recorded_while_nats_is_away_enters_the_marker_with_the_next_che
     known: Bucket, database_url: str, old: str
 ) -> None:
     with opened_harness(known, database_url) as harness:
-        counted(harness, "0")
+        spend_total(harness.bucket, "0")
         unmarked = reset(harness, is_reachable=False).unmarked
         assert unmarked == "No NATS server is configured."
         assert harness.check().check.verdict is Verdict.SAME
@@ -282,7 +267,7 @@ def test_a_reset_recorded_during_an_incident_enters_the_marker_after_it(
         assert reset(harness).unmarked == "An incident is open."
         harness.recover()
         harness.check()
-        assert now(known) == {}
+        assert total_in(known) is None
     with opened_harness(known, old) as harness:
         held(harness)
 
@@ -300,4 +285,4 @@ def test_a_lost_row_of_the_store_is_not_a_new_installation(
         harness.lose()
         assert harness.find_loss() is Verdict.LOST
         harness.recover()
-        assert now(known) == {None: "80"}
+        assert total_in(known) == "80"
