@@ -143,7 +143,7 @@ def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
             f"Incident {incident.short_id} cannot be released: the database is older than the"
             " store, so a restore could bring back usage that was reset since.",
             "check `budget-recovery preview`, then run `budget-recovery restore` or"
-            " `budget-recovery resolve`.",
+            " `budget-recovery resolve --keep-snapshots`.",
         )
     released = replace(
         incident,

@@ -48,19 +48,22 @@ SECOND_DEPLOYMENT = (
 )
 # Two installations that use copies of one database each find the other's renewals, time and again.
 _RENEWALS_LOST_ONCE_IN = timedelta(days=1)
+_OTHER_CHOICE = (
+    " Pass --record-resets instead only if all usage that the store lacks was removed on purpose."
+)
 _HOLDS = {
     Verdict.OTHER_STORE: (
         "The server shows another store than the accepted one. Nothing is written into it. If"
         " BUDGET_RECOVERY_NATS_URL is wrong, correct it: the incident then closes by itself. If"
         " this store replaces the accepted one, `budget-recovery release` restores the counters"
         " into it. If it has the right counters already, `budget-recovery resolve"
-        " --keep-snapshots` accepts it as it is."
+        f" --keep-snapshots` accepts it as it is.{_OTHER_CHOICE}"
     ),
     Verdict.DATABASE_BEHIND: (
         "The control-plane database is older than the store. A restore could bring back usage that"
         " was reset since. Check `budget-recovery preview`, and record missing resets again. Then"
         " run `budget-recovery resolve --keep-snapshots` to accept the store as it is, or"
-        " `budget-recovery restore` to raise its counters."
+        f" `budget-recovery restore` to raise its counters.{_OTHER_CHOICE}"
     ),
 }
 

@@ -81,6 +81,7 @@ def held(harness: Harness) -> Incident:
         Verdict.DATABASE_BEHIND,
         "The control-plane database is older than the store",
         "`budget-recovery resolve --keep-snapshots`",
+        "--record-resets instead only if",
         "`budget-recovery restore`",
     )
 
@@ -219,8 +220,9 @@ def test_an_older_database_is_not_released_but_resolved(
         reset(harness)
     with opened_harness(known, old) as harness:
         held(harness)
-        with pytest.raises(IncidentHeldError, match="cannot be released"):
+        with pytest.raises(IncidentHeldError, match="cannot be released") as refused:
             release_restore(harness.plane, by="alice@ops")
+        assert "`budget-recovery resolve --keep-snapshots`" in refused.value.hint
         harness.resolve()
         assert total_in(known) == "0"
         assert harness.check().check.verdict is Verdict.SAME

@@ -127,6 +127,7 @@ def held(harness: Harness, evidence: Evidence) -> Incident:
         "correct it",
         "`budget-recovery release`",
         "`budget-recovery resolve --keep-snapshots`",
+        "--record-resets instead only if",
     )
     assert incident.losses[-1].evidence is evidence
     return incident
