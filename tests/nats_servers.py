@@ -279,8 +279,8 @@ class DisturbedNetwork:
 class AlternatingServers(DisturbedNetwork):
     """One address behind which several servers take turns, connection by connection."""
 
-    def __init__(self, *urls: str) -> None:
-        super().__init__(urls[0])
+    def __init__(self, *urls: str, watched: bytes = PULL) -> None:
+        super().__init__(urls[0], watched)
         servers = [urlsplit(url) for url in urls]
         self._turns = itertools.cycle((server.hostname, server.port) for server in servers)
 

@@ -421,7 +421,7 @@ def _max_age(bucket: BucketInfo) -> Result:
         return warn(
             "shorter_than_window",
             f"NATS deletes a counter that is not written for {days}, even in an open window. It"
-            " then reads as zero, and no loss is detected. This includes restored counters.",
+            " then reads as zero. A check reports it as gone. This includes restored counters.",
             "remove the maximum age, and give each key a TTL beyond its window.",
         )
     return warn(

@@ -6,7 +6,7 @@ capture if some are gone. The capture names what is missing or lower, which open
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from budget_recovery_dagster.domain.counters import BudgetWindow, Drop, exact_sum
 from budget_recovery_dagster.domain.recovery_point import Reset, concerning
-from budget_recovery_dagster.domain.snapshots import BudgetRecord, CaptureSource, TenantSnapshot
+from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantSnapshot
 
 
 class TenantWindow(NamedTuple):
@@ -77,28 +77,49 @@ class KeyCount:
 
 
 def counts_of(
-    snapshot: TenantSnapshot, known: Mapping[BudgetWindow, KeyCount]
+    snapshot: TenantSnapshot,
+    known: Mapping[BudgetWindow, KeyCount],
+    *,
+    restored: Mapping[BudgetWindow, datetime],
+    resets: Iterable[Reset],
 ) -> tuple[KeyCount, ...]:
-    """Return the counts of a tenant's open windows after its capture; nothing is missing then.
+    """Return the counts of a tenant's open windows after its capture.
 
-    Leaderboards do not list every counter, so a count by a check stays.
+    A capture of counters names what is missing, so nothing is missing then. Leaderboards do not
+    show whether their counters are still there: a count by a check stays, with what it found
+    missing, until the window is ``restored`` (when it last was) or one of the ``resets`` is about
+    it.
     """
+    recorded = tuple(resets)
+    open_ones = (
+        each for each in snapshot.records if each.of.window.is_current(snapshot.captured_at)
+    )
     return tuple(
         KeyCount(
             TenantWindow(snapshot.tenant, record.of),
-            keys=_keys(record, snapshot.source, known.get(record.of)),
+            keys=len(record.usages) + len(record.omitted),
             sequence=snapshot.identity.last_sequence,
             counted_at=snapshot.captured_at,
         )
-        for record in snapshot.records
-        if record.of.window.is_current(snapshot.captured_at)
+        if snapshot.source is CaptureSource.COUNTERS or record.of not in known
+        else _carried_on(known[record.of], snapshot.captured_at, restored, recorded)
+        for record in open_ones
     )
 
 
-def _keys(record: BudgetRecord, source: CaptureSource, known: KeyCount | None) -> int:
-    if source is CaptureSource.LEADERBOARDS and known is not None:
-        return known.keys
-    return len(record.usages) + len(record.omitted)
+def _carried_on(
+    count: KeyCount,
+    at: datetime,
+    restored: Mapping[BudgetWindow, datetime],
+    resets: Sequence[Reset],
+) -> KeyCount:
+    of, since = count.at.of, count.missing_since
+    ends = [reset.recorded_at for reset in concerning(of, resets)]
+    if of in restored:
+        ends.append(restored[of])
+    if since is None or all(end < since for end in ends):
+        return replace(count, counted_at=at)
+    return replace(count, counted_at=at, missing=0, missing_since=None)
 
 
 @dataclass(frozen=True, slots=True)

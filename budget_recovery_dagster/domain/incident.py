@@ -19,6 +19,9 @@ from budget_recovery_dagster.domain.verdict import Evidence, Verdict
 
 MAX_ATTEMPTS = 3
 """How many attempts a restore has for one loss before an operator must act."""
+_OTHER_CHOICE = (
+    "Pass --record-resets instead only if all usage that the store lacks was removed on purpose."
+)
 _FIRST_BACKOFF = timedelta(seconds=30)
 _LONGEST_BACKOFF = timedelta(minutes=5)
 
@@ -246,7 +249,29 @@ class Incident:
             return None
         return (
             f"Incident {self.short_id} has been on hold since {self.held.at:%Y-%m-%d %H:%M:%S} UTC,"
-            f" by {self.held.by}: {self.held.reason}"
+            f" by {self.held.by}: {self.held.reason.rstrip('.')}."
+        )
+
+    @property
+    def hold_ends(self) -> str:
+        """What a person does about a hold, as the hint of an error."""
+        if self.is_database_behind:
+            return (
+                "check `budget-recovery preview`, and record missing resets again. Then run"
+                " `budget-recovery resolve --keep-snapshots` to accept the store as it is, or"
+                f" `budget-recovery restore` to raise its counters. {_OTHER_CHOICE}"
+            )
+        if self.losses[-1].verdict is Verdict.OTHER_STORE:
+            return (
+                "if BUDGET_RECOVERY_NATS_URL is wrong, correct it: the incident then closes by"
+                " itself. If this store replaces the accepted one, `budget-recovery release`"
+                " restores the counters into it. If it has the right counters already,"
+                " `budget-recovery resolve --keep-snapshots` accepts it as it is."
+                f" {_OTHER_CHOICE}"
+            )
+        return (
+            "fix the cause of the hold, then run `budget-recovery release`. No automatic restore"
+            " starts until then."
         )
 
     @property

@@ -124,7 +124,15 @@ def hold(standing: Standing, held: Held, *, judged: Incident) -> Move:
         IncidentMovedError: also if the store is not RECOVERING.
     """
     incident = _held_recovery(standing, judged)
-    return standing.with_incident(incident if incident.is_held else replace(incident, held=held))
+    return standing.with_incident(incident if incident.is_held else _put_on_hold(incident, held))
+
+
+def _put_on_hold(incident: Incident, held: Held) -> Incident:
+    """Return the incident with a hold that no earlier release ends."""
+    released_at = incident.released_at
+    # Also a release under a clock that was ahead is over.
+    is_over = released_at is None or released_at >= held.at
+    return replace(incident, held=held, released_at=None if is_over else released_at)
 
 
 def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
@@ -136,17 +144,18 @@ def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
         IncidentMovedError: as ``hold``, whatever its target.
     """
     incident = _held_recovery(standing, judged)
-    if not incident.is_held:
+    if incident.held is None or not incident.is_held:
         return standing.with_incident(incident)
     if incident.is_database_behind:
         raise IncidentHeldError(
             f"Incident {incident.short_id} cannot be released: the database is older than the"
             " store, so a restore could bring back usage that was reset since.",
-            "check `budget-recovery preview`, then run `budget-recovery restore` or"
-            " `budget-recovery resolve --keep-snapshots`.",
+            incident.hold_ends,
         )
     released = replace(
         incident,
+        # A hold dated in the future was stored under a clock that was ahead.
+        held=replace(incident.held, at=min(incident.held.at, now)),
         released_at=now,
         attempts=0,
         waiting=None,
@@ -162,10 +171,7 @@ def require_not_held(incident: Incident) -> None:
         IncidentHeldError: it is on hold; the message says who, since when and why.
     """
     if incident.on_hold is not None:
-        ends = "resolve" if incident.is_database_behind else "release"
-        raise IncidentHeldError(
-            incident.on_hold, f"fix the cause of the hold, then run `budget-recovery {ends}`."
-        )
+        raise IncidentHeldError(incident.on_hold, incident.hold_ends)
 
 
 def _held_recovery(standing: Standing, judged: Incident) -> Incident:
@@ -255,12 +261,9 @@ def join(
     """
     _require_alarm(loss)
     incident = standing.on_the_same_target(judged)
-    joined = replace(
-        incident,
-        losses=(*incident.losses, loss),
-        target=target,
-        held=incident.held if incident.is_held or held is None else held,
-    )
+    if held is not None and not incident.is_held:
+        incident = _put_on_hold(incident, held)
+    joined = replace(incident, losses=(*incident.losses, loss), target=target)
     state = after(standing.state, Event.LOSS)
     if _is_same_store(incident.target, target):
         return Move(state, standing.baseline, joined, standing.launches_before)

@@ -60,6 +60,7 @@ class Evidence(StrEnum):
     FOREIGN_MARKER = "foreign_marker"
     PREDATES = "predates"
     MARKER_REMOVED = "marker_removed"
+    MARKER_NOT_WRITTEN = "marker_not_written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,13 +257,15 @@ def facts_of(
             predates=False,
         )
     created_at = seen.identity.created_at
+    is_same_creation = same_creation(created_at, accepted.identity.created_at)
     return StoreFacts(
         answer=_answer(seen),
         is_known=True,
         marker=_found(accepted, seen, memory, now),
-        is_same_creation=same_creation(created_at, accepted.identity.created_at),
+        is_same_creation=is_same_creation,
         is_sequence_lower=seen.identity.last_sequence < accepted.identity.last_sequence,
-        was_replaced=memory.was_replaced,
+        # A person may have released a store that was replaced; it is then the restore target.
+        was_replaced=memory.was_replaced and not is_same_creation,
         # Unknown others: none of them can be called new.
         has_foreign_marker=accepted.others is not None and bool(seen.others - accepted.others),
         predates=accepted.seen_at is not None and created_at < accepted.seen_at - PREDATES_BY,
@@ -405,7 +408,8 @@ _REASONS = {
         " another one."
     ),
     Evidence.MARKER_GONE: (
-        "Part of the store is gone: our marker should be at sequence {left}, but it does not exist."
+        "Part of the store is gone, or our marker was overwritten: it should be at sequence {left},"
+        " but {instead}."
     ),
     Evidence.LANDMARK_MISSING: (
         f"{_BEHIND}our marker in the store names an event that the database does not"
@@ -443,10 +447,15 @@ def _reason(
         expected=expected,
         left="unknown" if left is None else left.revision,
         found="none" if found is None else found.revision,
+        instead="it does not exist" if _is_absent(found) else "another value is there",
         number=0 if found is None else found.number,
         given=memory.number,
         older=in_words(seen_at - seen.identity.created_at),
     )
+
+
+def _is_absent(found: FoundMarker | None) -> bool:
+    return found is None or found.is_deleted
 
 
 def confirms(one: Observation | None, two: Observation | None) -> bool:

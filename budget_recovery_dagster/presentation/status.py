@@ -9,7 +9,7 @@ from budget_recovery_dagster.domain.counters import (
     exact_sum,
     format_usage,
 )
-from budget_recovery_dagster.domain.falls import Fall
+from budget_recovery_dagster.domain.falls import ConfigurationChange, Fall, KeyCount
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
 from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW, in_words
 from budget_recovery_dagster.presentation.text import at_least, clock_time, named, since
@@ -34,9 +34,6 @@ _SCHEDULE_STEP = "Check in Dagster that hourly_snapshot_schedule is on and its r
 # The first doubt decides what to do about all.
 _STEPS: Mapping[Doubt, str] = {
     Doubt.CHECK_IN_FUTURE: _CLOCKS_STEP,
-    Doubt.SNAPSHOT_IN_FUTURE: (
-        f"{_CLOCKS_STEP} Then discard these snapshots: `budget-recovery discard-future`."
-    ),
     Doubt.LOSS_FOUND: ("Wait for the next check, which opens an incident if it confirms the loss."),
     Doubt.CHECKS_UNKNOWN: (
         "Fix the cause above, which `budget-recovery doctor` shows in detail. Then wait for the"
@@ -61,9 +58,6 @@ def _doubts(status: Status) -> Iterator[tuple[Doubt, str]]:
             case Doubt.CHECK_IN_FUTURE if newest:
                 at = clock_time(newest.checked_at, now)
                 yield doubt, f"The newest check has a time in the future: {at}."
-            case Doubt.SNAPSHOT_IN_FUTURE if status.points.future:
-                at = clock_time(status.points.future, now)
-                yield doubt, f"A snapshot has a time in the future: {at}."
             case Doubt.LOSS_FOUND if newest:
                 yield doubt, f"The newest check found a loss: {newest.reason}"
             case Doubt.CHECKS_UNKNOWN if newest:
@@ -129,26 +123,42 @@ def restore_command(fall: Fall) -> str:
     return f"budget-recovery restore {_choice(fall)} --reason <why>"
 
 
-def _choice(fall: Fall) -> str:
-    return f"--tenant {quote(fall.at.tenant)} --budget {quote(fall.at.of.budget)}"
+def _choice(missing: Fall | KeyCount) -> str:
+    return f"--tenant {quote(missing.at.tenant)} --budget {quote(missing.at.of.budget)}"
 
 
 def _counters_gone(status: Status) -> tuple[str, str]:
     return (
         describe_gone(status.gone),
         (
-            "Wait for the requested run of hourly_snapshot_job, which names them. Find out who"
-            " purges or deletes keys of the bucket."
+            "Wait for the requested run of hourly_snapshot_job, which names them. Snapshots of"
+            f" leaderboards cannot: then run `budget-recovery preview {_choice(status.gone[0])}`,"
+            " and restore them or record a reset. Find out who purges or deletes keys of the"
+            " bucket."
         ),
     )
 
 
-def _configuration_changed(status: Status) -> tuple[str, str]:
-    changes = ", ".join(map(str, status.changes))
+def _marker_not_written(status: Status) -> tuple[str, str]:
+    reason = "" if status.newest_good is None else f" {status.newest_good.reason}"
     return (
-        f"The bucket's configuration changed within 24 hours: {changes}.",
-        "Run `budget-recovery doctor` to see whether the bucket still keeps all counters.",
+        f"The marker in the store is not renewed, so some losses are not detected.{reason}",
+        "Run `budget-recovery doctor`, which tests the permission and the limits of the bucket.",
     )
+
+
+def _snapshot_in_future(status: Status) -> tuple[str, str]:
+    future = status.points.future
+    at = clock_time(future, status.at) if future else "unknown time"
+    return (
+        f"A snapshot has a time in the future: {at}.",
+        f"{_CLOCKS_STEP} Then discard these snapshots: `budget-recovery discard-future`.",
+    )
+
+
+def changed_words(change: ConfigurationChange, now: datetime) -> str:
+    """Write which setting of the bucket changed, and when a check found that."""
+    return f"Bucket changed: {change}, found {since(change.found_at, now)}"
 
 
 def _clock_skew(status: Status) -> tuple[str, str]:
@@ -255,7 +265,8 @@ _ATTENTIONS: Mapping[Attention, Callable[[Status], tuple[str, str]]] = {
     Attention.TENANTS_FAILING: _tenants_failing,
     Attention.SNAPSHOTS_LATE: _snapshots_late,
     Attention.RECORDS_DAMAGED: _records_damaged,
-    Attention.CONFIGURATION_CHANGED: _configuration_changed,
+    Attention.SNAPSHOT_IN_FUTURE: _snapshot_in_future,
+    Attention.MARKER_NOT_WRITTEN: _marker_not_written,
 }
 """The facts, and the next step, of each."""
 
@@ -293,14 +304,7 @@ def _step_of_recovery(status: Status) -> str:
     if incident is None:
         return "See the log of restore_supervisor_sensor in Dagster: no incident is open."
     if incident.held is not None and incident.is_held:
-        what = (
-            " Fix the cause of the hold, then run `budget-recovery release`. No automatic restore"
-            " starts until then."
-        )
-        # The reason of a hold by this program says itself what a person can do.
-        return (
-            f"On hold: {incident.held.reason.rstrip('.')}.{'' if incident.awaits_choice else what}"
-        )
+        return f"On hold: {incident.held.reason.rstrip('.')}. {_as_step(incident.hold_ends)}"
     if status.worker is not None:
         return f"Nothing to do: {status.worker} is restoring."
     due = incident.next_launch_at or _last_step_at(incident, status.attempt)

@@ -17,6 +17,7 @@ from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.domain.verdict import Verdict
 from budget_recovery_dagster.domain.windows import in_words
 from budget_recovery_dagster.presentation.status import (
+    changed_words,
     doubts,
     next_step,
     notices,
@@ -44,6 +45,7 @@ from budget_recovery_dagster.presentation.text import (
     store_line,
     tenant_line,
     tenant_notes,
+    until_next_snapshot,
     unverified_line,
     warnings,
     window_lines,
@@ -223,6 +225,8 @@ def print_applied(console: Console, applied: Applied) -> None:
         print_row(console, [("Failed  ", "bold red"), (str(applied.failure), "")])
     if text := end_of_incident(applied):
         print_row(console, [("Store   ", "bold"), (text, "")])
+    for text in until_next_snapshot(applied):
+        print_row(console, [("Then    ", "bold"), (text, "")])
 
 
 _CHECKS = 5
@@ -268,7 +272,7 @@ def _sections(status: Status) -> Iterator[tuple[str, Iterable[Parts]]]:
     yield "Next", dict.fromkeys([next_step(status), *(notice.next_step for notice in noticed)])
     if status.recovery.incident is not None:
         yield "Incident", _open_incident(status.recovery.incident, status)
-    if status.falls:
+    elif status.falls:
         yield "Missing", _missing(status)
     yield "Checks", _checks(status)
     if captures := list(_captures(status)):
@@ -374,6 +378,8 @@ def _checks(status: Status) -> Iterator[Parts]:
         ]
     if status.unknown_in_a_row:
         yield f"Unknown in a row: {at_least(status.unknown_in_a_row, MOST_CHECKS)}"
+    for change in status.changes:
+        yield changed_words(change, status.at)
     if status.newest_good is not None and status.newest_good not in shown:
         yield f"Last good: {since(status.newest_good.checked_at, status.at)}"
 

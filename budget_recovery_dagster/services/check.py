@@ -10,10 +10,10 @@ from budget_recovery_dagster.domain.incident import (
     Loss,
     Outcome,
     Recovery,
-    Restored,
 )
 from budget_recovery_dagster.domain.verdict import (
     Check,
+    Evidence,
     Judgement,
     Observation,
     Verdict,
@@ -97,6 +97,28 @@ def check_store(plane: ControlPlane, open_store: OpenStore, *, checked_by: str) 
     return Checked(check, recovery, found.hint or compared.hint, compared)
 
 
+def renew_marker(plane: ControlPlane, open_store: OpenStore, *, renewed_by: str) -> str | None:
+    """Renew our marker in the accepted store at once; return why that failed, None if it did not.
+
+    It judges nothing: to open an incident is left to checks.
+
+    Raises:
+        DatabaseError: the database failed.
+    """
+    try:
+        with plane.leases.hold(CHECK_LEASE, renewed_by), open_store() as store:
+            if plane.incidents.recovery().incident is not None:
+                return "An incident is open."
+            watch = watch_store(plane, store, open_store, renewed_by)
+            found = watch.compare()
+            if found.seen is None or found.verdict is not Verdict.SAME:
+                return found.judgement.reason
+            renewed = _renew(watch, found, found.seen)
+            return renewed.judgement.reason if renewed.hint else None
+    except (LeaseHeldError, PossibleLossError, StoreError, *_MOVED) as error:
+        return error.message
+
+
 def _check(watch: StoreWatch) -> Finding:
     for _ in range(ROUNDS):
         try:
@@ -144,7 +166,9 @@ def _renew(watch: StoreWatch, found: Finding, seen: Observation) -> Finding:
             # It is the accepted store all the same; without a marker, fewer losses are detected.
             reason = f"{found.judgement.reason} The marker was not renewed: {error.message}"
             registry.accept(baseline_of(seen, found.at, known=latest), judged=latest)
-            judgement = replace(found.judgement, reason=reason)
+            judgement = replace(
+                found.judgement, reason=reason, evidence=Evidence.MARKER_NOT_WRITTEN
+            )
             return replace(found, judgement=judgement, hint=error.hint)
         latest = registry.accept(renewed, judged=latest)
         # An earlier check may have intended this marker before the newest event.
@@ -210,13 +234,18 @@ def _is_recorded(loss: Loss, found: Finding) -> bool:
 def _close_as_returned(
     watch: StoreWatch, incident: Incident, found: Finding, seen: Observation
 ) -> None:
+    plane = watch.plane
+    restored = plane.audits.restored_in(incident.incident_id)
+    raised = (
+        f"{restored.counters:,} counters had been raised before."
+        if restored.counters
+        else "Nothing was restored."
+    )
     detail = (
-        f"The server shows the accepted store again, in {RETURNED_AFTER} checks in a row. Nothing"
-        " was restored."
+        f"The server shows the accepted store again, in {RETURNED_AFTER} checks in a row. {raised}"
     )
     baseline = baseline_of(seen, found.at, known=found.baseline)
-    closing = Closing(Outcome.RETURNED, detail, Restored(), baseline)
-    plane = watch.plane
+    closing = Closing(Outcome.RETURNED, detail, restored, baseline)
     # A person may be restoring just now; then the next check closes it.
     with suppress(LeaseHeldError), plane.leases.hold(RESTORE_LEASE, watch.observer) as lease:
         plane.incidents.close(closing, judged=incident, lease=lease)

@@ -9,7 +9,7 @@ from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.recovery_point import Everyone, Reset
 from budget_recovery_dagster.errors import ChoiceError
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
-from budget_recovery_dagster.services.check import check_store
+from budget_recovery_dagster.services.check import renew_marker
 from budget_recovery_dagster.services.restore.manual import require_reason
 
 _CHOICES = 20
@@ -50,8 +50,8 @@ def record_reset(
     """Record that counters were lowered or cleared; no counter of the gateway is touched.
 
     The gateway's counters must be low by the time of the reset: what a snapshot reads later is not
-    excluded. Then the store is checked, which renews our marker. ``open_store`` None: no store is
-    configured; the next check renews it.
+    excluded. Then our marker in the store is renewed. ``open_store`` None: no store is configured;
+    the next check renews it.
 
     Raises:
         ChoiceError: no snapshot of the tenant or budget is retained, the window does not exist,
@@ -64,20 +64,22 @@ def record_reset(
     return RecordedReset(
         reset=kept,
         windows=_windows_of(plane, kept, now),
-        is_restoring=plane.incidents.recovery().state is RecoveryState.RECOVERING,
+        is_restoring=_is_restoring(plane),
         unmarked=_mark(plane, open_store, request.by),
     )
+
+
+def _is_restoring(plane: ControlPlane) -> bool:
+    recovery = plane.incidents.recovery()
+    is_held = recovery.incident is not None and recovery.incident.is_held
+    return recovery.state is RecoveryState.RECOVERING and not is_held
 
 
 def _mark(plane: ControlPlane, open_store: OpenStore | None, by: str) -> str | None:
     """Renew our marker, so that it names the reset; return why that failed, None if it did not."""
     if open_store is None:
         return "No NATS server is configured."
-    checked = check_store(plane, open_store, checked_by=f"record-reset by {by}")
-    if checked.recovery.incident is not None:
-        return "An incident is open."
-    is_renewed = checked.check.verdict.is_good and not checked.hint
-    return None if is_renewed else checked.check.reason
+    return renew_marker(plane, open_store, renewed_by=f"record-reset by {by}")
 
 
 def _require_retained(plane: ControlPlane, tenant: str, budget: str) -> None:

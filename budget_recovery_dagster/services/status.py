@@ -18,7 +18,7 @@ from budget_recovery_dagster.domain.falls import (
 from budget_recovery_dagster.domain.incident import Attempt, Incident, Recovery, RecoveryState
 from budget_recovery_dagster.domain.recovery_point import is_in_the_future, is_too_old
 from budget_recovery_dagster.domain.snapshots import FailingTenant, RecordedRun, RunOutcome
-from budget_recovery_dagster.domain.verdict import Check, Verdict
+from budget_recovery_dagster.domain.verdict import Check, Evidence, Verdict
 from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.services.falls import counters_gone
@@ -57,7 +57,6 @@ class Doubt(StrEnum):
     """A reason why the store may not be intact, or why its restore may be forgotten."""
 
     CHECK_IN_FUTURE = "check_in_future"
-    SNAPSHOT_IN_FUTURE = "snapshot_in_future"
     LOSS_FOUND = "loss_found"
     CHECKS_UNKNOWN = "checks_unknown"
     NEVER_INTACT = "never_intact"
@@ -76,7 +75,8 @@ class Attention(StrEnum):
     TENANTS_FAILING = "tenants_failing"
     SNAPSHOTS_LATE = "snapshots_late"
     RECORDS_DAMAGED = "records_damaged"
-    CONFIGURATION_CHANGED = "configuration_changed"
+    SNAPSHOT_IN_FUTURE = "snapshot_in_future"
+    MARKER_NOT_WRITTEN = "marker_not_written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,21 +169,25 @@ class Status:
     def attentions(self) -> tuple[Attention, ...]:
         """Why a person has to act although the store is HEALTHY; the most important first.
 
-        Nothing is judged while a loss is being confirmed, or while a time in the future makes all
-        ages meaningless.
+        Nothing is judged while a loss is being confirmed. While a time in the future makes all ages
+        meaningless, only what does not depend on them is judged.
         """
-        if self.recovery.state is not RecoveryState.HEALTHY or self._overriding_doubt():
+        doubt = self._overriding_doubt()
+        if self.recovery.state is not RecoveryState.HEALTHY or doubt is Doubt.LOSS_FOUND:
             return ()
         found = {
             Attention.USAGE_MISSING: bool(self.falls),
             Attention.COUNTERS_GONE: bool(self.gone),
             Attention.CLOCK_SKEW: abs(self.clock_skew or timedelta(0)) > RESTORE_CLOCK_SKEW,
             Attention.CAPTURES_FAILING: bool(self.failed_runs),
-            Attention.NO_SNAPSHOT: self._was_never_captured(),
+            Attention.NO_SNAPSHOT: doubt is None and self._was_never_captured(),
             Attention.TENANTS_FAILING: bool(self.failing),
-            Attention.SNAPSHOTS_LATE: bool(self.late_tenants) or self._is_behind(),
+            Attention.SNAPSHOTS_LATE: (
+                doubt is None and (bool(self.late_tenants) or self._is_behind())
+            ),
             Attention.RECORDS_DAMAGED: bool(self.points.damage.records),
-            Attention.CONFIGURATION_CHANGED: bool(self.changes),
+            Attention.SNAPSHOT_IN_FUTURE: self.points.future is not None,
+            Attention.MARKER_NOT_WRITTEN: self._lacks_a_new_marker(),
         }
         return tuple(attention for attention in Attention if found[attention])
 
@@ -250,14 +254,25 @@ class Status:
         is_missing = self.points.newest_snapshot is None
         return is_missing and first is not None and is_too_old(first, self.at)
 
+    def _lacks_a_new_marker(self) -> bool:
+        """Whether the newest good check could not renew the marker: some losses go undetected."""
+        good = self.newest_good
+        return good is not None and good.evidence is Evidence.MARKER_NOT_WRITTEN
+
     def _is_behind(self) -> bool:
         return self.points.newest_snapshot is not None and self.points.is_behind
 
     @property
     def late_tenants(self) -> tuple[str, ...]:
-        """The tenants whose newest snapshot of an open window is too old, by name."""
-        newest = self.points.newest_points.items()
-        return tuple(sorted(tenant for tenant, at in newest if is_too_old(at, self.at)))
+        """The tenants whose newest snapshot of an open window is too old, by name.
+
+        A capture of a tenant whose counters are all gone has no window, but judges its falls.
+        """
+        newest = dict(self.points.newest_points)
+        for fall in self.falls:
+            if fall.at.tenant in newest:
+                newest[fall.at.tenant] = max(newest[fall.at.tenant], fall.judged_at)
+        return tuple(sorted(each for each, at in newest.items() if is_too_old(at, self.at)))
 
     def _is_held_long(self) -> bool:
         """Whether a hold may have been forgotten: captures are paused as long as it lasts."""
@@ -269,10 +284,10 @@ class Status:
         newest = self.checks[0] if self.checks else None
         if newest is not None and is_in_the_future(newest.checked_at, self.at):
             return Doubt.CHECK_IN_FUTURE
-        if self.points.future is not None:
-            return Doubt.SNAPSHOT_IN_FUTURE
         if newest is not None and newest.verdict.is_alarm and self._is_news(newest.checked_at):
-            return Doubt.LOSS_FOUND
+            # Without an incident, an older database was accepted: only renewals were missing.
+            is_behind = newest.verdict is Verdict.DATABASE_BEHIND
+            return None if is_behind and newest.incident_id is None else Doubt.LOSS_FOUND
         return None
 
     def _doubts_of_age(self) -> Iterator[Doubt]:

@@ -48,22 +48,13 @@ SECOND_DEPLOYMENT = (
 )
 # Two installations that use copies of one database each find the other's renewals, time and again.
 _RENEWALS_LOST_ONCE_IN = timedelta(days=1)
-_OTHER_CHOICE = (
-    " Pass --record-resets instead only if all usage that the store lacks was removed on purpose."
-)
 _HOLDS = {
     Verdict.OTHER_STORE: (
-        "The server shows another store than the accepted one. Nothing is written into it. If"
-        " BUDGET_RECOVERY_NATS_URL is wrong, correct it: the incident then closes by itself. If"
-        " this store replaces the accepted one, `budget-recovery release` restores the counters"
-        " into it. If it has the right counters already, `budget-recovery resolve"
-        f" --keep-snapshots` accepts it as it is.{_OTHER_CHOICE}"
+        "The server shows another store than the accepted one. Nothing is written into it."
     ),
     Verdict.DATABASE_BEHIND: (
         "The control-plane database is older than the store. A restore could bring back usage that"
-        " was reset since. Check `budget-recovery preview`, and record missing resets again. Then"
-        " run `budget-recovery resolve --keep-snapshots` to accept the store as it is, or"
-        f" `budget-recovery restore` to raise its counters.{_OTHER_CHOICE}"
+        " was reset since."
     ),
 }
 
@@ -129,6 +120,9 @@ class StoreWatch:
     def confirm(self, first: Finding, target: Baseline | None = None) -> Finding:
         """Confirm a finding by a second observation; an alarm also by a third one.
 
+        Another store is confirmed also if it answers in turn with the accepted one, since then
+        nothing is written. Such a store that looks like a loss is not confirmed.
+
         If all three observations differ, the result is the first one, not agreed and without an
         observation: something is wrong with the store, and it is unknown what.
 
@@ -140,6 +134,9 @@ class StoreWatch:
         if second.agrees_with(first):
             return second
         if not first.verdict.is_alarm or second.verdict is Verdict.UNKNOWN:
+            raise _disagreement(first, second)
+        if not second.verdict.is_alarm and first.verdict is not Verdict.OTHER_STORE:
+            # The accepted store is there, so two stores answer in turn: neither is lost.
             raise _disagreement(first, second)
         third = self._observe_again(target)
         if third.verdict is Verdict.UNKNOWN or not (
@@ -228,7 +225,7 @@ class StoreWatch:
         if found.verdict in _HOLDS and not is_chosen:
             hold = _HOLDS[found.verdict]
             joined = self._join(found, incident, hold=hold)
-            raise IncidentHeldError(joined.on_hold or hold, "see `budget-recovery status`.")
+            raise IncidentHeldError(joined.on_hold or hold, joined.hold_ends)
         if found.verdict is Verdict.DATABASE_BEHIND and seen.marker is not None:
             self.plane.registry.acknowledge(seen.marker)
         if compared_with(incident) is None or found.verdict is not Verdict.LOST:
@@ -290,7 +287,7 @@ class StoreWatch:
                 # A check was quicker and has recorded the alarm.
                 raise lost from error
             if joined.on_hold is not None:
-                raise IncidentHeldError(joined.on_hold, "see `budget-recovery status`.")
+                raise IncidentHeldError(joined.on_hold, joined.hold_ends)
             raise lost
         if seen is None or not judgement.verdict.is_good:
             raise AttemptFailedError(
@@ -546,8 +543,9 @@ class CaptureWatch:
         self.watch.plane.registry.record_check(check_of(incident))
         raise StoreLostError(
             f"{reason} Nothing of it was stored; incident {incident.short_id} is open.",
-            incident.on_hold
-            or "wait: the restore starts automatically, and captures resume after it.",
+            incident.hold_ends
+            if incident.is_held
+            else "wait: the restore starts automatically, and captures resume after it.",
         )
 
     def _compare_with_last(self, seen: Observation | None) -> StoreIdentity:

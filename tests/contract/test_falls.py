@@ -4,6 +4,8 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
+import pytest
+
 from budget_recovery_dagster.domain import (
     AuditEntry,
     AuditTrail,
@@ -210,7 +212,29 @@ def test_a_capture_of_leaderboards_keeps_the_counts_of_checks(plane: ControlPlan
     plane.clock.set(NOON + HOUR)
     plane.commit(plane.take(boards))
     count = counts(plane)[AT_MONTH]
-    assert (count.keys, count.missing, count.missing_since) == (700, 0, None)
+    # The leaderboard of a window still stands when its counters are gone.
+    assert (count.keys, count.missing, count.missing_since) == (700, 3, NOON)
+
+
+@pytest.mark.parametrize("by", ["restore", "reset", "counters"])
+def test_what_leaderboards_cannot_name_is_missing_until_it_is_restored_or_reset(
+    plane: ControlPlane, by: str
+) -> None:
+    boards = replace(reading("acme", FULL), source=CaptureSource.LEADERBOARDS)
+    plane.commit(plane.take(boards))
+    gone = {each: each.counted(0, 0, NOON) for each in counts(plane).values()}
+    plane.falls.record_counts(gone, until=9)
+    plane.clock.set(NOON + HOUR)
+    if by == "restore":
+        entry = AuditEntry("acme", of(*MONTH), NOON, 2, 2, 2, 0, 0, Decimal(0), Decimal(45), ())
+        trail = AuditTrail(plane.clock.now(), "a run", "ann", "a test", None, (entry,))
+        plane.audits.finish(trail)
+    elif by == "reset":
+        plane.reset(plane.clock.now(), window=MONTH[1])
+    plane.clock.set(NOON + 2 * HOUR)
+    plane.commit(plane.take(reading("acme", FULL) if by == "counters" else boards))
+    missing = {at: count.missing for at, count in counts(plane).items()}
+    assert missing == {AT_MONTH: 0, AT_DAY: 0 if by == "counters" else 1}
 
 
 def test_a_count_that_starts_again_has_the_sequence_of_the_new_store(plane: ControlPlane) -> None:

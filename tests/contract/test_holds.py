@@ -52,7 +52,7 @@ def test_a_hold_prevents_launches_and_attempts(plane: ControlPlane) -> None:
         claim_attempt(plane, held)
     assert refused.value.message == (
         f"Incident {held.short_id} has been on hold since 2026-11-25 12:00:00 UTC, by ann: "
-        "the disk is changed"
+        "the disk is changed."
     )
     assert "budget-recovery release" in refused.value.hint
     assert plane.incidents.recovery().incident == held
@@ -139,6 +139,16 @@ def test_a_hold_after_a_release_keeps_the_time_of_the_release(plane: ControlPlan
     again = plane.incidents.hold("once more", "bob", judged=released)
     assert again == replace(released, held=Held(NOON + MINUTE, "bob", "once more"))
     assert again.released_at == NOON
+
+
+def test_a_hold_under_a_clock_that_was_ahead_can_be_released(plane: ControlPlane) -> None:
+    incident = open_one(plane)
+    plane.clock.advance(timedelta(hours=30))
+    held = hold(plane, incident)
+    plane.clock.set(NOON + MINUTE)
+    released = plane.incidents.release("ann", judged=held)
+    assert not released.is_held
+    assert plane.incidents.recovery().incident == released
 
 
 def test_a_new_restore_target_or_a_further_loss_prevents_neither_hold_nor_release(

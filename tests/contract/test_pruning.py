@@ -133,8 +133,8 @@ def test_a_missing_budget_keeps_the_records_of_its_open_windows(
     )
     assert captured_at(plane, NOON) == ["acme"]
     assert plane.reports.damaged_in(Hour(NOON)) == ()
-    # In the new year the quarter has closed too.
-    plane.capture("acme", busy, at=datetime(2027, 1, 1, tzinfo=UTC))
+    # In the new year the quarter has closed too, whatever the clock.
+    plane.capture("acme", busy, at=datetime(2027, 1, 2, tzinfo=UTC))
     assert plane.prune("acme").records == 2
     assert plane.points.current_usages("acme", plane.clock.now()).keys() == {
         of("quiet", "lifetime"),
@@ -165,6 +165,23 @@ def test_a_window_that_has_not_begun_is_not_pruned(plane: ControlPlane) -> None:
     plane.capture("acme", {("team", "2027-Q4"): {"alice": "1"}}, at=NOON)
     plane.clock.set(NOON + 30 * DAY)
     assert plane.prune("acme") == NOTHING
+
+
+def test_a_window_is_kept_until_no_unnoticed_clock_can_have_ended_it(plane: ControlPlane) -> None:
+    # A clock that is less than a day ahead makes no gap between captures, and may be in December.
+    month, start = ("team", "2026-11"), datetime(2026, 11, 10, 12, tzinfo=UTC)
+    plane.capture("acme", {month: {"alice": "100"}}, at=start)
+    plane.capture("acme", {month: {"alice": "20"}}, at=datetime(2026, 11, 30, 2, tzinfo=UTC))
+    plane.end_gap()
+    plane.clock.set(datetime(2026, 12, 1, 1, tzinfo=UTC))
+    assert plane.prune("acme") == NOTHING
+    plane.clock.set(datetime(2026, 11, 30, 3, tzinfo=UTC))
+    assert plane.points.current_usages("acme", plane.clock.now()) == point_of(
+        {month: {"alice": "100"}}
+    )
+    plane.clock.set(datetime(2026, 12, 2, 0, 0, 1, tzinfo=UTC))
+    plane.end_gap()
+    assert plane.prune("acme").records == 1
 
 
 def test_a_content_is_removed_only_with_its_last_record(plane: ControlPlane) -> None:

@@ -20,6 +20,7 @@ from budget_recovery_dagster.adapters.postgres import (
 )
 from budget_recovery_dagster.domain import (
     CAPTURE_LEASE,
+    MAX_CAPTURE_GAP,
     RUNS_KEPT_FOR,
     Baseline,
     BudgetRecord,
@@ -115,7 +116,14 @@ def record_findings(plane: MemoryState, snapshot: TenantSnapshot) -> None:
     of_tenant = {at.of: each for at, each in plane.counts.items() if at.tenant == tenant}
     for of in of_tenant:
         del plane.counts[TenantWindow(tenant, of)]
-    plane.counts |= {each.at: each for each in counts_of(snapshot, of_tenant)}
+    restored: dict[BudgetWindow, datetime] = {}
+    for audit in plane.audits.values():
+        entry, at = audit.entry, audit.finished_at
+        if entry.tenant == tenant and entry.raised and at is not None:
+            restored[entry.of] = max(at, restored.get(entry.of, at))
+    resets = resets_of(plane, tenant)
+    counts = counts_of(snapshot, of_tenant, restored=restored, resets=resets)
+    plane.counts |= {each.at: each for each in counts}
 
 
 class MemorySnapshots(OnState):
@@ -245,7 +253,7 @@ class MemorySnapshots(OnState):
         for of, snapshots in windows.items():
             expired = [each for each in snapshots if each.summary.captured_at < cutoff]
             needed: frozenset[datetime] = frozenset()
-            if of.window.end is None or now < of.window.end:
+            if of.window.end is None or now - MAX_CAPTURE_GAP < of.window.end:
                 newest_first = [
                     (each.commit, each.records[of])
                     for each in sorted(snapshots, key=lambda each: each.number, reverse=True)

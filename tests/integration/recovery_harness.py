@@ -80,12 +80,12 @@ class Harness:
     def find_held(self, verdict: Verdict, *offered: str) -> Incident:
         """Check; require an incident that a person has to decide about, and return it.
 
-        The reason of its hold has each of the ``offered`` texts.
+        What ends its hold has each of the ``offered`` texts.
         """
         assert self.find_loss() is verdict
         incident = self.open_incident
         assert incident.on_hold is not None
-        assert [text for text in offered if text not in incident.on_hold] == []
+        assert [text for text in offered if text not in incident.hold_ends] == []
         return incident
 
     @property

@@ -12,6 +12,7 @@ from budget_recovery_dagster.domain import Hour, Verdict
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
+from tests.integration.commands import run
 from tests.integration.detection_records import assert_intact, store_row
 from tests.integration.live_capture import capture_now, stored_tenants
 from tests.integration.own_store import OwnStore
@@ -188,3 +189,20 @@ def test_concurrent_first_checks_see_no_loss(
     assert incidents(database) == []
     assert "Try:" not in skipped(check(instance))
     assert_intact(instance, database)
+
+
+def test_a_marker_that_cannot_be_renewed_needs_attention_until_it_is(
+    configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    # A full bucket would delete a counter for the marker.
+    configured.reconfigure(discard="old", max_msgs=1)
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    assert verdict(check(instance)) == "first_seen"
+    capture_now(current_hour)
+    assert verdict(check(instance)) == "same"
+    page = " ".join(run("status", code=4).split())
+    assert "The marker in the store is not renewed, so some losses are not detected." in page
+    assert "The bucket" in page
+    configured.reconfigure(max_msgs=-1)
+    assert verdict(check(instance)) == "same"
+    assert "not renewed" not in run("status", code=4)

@@ -27,6 +27,7 @@ from budget_recovery_dagster.services.restore import (
     release_restore,
     restore_manually,
 )
+from tests.integration.commands import run
 from tests.integration.recovery_harness import (
     ORDER,
     Harness,
@@ -77,26 +78,31 @@ def old(known: Bucket, copy_of_the_database: Copy) -> str:
 
 def held(harness: Harness) -> Incident:
     """Check; require that an incident was opened that only a person can end, and return it."""
-    return harness.find_held(
+    incident = harness.find_held(
         Verdict.DATABASE_BEHIND,
-        "The control-plane database is older than the store",
         "`budget-recovery resolve --keep-snapshots`",
         "--record-resets instead only if",
         "`budget-recovery restore`",
     )
+    assert "The control-plane database is older than the store" in str(incident.on_hold)
+    return incident
 
 
 def test_a_reset_is_not_revived_by_a_database_from_before_it(
-    known: Bucket, database_url: str, old: str
+    known: Bucket, database_url: str, old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened_harness(known, database_url) as harness:
         spend_total(harness.bucket, "0")
         assert reset(harness).unmarked is None
     before = of_the_gateway(known)
+    monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", old)
     with opened_harness(known, old) as harness:
         incident = held(harness)
         assert incident.losses[-1].evidence is Evidence.LANDMARK_MISSING
         assert isinstance(harness.run(), NothingToDo)
+        # What is said next works: a release is refused, and no restore is running.
+        assert "To continue: budget-recovery resolve" in run("hold", "--reason", "a test")
+        assert not reset(harness).is_restoring
         assert total_in(known) == "0"
         assert of_the_gateway(known) == before
         assert harness.plane.incidents.recovery().state is RecoveryState.RECOVERING

@@ -28,12 +28,15 @@ from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import PossibleLossError
 from budget_recovery_dagster.services.restore import (
     NothingToDo,
+    RestoreRequest,
     release_restore,
+    restore_manually,
 )
 from tests import services
 from tests.integration.own_store import OwnStore
 from tests.integration.own_store import opened_store as opened_own_store
 from tests.integration.recovery_harness import (
+    ORDER,
     Harness,
     all_stored,
     opened_harness,
@@ -263,6 +266,29 @@ def test_servers_that_take_turns_open_one_incident_and_change_neither_store(
     assert harness.check().recovery.state is RecoveryState.HEALTHY
 
 
+@pytest.mark.parametrize("is_theirs_first", [True, False])
+def test_a_new_store_that_takes_turns_with_the_accepted_one_is_no_loss(
+    harness: Harness,
+    other: OtherStore,
+    is_theirs_first: bool,  # noqa: FBT001 - a parameter of pytest's
+) -> None:
+    # As new as a store that was made after a loss: alone it would be one.
+    other.move_creation(2 * HOUR)
+    theirs = other.everything()
+    our_url = services.present_settings().require_nats_url()
+    turns = [other.server.url, our_url]
+    with AlternatingServers(*turns if is_theirs_first else reversed(turns)) as network:
+        other.point_to(network.url)
+        found = [harness.check().check.verdict for _ in range(9)]
+    assert set(found) <= {Verdict.SAME, Verdict.UNKNOWN}
+    assert Verdict.UNKNOWN in found
+    assert harness.plane.incidents.recent(9) == ()
+    assert other.everything() == theirs
+    assert total_in(harness.bucket) == "10"
+    other.use()
+    assert harness.find_loss() is Verdict.LOST
+
+
 @pytest.mark.parametrize("by", ["check", "capture"])
 def test_a_first_installation_accepts_none_of_servers_that_take_turns(
     configured: Bucket, other: OtherStore, database_url: str, by: str
@@ -303,6 +329,43 @@ def test_a_capture_that_reconnects_to_another_server_stores_nothing_of_it(
     assert getattr(captured, "stored", ()) == ()
     point = harness.plane.points.current_usages("acme", harness.clock.time)
     assert [str(usage) for each in point.values() for usage in each.values()] == ["10"]
+
+
+@pytest.mark.parametrize("turns_at", [b"usage.acme", b"usage.globex"])
+@pytest.mark.parametrize("is_manual", [False, True], ids=["automatic", "manual"])
+def test_a_restore_that_reconnects_to_another_server_writes_nothing_into_it(
+    harness: Harness, other: OtherStore, turns_at: bytes, *, is_manual: bool
+) -> None:
+    for tenant in ("globex", "initech"):
+        harness.bucket.spend(tenant, "total", "lifetime", {None: "10"})
+    harness.capture(harness.clock.time + HOUR)
+    harness.lose()
+    harness.find_loss()
+    theirs = other.everything()
+    our_url = services.present_settings().require_nats_url()
+    with AlternatingServers(our_url, other.server.url, watched=turns_at) as network:
+        other.point_to(network.url)
+        # The connection breaks at the first write of a counter of this tenant.
+        network.before_request = lambda number: network.cut() if number == 1 else None
+        if is_manual:
+            applied = restore_manually(
+                harness.plane, opened_store, RestoreRequest(), ORDER, convergence_timeout=HOUR
+            )
+            assert applied.failure is not None
+        else:
+            assert isinstance(harness.run(), NothingToDo)
+    assert network.requests
+    assert other.everything() == theirs
+
+    other.point_to(our_url)
+    harness.clock.time += HOUR
+    harness.check()
+    assert harness.open_incident.is_held
+    release_restore(harness.plane, by="alice@ops")
+    harness.recover()
+    for tenant in ("acme", "globex", "initech"):
+        assert harness.bucket.stored(f"usage.{tenant}.total.lifetime.=") is not None
+    assert other.everything() == theirs
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -50,9 +50,22 @@ def test_losses_of_different_kinds_confirm_each_other(harness: RecoveryHarness) 
 
 
 def test_two_of_three_observations_confirm_an_alarm(harness: RecoveryHarness) -> None:
-    other = empty_store()
-    checked = check_in_turn(harness, [other, harness.store, other])
+    other, newer = empty_store(), empty_store(REBORN + timedelta(minutes=1))
+    checked = check_in_turn(harness, [other, newer, other])
     assert checked.recovery.state is RecoveryState.RECOVERING
+
+
+@pytest.mark.parametrize("created_at", [REBORN, BORN])
+def test_the_accepted_store_between_two_others_is_no_loss(
+    harness: RecoveryHarness, created_at: datetime
+) -> None:
+    """Two servers answer in turn at one address, whatever the other one is."""
+    for _ in range(3):
+        other = empty_store(created_at)
+        checked = check_in_turn(harness, [other, harness.store, other])
+        assert checked.check.verdict is Verdict.UNKNOWN
+        assert "Two observations of the store disagree" in checked.check.reason
+        assert checked.recovery.state is RecoveryState.HEALTHY
 
 
 def test_one_of_three_observations_opens_no_incident(harness: RecoveryHarness) -> None:

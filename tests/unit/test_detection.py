@@ -208,10 +208,13 @@ def test_a_missing_marker_is_a_loss() -> None:
     found = judged(ACCEPTED, seen(121, None))
     assert (found.verdict, found.evidence) == (Verdict.LOST, Evidence.MARKER_GONE)
     assert "Part of the store is gone" in found.reason
+    assert "but it does not exist" in found.reason
 
 
 def test_a_foreign_value_in_place_of_our_marker_is_a_loss() -> None:
-    assert judged(ACCEPTED, seen(121, FoundMarker(None, 121))).verdict is Verdict.LOST
+    found = judged(ACCEPTED, seen(121, FoundMarker(None, 121)))
+    assert found.verdict is Verdict.LOST
+    assert "but another value is there" in found.reason
 
 
 def test_a_marker_deleted_by_its_key_is_not_a_loss_but_reported() -> None:
@@ -354,6 +357,12 @@ def test_a_store_that_another_one_replaced_is_another_one() -> None:
     for marker in (None, FoundMarker("before", 60, number=6)):
         found = judged(ACCEPTED, Observation(StoreIdentity(NOON, 500), marker), memory)
         assert (found.verdict, found.evidence) == (Verdict.OTHER_STORE, Evidence.FORMER_STORE)
+
+
+def test_a_former_store_is_the_same_one_if_it_is_the_restore_target() -> None:
+    memory = replace(GIVEN, was_replaced=True)
+    assert judged(UNMARKED, seen(121, None), memory).verdict is Verdict.SAME
+    assert judged(ACCEPTED, seen(500, None), memory).verdict is Verdict.LOST
 
 
 # Who answered

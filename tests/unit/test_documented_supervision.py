@@ -52,6 +52,6 @@ def test_every_report_is_quoted_and_every_quote_is_a_report() -> None:
 
 
 def test_the_quotes_have_the_form_of_a_report() -> None:
-    on_hold = "Incident 11111111 has been on hold since 2026-11-25 11:58:30 UTC, by ann: the disk"
+    on_hold = "Incident 11111111 has been on hold since 2026-11-25 11:58:30 UTC, by ann: the disk."
     patterns = [re.escape(text).replace("…", ".+") for text in documented()]
     assert any(re.fullmatch(pattern, on_hold) for pattern in patterns)

@@ -1,6 +1,7 @@
 """Holds and releases of an incident, compared with literal values."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ from tests.unit.test_moves import (
 HELD = Held(NOW - 90 * SECOND, "ann", "the disk is changed")
 LATER = Held(NOW, "bob", "me too")
 ON_HOLD = (
-    "Incident 11111111 has been on hold since 2026-11-25 11:58:30 UTC, by ann: the disk is changed"
+    "Incident 11111111 has been on hold since 2026-11-25 11:58:30 UTC, by ann: the disk is changed."
 )
 USED: dict[str, Any] = {
     "attempts": 3,
@@ -47,10 +48,25 @@ USED: dict[str, Any] = {
 
 
 def test_a_hold_changes_only_the_hold() -> None:
-    before = standing(launches_before=2, released_at=NOW, **USED)
+    before = standing(launches_before=2, released_at=NOW - 91 * SECOND, **USED)
     assert before.incident is not None
     held = replace(before.incident, held=HELD)
     assert moves.hold(before, HELD, judged=OPENED) == Move(RECOVERING, BASELINE, held, 2)
+
+
+@pytest.mark.parametrize("ahead", [0 * SECOND, 3600 * SECOND])
+def test_a_hold_after_a_release_under_a_clock_that_was_ahead_holds(ahead: timedelta) -> None:
+    before = standing(released_at=LATER.at + ahead)
+    assert moves.hold(before, LATER, judged=OPENED).incident.is_held
+    joined = moves.join(before, GONE, target=None, judged=OPENED, held=LATER)
+    assert joined.incident.is_held
+
+
+def test_a_hold_under_a_clock_that_was_ahead_can_be_released() -> None:
+    ahead = replace(HELD, at=NOW + 3600 * SECOND)
+    released = moves.release(standing(held=ahead), judged=OPENED, now=NOW).incident
+    assert not released.is_held
+    assert (released.held, released.released_at) == (replace(HELD, at=NOW), NOW)
 
 
 def test_a_second_hold_does_not_replace_the_first() -> None:

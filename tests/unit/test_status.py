@@ -17,6 +17,7 @@ from budget_recovery_dagster.domain import (
     Attempt,
     Check,
     ConfigurationChange,
+    Evidence,
     FailureReason,
     GivenUp,
     Held,
@@ -132,27 +133,37 @@ def test_the_status_of_an_empty_database_is_unknown() -> None:
     assert "store_loss_sensor" in step
 
 
-@pytest.mark.parametrize(
-    ("known", "what", "then"),
-    [
-        (Known(checks=(check(-2),)), "The newest check", ""),
-        (
-            Known(checks=(check(1),), points={"acme": ago(-2)}),
-            "A snapshot",
-            " Then discard these snapshots: `budget-recovery discard-future`.",
-        ),
-    ],
-)
-def test_a_time_in_the_future_makes_the_status_unknown(known: Known, what: str, then: str) -> None:
-    assert summary(known) == (
+def test_a_check_in_the_future_makes_the_status_unknown() -> None:
+    assert summary(Known(checks=(check(-2),))) == (
         Condition.UNKNOWN,
-        (f"{what} has a time in the future: 08:33:02 UTC.",),
-        f"Synchronize the clocks of PostgreSQL and NATS with NTP.{then}",
+        ("The newest check has a time in the future: 08:33:02 UTC.",),
+        "Synchronize the clocks of PostgreSQL and NATS with NTP.",
+    )
+
+
+def test_a_snapshot_in_the_future_needs_attention_and_hides_nothing_else() -> None:
+    known = Known(checks=(check(1),), points={"acme": ago(-2)}, failing_tenants={"b": None})
+    assert summary(known)[0] is Condition.ATTENTION
+    assert noticed(known)[-1] == (
+        Attention.SNAPSHOT_IN_FUTURE,
+        "A snapshot has a time in the future: 08:33:02 UTC.",
+    )
+    assert next(code for code, _ in noticed(known)) is Attention.TENANTS_FAILING
+    only = replace(known, failing_tenants={})
+    assert next_step(only) == (
+        "Synchronize the clocks of PostgreSQL and NATS with NTP. Then discard these snapshots:"
+        " `budget-recovery discard-future`."
     )
 
 
 def test_clocks_may_differ_by_a_minute() -> None:
     assert summary(Known(checks=(check(-1),)))[0] is Condition.HEALTHY
+
+
+def test_an_older_database_that_was_accepted_is_no_doubt() -> None:
+    # As a capture records it that accepts the store: only renewals of the marker were missing.
+    accepted = check(1, Verdict.DATABASE_BEHIND, "Accepted.")
+    assert summary(Known(checks=(accepted, check(11))))[0] is Condition.HEALTHY
 
 
 def test_a_loss_without_an_incident_makes_the_status_unknown() -> None:
@@ -373,6 +384,14 @@ def test_snapshots_are_not_late_while_there_is_nothing_to_store() -> None:
     assert summary(wrong_clock)[0] is Condition.ATTENTION
 
 
+def test_a_tenant_whose_counters_are_all_gone_is_not_late() -> None:
+    # Its captures have no window any more; the newest one judged the fall.
+    known = Known(checks=(check(1),), points={"a": ago(5), "b": ago(300)})
+    assert [code for code, _ in noticed(known)] == [Attention.SNAPSHOTS_LATE]
+    known = replace(known, falls=(replace(fall("b", "team", 3, "41.5"), judged_at=ago(5)),))
+    assert [code for code, _ in noticed(known)] == [Attention.USAGE_MISSING]
+
+
 def test_a_tenant_that_left_is_not_late() -> None:
     known = Known(
         checks=(check(1),), points={"a": ago(30), "left": ago(300)}, absent=frozenset({"left"})
@@ -400,16 +419,16 @@ def test_failures_from_before_the_end_of_an_incident_need_no_attention() -> None
 
 def test_everything_that_needs_attention_is_shown_with_its_step() -> None:
     known = Known(
-        checks=(check(1),),
+        checks=(replace(check(1), evidence=Evidence.MARKER_NOT_WRITTEN),),
         points={"a": ago(91)},
         failing_tenants={"b": None},
         damaged={"a": 1},
         falls=(fall("a", "team", 3, "41.5"),),
         gone=(gone("a", 2),),
-        changes=(ConfigurationChange("max_age", "unlimited", "60 s", ago(5)),),
         runs=(failed_run(40), run(100, skew=30)),
     )
-    expected = [each for each in Attention if each is not Attention.NO_SNAPSHOT]
+    without = (Attention.NO_SNAPSHOT, Attention.SNAPSHOT_IN_FUTURE)
+    expected = [each for each in Attention if each not in without]
     assert [code for code, _ in noticed(known)] == expected
     page = " ".join(" ".join(printed(known)).split())
     assert page.startswith("ATTENTION at ")
@@ -480,6 +499,13 @@ def test_no_shell_runs_the_restore_with_a_placeholder_as_its_reason(
     assert run_in_shell(command.replace("<why>", "'ticket 9'")).stdout == "ran\n"
 
 
+def test_usage_missing_before_an_incident_is_not_shown_beside_its_loss() -> None:
+    known = Known(recovering(incident()), falls=(fall("a", "team", 3, "41.5"),))
+    page = " ".join(printed(known))
+    assert "Missing" not in page
+    assert "budget-recovery restore" not in page
+
+
 def test_counters_that_a_check_found_gone_need_attention_until_a_capture() -> None:
     known = Known(checks=(check(1),), gone=(gone("a", 2), gone("b", 104)))
     assert noticed(known) == [
@@ -504,11 +530,33 @@ def test_a_doubt_comes_before_what_needs_attention() -> None:
     assert f"{doubts[0]} Captures of 'b' fail. 1 tenant: Not permitted. Next {step} " in page
 
 
-@pytest.mark.parametrize("gone", [check(-2), check(1, Verdict.LOST)])
-def test_ages_are_not_judged_if_the_time_is_wrong_or_a_loss_was_found(gone: Check) -> None:
-    known = Known(checks=(gone,), points={"a": ago(91)}, failing_tenants={"b": None})
+def test_ages_are_not_judged_while_the_time_is_wrong() -> None:
+    known = Known(
+        checks=(check(-2),),
+        points={"a": ago(91)},
+        failing_tenants={"b": None},
+        falls=(fall("a", "team", 3, "41.5"),),
+    )
+    assert summary(known)[0] is Condition.UNKNOWN
+    assert [code for code, _ in noticed(known)] == [
+        Attention.USAGE_MISSING,
+        Attention.TENANTS_FAILING,
+    ]
+
+
+def test_nothing_needs_attention_while_a_loss_is_confirmed() -> None:
+    lost = check(1, Verdict.LOST)
+    known = Known(checks=(lost,), points={"a": ago(91)}, failing_tenants={"b": None})
     assert summary(known)[0] is Condition.UNKNOWN
     assert noticed(known) == []
+
+
+def test_a_changed_configuration_is_shown_and_needs_no_attention() -> None:
+    change = ConfigurationChange("max_age", "unlimited", "60 s", ago(5))
+    known = Known(checks=(check(1),), points={"a": ago(1)}, changes=(change,))
+    assert summary(known)[0] is Condition.HEALTHY
+    page = " ".join(" ".join(printed(known)).split())
+    assert "Bucket changed: max_age from unlimited to 60 s, found 5 min ago" in page
 
 
 def attempt(number: int, *, of: Incident, is_over: bool = False) -> Attempt:
@@ -642,6 +690,30 @@ def test_a_hold_shows_how_to_release_it_and_causes_a_warning_after_an_hour(
         "On hold: The disk is being replaced. Fix the cause of the hold, then run"
         " `budget-recovery release`. No automatic restore starts until then."
     )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "offered", "refused"),
+    [
+        (["lost"], ["release"], ["resolve", "restore`"]),
+        (["other_store"], ["correct it", "release", "resolve"], ["restore`"]),
+        (["database_behind"], ["preview", "resolve", "restore`"], ["release"]),
+        # A later loss changes what a person can do, not why the restore is on hold.
+        (["lost", "other_store"], ["correct it", "release", "resolve"], ["restore`"]),
+        (["database_behind", "lost"], ["preview", "resolve", "restore`"], ["release"]),
+        (["other_store", "database_behind"], ["preview", "resolve", "restore`"], ["release"]),
+    ],
+)
+def test_a_hold_shows_the_commands_that_end_it_and_no_others(
+    verdicts: list[str], offered: list[str], refused: list[str]
+) -> None:
+    losses = tuple(replace(loss(9), verdict=Verdict(verdict)) for verdict in verdicts)
+    held = Held(ago(5), "ann@ops", "ticket 7")
+    condition, _, step = summary(Known(recovering(incident(9, losses=losses, held=held))))
+    assert condition is Condition.HELD
+    assert step.startswith("On hold: ticket 7. ")
+    assert [each for each in offered if each not in step] == []
+    assert [each for each in refused if each in step] == []
 
 
 def test_the_final_check_is_due_after_all_attempts() -> None:

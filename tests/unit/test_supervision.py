@@ -66,7 +66,7 @@ def test_a_failed_store_is_left_to_the_operator() -> None:
 def test_no_restore_is_launched_for_an_incident_on_hold() -> None:
     assert decide(incident=HELD) == Rest(
         "Incident 0f8fad5b has been on hold since 2026-11-25 11:55:00 UTC, by ann: "
-        "the disk is changed"
+        "the disk is changed."
     )
 
 

@@ -39,7 +39,13 @@ returning tenant, budget_id, window_token, keys, sequence, counted_at, missing, 
 _ADD_COUNT = """
 insert into budget_recovery.key_count (
     tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since
-) values (%s, %s, %s, %s, %s, %s, 0, null)
+) values (%s, %s, %s, %s, %s, %s, %s, %s)
+"""
+_RESTORED = """
+select budget_id, window_token, max(finished_at)
+from budget_recovery.restore_audit
+where tenant = %s and raised > 0 and finished_at is not null
+group by budget_id, window_token
 """
 # If a capture has replaced a count since it was read, or removed it, nothing matches.
 _UPDATE_COUNTS = """
@@ -120,24 +126,24 @@ def record_findings(connection: Connection, snapshot: TenantSnapshot) -> None:
     """Store the falls and counts that follow from a snapshot, in the transaction of its commit."""
     tenant = snapshot.tenant
     known = [_fall(*row) for row in connection.execute(_FALLS_OF, (tenant,))]
-    # Resets only end falls.
-    resets = read_resets(connection, tenant) if known else ()
+    rows = connection.execute(_TAKE_COUNTS, (tenant,))
+    counted = {count.at.of: count for count in (_count(*row) for row in rows)}
+    is_missing = any(count.missing for count in counted.values())
+    # Resets only end what is missing.
+    resets = read_resets(connection, tenant) if known or is_missing else ()
+    restored = _restored_at(connection, tenant) if is_missing else {}
+    counts = counts_of(snapshot, counted, restored=restored, resets=resets)
     fallen, ended = judge_falls(known, snapshot, resets)
     with connection.cursor() as cursor:
         cursor.executemany(_KEEP_FALL, [_fall_row(fall) for fall in fallen])
         cursor.executemany(_END_FALL, [_end_row(each) for each in ended])
-    _replace_counts(connection, snapshot)
+        cursor.executemany(_ADD_COUNT, [_count_row(count) for count in counts])
 
 
-def _replace_counts(connection: Connection, snapshot: TenantSnapshot) -> None:
-    rows = connection.execute(_TAKE_COUNTS, (snapshot.tenant,))
-    known = {count.at.of: count for count in (_count(*row) for row in rows)}
-    counts = counts_of(snapshot, known)
-    with connection.cursor() as cursor:
-        cursor.executemany(
-            _ADD_COUNT,
-            [(*_names(each.at), each.keys, each.sequence, each.counted_at) for each in counts],
-        )
+def _restored_at(connection: Connection, tenant: str) -> Mapping[BudgetWindow, datetime]:
+    """Return when the counters of each budget and window of a tenant were last raised."""
+    rows = connection.execute(_RESTORED, (tenant,))
+    return {_window(tenant, budget, token).of: at.astimezone(UTC) for budget, token, at in rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,17 @@ def _count(tenant: str, budget: str, token: str, *row: Any) -> KeyCount:
         counted_at.astimezone(UTC),
         missing,
         since and since.astimezone(UTC),
+    )
+
+
+def _count_row(count: KeyCount) -> tuple[Any, ...]:
+    return (
+        *_names(count.at),
+        count.keys,
+        count.sequence,
+        count.counted_at,
+        count.missing,
+        count.missing_since,
     )
 
 

@@ -23,6 +23,7 @@ from budget_recovery_dagster.adapters.postgres.database import Connection, stora
 from budget_recovery_dagster.domain.recovery_point import latest_time
 from budget_recovery_dagster.domain.snapshots import (
     CAPTURES_AFTER_GAP,
+    MAX_CAPTURE_GAP,
     DatedUsages,
     PruneReport,
     awaited_captures,
@@ -222,13 +223,18 @@ def count_awaited(connection: Connection, now: datetime) -> int:
 def find_needed(
     connection: Connection, tenants: Collection[str], *, cutoff: datetime, now: datetime
 ) -> list[RecordKey]:
-    """Find the records older than ``cutoff`` that a recovery point needs."""
+    """Find the records older than ``cutoff`` that a recovery point needs.
+
+    A window that ended a short while ago may still be open: a clock that is ahead by less than a
+    gap between captures is not noticed.
+    """
+    surely_past = now - MAX_CAPTURE_GAP
     scope = {
         "tenants": list(tenants),
-        "tokens": list(tokens_at(now)),
+        "tokens": list(tokens_at(now) | tokens_at(surely_past)),
         "cutoff": cutoff,
         "latest": latest_time(now),
-        "now": now,
+        "now": surely_past,
     }
     needed: list[RecordKey] = []
     for tenant, budget, window, since, *rest in connection.execute(

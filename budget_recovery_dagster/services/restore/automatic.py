@@ -113,7 +113,7 @@ def recover_store(  # noqa: PLR0913 - by keyword, each the caller's own
             if recovery.state is not RecoveryState.RECOVERING or incident is None:
                 return NothingToDo(f"The store is {recovery.state.name}; no restore is due.")
             if incident.on_hold is not None:
-                return NothingToDo(incident.on_hold)
+                return NothingToDo(f"{incident.on_hold} Try: {incident.hold_ends}")
             if not plane.points.tenants():
                 detail = "No snapshot of any tenant is stored, so there is nothing to restore from."
                 reason = FailureReason.NO_SNAPSHOTS
@@ -143,7 +143,7 @@ class _Run:
             if refusal is not None and (closing := self._nothing_lost()) is not None:
                 return self._close(closing)
         except IncidentHeldError as error:
-            return NothingToDo(error.message)
+            return NothingToDo(str(error))
         except (AttemptFailedError, StoreError, PossibleLossError) as error:
             return self._wait(error)
         worker = self.session.worker
@@ -155,7 +155,7 @@ class _Run:
                 lease=worker.lease,
             )
         except IncidentHeldError as error:
-            return NothingToDo(error.message)
+            return NothingToDo(str(error))
         except AttemptsUsedUpError:
             return self._decide()
         return self._attempt(refusal)
@@ -185,7 +185,7 @@ class _Run:
             raise
         except IncidentHeldError as error:
             self._end_attempt(f"Stopped. {error.message}")
-            return NothingToDo(error.message)
+            return NothingToDo(str(error))
         except StoreFullError as error:
             return self._return_attempt(error)
         except Exception as error:

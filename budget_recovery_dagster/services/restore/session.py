@@ -419,7 +419,9 @@ class TenantRestores:
         A failure of this tenant is in the result, and so is the plan.
 
         Raises:
-            StoreError: the store does not answer any more.
+            StoreError, StoreLostError, PossibleLossError: the store does not answer any more, or
+                another one does.
+            IncidentHeldError, AttemptFailedError: likewise.
             DatabaseUnreachableError, LeaseLostError: the work was interrupted.
         """
         self.session.worker.lease.require_held()
@@ -452,7 +454,7 @@ class TenantRestores:
         if restored.entries:
             self._finish(at, restored.entries)
         if restored.failure is not None:
-            self._require_answer(restored.failure)
+            self._require_same_store(restored.failure)
         return restored
 
     def remainder(self, *, is_final: bool) -> Remainder:
@@ -463,7 +465,9 @@ class TenantRestores:
 
         Raises:
             DatabaseUnreachableError, LeaseLostError: the work was cut short.
-            StoreError: the store does not answer any more.
+            StoreError, StoreLostError, PossibleLossError: the store does not answer any more, or
+                another one does.
+            IncidentHeldError, AttemptFailedError: likewise.
         """
         counters, unseen = 0, []
         lower: list[LowerCounters] = []
@@ -475,7 +479,7 @@ class TenantRestores:
             except (DatabaseUnreachableError, LeaseLostError):
                 raise
             except Exception as error:  # noqa: BLE001 - reported by name; no tenant hides another
-                self._require_answer(error)
+                self._require_same_store(error)
                 unseen.append(f"Tenant {tenant!r} cannot be read: {describe_error(error)[0]}")
             else:
                 counters += sum(entry.planned for entry in left)
@@ -533,8 +537,22 @@ class TenantRestores:
         Raises:
             StoreError: the store does not answer.
         """
-        if isinstance(failure, StoreError) and not isinstance(failure, StoreWriteError):
+        if _is_of_the_store(failure):
             self.session.store.observe(self.session.watch.deployment_id)
+
+    def _require_same_store(self, failure: Exception) -> None:
+        """Check as ``_require_answer`` does, and whether it is still the store that is restored.
+
+        The connection may have been lost, and a new one may lead to another store. What answers an
+        observation is trusted from then on, so it has to be judged before anything else is written.
+
+        Raises:
+            StoreError, StoreLostError, PossibleLossError: the store does not answer, or it is
+                another one.
+            IncidentHeldError, AttemptFailedError: likewise.
+        """
+        if _is_of_the_store(failure):
+            self.session.require_same_store()
 
     def _now(self) -> datetime:
         return self.session.plane.clock.now()
@@ -575,6 +593,11 @@ class TenantRestores:
         for entry in restored.entries:
             for note in entry.notes:
                 self.session.worker.on_progress(f"{name}, {entry.of}: {note}")
+
+
+def _is_of_the_store(failure: Exception) -> bool:
+    """Whether every tenant may meet a failure: it is none of a single value."""
+    return isinstance(failure, StoreError) and not isinstance(failure, StoreWriteError)
 
 
 def _unreadable_in(plan: RecoveryPlan) -> int:

@@ -150,7 +150,7 @@ comment on column budget_recovery.store_check.verdict is
     'unknown, first_seen or same; or an alarm: lost, database_behind, other_store.';
 comment on column budget_recovery.store_check.evidence is
     'What an alarm rests on, as in store_loss; or what is reported of the accepted store: '
-    'marker_removed.';
+    'marker_removed or marker_not_written.';
 """
 
 # What version 1 knows of earlier stores and events. The order of the runs is that of their times.
