@@ -292,8 +292,12 @@ class Snapshots(Protocol):
     def in_future(self, now: datetime) -> tuple[ListedSnapshot, ...]:
         """Return the snapshots of all tenants that are dated in the future; newest first."""
 
-    def discard_future(self, *, by: str, reason: str, lease: Lease) -> tuple[ListedSnapshot, ...]:
-        """Discard the snapshots that are dated in the future, record each, and return them.
+    def discard_future(
+        self, confirmed: Collection[datetime], *, by: str, reason: str, lease: Lease
+    ) -> tuple[ListedSnapshot, ...]:
+        """Discard the snapshots of these times that are dated in the future; return them.
+
+        Each is recorded. Snapshots of other times, which a person has not confirmed, are kept.
 
         Raises:
             CapturesPausedError: the store is not HEALTHY.
