@@ -101,7 +101,8 @@ def _usage_missing(status: Status) -> tuple[str, str]:
     return (
         (
             f"Missing from the store, or lower than in snapshots: {counters} of {tenants}, {usage}"
-            f" of usage. Most, {format_usage(worst.usage)}, is of tenant {worst.at.tenant!r}."
+            f" of usage. The largest: {format_usage(worst.usage)} of tenant {worst.at.tenant!r},"
+            f" {worst.at.of}."
         ),
         (
             f"Preview: `{preview_command(worst)}`. Restore: `{restore_command(worst)}`. If it was"

@@ -146,8 +146,8 @@ def test_the_largest_falls_are_named(harness: Harness) -> None:
     assert [(each.at.tenant, each.missing) for each in result.compared.gone] == [("a", 3), ("b", 1)]
     assert result.compared.notes == (
         (
-            "Counters missing from the store since the newest snapshots: 4. Most, 3, are of tenant"
-            " 'a', spend lifetime."
+            "Counters missing from the store since the newest snapshots: 4. The largest: 3 of"
+            " tenant 'a', spend lifetime."
         ),
         "A capture is requested.",
     )

@@ -450,7 +450,7 @@ def test_missing_usage_is_named_by_tenant_number_and_money_with_its_commands() -
             Attention.USAGE_MISSING,
             (
                 "Missing from the store, or lower than in snapshots: 9 counters of 8 tenants, 45.1"
-                " of usage. Most, 39.5, is of tenant 'big co'."
+                " of usage. The largest: 39.5 of tenant 'big co', all 2026-11."
             ),
         )
     ]
@@ -512,8 +512,8 @@ def test_counters_that_a_check_found_gone_need_attention_until_a_capture() -> No
         (
             Attention.COUNTERS_GONE,
             (
-                "Counters missing from the store since the newest snapshots: 106. Most, 104, are of"
-                " tenant 'b', team lifetime."
+                "Counters missing from the store since the newest snapshots: 106. The largest: 104"
+                " of tenant 'b', team lifetime."
             ),
         )
     ]
