@@ -156,6 +156,10 @@ class Waiting:
     waits: int
 
 
+ITSELF = "budget-recovery"
+"""Who holds a restore that no person has put on hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A hold of the restore, by a person or by this program: when, by whom, and why."""
@@ -163,6 +167,11 @@ class Held:
     at: datetime
     by: str
     reason: str
+
+    @property
+    def awaits_choice(self) -> bool:
+        """Whether this program holds the restore until a person chooses what to do."""
+        return self.by == ITSELF
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +212,8 @@ class Incident:
     ``newest_point_at`` is the newest snapshot at the time of the loss that has an intact record or
     never had a record. ``last_good_at`` is when the store was last known to be intact: no intact
     record has the usage in between.
-    ``next_launch_at`` is the earliest time of the next launch. No restore starts or continues from
-    ``held`` until ``released_at``.
+    ``next_launch_at`` is the earliest time of the next launch. No restore starts or continues while
+    it is ``held`` and not released; a new hold clears ``released_at``.
     """
 
     incident_id: str
@@ -234,9 +243,8 @@ class Incident:
     @property
     def is_held(self) -> bool:
         """Whether the restore is on hold."""
-        if self.held is None:
-            return False
-        return self.released_at is None or self.released_at < self.held.at
+        # Not by the order of the two times: they may be readings of a clock that was corrected.
+        return self.held is not None and self.released_at is None
 
     @property
     def on_hold(self) -> str | None:
@@ -257,12 +265,17 @@ class Incident:
                 " --keep-snapshots` to accept the store as it is, or `budget-recovery restore` to"
                 " raise its counters."
             )
-        if self.losses[-1].verdict is Verdict.OTHER_STORE:
+        if self.awaits_choice:
+            # The accepted store comes back only if nothing but another address hides it.
+            correct = (
+                "correct it: the incident then closes by itself."
+                if self.losses[0].verdict is Verdict.OTHER_STORE
+                else "correct it first."
+            )
             return (
-                "if BUDGET_RECOVERY_NATS_URL is wrong, correct it: the incident then closes by"
-                " itself. If this store replaces the accepted one, `budget-recovery release`"
-                " restores the counters into it, and `budget-recovery resolve --keep-snapshots`"
-                " accepts it as it is."
+                f"if BUDGET_RECOVERY_NATS_URL is wrong, {correct} If the store that the server"
+                " shows replaces the accepted one, `budget-recovery release` restores the counters"
+                " into it, and `budget-recovery resolve --keep-snapshots` accepts it as it is."
             )
         return (
             "fix the cause of the hold, then run `budget-recovery release`. No automatic restore"
@@ -279,11 +292,9 @@ class Incident:
         """Whether a person must choose what to do about another store, or an older database.
 
         Until then the accepted baseline stays what the store is compared with, and ``target`` is
-        only the store that was found.
+        only the store that was found. A further loss changes nothing about that.
         """
-        verdict = self.losses[-1].verdict
-        is_for_people = verdict in (Verdict.OTHER_STORE, Verdict.DATABASE_BEHIND)
-        return is_for_people and self.is_held
+        return self.held is not None and self.is_held and self.held.awaits_choice
 
     @property
     def uncovered(self) -> timedelta | None:

@@ -6,12 +6,14 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain import Held, Incident, Recovery, RecoveryState
-from budget_recovery_dagster.errors import IncidentHeldError
+from budget_recovery_dagster.domain import ITSELF, Held, Incident, Recovery, RecoveryState, Verdict
+from budget_recovery_dagster.errors import IncidentHeldError, IncidentMovedError
 from tests.contract.control_planes import NOON, ControlPlane
 from tests.contract.incident_scene import (
     GONE,
+    LOSS,
     MARKED_TARGET,
+    TARGET,
     claim_attempt,
     close,
     give_up,
@@ -21,6 +23,7 @@ from tests.contract.incident_scene import (
 
 MINUTE = timedelta(minutes=1)
 HELD = Held(NOON, "ann", "the disk is changed")
+OTHER = replace(LOSS, verdict=Verdict.OTHER_STORE, reason="The store is another one.")
 
 
 def hold(plane: ControlPlane, incident: Incident) -> Incident:
@@ -133,15 +136,44 @@ def test_a_release_is_logged_with_its_operator(
     assert "carl" not in caplog.text
 
 
-def test_a_hold_after_a_release_keeps_the_time_of_the_release(plane: ControlPlane) -> None:
+def test_a_hold_after_a_release_forgets_the_time_of_the_release(plane: ControlPlane) -> None:
     released = plane.incidents.release("ann", judged=hold(plane, open_one(plane)))
     plane.clock.advance(MINUTE)
     again = plane.incidents.hold("once more", "bob", judged=released)
-    assert again == replace(released, held=Held(NOON + MINUTE, "bob", "once more"))
-    assert again.released_at == NOON
+    held = Held(NOON + MINUTE, "bob", "once more")
+    assert again == replace(released, held=held, released_at=None)
+    assert plane.incidents.recovery().incident == again
 
 
-def test_a_new_restore_target_or_a_further_loss_prevents_neither_hold_nor_release(
+def test_a_hold_and_a_release_count_although_the_clock_was_ahead(plane: ControlPlane) -> None:
+    plane.clock.advance(timedelta(days=40))
+    held = plane.incidents.hold("why", "ann", judged=open_one(plane))
+    plane.clock.advance(timedelta(days=-40))
+    released = plane.incidents.release("ann", judged=held)
+    assert not released.is_held
+    plane.clock.advance(timedelta(days=-40))
+    joined = plane.incidents.join(OTHER, target=TARGET, judged=released, hold="Another store.")
+    assert joined.is_held
+    assert plane.incidents.recovery().incident == joined
+
+
+def test_a_hold_for_another_store_replaces_that_of_a_person(plane: ControlPlane) -> None:
+    held = hold(plane, open_one(plane))
+    joined = plane.incidents.join(OTHER, target=TARGET, judged=held, hold="Another store.")
+    assert joined.held == Held(
+        NOON, ITSELF, "Another store. It was already on hold, by ann: the disk is changed"
+    )
+    assert joined.awaits_choice
+    assert plane.incidents.recovery().incident == joined
+    # A release that was judged before is none of this hold.
+    with pytest.raises(IncidentMovedError, match="a further loss joined it"):
+        plane.incidents.release("ann", judged=held)
+    assert plane.incidents.recovery().incident == joined
+    released = plane.incidents.release("ann", judged=joined)
+    assert (released.is_held, released.awaits_choice) == (False, False)
+
+
+def test_a_new_restore_target_prevents_neither_hold_nor_release_and_a_loss_no_hold(
     plane: ControlPlane,
 ) -> None:
     first = open_one(plane)
@@ -149,7 +181,7 @@ def test_a_new_restore_target_or_a_further_loss_prevents_neither_hold_nor_releas
     held = hold(plane, first)
     joined = plane.incidents.join(GONE, target=None, judged=held)
     assert joined.held == HELD
-    released = plane.incidents.release("ann", judged=first)
+    released = plane.incidents.release("ann", judged=joined)
     assert released == replace(joined, released_at=NOON)
 
 

@@ -1,11 +1,13 @@
 """Holds and releases of an incident, compared with literal values."""
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from budget_recovery_dagster.domain import (
+    ITSELF,
     FailureReason,
     GivenUp,
     Held,
@@ -13,6 +15,7 @@ from budget_recovery_dagster.domain import (
     Move,
     Recovery,
     Standing,
+    Verdict,
     Waiting,
     may_launch,
     moves,
@@ -46,10 +49,10 @@ USED: dict[str, Any] = {
 }
 
 
-def test_a_hold_changes_only_the_hold() -> None:
+def test_a_hold_changes_only_the_hold_and_ends_the_earlier_release() -> None:
     before = standing(launches_before=2, released_at=NOW, **USED)
     assert before.incident is not None
-    held = replace(before.incident, held=HELD)
+    held = replace(before.incident, held=HELD, released_at=None)
     assert moves.hold(before, HELD, judged=OPENED) == Move(RECOVERING, BASELINE, held, 2)
 
 
@@ -81,10 +84,9 @@ def test_releasing_an_incident_that_is_not_on_hold_changes_nothing() -> None:
     [
         standing(target=None),
         standing(target=replace(TARGET, intended=IntendedMarker("n"))),
-        standing(losses=(LOSS, GONE)),
     ],
 )
-def test_a_new_restore_target_or_a_further_loss_prevents_neither_hold_nor_release(
+def test_a_new_restore_target_prevents_neither_hold_nor_release(
     found: Standing,
 ) -> None:
     held = moves.hold(found, HELD, judged=OPENED)
@@ -97,6 +99,22 @@ def test_a_new_restore_target_or_a_further_loss_prevents_neither_hold_nor_releas
         held.incident.target,
         held.incident.losses,
     )
+
+
+def test_a_release_judged_before_a_further_loss_is_refused() -> None:
+    found = standing(held=HELD, losses=(LOSS, GONE))
+    with pytest.raises(IncidentMovedError, match="a further loss joined it"):
+        moves.release(found, judged=OPENED, now=NOW)
+
+
+@pytest.mark.parametrize("at", [HELD.at - 90 * SECOND, HELD.at + 90 * SECOND])
+def test_neither_hold_nor_release_depends_on_the_order_of_their_times(at: datetime) -> None:
+    """The clock may have been ahead at either of them."""
+    released = moves.release(standing(held=HELD), judged=OPENED, now=at)
+    assert not released.incident.is_held
+    before = Standing(RECOVERING, BASELINE, replace(released.incident))
+    held = moves.hold(before, HELD, judged=released.incident)
+    assert held.incident.is_held
 
 
 @pytest.mark.parametrize(
@@ -136,6 +154,33 @@ def test_a_hold_prevents_launches() -> None:
 def test_a_further_loss_keeps_the_hold() -> None:
     joined = moves.join(standing(held=HELD, released_at=NOW), GONE, target=None, judged=OPENED)
     assert (joined.incident.held, joined.incident.released_at) == (HELD, NOW)
+
+
+CHOICE = Held(NOW, ITSELF, "The server shows another store.")
+
+
+def test_an_alarm_that_needs_a_choice_replaces_the_hold_of_a_person_and_names_it() -> None:
+    other = replace(GONE, verdict=Verdict.OTHER_STORE)
+    found = standing(held=HELD)
+    joined = moves.join(found, other, target=TARGET, judged=OPENED, held=CHOICE).incident
+    assert joined.awaits_choice
+    assert joined.held == replace(
+        CHOICE,
+        reason="The server shows another store. It was already on hold, by ann: the disk is"
+        " changed",
+    )
+    # A hold that already awaits the choice stays as it is.
+    again = replace(CHOICE, reason="once more")
+    found = Standing(RECOVERING, BASELINE, joined)
+    assert moves.join(found, other, target=None, judged=joined, held=again).incident.held == (
+        joined.held
+    )
+
+
+def test_an_alarm_that_needs_a_choice_holds_again_after_a_release() -> None:
+    found = standing(held=HELD, released_at=NOW + 90 * SECOND)
+    joined = moves.join(found, GONE, target=None, judged=OPENED, held=CHOICE).incident
+    assert (joined.held, joined.released_at, joined.is_held) == (CHOICE, None, True)
 
 
 def test_a_hold_does_not_prevent_a_worker_from_ending_the_incident() -> None:
