@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from budget_recovery_dagster.domain.store import Baseline, StoreIdentity
-from budget_recovery_dagster.domain.verdict import Evidence, Verdict
+from budget_recovery_dagster.domain.verdict import Evidence, Verdict, same_creation
 
 MAX_ATTEMPTS = 3
 """How many attempts a restore has for one loss before an operator must act."""
@@ -265,6 +265,13 @@ class Incident:
                 " --keep-snapshots` to accept the store as it is, or `budget-recovery restore` to"
                 " raise its counters."
             )
+        if self.given_up is not None:
+            return (
+                "if BUDGET_RECOVERY_NATS_URL is wrong, correct it. Otherwise check"
+                " `budget-recovery preview`, then run `budget-recovery restore` to raise the"
+                " counters of the store that the server shows, or `budget-recovery resolve"
+                " --keep-snapshots` to accept it as it is."
+            )
         if self.awaits_choice:
             # The accepted store comes back only if nothing but another address hides it.
             correct = (
@@ -286,6 +293,19 @@ class Incident:
     def is_database_behind(self) -> bool:
         """Whether the database may lack what the store has: only a person can end the incident."""
         return any(loss.verdict is Verdict.DATABASE_BEHIND for loss in self.losses)
+
+    @property
+    def may_return(self) -> bool:
+        """Whether the incident closes by itself once the server shows the accepted store again."""
+        return self.awaits_choice and self.given_up is None and not self.is_database_behind
+
+    def is_about(self, store: StoreIdentity) -> bool:
+        """Whether a store is the one that people are shown: the restore target, or the newest loss.
+
+        What a person decides about the incident holds for no other store.
+        """
+        shown = (self.target.identity if self.target else None, self.losses[-1].after)
+        return any(each and same_creation(each.created_at, store.created_at) for each in shown)
 
     @property
     def awaits_choice(self) -> bool:

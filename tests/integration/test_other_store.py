@@ -27,11 +27,12 @@ from budget_recovery_dagster.domain import (
     Verdict,
 )
 from budget_recovery_dagster.embedded import NatsServer
-from budget_recovery_dagster.errors import PossibleLossError
+from budget_recovery_dagster.errors import IncidentHeldError, PossibleLossError
 from budget_recovery_dagster.services.restore import (
     Acceptance,
     NothingToDo,
     Order,
+    Resolved,
     RestoreRequest,
     release_restore,
     resolve_incident,
@@ -150,6 +151,17 @@ def held(harness: Harness, evidence: Evidence) -> Incident:
     return incident
 
 
+def resolve(harness: Harness, acceptance: Acceptance) -> Resolved:
+    return resolve_incident(
+        harness.plane,
+        opened_store,
+        ORDER,
+        acceptance=acceptance,
+        retention=RetentionPolicy(7),
+        convergence_timeout=timedelta(0),
+    )
+
+
 def test_a_wrong_address_and_back_changes_neither_store(
     harness: Harness, other: OtherStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,14 +240,7 @@ def test_resolve_accepts_the_store_that_replaces_ours(harness: Harness, other: O
         spend(its_bucket, "3")
     other.use()
     held(harness, Evidence.PREDATES)
-    resolved = resolve_incident(
-        harness.plane,
-        opened_store,
-        ORDER,
-        acceptance=Acceptance.KEEP_SNAPSHOTS,
-        retention=RetentionPolicy(7),
-        convergence_timeout=timedelta(0),
-    )
+    resolved = resolve(harness, Acceptance.KEEP_SNAPSHOTS)
     assert outcome_of(resolved.incident) is Outcome.ACCEPTED
     with other.bucket() as its_bucket:
         assert now(its_bucket) == {None: "3"}
@@ -265,6 +270,28 @@ def test_another_store_within_an_incident_puts_it_on_hold(
     assert incident.attempts == 0
     assert other.everything() == theirs
     held(harness, Evidence.PREDATES)
+
+
+@pytest.mark.parametrize("is_resolved", [True, False])
+def test_a_manual_end_at_a_wrong_address_changes_neither_store_nor_baseline(
+    harness: Harness,
+    other: OtherStore,
+    is_resolved: bool,  # noqa: FBT001 - a parameter of pytest's
+) -> None:
+    harness.lose()
+    assert harness.find_loss() is Verdict.LOST
+    theirs, accepted = other.everything(), harness.plane.registry.claim().baseline
+    other.use()
+    with pytest.raises(IncidentHeldError, match="another store"):
+        if is_resolved:
+            resolve(harness, Acceptance.RECORD_RESETS)
+        else:
+            restore_manually(
+                harness.plane, opened_store, RestoreRequest(), ORDER, convergence_timeout=HOUR
+            )
+    assert open_incident(harness).losses[-1].evidence is Evidence.PREDATES
+    assert other.everything() == theirs
+    assert harness.plane.registry.claim().baseline == accepted
 
 
 def test_servers_that_take_turns_open_one_incident_and_change_neither_store(

@@ -1,14 +1,27 @@
 """Another store at our address, with fakes: what puts an incident on hold, and what ends it."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain import Outcome, RecoveryState, Verdict
-from budget_recovery_dagster.errors import IncidentMovedError
+from budget_recovery_dagster.domain import Evidence, Outcome, RecoveryState, Verdict
+from budget_recovery_dagster.errors import (
+    ChoiceError,
+    IncidentHeldError,
+    IncidentMovedError,
+    PreviewOutdatedError,
+    StorePermissionError,
+)
 from budget_recovery_dagster.services.restore import (
+    Acceptance,
+    Applied,
     NothingToDo,
+    Resolved,
+    StillWaiting,
     hold_restore,
+    recover_store,
     release_restore,
 )
 from tests.fakes.usage_store import MemoryUsageStore
@@ -16,6 +29,7 @@ from tests.unit.manual_harness import ManualHarness, captured_manual_harness
 from tests.unit.recovery_harness import outcome_of
 
 DAY = timedelta(days=1)
+DENIED = StorePermissionError("The marker may not be written.", "grant it.")
 
 
 @pytest.fixture
@@ -29,23 +43,28 @@ def harness() -> ManualHarness:
 
 def another(harness: ManualHarness, *, older_by: timedelta = 5 * DAY) -> MemoryUsageStore:
     """Return a store with a lower counter that is older than the accepted one."""
-    return having_3(harness, MemoryUsageStore(harness.store.stream.created_at - older_by))
+    return having_3(MemoryUsageStore(harness.store.stream.created_at - older_by))
 
 
 def rebuilt(harness: ManualHarness) -> MemoryUsageStore:
     """Return a store with a lower counter that is as new as one that was rebuilt after a loss."""
-    return having_3(harness, MemoryUsageStore(harness.clock.now()))
+    return having_3(MemoryUsageStore(harness.clock.now()))
 
 
-def having_3(harness: ManualHarness, store: MemoryUsageStore) -> MemoryUsageStore:
-    store.clock = harness.clock.now()
+def having_3(store: MemoryUsageStore) -> MemoryUsageStore:
     store.put_usage("a", "spend", "lifetime", None, "3")
     return store
 
 
+def use(harness: ManualHarness, store: MemoryUsageStore) -> None:
+    """Set the store at the address; its clock is right."""
+    store.clock = harness.clock.now()
+    harness.store = store
+
+
 def check(harness: ManualHarness, store: MemoryUsageStore) -> Verdict:
     """Check with this store at the address."""
-    harness.store = store
+    use(harness, store)
     return harness.check().check.verdict
 
 
@@ -125,6 +144,96 @@ def test_a_rebuilt_store_that_returns_after_another_one_waits_for_a_release(
     assert check(harness, new) is Verdict.LOST
     assert len(harness.incident.losses) == losses
     release_restore(harness.plane, by="ann")
-    new.clock = harness.clock.now()
+    use(harness, new)
     assert outcome_of(harness.recover()) is Outcome.RESTORED
     assert harness.usage("a") == "80"
+
+
+# What a person decides holds for the store that the incident is about
+
+
+def resolve_with_resets(harness: ManualHarness) -> Resolved:
+    return harness.resolve(acceptance=Acceptance.RECORD_RESETS)
+
+
+@pytest.mark.parametrize("act", [ManualHarness.apply, resolve_with_resets])
+def test_a_manual_end_at_a_wrong_address_is_refused(
+    harness: ManualHarness, act: Callable[[ManualHarness], object]
+) -> None:
+    lose(harness)
+    use(harness, another(harness))
+    accepted = harness.baseline
+    with pytest.raises(IncidentHeldError, match="another store") as refused:
+        act(harness)
+    assert "BUDGET_RECOVERY_NATS_URL" in refused.value.hint
+    assert harness.usage("a") == "3"
+    assert (harness.state, harness.baseline) == (RecoveryState.RECOVERING, accepted)
+    assert not harness.plane.state.resets
+
+
+def test_a_preview_says_in_an_incident_why_a_restore_would_be_refused(
+    harness: ManualHarness,
+) -> None:
+    new = lose(harness)
+    assert harness.preview().refusal is None
+    use(harness, another(harness))
+    assert "existed" in (harness.preview().refusal or "")
+    # Once the incident is about it, a person may decide to restore it.
+    check(harness, harness.store)
+    assert harness.preview().refusal is None
+    use(harness, new)
+    assert "recreated" in (harness.preview().refusal or "")
+
+
+@pytest.mark.parametrize("act", [ManualHarness.apply, resolve_with_resets])
+@pytest.mark.parametrize("make", [rebuilt, lambda harness: another(harness, older_by=9 * DAY)])
+def test_a_decision_about_another_store_holds_for_no_third_one(
+    harness: ManualHarness,
+    act: Callable[[ManualHarness], object],
+    make: Callable[[ManualHarness], MemoryUsageStore],
+) -> None:
+    check(harness, another(harness))
+    third = make(harness)
+    use(harness, third)
+    with pytest.raises(IncidentHeldError):
+        act(harness)
+    assert harness.usage("a") == "3"
+    assert harness.incident.losses[-1].after is not None
+    assert harness.incident.losses[-1].after.created_at == third.stream.created_at
+    # It has become the one that the incident is about.
+    act(harness)
+    assert harness.state is RecoveryState.HEALTHY
+
+
+def test_a_resolve_is_refused_if_its_preview_saw_another_store(harness: ManualHarness) -> None:
+    new = lose(harness)
+    preview_id = harness.preview().preview_id
+    use(harness, another(harness))
+    with pytest.raises(PreviewOutdatedError, match="preview again"):
+        harness.resolve(preview_id=preview_id)
+    assert not harness.incident.is_held
+    with pytest.raises(ChoiceError, match="not stored any more"):
+        harness.resolve(preview_id="unknown")
+    use(harness, new)
+    harness.resolve(preview_id=preview_id)
+    assert harness.state is RecoveryState.HEALTHY
+
+
+def test_a_restore_adopts_no_store_that_others_did_not_confirm(harness: ManualHarness) -> None:
+    """Two further observations agree with each other, but on another store."""
+    other, new = another(harness), rebuilt(harness)
+    new.is_gone = True
+    assert check(harness, new) is Verdict.LOST
+    new.is_gone = False
+    turns = iter([new, other, other])
+    result = recover_store(
+        harness.plane,
+        lambda: nullcontext(next(turns)),
+        run_id="a run",
+        holder="a restore",
+        convergence_timeout=timedelta(0),
+        on_progress=harness.messages.append,
+    )
+    assert isinstance(result, StillWaiting)
+    assert harness.incident.target is None
+    assert (harness.usage("a"), len(harness.incident.losses)) == ("3", 1)
