@@ -257,13 +257,15 @@ def facts_of(
             predates=False,
         )
     created_at = seen.identity.created_at
+    is_same_creation = same_creation(created_at, accepted.identity.created_at)
     return StoreFacts(
         answer=_answer(seen),
         is_known=True,
         marker=_found(accepted, seen, memory, now),
-        is_same_creation=same_creation(created_at, accepted.identity.created_at),
+        is_same_creation=is_same_creation,
         is_sequence_lower=seen.identity.last_sequence < accepted.identity.last_sequence,
-        was_replaced=memory.was_replaced,
+        # Not if a person decided that this very store is the restore target.
+        was_replaced=memory.was_replaced and not is_same_creation,
         # Unknown others: none of them can be called new.
         has_foreign_marker=accepted.others is not None and bool(seen.others - accepted.others),
         predates=accepted.seen_at is not None and created_at < accepted.seen_at - PREDATES_BY,

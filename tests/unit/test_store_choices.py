@@ -237,3 +237,82 @@ def test_a_restore_adopts_no_store_that_others_did_not_confirm(harness: ManualHa
     assert isinstance(result, StillWaiting)
     assert harness.incident.target is None
     assert (harness.usage("a"), len(harness.incident.losses)) == ("3", 1)
+
+
+def release_and_recover(harness: ManualHarness) -> None:
+    release_restore(harness.plane, by="ann")
+    harness.recover()
+
+
+@pytest.mark.parametrize("end", [ManualHarness.apply, ManualHarness.resolve, release_and_recover])
+@pytest.mark.parametrize("is_denied", [True, False])
+def test_an_incident_about_a_former_store_without_our_marker_can_be_ended(
+    end: Callable[[ManualHarness], object],
+    is_denied: bool,  # noqa: FBT001 - a parameter of pytest's
+) -> None:
+    harness = ManualHarness()
+    former = harness.store
+    if is_denied:
+        former.marker_failure = DENIED
+    harness.spend("a", "80")
+    harness.capture()
+    former.clock = harness.clock.now()
+    harness.check()
+    harness.clock.advance(timedelta(minutes=10))
+    new = lose(harness)
+    new.marker_failure = former.marker_failure
+    harness.recover()
+    harness.check()
+    former.purge("__guard")
+    assert check(harness, former) is Verdict.OTHER_STORE
+    assert harness.incident.losses[-1].evidence is Evidence.FORMER_STORE
+    end(harness)
+    assert harness.state is RecoveryState.HEALTHY
+    assert harness.check().check.verdict is Verdict.SAME
+
+
+def test_a_check_during_a_manual_restore_of_another_store_does_not_fail_it(
+    harness: ManualHarness,
+) -> None:
+    check(harness, another(harness))
+    harness.before_write(1, harness.check)
+    applied: Applied = harness.apply()
+    assert applied.failure is None
+    assert harness.state is RecoveryState.HEALTHY
+
+
+def test_a_check_during_a_resolve_of_another_store_does_not_fail_it(
+    harness: ManualHarness,
+) -> None:
+    check(harness, another(harness))
+    found: list[Verdict] = []
+
+    def check_once(_: str) -> None:
+        if not found:
+            found.append(harness.check().check.verdict)
+
+    harness.store.during_read = check_once
+    harness.resolve()
+    assert found == [Verdict.LOST]
+    assert harness.state is RecoveryState.HEALTHY
+
+
+def test_a_failed_incident_waits_for_a_person_although_the_accepted_store_is_back(
+    harness: ManualHarness,
+) -> None:
+    ours = harness.store
+    lose(harness)
+    for _ in range(3):
+        harness.die_in_an_attempt()
+    harness.recover()
+    assert harness.state is RecoveryState.FAILED
+    check(harness, another(harness))
+    # A failed restore cannot be released.
+    assert "budget-recovery release" not in harness.incident.hold_ends
+    assert "budget-recovery resolve" in harness.incident.hold_ends
+    assert [check(harness, ours) for _ in range(6)] == [Verdict.SAME] * 6
+    assert harness.check().recovery.state is RecoveryState.FAILED
+    use(harness, ours)
+    harness.resolve()
+    assert harness.check().recovery.state is RecoveryState.HEALTHY
+    assert harness.check().check.verdict is Verdict.SAME
