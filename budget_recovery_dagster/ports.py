@@ -234,7 +234,7 @@ class Snapshots(Protocol):
     there is no other.
     """
 
-    def commit(
+    def commit(  # noqa: PLR0913 - by keyword, each the caller's own
         self,
         snapshot: TenantSnapshot,
         *,
@@ -242,11 +242,13 @@ class Snapshots(Protocol):
         run_id: str,
         lease: Lease,
         judged: Baseline | None,
+        first: Baseline | None = None,
     ) -> Baseline:
         """Store a snapshot and accept its identity as the baseline, all or nothing.
 
-        Falls are judged by it, and the counts of checks start again from it. Returns the baseline
-        that now holds.
+        Falls are judged by it, and the counts of checks start again from it. ``first`` is the store
+        as a first capture observed it, which becomes the baseline if there is none. Returns the
+        baseline that now holds.
 
         Raises:
             CapturesPausedError: the store is not HEALTHY.

@@ -24,6 +24,7 @@ from budget_recovery_dagster.services.capture import capture_now
 from budget_recovery_dagster.services.restore.manual import (
     Acceptance,
     Order,
+    require_open_incident,
     require_reason,
     resolve_incident,
 )
@@ -82,6 +83,7 @@ def resolve(
     settings = settings_with_servers(data_dir)
     with opened_control_plane(settings) as plane:
         preview_id = None
+        require_open_incident(plane)
         if not yes:
             acceptance, preview_id = _chosen(plane, store_opener(settings), acceptance)
         if acceptance is None:

@@ -159,9 +159,16 @@ def require_healthy(state: RecoveryState, consequence: str) -> None:
 
 
 def admit(
-    snapshot: TenantSnapshot, *, hour: Hour, judged: Baseline | None, facts: Facts
+    snapshot: TenantSnapshot,
+    *,
+    hour: Hour,
+    judged: Baseline | None,
+    first: Baseline | None = None,
+    facts: Facts,
 ) -> Baseline:
     """Admit a snapshot and return the baseline that holds with it.
+
+    ``first`` is the store as a first capture observed it: the baseline if there is none.
 
     Raises:
         CapturesPausedError: the store is not HEALTHY.
@@ -192,7 +199,7 @@ def admit(
             f" this one of {_utc(snapshot.captured_at)}.",
             "capture again: the database's clock was set back by a few seconds.",
         )
-    return _accept(facts.baseline, snapshot.identity)
+    return _accept(facts.baseline or first, snapshot.identity)
 
 
 def _accept(baseline: Baseline | None, identity: StoreIdentity) -> Baseline:

@@ -212,8 +212,8 @@ class Incident:
     ``newest_point_at`` is the newest snapshot at the time of the loss that has an intact record or
     never had a record. ``last_good_at`` is when the store was last known to be intact: no intact
     record has the usage in between.
-    ``next_launch_at`` is the earliest time of the next launch. No restore starts or continues while
-    it is ``held`` and not released; a new hold clears ``released_at``.
+    ``next_launch_at`` is the earliest time of the next launch. No restore starts or continues from
+    ``held`` until ``released_at``.
     """
 
     incident_id: str
@@ -243,8 +243,9 @@ class Incident:
     @property
     def is_held(self) -> bool:
         """Whether the restore is on hold."""
-        # Not by the order of the two times: they may be readings of a clock that was corrected.
-        return self.held is not None and self.released_at is None
+        if self.held is None:
+            return False
+        return self.released_at is None or self.released_at < self.held.at
 
     @property
     def on_hold(self) -> str | None:

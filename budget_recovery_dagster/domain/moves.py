@@ -124,9 +124,15 @@ def hold(standing: Standing, held: Held, *, judged: Incident) -> Move:
         IncidentMovedError: also if the store is not RECOVERING.
     """
     incident = _held_recovery(standing, judged)
-    return standing.with_incident(
-        incident if incident.is_held else replace(incident, held=held, released_at=None)
-    )
+    return standing.with_incident(incident if incident.is_held else _put_on_hold(incident, held))
+
+
+def _put_on_hold(incident: Incident, held: Held) -> Incident:
+    """Return the incident with a hold that no earlier release ends."""
+    released_at = incident.released_at
+    # Also a release under a clock that was ahead is over.
+    is_over = released_at is None or released_at >= held.at
+    return replace(incident, held=held, released_at=None if is_over else released_at)
 
 
 def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
@@ -140,7 +146,7 @@ def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
     incident = _held_recovery(standing, judged)
     if incident.losses != judged.losses:
         raise _moved(judged, "a further loss joined it")
-    if not incident.is_held:
+    if incident.held is None or not incident.is_held:
         return standing.with_incident(incident)
     if incident.is_database_behind:
         raise IncidentHeldError(
@@ -150,6 +156,8 @@ def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
         )
     released = replace(
         incident,
+        # A hold dated in the future was stored under a clock that was ahead.
+        held=replace(incident.held, at=min(incident.held.at, now)),
         released_at=now,
         attempts=0,
         waiting=None,
@@ -256,9 +264,9 @@ def join(
     """
     _require_alarm(loss)
     incident = standing.on_the_same_target(judged)
-    joined = replace(incident, losses=(*incident.losses, loss), target=target)
     if held is not None and not incident.awaits_choice:
-        joined = replace(joined, held=_following_hold(incident, held), released_at=None)
+        incident = _put_on_hold(incident, _following_hold(incident, held))
+    joined = replace(incident, losses=(*incident.losses, loss), target=target)
     state = after(standing.state, Event.LOSS)
     if _is_same_store(incident.target, target):
         return Move(state, standing.baseline, joined, standing.launches_before)

@@ -264,7 +264,7 @@ def facts_of(
         marker=_found(accepted, seen, memory, now),
         is_same_creation=is_same_creation,
         is_sequence_lower=seen.identity.last_sequence < accepted.identity.last_sequence,
-        # Not if a person decided that this very store is the restore target.
+        # A person may have released a store that was replaced; it is then the restore target.
         was_replaced=memory.was_replaced and not is_same_creation,
         # Unknown others: none of them can be called new.
         has_foreign_marker=accepted.others is not None and bool(seen.others - accepted.others),

@@ -45,6 +45,7 @@ from budget_recovery_dagster.presentation.text import (
     store_line,
     tenant_line,
     tenant_notes,
+    until_next_snapshot,
     unverified_line,
     warnings,
     window_lines,
@@ -224,6 +225,8 @@ def print_applied(console: Console, applied: Applied) -> None:
         print_row(console, [("Failed  ", "bold red"), (str(applied.failure), "")])
     if text := end_of_incident(applied):
         print_row(console, [("Store   ", "bold"), (text, "")])
+    for text in until_next_snapshot(applied):
+        print_row(console, [("Then    ", "bold"), (text, "")])
 
 
 _CHECKS = 5
@@ -269,7 +272,7 @@ def _sections(status: Status) -> Iterator[tuple[str, Iterable[Parts]]]:
     yield "Next", dict.fromkeys([next_step(status), *(notice.next_step for notice in noticed)])
     if status.recovery.incident is not None:
         yield "Incident", _open_incident(status.recovery.incident, status)
-    if status.falls:
+    elif status.falls:
         yield "Missing", _missing(status)
     yield "Checks", _checks(status)
     if captures := list(_captures(status)):

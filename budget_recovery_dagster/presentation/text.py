@@ -385,6 +385,22 @@ def end_of_incident(applied: Applied) -> str | None:
     return f"Incident {incident.short_id} stays open: {' '.join(left)} {next_step}"
 
 
+def until_next_snapshot(applied: Applied) -> Iterator[str]:
+    """Say what is not as it will be until the next snapshot."""
+    incident = applied.incident
+    if not applied.raised or (incident is not None and incident.ended is None):
+        return
+    yield (
+        "`budget-recovery status` may still show the restored usage as missing: the next snapshot"
+        " compares again."
+    )
+    if applied.choice.despite_resets:
+        yield (
+            "Capture the current hour now: if the store is lost before the next snapshot, the"
+            " resets still exclude this usage."
+        )
+
+
 def hold_report(held: HoldResult) -> tuple[str, ...]:
     """Describe in paragraphs what a hold did."""
     ends = "resolve" if held.incident.is_database_behind else "release"
@@ -436,6 +452,11 @@ def resolved_report(
     if failure is None and result is not None:
         numbers = f"{counted(result.stored, 'tenant')} stored, {result.failed:,} failed"
         yield f"Captures resumed: {numbers}."
+        if resolved.remainder.counters and resolved.acceptance is Acceptance.KEEP_SNAPSHOTS:
+            yield (
+                "`budget-recovery status` shows ATTENTION until these counters are restored, a"
+                " reset is recorded, or their windows end."
+            )
     elif failure is not None:
         yield f"The first capture failed: {failure} Then capture the current hour."
 

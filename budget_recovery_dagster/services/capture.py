@@ -338,6 +338,7 @@ class CaptureRun:
             run_id=self.run_id,
             lease=self.lease,
             judged=self.watch.baseline,
+            first=self.watch.first,
         )
         return snapshot
 

@@ -508,11 +508,13 @@ def measure_clock_skew(clock: Clock, store: UsageStore) -> timedelta | None:
 class CaptureWatch:
     """Requires, through one capture, that the store stays the accepted one.
 
-    ``baseline`` is the stored one as this capture last read or moved it.
+    ``baseline`` is the stored one as this capture last read or moved it; ``first`` is the store as
+    a first capture observed it.
     """
 
     watch: StoreWatch
     baseline: Baseline | None = field(default=None, init=False)
+    first: Baseline | None = field(default=None, init=False)
     _last_seen: StoreIdentity | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -553,7 +555,8 @@ class CaptureWatch:
                 "wait for the cluster to settle; the next capture compares again.",
             )
         if found.verdict is Verdict.FIRST_SEEN and self._last_seen is None:
-            self.watch.confirm(found)
+            found = self.watch.confirm(found)
+            self.first = baseline_of(found.seen, found.at) if found.seen else None
         return self._compare_with_last(found.seen)
 
     def _raise_alarm(self, found: Finding) -> None:

@@ -146,28 +146,6 @@ from (values
 """
 
 
-VERSION_1_HOLD = """
-insert into budget_recovery.incident
-    (incident_id, opened_at, attempts, launches, launches_before, held_at, held_by, held_reason,
-     released_at)
-values (gen_random_uuid()::text, now(), 0, 0, 0, '2026-11-25 {held}Z', 'ann', 'why',
-        '2026-11-25 12:00Z')
-"""
-
-
-@pytest.mark.parametrize(("held", "is_held"), [("11:00", False), ("13:00", True)])
-def test_an_upgrade_forgets_a_release_before_the_newest_hold(
-    empty_database_url: str,
-    held: str,
-    is_held: bool,  # noqa: FBT001 - a parameter of pytest's
-) -> None:
-    make_version_1(empty_database_url, VERSION_1_HOLD.format(held=held))
-    migrate(empty_database_url)
-    with psycopg.connect(empty_database_url) as connection:
-        query = "select released_at is null from budget_recovery.incident"
-        assert connection.execute(query).fetchall() == [(is_held,)]
-
-
 def test_an_upgrade_numbers_the_snapshots_in_the_order_of_their_storing(
     empty_database_url: str,
 ) -> None:

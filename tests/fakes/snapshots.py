@@ -144,6 +144,7 @@ class MemorySnapshots(OnState):
         run_id: str,
         lease: Lease,
         judged: Baseline | None,
+        first: Baseline | None = None,
     ) -> Baseline:
         with self._plane.lock:
             require_lease(self._plane, lease, name=CAPTURE_LEASE)
@@ -156,7 +157,7 @@ class MemorySnapshots(OnState):
                 baseline=store.baseline,
                 newest=max((at for at in times if not is_in_the_future(at, now)), default=None),
             )
-            baseline = admit(snapshot, hour=hour, judged=judged, facts=facts)
+            baseline = admit(snapshot, hour=hour, judged=judged, first=first, facts=facts)
             if not snapshot.is_empty:
                 self._plane.commits += 1
                 self._plane.snapshots[snapshot.tenant, snapshot.captured_at] = StoredSnapshot(

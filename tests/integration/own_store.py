@@ -67,8 +67,9 @@ class OwnStore:
         self.server.start()
 
     def copy(self) -> None:
-        """Copy the server's files."""
+        """Copy the server's files; an earlier copy is replaced."""
         self.server.stop()
+        shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self._directory, self._copy)
         self.server.start()
 

@@ -264,6 +264,11 @@ def test_resolve_accepts_the_store(lost: Harness) -> None:
     result = run("resolve", "--reason", "again", "--yes", "--keep-snapshots")
     assert result.exit_code == 1
     assert "The store is HEALTHY, and no incident is open." in result.stderr
+    # Refused before the question.
+    asked = run_at_terminal("--record-resets", "resolve", "--reason", "again")
+    assert asked.returncode == 1
+    assert "no incident is open" in asked.stderr
+    assert "record-resets" not in asked.stdout
     lost.lose()
     lost.find_loss()
     assert answer("preview")["raised"] == 4
@@ -286,8 +291,9 @@ def test_an_accepted_state_is_remembered_after_the_next_loss(lost: Harness) -> N
     assert usages(lost.bucket, "acme", "users", LIFETIME) == {"alice": "2"}
     assert usages(lost.bucket, "acme", "cards", LIFETIME) == {}
     # It can be undone.
-    undone = answer("restore", "--reason", "a mistake", "--yes", "--despite-resets")
-    assert undone["raised"] == 4
+    undone = run("restore", "--reason", "a mistake", "--yes", "--despite-resets").stdout
+    assert "DONE 4 counters raised" in undone
+    assert "Capture the current hour now" in undone
     assert usages(lost.bucket, "acme", "users", LIFETIME) == {"alice": "30.5", "bob": "20"}
 
 
@@ -307,7 +313,9 @@ def test_resolve_shows_at_a_terminal_what_each_choice_means_and_asks(
     assert "--keep-snapshots: the next loss brings it back and raises 4 counters by 55.5." in text
     assert "is closed; the store is HEALTHY." in report
     if resets:
-        assert "To undo: `budget-recovery restore --despite-resets`, until 20" in report
+        assert "`budget-recovery restore --despite-resets --tenant <tenant>" in report
+    else:
+        assert "`budget-recovery status` shows ATTENTION until" in report
     assert f"Captures resumed: {stored} tenants stored, 0 failed." in report
     with psycopg.connect(os.environ["BUDGET_RECOVERY_POSTGRES_URL"]) as connection:
         [(found,)] = connection.execute(

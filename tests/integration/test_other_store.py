@@ -30,6 +30,7 @@ from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import IncidentHeldError, PossibleLossError
 from budget_recovery_dagster.services.restore import (
     Acceptance,
+    Applied,
     NothingToDo,
     Order,
     Resolved,
@@ -151,12 +152,12 @@ def held(harness: Harness, evidence: Evidence) -> Incident:
     return incident
 
 
-def resolve(harness: Harness, acceptance: Acceptance) -> Resolved:
+def resolve(harness: Harness) -> Resolved:
     return resolve_incident(
         harness.plane,
         opened_store,
         ORDER,
-        acceptance=acceptance,
+        acceptance=Acceptance.KEEP_SNAPSHOTS,
         retention=RetentionPolicy(7),
         convergence_timeout=timedelta(0),
     )
@@ -240,7 +241,7 @@ def test_resolve_accepts_the_store_that_replaces_ours(harness: Harness, other: O
         spend(its_bucket, "3")
     other.use()
     held(harness, Evidence.PREDATES)
-    resolved = resolve(harness, Acceptance.KEEP_SNAPSHOTS)
+    resolved = resolve(harness)
     assert outcome_of(resolved.incident) is Outcome.ACCEPTED
     with other.bucket() as its_bucket:
         assert now(its_bucket) == {None: "3"}
@@ -272,23 +273,22 @@ def test_another_store_within_an_incident_puts_it_on_hold(
     held(harness, Evidence.PREDATES)
 
 
-@pytest.mark.parametrize("is_resolved", [True, False])
+def restore(harness: Harness) -> Applied:
+    return restore_manually(
+        harness.plane, opened_store, RestoreRequest(), ORDER, convergence_timeout=HOUR
+    )
+
+
+@pytest.mark.parametrize("end", [resolve, restore])
 def test_a_manual_end_at_a_wrong_address_changes_neither_store_nor_baseline(
-    harness: Harness,
-    other: OtherStore,
-    is_resolved: bool,  # noqa: FBT001 - a parameter of pytest's
+    harness: Harness, other: OtherStore, end: Callable[[Harness], object]
 ) -> None:
     harness.lose()
     assert harness.find_loss() is Verdict.LOST
     theirs, accepted = other.everything(), harness.plane.registry.claim().baseline
     other.use()
     with pytest.raises(IncidentHeldError, match="another store"):
-        if is_resolved:
-            resolve(harness, Acceptance.RECORD_RESETS)
-        else:
-            restore_manually(
-                harness.plane, opened_store, RestoreRequest(), ORDER, convergence_timeout=HOUR
-            )
+        end(harness)
     assert open_incident(harness).losses[-1].evidence is Evidence.PREDATES
     assert other.everything() == theirs
     assert harness.plane.registry.claim().baseline == accepted
@@ -397,9 +397,7 @@ def test_a_restore_that_reconnects_to_another_server_writes_nothing_into_it(
         # The connection breaks at the first write of a counter of this tenant.
         network.before_request = lambda number: network.cut() if number == 1 else None
         if is_manual:
-            applied = restore_manually(
-                harness.plane, opened_store, RestoreRequest(), ORDER, convergence_timeout=HOUR
-            )
+            applied = restore(harness)
             assert applied.failure is not None
         else:
             assert isinstance(harness.run(), NothingToDo)

@@ -4,10 +4,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 
 import pytest
 
 from budget_recovery_dagster.domain import (
+    Evidence,
     IntendedMarker,
     Observation,
     RecoveryState,
@@ -55,6 +57,21 @@ def test_a_store_recreated_during_a_read_is_not_stored(harness: Harness) -> None
     assert harness.run("paused") == Paused(RecoveryState.RECOVERING)
     assert captured.pruned is None
     assert harness.known("b") == Decimal(10)
+
+
+def test_a_first_capture_knows_an_older_store_and_the_neighbours_of_the_accepted_one(
+    harness: Harness,
+) -> None:
+    """Before any check: otherwise another store would be restored into as a rebuilt one."""
+    harness.store.clock = harness.clock.now()
+    harness.capture("first")
+    older = MemoryUsageStore(BORN - timedelta(days=1))
+    younger = MemoryUsageStore(harness.clock.now() + timedelta(seconds=1))
+    younger.put("__guard.11111111-2222-4333-8444-555555555555", b"{}")
+    for other, evidence in ((older, Evidence.PREDATES), (younger, Evidence.FOREIGN_MARKER)):
+        watch = watch_store(harness.plane, other, partial(nullcontext, other), "a check")
+        found = watch.compare()
+        assert (found.verdict, found.judgement.evidence) == (Verdict.OTHER_STORE, evidence)
 
 
 @pytest.mark.parametrize("what", ["recreated", "went back", "gone"])

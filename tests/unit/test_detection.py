@@ -352,6 +352,12 @@ def test_a_store_that_another_one_replaced_is_another_one() -> None:
         assert (found.verdict, found.evidence) == (Verdict.OTHER_STORE, Evidence.FORMER_STORE)
 
 
+def test_a_former_store_is_the_same_one_if_it_is_the_restore_target() -> None:
+    memory = replace(GIVEN, was_replaced=True)
+    assert judged(UNMARKED, seen(121, None), memory).verdict is Verdict.SAME
+    assert judged(ACCEPTED, seen(500, None), memory).verdict is Verdict.LOST
+
+
 # Who answered
 
 

@@ -4,7 +4,14 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain import RESTORE_LEASE, Attempt, IntendedMarker, RecoveryState
+from budget_recovery_dagster.domain import (
+    RESTORE_LEASE,
+    Attempt,
+    Evidence,
+    IntendedMarker,
+    Outcome,
+    RecoveryState,
+)
 from budget_recovery_dagster.errors import AttemptFailedError, ChoiceError, LeaseLostError
 from budget_recovery_dagster.services.restore import (
     NothingToDo,
@@ -12,7 +19,8 @@ from budget_recovery_dagster.services.restore import (
     RecoveryResult,
     hold_restore,
 )
-from tests.unit.recovery_harness import FULL, RecoveryHarness
+from tests.unit.capture_harness import BORN
+from tests.unit.recovery_harness import FULL, RecoveryHarness, outcome_of
 
 
 @pytest.fixture
@@ -198,3 +206,19 @@ def test_a_worker_that_takes_less_than_an_hour_keeps_the_restore(
     harness.before_write(1, be_slow)
     assert isinstance(harness.recover(), Recovered)
     assert [type(other) for other in others] == [NothingToDo]
+
+
+def test_a_former_store_without_a_marker_is_restored_once_released(
+    harness: RecoveryHarness,
+) -> None:
+    harness.recover()
+    # The address leads to the store again that the present one replaced.
+    harness.store.recreate(BORN)
+    harness.spend("a", "3")
+    harness.check()
+    assert harness.incident.losses[-1].evidence is Evidence.FORMER_STORE
+    release(harness)
+    # A check may come before the restore; it must not put the incident on hold again.
+    harness.check()
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
+    assert harness.usage("a") == "80"

@@ -198,7 +198,7 @@ def test_usage_that_was_removed_on_purpose_is_not_restored_after_the_next_loss(
     assert ended is not None
     assert (
         "Left lower than in the snapshots: 3 counters, by 115 in all. Resets are recorded:"
-        " restores exclude their usage until now."
+        " restores exclude what was captured of them so far."
     ) in ended.detail
     harness.spend("a", "3", "alice")
     harness.clock.advance(timedelta(minutes=1))
@@ -280,7 +280,7 @@ def test_an_accepted_state_can_be_undone_until_the_time_that_is_shown(
     assert until is not None
     assert timedelta(days=7) <= until - at < timedelta(days=7, minutes=1)
     assert resolved.incident.ended is not None
-    assert f"--despite-resets`, until {until:%Y-%m-%d %H:%M:%S} UTC" in (
+    assert f"--reason <why>`, until {until:%Y-%m-%d %H:%M:%S} UTC" in (
         resolved.incident.ended.detail
     )
     # Without usage, each capture prunes what it may.

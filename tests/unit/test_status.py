@@ -441,6 +441,13 @@ def test_missing_usage_is_named_by_tenant_number_and_money_with_its_commands() -
     assert missing["largest"][0]["restore"] == f"budget-recovery restore {of_it} --reason ..."
 
 
+def test_usage_missing_before_an_incident_is_not_shown_beside_its_loss() -> None:
+    known = Known(recovering(incident()), falls=(fall("a", "team", 3, "41.5"),))
+    page = " ".join(printed(known))
+    assert "Missing" not in page
+    assert "budget-recovery restore" not in page
+
+
 def test_counters_that_a_check_found_gone_need_attention_until_a_capture() -> None:
     known = Known(checks=(check(1),), gone=(gone("a", 2), gone("b", 104)))
     assert noticed(known) == [

@@ -393,7 +393,7 @@ class PostgresSnapshots:
 
     _database: Database
 
-    def commit(
+    def commit(  # noqa: PLR0913 - by keyword, each the caller's own
         self,
         snapshot: TenantSnapshot,
         *,
@@ -401,6 +401,7 @@ class PostgresSnapshots:
         run_id: str,
         lease: Lease,
         judged: Baseline | None,
+        first: Baseline | None = None,
     ) -> Baseline:
         """Store a snapshot and accept its identity as the baseline, in one transaction."""
         with self._database.writing() as connection:
@@ -417,7 +418,7 @@ class PostgresSnapshots:
                 baseline=store.baseline,
                 newest=newest,
             )
-            baseline = admit(snapshot, hour=hour, judged=judged, facts=facts)
+            baseline = admit(snapshot, hour=hour, judged=judged, first=first, facts=facts)
             if not snapshot.is_empty:
                 _insert_snapshot(connection, snapshot, run_id=run_id, stored_at=facts.now)
             record_findings(connection, snapshot)

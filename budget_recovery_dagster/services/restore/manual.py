@@ -441,7 +441,7 @@ def resolve_incident(  # noqa: PLR0913 - by keyword, each the caller's own
         StoreError, DatabaseError, LeaseLostError: the store could not be read; nothing is changed.
     """
     require_reason(order.reason)
-    _require_open(plane)
+    require_open_incident(plane)
     with _manual_session(plane, open_store, order) as session:
         seen = _await_ready(session, order, convergence_timeout)
         if preview_id is not None:
@@ -494,7 +494,12 @@ def _undo_until(resets: Sequence[Reset], retention: RetentionPolicy) -> datetime
     return min(retained, max(end or retained for end in ends))
 
 
-def _require_open(plane: ControlPlane) -> None:
+def require_open_incident(plane: ControlPlane) -> None:
+    """Refuse to resolve a store without an open incident.
+
+    Raises:
+        IncidentMovedError: none is open.
+    """
     recovery = plane.incidents.recovery()
     if recovery.incident is None:
         raise IncidentMovedError(
@@ -512,9 +517,11 @@ def _left(remainder: Remainder, incident: Incident, undo_until: datetime | None)
             yield "No reset is recorded: the next loss brings their usage back."
         else:
             yield (
-                "Resets are recorded: restores exclude their usage until now. To undo:"
-                " `budget-recovery restore --despite-resets`, until"
-                f" {undo_until:%Y-%m-%d %H:%M:%S} UTC or the end of the window."
+                "Resets are recorded: restores exclude what was captured of them so far. To undo,"
+                " for each tenant and budget: `budget-recovery restore --despite-resets --tenant"
+                " <tenant> --budget <budget> --reason <why>`, until"
+                f" {undo_until:%Y-%m-%d %H:%M:%S} UTC or the end of the window. This brings back"
+                " usage of other resets of the budget as well."
             )
     yield from remainder.unknown()
     if remainder.unseen:

@@ -85,13 +85,11 @@ alter table budget_recovery.incident
     add column target_other_markers text[] collate "C",
     drop constraint incident_outcome_is_known,
     add constraint incident_outcome_is_known check (
-        outcome in ('restored', 'restored_in_part', 'nothing_lost', 'nothing_current', 'returned',
-            'restored_manually', 'accepted')
+        outcome in (
+            'restored', 'restored_in_part', 'nothing_lost', 'nothing_current', 'returned',
+            'restored_manually', 'accepted'
+        )
     );
--- A hold is over if it has a time of release; version 1 kept that of an earlier hold.
-update budget_recovery.incident set released_at = null where held_at > released_at;
-comment on column budget_recovery.incident.released_at is
-    'When the hold ended; null: it has not, or there was none.';
 comment on column budget_recovery.incident.target_marker_number is
     'The restore target: the number of our marker in it.';
 comment on column budget_recovery.incident.target_marker_keeps_for is
