@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 
+from budget_recovery_dagster.adapters.nats.stream import BucketStream, StreamInfo
 from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.domain import (
     Evidence,
@@ -27,7 +28,7 @@ from budget_recovery_dagster.domain import (
     Verdict,
 )
 from budget_recovery_dagster.embedded import NatsServer
-from budget_recovery_dagster.errors import IncidentHeldError, PossibleLossError
+from budget_recovery_dagster.errors import IncidentHeldError, PossibleLossError, StoreChangedError
 from budget_recovery_dagster.services.restore import (
     Acceptance,
     Applied,
@@ -378,6 +379,26 @@ def test_a_capture_that_reconnects_to_another_server_stores_nothing_of_it(
     assert getattr(captured, "stored", ()) == ()
     point = harness.plane.points.current_usages("acme", harness.clock.time)
     assert [str(usage) for each in point.values() for usage in each.values()] == ["10"]
+
+
+def test_an_observation_that_reconnects_has_not_the_marker_of_another_server(
+    harness: Harness, other: OtherStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    our_url = services.present_settings().require_nats_url()
+    deployment_id = harness.plane.registry.claim().deployment_id
+    page = BucketStream.page
+
+    async def page_and_disconnect(stream: BucketStream, prefix: str) -> StreamInfo:
+        """The connection breaks after the identity was read, before the marker is."""
+        info = await page(stream, prefix)
+        await stream.connection.close()
+        return info
+
+    monkeypatch.setattr(BucketStream, "page", page_and_disconnect)
+    with AlternatingServers(our_url, other.server.url) as network:
+        other.point_to(network.url)
+        with opened_store() as store, pytest.raises(StoreChangedError, match="another store"):
+            store.observe(deployment_id)
 
 
 @pytest.mark.parametrize("turns_at", [b"usage.acme", b"usage.globex"])
