@@ -82,9 +82,10 @@ def resolve(
         )
     settings = settings_with_servers(data_dir)
     with opened_control_plane(settings) as plane:
+        preview_id = None
         require_open_incident(plane)
         if not yes:
-            acceptance = _chosen(plane, store_opener(settings), acceptance)
+            acceptance, preview_id = _chosen(plane, store_opener(settings), acceptance)
         if acceptance is None:
             click.echo("The incident stays open.")
             raise click.exceptions.Exit(_DECLINED)
@@ -97,6 +98,7 @@ def resolve(
                 acceptance=acceptance,
                 retention=settings.retention,
                 convergence_timeout=settings.convergence_timeout,
+                preview_id=preview_id,
             )
         failure = _captured(plane, settings, order)
         run = _run_of(plane, order.run_id)
@@ -139,8 +141,11 @@ def _run_of(plane: ControlPlane, run_id: str) -> RecordedRun | None:
 
 def _chosen(
     plane: ControlPlane, open_store: OpenStore, acceptance: Acceptance | None
-) -> Acceptance | None:
-    """Show what each choice means, and ask; None: the person declines."""
+) -> tuple[Acceptance | None, str]:
+    """Show what each choice means, and ask; also return the id of the preview.
+
+    None: the person declines.
+    """
     with progress("Reading") as report:
         preview = preview_restore(
             plane, open_store, RestoreRequest(), by=current_user(), on_progress=report
@@ -149,10 +154,12 @@ def _chosen(
     for line in acceptance_lines(preview, acceptance):
         print_row(console, line)
     if acceptance is not None:
-        return acceptance if confirmed("Accept the store as it is?") else None
+        is_confirmed = confirmed("Accept the store as it is?")
+        return acceptance if is_confirmed else None, preview.preview_id
     names = {f"--{each.value.replace('_', '-')}": each for each in Acceptance}
     try:
-        return names[click.prompt("Accept the store with", type=click.Choice(list(names)))]
+        name = click.prompt("Accept the store with", type=click.Choice(list(names)))
     except click.Abort:
         click.echo()
-        return None
+        return None, preview.preview_id
+    return names[name], preview.preview_id

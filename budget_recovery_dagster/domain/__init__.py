@@ -54,6 +54,7 @@ from budget_recovery_dagster.domain.falls import TenantWindow as TenantWindow
 from budget_recovery_dagster.domain.falls import changes_between as changes_between
 from budget_recovery_dagster.domain.falls import counts_of as counts_of
 from budget_recovery_dagster.domain.falls import judge_falls as judge_falls
+from budget_recovery_dagster.domain.incident import ITSELF as ITSELF
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS as MAX_ATTEMPTS
 from budget_recovery_dagster.domain.incident import Attempt as Attempt
 from budget_recovery_dagster.domain.incident import Closing as Closing

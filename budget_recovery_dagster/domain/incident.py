@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from budget_recovery_dagster.domain.store import Baseline, StoreIdentity
-from budget_recovery_dagster.domain.verdict import Evidence, Verdict
+from budget_recovery_dagster.domain.verdict import Evidence, Verdict, same_creation
 
 MAX_ATTEMPTS = 3
 """How many attempts a restore has for one loss before an operator must act."""
@@ -159,6 +159,10 @@ class Waiting:
     waits: int
 
 
+ITSELF = "budget-recovery"
+"""Who holds a restore that no person has put on hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A hold of the restore, by a person or by this program: when, by whom, and why."""
@@ -166,6 +170,11 @@ class Held:
     at: datetime
     by: str
     reason: str
+
+    @property
+    def awaits_choice(self) -> bool:
+        """Whether this program holds the restore until a person chooses what to do."""
+        return self.by == ITSELF
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,13 +270,25 @@ class Incident:
                 " `budget-recovery resolve --keep-snapshots` to accept the store as it is, or"
                 f" `budget-recovery restore` to raise its counters. {_OTHER_CHOICE}"
             )
-        if self.losses[-1].verdict is Verdict.OTHER_STORE:
+        if self.given_up is not None:
             return (
-                "if BUDGET_RECOVERY_NATS_URL is wrong, correct it: the incident then closes by"
-                " itself. If this store replaces the accepted one, `budget-recovery release`"
-                " restores the counters into it. If it has the right counters already,"
-                " `budget-recovery resolve --keep-snapshots` accepts it as it is."
-                f" {_OTHER_CHOICE}"
+                "if BUDGET_RECOVERY_NATS_URL is wrong, correct it. Otherwise check"
+                " `budget-recovery preview`, then run `budget-recovery restore` to raise the"
+                " counters of the store that the server shows, or `budget-recovery resolve"
+                " --keep-snapshots` to accept it as it is."
+            )
+        if self.awaits_choice:
+            # The accepted store comes back only if nothing but another address hides it.
+            correct = (
+                "correct it: the incident then closes by itself."
+                if self.losses[0].verdict is Verdict.OTHER_STORE
+                else "correct it first."
+            )
+            return (
+                f"if BUDGET_RECOVERY_NATS_URL is wrong, {correct} If the store that the server"
+                " shows replaces the accepted one, `budget-recovery release` restores the counters"
+                " into it. If it has the right counters already, `budget-recovery resolve"
+                f" --keep-snapshots` accepts it as it is. {_OTHER_CHOICE}"
             )
         return (
             "fix the cause of the hold, then run `budget-recovery release`. No automatic restore"
@@ -280,15 +301,26 @@ class Incident:
         return any(loss.verdict is Verdict.DATABASE_BEHIND for loss in self.losses)
 
     @property
+    def may_return(self) -> bool:
+        """Whether the incident closes by itself once the server shows the accepted store again."""
+        return self.awaits_choice and self.given_up is None and not self.is_database_behind
+
+    def is_about(self, store: StoreIdentity) -> bool:
+        """Whether a store is the one that people are shown: the restore target, or the newest loss.
+
+        What a person decides about the incident holds for no other store.
+        """
+        shown = (self.target.identity if self.target else None, self.losses[-1].after)
+        return any(each and same_creation(each.created_at, store.created_at) for each in shown)
+
+    @property
     def awaits_choice(self) -> bool:
         """Whether a person must choose what to do about another store, or an older database.
 
         Until then the accepted baseline stays what the store is compared with, and ``target`` is
-        only the store that was found.
+        only the store that was found. A further loss changes nothing about that.
         """
-        verdict = self.losses[-1].verdict
-        is_for_people = verdict in (Verdict.OTHER_STORE, Verdict.DATABASE_BEHIND)
-        return is_for_people and self.is_held
+        return self.held is not None and self.is_held and self.held.awaits_choice
 
     @property
     def uncovered(self) -> timedelta | None:

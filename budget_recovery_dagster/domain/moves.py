@@ -141,9 +141,11 @@ def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
     Raises:
         IncidentHeldError: the database may be older than the store; a restore could bring back
             what was reset since.
-        IncidentMovedError: as ``hold``, whatever its target.
+        IncidentMovedError: as ``hold``, whatever its target; also if a further loss joined.
     """
     incident = _held_recovery(standing, judged)
+    if incident.losses != judged.losses:
+        raise _moved(judged, "a further loss joined it")
     if incident.held is None or not incident.is_held:
         return standing.with_incident(incident)
     if incident.is_database_behind:
@@ -251,8 +253,9 @@ def join(
     judged: Incident,
     held: Held | None = None,
 ) -> Move:
-    """Add a further alarm; ``held``: the restore is put on hold, unless it is already.
+    """Add a further alarm; ``held``: the restore is put on hold until a person chooses.
 
+    A person's hold is replaced, so that its release is not taken for that choice.
     Its attempts start again, at once, if it is another store than before. They do not if the same
     store lost something again: then the restore itself may be the cause.
 
@@ -261,14 +264,23 @@ def join(
     """
     _require_alarm(loss)
     incident = standing.on_the_same_target(judged)
-    if held is not None and not incident.is_held:
-        incident = _put_on_hold(incident, held)
+    if held is not None and not incident.awaits_choice:
+        incident = _put_on_hold(incident, _following_hold(incident, held))
     joined = replace(incident, losses=(*incident.losses, loss), target=target)
     state = after(standing.state, Event.LOSS)
     if _is_same_store(incident.target, target):
         return Move(state, standing.baseline, joined, standing.launches_before)
     again = replace(joined, attempts=0, waiting=None, next_launch_at=None)
     return Move(state, standing.baseline, again, launches_before=incident.launches)
+
+
+def _following_hold(incident: Incident, held: Held) -> Held:
+    """Return a hold that also names the one that it replaces, if any."""
+    before = incident.held
+    if before is None or not incident.is_held:
+        return held
+    reason = f"{held.reason} It was already on hold, by {before.by}: {before.reason}"
+    return replace(held, reason=reason)
 
 
 def _is_same_store(before: Baseline | None, target: Baseline | None) -> bool:

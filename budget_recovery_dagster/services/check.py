@@ -214,7 +214,7 @@ def _check_held(watch: StoreWatch, incident: Incident, found: Finding) -> Findin
             check.verdict is Verdict.SAME and check.incident_id == incident.incident_id
             for check in earlier
         )
-        if has_returned and not incident.is_database_behind:
+        if has_returned and incident.may_return:
             _close_as_returned(watch, incident, found, found.seen)
         return found
     if not _is_recorded(incident.losses[-1], found):
@@ -224,10 +224,12 @@ def _check_held(watch: StoreWatch, incident: Incident, found: Finding) -> Findin
 
 def _is_recorded(loss: Loss, found: Finding) -> bool:
     """Whether a finding is only a repetition of an alarm."""
-    if loss.verdict is not found.verdict:
-        return False
+    is_repeated = loss.verdict is found.verdict
     if loss.after is None or found.seen is None:
-        return loss.after is None and found.seen is None
+        return is_repeated and loss.after is None and found.seen is None
+    # A manual restore or resolve leaves our marker in the store, which then has another verdict.
+    if found.verdict is Verdict.DATABASE_BEHIND and not is_repeated:
+        return False
     return same_creation(loss.after.created_at, found.seen.identity.created_at)
 
 

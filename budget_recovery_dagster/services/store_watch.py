@@ -189,8 +189,8 @@ class StoreWatch:
     def settle_target(self, incident: Incident, *, is_chosen: bool) -> tuple[Incident, Observation]:
         """Return the incident with the observed store as its restore target.
 
-        ``is_chosen``: a person decided to use this store, even if it is another one, or if the
-        database is older than it.
+        ``is_chosen``: a person decided to use the store that the incident is about, even if it is
+        another one, or if the database is older than it.
 
         Raises:
             IncidentHeldError: only a person can decide about this store; the incident is on hold.
@@ -198,8 +198,8 @@ class StoreWatch:
             StoreNotReadyError, StoreError: the store could not be identified.
             IncidentMovedError: the incident has moved.
         """
-        standard = incident.target if is_chosen else compared_with(incident)
-        found = self.compare(standard)
+        found, is_decided = self._compare_in(incident, is_chosen=is_chosen)
+        standard = incident.target if is_decided else compared_with(incident)
         if found.seen is None:
             raise StoreMissingError(
                 "The bucket does not exist.",
@@ -211,21 +211,49 @@ class StoreWatch:
             )
         if found.verdict is Verdict.SAME and standard is not None:
             return incident, found.seen
-        if found.verdict is not Verdict.SAME and not self.confirm(found, standard).is_agreed:
-            raise PossibleLossError(
-                f"It is unknown which store the server shows. {found.judgement.reason}",
-                "check that every address in BUDGET_RECOVERY_NATS_URL leads to the same cluster.",
-            )
-        return self._adopt(incident, found, found.seen, is_chosen=is_chosen), found.seen
+        if found.verdict is not Verdict.SAME:
+            confirmed = self.confirm(found, standard)
+            # Others may agree with each other, but they did not see the store that is adopted.
+            if not confirmed.is_agreed or not confirmed.agrees_with(found):
+                raise PossibleLossError(
+                    f"It is unknown which store the server shows. {found.judgement.reason}",
+                    "check that every address in BUDGET_RECOVERY_NATS_URL leads to the same"
+                    " cluster.",
+                )
+        return self._adopt(incident, found, found.seen, is_decided=is_decided), found.seen
+
+    def _compare_in(self, incident: Incident, *, is_chosen: bool) -> tuple[Finding, bool]:
+        """Compare the store in an incident; also return whether a person decided about this one.
+
+        If so, it is compared with itself as it was shown to that person.
+        """
+        found = self.compare(compared_with(incident))
+        if not is_chosen or found.seen is None or not incident.is_about(found.seen.identity):
+            return found, False
+        return self.judge(found.seen, incident.target), True
+
+    def refusal_to_choose(self, incident: Incident | None) -> str | None:
+        """Return why a person's restore would be refused because of the store; None: it is not.
+
+        Raises:
+            StoreError: the store could not be observed.
+        """
+        if incident is None:
+            judgement = self.compare().judgement
+            return None if judgement.verdict.is_good else judgement.reason
+        found, is_decided = self._compare_in(incident, is_chosen=True)
+        is_undecided = _needs_choice(found, incident) and not is_decided
+        is_refused = found.verdict is Verdict.UNKNOWN or is_undecided
+        return found.judgement.reason if is_refused else None
 
     def _adopt(
-        self, incident: Incident, found: Finding, seen: Observation, *, is_chosen: bool
+        self, incident: Incident, found: Finding, seen: Observation, *, is_decided: bool
     ) -> Incident:
         """Make an observed store the restore target, or put the incident on hold."""
-        if found.verdict in _HOLDS and not is_chosen:
-            hold = _HOLDS[found.verdict]
+        if _needs_choice(found, incident) and not is_decided:
+            hold = _HOLDS.get(found.verdict)
             joined = self._join(found, incident, hold=hold)
-            raise IncidentHeldError(joined.on_hold or hold, joined.hold_ends)
+            raise IncidentHeldError(joined.on_hold or found.judgement.reason, joined.hold_ends)
         if found.verdict is Verdict.DATABASE_BEHIND and seen.marker is not None:
             self.plane.registry.acknowledge(seen.marker)
         if compared_with(incident) is None or found.verdict is not Verdict.LOST:
@@ -418,6 +446,11 @@ def _disagreement(first: Finding, then: Finding) -> PossibleLossError:
         "wait for the next check. If it happens again, check that every address in"
         " BUDGET_RECOVERY_NATS_URL leads to the same cluster.",
     )
+
+
+def _needs_choice(found: Finding, incident: Incident) -> bool:
+    """Whether only a person can decide about a store that was found in an incident."""
+    return found.verdict in _HOLDS or (incident.awaits_choice and found.verdict.is_alarm)
 
 
 def compared_with(incident: Incident) -> Baseline | None:

@@ -6,12 +6,14 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain import Held, Incident, Recovery, RecoveryState
-from budget_recovery_dagster.errors import IncidentHeldError
+from budget_recovery_dagster.domain import ITSELF, Held, Incident, Recovery, RecoveryState, Verdict
+from budget_recovery_dagster.errors import IncidentHeldError, IncidentMovedError
 from tests.contract.control_planes import NOON, ControlPlane
 from tests.contract.incident_scene import (
     GONE,
+    LOSS,
     MARKED_TARGET,
+    TARGET,
     claim_attempt,
     close,
     give_up,
@@ -21,6 +23,7 @@ from tests.contract.incident_scene import (
 
 MINUTE = timedelta(minutes=1)
 HELD = Held(NOON, "ann", "the disk is changed")
+OTHER = replace(LOSS, verdict=Verdict.OTHER_STORE, reason="The store is another one.")
 
 
 def hold(plane: ControlPlane, incident: Incident) -> Incident:
@@ -151,7 +154,23 @@ def test_a_hold_under_a_clock_that_was_ahead_can_be_released(plane: ControlPlane
     assert plane.incidents.recovery().incident == released
 
 
-def test_a_new_restore_target_or_a_further_loss_prevents_neither_hold_nor_release(
+def test_a_hold_for_another_store_replaces_that_of_a_person(plane: ControlPlane) -> None:
+    held = hold(plane, open_one(plane))
+    joined = plane.incidents.join(OTHER, target=TARGET, judged=held, hold="Another store.")
+    assert joined.held == Held(
+        NOON, ITSELF, "Another store. It was already on hold, by ann: the disk is changed"
+    )
+    assert joined.awaits_choice
+    assert plane.incidents.recovery().incident == joined
+    # A release that was judged before is none of this hold.
+    with pytest.raises(IncidentMovedError, match="a further loss joined it"):
+        plane.incidents.release("ann", judged=held)
+    assert plane.incidents.recovery().incident == joined
+    released = plane.incidents.release("ann", judged=joined)
+    assert (released.is_held, released.awaits_choice) == (False, False)
+
+
+def test_a_new_restore_target_prevents_neither_hold_nor_release_and_a_loss_no_hold(
     plane: ControlPlane,
 ) -> None:
     first = open_one(plane)
@@ -159,7 +178,7 @@ def test_a_new_restore_target_or_a_further_loss_prevents_neither_hold_nor_releas
     held = hold(plane, first)
     joined = plane.incidents.join(GONE, target=None, judged=held)
     assert joined.held == HELD
-    released = plane.incidents.release("ann", judged=first)
+    released = plane.incidents.release("ann", judged=joined)
     assert released == replace(joined, released_at=NOON)
 
 

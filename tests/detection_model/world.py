@@ -23,6 +23,7 @@ from budget_recovery_dagster.domain import (
 )
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
+    IncidentHeldError,
     StoreUnreachableError,
     StoreWriteError,
 )
@@ -451,14 +452,11 @@ class World:
                 release_restore(plane, by="ann")
             self._recover(opener)
         if plane.incidents.recovery().incident is not None:
-            resolve_incident(
-                plane,
-                opener,
-                _ORDER,
-                acceptance=Acceptance.KEEP_SNAPSHOTS,
-                retention=_RETENTION,
-                convergence_timeout=_PATIENCE,
-            )
+            # Refused once for a store that nobody has decided about.
+            with suppress(IncidentHeldError):
+                self._resolve(opener)
+        if plane.incidents.recovery().incident is not None:
+            self._resolve(opener)
         assert plane.incidents.recovery().state is RecoveryState.HEALTHY
         self.now = plane.clock.now()
         # The marker is written first; the end of the incident is recorded last.
@@ -468,6 +466,16 @@ class World:
         self.record("incident closed")
         self._settle()
         self._accept(began_at)
+
+    def _resolve(self, opener: OpenStore) -> None:
+        resolve_incident(
+            self.acting.plane,
+            opener,
+            _ORDER,
+            acceptance=Acceptance.KEEP_SNAPSHOTS,
+            retention=_RETENTION,
+            convergence_timeout=_PATIENCE,
+        )
 
     @property
     def _gateway(self) -> int:

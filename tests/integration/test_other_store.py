@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 
+from budget_recovery_dagster.adapters.nats.stream import BucketStream, StreamInfo
 from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.domain import (
     Evidence,
@@ -25,8 +26,9 @@ from budget_recovery_dagster.domain import (
     Verdict,
 )
 from budget_recovery_dagster.embedded import NatsServer
-from budget_recovery_dagster.errors import PossibleLossError
+from budget_recovery_dagster.errors import IncidentHeldError, PossibleLossError, StoreChangedError
 from budget_recovery_dagster.services.restore import (
+    Applied,
     NothingToDo,
     RestoreRequest,
     release_restore,
@@ -245,6 +247,27 @@ def test_another_store_within_an_incident_puts_it_on_hold(
     held(harness, Evidence.PREDATES)
 
 
+def restore(harness: Harness) -> Applied:
+    return restore_manually(
+        harness.plane, opened_store, RestoreRequest(), ORDER, convergence_timeout=HOUR
+    )
+
+
+@pytest.mark.parametrize("end", [Harness.resolve, restore])
+def test_a_manual_end_at_a_wrong_address_changes_neither_store_nor_baseline(
+    harness: Harness, other: OtherStore, end: Callable[[Harness], object]
+) -> None:
+    harness.lose()
+    assert harness.find_loss() is Verdict.LOST
+    theirs, accepted = other.everything(), harness.plane.registry.claim().baseline
+    other.use()
+    with pytest.raises(IncidentHeldError, match="another store"):
+        end(harness)
+    assert harness.open_incident.losses[-1].evidence is Evidence.PREDATES
+    assert other.everything() == theirs
+    assert harness.plane.registry.claim().baseline == accepted
+
+
 def test_servers_that_take_turns_open_one_incident_and_change_neither_store(
     harness: Harness, other: OtherStore
 ) -> None:
@@ -331,6 +354,26 @@ def test_a_capture_that_reconnects_to_another_server_stores_nothing_of_it(
     assert [str(usage) for each in point.values() for usage in each.values()] == ["10"]
 
 
+def test_an_observation_that_reconnects_has_not_the_marker_of_another_server(
+    harness: Harness, other: OtherStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    our_url = services.present_settings().require_nats_url()
+    deployment_id = harness.plane.registry.claim().deployment_id
+    page = BucketStream.page
+
+    async def page_and_disconnect(stream: BucketStream, prefix: str) -> StreamInfo:
+        """The connection breaks after the identity was read, before the marker is."""
+        info = await page(stream, prefix)
+        await stream.connection.close()
+        return info
+
+    monkeypatch.setattr(BucketStream, "page", page_and_disconnect)
+    with AlternatingServers(our_url, other.server.url) as network:
+        other.point_to(network.url)
+        with opened_store() as store, pytest.raises(StoreChangedError, match="another store"):
+            store.observe(deployment_id)
+
+
 @pytest.mark.parametrize("turns_at", [b"usage.acme", b"usage.globex"])
 @pytest.mark.parametrize("is_manual", [False, True], ids=["automatic", "manual"])
 def test_a_restore_that_reconnects_to_another_server_writes_nothing_into_it(
@@ -348,9 +391,7 @@ def test_a_restore_that_reconnects_to_another_server_writes_nothing_into_it(
         # The connection breaks at the first write of a counter of this tenant.
         network.before_request = lambda number: network.cut() if number == 1 else None
         if is_manual:
-            applied = restore_manually(
-                harness.plane, opened_store, RestoreRequest(), ORDER, convergence_timeout=HOUR
-            )
+            applied = restore(harness)
             assert applied.failure is not None
         else:
             assert isinstance(harness.run(), NothingToDo)

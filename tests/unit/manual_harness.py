@@ -53,11 +53,19 @@ class ManualHarness(RecoveryHarness):
         )
 
     def resolve(
-        self, reason: str = "all is well", acceptance: Acceptance = Acceptance.KEEP_SNAPSHOTS
+        self,
+        reason: str = "all is well",
+        acceptance: Acceptance = Acceptance.KEEP_SNAPSHOTS,
+        preview_id: str | None = None,
     ) -> Resolved:
-        return self.end(self.order(reason), acceptance)
+        return self.end(self.order(reason), acceptance, preview_id)
 
-    def end(self, order: Order, acceptance: Acceptance = Acceptance.KEEP_SNAPSHOTS) -> Resolved:
+    def end(
+        self,
+        order: Order,
+        acceptance: Acceptance = Acceptance.KEEP_SNAPSHOTS,
+        preview_id: str | None = None,
+    ) -> Resolved:
         return resolve_incident(
             self.plane,
             self.opened,
@@ -65,6 +73,7 @@ class ManualHarness(RecoveryHarness):
             acceptance=acceptance,
             retention=RetentionPolicy(7),
             convergence_timeout=self.convergence_timeout,
+            preview_id=preview_id,
         )
 
     def opened(self) -> nullcontext[MemoryUsageStore]:

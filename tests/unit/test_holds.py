@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from budget_recovery_dagster.domain import (
+    ITSELF,
     FailureReason,
     GivenUp,
     Held,
@@ -14,6 +15,7 @@ from budget_recovery_dagster.domain import (
     Move,
     Recovery,
     Standing,
+    Verdict,
     Waiting,
     may_launch,
     moves,
@@ -97,10 +99,9 @@ def test_releasing_an_incident_that_is_not_on_hold_changes_nothing() -> None:
     [
         standing(target=None),
         standing(target=replace(TARGET, intended=IntendedMarker("n"))),
-        standing(losses=(LOSS, GONE)),
     ],
 )
-def test_a_new_restore_target_or_a_further_loss_prevents_neither_hold_nor_release(
+def test_a_new_restore_target_prevents_neither_hold_nor_release(
     found: Standing,
 ) -> None:
     held = moves.hold(found, HELD, judged=OPENED)
@@ -113,6 +114,12 @@ def test_a_new_restore_target_or_a_further_loss_prevents_neither_hold_nor_releas
         held.incident.target,
         held.incident.losses,
     )
+
+
+def test_a_release_judged_before_a_further_loss_is_refused() -> None:
+    found = standing(held=HELD, losses=(LOSS, GONE))
+    with pytest.raises(IncidentMovedError, match="a further loss joined it"):
+        moves.release(found, judged=OPENED, now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +159,33 @@ def test_a_hold_prevents_launches() -> None:
 def test_a_further_loss_keeps_the_hold() -> None:
     joined = moves.join(standing(held=HELD, released_at=NOW), GONE, target=None, judged=OPENED)
     assert (joined.incident.held, joined.incident.released_at) == (HELD, NOW)
+
+
+CHOICE = Held(NOW, ITSELF, "The server shows another store.")
+
+
+def test_an_alarm_that_needs_a_choice_replaces_the_hold_of_a_person_and_names_it() -> None:
+    other = replace(GONE, verdict=Verdict.OTHER_STORE)
+    found = standing(held=HELD)
+    joined = moves.join(found, other, target=TARGET, judged=OPENED, held=CHOICE).incident
+    assert joined.awaits_choice
+    assert joined.held == replace(
+        CHOICE,
+        reason="The server shows another store. It was already on hold, by ann: the disk is"
+        " changed",
+    )
+    # A hold that already awaits the choice stays as it is.
+    again = replace(CHOICE, reason="once more")
+    found = Standing(RECOVERING, BASELINE, joined)
+    assert moves.join(found, other, target=None, judged=joined, held=again).incident.held == (
+        joined.held
+    )
+
+
+def test_an_alarm_that_needs_a_choice_holds_again_after_a_release() -> None:
+    found = standing(held=HELD, released_at=NOW + 90 * SECOND)
+    joined = moves.join(found, GONE, target=None, judged=OPENED, held=CHOICE).incident
+    assert (joined.held, joined.released_at, joined.is_held) == (CHOICE, None, True)
 
 
 def test_a_hold_does_not_prevent_a_worker_from_ending_the_incident() -> None:

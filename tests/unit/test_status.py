@@ -14,6 +14,7 @@ from rich.console import Console
 
 from budget_recovery_dagster import presentation
 from budget_recovery_dagster.domain import (
+    ITSELF,
     Attempt,
     Check,
     ConfigurationChange,
@@ -699,7 +700,9 @@ def test_a_hold_shows_how_to_release_it_and_causes_a_warning_after_an_hour(
         (["other_store"], ["correct it", "release", "resolve"], ["restore`"]),
         (["database_behind"], ["preview", "resolve", "restore`"], ["release"]),
         # A later loss changes what a person can do, not why the restore is on hold.
-        (["lost", "other_store"], ["correct it", "release", "resolve"], ["restore`"]),
+        (["other_store", "lost"], ["closes by itself", "release", "resolve"], ["restore`"]),
+        # The accepted store was lost before: the right address does not bring it back.
+        (["lost", "other_store"], ["correct it", "release", "resolve"], ["by itself"]),
         (["database_behind", "lost"], ["preview", "resolve", "restore`"], ["release"]),
         (["other_store", "database_behind"], ["preview", "resolve", "restore`"], ["release"]),
     ],
@@ -708,7 +711,8 @@ def test_a_hold_shows_the_commands_that_end_it_and_no_others(
     verdicts: list[str], offered: list[str], refused: list[str]
 ) -> None:
     losses = tuple(replace(loss(9), verdict=Verdict(verdict)) for verdict in verdicts)
-    held = Held(ago(5), "ann@ops", "ticket 7")
+    by = "ann@ops" if verdicts == ["lost"] else ITSELF
+    held = Held(ago(5), by, "ticket 7")
     condition, _, step = summary(Known(recovering(incident(9, losses=losses, held=held))))
     assert condition is Condition.HELD
     assert step.startswith("On hold: ticket 7. ")

@@ -310,8 +310,9 @@ async def observe(stream: BucketStream, deployment_id: str) -> Observation:
     """
     stream.unpin()
     info = await stream.page(f"{GUARD}.")
-    live = await stream.read_key(marker_key(deployment_id))
+    # Before the marker is read: a new connection may lead to another store.
     stream.pin(info.identity)
+    live = await stream.read_key(marker_key(deployment_id))
     prefix = f"{stream.subject_prefix}{GUARD}."
     markers = {subject.removeprefix(prefix) for subject in info.subjects}
     return Observation(

@@ -34,6 +34,7 @@ from budget_recovery_dagster.adapters.postgres.store import (
 from budget_recovery_dagster.domain import moves
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.incident import (
+    ITSELF,
     Attempt,
     Closing,
     Ended,
@@ -136,8 +137,6 @@ _VALUES = """
 _UPDATE = "update budget_recovery.incident set"
 _UPDATE_INCIDENT = f"{_UPDATE} ({_MOVED}) = ({_VALUES}) where incident_id = %s"
 Part = TypeVar("Part")
-ITSELF = "budget-recovery"
-"""Who holds a restore that no person has put on hold."""
 
 
 def storable_loss(loss: Loss) -> Loss:

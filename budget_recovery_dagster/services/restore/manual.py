@@ -133,6 +133,7 @@ def restore_manually(  # noqa: PLR0913 - by keyword, each the caller's own
         LeaseHeldError: another restore is running; the message says whose and since when.
         PreviewOutdatedError: the store is another one than at the preview.
         PossibleLossError, StoreLostError: the store is lost.
+        IncidentHeldError: it is a store that nobody has decided about; the incident is on hold.
         StoreFullError: the bucket would delete other keys to make room.
         SettingsError: the database belongs to another bucket.
         StoreError, DatabaseError, IncidentMovedError: it could not start.
@@ -226,7 +227,7 @@ class _Comparison:
             DatabaseUnreachableError: the database is not reachable; nothing can be restored.
         """
         if preview_id is not None:
-            kept = previews.get(preview_id) if _is_id(preview_id) else None
+            kept = _stored_preview(previews, preview_id)
             if kept is None or kept.choice != choice:
                 raise ChoiceError(
                     f"No stored preview {preview_id!r} has these options: {choice}.",
@@ -272,6 +273,10 @@ class _Comparison:
             self.uncompared.append(tenant)
         else:
             self.found += differences(tenant, previewed, plan.entries)
+
+
+def _stored_preview(previews: Previews, preview_id: str) -> KeptPreview | None:
+    return previews.get(preview_id) if _is_id(preview_id) else None
 
 
 def _is_id(preview_id: str) -> bool:
@@ -415,15 +420,20 @@ def resolve_incident(  # noqa: PLR0913 - by keyword, each the caller's own
     acceptance: Acceptance,
     retention: RetentionPolicy,
     convergence_timeout: timedelta,
+    preview_id: str | None = None,
 ) -> Resolved:
     """Accept the store as it is: captures resume, and checks compare with it from now on.
 
-    Nothing is written into it but our marker. Resets are recorded only for counters that were read
-    as lower than in the snapshots, or as absent, and only together with the end of the incident.
+    ``preview_id`` is the preview of the whole store that the person decided on, None if there was
+    none. Nothing is written into the store but our marker. Resets are recorded only for counters
+    that were read as lower than in the snapshots, or as absent, and only together with the end of
+    the incident.
 
     Raises:
-        ChoiceError: no reason is given.
+        ChoiceError: no reason is given, or the preview is not stored any more.
         IncidentMovedError: no incident is open, or it was moved by someone else.
+        PreviewOutdatedError: the store is another one than at the preview.
+        IncidentHeldError: it is a store that nobody has decided about; the incident is on hold.
         LeaseHeldError: a restore is running; the message says whose and since when.
         StoreLostError, PossibleLossError, AttemptFailedError: the store became another one
             meanwhile, or could not be verified to be the same.
@@ -433,7 +443,9 @@ def resolve_incident(  # noqa: PLR0913 - by keyword, each the caller's own
     require_reason(order.reason)
     require_open_incident(plane)
     with _manual_session(plane, open_store, order) as session:
-        _await_ready(session, order, convergence_timeout)
+        seen = _await_ready(session, order, convergence_timeout)
+        if preview_id is not None:
+            _require_previewed(plane.previews, preview_id, seen)
         if refusal := _adopt_target(session):
             order.on_progress(f"A further loss may go undetected: {refusal}")
         incident = session.open_incident
@@ -447,6 +459,16 @@ def resolve_incident(  # noqa: PLR0913 - by keyword, each the caller's own
         detail = " ".join(_left(remainder, incident, undo_until))
         closed = _close(session, order, Outcome.ACCEPTED, detail, seen, resets=resets)
         return Resolved(closed, acceptance, remainder, resets, undo_until)
+
+
+def _require_previewed(previews: Previews, preview_id: str, seen: Observation) -> None:
+    kept = _stored_preview(previews, preview_id)
+    if kept is None:
+        raise ChoiceError(
+            f"The preview {preview_id!r} is not stored any more.",
+            "run `budget-recovery resolve` once more; a preview is stored for a day.",
+        )
+    require_same(kept, seen.identity)
 
 
 def _resets(

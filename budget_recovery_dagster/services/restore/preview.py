@@ -356,10 +356,7 @@ def preview_restore(
             on_progress(f"Tenant {tenant!r}, {number} of {len(tenants)}")
             run.add(tenant)
         after = store.observe(watch.deployment_id).identity
-        refusal = None
-        if plane.incidents.recovery().incident is None:
-            judgement = watch.compare().judgement
-            refusal = None if judgement.verdict.is_good else judgement.reason
+        refusal = watch.refusal_to_choose(plane.incidents.recovery().incident)
         if refusal is None and (
             full := lacking_room(store.limits(), with_marker(run.needed), "the restore")
         ):

@@ -171,9 +171,9 @@ class RestoreSession:
         """Mark the store as the restore target of an incident, from now on this session's.
 
         A store that was lost once more is joined to the incident. ``is_chosen``: a person decided
-        to use this store, even if it is another one. A marker that is denied, or has no room, does
-        not stop a restore: fewer losses can be detected without it. Returned is why the store takes
-        no writes at all, if so.
+        to use the store that the incident is about, even if it is another one. A marker that is
+        denied, or has no room, does not stop a restore: fewer losses can be detected without it.
+        Returned is why the store takes no writes at all, if so.
 
         Raises:
             IncidentHeldError: only a person can decide about this store; the incident is on hold.
