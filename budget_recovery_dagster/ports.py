@@ -110,6 +110,9 @@ class Clock(Protocol):
     def now(self) -> datetime:
         """Return the present time."""
 
+    def host_time(self) -> datetime:
+        """Return the present time by the clock of this host."""
+
     def wait(self, span: timedelta) -> None:
         """Return after ``span``, even if the clock is set meanwhile; at once if it is negative."""
 
