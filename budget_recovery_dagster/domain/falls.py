@@ -42,7 +42,8 @@ class KeyCount:
 
     A delete mark is a key as well, so deletions are counted apart; those up to ``sequence`` are
     accounted for. ``missing`` is how many counters are gone since the tenant's newest snapshot; the
-    last of them were found gone at ``missing_since``.
+    last of them were found gone at ``missing_since``. ``is_outdated``: an incident ended since, so
+    this says nothing about the store that is accepted now.
     """
 
     at: TenantWindow
@@ -51,6 +52,7 @@ class KeyCount:
     counted_at: datetime
     missing: int = 0
     missing_since: datetime | None = None
+    is_outdated: bool = False
 
     def counted(self, keys: int | None, deleted: int, now: datetime) -> "KeyCount":
         """Return the count after a check found ``keys`` (None: not counted) and new delete marks.
