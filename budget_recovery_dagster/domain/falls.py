@@ -93,14 +93,17 @@ def counts_of(
     it.
     """
     recorded = tuple(resets)
+    # The identity was observed after the read, which may have missed deletions before it.
+    last = snapshot.identity.last_sequence
+    before = last if snapshot.read_after is None else min(snapshot.read_after, last)
     open_ones = (
         each for each in snapshot.records if each.of.window.is_current(snapshot.captured_at)
     )
     return tuple(
         KeyCount(
             TenantWindow(snapshot.tenant, record.of),
-            keys=len(record.usages) + len(record.omitted),
-            sequence=snapshot.identity.last_sequence,
+            keys=len(record.usages) + len(record.omitted) + snapshot.other_keys.get(record.of, 0),
+            sequence=before,
             counted_at=snapshot.captured_at,
         )
         if snapshot.source is CaptureSource.COUNTERS or record.of not in known

@@ -162,6 +162,28 @@ def test_a_purge_is_counted_after_an_incident_that_ended_with_the_clock_ahead() 
     assert gone(harness.check()) == {SPEND: 1}
 
 
+def test_old_delete_marks_hide_no_purge(harness: Harness) -> None:
+    for number in range(20):
+        harness.spend("a", "1", f"old{number}")
+        harness.store.remove(f"usage.a.spend.lifetime.old{number}")
+    harness.clock.advance(MINUTES)
+    harness.capture("second")
+    harness.store.purge("usage.a.spend.lifetime.x")
+    assert gone(checked(harness)) == {SPEND: 1}
+
+
+def test_a_deletion_during_the_read_is_counted_by_the_next_check(harness: Harness) -> None:
+    # The first half of tenant a has been read by then, x included.
+    harness.store.during_read = lambda tenant: (
+        harness.store.remove("usage.a.spend.lifetime.x") if tenant == "a" else None
+    )
+    harness.clock.advance(MINUTES)
+    captured = harness.capture("second")
+    harness.store.during_read = None
+    assert [each.drops for each in captured.stored] == [0, 0]
+    assert gone(checked(harness)) == {SPEND: 1}
+
+
 def test_the_largest_falls_are_named(harness: Harness) -> None:
     harness.store.purge("usage.b.")
     harness.store.purge("usage.a.")

@@ -430,9 +430,9 @@ comment on column budget_recovery.key_count.tenant is 'The tenant.';
 comment on column budget_recovery.key_count.budget_id is 'The budget.';
 comment on column budget_recovery.key_count.window_token is 'The window.';
 comment on column budget_recovery.key_count.keys is
-    'Keys at the last count; a check also counts delete marks.';
+    'Keys at the last count, with delete marks; of leaderboards, their entries.';
 comment on column budget_recovery.key_count.sequence is
-    'The store''s sequence at the capture, which accounts for all deletions up to it.';
+    'The store''s sequence before the capture read, which accounts for all deletions up to it.';
 comment on column budget_recovery.key_count.counted_at is 'When they were last counted.';
 comment on column budget_recovery.key_count.missing is
     'Counters that checks found gone since the tenant''s newest snapshot.';
