@@ -110,6 +110,9 @@ class Clock(Protocol):
     def now(self) -> datetime:
         """Return the present time."""
 
+    def host_time(self) -> datetime:
+        """Return the present time by the clock of this host."""
+
     def wait(self, span: timedelta) -> None:
         """Return after ``span``, even if the clock is set meanwhile; at once if it is negative."""
 
@@ -348,10 +351,12 @@ class Falls(Protocol):
         None: deletions were never read.
         """
 
-    def record_counts(self, changed: Mapping[KeyCount, KeyCount], *, until: int) -> None:
-        """Replace counts, by those of a check, unless a capture has replaced them meanwhile.
+    def record_counts(self, counts: Mapping[KeyCount, KeyCount], *, until: int) -> None:
+        """Replace the counts that ``counts`` returned by those of a check.
 
-        Deletions are then known up to the sequence ``until``.
+        Deletions are then known up to the sequence ``until``. If a capture or the end of an
+        incident has changed any count meanwhile, nothing is replaced, and the next check reads the
+        same deletions again.
         """
 
     def open(self) -> tuple[Fall, ...]:

@@ -7,17 +7,22 @@ from uuid import uuid4
 
 import click
 
-from budget_recovery_dagster.cli.console import answers, confirmed, require_terminal
+from budget_recovery_dagster.cli.console import answers, confirmed, errors, require_terminal
 from budget_recovery_dagster.cli.options import (
     current_user,
     data_dir_option,
     json_option,
+    optional_store,
     settings_with_database,
 )
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.presentation.documents import discarded_json
 from budget_recovery_dagster.presentation.terminal import print_row, print_snapshots
-from budget_recovery_dagster.services.future_snapshots import discard_future, list_future
+from budget_recovery_dagster.services.future_snapshots import (
+    OtherClocks,
+    discard_future,
+    list_future,
+)
 from budget_recovery_dagster.services.restore.manual import require_reason
 from budget_recovery_dagster.services.restore.tenants import counted
 from budget_recovery_dagster.wiring import opened_control_plane
@@ -37,8 +42,9 @@ def discard_future_command(data_dir: Path | None, reason: str, *, yes: bool, as_
     but a restore uses their usage. The command lists them and asks for confirmation. Capture the
     current hour first, so that usage that only they hold is not lost.
 
-    Refused if there is none, if the clocks of PostgreSQL and of this host disagree, and while
-    captures are paused. The table discarded_capture records each discarded snapshot.
+    Refused if there is none, if the clock of PostgreSQL disagrees with that of this host or of
+    NATS, and while captures are paused. If NATS is away, a warning says that its clock was not
+    compared. The table discarded_capture records each discarded snapshot.
 
     Uses the database of BUDGET_RECOVERY_POSTGRES_URL, or that of the running `budget-recovery dev`.
     """
@@ -46,11 +52,14 @@ def discard_future_command(data_dir: Path | None, reason: str, *, yes: bool, as_
         raise click.UsageError("--json needs --yes: it cannot ask for confirmation.")
     require_reason(reason)
     with opened_control_plane(settings_with_database(data_dir)) as plane:
-        found = list_future(plane, host_time=datetime.now(UTC))
+        open_store = optional_store(data_dir)
+        listed = list_future(plane, OtherClocks(datetime.now(UTC), open_store))
+        if listed.unmeasured is not None:
+            print_row(errors(), f"Warning: the clock of NATS was not compared. {listed.unmeasured}")
         if not as_json:
             console = answers()
             print_row(console, "Dated in the future:")
-            print_snapshots(console, found)
+            print_snapshots(console, listed.found)
         if not yes:
             require_terminal("Nothing was discarded")
             if not confirmed("Discard them?"):
@@ -58,11 +67,11 @@ def discard_future_command(data_dir: Path | None, reason: str, *, yes: bool, as_
                 raise click.exceptions.Exit(_DECLINED)
         discarded = discard_future(
             plane,
-            found,
+            listed.found,
+            OtherClocks(datetime.now(UTC), open_store),
             by=current_user(),
             reason=reason,
             holder=f"command {uuid4()}",
-            host_time=datetime.now(UTC),
         )
     if as_json:
         click.echo(discarded_json(discarded))

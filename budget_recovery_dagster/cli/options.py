@@ -14,10 +14,12 @@ from pydantic import SecretStr
 
 from budget_recovery_dagster.domain.plan import EVERY_TENANT, LATEST
 from budget_recovery_dagster.errors import SettingsError
-from budget_recovery_dagster.sandbox import find_running_dev
+from budget_recovery_dagster.ports import OpenStore
+from budget_recovery_dagster.sandbox import NoRunningDevError, find_running_dev
 from budget_recovery_dagster.services.restore.manual import Order
 from budget_recovery_dagster.services.restore.preview import RestoreRequest
 from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
+from budget_recovery_dagster.wiring import store_opener
 
 
 def current_user() -> str:
@@ -125,6 +127,14 @@ def settings_with_servers(data_dir: Path | None) -> Settings:
     running = find_running_dev(data_dir or settings.data_place)
     url = _own(running.nats_url, "store", "NATS_URL")
     return settings.model_copy(update={"nats_url": url, "bucket": running.bucket})
+
+
+def optional_store(data_dir: Path | None) -> OpenStore | None:
+    """Return what opens the store; None if no NATS server is configured or running."""
+    try:
+        return store_opener(settings_with_servers(data_dir))
+    except (NoRunningDevError, SettingsError):
+        return None
 
 
 def _own(url: str | None, what: str, setting: str) -> SecretStr:

@@ -11,20 +11,17 @@ from budget_recovery_dagster.cli.options import (
     current_user,
     data_dir_option,
     json_option,
+    optional_store,
     settings_with_database,
-    settings_with_servers,
 )
 from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_time
-from budget_recovery_dagster.errors import SettingsError
-from budget_recovery_dagster.ports import OpenStore
 from budget_recovery_dagster.presentation.documents import reset_json
 from budget_recovery_dagster.presentation.text import escape_unprintable, reset_report
-from budget_recovery_dagster.sandbox import NoRunningDevError
 from budget_recovery_dagster.services.resets import ResetRequest, record_reset
 from budget_recovery_dagster.services.restore.manual import require_reason
-from budget_recovery_dagster.wiring import opened_control_plane, store_opener
+from budget_recovery_dagster.wiring import opened_control_plane
 
 
 def _time(_context: click.Context, _option: click.Parameter, text: str | None) -> datetime | None:
@@ -81,18 +78,10 @@ def record_reset_command(  # noqa: PLR0913 - click passes every option by name
     who: Entity | Everyone = entity if entity is not None or aggregate else EVERYONE
     request = ResetRequest(tenant, budget, window, who, at, current_user(), reason)
     with opened_control_plane(settings_with_database(data_dir)) as plane:
-        recorded = record_reset(plane, request, _store_of(data_dir))
+        recorded = record_reset(plane, request, optional_store(data_dir))
     if as_json:
         click.echo(reset_json(recorded))
         return
     console = answers()
     for paragraph in reset_report(recorded):
         console.print(Text(escape_unprintable(console, paragraph)))
-
-
-def _store_of(data_dir: Path | None) -> OpenStore | None:
-    """Return what opens the store; None if no NATS server is configured or running."""
-    try:
-        return store_opener(settings_with_servers(data_dir))
-    except (NoRunningDevError, SettingsError):
-        return None

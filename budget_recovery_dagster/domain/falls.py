@@ -42,7 +42,8 @@ class KeyCount:
 
     A delete mark is a key as well, so deletions are counted apart; those up to ``sequence`` are
     accounted for. ``missing`` is how many counters are gone since the tenant's newest snapshot; the
-    last of them were found gone at ``missing_since``.
+    last of them were found gone at ``missing_since``. ``is_outdated``: an incident ended since, so
+    this says nothing about the store that is accepted now.
     """
 
     at: TenantWindow
@@ -51,6 +52,7 @@ class KeyCount:
     counted_at: datetime
     missing: int = 0
     missing_since: datetime | None = None
+    is_outdated: bool = False
 
     def counted(self, keys: int | None, deleted: int, now: datetime) -> "KeyCount":
         """Return the count after a check found ``keys`` (None: not counted) and new delete marks.
@@ -91,14 +93,17 @@ def counts_of(
     it.
     """
     recorded = tuple(resets)
+    # The identity was observed after the read, which may have missed deletions before it.
+    last = snapshot.identity.last_sequence
+    before = last if snapshot.read_after is None else min(snapshot.read_after, last)
     open_ones = (
         each for each in snapshot.records if each.of.window.is_current(snapshot.captured_at)
     )
     return tuple(
         KeyCount(
             TenantWindow(snapshot.tenant, record.of),
-            keys=len(record.usages) + len(record.omitted),
-            sequence=snapshot.identity.last_sequence,
+            keys=len(record.usages) + len(record.omitted) + snapshot.other_keys.get(record.of, 0),
+            sequence=before,
             counted_at=snapshot.captured_at,
         )
         if snapshot.source is CaptureSource.COUNTERS or record.of not in known

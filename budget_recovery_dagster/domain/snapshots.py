@@ -1,7 +1,7 @@
 """Snapshots of tenants, reports of captures, retention, and the columns of usage tables."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -60,7 +60,9 @@ class TenantReading:
 
     ``unlisted`` are the windows in which other entities than the listed ones may have usage.
     ``is_partial``: fewer keys arrived than the store announced, twice. ``boards`` are the windows
-    that have a leaderboard; None: not looked up.
+    that have a leaderboard; None: not looked up. ``other_keys`` are how many keys of a budget and
+    window hold no counter: delete marks and unreadable names. ``read_after`` is the store's
+    sequence before the read; None: unknown.
     """
 
     tenant: str
@@ -71,6 +73,9 @@ class TenantReading:
     is_partial: bool
     unlisted: tuple[UnlistedEntities, ...] = ()
     boards: frozenset[BudgetWindow] | None = None
+    other_keys: Mapping[BudgetWindow, int] = field(default_factory=dict)
+    # Not what was read: two readings of the same counters are equal.
+    read_after: int | None = field(default=None, compare=False)
 
     @property
     def reasons(self) -> dict[tuple[BudgetWindow, Entity], str]:
@@ -133,6 +138,8 @@ class TenantSnapshot:
     unreadable: tuple[UnreadableKey, ...]
     drops: tuple[Drop, ...]
     is_partial: bool
+    other_keys: Mapping[BudgetWindow, int] = field(default_factory=dict)
+    read_after: int | None = None
 
     def __post_init__(self) -> None:
         require_aware(self.captured_at)
@@ -210,6 +217,8 @@ def take_snapshot(
             reading.unlisted,
         ),
         is_partial=reading.is_partial,
+        other_keys=reading.other_keys,
+        read_after=reading.read_after,
     )
 
 

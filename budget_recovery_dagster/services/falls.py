@@ -107,8 +107,7 @@ def _count(plane: ControlPlane, store: UsageStore, seen: Observation) -> StoreEr
     if not known:
         return None
     last_sequence = seen.identity.last_sequence
-    began_at = _accepted_anew_at(plane)
-    before = [each for each in known if began_at is None or each.counted_at > began_at]
+    before = [each for each in known if not each.is_outdated]
     keys = store.count_keys(_in_turn([each.at for each in known], seen), within=_COUNT_WITHIN)
     start = max(min((each.sequence for each in before), default=last_sequence), until or 0)
     deletions, failure = _read_deletions(store, min(start, last_sequence))
@@ -125,10 +124,8 @@ def _count(plane: ControlPlane, store: UsageStore, seen: Observation) -> StoreEr
         for each in known
         if each.at not in sequences and each.at in keys
     }
-    plane.falls.record_counts(
-        {each: count for each, count in after.items() if not count.equals(each)},
-        until=deletions.until,
-    )
+    changed = {each: count for each, count in after.items() if not count.equals(each)}
+    plane.falls.record_counts({each: each for each in known} | changed, until=deletions.until)
     return failure
 
 
@@ -145,12 +142,6 @@ def _in_turn(wanted: list[TenantWindow], seen: Observation) -> list[TenantWindow
     """Begin at another place each time, so that a count that takes too long reaches all in turn."""
     start = seen.identity.last_sequence % len(wanted)
     return wanted[start:] + wanted[:start]
-
-
-def _accepted_anew_at(plane: ControlPlane) -> datetime | None:
-    """Return when the newest incident closed."""
-    ended = [each.ended.at for each in plane.incidents.recent(1) if each.ended is not None]
-    return ended[0] if ended else None
 
 
 def _request(

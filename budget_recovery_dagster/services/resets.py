@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.recovery_point import Everyone, Reset
@@ -70,6 +71,9 @@ def record_reset(
 
 
 def _is_restoring(plane: ControlPlane) -> bool:
+    """Whether a restore is at work, also of a store without an incident, or starts soon."""
+    if plane.leases.state_of(RESTORE_LEASE).holder is not None:
+        return True
     recovery = plane.incidents.recovery()
     is_held = recovery.incident is not None and recovery.incident.is_held
     return recovery.state is RecoveryState.RECOVERING and not is_held

@@ -30,6 +30,10 @@ def test_a_wait_lasts_its_span(clock: Clock) -> None:
     assert timedelta(seconds=0.6) <= clock.now() - before < timedelta(seconds=10)
 
 
+def test_the_time_of_the_host_is_close_to_that_of_a_database_there(clock: Clock) -> None:
+    assert abs(clock.host_time() - clock.now()) < timedelta(seconds=10)
+
+
 @pytest.mark.parametrize("span", [timedelta(0), -HOUR])
 def test_a_wait_of_nothing_returns_at_once(clock: Clock, span: timedelta) -> None:
     before = clock.now()

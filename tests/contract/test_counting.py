@@ -41,6 +41,22 @@ def test_keys_are_counted_by_tenant_budget_and_window(subject: Subject) -> None:
     assert subject.store.count_keys([], within=SOON) == {}
 
 
+def test_a_reading_counts_the_same_keys_as_a_check(subject: Subject) -> None:
+    for name in ("u1", "u2", "old1", "old2", "nan", "=zz"):
+        subject.put(f"usage.a.x.2026-11.{name}", b"1")
+    subject.put("usage.a.x.2026-11.nan", b"NaN")
+    subject.put("usage.a.x.2026-11.too.long", b"1")
+    for name in ("old1", "old2"):
+        subject.remove(f"usage.a.x.2026-11.{name}")
+    before = last_sequence(subject)
+    reading = subject.counters.read("a")
+    counters = len(reading.counters) + len(reading.omitted)
+    # Two delete marks, and a name that cannot be read.
+    assert (counters, reading.other_keys) == (3, {at("a", "x").of: 3})
+    assert subject.store.count_keys([at("a", "x")], within=SOON) == {at("a", "x"): 6}
+    assert reading.read_after == before
+
+
 @pytest.mark.parametrize("name", UGLY_NAMES)
 def test_a_count_of_an_ugly_name_matches_nothing_else(subject: Subject, name: str) -> None:
     subject.put("usage.a.x.2026-11.u1", b"1")

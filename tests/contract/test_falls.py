@@ -17,6 +17,7 @@ from budget_recovery_dagster.domain import (
     TenantWindow,
 )
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, reading
+from tests.contract.incident_scene import close, open_one
 
 HOUR = timedelta(hours=1)
 MONTH, DAY = ("team", "2026-11"), ("team", "2026-11-25")
@@ -181,6 +182,39 @@ def test_a_count_from_before_a_capture_does_not_replace_its_count(plane: Control
     plane.falls.record_counts({each: each.counted(0, 0, late) for each in before.values()}, until=9)
     assert {each.missing for each in counts(plane).values()} == {0}
     assert counts(plane)[AT_MONTH].keys == 2
+
+
+@pytest.mark.parametrize("tenant", ["acme", "b", "new"])
+def test_deletions_are_read_again_if_a_capture_changed_any_count_meanwhile(
+    plane: ControlPlane, tenant: str
+) -> None:
+    for known in ("acme", "b"):
+        plane.capture(known, FULL, at=NOON)
+    plane.falls.record_counts({each: each for each in counts(plane).values()}, until=5)
+    found = {each: each.counted(None, 1, NOON) for each in counts(plane).values()}
+    plane.capture(tenant, FULL, at=NOON + HOUR)
+    plane.falls.record_counts(found, until=9)
+    # If only some were stored, the next check would count their deletions twice.
+    assert {each.missing for each in counts(plane).values()} == {0}
+    assert plane.falls.counts()[1] == 5
+
+
+def test_the_end_of_an_incident_outdates_all_counts_by_any_clock(plane: ControlPlane) -> None:
+    plane.capture("acme", FULL, at=NOON)
+    incident = open_one(plane)
+    plane.falls.record_counts({each: each for each in counts(plane).values()}, until=5)
+    before = counts(plane)
+    plane.clock.set(NOON + timedelta(days=1))
+    close(plane, incident)
+    plane.clock.set(NOON + HOUR)
+    assert plane.falls.counts()[1] is None
+    assert counts(plane) == {at: replace(each, is_outdated=True) for at, each in before.items()}
+    # A check that began before does not end this.
+    plane.falls.record_counts({each: each for each in before.values()}, until=5)
+    assert plane.falls.counts()[1] is None
+    again = {each: each.restarted(2, 3, NOON + HOUR) for each in counts(plane).values()}
+    plane.falls.record_counts(again, until=5)
+    assert {each.is_outdated for each in counts(plane).values()} == {False}
 
 
 def test_a_capture_of_an_idle_store_replaces_counts_as_well(plane: ControlPlane) -> None:

@@ -64,9 +64,14 @@ class ManualClock:
 
     def __init__(self, at: datetime) -> None:
         self._now = require_aware(at)
+        self.host_is_ahead = timedelta(0)
 
     def now(self) -> datetime:
         return self._now
+
+    def host_time(self) -> datetime:
+        """Return the time of this host, which agrees unless a test says how far it is ahead."""
+        return self._now + self.host_is_ahead
 
     def wait(self, span: timedelta) -> None:
         """Move forward at once."""

@@ -23,17 +23,16 @@ class MemoryFalls(OnState):
         open_ones = (each for each in self._plane.counts.values() if _is_open(each, now))
         return tuple(open_ones), self._plane.deletions_until
 
-    def record_counts(self, changed: Mapping[KeyCount, KeyCount], *, until: int) -> None:
+    def record_counts(self, counts: Mapping[KeyCount, KeyCount], *, until: int) -> None:
         plane = self._plane
         with plane.lock:
             now = plane.clock.now()
-            for known, count in changed.items():
-                if plane.counts.get(count.at) == known:
-                    plane.counts[count.at] = count
+            if {each for each in plane.counts.values() if _is_open(each, now)} == counts.keys():
+                plane.counts |= {count.at: count for count in counts.values()}
+                plane.deletions_until = until
             plane.counts = {at: each for at, each in plane.counts.items() if _is_open(each, now)}
             cutoff = now - FALLS_KEPT_FOR
             plane.ended_falls = [each for each in plane.ended_falls if each.ended_at >= cutoff]
-            plane.deletions_until = until
 
     def open(self) -> tuple[Fall, ...]:
         now = self._plane.clock.now()

@@ -319,6 +319,11 @@ class MemoryIncidents(OnState):
             )
             for reset in resets:
                 add_reset(self._plane, storable_reset(reset))
+            counts = self._plane.counts
+            self._plane.counts = {
+                at: replace(count, is_outdated=True) for at, count in counts.items()
+            }
+            self._plane.deletions_until = None
             return closed
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:

@@ -361,10 +361,8 @@ class MemoryUsageStore:
         _, token, _ = prefix.split(".")
         tenant = decode_name(token)
         self._answer(self.failures.get(tenant))
-        keys, is_complete = self._read_once(tenant, prefix)
-        if not is_complete:
-            keys, is_complete = self._read_once(tenant, prefix)
-        return KeysRead(keys, is_partial=not is_complete)
+        found = self._read_once(tenant, prefix)
+        return self._read_once(tenant, prefix) if found.is_partial else found
 
     def live_key(self, key: str) -> LiveKey:
         """Read one key."""
@@ -400,14 +398,14 @@ class MemoryUsageStore:
         self._answer(self.listing_failure)
         return [key for key in self._under(prefix) if self._keys[key].value is not None]
 
-    def _read_once(self, tenant: str, prefix: str) -> tuple[dict[str, LiveKey], bool]:
-        announced = self._under(prefix)
+    def _read_once(self, tenant: str, prefix: str) -> KeysRead:
+        before, announced = self.stream.last_sequence, self._under(prefix)
         middle = len(announced) // 2
         found = {key: self._keys[key] for key in announced[:middle]}
         if self.during_read is not None:
             self.during_read(tenant)
         found |= {key: self._keys[key] for key in self._under(prefix) if key not in found}
-        return found, len(found) >= len(announced)
+        return KeysRead(found, len(found) < len(announced), before)
 
     def _under(self, prefix: str) -> list[str]:
         return [key for key in self._keys if key.startswith(prefix) and key != prefix]

@@ -35,7 +35,11 @@ from budget_recovery_dagster.services import (
     read_status,
     record_reset,
 )
-from budget_recovery_dagster.services.future_snapshots import discard_future, list_future
+from budget_recovery_dagster.services.future_snapshots import (
+    OtherClocks,
+    discard_future,
+    list_future,
+)
 from budget_recovery_dagster.services.restore import (
     Acceptance,
     Applied,
@@ -429,18 +433,19 @@ class History(JudgedScene):
 
     def discard(self) -> None:
         """Discard the snapshots that are dated in the future."""
-        plane, now = self.world.plane, self.world.clock.now()
+        plane = self.world.plane
+        clocks = OtherClocks(self.world.clock.now(), None)
         if self.world.faults.clock_ahead:
             return
         discarded = self._person(
             "discard-future",
             lambda: discard_future(
                 plane,
-                list_future(plane, host_time=now),
+                list_future(plane, clocks).found,
+                clocks,
                 by="ann",
                 reason="wrong",
                 holder="ann",
-                host_time=now,
             ),
         )
         if isinstance(discarded, tuple):

@@ -131,5 +131,8 @@ class HurriedClock:
     def now(self) -> datetime:
         return self.clock.now() + self.ahead
 
+    def host_time(self) -> datetime:
+        return self.clock.host_time() + self.ahead
+
     def wait(self, span: timedelta) -> None:
         self.ahead += max(span, timedelta(0))

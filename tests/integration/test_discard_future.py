@@ -10,8 +10,16 @@ from click.testing import CliRunner, Result
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.cli.options import current_user
 from budget_recovery_dagster.domain import CAPTURE_LEASE, RecoveryState
-from budget_recovery_dagster.services.future_snapshots import discard_future, list_future
+from budget_recovery_dagster.errors import ClockSkewError
+from budget_recovery_dagster.services.future_snapshots import (
+    OtherClocks,
+    discard_future,
+    list_future,
+)
+from budget_recovery_dagster.wiring import store_opener
+from tests.free_ports import unused_port
 from tests.integration.recovery_harness import Harness
+from tests.services import present_settings
 
 LIFETIME = "lifetime"
 AHEAD = timedelta(days=40)
@@ -82,12 +90,13 @@ def test_the_discarded_snapshots_are_written_as_json(ahead: Harness) -> None:
 
 def test_only_what_was_shown_is_discarded(ahead: Harness) -> None:
     """A snapshot that is stored while the command waits for the answer stays."""
-    (shown,) = list_future(ahead.plane, host_time=ahead.clock.time)
     now = ahead.clock.time
+    clocks = OtherClocks(now, None)
+    (shown,) = list_future(ahead.plane, clocks).found
     ahead.capture(now + 2 * AHEAD)
     ahead.clock.time = now
     discarded = discard_future(
-        ahead.plane, [shown], by="ann", reason="clock", holder="a command", host_time=now
+        ahead.plane, [shown], clocks, by="ann", reason="clock", holder="a command"
     )
     assert discarded == (shown,)
     (kept,) = ahead.plane.snapshots.in_future(now)
@@ -132,6 +141,24 @@ def test_a_clock_that_is_behind_discards_no_good_snapshot(
     assert "The clocks differ by" in result.stderr
     assert "Nothing was discarded." in result.stderr
     assert len(ahead.plane.snapshots.listed(None)) == 2
+
+
+def test_clocks_of_one_machine_that_are_behind_discard_no_good_snapshot(ahead: Harness) -> None:
+    # PostgreSQL and this host share a clock that was set back, so only that of NATS differs.
+    ahead.clock.time -= timedelta(hours=1)
+    open_store = store_opener(present_settings())
+    with pytest.raises(ClockSkewError, match="the usage store's"):
+        list_future(ahead.plane, OtherClocks(ahead.clock.time, open_store))
+
+
+def test_snapshots_are_discarded_with_a_warning_while_nats_is_away(
+    ahead: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", f"nats://127.0.0.1:{unused_port()}")
+    result = run("--yes")
+    assert result.exit_code == 0, result.output
+    assert "the clock of NATS was not compared" in result.stderr
+    assert len(ahead.plane.snapshots.listed(None)) == 1
 
 
 @pytest.mark.parametrize("state", [RecoveryState.RECOVERING, RecoveryState.FAILED])

@@ -47,6 +47,9 @@ class LeapingClock:
     def now(self) -> datetime:
         return self.database.now()
 
+    def host_time(self) -> datetime:
+        return self.clock.time
+
     def wait(self, span: timedelta) -> None:
         self.clock.time += max(span, timedelta(0))
 

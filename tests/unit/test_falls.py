@@ -5,11 +5,20 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain import BudgetWindow, KeyCount, TenantWindow, Verdict, Window
+from budget_recovery_dagster.domain import (
+    BudgetWindow,
+    KeyCount,
+    RecoveryState,
+    TenantWindow,
+    Verdict,
+    Window,
+)
 from budget_recovery_dagster.errors import StorePermissionError, StoreReadError
 from budget_recovery_dagster.services import CaptureRequest, Checked, check_store
 from tests.unit.capture_harness import NOW, REBORN, Harness
+from tests.unit.recovery_harness import captured_harness
 
+DAY = timedelta(days=1)
 MINUTES = timedelta(minutes=1)
 SPEND = TenantWindow("a", BudgetWindow("spend", Window.parse("lifetime")))
 
@@ -137,6 +146,42 @@ def test_counts_start_again_in_a_store_that_replaced_a_lost_one(harness: Harness
     again = checked(harness)
     # The incident is open: nothing is counted.
     assert (again.compared.gone, again.compared.request) == ((), None)
+
+
+def test_a_purge_is_counted_after_an_incident_that_ended_with_the_clock_ahead() -> None:
+    harness = captured_harness()
+    harness.wipe()
+    harness.clock.advance(40 * DAY)
+    harness.recover()
+    assert harness.state is RecoveryState.HEALTHY
+    harness.clock.advance(-40 * DAY)
+    # The counts start again, in the store that was restored.
+    assert harness.check().compared.gone == ()
+    harness.store.purge("usage.a.spend.lifetime.alice")
+    harness.clock.advance(10 * MINUTES)
+    assert gone(harness.check()) == {SPEND: 1}
+
+
+def test_old_delete_marks_hide_no_purge(harness: Harness) -> None:
+    for number in range(20):
+        harness.spend("a", "1", f"old{number}")
+        harness.store.remove(f"usage.a.spend.lifetime.old{number}")
+    harness.clock.advance(MINUTES)
+    harness.capture("second")
+    harness.store.purge("usage.a.spend.lifetime.x")
+    assert gone(checked(harness)) == {SPEND: 1}
+
+
+def test_a_deletion_during_the_read_is_counted_by_the_next_check(harness: Harness) -> None:
+    # The first half of tenant a has been read by then, x included.
+    harness.store.during_read = lambda tenant: (
+        harness.store.remove("usage.a.spend.lifetime.x") if tenant == "a" else None
+    )
+    harness.clock.advance(MINUTES)
+    captured = harness.capture("second")
+    harness.store.during_read = None
+    assert [each.drops for each in captured.stored] == [0, 0]
+    assert gone(checked(harness)) == {SPEND: 1}
 
 
 def test_the_largest_falls_are_named(harness: Harness) -> None:

@@ -194,6 +194,20 @@ def test_a_restore_waits_while_clocks_disagree_by_more_than_five_seconds(
     assert outcome_of(harness.recover()) is Outcome.RESTORED
 
 
+def test_a_restore_waits_while_both_servers_share_a_wrong_clock(harness: RecoveryHarness) -> None:
+    harness.wipe()
+    harness.clock.advance(timedelta(days=40))
+    harness.store.clock = harness.clock.now()
+    harness.clock.host_is_ahead = -timedelta(days=40)
+    result = harness.recover()
+    assert isinstance(result, StillWaiting)
+    assert "The clocks differ by 40.0 days" in result.reason
+    assert "this host's" in result.reason
+    assert harness.incident.attempts == 0
+    harness.clock.host_is_ahead = -timedelta(seconds=60)
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
+
+
 def test_the_time_of_the_answer_is_no_reason_to_wait(
     harness: RecoveryHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from budget_recovery_dagster.presentation import reset_report
 from budget_recovery_dagster.services import RecordedReset, ResetRequest, record_reset
 from budget_recovery_dagster.services.restore import Recovered
 from tests.unit.capture_harness import NOW
+from tests.unit.manual_harness import captured_manual_harness
 from tests.unit.recovery_harness import RecoveryHarness, captured_harness
 
 SECOND = timedelta(seconds=1)
@@ -138,6 +139,18 @@ def test_the_report_warns_if_a_restore_may_have_read_earlier_resets(
     harness.wipe()
     assert harness.state is RecoveryState.RECOVERING
     assert reset_report(record(harness))[3].startswith("A restore is running")
+
+
+def test_a_reset_during_a_manual_restore_of_a_healthy_store_is_warned_about() -> None:
+    harness = captured_manual_harness()
+    harness.store.purge("usage.a")
+    recorded: list[RecordedReset] = []
+    harness.before_write(1, lambda: recorded.append(record(harness)))
+    harness.apply()
+    # The restore had read its recovery point, so it revived what was reset.
+    assert harness.usage("a", "alice") == "30"
+    assert [each.is_restoring for each in recorded] == [True]
+    assert reset_report(recorded[0])[3].startswith("A restore is running")
 
 
 # Recoveries

@@ -7,6 +7,7 @@ reports both, so that an unlisted entity is not reported as missing.
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -202,7 +203,19 @@ def read_counters(tenant: str, found: KeysRead) -> TenantReading:
         omitted=tuple(omitted),
         unreadable=unreadable,
         is_partial=found.is_partial,
+        other_keys=_other_keys(found.keys, keys),
+        read_after=found.read_after,
     )
+
+
+def _other_keys(
+    found: Iterable[str], counters: Iterable[tuple[str, CounterKey]]
+) -> dict[BudgetWindow, int]:
+    """Count the keys that a count of a budget and window includes, although none is a counter."""
+    named = {key for key, _ in counters}
+    others = Counter(key.rpartition(".")[0] for key in found if key not in named)
+    decoded, _ = decode_keys((f"{window}.=" for window in others), decode_key)
+    return {counter.of: others[key.rpartition(".")[0]] for key, counter in decoded}
 
 
 class BoardEntry(NamedTuple):
@@ -441,7 +454,8 @@ async def _read_once(stream: BucketStream, prefix: str) -> KeysRead:
     async with _consumer(stream, prefix, announced.leader, _NEWEST) as consumer:
         await drain.run(consumer)
     # The announced count includes deleted keys.
-    return KeysRead(drain.keys, is_partial=len(drain.keys) < announced.subject_count)
+    is_partial = len(drain.keys) < announced.subject_count
+    return KeysRead(drain.keys, is_partial, announced.identity.last_sequence)
 
 
 class _Drain:

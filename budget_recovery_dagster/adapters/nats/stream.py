@@ -95,11 +95,13 @@ NEVER_WRITTEN = LiveKey(0, None)
 class KeysRead:
     """The keys under a prefix, including deleted ones.
 
-    Partial: two reads returned fewer keys than the server counted.
+    Partial: two reads returned fewer keys than the server counted. ``read_after`` is the stream's
+    sequence before the read.
     """
 
     keys: Mapping[str, LiveKey]
     is_partial: bool
+    read_after: int | None = None
 
     def values(self) -> Mapping[str, StoredValue]:
         """Return the values of the keys that are not deleted."""

@@ -307,6 +307,10 @@ class Database:
         with self.reading() as connection:
             return self.time_on(connection)
 
+    def host_time(self) -> datetime:
+        """Return the present time by the clock of this host."""
+        return datetime.now(UTC)
+
     def wait(self, span: timedelta) -> None:
         """Sleep, by the monotonic clock of this host: the database's clock may be set meanwhile."""
         time.sleep(max(span.total_seconds(), 0))

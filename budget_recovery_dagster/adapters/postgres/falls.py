@@ -27,19 +27,21 @@ from budget_recovery_dagster.domain.snapshots import TenantSnapshot
 from budget_recovery_dagster.domain.windows import Window, tokens_at
 
 _OPEN_COUNTS = """
-select tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since
+select tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since,
+    is_outdated
 from budget_recovery.key_count
 where window_token = any(%s)
 """
 _TAKE_COUNTS = """
 delete from budget_recovery.key_count
 where tenant = %s
-returning tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since
+returning tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since,
+    is_outdated
 """
 _ADD_COUNT = """
 insert into budget_recovery.key_count (
-    tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since
-) values (%s, %s, %s, %s, %s, %s, %s, %s)
+    tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since, is_outdated
+) values (%s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
 _RESTORED = """
 select budget_id, window_token, max(finished_at)
@@ -47,27 +49,25 @@ from budget_recovery.restore_audit
 where tenant = %s and raised > 0 and finished_at is not null
 group by budget_id, window_token
 """
-# If a capture has replaced a count since it was read, or removed it, nothing matches.
 _UPDATE_COUNTS = """
 update budget_recovery.key_count k
 set keys = n.keys, sequence = n.sequence, counted_at = n.counted_at, missing = n.missing,
-    missing_since = n.missing_since
+    missing_since = n.missing_since, is_outdated = n.is_outdated
 from unnest(
-    %s::text[], %s::text[], %s::text[], %s::numeric[], %s::timestamptz[], %s::bigint[],
-    %s::numeric[], %s::timestamptz[], %s::bigint[], %s::timestamptz[]
+    %s::text[], %s::text[], %s::text[], %s::bigint[], %s::numeric[], %s::timestamptz[],
+    %s::bigint[], %s::timestamptz[], %s::boolean[]
 ) as n (
-    tenant, budget_id, window_token, known_sequence, known_at, keys, sequence, counted_at, missing,
-    missing_since
+    tenant, budget_id, window_token, keys, sequence, counted_at, missing, missing_since, is_outdated
 )
-where k.tenant = n.tenant
-  and k.budget_id = n.budget_id
-  and k.window_token = n.window_token
-  and k.sequence = n.known_sequence
-  and k.counted_at = n.known_at
+where k.tenant = n.tenant and k.budget_id = n.budget_id and k.window_token = n.window_token
 """
 _PRUNE_COUNTS = "delete from budget_recovery.key_count where window_token <> all(%s)"
 _READ_UNTIL = "select deletions_until from budget_recovery.store"
+# Captures hold a lock on this row until they commit, so no count changes meanwhile.
+_LOCK_COUNTS = f"{_READ_UNTIL} for update"
 _MOVE_UNTIL = "update budget_recovery.store set deletions_until = %s"
+_OUTDATE_COUNTS = "update budget_recovery.key_count set is_outdated = true"
+_FORGET_UNTIL = "update budget_recovery.store set deletions_until = null"
 _FALLS = """
 select tenant, budget_id, window_token, found_at, judged_at, counters, usage
 from budget_recovery.usage_fall
@@ -140,6 +140,15 @@ def record_findings(connection: Connection, snapshot: TenantSnapshot) -> None:
         cursor.executemany(_ADD_COUNT, [_count_row(count) for count in counts])
 
 
+def outdate_counts(connection: Connection) -> None:
+    """Mark the counts of the store before an incident, in the transaction that ends it.
+
+    Times cannot tell: a clock may be wrong when it ends.
+    """
+    connection.execute(_OUTDATE_COUNTS)
+    connection.execute(_FORGET_UNTIL)
+
+
 def _restored_at(connection: Connection, tenant: str) -> Mapping[BudgetWindow, datetime]:
     """Return when the counters of each budget and window of a tenant were last raised."""
     rows = connection.execute(_RESTORED, (tenant,))
@@ -160,15 +169,21 @@ class PostgresFalls:
             [(until,)] = connection.execute(_READ_UNTIL).fetchall()
         return tuple(_count(*row) for row in rows), None if until is None else int(until)
 
-    def record_counts(self, changed: Mapping[KeyCount, KeyCount], *, until: int) -> None:
+    def record_counts(self, counts: Mapping[KeyCount, KeyCount], *, until: int) -> None:
         """Replace counts, and remove those of closed windows and old ended falls."""
         with self._database.writing() as connection:
+            connection.execute(_LOCK_COUNTS)
             now = self._database.time_on(connection)
-            if changed:
-                connection.execute(_UPDATE_COUNTS, _columns(changed))
-            connection.execute(_PRUNE_COUNTS, (list(tokens_at(now)),))
+            tokens = list(tokens_at(now))
+            rows = connection.execute(_OPEN_COUNTS, (tokens,))
+            if {_count(*row) for row in rows} == counts.keys():
+                changed = [_count_row(after) for known, after in counts.items() if after != known]
+                if changed:
+                    columns = [list(column) for column in zip(*changed, strict=True)]
+                    connection.execute(_UPDATE_COUNTS, columns)
+                connection.execute(_MOVE_UNTIL, (until,))
+            connection.execute(_PRUNE_COUNTS, (tokens,))
             connection.execute(_PRUNE_FALLS, (now - FALLS_KEPT_FOR,))
-            connection.execute(_MOVE_UNTIL, (until,))
 
     def open(self) -> tuple[Fall, ...]:
         """Return the open falls whose window has not ended, the largest missing usage first."""
@@ -215,7 +230,7 @@ def _window(tenant: str, budget: str, token: str) -> TenantWindow:
 
 
 def _count(tenant: str, budget: str, token: str, *row: Any) -> KeyCount:
-    keys, sequence, counted_at, missing, since = row
+    keys, sequence, counted_at, missing, since, is_outdated = row
     return KeyCount(
         _window(tenant, budget, token),
         keys,
@@ -223,6 +238,7 @@ def _count(tenant: str, budget: str, token: str, *row: Any) -> KeyCount:
         counted_at.astimezone(UTC),
         missing,
         since and since.astimezone(UTC),
+        is_outdated,
     )
 
 
@@ -234,24 +250,8 @@ def _count_row(count: KeyCount) -> tuple[Any, ...]:
         count.counted_at,
         count.missing,
         count.missing_since,
+        count.is_outdated,
     )
-
-
-def _columns(changed: Mapping[KeyCount, KeyCount]) -> list[list[Any]]:
-    rows = [
-        (
-            *_names(known.at),
-            known.sequence,
-            known.counted_at,
-            count.keys,
-            count.sequence,
-            count.counted_at,
-            count.missing,
-            count.missing_since,
-        )
-        for known, count in changed.items()
-    ]
-    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _fall(tenant: str, budget: str, token: str, *row: Any) -> Fall:

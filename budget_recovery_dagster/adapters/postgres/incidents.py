@@ -15,6 +15,7 @@ from budget_recovery_dagster.adapters.postgres.database import (
     storable,
     storable_id,
 )
+from budget_recovery_dagster.adapters.postgres.falls import outdate_counts
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.recovery_point import read_newest_point_time
 from budget_recovery_dagster.adapters.postgres.resets import insert_resets, storable_reset
@@ -337,6 +338,7 @@ class PostgresIncidents:
             )
             if resets:
                 insert_resets(connection, [storable_reset(reset) for reset in resets])
+            outdate_counts(connection)
             return _keep(connection, standing, move)
 
     def hold(self, reason: str, by: str, *, judged: Incident) -> Incident:

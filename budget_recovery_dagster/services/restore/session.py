@@ -31,7 +31,13 @@ from budget_recovery_dagster.domain.store import (
     why_not_converged,
 )
 from budget_recovery_dagster.domain.verdict import Check, Observation, Verdict, baseline_of
-from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW, clocks_in_words, in_words
+from budget_recovery_dagster.domain.windows import (
+    MAX_CLOCK_SKEW,
+    RESTORE_CLOCK_SKEW,
+    clock_skew,
+    clocks_in_words,
+    in_words,
+)
 from budget_recovery_dagster.errors import (
     DatabaseUnreachableError,
     IncidentMovedError,
@@ -263,12 +269,21 @@ class RestoreSession:
         )
 
     def _require_agreeing_clocks(self) -> None:
-        skew = measure_clock_skew(self.plane.clock, self.store)
+        clock = self.plane.clock
+        skew = measure_clock_skew(clock, self.store)
         if skew is not None and abs(skew) > RESTORE_CLOCK_SKEW:
-            raise StoreNotReadyError(
-                f"{clocks_in_words(skew, self.plane.clock.now())}. The open windows are unknown.",
-                "synchronize the clocks of both servers with NTP.",
-            )
+            raise _unknown_windows(clocks_in_words(skew, clock.now()))
+        # Both servers may share a machine whose clock is wrong.
+        skew = -clock_skew(clock.host_time(), clock.now(), clock.host_time())
+        if abs(skew) > MAX_CLOCK_SKEW:
+            raise _unknown_windows(clocks_in_words(skew, clock.now(), "this host's"))
+
+
+def _unknown_windows(disagreement: str) -> StoreNotReadyError:
+    return StoreNotReadyError(
+        f"{disagreement}. The open windows are unknown.",
+        "synchronize the clocks of PostgreSQL, NATS and the hosts of Dagster with NTP.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

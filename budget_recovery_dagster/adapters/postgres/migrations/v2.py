@@ -415,6 +415,7 @@ create table budget_recovery.key_count (
     counted_at timestamptz not null,
     missing bigint not null,
     missing_since timestamptz,
+    is_outdated boolean not null,
     primary key (tenant, budget_id, window_token),
     constraint key_count_is_not_negative check (least(keys, missing) >= 0),
     constraint key_count_missing_has_a_time check ((missing > 0) = (missing_since is not null)),
@@ -429,21 +430,24 @@ comment on column budget_recovery.key_count.tenant is 'The tenant.';
 comment on column budget_recovery.key_count.budget_id is 'The budget.';
 comment on column budget_recovery.key_count.window_token is 'The window.';
 comment on column budget_recovery.key_count.keys is
-    'Keys at the last count; a check also counts delete marks.';
+    'Keys at the last count, with delete marks; of leaderboards, their entries.';
 comment on column budget_recovery.key_count.sequence is
-    'The store''s sequence at the capture, which accounts for all deletions up to it.';
+    'The store''s sequence before the capture read, which accounts for all deletions up to it.';
 comment on column budget_recovery.key_count.counted_at is 'When they were last counted.';
 comment on column budget_recovery.key_count.missing is
     'Counters that checks found gone since the tenant''s newest snapshot.';
 comment on column budget_recovery.key_count.missing_since is
     'When the last of them were found gone; null: none is.';
+comment on column budget_recovery.key_count.is_outdated is
+    'Whether an incident ended since the count, so that it is of the store before.';
 
 alter table budget_recovery.store add column deletions_until numeric(20);
 alter table budget_recovery.store add constraint store_deletions_until_is_uint64 check (
     deletions_until between 0 and 18446744073709551615
 );
 comment on column budget_recovery.store.deletions_until is
-    'The sequence up to which checks have read deletions of counters; null: none was read.';
+    'The sequence up to which checks have read deletions of counters; null: none was read, or '
+    'an incident ended since.';
 
 create table budget_recovery.usage_fall (
     tenant text collate "C" not null,
