@@ -191,7 +191,10 @@ class StoreRegistry(Protocol):
         """Whether ``accept_renewals`` was called since then."""
 
     def acknowledge(self, found: FoundMarker) -> None:
-        """Give later markers higher numbers than this one, and hold the landmark that it names."""
+        """Give later markers higher numbers than this one, and hold the landmark that it names.
+
+        If that is a new landmark, another one follows, which later markers name.
+        """
 
     def next_marker(self) -> IntendedMarker:
         """Return a new marker: a new nonce, the next number, and the newest landmark."""
@@ -289,8 +292,12 @@ class Snapshots(Protocol):
     def in_future(self, now: datetime) -> tuple[ListedSnapshot, ...]:
         """Return the snapshots of all tenants that are dated in the future; newest first."""
 
-    def discard_future(self, *, by: str, reason: str, lease: Lease) -> tuple[ListedSnapshot, ...]:
-        """Discard the snapshots that are dated in the future, record each, and return them.
+    def discard_future(
+        self, confirmed: Collection[datetime], *, by: str, reason: str, lease: Lease
+    ) -> tuple[ListedSnapshot, ...]:
+        """Discard the snapshots of these times that are dated in the future; return them.
+
+        Each is recorded. Snapshots of other times, which a person has not confirmed, are kept.
 
         Raises:
             CapturesPausedError: the store is not HEALTHY.

@@ -315,7 +315,7 @@ def _request(incident: Incident) -> dg.RunRequest:
 _DESCRIPTION = (
     "Compares the gateway's usage store with the accepted baseline: its creation time, its last "
     "sequence, and our marker in it. On a loss it opens an incident, which pauses snapshots, "
-    "and launches restore_job. If the store is intact, but counters are gone from it, it requests "
+    "and launches restore_job. If the store is intact, but counters are missing, it requests "
     "one more run of hourly_snapshot_job, which names them. What cannot be read is unknown, never "
     "a loss; several unknown results in a row fail the tick."
 )

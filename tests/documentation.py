@@ -1,5 +1,6 @@
 """Code, tables and links of the docs, so that tests can run and check them."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+_QUOTE = re.compile(r"(?<![*\\])\*([^*|]+)\*(?!\*)")
 _CELL = re.compile(r"(?<!\\)\|")
 
 
@@ -133,6 +135,37 @@ def code(cell: str) -> str:
     shown = re.fullmatch(r"`+ ?(.*?) ?`+", cell)
     assert shown, cell
     return shown[1]
+
+
+def template(text: ast.expr) -> str | None:
+    """Return a string of code, with an ellipsis for each inserted value; None: no string."""
+    if isinstance(text, ast.JoinedStr):
+        parts = (p.value if isinstance(p, ast.Constant) else "…" for p in text.values)
+        return "".join(map(str, parts))
+    if isinstance(text, ast.Constant) and isinstance(text.value, str):
+        return text.value
+    return None
+
+
+def product_texts() -> set[str]:
+    """Return all strings in the code of the product, except docstrings; see ``template``."""
+    texts: set[str] = set()
+    for file in sorted((PROJECT / "budget_recovery_dagster").rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        nodes = list(ast.walk(tree))
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        found = (
+            template(node)
+            for node in nodes
+            if isinstance(node, ast.expr) and id(node) not in docstrings
+        )
+        texts.update(filter(None, found))
+    return texts
+
+
+def quotes(page: str) -> list[str]:
+    """Return what a page has in italics: what the product shows, or labels in Dagster."""
+    return [" ".join(found.split()) for found in _QUOTE.findall(_prose(_text(page)))]
 
 
 def _fenced(text: str) -> list[tuple[str, str]]:

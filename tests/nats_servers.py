@@ -52,6 +52,14 @@ class Stored:
         return self.headers.get("Nats-TTL")
 
 
+@dataclass(frozen=True)
+class Backup:
+    """A stream as the server backs it up: its settings and state, and the content in chunks."""
+
+    description: dict[str, Any]
+    chunks: tuple[bytes, ...]
+
+
 class Bucket:
     """A bucket of a running server, written like the gateway."""
 
@@ -95,6 +103,42 @@ class Bucket:
 
     def destroy(self) -> None:
         self._do(lambda js: js.delete_key_value(self.name))
+
+    def back_up(self) -> Backup:
+        """Back up the stream, as ``nats stream backup`` does."""
+
+        async def receive() -> Backup:
+            inbox = self._client.new_inbox()
+            subscription = await self._client.subscribe(inbox)
+            description = await self._ask(f"SNAPSHOT.{self.stream}", {"deliver_subject": inbox})
+            chunks = []
+            while data := (message := await subscription.next_msg(ANSWER_SECONDS)).data:
+                chunks.append(data)
+                # Some chunks need no acknowledgement.
+                if message.reply:
+                    await self._client.publish(message.reply)
+            await subscription.unsubscribe()
+            return Backup({name: description[name] for name in ("config", "state")}, tuple(chunks))
+
+        return self._portal.call(receive)
+
+    def restore(self, backup: Backup) -> None:
+        """Create the stream from a backup, as ``nats stream restore`` does."""
+
+        async def send() -> None:
+            answer = await self._ask(f"RESTORE.{self.stream}", backup.description)
+            for data in (*backup.chunks, b""):
+                await self._client.request(answer["deliver_subject"], data, ANSWER_SECONDS)
+
+        self._portal.call(send)
+
+    async def _ask(self, subject: str, request: dict[str, Any]) -> dict[str, Any]:
+        message = await self._client.request(
+            f"$JS.API.STREAM.{subject}", json.dumps(request).encode(), ANSWER_SECONDS
+        )
+        answer: dict[str, Any] = json.loads(message.data)
+        assert "error" not in answer, answer
+        return answer
 
     def put(self, key: str, value: bytes, headers: dict[str, str] | None = None) -> None:
         """Write any key that the server accepts, with any value."""

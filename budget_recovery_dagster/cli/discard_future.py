@@ -1,5 +1,6 @@
 """``budget-recovery discard-future``: discard snapshots that a wrong clock dated in the future."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -13,6 +14,7 @@ from budget_recovery_dagster.cli.options import (
     json_option,
     settings_with_database,
 )
+from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.presentation.documents import discarded_json
 from budget_recovery_dagster.presentation.terminal import print_row, print_snapshots
 from budget_recovery_dagster.services.future_snapshots import discard_future, list_future
@@ -56,6 +58,7 @@ def discard_future_command(data_dir: Path | None, reason: str, *, yes: bool, as_
                 raise click.exceptions.Exit(_DECLINED)
         discarded = discard_future(
             plane,
+            found,
             by=current_user(),
             reason=reason,
             holder=f"command {uuid4()}",
@@ -64,5 +67,13 @@ def discard_future_command(data_dir: Path | None, reason: str, *, yes: bool, as_
     if as_json:
         click.echo(discarded_json(discarded))
         return
-    count = counted(sum(each.tenants for each in discarded), "snapshot")
-    print_row(console, f"Discarded {count}. The table discarded_capture lists them.")
+    print_row(console, f"{_summary(discarded)} The table discarded_capture lists them.")
+
+
+def _summary(discarded: Sequence[ListedSnapshot]) -> str:
+    count = counted(len(discarded), "snapshot")
+    if not discarded:
+        return f"Discarded {count}."
+    tenants = counted(max(each.tenants for each in discarded), "tenant")
+    # Which tenants several snapshots share is not known here.
+    return f"Discarded {count} ({'' if len(discarded) == 1 else 'up to '}{tenants})."

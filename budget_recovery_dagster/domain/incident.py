@@ -19,6 +19,9 @@ from budget_recovery_dagster.domain.verdict import Evidence, Verdict, same_creat
 
 MAX_ATTEMPTS = 3
 """How many attempts a restore has for one loss before an operator must act."""
+_OTHER_CHOICE = (
+    "Pass --record-resets instead only if all usage that the store lacks was removed on purpose."
+)
 _FIRST_BACKOFF = timedelta(seconds=30)
 _LONGEST_BACKOFF = timedelta(minutes=5)
 
@@ -207,7 +210,8 @@ class Ended:
 class Incident:
     """A loss of the store, and everything until its end.
 
-    ``attempts`` counts those for the newest loss; a further loss or a release resets it.
+    ``attempts`` is how many attempts count. A release starts the count again. So does a further
+    loss, unless the same store lost something again.
     ``target`` is the restore target: a further loss is detected against it. None while it is gone.
     ``newest_point_at`` is the newest snapshot at the time of the loss that has an intact record or
     never had a record. ``last_good_at`` is when the store was last known to be intact: no intact
@@ -262,9 +266,9 @@ class Incident:
         """What a person does about a hold, as the hint of an error."""
         if self.is_database_behind:
             return (
-                "check `budget-recovery preview`, then run `budget-recovery resolve"
-                " --keep-snapshots` to accept the store as it is, or `budget-recovery restore` to"
-                " raise its counters."
+                "check `budget-recovery preview`, and record missing resets again. Then run"
+                " `budget-recovery resolve --keep-snapshots` to accept the store as it is, or"
+                f" `budget-recovery restore` to raise its counters. {_OTHER_CHOICE}"
             )
         if self.given_up is not None:
             return (
@@ -283,7 +287,8 @@ class Incident:
             return (
                 f"if BUDGET_RECOVERY_NATS_URL is wrong, {correct} If the store that the server"
                 " shows replaces the accepted one, `budget-recovery release` restores the counters"
-                " into it, and `budget-recovery resolve --keep-snapshots` accepts it as it is."
+                " into it. If it has the right counters already, `budget-recovery resolve"
+                f" --keep-snapshots` accepts it as it is. {_OTHER_CHOICE}"
             )
         return (
             "fix the cause of the hold, then run `budget-recovery release`. No automatic restore"

@@ -399,14 +399,13 @@ _WHY_BEHIND = " The database was restored from a backup, or another installation
 _REASONS = {
     None: "The store is the accepted one: {now}.",
     Evidence.MARKER_REMOVED: (
-        "The store is the accepted one: {now}. Our marker was deleted or became too old; the check"
-        " writes a new one."
+        "The store is the accepted one: {now}. Our marker was deleted or became too old."
     ),
     Evidence.RECREATED: "The store was recreated; it was: {was}; now: {now}.",
     Evidence.SEQUENCE_BACK: ("The store went back to an earlier state; it was: {was}; now: {now}."),
     Evidence.OLDER_COPY: (
-        "The store went back to older data, or our marker was overwritten: it should be at sequence"
-        " {left}, but {found} has another one."
+        "The store went back to older data, or our marker was overwritten: {expected}{found} has"
+        " another one."
     ),
     Evidence.MARKER_GONE: (
         "Part of the store is gone, or our marker was overwritten: it should be at sequence {left},"
@@ -439,11 +438,14 @@ def _reason(
     evidence: Evidence | None, accepted: Baseline, seen: Observation, memory: Memory
 ) -> str:
     left, found = accepted.marker, seen.marker
+    # A lost baseline, which knows no marker, does not know the sequence either.
+    expected = f"it should be at sequence {left.revision}, but " if left else "sequence "
     seen_at = accepted.seen_at or seen.identity.created_at
     return _REASONS[evidence].format(
         was=accepted.identity,
         now=seen.identity,
-        left="an unknown place" if left is None else left.revision,
+        expected=expected,
+        left="unknown" if left is None else left.revision,
         found="none" if found is None else found.revision,
         instead="it does not exist" if _is_absent(found) else "another value is there",
         number=0 if found is None else found.number,

@@ -223,12 +223,12 @@ _GONE_COLUMNS: Sequence[Column[KeyCount]] = (
     Column("tenant", lambda count: count.at.tenant),
     Column("budget", lambda count: count.at.of.budget),
     Column("window", lambda count: count.at.of.window.token),
-    Column("counters", lambda count: count.missing, "Gone since the newest snapshot", "int"),
+    Column("counters", lambda count: count.missing, "Missing since the newest snapshot", "int"),
 )
 
 
 def gone_table(gone: Sequence[KeyCount]) -> dg.TableMetadataValue:
-    """Show the budgets and windows from which counters are gone."""
+    """Show the budgets and windows from which counters are missing."""
     return _table_of(_GONE_COLUMNS, gone)
 
 

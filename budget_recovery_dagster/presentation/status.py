@@ -101,7 +101,8 @@ def _usage_missing(status: Status) -> tuple[str, str]:
     return (
         (
             f"Missing from the store, or lower than in snapshots: {counters} of {tenants}, {usage}"
-            f" of usage. Most, {format_usage(worst.usage)}, is of tenant {worst.at.tenant!r}."
+            f" of usage. The largest: {format_usage(worst.usage)} of tenant {worst.at.tenant!r},"
+            f" {worst.at.of}."
         ),
         (
             f"Preview: `{preview_command(worst)}`. Restore: `{restore_command(worst)}`. If it was"
@@ -116,8 +117,11 @@ def preview_command(fall: Fall) -> str:
 
 
 def restore_command(fall: Fall) -> str:
-    """Write the command that restores what is missing, without its reason."""
-    return f"budget-recovery restore {_choice(fall)} --reason ..."
+    """Write the command that restores what is missing; a person replaces ``<why>``.
+
+    Without quotes, a shell refuses it until then, so no restore has a placeholder as its reason.
+    """
+    return f"budget-recovery restore {_choice(fall)} --reason <why>"
 
 
 def _choice(missing: Fall | KeyCount) -> str:
@@ -172,25 +176,28 @@ def _clock_skew(status: Status) -> tuple[str, str]:
 
 
 def skew_words(skew: timedelta) -> str:
-    """Describe how far the clocks differ."""
+    """Describe how far the clocks differ; empty if that rounds to 0 s."""
+    if not round(abs(skew).total_seconds()):
+        return ""
     where = "ahead of" if skew > timedelta(0) else "behind"
     return f"The store's clock is {in_words(abs(skew))} {where} the database's."
 
 
 def _captures_failing(status: Status) -> tuple[str, str]:
     failed, run = status.failed_runs, status.ended_runs[0]
-    many = at_least(failed, MOST_RUNS)
-    what = "The last capture" if failed == 1 else f"Each of the last {many} captures"
+    what = f"Each of the last {at_least(failed, MOST_RUNS)} captures failed."
+    if failed == 1:
+        what = "The last capture failed."
     if run.result is None:
         began = clock_time(run.started_at, status.at)
         return (
-            f"{what} failed. The newest, of {began}, has not ended: its process hangs or died.",
+            f"{what} The newest, of {began}, has not ended: its process hangs or died.",
             f"{_RUNS_STEP} Check the memory of its host.",
         )
     error = run.result.error
     if error is None:
-        return f"{what} failed.", _RUNS_STEP
-    return f"{what} failed. The newest: {error.message}", _as_step(error.hint)
+        return what, _RUNS_STEP
+    return f"{what} The newest: {error.message}", _as_step(error.hint)
 
 
 def _as_step(hint: str) -> str:

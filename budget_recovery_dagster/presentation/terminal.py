@@ -121,7 +121,7 @@ def print_how_to_apply(console: Console, preview: Preview) -> None:
     """Print the command that applies a preview, if there is something to apply."""
     if preview.raised or preview.recovery.incident is not None:
         console.print()
-        print_row(console, "To apply: budget-recovery restore <same options> --reason ...")
+        print_row(console, "To apply: budget-recovery restore <same options> --reason <why>")
 
 
 def _most_first(tenant: TenantPreview) -> tuple[bool, Decimal, str]:
@@ -235,7 +235,7 @@ _FALLS = 5
 
 
 _MARGIN = 13
-_VERDICT = 17
+_VERDICT = max(len(label(verdict)) for verdict in Verdict) + 2
 _STYLES: Mapping[Condition, str] = {
     Condition.HEALTHY: "bold green",
     Condition.ATTENTION: "bold yellow",
@@ -396,8 +396,8 @@ def _captures(status: Status) -> Iterator[str]:
         yield f"{at}  {label(result.outcome)}: {numbers}"
     if status.failed_runs:
         yield f"Failed in a row: {at_least(status.failed_runs, MOST_RUNS)}"
-    if status.clock_skew is not None:
-        yield skew_words(status.clock_skew)
+    if status.clock_skew is not None and (words := skew_words(status.clock_skew)):
+        yield words
 
 
 def _style(verdict: Verdict) -> str:

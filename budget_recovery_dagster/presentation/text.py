@@ -429,16 +429,24 @@ def acceptance_lines(preview: Preview, chosen: Acceptance | None) -> Iterator[st
     )
     if unreadable := sum(window.unreadable for window in windows):
         yield f"{counted(unreadable, 'live counter')} unreadable: no reset is recorded for them."
+    if unknown := sum(window.is_unknown for window in windows):
+        has = "has" if unknown == 1 else "have"
+        yield (
+            f"{counted(unknown, 'window')} {has} no intact record (checksum mismatch): what the"
+            " store lacks there is unknown, and no reset is recorded for it."
+        )
+    if unread := [each.tenant for each in preview.tenants if each.failure or each.is_partial]:
+        yield (
+            f"{counted(len(unread), 'tenant')} not read completely: {named(unread)}. What the store"
+            " lacks there is unknown, and no reset is recorded for it."
+        )
     if chosen is not Acceptance.KEEP_SNAPSHOTS:
         yield (
             f"--record-resets: the usage of {lower}, {format_usage(rise)}, was removed on purpose."
             " Restores exclude it, and the next loss does not bring it back."
         )
     if chosen is not Acceptance.RECORD_RESETS:
-        yield (
-            f"--keep-snapshots: the next loss brings it back and raises {lower} by"
-            f" {format_usage(rise)}."
-        )
+        yield f"--keep-snapshots: the next loss raises {lower} by {format_usage(rise)}."
 
 
 def resolved_report(

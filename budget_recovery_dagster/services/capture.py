@@ -325,8 +325,8 @@ class CaptureRun:
         raise BaselineMovedError(
             f"The accepted identity of the store moved {ROUNDS} times while the snapshot "
             f"of tenant {tenant!r} was compared with it.",
-            "capture the hour again; if this repeats, check for a second deployment that uses the "
-            "same database.",
+            "capture the hour again; if this repeats, check whether a second installation uses the"
+            " same database.",
         )
 
     def _commit(self, reading: TenantReading, point: TenantUsages) -> TenantSnapshot:

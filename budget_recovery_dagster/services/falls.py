@@ -93,11 +93,11 @@ def counters_gone(plane: ControlPlane) -> tuple[KeyCount, ...]:
 
 
 def describe_gone(gone: Sequence[KeyCount]) -> str:
-    """Describe in a sentence how many counters are gone; ``gone`` is sorted, most first."""
+    """Describe in a sentence how many counters are missing; ``gone`` is sorted, most first."""
     total, worst = sum(count.missing for count in gone), gone[0]
     return (
-        f"Counters gone from the store since the newest snapshots: {total:,}. Most, "
-        f"{worst.missing:,}, are of tenant {worst.at.tenant!r}, {worst.at.of}."
+        f"Counters missing from the store since the newest snapshots: {total:,}. The"
+        f" largest: {worst.missing:,} of tenant {worst.at.tenant!r}, {worst.at.of}."
     )
 
 

@@ -1,5 +1,6 @@
 """Discarding snapshots dated in the future: a clock was wrong when they were captured."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
@@ -36,12 +37,19 @@ def list_future(plane: ControlPlane, *, host_time: datetime) -> tuple[ListedSnap
     return found
 
 
-def discard_future(
-    plane: ControlPlane, *, by: str, reason: str, holder: str, host_time: datetime
+def discard_future(  # noqa: PLR0913 - by keyword, each the caller's own
+    plane: ControlPlane,
+    confirmed: Sequence[ListedSnapshot],
+    *,
+    by: str,
+    reason: str,
+    holder: str,
+    host_time: datetime,
 ) -> tuple[ListedSnapshot, ...]:
-    """Discard the snapshots dated in the future, and return them; each is recorded.
+    """Discard those of the confirmed snapshots that are still dated in the future; return them.
 
-    ``by`` and ``reason`` are recorded with them; ``holder`` identifies this work to captures.
+    Each is recorded. ``confirmed`` is what ``list_future`` returned and a person saw. ``by``
+    and ``reason`` are recorded with them; ``holder`` identifies this work to captures.
 
     Raises:
         ClockSkewError, ChoiceError: as ``list_future``; nothing is discarded.
@@ -50,4 +58,5 @@ def discard_future(
     """
     with plane.leases.hold(CAPTURE_LEASE, holder) as lease:
         list_future(plane, host_time=host_time)
-        return plane.snapshots.discard_future(by=by, reason=reason, lease=lease)
+        times = {each.captured_at for each in confirmed}
+        return plane.snapshots.discard_future(times, by=by, reason=reason, lease=lease)

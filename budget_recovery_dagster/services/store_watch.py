@@ -44,7 +44,7 @@ ROUNDS = 5
 """How often a comparison starts again because the baseline moved; each round reads it anew."""
 
 SECOND_DEPLOYMENT = (
-    "if it keeps happening, look for a second deployment that uses the same database."
+    "if it keeps happening, check whether a second installation uses the same database."
 )
 # Two installations that use copies of one database each find the other's renewals, time and again.
 _RENEWALS_LOST_ONCE_IN = timedelta(days=1)

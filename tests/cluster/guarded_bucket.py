@@ -186,7 +186,8 @@ class GuardedBucket:
             )
             return False
 
-        wait_until(lambda: succeeds_with(is_led), seconds=_FORMING_SECONDS)
+        # An election takes a while; a further request would begin another one.
+        wait_until(lambda: succeeds_with(is_led), seconds=_FORMING_SECONDS, every=0.3)
 
     def capture(self, disturbances: Disturbances = _UNDISTURBED) -> Captured:
         """Take a snapshot of the current hour."""

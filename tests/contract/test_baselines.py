@@ -1,13 +1,16 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 
 from budget_recovery_dagster.domain import (
     Baseline,
+    FoundMarker,
     IntendedMarker,
     Marker,
+    Observation,
     RecoveryState,
     StoreIdentity,
 )
@@ -131,3 +134,20 @@ def test_only_one_of_concurrent_moves_on_the_same_baseline_succeeds(
     assert moved == [plane.baseline]
     assert moved[0] is not None
     assert moved[0].version == 2
+
+
+def test_a_marker_after_an_acknowledged_one_names_a_landmark_that_no_other_database_has(
+    plane: ControlPlane,
+) -> None:
+    plane.registry.accept(FIRST, judged=None)
+    known = plane.registry.newest_landmark()
+    theirs = FoundMarker("theirs", 9, number=40, landmark=str(uuid4()))
+    plane.registry.acknowledge(theirs)
+    named = plane.registry.next_marker()
+    assert named.number == 41
+    assert named.landmark not in (None, known, theirs.landmark)
+    seen = Observation(FIRST.identity, theirs)
+    assert plane.registry.memory_of(seen, FIRST).has_landmark
+
+    plane.registry.acknowledge(theirs)
+    assert plane.registry.newest_landmark() == named.landmark

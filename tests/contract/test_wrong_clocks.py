@@ -1,6 +1,7 @@
 """Clocks that were wrong: the order of commits decides, and nothing good is lost or hidden."""
 
-from datetime import timedelta
+from collections.abc import Collection
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 import psycopg
@@ -10,12 +11,14 @@ from budget_recovery_dagster.domain import (
     EVERYONE,
     CaptureFailure,
     Hour,
+    ListedSnapshot,
     OmittedCounter,
     RecoveryState,
     Usages,
     WindowPoint,
 )
 from budget_recovery_dagster.errors import CapturesPausedError, ClockSkewError, NotNewerError
+from budget_recovery_dagster.ports import Lease
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, point_of, reading
 
 MINUTE = timedelta(minutes=1)
@@ -260,6 +263,12 @@ def test_a_reset_for_an_earlier_time_keeps_what_was_captured_after_it(plane: Con
 # Discarding
 
 
+def discard(
+    plane: ControlPlane, lease: Lease, times: Collection[datetime] = (NOON + AHEAD,)
+) -> tuple[ListedSnapshot, ...]:
+    return plane.snapshots.discard_future(times, by="ann", reason="clock", lease=lease)
+
+
 def test_only_snapshots_dated_in_the_future_are_discarded(plane: ControlPlane) -> None:
     plane.capture("acme", spent("5"), at=NOON)
     plane.capture("acme", spent("9"), at=NOON + AHEAD)
@@ -268,8 +277,11 @@ def test_only_snapshots_dated_in_the_future_are_discarded(plane: ControlPlane) -
     found = plane.snapshots.in_future(NOON + HOUR)
     assert [(each.captured_at, each.tenants) for each in found] == [(NOON + AHEAD, 2)]
     with plane.lease() as lease:
-        assert plane.snapshots.discard_future(by="ann", reason="clock", lease=lease) == found
-        assert plane.snapshots.discard_future(by="ann", reason="clock", lease=lease) == ()
+        # Neither a snapshot with a good time nor one that was not confirmed.
+        for times in ({NOON}, {NOON + 2 * AHEAD}):
+            assert discard(plane, lease, times) == ()
+        assert discard(plane, lease) == found
+        assert discard(plane, lease) == ()
     assert [each.captured_at for each in plane.snapshots.listed(None)] == [NOON + HOUR, NOON]
     assert plane.snapshots.tenants() == {"acme"}
     assert windows(plane)[MONTH].usages == usages(alice="6")
@@ -282,7 +294,7 @@ def test_a_discarded_number_is_not_given_out_again(
     plane.capture("acme", spent("5"), at=NOON + AHEAD)
     plane.clock.set(NOON)
     with plane.lease() as lease:
-        plane.snapshots.discard_future(by="ann", reason="clock", lease=lease)
+        discard(plane, lease)
     plane.capture("acme", spent("6"), at=NOON + HOUR)
     assert admin.execute("select commit_number from budget_recovery.capture").fetchall() == [(2,)]
     assert admin.execute(
@@ -298,7 +310,7 @@ def test_nothing_is_discarded_while_the_store_is_not_healthy(
     plane.clock.set(NOON)
     plane.set_state(state)
     with plane.lease() as lease, pytest.raises(CapturesPausedError, match=state.name):
-        plane.snapshots.discard_future(by="ann", reason="clock", lease=lease)
+        discard(plane, lease)
     assert len(plane.snapshots.in_future(NOON)) == 1
 
 

@@ -103,8 +103,10 @@ class MemoryStoreRegistry:
     def acknowledge(self, found: FoundMarker) -> None:
         with self._plane.lock:
             self._plane.go_above(found)
-            if found.landmark is not None:
+            known = {each.landmark_id for each in self._plane.landmarks}
+            if found.landmark is not None and found.landmark not in known:
                 self._plane.add_landmark(LandmarkKind.ACCEPTANCE, landmark_id=found.landmark)
+                self._plane.add_landmark(LandmarkKind.ACCEPTANCE)
 
     def next_marker(self) -> IntendedMarker:
         with self._plane.lock:

@@ -1,5 +1,7 @@
 """The whole fake control plane: every port on one state."""
 
+import threading
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
@@ -63,3 +65,8 @@ class MemoryControlPlane(ControlPlane):
             previews=MemoryPreviews(clock),
             state=state,
         )
+
+    def copy(self) -> Self:
+        """Return a copy of the database, such as a dump; its clock is the same."""
+        shared: dict[int, object] = {id(self.clock): self.clock}
+        return deepcopy(self, shared | {id(self.state.lock): threading.RLock()})

@@ -308,14 +308,18 @@ class MemorySnapshots(OnState):
     def in_future(self, now: datetime) -> tuple[ListedSnapshot, ...]:
         return tuple(each for each in self.listed(None) if is_in_the_future(each.captured_at, now))
 
-    def discard_future(self, *, by: str, reason: str, lease: Lease) -> tuple[ListedSnapshot, ...]:
+    def discard_future(
+        self, confirmed: Collection[datetime], *, by: str, reason: str, lease: Lease
+    ) -> tuple[ListedSnapshot, ...]:
         with self._plane.lock:
             require_lease(self._plane, lease, name=CAPTURE_LEASE)
             require_healthy(self._plane.claimed_store().state, "no snapshot is discarded")
             now = self._plane.clock.now()
-            discarded = self.in_future(now)
+            in_future = self.in_future(now)
+            discarded = tuple(each for each in in_future if each.captured_at in confirmed)
+            times = {each.captured_at for each in discarded}
             for tenant, captured_at in list(self._plane.snapshots):
-                if is_in_the_future(captured_at, now):
+                if captured_at in times:
                     del self._plane.snapshots[tenant, captured_at]
                     self._plane.discarded.append((tenant, captured_at, by, reason))
             return discarded

@@ -1,8 +1,10 @@
 """Fake usage store."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Self
 
 from budget_recovery_dagster.adapters.nats import (
     BOARDS,
@@ -245,6 +247,20 @@ class MemoryUsageStore:
     def remove(self, key: str) -> None:
         """Delete a key like the gateway: the deletion has its own sequence."""
         self._store(key, None)
+
+    def expire(self, key: str, *, leaves_mark: bool) -> None:
+        """Drop a key because of its age; the mark of the deletion has its own sequence."""
+        if leaves_mark:
+            self.remove(key)
+            self._keys[key] = self._keys[key]._replace(is_expired=True)
+        else:
+            del self._keys[key]
+
+    def copy(self) -> Self:
+        """Return another store, made from a copy of the files."""
+        other = copy(self)
+        other._keys = dict(self._keys)
+        return other
 
     def purge(self, prefix: str = "") -> None:
         """Purge the keys that begin with ``prefix``, without changing the identity."""

@@ -35,7 +35,7 @@ from budget_recovery_dagster.services import (
     read_status,
     record_reset,
 )
-from budget_recovery_dagster.services.future_snapshots import discard_future
+from budget_recovery_dagster.services.future_snapshots import discard_future, list_future
 from budget_recovery_dagster.services.restore import (
     Acceptance,
     Applied,
@@ -434,7 +434,14 @@ class History(JudgedScene):
             return
         discarded = self._person(
             "discard-future",
-            lambda: discard_future(plane, by="ann", reason="wrong", holder="ann", host_time=now),
+            lambda: discard_future(
+                plane,
+                list_future(plane, host_time=now),
+                by="ann",
+                reason="wrong",
+                holder="ann",
+                host_time=now,
+            ),
         )
         if isinstance(discarded, tuple):
             times = {each.captured_at for each in discarded}

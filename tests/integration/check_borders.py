@@ -118,7 +118,7 @@ def crash(_: bool) -> None:  # noqa: FBT001 - as Borders calls it
 def fail(of_store: bool) -> None:  # noqa: FBT001 - as Borders calls it
     """Let a call fail, or lose its response."""
     kind = StoreUnreachableError if of_store else DatabaseUnreachableError
-    raise kind("No answer.", "look what happened.")
+    raise kind("No answer.", "check what happened.")
 
 
 @dataclass

@@ -1,18 +1,44 @@
 """The command line, in this process and as a program of its own."""
 
+import json
 import os
 import pty
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from budget_recovery_dagster.cli.main import main
 
 PROGRAM = [sys.executable, "-c", "from budget_recovery_dagster.cli.main import main; main()"]
 """``budget-recovery``, for a subprocess that runs this checkout."""
+
+
+WIDTH = 80
+
+
+def invoke(*arguments: str, **options: Any) -> Result:
+    """Run a command on a page of 80 columns; return its result."""
+    return CliRunner().invoke(main, list(arguments), env={"COLUMNS": str(WIDTH)}, **options)
+
+
+def answer(*arguments: str, code: int = 0) -> Any:
+    """Run a command with ``--json``; return its document."""
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def page(*arguments: str, code: int = 0) -> list[str]:
+    """Run a command; return the lines of its output, none of which is too wide."""
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    return lines
 
 
 def run(*arguments: str, code: int = 0) -> str:

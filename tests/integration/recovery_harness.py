@@ -1,9 +1,10 @@
 """A harness for the services on a real store and database, without Dagster."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from budget_recovery_dagster.domain import (
     AuditEntry,
@@ -11,21 +12,28 @@ from budget_recovery_dagster.domain import (
     Incident,
     Outcome,
     RecoveryState,
+    RetentionPolicy,
     Verdict,
 )
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
 from budget_recovery_dagster.services import Captured, Checked
 from budget_recovery_dagster.services.restore import (
+    Acceptance,
     Guards,
+    Order,
     Recovered,
     RecoveryResult,
     TenantRestored,
+    resolve_incident,
     restore_tenant,
 )
 from budget_recovery_dagster.services.restore.tenants import RunningClock
 from tests import services
 from tests.integration.timeless_store import SteppedClock, capture, opened_at, opened_store
 from tests.nats_servers import Bucket, Stored
+
+ORDER = Order("alice@ops", "ticket 7", "a run", lambda _: None)
+"""A person's order of a manual restore."""
 
 
 @dataclass
@@ -68,6 +76,36 @@ class Harness:
         checked = self.check(at)
         assert checked.recovery.state is RecoveryState.RECOVERING
         return checked.check.verdict
+
+    def find_held(self, verdict: Verdict, *offered: str) -> Incident:
+        """Check; require an incident that a person has to decide about, and return it.
+
+        What ends its hold has each of the ``offered`` texts.
+        """
+        assert self.find_loss() is verdict
+        incident = self.open_incident
+        assert incident.on_hold is not None
+        assert [text for text in offered if text not in incident.hold_ends] == []
+        return incident
+
+    @property
+    def open_incident(self) -> Incident:
+        incident = self.plane.incidents.recovery().incident
+        assert incident is not None
+        return incident
+
+    def resolve(self) -> Incident:
+        """Accept the store as it is; return the incident, closed."""
+        resolved = resolve_incident(
+            self.plane,
+            opened_store,
+            ORDER,
+            acceptance=Acceptance.KEEP_SNAPSHOTS,
+            retention=RetentionPolicy(7),
+            convergence_timeout=timedelta(0),
+        )
+        assert outcome_of(resolved.incident) is Outcome.ACCEPTED
+        return resolved.incident
 
     def run(self, open_store: OpenStore = opened_store, run_id: str = "a run") -> RecoveryResult:
         """Run one recovery."""
@@ -113,6 +151,18 @@ def opened_harness(
     clock = SteppedClock(now or datetime.now(UTC))
     with opened_at(database_url, clock) as plane:
         yield Harness(bucket, plane, clock)
+
+
+def spend_total(bucket: Bucket, usage: str) -> None:
+    """Set the one counter of acme's budget "total", and its leaderboard."""
+    bucket.spend("acme", "total", "lifetime", {None: usage})
+    bucket.rank("acme", "total", "lifetime", {None: usage})
+
+
+def total_in(bucket: Bucket) -> str | None:
+    """Return that counter as the bucket's gateway sees it, whatever address the settings have."""
+    stored = bucket.stored("usage.acme.total.lifetime.=")
+    return None if stored is None else str(json.loads(stored.data)["usage"])
 
 
 def outcome_of(incident: Incident) -> Outcome:

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.cli.options import current_user
 from budget_recovery_dagster.domain import CAPTURE_LEASE, RecoveryState
+from budget_recovery_dagster.services.future_snapshots import discard_future, list_future
 from tests.integration.recovery_harness import Harness
 
 LIFETIME = "lifetime"
@@ -51,7 +52,7 @@ def test_snapshots_dated_in_the_future_are_discarded_and_recorded(
     assert lines[0] == "Dated in the future:"
     assert lines[2].split()[1:4] == ["2", "2", "2"]
     assert str(future.captured_at.date()) in lines[2]
-    assert lines[-1] == "Discarded 2 snapshots. The table discarded_capture lists them."
+    assert lines[-1] == "Discarded 1 snapshot (2 tenants). The table discarded_capture lists them."
     assert [each.tenants for each in ahead.plane.snapshots.listed(None)] == [2]
     assert [count(database, table) for table in ("capture", "budget_record")] == [2, 2]
     # Alice's 31 was only in the discarded snapshot; the content of globex is shared.
@@ -77,6 +78,31 @@ def test_the_discarded_snapshots_are_written_as_json(ahead: Harness) -> None:
     refused = run("--json")
     assert refused.exit_code == 2
     assert json.loads(refused.stdout)["error"]["code"] == "usage"
+
+
+def test_only_what_was_shown_is_discarded(ahead: Harness) -> None:
+    """A snapshot that is stored while the command waits for the answer stays."""
+    (shown,) = list_future(ahead.plane, host_time=ahead.clock.time)
+    now = ahead.clock.time
+    ahead.capture(now + 2 * AHEAD)
+    ahead.clock.time = now
+    discarded = discard_future(
+        ahead.plane, [shown], by="ann", reason="clock", holder="a command", host_time=now
+    )
+    assert discarded == (shown,)
+    (kept,) = ahead.plane.snapshots.in_future(now)
+    assert kept.captured_at > shown.captured_at
+    result = run("--yes")
+    assert "Discarded 1 snapshot (2 tenants)." in result.stdout
+
+
+def test_several_snapshots_are_counted_as_listed(ahead: Harness) -> None:
+    now = ahead.clock.time
+    ahead.capture(now + 2 * AHEAD)
+    ahead.clock.time = now
+    result = run("--yes")
+    assert result.exit_code == 0, result.output
+    assert "Discarded 2 snapshots (up to 2 tenants)." in result.stdout
 
 
 def test_nothing_is_discarded_without_a_confirmation(ahead: Harness) -> None:

@@ -1,6 +1,5 @@
 """``snapshots``, ``preview``, ``restore`` and ``resolve`` in a terminal, on real servers."""
 
-import json
 import os
 import re
 import subprocess
@@ -9,17 +8,17 @@ from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from budget_recovery_dagster.cli.console import confirmed
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import CAPTURE_LEASE, RESTORE_LEASE, RecoveryState
-from tests.integration.commands import PROGRAM, run_at_terminal
+from tests.integration.commands import PROGRAM, WIDTH, answer, page, run_at_terminal
+from tests.integration.commands import invoke as run
 from tests.integration.recovery_harness import Harness, all_stored
 from tests.integration.recovery_runs import usages
 
 LIFETIME = "lifetime"
-WIDTH = 80
 RESOLVE = ("resolve", "--reason", "x", "--yes")
 
 
@@ -35,24 +34,6 @@ def lost(harness: Harness) -> Harness:
     harness.lose()
     harness.find_loss()
     return harness
-
-
-def run(*arguments: str, **options: Any) -> Result:
-    return CliRunner().invoke(main, list(arguments), env={"COLUMNS": str(WIDTH)}, **options)
-
-
-def answer(*arguments: str, code: int = 0) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout)
-
-
-def page(*arguments: str, code: int = 0) -> list[str]:
-    result = run(*arguments)
-    assert result.exit_code == code, result.output
-    lines = result.stdout.splitlines()
-    assert max(map(len, lines)) <= WIDTH
-    return lines
 
 
 def remainder(counters: int) -> dict[str, Any]:
@@ -85,7 +66,7 @@ def test_preview_shows_everything_and_writes_nothing(lost: Harness) -> None:
     assert "Result  4 counters in 3 windows would be raised." in lines
     assert "    raises 2 of 2 counters: 0 -> 50.5 (+50.5)" in lines
     assert "    [++++++++++++++++++++++++] nothing -> 30.5" in lines
-    assert lines[-1] == "To apply: budget-recovery restore <same options> --reason ..."
+    assert lines[-1] == "To apply: budget-recovery restore <same options> --reason <why>"
     document = answer("preview", "--tenant", "acme", "--budget", "users")
     assert document["raised"] == 2
     assert document["state"] == "recovering"
@@ -310,7 +291,7 @@ def test_resolve_shows_at_a_terminal_what_each_choice_means_and_asks(
     text, _, report = " ".join(ended.stdout.split()).partition("Accept the store with")
     assert "4 counters lower than in the snapshots or missing, by 55.5 in all." in text
     assert "--record-resets: the usage of 4 counters, 55.5, was removed on purpose." in text
-    assert "--keep-snapshots: the next loss brings it back and raises 4 counters by 55.5." in text
+    assert "--keep-snapshots: the next loss raises 4 counters by 55.5." in text
     assert "is closed; the store is HEALTHY." in report
     if resets:
         assert "`budget-recovery restore --despite-resets --tenant <tenant>" in report

@@ -122,7 +122,9 @@ def test_the_next_check_finds_a_tenant_that_others_hide(
     assert verdict(result) == "same"
     assert gone(result) == {("acme", "users", LIFETIME): 3}
     assert observed(result)["counters_gone"] == 3
-    assert "Most, 3, are of tenant 'acme', users lifetime." in store_checks(database)[-1]["reason"]
+    assert (
+        "The largest: 3 of tenant 'acme', users lifetime." in store_checks(database)[-1]["reason"]
+    )
     assert attention() == ["counters_gone"]
     # One request for one difference, whatever the number of checks.
     again = check(instance)

@@ -17,28 +17,29 @@ from budget_recovery_dagster.domain import (
     Incident,
     Outcome,
     RecoveryState,
-    RetentionPolicy,
     Verdict,
 )
 from budget_recovery_dagster.errors import IncidentHeldError
 from budget_recovery_dagster.services import RecordedReset, ResetRequest, record_reset
 from budget_recovery_dagster.services.restore import (
-    Acceptance,
     NothingToDo,
-    Order,
     RestoreRequest,
     release_restore,
-    resolve_incident,
     restore_manually,
 )
 from tests.integration.commands import run
-from tests.integration.recovery_harness import Harness, all_stored, opened_harness, outcome_of
-from tests.integration.recovery_runs import usages
+from tests.integration.recovery_harness import (
+    ORDER,
+    Harness,
+    all_stored,
+    opened_harness,
+    outcome_of,
+    spend_total,
+    total_in,
+)
 from tests.integration.timeless_store import capture, opened_store
 from tests.nats_servers import Bucket, Stored
 
-LIFETIME = "lifetime"
-ORDER = Order("alice@ops", "ticket 7", "a run", lambda _: None)
 Copy = Callable[[], str]
 
 
@@ -57,19 +58,11 @@ def later(harness: Harness) -> None:
     harness.clock.time += timedelta(minutes=10)
 
 
-def counted(harness: Harness, usage: str) -> None:
-    harness.bucket.spend("acme", "total", LIFETIME, {None: usage})
-
-
-def now(bucket: Bucket) -> dict[str | None, str]:
-    return usages(bucket, "acme", "total", LIFETIME)
-
-
 @pytest.fixture
 def known(configured: Bucket, database_url: str) -> Bucket:
     """Return a store with a counter of 80, checked and captured."""
     with opened_harness(configured, database_url) as harness:
-        counted(harness, "80")
+        spend_total(harness.bucket, "80")
         harness.check()
         harness.capture()
         later(harness)
@@ -85,11 +78,13 @@ def old(known: Bucket, copy_of_the_database: Copy) -> str:
 
 def held(harness: Harness) -> Incident:
     """Check; require that an incident was opened that only a person can end, and return it."""
-    assert harness.find_loss() is Verdict.DATABASE_BEHIND
-    incident = harness.plane.incidents.recovery().incident
-    assert incident is not None
-    assert incident.on_hold is not None
-    assert "The control-plane database is older than the store" in incident.on_hold
+    incident = harness.find_held(
+        Verdict.DATABASE_BEHIND,
+        "`budget-recovery resolve --keep-snapshots`",
+        "--record-resets instead only if",
+        "`budget-recovery restore`",
+    )
+    assert "The control-plane database is older than the store" in str(incident.on_hold)
     return incident
 
 
@@ -97,7 +92,7 @@ def test_a_reset_is_not_revived_by_a_database_from_before_it(
     known: Bucket, database_url: str, old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened_harness(known, database_url) as harness:
-        counted(harness, "0")
+        spend_total(harness.bucket, "0")
         assert reset(harness).unmarked is None
     before = of_the_gateway(known)
     monkeypatch.setenv("BUDGET_RECOVERY_POSTGRES_URL", old)
@@ -108,7 +103,7 @@ def test_a_reset_is_not_revived_by_a_database_from_before_it(
         # What is said next works: a release is refused, and no restore is running.
         assert "To continue: budget-recovery resolve" in run("hold", "--reason", "a test")
         assert not reset(harness).is_restoring
-        assert now(known) == {None: "0"}
+        assert total_in(known) == "0"
         assert of_the_gateway(known) == before
         assert harness.plane.incidents.recovery().state is RecoveryState.RECOVERING
 
@@ -119,7 +114,7 @@ def test_a_standby_that_lost_only_renewals_is_accepted_and_reported(
     with opened_harness(known, database_url) as harness:
         later(harness)
         for _ in range(2):
-            counted(harness, "81")
+            spend_total(harness.bucket, "81")
             harness.check()
     with opened_harness(known, old) as harness:
         later(harness)
@@ -134,7 +129,7 @@ def test_a_standby_that_lost_only_renewals_is_accepted_and_reported(
         harness.check()
         assert harness.plane.incidents.recovery().state is RecoveryState.HEALTHY
         harness.capture()
-        assert now(known) == {None: "81"}
+        assert total_in(known) == "81"
 
 
 def test_a_second_loss_of_renewals_within_a_day_is_held(
@@ -180,7 +175,7 @@ def test_renewals_lost_again_are_accepted_only_after_a_day(
 def test_a_standby_that_lost_a_capture_is_held(known: Bucket, database_url: str, old: str) -> None:
     with opened_harness(known, database_url) as harness:
         harness.clock.time += timedelta(hours=1)
-        counted(harness, "90")
+        spend_total(harness.bucket, "90")
         assert len(capture(harness.plane, harness.clock, run_id="another run").stored) == 1
         harness.check()
     with opened_harness(known, old) as harness:
@@ -192,7 +187,7 @@ def test_a_dump_from_before_an_incident_is_held(known: Bucket, database_url: str
         harness.lose()
         assert harness.find_loss() is Verdict.LOST
         harness.recover()
-        counted(harness, "95")
+        spend_total(harness.bucket, "95")
         harness.check()
     before = of_the_gateway(known)
     with opened_harness(known, old) as harness:
@@ -210,7 +205,7 @@ def test_a_dump_from_within_an_incident_is_held(
     dump = copy_of_the_database()
     with opened_harness(known, database_url) as harness:
         harness.recover()
-        counted(harness, "0")
+        spend_total(harness.bucket, "0")
         reset(harness)
     before = of_the_gateway(known)
     with opened_harness(known, dump) as harness:
@@ -227,22 +222,15 @@ def test_an_older_database_is_not_released_but_resolved(
     known: Bucket, database_url: str, old: str
 ) -> None:
     with opened_harness(known, database_url) as harness:
-        counted(harness, "0")
+        spend_total(harness.bucket, "0")
         reset(harness)
     with opened_harness(known, old) as harness:
         held(harness)
-        with pytest.raises(IncidentHeldError, match="cannot be released"):
+        with pytest.raises(IncidentHeldError, match="cannot be released") as refused:
             release_restore(harness.plane, by="alice@ops")
-        resolved = resolve_incident(
-            harness.plane,
-            opened_store,
-            ORDER,
-            acceptance=Acceptance.KEEP_SNAPSHOTS,
-            retention=RetentionPolicy(7),
-            convergence_timeout=timedelta(0),
-        )
-        assert outcome_of(resolved.incident) is Outcome.ACCEPTED
-        assert now(known) == {None: "0"}
+        assert "`budget-recovery resolve --keep-snapshots`" in refused.value.hint
+        harness.resolve()
+        assert total_in(known) == "0"
         assert harness.check().check.verdict is Verdict.SAME
         harness.clock.time += timedelta(hours=1)
         harness.capture()
@@ -252,7 +240,7 @@ def test_an_older_database_is_ended_by_a_manual_restore(
     known: Bucket, database_url: str, old: str
 ) -> None:
     with opened_harness(known, database_url) as harness:
-        counted(harness, "7")
+        spend_total(harness.bucket, "7")
         reset(harness)
     with opened_harness(known, old) as harness:
         held(harness)
@@ -262,7 +250,7 @@ def test_an_older_database_is_ended_by_a_manual_restore(
         assert applied.failure is None
         assert applied.incident is not None
         assert outcome_of(applied.incident) is Outcome.RESTORED_MANUALLY
-        assert now(known) == {None: "80"}
+        assert total_in(known) == "80"
         assert harness.check().check.verdict is Verdict.SAME
 
 
@@ -270,7 +258,7 @@ def test_a_reset_recorded_while_nats_is_away_enters_the_marker_with_the_next_che
     known: Bucket, database_url: str, old: str
 ) -> None:
     with opened_harness(known, database_url) as harness:
-        counted(harness, "0")
+        spend_total(harness.bucket, "0")
         unmarked = reset(harness, is_reachable=False).unmarked
         assert unmarked == "No NATS server is configured."
         assert harness.check().check.verdict is Verdict.SAME
@@ -287,7 +275,7 @@ def test_a_reset_recorded_during_an_incident_enters_the_marker_after_it(
         assert reset(harness).unmarked == "An incident is open."
         harness.recover()
         harness.check()
-        assert now(known) == {}
+        assert total_in(known) is None
     with opened_harness(known, old) as harness:
         held(harness)
 
@@ -305,4 +293,4 @@ def test_a_lost_row_of_the_store_is_not_a_new_installation(
         harness.lose()
         assert harness.find_loss() is Verdict.LOST
         harness.recover()
-        assert now(known) == {None: "80"}
+        assert total_in(known) == "80"

@@ -5,7 +5,6 @@ into the store of another.
 """
 
 import itertools
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,32 +23,33 @@ from budget_recovery_dagster.domain import (
     Incident,
     Outcome,
     RecoveryState,
-    RetentionPolicy,
     Verdict,
 )
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import IncidentHeldError, PossibleLossError, StoreChangedError
 from budget_recovery_dagster.services.restore import (
-    Acceptance,
     Applied,
     NothingToDo,
-    Order,
-    Resolved,
     RestoreRequest,
     release_restore,
-    resolve_incident,
     restore_manually,
 )
 from tests import services
 from tests.integration.own_store import OwnStore
 from tests.integration.own_store import opened_store as opened_own_store
-from tests.integration.recovery_harness import Harness, all_stored, opened_harness, outcome_of
+from tests.integration.recovery_harness import (
+    ORDER,
+    Harness,
+    all_stored,
+    opened_harness,
+    outcome_of,
+    spend_total,
+    total_in,
+)
 from tests.integration.timeless_store import opened_store
 from tests.nats_servers import AlternatingServers, Bucket, Stored
 from tests.stream_descriptions import move_creation
 
-LIFETIME = "lifetime"
-ORDER = Order("alice@ops", "ticket 7", "a run", lambda _: None)
 HOUR = timedelta(hours=1)
 
 
@@ -87,17 +87,6 @@ class OtherStore:
         self.server.start()
 
 
-def spend(bucket: Bucket, usage: str) -> None:
-    bucket.spend("acme", "total", LIFETIME, {None: usage})
-    bucket.rank("acme", "total", LIFETIME, {None: usage})
-
-
-def now(bucket: Bucket) -> dict[str | None, str]:
-    """Return the counter as its gateway sees it, whatever the settings' address."""
-    stored = bucket.stored("usage.acme.total.lifetime.=")
-    return {} if stored is None else {None: json.loads(stored.data)["usage"]}
-
-
 @pytest.fixture
 def other(
     server_dir: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
@@ -107,7 +96,7 @@ def other(
         other = OtherStore(server, bucket.name, monkeypatch)
         with other.bucket() as its_bucket:
             its_bucket.create()
-            spend(its_bucket, "500")
+            spend_total(its_bucket, "500")
         other.move_creation(-2 * HOUR)
         yield other
 
@@ -115,7 +104,7 @@ def other(
 @pytest.fixture
 def ours(configured: Bucket, database_url: str) -> Bucket:
     """Return our store with a counter of 10, checked and captured."""
-    spend(configured, "10")
+    spend_total(configured, "10")
     with opened_harness(configured, database_url) as harness:
         harness.check()
         harness.capture()
@@ -136,32 +125,17 @@ def harness(ours: Bucket, database_url: str) -> Iterator[Harness]:
         yield harness
 
 
-def open_incident(harness: Harness) -> Incident:
-    incident = harness.plane.incidents.recovery().incident
-    assert incident is not None
-    return incident
-
-
 def held(harness: Harness, evidence: Evidence) -> Incident:
     """Check; require an incident on hold because of another store."""
-    assert harness.find_loss() is Verdict.OTHER_STORE
-    incident = open_incident(harness)
-    assert incident.losses[-1].evidence is evidence
-    assert incident.on_hold is not None
-    for offered in ("correct it", "budget-recovery release", "budget-recovery resolve"):
-        assert offered in incident.hold_ends
-    return incident
-
-
-def resolve(harness: Harness) -> Resolved:
-    return resolve_incident(
-        harness.plane,
-        opened_store,
-        ORDER,
-        acceptance=Acceptance.KEEP_SNAPSHOTS,
-        retention=RetentionPolicy(7),
-        convergence_timeout=timedelta(0),
+    incident = harness.find_held(
+        Verdict.OTHER_STORE,
+        "correct it",
+        "`budget-recovery release`",
+        "`budget-recovery resolve --keep-snapshots`",
+        "--record-resets instead only if",
     )
+    assert incident.losses[-1].evidence is evidence
+    return incident
 
 
 def test_a_wrong_address_and_back_changes_neither_store(
@@ -173,7 +147,7 @@ def test_a_wrong_address_and_back_changes_neither_store(
     incident = held(harness, Evidence.PREDATES)
     for _ in range(2):
         assert harness.check().check.verdict is Verdict.OTHER_STORE
-    assert len(open_incident(harness).losses) == 1
+    assert len(harness.open_incident.losses) == 1
     assert isinstance(harness.run(), NothingToDo)
     assert other.everything() == theirs
 
@@ -226,31 +200,30 @@ def test_a_release_restores_into_the_store_that_replaces_ours(
     harness: Harness, other: OtherStore
 ) -> None:
     with other.bucket() as its_bucket:
-        spend(its_bucket, "3")
+        spend_total(its_bucket, "3")
     other.use()
     held(harness, Evidence.PREDATES)
     release_restore(harness.plane, by="alice@ops")
     assert outcome_of(harness.recover()) is Outcome.RESTORED
     with other.bucket() as its_bucket:
-        assert now(its_bucket) == {None: "10"}
+        assert total_in(its_bucket) == "10"
     assert harness.check().check.verdict is Verdict.SAME
 
 
 def test_resolve_accepts_the_store_that_replaces_ours(harness: Harness, other: OtherStore) -> None:
     our_url = services.present_settings().require_nats_url()
     with other.bucket() as its_bucket:
-        spend(its_bucket, "3")
+        spend_total(its_bucket, "3")
     other.use()
     held(harness, Evidence.PREDATES)
-    resolved = resolve(harness)
-    assert outcome_of(resolved.incident) is Outcome.ACCEPTED
+    harness.resolve()
     with other.bucket() as its_bucket:
-        assert now(its_bucket) == {None: "3"}
+        assert total_in(its_bucket) == "3"
     assert harness.check().check.verdict is Verdict.SAME
     # Now the former store is another one, by its creation time alone.
     other.point_to(our_url)
     held(harness, Evidence.FORMER_STORE)
-    assert now(harness.bucket) == {None: "10"}
+    assert total_in(harness.bucket) == "10"
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
@@ -266,7 +239,7 @@ def test_another_store_within_an_incident_puts_it_on_hold(
     theirs = other.everything()
     other.use()
     assert isinstance(harness.run(), NothingToDo)
-    incident = open_incident(harness)
+    incident = harness.open_incident
     assert incident.losses[-1].verdict is Verdict.OTHER_STORE
     assert incident.on_hold is not None
     assert incident.attempts == 0
@@ -280,7 +253,7 @@ def restore(harness: Harness) -> Applied:
     )
 
 
-@pytest.mark.parametrize("end", [resolve, restore])
+@pytest.mark.parametrize("end", [Harness.resolve, restore])
 def test_a_manual_end_at_a_wrong_address_changes_neither_store_nor_baseline(
     harness: Harness, other: OtherStore, end: Callable[[Harness], object]
 ) -> None:
@@ -290,7 +263,7 @@ def test_a_manual_end_at_a_wrong_address_changes_neither_store_nor_baseline(
     other.use()
     with pytest.raises(IncidentHeldError, match="another store"):
         end(harness)
-    assert open_incident(harness).losses[-1].evidence is Evidence.PREDATES
+    assert harness.open_incident.losses[-1].evidence is Evidence.PREDATES
     assert other.everything() == theirs
     assert harness.plane.registry.claim().baseline == accepted
 
@@ -305,11 +278,11 @@ def test_servers_that_take_turns_open_one_incident_and_change_neither_store(
         for _ in range(9):
             harness.check()
         assert isinstance(harness.run(), NothingToDo)
-    incident = open_incident(harness)
+    incident = harness.open_incident
     assert incident.losses[0].verdict is Verdict.OTHER_STORE
     assert len(harness.plane.incidents.recent(9)) == 1
     assert other.everything() == theirs
-    assert now(harness.bucket) == {None: "10"}
+    assert total_in(harness.bucket) == "10"
     other.point_to(our_url)
     for _ in range(3):
         harness.check()
@@ -334,7 +307,7 @@ def test_a_new_store_that_takes_turns_with_the_accepted_one_is_no_loss(
     assert Verdict.UNKNOWN in found
     assert harness.plane.incidents.recent(9) == ()
     assert other.everything() == theirs
-    assert now(harness.bucket) == {None: "10"}
+    assert total_in(harness.bucket) == "10"
     other.use()
     assert harness.find_loss() is Verdict.LOST
 
@@ -343,7 +316,7 @@ def test_a_new_store_that_takes_turns_with_the_accepted_one_is_no_loss(
 def test_a_first_installation_accepts_none_of_servers_that_take_turns(
     configured: Bucket, other: OtherStore, database_url: str, by: str
 ) -> None:
-    spend(configured, "10")
+    spend_total(configured, "10")
     theirs = other.everything()
     our_url = services.present_settings().require_nats_url()
     with (
@@ -407,7 +380,7 @@ def test_a_restore_that_reconnects_to_another_server_writes_nothing_into_it(
     harness: Harness, other: OtherStore, turns_at: bytes, *, is_manual: bool
 ) -> None:
     for tenant in ("globex", "initech"):
-        harness.bucket.spend(tenant, "total", LIFETIME, {None: "10"})
+        harness.bucket.spend(tenant, "total", "lifetime", {None: "10"})
     harness.capture(harness.clock.time + HOUR)
     harness.lose()
     harness.find_loss()
@@ -428,7 +401,7 @@ def test_a_restore_that_reconnects_to_another_server_writes_nothing_into_it(
     other.point_to(our_url)
     harness.clock.time += HOUR
     harness.check()
-    assert open_incident(harness).is_held
+    assert harness.open_incident.is_held
     release_restore(harness.plane, by="alice@ops")
     harness.recover()
     for tenant in ("acme", "globex", "initech"):
@@ -485,7 +458,7 @@ def test_an_old_directory_and_back_again_ends_with_the_maximum_of_both_eras(
     # The second era begins with the old directory.
     own_store.set_back()
     harnessed(restore)
-    assert own_store.do(now) == {None: "40"}
+    assert own_store.do(total_in) == "40"
     own_store.spend("55")
     harnessed(Harness.capture)
     # Back to the first era.
@@ -494,4 +467,4 @@ def test_an_old_directory_and_back_again_ends_with_the_maximum_of_both_eras(
     shutil.copytree(keep_first_era, own_store._directory)
     own_store.server.start()
     harnessed(restore)
-    assert own_store.do(now) == {None: "55"}
+    assert own_store.do(total_in) == "55"

@@ -11,6 +11,7 @@ from nats.js.api import DiscardPolicy
 from budget_recovery_dagster.domain import Hour, Outcome
 from budget_recovery_dagster.errors import AttemptFailedError, StoreLostError
 from budget_recovery_dagster.services.restore import StillWaiting
+from tests.integration.commands import answer, page
 from tests.integration.interrupted_store import Interruptions, interrupted
 from tests.integration.recovery_harness import Harness
 from tests.integration.recovery_runs import (
@@ -24,7 +25,6 @@ from tests.integration.recovery_runs import (
     usages,
 )
 from tests.integration.snapshot_job import run_job
-from tests.integration.test_manual_commands import answer, page
 from tests.nats_servers import Bucket
 
 LIFETIME = "lifetime"

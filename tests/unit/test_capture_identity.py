@@ -4,7 +4,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
-from functools import partial
 
 import pytest
 
@@ -23,7 +22,7 @@ from budget_recovery_dagster.errors import (
     StoreMissingError,
 )
 from budget_recovery_dagster.services import Paused
-from budget_recovery_dagster.services.store_watch import watch_store
+from budget_recovery_dagster.services.store_watch import Finding, watch_store
 from tests.fakes.usage_store import MemoryUsageStore
 from tests.unit.capture_harness import BORN, NOW, REBORN, Harness, names
 
@@ -59,6 +58,10 @@ def test_a_store_recreated_during_a_read_is_not_stored(harness: Harness) -> None
     assert harness.known("b") == Decimal(10)
 
 
+def compared(harness: Harness, store: MemoryUsageStore) -> Finding:
+    return watch_store(harness.plane, store, lambda: nullcontext(store), "a check").compare()
+
+
 def test_a_first_capture_knows_an_older_store_and_the_neighbours_of_the_accepted_one(
     harness: Harness,
 ) -> None:
@@ -69,8 +72,7 @@ def test_a_first_capture_knows_an_older_store_and_the_neighbours_of_the_accepted
     younger = MemoryUsageStore(harness.clock.now() + timedelta(seconds=1))
     younger.put("__guard.11111111-2222-4333-8444-555555555555", b"{}")
     for other, evidence in ((older, Evidence.PREDATES), (younger, Evidence.FOREIGN_MARKER)):
-        watch = watch_store(harness.plane, other, partial(nullcontext, other), "a check")
-        found = watch.compare()
+        found = compared(harness, other)
         assert (found.verdict, found.judgement.evidence) == (Verdict.OTHER_STORE, evidence)
 
 

@@ -107,7 +107,7 @@ def test_a_capture_stops_after_three_commits_that_the_database_refuses(harness: 
 
 
 def test_snapshots_are_reported_even_if_pruning_fails(harness: Harness) -> None:
-    failure = DatabaseError("The database refused: too slow.", "look in pg_stat_activity.")
+    failure = DatabaseError("The database refused: too slow.", "see pg_stat_activity.")
     harness.plane = replace(
         harness.plane, snapshots=UnprunableSnapshots(harness.plane.state, failure)
     )

@@ -197,6 +197,13 @@ def test_any_other_marker_of_ours_is_a_loss_behind_later_traffic(marker: FoundMa
     assert f"should be at sequence 100, but {marker.revision} has another one" in found.reason
 
 
+def test_an_older_marker_is_a_loss_although_the_newest_one_is_not_known() -> None:
+    older = FoundMarker("older", 60, number=6, landmark="a landmark")
+    found = judged(UNMARKED, seen(121, older))
+    assert (found.verdict, found.evidence) == (Verdict.LOST, Evidence.OLDER_COPY)
+    assert found.reason.endswith("our marker was overwritten: sequence 60 has another one.")
+
+
 def test_a_missing_marker_is_a_loss() -> None:
     found = judged(ACCEPTED, seen(121, None))
     assert (found.verdict, found.evidence) == (Verdict.LOST, Evidence.MARKER_GONE)
@@ -214,7 +221,7 @@ def test_a_marker_deleted_by_its_key_is_not_a_loss_but_reported() -> None:
     deleted = FoundMarker(None, 121, is_deleted=True)
     found = judged(ACCEPTED, seen(121, deleted))
     assert (found.verdict, found.evidence) == (Verdict.SAME, Evidence.MARKER_REMOVED)
-    assert "deleted or became too old" in found.reason
+    assert found.reason.endswith("Our marker was deleted or became too old.")
 
 
 def test_a_deletion_older_than_our_marker_is_a_rollback() -> None:

@@ -12,16 +12,6 @@ from tests import documentation
 HEADING = "What restore_supervisor_sensor reports"
 
 
-def template(text: ast.expr) -> str | None:
-    """Return a string of the code, with an ellipsis for each inserted value; None: no string."""
-    if isinstance(text, ast.JoinedStr):
-        parts = (p.value if isinstance(p, ast.Constant) else "…" for p in text.values)
-        return "".join(map(str, parts))
-    if isinstance(text, ast.Constant) and isinstance(text.value, str):
-        return text.value
-    return None
-
-
 def reports_in(module: ModuleType) -> set[str]:
     """Return the reports without a request: what ``Rest`` and ``Supervised`` are given."""
     calls = (
@@ -32,7 +22,7 @@ def reports_in(module: ModuleType) -> set[str]:
         # With a second positional argument, `Supervised` requests a run, and a tick has no text.
         and not (ast.unparse(node.func) == "Supervised" and len(node.args) > 1)
     )
-    return {text for call in calls if call.args and (text := template(call.args[0]))}
+    return {text for call in calls if call.args and (text := documentation.template(call.args[0]))}
 
 
 def reasons_not_to_launch() -> set[str]:
@@ -42,7 +32,9 @@ def reasons_not_to_launch() -> set[str]:
         for node in ast.walk(ast.parse(inspect.getsource(incident)))
         if isinstance(node, ast.FunctionDef) and node.name in ("may_launch", "on_hold")
         for each in ast.walk(node)
-        if isinstance(each, ast.Return) and each.value and (text := template(each.value))
+        if isinstance(each, ast.Return)
+        and each.value
+        and (text := documentation.template(each.value))
     }
 
 

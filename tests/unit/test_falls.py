@@ -100,7 +100,7 @@ def test_a_store_that_cannot_be_counted_is_intact_all_the_same(harness: Harness)
 
 def test_deletions_that_could_not_be_read_are_read_by_the_next_check(harness: Harness) -> None:
     harness.store.remove("usage.a.spend.lifetime.x")
-    read = harness.store.deletion_failure = StoreReadError("Too slow.", "look at the load.")
+    read = harness.store.deletion_failure = StoreReadError("Too slow.", "check the load.")
     result = checked(harness)
     assert read.message in result.check.reason
     assert gone(result) == {}
@@ -146,8 +146,8 @@ def test_the_largest_falls_are_named(harness: Harness) -> None:
     assert [(each.at.tenant, each.missing) for each in result.compared.gone] == [("a", 3), ("b", 1)]
     assert result.compared.notes == (
         (
-            "Counters gone from the store since the newest snapshots: 4. Most, 3, are of tenant"
-            " 'a', spend lifetime."
+            "Counters missing from the store since the newest snapshots: 4. The largest: 3 of"
+            " tenant 'a', spend lifetime."
         ),
         "A capture is requested.",
     )

@@ -16,9 +16,9 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
 from budget_recovery_dagster.presentation import comparison
-from budget_recovery_dagster.presentation.text import window_notes
+from budget_recovery_dagster.presentation.text import acceptance_lines, window_notes
 from budget_recovery_dagster.services import preview_restore
-from budget_recovery_dagster.services.restore import Remainder
+from budget_recovery_dagster.services.restore import Acceptance, Remainder
 from tests.unit.capture_harness import LIFETIME, NOW, REBORN
 from tests.unit.manual_harness import (
     OF_A,
@@ -53,6 +53,37 @@ def test_unknown_usage_is_reported_when_the_incident_is_closed(failed: ManualHar
     assert (
         "1 window without an intact record: usage unknown. 1 live counter skipped (unreadable)."
     ) in applied.incident.ended.detail
+
+
+@pytest.mark.parametrize("chosen", [None, *Acceptance])
+def test_what_no_choice_covers_is_shown_before_the_question(
+    failed: ManualHarness, chosen: Acceptance | None
+) -> None:
+    failed.store.put("usage.b.spend.lifetime.=", b"rubbish")
+    for tenant, at in list(failed.plane.state.snapshots):
+        if tenant == "a":
+            failed.plane.points.corrupt(tenant, at, LIFETIME)
+    lines = list(acceptance_lines(failed.preview(), chosen))
+    assert lines[1:3] == [
+        "1 live counter unreadable: no reset is recorded for them.",
+        (
+            "1 window has no intact record (checksum mismatch): what the store lacks there is"
+            " unknown, and no reset is recorded for it."
+        ),
+    ]
+    failed.store.failures["b"] = StoreReadError("Reading usage.b.> timed out.", "try again.")
+    lines = list(acceptance_lines(failed.preview(), chosen))
+    assert (
+        "1 tenant not read completely: 'b'. What the store lacks there is unknown, and no reset"
+        " is recorded for it."
+    ) in lines
+
+
+def test_a_single_choice_is_described_in_full(failed: ManualHarness) -> None:
+    *_, line = acceptance_lines(failed.preview(), Acceptance.KEEP_SNAPSHOTS)
+    assert line == "--keep-snapshots: the next loss raises 3 counters by 115."
+    *_, line = acceptance_lines(failed.preview(), Acceptance.RECORD_RESETS)
+    assert line.startswith("--record-resets: the usage of 3 counters, 115, was removed on purpose.")
 
 
 def test_the_notes_name_the_largest_counters_first(harness: ManualHarness) -> None:

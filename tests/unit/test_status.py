@@ -2,8 +2,12 @@
 
 import io
 import json
+import os
+import re
+import subprocess
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -26,7 +30,8 @@ from budget_recovery_dagster.domain import (
     Waiting,
 )
 from budget_recovery_dagster.errors import DatabaseError
-from budget_recovery_dagster.presentation import status_json
+from budget_recovery_dagster.presentation import label, status_json
+from budget_recovery_dagster.presentation.status import restore_command
 from budget_recovery_dagster.presentation.terminal import print_status
 from budget_recovery_dagster.services import MOST_CHECKS, Attention, Condition
 from tests.unit.known_states import (
@@ -265,6 +270,33 @@ def test_clocks_that_agree_need_no_attention(skew: float | None) -> None:
     assert summary(known)[0] is Condition.HEALTHY
 
 
+@pytest.mark.parametrize(
+    ("skew", "shown"),
+    [
+        (0, []),
+        (0.3, []),
+        (-0.5, []),
+        (0.6, ["The store's clock is 1 s ahead of the database's."]),
+        (-3, ["The store's clock is 3 s behind the database's."]),
+    ],
+)
+def test_a_difference_of_the_clocks_is_shown_unless_it_rounds_to_zero(
+    skew: float, shown: list[str]
+) -> None:
+    known = Known(checks=(check(1),), points={"a": ago(30)}, runs=(run(30, skew=skew),))
+    assert [line for line in printed(known) if "clock" in line] == shown
+    document = json.loads(status_json(known.status(), 0))
+    assert document["captures"]["clock_skew_seconds"] == skew
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_the_reason_of_a_check_is_separate_from_its_verdict(verdict: Verdict) -> None:
+    page = printed(Known(checks=(check(1, verdict, "A reason."),)))
+    (line,) = [line for line in page if line.startswith("Checks")]
+    words = "" if verdict.is_good else "  A reason."
+    assert re.sub(" {2,}", "  ", line) == f"Checks  08:30:02 UTC  {label(verdict)}{words}"
+
+
 SKEWED = Stopped("clock_skew", "The clocks differ by 70 s.", "synchronize the clocks.")
 
 
@@ -419,26 +451,53 @@ def test_missing_usage_is_named_by_tenant_number_and_money_with_its_commands() -
             Attention.USAGE_MISSING,
             (
                 "Missing from the store, or lower than in snapshots: 9 counters of 8 tenants, 45.1"
-                " of usage. Most, 39.5, is of tenant 'big co'."
+                " of usage. The largest: 39.5 of tenant 'big co', all 2026-11."
             ),
         )
     ]
     of_it = "--tenant 'big co' --budget all"
     assert f"`budget-recovery preview {of_it}`" in next_step(known)
-    assert f"`budget-recovery restore {of_it} --reason ...`" in next_step(known)
+    assert f"`budget-recovery restore {of_it} --reason <why>`" in next_step(known)
     lines = [line.strip() for line in printed(known)]
     first = next(number for number, line in enumerate(lines) if line.startswith("Missing"))
     assert lines[first].endswith(
         "big co, all 2026-11: 2 counters, 39.5 of usage, found 60 min ago, at 07:31:02 UTC"
     )
     page = " ".join(lines[first:])
-    assert f"budget-recovery restore {of_it} --reason ..." in page
+    assert f"budget-recovery restore {of_it} --reason <why>" in page
     assert "t3, team 2026-11: 1 counter, 0.8 of usage" in page
     # Three of the eight windows: t4, t5 and t6.
     assert "3 more windows with 2.4 of usage; --json lists 100" in page
     missing = json.loads(status_json(known.status(), 4))["missing"]
     assert (missing["windows"], missing["counters"], missing["usage"]) == (8, 9, "45.1")
-    assert missing["largest"][0]["restore"] == f"budget-recovery restore {of_it} --reason ..."
+    assert missing["largest"][0]["restore"] == f"budget-recovery restore {of_it} --reason <why>"
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_no_shell_runs_the_restore_with_a_placeholder_as_its_reason(
+    shell: str, tmp_path: Path
+) -> None:
+    program = tmp_path / "budget-recovery"
+    program.write_text("#!/bin/sh\necho ran\n", encoding="utf-8")
+    program.chmod(0o755)
+    # Even if a file has the name of the placeholder.
+    (tmp_path / "why").touch()
+    command = restore_command(fall("big co", "all", 2, "39.5"))
+
+    def run_in_shell(line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [shell, "-c", line],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={"PATH": f"{tmp_path}:{os.defpath}"},
+        )
+
+    refused = run_in_shell(command)
+    assert refused.returncode != 0
+    assert refused.stdout == ""
+    assert run_in_shell(command.replace("<why>", "'ticket 9'")).stdout == "ran\n"
 
 
 def test_usage_missing_before_an_incident_is_not_shown_beside_its_loss() -> None:
@@ -454,8 +513,8 @@ def test_counters_that_a_check_found_gone_need_attention_until_a_capture() -> No
         (
             Attention.COUNTERS_GONE,
             (
-                "Counters gone from the store since the newest snapshots: 106. Most, 104, are of"
-                " tenant 'b', team lifetime."
+                "Counters missing from the store since the newest snapshots: 106. The largest: 104"
+                " of tenant 'b', team lifetime."
             ),
         )
     ]

@@ -13,7 +13,7 @@ was set forward by weeks makes such a gap. Records dated in the future count for
 an operator may discard them.
 """
 
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import Any
@@ -197,17 +197,17 @@ insert into budget_recovery.discarded_capture (
 select commit_number, tenant, captured_at, stored_at, run_id, record_count, entry_count,
        %(now)s, %(by)s, %(reason)s
 from budget_recovery.capture
-where captured_at > %(latest)s
+where captured_at = any(%(times)s)
 """
 _DISCARD_RECORDS = """
 with gone as (
     delete from budget_recovery.budget_record
-    where captured_at > %(latest)s
+    where captured_at = any(%(times)s)
     returning content_id
 )
 select coalesce(array_agg(distinct content_id), '{}') from gone
 """
-_DISCARD_CAPTURES = "delete from budget_recovery.capture where captured_at > %(latest)s"
+_DISCARD_CAPTURES = "delete from budget_recovery.capture where captured_at = any(%(times)s)"
 _DELETE_OUTCOMES = "delete from budget_recovery.tenant_outcome where at < %(cutoff)s"
 
 RecordKey = tuple[str, str, str, datetime]
@@ -309,9 +309,11 @@ def _delete_records(
     return count, content_ids
 
 
-def discard_future(connection: Connection, *, by: str, reason: str, now: datetime) -> None:
-    """Discard the snapshots dated in the future, in a transaction that locks the store's row."""
-    scope = {"latest": latest_time(now), "now": now, "by": storable(by), "reason": storable(reason)}
+def discard_snapshots(
+    connection: Connection, times: Sequence[datetime], *, by: str, reason: str, now: datetime
+) -> None:
+    """Discard the snapshots of all tenants at these times; the store's row must be locked."""
+    scope = {"times": times, "now": now, "by": storable(by), "reason": storable(reason)}
     connection.execute(_NOTE_DISCARDED, scope)
     [(content_ids,)] = connection.execute(_DISCARD_RECORDS, scope).fetchall()
     connection.execute(_DISCARD_CAPTURES, scope)

@@ -23,7 +23,7 @@ from budget_recovery_dagster.adapters.postgres.falls import record_findings
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.retention import (
     count_awaited,
-    discard_future,
+    discard_snapshots,
     find_needed,
     prune_snapshots,
 )
@@ -497,14 +497,18 @@ class PostgresSnapshots:
         with self._database.reading() as connection:
             return _list(connection, after=latest_time(now))
 
-    def discard_future(self, *, by: str, reason: str, lease: Lease) -> tuple[ListedSnapshot, ...]:
-        """Discard the snapshots that are dated in the future, and record each."""
+    def discard_future(
+        self, confirmed: Collection[datetime], *, by: str, reason: str, lease: Lease
+    ) -> tuple[ListedSnapshot, ...]:
+        """Discard the snapshots of these times that are dated in the future, and record each."""
         with self._database.writing() as connection:
             require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
             require_healthy(lock_store(connection).state, "no snapshot is discarded")
             now = self._database.time_on(connection)
-            discarded = _list(connection, after=latest_time(now))
-            discard_future(connection, by=by, reason=reason, now=now)
+            in_future = _list(connection, after=latest_time(now))
+            discarded = tuple(each for each in in_future if each.captured_at in confirmed)
+            times = [each.captured_at for each in discarded]
+            discard_snapshots(connection, times, by=by, reason=reason, now=now)
             return discarded
 
     def tenants(self) -> frozenset[str]:

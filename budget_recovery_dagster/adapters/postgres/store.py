@@ -313,13 +313,19 @@ class PostgresStoreRegistry:
             return accepted
 
     def acknowledge(self, found: FoundMarker) -> None:
-        """Give out only higher numbers from now on, and hold the landmark that a marker names."""
+        """Give out only higher numbers from now on, and hold the landmark that a marker names.
+
+        The next marker must not name that landmark again: another copy of the database may have it,
+        and would not see what this one decided. So a landmark of our own follows it.
+        """
         with self._database.writing() as connection:
             lock_store(connection)
             self._go_above(connection, found)
             if found.landmark is not None:
                 at = self._database.time_on(connection)
-                connection.execute(_HOLD_LANDMARK, {"landmark": found.landmark, "at": at})
+                held = connection.execute(_HOLD_LANDMARK, {"landmark": found.landmark, "at": at})
+                if held.rowcount:
+                    add_landmark(connection, LandmarkKind.ACCEPTANCE, at=at)
 
     def next_marker(self) -> IntendedMarker:
         """Give the next number to a new marker, which names the newest landmark."""
