@@ -199,6 +199,16 @@ def take_snapshot(
         )
         for of in sorted(counters.keys() | omitted.keys(), key=order_of)
     )
+    drops = find_drops(
+        point,
+        {record.of: record.usages for record in records},
+        (
+            (omission.of, omission.entity)
+            for omission in reading.omitted
+            if omission.is_entity_known
+        ),
+        reading.unlisted,
+    )
     return TenantSnapshot(
         tenant=reading.tenant,
         captured_at=captured_at,
@@ -206,16 +216,8 @@ def take_snapshot(
         identity=identity,
         records=records,
         unreadable=reading.unreadable,
-        drops=find_drops(
-            point,
-            {record.of: record.usages for record in records},
-            (
-                (omission.of, omission.entity)
-                for omission in reading.omitted
-                if omission.is_entity_known
-            ),
-            reading.unlisted,
-        ),
+        # A counter that did not arrive is unknown, not absent.
+        drops=tuple(drop for drop in drops if drop.after is not None or not reading.is_partial),
         is_partial=reading.is_partial,
         other_keys=reading.other_keys,
         read_after=reading.read_after,

@@ -106,6 +106,26 @@ def test_an_unreadable_counter_ends_no_fall(plane: ControlPlane) -> None:
     assert falls(plane) == []
 
 
+def test_a_partial_snapshot_opens_falls_only_of_lower_counters_and_ends_none(
+    plane: ControlPlane,
+) -> None:
+    plane.capture("acme", FULL, at=NOON)
+    plane.clock.set(NOON + HOUR)
+    partial = replace(reading("acme", {MONTH: {"alice": "39"}}), is_partial=True)
+    # Bo and the day did not arrive, which says nothing.
+    plane.commit(plane.take(partial))
+    assert falls(plane) == [("acme", "team 2026-11", 1, "1")]
+    plane.capture(
+        "acme", {MONTH: {"alice": "30", "bo": "1"}, DAY: {"alice": "3"}}, at=NOON + 2 * HOUR
+    )
+    found = {each: each.counted(0, 0, NOON) for each in counts(plane).values()}
+    plane.falls.record_counts(found, until=9)
+    plane.clock.set(NOON + 3 * HOUR)
+    plane.commit(plane.take(replace(reading("acme", {MONTH: {"bo": "5"}}), is_partial=True)))
+    assert falls(plane) == [("acme", "team 2026-11", 2, "14")]
+    assert counts(plane)[AT_MONTH].missing == 2
+
+
 def test_usage_of_aggregate_and_entities_is_not_added(plane: ControlPlane) -> None:
     plane.capture("acme", {MONTH: {None: "45", "alice": "40", "bo": "5"}}, at=NOON)
     plane.capture("acme", {MONTH: {"bo": "5"}}, at=NOON + HOUR)
