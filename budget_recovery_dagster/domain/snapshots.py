@@ -279,6 +279,8 @@ DEFAULT_RETENTION_DAYS = 7
 MAX_RETENTION_DAYS = 3660
 CHECKS_KEPT_FOR = timedelta(days=30)
 """How long checks of the store are kept; the newest good check is kept in any case."""
+CHECKS_KEPT = 1000
+"""So many of the newest checks are kept in any case, a week of them: a clock may be ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,6 +443,8 @@ class FailingTenant:
 
 RUNS_KEPT_FOR = timedelta(days=30)
 """How long captures and how they ended are kept."""
+RUNS_KEPT = 168
+"""So many of the newest captures are kept in any case, a week of them: a clock may be ahead."""
 
 
 class RunOutcome(StrEnum):

@@ -248,11 +248,15 @@ def test_a_capture_of_an_idle_store_replaces_counts_as_well(plane: ControlPlane)
     assert {each.missing for each in counts(plane).values()} == {0}
 
 
-def test_counts_of_closed_windows_are_forgotten(plane: ControlPlane) -> None:
+def test_counts_of_closed_windows_stay_until_the_next_capture(plane: ControlPlane) -> None:
     plane.capture("acme", FULL, at=NOON)
     plane.clock.set(NOON + 12 * HOUR)
     assert set(counts(plane)) == {AT_MONTH}
-    plane.falls.record_counts({}, until=1)
+    plane.falls.record_counts({each: each for each in counts(plane).values()}, until=1)
+    # The clock was ahead.
+    plane.clock.set(NOON)
+    assert set(counts(plane)) == {AT_MONTH, AT_DAY}
+    plane.capture("acme", FULL, at=NOON + 12 * HOUR)
     plane.clock.set(NOON)
     assert set(counts(plane)) == {AT_MONTH}
 
