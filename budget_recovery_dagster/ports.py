@@ -157,7 +157,8 @@ class Leases(Protocol):
 class StoreRegistry(Protocol):
     """The one store of this database: its state, accepted baseline, and checks.
 
-    The baseline moves only while the store is HEALTHY. Checks of the last 30 days are kept.
+    The baseline moves only while the store is HEALTHY. Checks of the last 30 days are kept,
+    and the newest 1,000 in any case.
     """
 
     def claim(self) -> StoreRecord:
@@ -267,7 +268,7 @@ class Snapshots(Protocol):
     def begin_run(self, run_id: str, hour: Hour, *, started_at: datetime, lease: Lease) -> int:
         """Record that a capture begins, and return its number; numbers rise.
 
-        Runs of the last 30 days are kept.
+        Runs of the last 30 days are kept, and the newest 168 in any case.
         """
 
     def end_run(self, number: int, result: RunResult) -> None:

@@ -119,8 +119,10 @@ from budget_recovery_dagster.domain.recovery_point import is_too_old as is_too_o
 from budget_recovery_dagster.domain.recovery_point import keeping_out as keeping_out
 from budget_recovery_dagster.domain.recovery_point import last_excluded as last_excluded
 from budget_recovery_dagster.domain.snapshots import CAPTURES_AFTER_GAP as CAPTURES_AFTER_GAP
+from budget_recovery_dagster.domain.snapshots import CHECKS_KEPT as CHECKS_KEPT
 from budget_recovery_dagster.domain.snapshots import CHECKS_KEPT_FOR as CHECKS_KEPT_FOR
 from budget_recovery_dagster.domain.snapshots import MAX_CAPTURE_GAP as MAX_CAPTURE_GAP
+from budget_recovery_dagster.domain.snapshots import RUNS_KEPT as RUNS_KEPT
 from budget_recovery_dagster.domain.snapshots import RUNS_KEPT_FOR as RUNS_KEPT_FOR
 from budget_recovery_dagster.domain.snapshots import USAGE_COLUMNS as USAGE_COLUMNS
 from budget_recovery_dagster.domain.snapshots import BudgetRecord as BudgetRecord

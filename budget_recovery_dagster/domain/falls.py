@@ -87,12 +87,13 @@ def counts_of(
 ) -> tuple[KeyCount, ...]:
     """Return the counts of a tenant's open windows after its capture.
 
-    A capture of counters names what is missing, so nothing is missing then. Leaderboards do not
-    show whether their counters are still there: a count by a check stays, with what it found
-    missing, until the window is ``restored`` (when it last was) or one of the ``resets`` is about
-    it.
+    A capture of counters names what is missing, so nothing is missing then. Leaderboards and a
+    partial snapshot do not show whether all counters are still there: a count by a check stays,
+    with what it found missing, until the window is ``restored`` (when it last was) or one of the
+    ``resets`` is about it.
     """
     recorded = tuple(resets)
+    is_complete = snapshot.source is CaptureSource.COUNTERS and not snapshot.is_partial
     # The identity was observed after the read, which may have missed deletions before it.
     last = snapshot.identity.last_sequence
     before = last if snapshot.read_after is None else min(snapshot.read_after, last)
@@ -106,7 +107,7 @@ def counts_of(
             sequence=before,
             counted_at=snapshot.captured_at,
         )
-        if snapshot.source is CaptureSource.COUNTERS or record.of not in known
+        if is_complete or record.of not in known
         else _carried_on(known[record.of], snapshot.captured_at, restored, recorded)
         for record in open_ones
     )
@@ -166,13 +167,15 @@ def judge_falls(
 
     The snapshot was compared with the recovery point, which keeps the highest usage. So a fall is
     open until each counter is as high as before, its window has ended, or ``resets`` of the tenant
-    cover it. A counter that the snapshot could not read ends nothing.
+    cover it. A counter that the snapshot could not read ends nothing, nor does a partial snapshot.
     """
-    at, recorded = snapshot.captured_at, tuple(resets)
+    at, known, recorded = snapshot.captured_at, tuple(known), tuple(resets)
     drops: defaultdict[BudgetWindow, list[Drop]] = defaultdict(list)
     for drop in snapshot.drops:
         drops[drop.of].append(drop)
     unjudged = {each.of for each in snapshot.records if each.omitted or each.is_truncated}
+    if snapshot.is_partial:
+        unjudged.update(drops, (fall.at.of for fall in known))
     before = {fall.at.of: fall for fall in known}
     fallen = [
         _fall(TenantWindow(snapshot.tenant, of), at, found, before.get(of), is_least=of in unjudged)

@@ -199,6 +199,16 @@ def take_snapshot(
         )
         for of in sorted(counters.keys() | omitted.keys(), key=order_of)
     )
+    drops = find_drops(
+        point,
+        {record.of: record.usages for record in records},
+        (
+            (omission.of, omission.entity)
+            for omission in reading.omitted
+            if omission.is_entity_known
+        ),
+        reading.unlisted,
+    )
     return TenantSnapshot(
         tenant=reading.tenant,
         captured_at=captured_at,
@@ -206,16 +216,8 @@ def take_snapshot(
         identity=identity,
         records=records,
         unreadable=reading.unreadable,
-        drops=find_drops(
-            point,
-            {record.of: record.usages for record in records},
-            (
-                (omission.of, omission.entity)
-                for omission in reading.omitted
-                if omission.is_entity_known
-            ),
-            reading.unlisted,
-        ),
+        # A counter that did not arrive is unknown, not absent.
+        drops=tuple(drop for drop in drops if drop.after is not None or not reading.is_partial),
         is_partial=reading.is_partial,
         other_keys=reading.other_keys,
         read_after=reading.read_after,
@@ -277,6 +279,8 @@ DEFAULT_RETENTION_DAYS = 7
 MAX_RETENTION_DAYS = 3660
 CHECKS_KEPT_FOR = timedelta(days=30)
 """How long checks of the store are kept; the newest good check is kept in any case."""
+CHECKS_KEPT = 1000
+"""So many of the newest checks are kept in any case, a week of them: a clock may be ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +443,8 @@ class FailingTenant:
 
 RUNS_KEPT_FOR = timedelta(days=30)
 """How long captures and how they ended are kept."""
+RUNS_KEPT = 168
+"""So many of the newest captures are kept in any case, a week of them: a clock may be ahead."""
 
 
 class RunOutcome(StrEnum):

@@ -3,6 +3,7 @@ from datetime import timedelta
 import pytest
 
 from budget_recovery_dagster.domain import (
+    RUNS_KEPT,
     RUNS_KEPT_FOR,
     CaptureFailure,
     Hour,
@@ -145,11 +146,20 @@ def test_the_newest_capture_is_the_last_that_began_even_if_its_clock_was_behind(
 def test_captures_are_kept_for_thirty_days(plane: ControlPlane) -> None:
     begin(plane, "old")
     plane.clock.set(NOON + RUNS_KEPT_FOR)
-    begin(plane, "new")
-    assert [run.run_id for run in plane.reports.newest_runs(5)] == ["new", "old"]
+    for number in range(RUNS_KEPT):
+        begin(plane, str(number))
+    assert plane.reports.newest_runs(1000)[-1].run_id == "old"
     plane.clock.advance(timedelta(seconds=1))
     begin(plane, "newest")
-    assert [run.run_id for run in plane.reports.newest_runs(5)] == ["newest", "new"]
+    assert [run.run_id for run in plane.reports.newest_runs(1000)[-2:]] == ["1", "0"]
+
+
+def test_a_clock_that_is_ahead_removes_none_of_the_newest_captures(plane: ControlPlane) -> None:
+    for number in range(RUNS_KEPT + 1):
+        begin(plane, str(number))
+    plane.clock.advance(timedelta(days=40))
+    begin(plane, "ahead")
+    assert len(plane.reports.newest_runs(1000)) == RUNS_KEPT + 1
 
 
 def test_a_capture_without_its_lease_is_not_recorded(plane: ControlPlane) -> None:

@@ -106,6 +106,26 @@ def test_an_unreadable_counter_ends_no_fall(plane: ControlPlane) -> None:
     assert falls(plane) == []
 
 
+def test_a_partial_snapshot_opens_falls_only_of_lower_counters_and_ends_none(
+    plane: ControlPlane,
+) -> None:
+    plane.capture("acme", FULL, at=NOON)
+    plane.clock.set(NOON + HOUR)
+    partial = replace(reading("acme", {MONTH: {"alice": "39"}}), is_partial=True)
+    # Bo and the day did not arrive, which says nothing.
+    plane.commit(plane.take(partial))
+    assert falls(plane) == [("acme", "team 2026-11", 1, "1")]
+    plane.capture(
+        "acme", {MONTH: {"alice": "30", "bo": "1"}, DAY: {"alice": "3"}}, at=NOON + 2 * HOUR
+    )
+    found = {each: each.counted(0, 0, NOON) for each in counts(plane).values()}
+    plane.falls.record_counts(found, until=9)
+    plane.clock.set(NOON + 3 * HOUR)
+    plane.commit(plane.take(replace(reading("acme", {MONTH: {"bo": "5"}}), is_partial=True)))
+    assert falls(plane) == [("acme", "team 2026-11", 2, "14")]
+    assert counts(plane)[AT_MONTH].missing == 2
+
+
 def test_usage_of_aggregate_and_entities_is_not_added(plane: ControlPlane) -> None:
     plane.capture("acme", {MONTH: {None: "45", "alice": "40", "bo": "5"}}, at=NOON)
     plane.capture("acme", {MONTH: {"bo": "5"}}, at=NOON + HOUR)
@@ -228,11 +248,15 @@ def test_a_capture_of_an_idle_store_replaces_counts_as_well(plane: ControlPlane)
     assert {each.missing for each in counts(plane).values()} == {0}
 
 
-def test_counts_of_closed_windows_are_forgotten(plane: ControlPlane) -> None:
+def test_counts_of_closed_windows_stay_until_the_next_capture(plane: ControlPlane) -> None:
     plane.capture("acme", FULL, at=NOON)
     plane.clock.set(NOON + 12 * HOUR)
     assert set(counts(plane)) == {AT_MONTH}
-    plane.falls.record_counts({}, until=1)
+    plane.falls.record_counts({each: each for each in counts(plane).values()}, until=1)
+    # The clock was ahead.
+    plane.clock.set(NOON)
+    assert set(counts(plane)) == {AT_MONTH, AT_DAY}
+    plane.capture("acme", FULL, at=NOON + 12 * HOUR)
     plane.clock.set(NOON)
     assert set(counts(plane)) == {AT_MONTH}
 

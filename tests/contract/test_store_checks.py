@@ -3,7 +3,7 @@ from datetime import timedelta
 
 import pytest
 
-from budget_recovery_dagster.domain import Check, StoreIdentity, Verdict
+from budget_recovery_dagster.domain import CHECKS_KEPT, Check, StoreIdentity, Verdict
 from tests.contract.control_planes import BORN, NOON, ControlPlane
 
 GOOD = Check(
@@ -66,23 +66,27 @@ def test_checks_of_the_last_thirty_days_are_kept(plane: ControlPlane) -> None:
     first = replace(GOOD, checked_by="first")
     second = replace(GOOD, checked_at=NOON + timedelta(microseconds=1))
     newest = replace(GOOD, checked_at=NOON + 30 * DAY)
-    record(plane, first, second, newest)
-    assert plane.registry.newest_checks(10) == (newest, second, first)
-    newest_still = replace(GOOD, checked_at=NOON + 30 * DAY + timedelta(microseconds=1))
-    record(plane, newest_still)
-    assert plane.registry.newest_checks(10) == (newest_still, newest, second)
+    record(plane, first, second, *[newest] * CHECKS_KEPT)
+    assert plane.registry.newest_checks(2 * CHECKS_KEPT)[-2:] == (second, first)
+    record(plane, replace(GOOD, checked_at=NOON + 30 * DAY + timedelta(microseconds=1)))
+    assert plane.registry.newest_checks(2 * CHECKS_KEPT)[-2:] == (newest, second)
+
+
+def test_a_clock_that_is_ahead_removes_none_of_the_newest_checks(plane: ControlPlane) -> None:
+    ahead = replace(BLIND, checked_at=NOON + 40 * DAY)
+    record(plane, BLIND, GOOD, ahead)
+    assert plane.registry.newest_checks(10) == (ahead, GOOD, BLIND)
 
 
 def test_the_newest_good_check_is_kept_indefinitely(plane: ControlPlane) -> None:
     older_good = replace(GOOD, checked_by="tick 0", checked_at=NOON - timedelta(minutes=10))
     blind = replace(BLIND, checked_at=NOON + timedelta(minutes=10))
     much_later = replace(BLIND, checked_at=NOON + 400 * DAY)
-    record(plane, older_good, GOOD, blind, much_later)
-    assert plane.registry.newest_checks(10) == (much_later, GOOD)
+    record(plane, older_good, GOOD, blind, *[much_later] * CHECKS_KEPT)
+    assert plane.registry.newest_checks(2 * CHECKS_KEPT)[CHECKS_KEPT:] == (GOOD,)
     assert plane.registry.newest_good_check() == GOOD
-    good_again = replace(GOOD, checked_at=NOON + 401 * DAY)
-    record(plane, good_again)
-    assert plane.registry.newest_checks(10) == (good_again, much_later)
+    record(plane, replace(GOOD, checked_at=NOON + 401 * DAY))
+    assert plane.registry.newest_checks(2 * CHECKS_KEPT)[-1] == much_later
 
 
 def test_any_text_can_be_stored(plane: ControlPlane) -> None:

@@ -30,7 +30,12 @@ class MemoryFalls(OnState):
             if {each for each in plane.counts.values() if _is_open(each, now)} == counts.keys():
                 plane.counts |= {count.at: count for count in counts.values()}
                 plane.deletions_until = until
-            plane.counts = {at: each for at, each in plane.counts.items() if _is_open(each, now)}
+            retained = {tenant for tenant, _ in plane.snapshots}
+            plane.counts = {
+                at: each
+                for at, each in plane.counts.items()
+                if _is_open(each, now) or at.tenant in retained
+            }
             cutoff = now - FALLS_KEPT_FOR
             plane.ended_falls = [each for each in plane.ended_falls if each.ended_at >= cutoff]
 

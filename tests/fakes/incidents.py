@@ -18,6 +18,7 @@ from budget_recovery_dagster.adapters.postgres import (
     storable_reset,
 )
 from budget_recovery_dagster.domain import (
+    CHECKS_KEPT,
     CHECKS_KEPT_FOR,
     RESTORE_LEASE,
     Attempt,
@@ -146,11 +147,12 @@ class MemoryStoreRegistry:
             self._plane.checks.append(storable_check(check))
             cutoff = self._plane.clock.now() - CHECKS_KEPT_FOR
             newest_good = self.newest_good_check()
+            newest = self._plane.checks[-CHECKS_KEPT:]
             self._plane.checks = [
                 each
-                for each in self._plane.checks
+                for each in self._plane.checks[:-CHECKS_KEPT]
                 if each.checked_at >= cutoff or each is newest_good
-            ]
+            ] + newest
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:
         return tuple(_newest_first(self._plane)[:count])

@@ -21,6 +21,7 @@ from budget_recovery_dagster.adapters.postgres import (
 from budget_recovery_dagster.domain import (
     CAPTURE_LEASE,
     MAX_CAPTURE_GAP,
+    RUNS_KEPT,
     RUNS_KEPT_FOR,
     Baseline,
     BudgetRecord,
@@ -185,8 +186,9 @@ class MemorySnapshots(OnState):
             require_lease(self._plane, lease, name=CAPTURE_LEASE)
             runs = self._plane.runs
             cutoff = self._plane.clock.now() - RUNS_KEPT_FOR
-            for old in [each for each, run in runs.items() if run.started_at < cutoff]:
-                del runs[old]
+            for old in sorted(runs)[:-RUNS_KEPT]:
+                if runs[old].started_at < cutoff:
+                    del runs[old]
             number = max(runs, default=0) + 1
             runs[number] = RecordedRun(storable_id(run_id), hour, started_at)
             return number

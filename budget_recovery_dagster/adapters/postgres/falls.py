@@ -61,7 +61,12 @@ from unnest(
 )
 where k.tenant = n.tenant and k.budget_id = n.budget_id and k.window_token = n.window_token
 """
-_PRUNE_COUNTS = "delete from budget_recovery.key_count where window_token <> all(%s)"
+# A capture removes those of its tenant. Others may only seem closed, by a clock that is ahead.
+_PRUNE_COUNTS = """
+delete from budget_recovery.key_count k
+where k.window_token <> all(%s)
+  and not exists (select from budget_recovery.capture c where c.tenant = k.tenant)
+"""
 _READ_UNTIL = "select deletions_until from budget_recovery.store"
 # Captures hold a lock on this row until they commit, so no count changes meanwhile.
 _LOCK_COUNTS = f"{_READ_UNTIL} for update"

@@ -38,6 +38,7 @@ from budget_recovery_dagster.domain.counters import (
 )
 from budget_recovery_dagster.domain.recovery_point import latest_time
 from budget_recovery_dagster.domain.snapshots import (
+    RUNS_KEPT,
     RUNS_KEPT_FOR,
     BudgetRecord,
     CaptureFailure,
@@ -295,7 +296,14 @@ insert into budget_recovery.capture_run (run_id, hour, started_at)
 values (%s, %s, %s)
 returning number
 """
-_PRUNE_RUNS = "delete from budget_recovery.capture_run where started_at < %s"
+_PRUNE_RUNS = """
+delete from budget_recovery.capture_run
+where started_at < %s
+  and number < (
+      select min(n.number)
+      from (select number from budget_recovery.capture_run order by number desc limit %s) n
+  )
+"""
 _END_RUN = """
 update budget_recovery.capture_run
 set ended_at = %s, outcome = %s, stored = %s, absent = %s, failed = %s,
@@ -442,7 +450,7 @@ class PostgresSnapshots:
         with self._database.writing() as connection:
             require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
             cutoff = self._database.time_on(connection) - RUNS_KEPT_FOR
-            connection.execute(_PRUNE_RUNS, (cutoff,))
+            connection.execute(_PRUNE_RUNS, (cutoff, RUNS_KEPT))
             values = (storable_id(run_id), hour.start, started_at)
             [(number,)] = connection.execute(_INSERT_RUN, values).fetchall()
             return int(number)

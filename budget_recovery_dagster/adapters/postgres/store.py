@@ -13,7 +13,7 @@ from budget_recovery_dagster.domain import moves
 from budget_recovery_dagster.domain.incident import RecoveryState, StoreRecord
 from budget_recovery_dagster.domain.moves import Standing
 from budget_recovery_dagster.domain.recovery_point import latest_time
-from budget_recovery_dagster.domain.snapshots import CHECKS_KEPT_FOR
+from budget_recovery_dagster.domain.snapshots import CHECKS_KEPT, CHECKS_KEPT_FOR
 from budget_recovery_dagster.domain.store import (
     Baseline,
     IntendedMarker,
@@ -247,6 +247,15 @@ insert into budget_recovery.store_check (
 _PRUNE_CHECKS = """
 delete from budget_recovery.store_check
 where checked_at < %(cutoff)s
+  and check_id < (
+      select min(n.check_id)
+      from (
+          select check_id
+          from budget_recovery.store_check
+          order by check_id desc
+          limit %(kept)s
+      ) n
+  )
   and check_id is distinct from (
       select check_id
       from budget_recovery.store_check
@@ -380,7 +389,12 @@ class PostgresStoreRegistry:
         with self._database.writing() as connection:
             connection.execute(_INSERT_CHECK, values)
             now = self._database.time_on(connection)
-            scope = {"cutoff": now - CHECKS_KEPT_FOR, "latest": latest_time(now), "good": _GOOD}
+            scope = {
+                "cutoff": now - CHECKS_KEPT_FOR,
+                "kept": CHECKS_KEPT,
+                "latest": latest_time(now),
+                "good": _GOOD,
+            }
             connection.execute(_PRUNE_CHECKS, scope)
 
     def newest_checks(self, count: int) -> tuple[Check, ...]:

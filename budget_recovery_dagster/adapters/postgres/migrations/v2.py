@@ -108,6 +108,10 @@ comment on column budget_recovery.incident.outcome is
 """
 
 VERDICT = """
+comment on table budget_recovery.store_check is
+    'Comparisons of the store with the baseline: all checks of the sensor, the losses that '
+    'captures and restores found, and the new baseline after each recovery. Kept for 30 days, and '
+    'the newest 1,000 in any case; the newest check that found the store intact is kept longer.';
 alter table budget_recovery.store_loss
     add column evidence text collate "C",
     drop constraint loss_verdict_is_known;
@@ -425,7 +429,7 @@ create table budget_recovery.key_count (
 );
 comment on table budget_recovery.key_count is
     'How many keys of counters each open budget and window has in the store. A capture of the '
-    'tenant replaces its rows, checks update them. Rows of closed windows are removed.';
+    'tenant replaces its rows, checks update them.';
 comment on column budget_recovery.key_count.tenant is 'The tenant.';
 comment on column budget_recovery.key_count.budget_id is 'The budget.';
 comment on column budget_recovery.key_count.window_token is 'The window.';
@@ -531,7 +535,8 @@ create index capture_run_run_id on budget_recovery.capture_run (run_id);
 create index capture_run_started_at on budget_recovery.capture_run (started_at);
 comment on table budget_recovery.capture_run is
     'Captures of the current hour and how they ended, also those that stored nothing; kept for 30 '
-    'days. Captures that were refused or skipped because captures are paused are not listed.';
+    'days, and the newest 168 in any case. Captures that were refused or skipped because captures '
+    'are paused are not listed.';
 comment on column budget_recovery.capture_run.hour is 'The UTC hour that was to be captured.';
 comment on column budget_recovery.capture_run.ended_at is
     'Null: it is running, or its process died.';
