@@ -53,6 +53,14 @@ class Overriding:
         return getattr(self._part, name)
 
 
+class AgreeingClock(Overriding):
+    """The clock of a database, with which that of this host agrees."""
+
+    def host_time(self) -> datetime:
+        now: datetime = self._part.now()
+        return now
+
+
 class _Fated(Overriding):
     """A part that sends the signal to its user."""
 
@@ -174,6 +182,9 @@ def main(run_id: str, before_write: str, number: str, at: str = "") -> None:
         )
         settings = load_settings()
         plane = replace(control_plane_on(database, settings.bucket), leases=leases)
+        if at:
+            clock: Any = AgreeingClock(plane.clock)
+            plane = replace(plane, clock=clock)
         incidents: Any = FatedIncidents(plane.incidents, fate)
         try:
             ended: object = services.recover(
