@@ -321,6 +321,10 @@ class History(JudgedScene):
     def record_late_reset(self) -> None:
         if self.late_reset is not None:
             (request, event), self.late_reset = self.late_reset, None
+            if self.world.plane.snapshots.in_future(self.world.clock.now()):
+                # Whether a snapshot with a wrong time was captured after the reset is not certain,
+                # so that none of them is used.
+                event = self.model.next_event()
             self._record(request, event)
 
     def _lower(self, note: ResetNote) -> None:
