@@ -169,7 +169,8 @@ def _require_no_loss_since(kept: KeptPreview, incident: Incident | None) -> None
         return
     was_previewed_after = (
         loss.after is not None
-        and not same_creation(loss.after.created_at, loss.before.created_at)
+        # Exactly: a store may be made anew within the tolerance. The plan is made anew in any case.
+        and loss.after.created_at != loss.before.created_at
         and same_creation(loss.after.created_at, kept.identity.created_at)
     )
     if not was_previewed_after:
