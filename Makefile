@@ -3,7 +3,8 @@
 # make test    runs the tests in parallel; ARGS="-k sandbox" selects, ARGS="-n0" is sequential.
 #              The TLS test needs openssl, the tests of the Dagster pages need Chromium; without
 #              them, these tests are skipped.
-# make test-disasters   runs the tests in which hosts and whole clusters fail: half an hour
+# make test-disasters   runs the tests in which hosts and whole clusters fail, and those in which
+#              work dies at each call of a server: half an hour
 # make check   format, lint, types
 #
 # Needs Python 3.11, 3.12 or 3.13 with venv. All paths are relative, so the path of the checkout may
@@ -25,6 +26,8 @@ AT_ONCE := -n 5 --dist loadscope --no-loadscope-reorder -m "not alone and not di
 ALONE = $(shell grep -rl --include='*.py' 'pytest[.]mark[.]alone' tests)
 # pytest exits with 5 if ARGS selects no test, which may happen in one of the two calls.
 OR_NONE := || [ $$? -eq 5 ]
+# In these, work dies or fails at each call of a server; `make test` takes every third one.
+CRASHES := tests/integration/test_restore_crashes.py tests/integration/test_marker_crashes.py
 
 .PHONY: demo dev test test-disasters check
 
@@ -40,6 +43,7 @@ test: .venv/.installed
 
 test-disasters: .venv/.installed
 	$(BIN)/python -m pytest -m disaster $(ARGS)
+	EVERY_BORDER=1 $(BIN)/python -m pytest $(CRASHES) $(ARGS) $(OR_NONE)
 
 check: .venv/.installed
 	$(BIN)/python -m ruff format --check .

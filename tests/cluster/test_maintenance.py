@@ -31,7 +31,7 @@ from tests.cluster.guarded_bucket import (
 from tests.nats_cluster import NAMES, Cluster
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.disaster]
 
 ONE_ANYWHERE = Kind(1, StorageType.FILE)
 ORDER = Order("ann", "counter deleted", "a run", lambda _: None, accept_unconverged=True)
@@ -168,7 +168,6 @@ def test_edits_of_the_configuration_are_no_loss(opened: OpenBucket) -> None:
     assert unknown(replicated) == []
 
 
-@pytest.mark.disaster
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
 def test_servers_that_restart_one_after_another_are_no_loss(
     cluster: Cluster,

@@ -253,9 +253,7 @@ def points_of(plane: ControlPlane, now: datetime) -> tuple[object, ...]:
 
 
 # Without nested loops, rows come in another order wherever a query does not ask for one.
-@pytest.mark.parametrize(
-    ("seed", "planner"), [(0, ""), (1, ""), (2, ""), (0, "-c enable_nestloop=off")]
-)
+@pytest.mark.parametrize(("seed", "planner"), [(0, ""), (1, ""), (0, "-c enable_nestloop=off")])
 def test_postgres_and_memory_agree_on_random_histories(
     seed: int, planner: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +268,7 @@ def test_postgres_and_memory_agree_on_random_histories(
         planes = (in_memory(), postgres)
         counters: dict[tuple[str, str], dict[str | None, str]] = {}
         now = NOON
-        for _ in range(60):
+        for _ in range(40):
             now += timedelta(hours=chance.randrange(1, 26))
             is_ahead = chance.random() < 0.1
             for key in [(budget, token) for budget in ("a", "b") for token in tokens]:

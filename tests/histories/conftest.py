@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-COUNTS = {"fakes": 50, "servers": 6}
+COUNTS = {"fakes": 50, "servers": 4}
 """How many histories each test plays by default."""
 _SEEN = "histories"
 

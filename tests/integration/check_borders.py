@@ -1,5 +1,6 @@
 """A real check with a fault injected at one border: before or after a call to a port."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -101,9 +102,10 @@ def bordered_store(open_store: OpenStore, borders: Borders) -> OpenStore:
 def each_border(inject: Callable[[bool], None], *, at_least: int) -> Iterator[Borders]:
     """Yield borders for one check after another, until a check does not reach its border.
 
-    Requires that at least ``at_least`` borders were reached.
+    Every third border, or as often as the variable EVERY_BORDER says. Requires that at least
+    ``at_least`` borders were passed.
     """
-    for at in count(1):
+    for at in count(1, int(os.environ.get("EVERY_BORDER", "3"))):
         borders = Borders(at, inject)
         yield borders
         if not borders.is_reached:

@@ -165,6 +165,16 @@ def live_long(harness: Harness, now: datetime) -> None:
     harness.check()
 
 
+# More than are kept whatever their age.
+LONG_AGO = """
+insert into budget_recovery.store_check (checked_at, checked_by, verdict, reason)
+select now() - interval '60 days', 'a check', 'same', 'The same.' from generate_series(1, 1001);
+insert into budget_recovery.capture_run (run_id, hour, started_at)
+select 'run', date_trunc('hour', now() - interval '60 days', 'UTC'), now() - interval '60 days'
+from generate_series(1, 169);
+"""
+
+
 def test_the_runtime_role_has_exactly_the_write_privileges_that_it_uses(
     documented: Documented,
     configured: Bucket,
@@ -172,6 +182,7 @@ def test_the_runtime_role_has_exactly_the_write_privileges_that_it_uses(
 ) -> None:
     url = documented.url("recovery_runtime")
     monkeypatch.setenv(POSTGRES_URL, url)
+    documented.execute(LONG_AGO, documented.url("recovery_owner"))
     with opened_harness(configured, url) as harness:
         live_long(harness, datetime.now(UTC))
         assert run("status", code=4).startswith("ATTENTION")
