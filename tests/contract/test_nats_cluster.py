@@ -55,6 +55,7 @@ def _succeeds(call: Callable[[], object]) -> bool:
     return True
 
 
+@pytest.mark.disaster
 def test_dead_and_wiped_followers_are_never_read(cluster: Cluster, leader: str) -> None:
     follower, other = sorted(cluster.servers.keys() - {leader})
     with open_usage_store(cluster.servers[other].url, BUCKET, timeouts=TIMEOUTS) as store:
@@ -74,6 +75,7 @@ def test_dead_and_wiped_followers_are_never_read(cluster: Cluster, leader: str) 
         wait_until(lambda: bucket.consumers() == 0, seconds=60)
 
 
+@pytest.mark.disaster
 def test_the_store_is_unknown_and_not_missing_without_a_quorum(
     cluster: Cluster, leader: str
 ) -> None:
@@ -134,6 +136,7 @@ def test_the_cluster_view_lists_all_servers_and_a_dead_one_prevents_convergence(
         wait_until(lambda: follower in (objection(store.cluster_view(NOW)) or ""), seconds=60)
 
 
+@pytest.mark.disaster
 def test_a_restore_that_loses_the_leader_fails_and_can_be_repeated(
     cluster: Cluster, leader: str
 ) -> None:

@@ -184,6 +184,7 @@ def test_a_budget_missing_for_an_hour_is_missing_only_from_that_snapshot(
     assert contents.fetchone() == (2,)
 
 
+@pytest.mark.disaster
 def test_a_killed_postgres_leaves_whole_snapshots_and_the_next_run_succeeds(
     bucket: Bucket, nats_server: NatsServer, server_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

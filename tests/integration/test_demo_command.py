@@ -112,6 +112,7 @@ def require_figures_that_add_up(output: str) -> None:
     assert spent[2] - spent[0] == not_added + kept
 
 
+@pytest.mark.disaster
 def test_missing_counters_are_reported(place: Path, tmp_path: Path) -> None:
     with started(place, tmp_path / "output.txt") as demo:
         # The snapshots are stored, and the restore starts some seconds later.
@@ -134,6 +135,7 @@ def test_missing_counters_are_reported(place: Path, tmp_path: Path) -> None:
     assert "Error" not in output
 
 
+@pytest.mark.disaster
 def test_a_restore_that_gives_up_is_reported_with_its_reason(place: Path, tmp_path: Path) -> None:
     with started(place, tmp_path / "output.txt") as demo:
         demo.wait_for_output("is in no snapshot.")
@@ -145,6 +147,7 @@ def test_a_restore_that_gives_up_is_reported_with_its_reason(place: Path, tmp_pa
     assert "Not everything in the snapshot came back." in demo.text
 
 
+@pytest.mark.disaster
 def test_a_dead_server_ends_the_demo_and_is_reported(place: Path, tmp_path: Path) -> None:
     with started(place, tmp_path / "output.txt") as demo:
         demo.wait_for_output(" 3  Use up a budget")

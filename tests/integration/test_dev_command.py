@@ -142,6 +142,7 @@ def test_a_later_start_keeps_the_snapshots_and_a_kill_leaves_no_process(
     wait_until(lambda: not any(map(is_running, owned)), seconds=STOP_SECONDS)
 
 
+@pytest.mark.disaster
 def test_a_dev_that_was_killed_during_a_run_repeats_the_snapshot_and_keeps_given_limits(
     place: Path, given_database: psycopg.Connection, database_url: str
 ) -> None:

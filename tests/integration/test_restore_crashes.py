@@ -56,7 +56,8 @@ class Scene:
     def assert_restored(self, borders: Borders) -> None:
         """Require the same state as after an undisturbed restore."""
         (*_, incident) = incidents(self.database)
-        assert state(self.database) == "healthy", borders.crossed
+        why = (borders.crossed[-5:], self.harness.messages[-9:], incident)
+        assert state(self.database) == "healthy", why
         assert (incident["outcome"], incident["restored_counters"]) == ("restored", 2)
         assert usages(self.harness.bucket, "acme", "total", LIFETIME) == {None: "80"}
         assert usages(self.harness.bucket, "globex", "total", LIFETIME) == {None: "5"}

@@ -144,6 +144,7 @@ def test_three_attempts_killed_while_writing_fail_and_count_what_they_raised(
     assert audits["acme"].after == Decimal("1.5") * found[3]
 
 
+@pytest.mark.disaster
 def test_three_attempts_killed_after_their_last_write_make_the_store_healthy(
     lost: Bucket, database: psycopg.Connection
 ) -> None:
@@ -167,6 +168,7 @@ def test_three_attempts_killed_after_their_last_write_make_the_store_healthy(
     }
 
 
+@pytest.mark.disaster
 def test_a_database_killed_while_the_incident_is_closed_only_delays_the_end(
     configured: Bucket, doomed_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
