@@ -1,7 +1,6 @@
 """``budget-recovery discard-future``: discard snapshots that a wrong clock dated in the future."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,7 +18,6 @@ from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.presentation.documents import discarded_json
 from budget_recovery_dagster.presentation.terminal import print_row, print_snapshots
 from budget_recovery_dagster.services.future_snapshots import (
-    OtherClocks,
     discard_future,
     list_future,
 )
@@ -53,7 +51,7 @@ def discard_future_command(data_dir: Path | None, reason: str, *, yes: bool, as_
     require_reason(reason)
     with opened_control_plane(settings_with_database(data_dir)) as plane:
         open_store = optional_store(data_dir)
-        listed = list_future(plane, OtherClocks(datetime.now(UTC), open_store))
+        listed = list_future(plane, open_store)
         if listed.unmeasured is not None:
             print_row(errors(), f"Warning: the clock of NATS was not compared. {listed.unmeasured}")
         if not as_json:
@@ -68,7 +66,7 @@ def discard_future_command(data_dir: Path | None, reason: str, *, yes: bool, as_
         discarded = discard_future(
             plane,
             listed.found,
-            OtherClocks(datetime.now(UTC), open_store),
+            open_store,
             by=current_user(),
             reason=reason,
             holder=f"command {uuid4()}",

@@ -3,21 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, clocks_in_words
 from budget_recovery_dagster.errors import ChoiceError, ClockSkewError, StoreError
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
-from budget_recovery_dagster.services.store_watch import measure_clock_skew
-
-
-class OtherClocks(NamedTuple):
-    """What the database's clock is compared with; ``open_store`` None: no store is configured."""
-
-    host_time: datetime
-    open_store: OpenStore | None
+from budget_recovery_dagster.services.store_watch import measure_clock_skew, measure_host_skew
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +23,8 @@ class FutureSnapshots:
     unmeasured: str | None
 
 
-def list_future(plane: ControlPlane, clocks: OtherClocks) -> FutureSnapshots:
-    """Return the snapshots dated in the future.
+def list_future(plane: ControlPlane, open_store: OpenStore | None) -> FutureSnapshots:
+    """Return the snapshots dated in the future; ``open_store`` None: no store is configured.
 
     With a clock that is behind, good snapshots would look as if they were dated in the future.
     PostgreSQL and this host may share one clock, so the store's is compared as well.
@@ -42,8 +34,8 @@ def list_future(plane: ControlPlane, clocks: OtherClocks) -> FutureSnapshots:
         ChoiceError: no snapshot is dated in the future.
     """
     now = plane.clock.now()
-    _require_agreement(clocks.host_time - now, now, "this host's")
-    unmeasured = _require_agreeing_store(plane, clocks.open_store)
+    _require_agreement(measure_host_skew(plane.clock), now, "this host's")
+    unmeasured = _require_agreeing_store(plane, open_store)
     found = plane.snapshots.in_future(now)
     if not found:
         raise ChoiceError(
@@ -80,7 +72,7 @@ def _require_agreement(skew: timedelta, now: datetime, other: str) -> None:
 def discard_future(  # noqa: PLR0913 - by keyword, each the caller's own
     plane: ControlPlane,
     confirmed: Sequence[ListedSnapshot],
-    clocks: OtherClocks,
+    open_store: OpenStore | None,
     *,
     by: str,
     reason: str,
@@ -97,6 +89,6 @@ def discard_future(  # noqa: PLR0913 - by keyword, each the caller's own
         CapturesPausedError: the store is not HEALTHY.
     """
     with plane.leases.hold(CAPTURE_LEASE, holder) as lease:
-        list_future(plane, clocks)
+        list_future(plane, open_store)
         times = {each.captured_at for each in confirmed}
         return plane.snapshots.discard_future(times, by=by, reason=reason, lease=lease)

@@ -8,10 +8,7 @@ a connection of its own, because several servers may answer at one address.
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from budget_recovery_dagster.domain.incident import (
-    Incident,
-    Loss,
-)
+from budget_recovery_dagster.domain.incident import Incident, Loss
 from budget_recovery_dagster.domain.store import Baseline, IntendedMarker, Marker, StoreIdentity
 from budget_recovery_dagster.domain.verdict import (
     AGREEING_AFTER,
@@ -502,6 +499,11 @@ def measure_clock_skew(clock: Clock, store: UsageStore) -> timedelta | None:
     if there is None:
         return None
     return clock_skew(before, there, after)
+
+
+def measure_host_skew(clock: Clock) -> timedelta:
+    """Return how far this host's clock is ahead of the database's; negative if it is behind."""
+    return -clock_skew(clock.host_time(), clock.now(), clock.host_time())
 
 
 @dataclass(slots=True)

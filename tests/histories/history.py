@@ -36,7 +36,6 @@ from budget_recovery_dagster.services import (
     record_reset,
 )
 from budget_recovery_dagster.services.future_snapshots import (
-    OtherClocks,
     discard_future,
     list_future,
 )
@@ -438,15 +437,14 @@ class History(JudgedScene):
     def discard(self) -> None:
         """Discard the snapshots that are dated in the future."""
         plane = self.world.plane
-        clocks = OtherClocks(self.world.clock.now(), None)
         if self.world.faults.clock_ahead:
             return
         discarded = self._person(
             "discard-future",
             lambda: discard_future(
                 plane,
-                list_future(plane, clocks).found,
-                clocks,
+                list_future(plane, None).found,
+                None,
                 by="ann",
                 reason="wrong",
                 holder="ann",

@@ -12,7 +12,6 @@ from budget_recovery_dagster.cli.options import current_user
 from budget_recovery_dagster.domain import CAPTURE_LEASE, RecoveryState
 from budget_recovery_dagster.errors import ClockSkewError
 from budget_recovery_dagster.services.future_snapshots import (
-    OtherClocks,
     discard_future,
     list_future,
 )
@@ -91,12 +90,11 @@ def test_the_discarded_snapshots_are_written_as_json(ahead: Harness) -> None:
 def test_only_what_was_shown_is_discarded(ahead: Harness) -> None:
     """A snapshot that is stored while the command waits for the answer stays."""
     now = ahead.clock.time
-    clocks = OtherClocks(now, None)
-    (shown,) = list_future(ahead.plane, clocks).found
+    (shown,) = list_future(ahead.plane, None).found
     ahead.capture(now + 2 * AHEAD)
     ahead.clock.time = now
     discarded = discard_future(
-        ahead.plane, [shown], clocks, by="ann", reason="clock", holder="a command"
+        ahead.plane, [shown], None, by="ann", reason="clock", holder="a command"
     )
     assert discarded == (shown,)
     (kept,) = ahead.plane.snapshots.in_future(now)
@@ -148,7 +146,7 @@ def test_clocks_of_one_machine_that_are_behind_discard_no_good_snapshot(ahead: H
     ahead.clock.time -= timedelta(hours=1)
     open_store = store_opener(present_settings())
     with pytest.raises(ClockSkewError, match="the usage store's"):
-        list_future(ahead.plane, OtherClocks(ahead.clock.time, open_store))
+        list_future(ahead.plane, open_store)
 
 
 def test_snapshots_are_discarded_with_a_warning_while_nats_is_away(

@@ -34,7 +34,6 @@ from budget_recovery_dagster.domain.verdict import Check, Observation, Verdict, 
 from budget_recovery_dagster.domain.windows import (
     MAX_CLOCK_SKEW,
     RESTORE_CLOCK_SKEW,
-    clock_skew,
     clocks_in_words,
     in_words,
 )
@@ -64,7 +63,12 @@ from budget_recovery_dagster.services.restore.tenants import (
     room_for_tenant,
     with_marker,
 )
-from budget_recovery_dagster.services.store_watch import StoreWatch, measure_clock_skew, watch_store
+from budget_recovery_dagster.services.store_watch import (
+    StoreWatch,
+    measure_clock_skew,
+    measure_host_skew,
+    watch_store,
+)
 from budget_recovery_dagster.stopwatch import Stopwatch
 
 # Three polls must span the twelve seconds in which a cut-off leader may still answer.
@@ -274,7 +278,7 @@ class RestoreSession:
         if skew is not None and abs(skew) > RESTORE_CLOCK_SKEW:
             raise _unknown_windows(clocks_in_words(skew, clock.now()))
         # Both servers may share a machine whose clock is wrong.
-        skew = -clock_skew(clock.host_time(), clock.now(), clock.host_time())
+        skew = measure_host_skew(clock)
         if abs(skew) > MAX_CLOCK_SKEW:
             raise _unknown_windows(clocks_in_words(skew, clock.now(), "this host's"))
 
