@@ -137,6 +137,7 @@ def test_a_clock_that_is_behind_discards_no_good_snapshot(
     result = run("--yes")
     assert result.exit_code == 1
     assert "The clocks differ by" in result.stderr
+    assert "this host's" in result.stderr
     assert "Nothing was discarded." in result.stderr
     assert len(ahead.plane.snapshots.listed(None)) == 2
 
