@@ -103,6 +103,10 @@ class StoreWriteError(StoreError):
     """The store rejected a write, with a reason; nothing of it is stored."""
 
 
+class StoreRefusedError(StoreWriteError):
+    """The server answered that it stores nothing, such as at a limit of bucket or account."""
+
+
 class StoreFullError(StoreWriteError):
     """A write was not sent, because the bucket would delete other keys to make room for it."""
 
@@ -165,6 +169,10 @@ class AttemptFailedError(BudgetRecoveryError):
 
 class AttemptsUsedUpError(BudgetRecoveryError):
     """All attempts for this loss are used; no attempt was started."""
+
+
+class AttemptNotDueError(BudgetRecoveryError):
+    """The next attempt is due later; no attempt was started."""
 
 
 class NotNewerError(BudgetRecoveryError):

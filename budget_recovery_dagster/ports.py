@@ -41,6 +41,7 @@ from budget_recovery_dagster.domain.incident import (
     Recovery,
     Restored,
     StoreRecord,
+    Waiting,
 )
 from budget_recovery_dagster.domain.plan import (
     AuditTrail,
@@ -558,26 +559,47 @@ class Incidents(Protocol):
     ) -> Incident:
         """Count one more attempt, before its work starts, and end the waiting.
 
+        The next one is delayed by the pause between attempts, also if this one dies.
+
         Raises:
             IncidentHeldError: it is on hold.
             AttemptsUsedUpError: the loss has had all its attempts.
+            AttemptNotDueError: the next attempt is due later.
             IncidentMovedError: also if the store is not RECOVERING.
         """
 
     def end_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
         """Record the outcome of the newest attempt, even if the incident has changed."""
 
-    def return_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> Incident:
+    def fail_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
+        """End the newest attempt, and delay the next by the pause between attempts.
+
+        If the incident has changed, its next attempt is not delayed.
+        """
+
+    def return_attempt(
+        self, outcome: str, *, judged: Incident, lease: Lease, waited: Waiting | None
+    ) -> Incident:
         """End the newest attempt and do not count it: the restore has to wait for the store.
+
+        ``waited`` is the waiting that the attempt ended, which goes on; None: there was none.
 
         Raises:
             IncidentMovedError: also if the store is not RECOVERING.
         """
 
     def give_up(
-        self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease
+        self,
+        reason: FailureReason,
+        detail: str,
+        *,
+        judged: Incident,
+        lease: Lease,
+        code: str | None = None,
     ) -> Incident:
         """Set the store to FAILED: an operator must act.
+
+        ``code`` is that of the error that ended the last attempt, if one did.
 
         Raises:
             IncidentMovedError: also if the store is not RECOVERING.

@@ -36,6 +36,15 @@ def expire_leases(database: psycopg.Connection) -> None:
     )
 
 
+def skip_pause(url: str) -> None:
+    """Let the next attempt of a restore be due now, instead of after minutes."""
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute(
+            "update budget_recovery.incident set next_attempt_at = null"
+            " where next_attempt_at is not null and closed_at is null"
+        )
+
+
 def kill_server(server: PostgresServer) -> None:
     """Kill a server with all its processes, like the kernel or a power failure."""
     with psycopg.connect(server.url(), autocommit=True) as observer:

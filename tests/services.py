@@ -21,6 +21,7 @@ from budget_recovery_dagster.services import (
 from budget_recovery_dagster.services.restore import RecoveryResult, recover_store
 from budget_recovery_dagster.settings import PREFIX, Settings, load_settings
 from budget_recovery_dagster.wiring import store_opener
+from tests.postgres_servers import skip_pause
 
 
 def present_settings() -> Settings:
@@ -82,7 +83,9 @@ def recover(
     holder: str | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> RecoveryResult:
+    """Try once to recover the store, without waiting for the time of the attempt."""
     settings = present_settings()
+    skip_pause(settings.require_postgres_url())
     return recover_store(
         plane,
         open_store or store_opener(settings),

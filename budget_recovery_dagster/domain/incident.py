@@ -24,6 +24,9 @@ _OTHER_CHOICE = (
 )
 _FIRST_BACKOFF = timedelta(seconds=30)
 _LONGEST_BACKOFF = timedelta(minutes=5)
+# After the first and the second attempt. What made an attempt fail often passes within minutes,
+# such as a permission that is being granted. None is longer than the longest backoff.
+_PAUSES = (timedelta(minutes=1), timedelta(minutes=5))
 
 
 def backoff(waits: int) -> timedelta:
@@ -31,6 +34,11 @@ def backoff(waits: int) -> timedelta:
     # The exponent is bounded as well: a store may be unreachable for weeks.
     doublings = min(max(waits - 1, 0), 10)
     return min(_FIRST_BACKOFF * (1 << doublings), _LONGEST_BACKOFF)
+
+
+def pause_after(attempts: int) -> timedelta | None:
+    """Return the pause after an attempt, by how many count with it; None: it was the last one."""
+    return _PAUSES[attempts - 1] if attempts < MAX_ATTEMPTS else None
 
 
 class RecoveryState(StrEnum):
@@ -179,11 +187,15 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The final failure of a restore: when and why."""
+    """The final failure of a restore: when and why.
+
+    ``code`` is that of the error that ended the last attempt; None if no error did, or unknown.
+    """
 
     at: datetime
     reason: FailureReason
     detail: str
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +228,8 @@ class Incident:
     ``newest_point_at`` is the newest snapshot at the time of the loss that has an intact record or
     never had a record. ``last_good_at`` is when the store was last known to be intact: no intact
     record has the usage in between.
-    ``next_launch_at`` is the earliest time of the next launch. No restore starts or continues from
-    ``held`` until ``released_at``.
+    ``next_launch_at`` is the earliest time of the next launch, ``next_attempt_at`` that of the next
+    attempt. No restore starts or continues from ``held`` until ``released_at``.
     """
 
     incident_id: str
@@ -229,6 +241,7 @@ class Incident:
     attempts: int = 0
     launches: int = 0
     next_launch_at: datetime | None = None
+    next_attempt_at: datetime | None = None
     waiting: Waiting | None = None
     held: Held | None = None
     released_at: datetime | None = None
@@ -243,6 +256,20 @@ class Incident:
     def short_id(self) -> str:
         """The first characters of the id, for people."""
         return self.incident_id[:8]
+
+    @property
+    def due_at(self) -> datetime | None:
+        """The earliest time of the next launch that makes an attempt; None: now."""
+        return max(filter(None, (self.next_launch_at, self.next_attempt_at)), default=None)
+
+    def awaited_attempt(self, now: datetime) -> str | None:
+        """Return a sentence with the time of the next attempt; None if it is due at ``now``."""
+        if not _is_ahead(self.next_attempt_at, now):
+            return None
+        return (
+            f"Attempt {self.attempts + 1} of {MAX_ATTEMPTS} for incident {self.short_id} is due at "
+            f"{self.next_attempt_at:%H:%M:%S} UTC."
+        )
 
     @property
     def is_held(self) -> bool:
@@ -360,14 +387,17 @@ def may_launch(recovery: Recovery, now: datetime) -> str | None:
         return f"The store is {recovery.state.name}."
     if incident.on_hold is not None:
         return incident.on_hold
-    due = incident.next_launch_at
-    # A time further away than the longest pause comes from a clock that was ahead.
-    if due is not None and now < due <= now + _LONGEST_BACKOFF:
+    if _is_ahead(incident.next_launch_at, now):
         return (
             f"The next launch for incident {incident.short_id} is due at "
             f"{incident.next_launch_at:%H:%M:%S} UTC."
         )
-    return None
+    return incident.awaited_attempt(now)
+
+
+def _is_ahead(due: datetime | None, now: datetime) -> bool:
+    # A time further away than the longest pause comes from a clock that was ahead.
+    return due is not None and now < due <= now + _LONGEST_BACKOFF
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from budget_recovery_dagster.domain.incident import (
     MAX_ATTEMPTS,
     Ended,
     Event,
-    FailureReason,
     GivenUp,
     Held,
     Incident,
@@ -24,10 +23,12 @@ from budget_recovery_dagster.domain.incident import (
     after,
     backoff,
     may_launch,
+    pause_after,
 )
 from budget_recovery_dagster.domain.store import Baseline
 from budget_recovery_dagster.domain.verdict import same_creation
 from budget_recovery_dagster.errors import (
+    AttemptNotDueError,
     AttemptsUsedUpError,
     IncidentHeldError,
     IncidentMovedError,
@@ -162,6 +163,7 @@ def release(standing: Standing, *, judged: Incident, now: datetime) -> Move:
         attempts=0,
         waiting=None,
         next_launch_at=None,
+        next_attempt_at=None,
     )
     return Move(standing.state, standing.baseline, released, launches_before=incident.launches)
 
@@ -270,7 +272,7 @@ def join(
     state = after(standing.state, Event.LOSS)
     if _is_same_store(incident.target, target):
         return Move(state, standing.baseline, joined, standing.launches_before)
-    again = replace(joined, attempts=0, waiting=None, next_launch_at=None)
+    again = replace(joined, attempts=0, waiting=None, next_launch_at=None, next_attempt_at=None)
     return Move(state, standing.baseline, again, launches_before=incident.launches)
 
 
@@ -324,13 +326,16 @@ def wait(standing: Standing, reason: str, *, judged: Incident, now: datetime) ->
     return standing.with_incident(replace(incident, waiting=waiting, next_launch_at=put_off))
 
 
-def claim_attempt(standing: Standing, *, judged: Incident) -> Move:
+def claim_attempt(standing: Standing, *, judged: Incident, now: datetime) -> Move:
     """Count one more attempt for the newest loss, and end the waiting.
+
+    The next attempt is delayed, also if this one dies.
 
     Raises:
         IncidentMovedError: also if the store is not RECOVERING.
         IncidentHeldError: it is on hold.
         AttemptsUsedUpError: the loss has had all its attempts.
+        AttemptNotDueError: the next attempt is due later.
     """
     incident = _recovering(standing, judged)
     # First: even the decision on used-up attempts must wait for the release.
@@ -340,40 +345,59 @@ def claim_attempt(standing: Standing, *, judged: Incident) -> Move:
             f"Incident {incident.short_id} has used all {MAX_ATTEMPTS} attempts.",
             "see why they failed, fix the cause, and restore manually.",
         )
+    if awaited := incident.awaited_attempt(now):
+        raise AttemptNotDueError(awaited, "wait; it is launched automatically.")
     claimed = replace(incident, attempts=incident.attempts + 1, waiting=None, next_launch_at=None)
+    claimed = replace(claimed, next_attempt_at=_after_pause(claimed, now))
     return Move(standing.state, standing.baseline, claimed, launches_before=incident.launches)
 
 
-def return_attempt(standing: Standing, *, judged: Incident) -> Move:
+def _after_pause(incident: Incident, now: datetime) -> datetime | None:
+    pause = pause_after(incident.attempts)
+    return None if pause is None else now + pause
+
+
+def fail_attempt(standing: Standing, *, judged: Incident, now: datetime) -> Move | None:
+    """Delay the next attempt after one that failed at ``now``; None if the incident has changed."""
+    incident = standing.incident
+    if incident is None or standing.state is not RecoveryState.RECOVERING:
+        return None
+    same = (incident.incident_id, incident.losses, incident.attempts)
+    if same != (judged.incident_id, judged.losses, judged.attempts):
+        return None
+    return standing.with_incident(replace(incident, next_attempt_at=_after_pause(incident, now)))
+
+
+def return_attempt(standing: Standing, *, judged: Incident, waited: Waiting | None) -> Move:
     """Count one attempt less: it stopped because a restore has to wait for the store.
+
+    ``waited`` is the waiting that the attempt ended, which goes on; None: there was none.
 
     Raises:
         IncidentMovedError: also if the store is not RECOVERING.
     """
     incident = _recovering(standing, judged)
-    return standing.with_incident(replace(incident, attempts=max(incident.attempts - 1, 0)))
+    attempts = max(incident.attempts - 1, 0)
+    return standing.with_incident(
+        replace(incident, attempts=attempts, next_attempt_at=None, waiting=waited)
+    )
 
 
 # Ends
 
 
-def give_up(
-    standing: Standing, reason: FailureReason, detail: str, *, judged: Incident, now: datetime
-) -> Move:
+def give_up(standing: Standing, given_up: GivenUp, *, judged: Incident) -> Move:
     """Set the store to FAILED; no further restore is launched.
 
     Raises:
         IncidentMovedError: also if the store is not RECOVERING.
     """
     incident = _recovering(standing, judged)
-    given_up = replace(
-        incident,
-        given_up=GivenUp(now, reason, detail),
-        waiting=None,
-        next_launch_at=None,
+    failed = replace(
+        incident, given_up=given_up, waiting=None, next_launch_at=None, next_attempt_at=None
     )
     state = after(standing.state, Event.GAVE_UP)
-    return Move(state, standing.baseline, given_up, standing.launches_before)
+    return Move(state, standing.baseline, failed, standing.launches_before)
 
 
 def close(standing: Standing, ended: Ended, *, baseline: Baseline, judged: Incident) -> Move:

@@ -19,7 +19,7 @@ from budget_recovery_dagster.domain.incident import (
 DEAD_AFTER = timedelta(seconds=60)
 """A started run without a lease for so long is dead.
 
-Longer than the start of a run, and than the pauses between its attempts.
+Longer than the start of a run. While the next attempt is not due, no run is dead.
 """
 
 LOST_AFTER = timedelta(seconds=20)
@@ -172,6 +172,9 @@ def _terminated(scene: Scene, incident: Incident) -> RunSeen | None:
 
 def _about_silent(run: RunSeen, scene: Scene, now: datetime) -> Decision:
     """Decide about a started run without a lease."""
+    incident = scene.recovery.incident
+    if incident is not None and (awaited := incident.awaited_attempt(now)):
+        return Rest(f"Run {run.short_id} has no worker. {awaited}")
     known = _suspicion(run.run_id, scene, now)
     if now - known.since >= DEAD_AFTER:
         return DeclareDead(run)

@@ -1,8 +1,10 @@
 """The job that recovers a lost store, and the job that previews or applies a manual restore."""
 
+import time
 from collections.abc import Mapping
+from datetime import timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import dagster as dg
 from pydantic import Field
@@ -10,7 +12,12 @@ from pydantic import Field
 from budget_recovery_dagster.assets.gateway import restored_usage
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.domain.plan import EVERY_TENANT, LATEST
-from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
+from budget_recovery_dagster.errors import (
+    AttemptFailedError,
+    BudgetRecoveryError,
+    SettingsError,
+    StoreLostError,
+)
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import (
     MOST_ROWS,
@@ -48,18 +55,21 @@ from budget_recovery_dagster.wiring import store_opener
 
 OUTCOME_TAG = "budget_recovery/outcome"
 """Tag of a run: its outcome, beyond success or failure."""
+LONGEST_WAIT = timedelta(seconds=60)
+"""A run waits for its next attempt at most so long, since it occupies one of Dagster's run slots.
+
+For a later attempt the supervisor launches another run.
+"""
+# So that the database's clock has reached the time of the next attempt.
+_MARGIN_SECONDS = 1
 
 
 @dg.op(
     # The asset restored_usage shows what it wrote.
     out=dg.Out(dg.Nothing),
-    retry_policy=dg.RetryPolicy(
-        # The database counts the attempts, too, even if the run ends unexpectedly.
-        max_retries=MAX_ATTEMPTS - 1,
-        delay=2,
-        backoff=dg.Backoff.EXPONENTIAL,
-        jitter=dg.Jitter.PLUS_MINUS,
-    ),
+    # The database counts the attempts, too, even if the run ends unexpectedly, and has the time of
+    # the next. The delay is for errors that leave that time unknown.
+    retry_policy=dg.RetryPolicy(max_retries=MAX_ATTEMPTS - 1, delay=LONGEST_WAIT.total_seconds()),
     description=(
         "Waits until the usage store has converged; waiting uses no attempt. Then raises every "
         "counter of an open window that is lower than in the snapshots. No counter is ever lowered."
@@ -69,7 +79,8 @@ def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneParam) ->
     """Try once to restore the store of the open incident.
 
     Raises:
-        dagster.Failure: the attempt failed; the policy retries it unless no attempt remains.
+        dagster.RetryRequested: the attempt failed, and the next one is due soon.
+        dagster.Failure: it failed, and the next one is due later, or none is left.
     """
     run_id = context.run.run_id
     try:
@@ -84,11 +95,39 @@ def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneParam) ->
             )
             _show_result(context, plane, result)
     except dg.DagsterExecutionInterruptedError as error:
-        # Otherwise the policy would start another attempt in a terminated run.
-        raise dg.Failure("The run was terminated.", allow_retries=False) from error
+        raise _terminated() from error
+    except (AttemptFailedError, StoreLostError) as error:
+        _retry_or_fail(context, error, control_plane)
     except BudgetRecoveryError as error:
         is_temporary = not isinstance(error, SettingsError)
         raise failure(error.message, error.hint, allow_retries=is_temporary) from error
+
+
+def _terminated() -> dg.Failure:
+    # Otherwise the policy would start another attempt in a terminated run.
+    return dg.Failure("The run was terminated.", allow_retries=False)
+
+
+def _retry_or_fail(
+    context: dg.OpExecutionContext, error: BudgetRecoveryError, control_plane: ControlPlaneResource
+) -> NoReturn:
+    """Wait for the next attempt and request it, or fail the run if it is due later."""
+    with control_plane.opened() as plane:
+        incident, now = plane.incidents.recovery().incident, plane.clock.now()
+    awaited = incident.awaited_attempt(now) if incident else None
+    if incident is not None and incident.next_attempt_at is not None and awaited is not None:
+        pause = incident.next_attempt_at - now
+        if pause > LONGEST_WAIT:
+            raise failure(f"{error.message} {awaited}", error.hint) from error
+        context.log.warning(f"{error} {awaited}")
+        # Dagster's own wait would delay a termination of the run until it ends.
+        try:
+            time.sleep(pause.total_seconds())
+        except dg.DagsterExecutionInterruptedError as interrupted:
+            raise _terminated() from interrupted
+    raise dg.RetryRequested(MAX_ATTEMPTS - 1, _MARGIN_SECONDS) from failure(
+        error.message, error.hint
+    )
 
 
 def _show_result(
@@ -153,8 +192,9 @@ def _show_on_asset(
     description=(
         "Restores the store of the open incident: waits until the store has converged, raises "
         "every counter of an open window to the highest usage in the snapshots, and closes the "
-        "incident. The sensors launch it automatically, with at most three attempts per loss; "
-        "a manual launch runs it once. Without an open incident it does nothing."
+        "incident. The sensors launch it automatically, with at most three attempts per loss: at "
+        "once, after a minute, and after five more minutes. Without an open incident it does "
+        "nothing."
     ),
     tags={
         # Attempts are counted in the database, and the sensors launch again.

@@ -304,6 +304,7 @@ def _incident(incident: Incident | None, attempt: Attempt | None) -> Mapping[str
         "max_attempts": MAX_ATTEMPTS,
         "launches": incident.launches,
         "next_launch_at": incident.next_launch_at,
+        "next_attempt_at": incident.next_attempt_at,
         "newest_attempt": attempt,
         "held": held and {**_encoded(held), "released_at": released_at},
         "waiting": incident.waiting,

@@ -278,7 +278,7 @@ def next_step(status: Status) -> str:
         case Condition.RECOVERING | Condition.HELD:
             return _step_of_recovery(status)
         case Condition.FAILED:
-            return _step_after_failure(status.recovery.incident)
+            return _step_after_failure(status)
         case Condition.UNKNOWN:
             return _STEPS[status.doubts[0]]
         case Condition.ATTENTION:
@@ -308,7 +308,7 @@ def _step_of_recovery(status: Status) -> str:
         return f"On hold: {incident.held.reason.rstrip('.')}. {_as_step(incident.hold_ends)}"
     if status.worker is not None:
         return f"Nothing to do: {status.worker} is restoring."
-    due = incident.next_launch_at or _last_step_at(incident, status.attempt)
+    due = incident.due_at or _last_step_at(incident, status.attempt)
     if status.at - due > _LAUNCH_IS_LATE:
         return (
             f"The restore was due at {clock_time(due, status.at)}: check in Dagster that the daemon"
@@ -322,7 +322,9 @@ def _step_of_recovery(status: Status) -> str:
             f"The restore waits for the store: {reason}. Fix the cause; the restore checks the"
             f" store again {is_next}."
         )
-    if incident.attempts >= MAX_ATTEMPTS:
+    if incident.awaited_attempt(status.at):
+        step = f"attempt {incident.attempts + 1} of {MAX_ATTEMPTS} is due {is_next}"
+    elif incident.attempts >= MAX_ATTEMPTS:
         step = f"all attempts are used; the final check is due {is_next}"
     elif incident.launches and not is_due:
         step = f"a restore was launched; it is launched again {is_next} if it does not start"
@@ -337,7 +339,8 @@ def _last_step_at(incident: Incident, attempt: Attempt | None) -> datetime:
     return max(filter(None, (incident.opened_at, incident.released_at, attempted)))
 
 
-def _step_after_failure(incident: Incident | None) -> str:
+def _step_after_failure(status: Status) -> str:
+    incident = status.recovery.incident
     given_up = incident.given_up if incident else None
     if given_up is None:
         return "See the newest run of restore_job in Dagster: no reason of the failure is stored."
@@ -345,6 +348,12 @@ def _step_after_failure(incident: Incident | None) -> str:
         return (
             "Nothing can be restored, because no snapshot is retained: accept the store as it is"
             " with `budget-recovery resolve`, so that captures resume."
+        )
+    if (since_when := status.cause_gone_since) is not None:
+        return (
+            f"{given_up.detail} This cause is gone: checks identify the store again since"
+            f" {clock_time(since_when, status.at)}. Run `budget-recovery preview`, then finish the"
+            " restore with `budget-recovery restore`. Captures are paused until then."
         )
     return (
         f"{given_up.detail} Fix the cause, then run `budget-recovery preview` and"

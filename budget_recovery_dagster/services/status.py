@@ -20,6 +20,14 @@ from budget_recovery_dagster.domain.recovery_point import is_in_the_future, is_t
 from budget_recovery_dagster.domain.snapshots import FailingTenant, RecordedRun, RunOutcome
 from budget_recovery_dagster.domain.verdict import Check, Evidence, Verdict
 from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW
+from budget_recovery_dagster.errors import (
+    StoreChangedError,
+    StoreMissingError,
+    StoreNoQuorumError,
+    StoreNotReadyError,
+    StoreReadError,
+    StoreUnreachableError,
+)
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.services.falls import counters_gone
 from budget_recovery_dagster.services.recovery_points import (
@@ -32,6 +40,18 @@ MISSED_CHECKS = 3
 """After so many checks that are missing or unknown, the state of the store is unknown."""
 # As often as a snapshot is due.
 _LONG_HOLD = timedelta(hours=1)
+# Errors that end once the store answers: a check that identifies it shows that.
+_OF_ANSWERS = frozenset(
+    error.code
+    for error in (
+        StoreChangedError,
+        StoreMissingError,
+        StoreNoQuorumError,
+        StoreNotReadyError,
+        StoreReadError,
+        StoreUnreachableError,
+    )
+)
 MOST_CHECKS = 100
 """How many checks are read; if all of them are unknown, there may be more."""
 MOST_RUNS = 100
@@ -151,6 +171,22 @@ class Status:
                 if self.doubts:
                     return Condition.UNKNOWN
                 return Condition.ATTENTION if self.attentions else Condition.HEALTHY
+
+    @property
+    def cause_gone_since(self) -> datetime | None:
+        """Since when checks show that the cause of the restore's failure is gone.
+
+        None: it is not, or checks cannot show it.
+        """
+        incident = self.recovery.incident
+        given_up = incident.given_up if incident is not None else None
+        if given_up is None or given_up.code not in _OF_ANSWERS:
+            return None
+        answered = takewhile(
+            lambda check: check.verdict is not Verdict.UNKNOWN and check.checked_at > given_up.at,
+            self.checks,
+        )
+        return min((check.checked_at for check in answered), default=None)
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:

@@ -20,7 +20,7 @@ from psycopg.rows import dict_row
 from budget_recovery_dagster.embedded import OwnedProcess, Program
 from budget_recovery_dagster.sandbox import DEFINITIONS, LOCATION, DagsterUi
 from tests.free_ports import unused_port
-from tests.postgres_servers import expire_leases
+from tests.postgres_servers import expire_leases, skip_pause
 from tests.processes import is_running
 from tests.shut_gates import Gate, shut_gate
 from tests.waiting import wait_until
@@ -126,7 +126,8 @@ class Deployment:
         )
 
     def let_leases_run_out(self) -> None:
-        """Expire the lease of a dead worker without waiting for 30 s."""
+        """Expire the lease of a dead worker, and its pause, without waiting for minutes."""
+        skip_pause(self.postgres_url)
         with psycopg.connect(self.postgres_url) as database:
             expire_leases(database)
 

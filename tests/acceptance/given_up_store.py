@@ -32,6 +32,7 @@ from budget_recovery_dagster.settings import PREFIX, load_settings
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
 from tests.integration.dev_command import Dev, started, wait_for_an_hour_with
+from tests.integration.interrupted_store import Interruptions, interrupted
 from tests.integration.live_capture import capture_now
 from tests.integration.recovery_runs import check, state
 from tests.nats_servers import Bucket
@@ -103,7 +104,7 @@ def given_up(place: Path, nats: NatsServer, postgres: PostgresServer) -> Iterato
 
 
 def _give_up(bucket: Bucket, environment: Mapping[str, str]) -> None:
-    """Capture two tenants, lose them, and let three attempts fail on a full store."""
+    """Capture two tenants, lose them, and let three attempts fail on a store that is purged."""
     with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
         for setting, value in environment.items():
             patch.setenv(setting, value)
@@ -116,17 +117,17 @@ def _give_up(bucket: Bucket, environment: Mapping[str, str]) -> None:
         capture_now(Hour.containing(datetime.now(UTC)))
         check(instance)
         bucket.destroy()
-        bucket.create_with(max_bytes=64)
+        bucket.create()
         check(instance)
-        _use_up_all_attempts()
-    bucket.reconfigure(max_bytes=-1)
+        _use_up_all_attempts(bucket)
     bucket.spend("acme", "total", "lifetime", {"alice": "10"})
 
 
-def _use_up_all_attempts() -> None:
+def _use_up_all_attempts(bucket: Bucket) -> None:
+    purging = interrupted(Interruptions(after_raising=lambda: bucket.purge("usage.")))
     with opened_control_plane(load_settings()) as plane:
         for _ in range(2):
             with pytest.raises(AttemptFailedError):
-                services.recover(plane, holder="a test")
-        last = services.recover(plane, holder="a test")
+                services.recover(plane, open_store=purging, holder="a test")
+        last = services.recover(plane, open_store=purging, holder="a test")
         assert isinstance(last, GaveUp)

@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 from budget_recovery_dagster.sandbox import find_running_dev
 from tests.integration.commands import PROGRAM
 from tests.integration.dev_command import START_SECONDS, UNSET, Dev, started
-from tests.postgres_servers import expire_leases
+from tests.postgres_servers import expire_leases, skip_pause
 from tests.waiting import wait_until
 
 CHECK_SECONDS = 30
@@ -109,7 +109,8 @@ class RecoveringDev:
         return row
 
     def let_leases_run_out(self) -> None:
-        """Expire the lease of a dead worker without waiting for 30 s."""
+        """Expire the lease of a dead worker, and its pause, without waiting for minutes."""
+        skip_pause(self.postgres_url)
         with psycopg.connect(self.postgres_url) as database:
             expire_leases(database)
 

@@ -41,6 +41,7 @@ from tests import services
 from tests.cluster.disturbed_store import Disturbances, disturbed
 from tests.nats_cluster import Cluster
 from tests.nats_servers import Bucket
+from tests.postgres_servers import skip_pause
 from tests.waiting import wait_until
 
 TENANTS = ("acme", "globex")
@@ -211,7 +212,8 @@ class GuardedBucket:
     def recover(
         self, disturbances: Disturbances = _UNDISTURBED, *, patience: timedelta
     ) -> RecoveryResult:
-        """Run one recovery; wait this long for the store to converge."""
+        """Run one recovery now; wait this long for the store to converge."""
+        skip_pause(self.settings.require_postgres_url())
         opening = disturbed(self._open_store, disturbances)
         return recover_store(
             self.plane,

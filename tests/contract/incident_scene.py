@@ -58,7 +58,8 @@ def close(plane: ControlPlane, incident: Incident) -> Incident:
 
 
 def claim_attempt(plane: ControlPlane, incident: Incident, *, run_id: str = "run 1") -> Incident:
-    """Claim an attempt under its own lease."""
+    """Claim an attempt under its own lease, as soon as it is due."""
+    plane.clock.set(max(plane.clock.now(), incident.next_attempt_at or plane.clock.now()))
     with plane.restore_lease() as lease:
         return plane.incidents.claim_attempt(
             judged=incident, run_id=run_id, holder="a host", lease=lease

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from budget_recovery_dagster.adapters.nats import open_usage_store
-from budget_recovery_dagster.errors import StoreWriteError
+from budget_recovery_dagster.errors import StoreRefusedError
 from tests.contract.usage_stores import Store
 from tests.fakes.usage_store import MemoryUsageStore
 from tests.nats_servers import PATIENT, Bucket
 
 MOST_BYTES = 1000
-FULL = StoreWriteError("The store is full.", "make room.")
+FULL = StoreRefusedError("The store is full.", "make room.")
 _MAX_BYTES = 100_000
 _MORE_THAN_MEASURED = 150
 

@@ -11,7 +11,12 @@ from budget_recovery_dagster.adapters.postgres import (
     migrate,
     refuse_unless_newest,
 )
-from budget_recovery_dagster.adapters.postgres.migrations import v1_recovery, v1_snapshots, v2
+from budget_recovery_dagster.adapters.postgres.migrations import (
+    v1_recovery,
+    v1_snapshots,
+    v2,
+    v3,
+)
 from budget_recovery_dagster.embedded import PostgresServer
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
@@ -20,7 +25,7 @@ from budget_recovery_dagster.errors import (
 )
 from tests.contract.control_planes import NOON, ControlPlane, Counters, reading
 
-NEWEST = "v2"
+NEWEST = "v3"
 UNKNOWN = "v9999"
 
 
@@ -71,7 +76,13 @@ def test_an_upgrade_from_version_1_knows_how_the_last_captures_ended(
 ) -> None:
     with psycopg.connect(empty_database_url) as connection:
         connection.execute("create schema budget_recovery; set time zone 'UTC'")
-        for block in (*v1_snapshots.BLOCKS, *v1_recovery.BLOCKS, _V1_CAPTURES, *v2.BLOCKS):
+        for block in (
+            *v1_snapshots.BLOCKS,
+            *v1_recovery.BLOCKS,
+            _V1_CAPTURES,
+            *v2.BLOCKS,
+            *v3.BLOCKS,
+        ):
             connection.execute(block.encode())
         found = connection.execute(
             "select tenant, outcome, at, reason from budget_recovery.tenant_outcome"

@@ -6,7 +6,11 @@ from datetime import timedelta
 import pytest
 
 from budget_recovery_dagster.domain import Attempt, FailureReason, Incident, Waiting
-from budget_recovery_dagster.errors import AttemptsUsedUpError, IncidentMovedError
+from budget_recovery_dagster.errors import (
+    AttemptNotDueError,
+    AttemptsUsedUpError,
+    IncidentMovedError,
+)
 from tests.contract.control_planes import NOON, ControlPlane
 from tests.contract.incident_scene import (
     GONE,
@@ -19,6 +23,8 @@ from tests.contract.incident_scene import (
 )
 
 SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+WAITED = Waiting(NOON - MINUTE, "no room", 2)
 
 
 def launch(plane: ControlPlane, incident: Incident) -> Incident:
@@ -98,6 +104,7 @@ def test_an_attempt_or_a_further_loss_resets_the_backoff(plane: ControlPlane) ->
         incident = launch(plane, incident)
     incident = claim_attempt(plane, incident)
     assert incident.next_launch_at is None
+    plane.clock.advance(MINUTE)
     incident = launch(plane, incident)
     assert (incident.launches, pause(plane, incident)) == (4, 30)
     incident = launch(plane, incident)
@@ -153,7 +160,7 @@ def test_an_attempt_is_recorded_at_its_start_and_ended_once(plane: ControlPlane)
         claimed = plane.incidents.claim_attempt(
             judged=incident, run_id="run 1", holder="a host", lease=lease
         )
-        assert claimed == replace(incident, attempts=1)
+        assert claimed == replace(incident, attempts=1, next_attempt_at=NOON + MINUTE)
         begun = Attempt(incident.incident_id, 1, 1, "run 1", "a host", NOON, None, None)
         assert plane.incidents.attempts_of(incident.incident_id) == (begun,)
         plane.clock.advance(SECOND)
@@ -163,6 +170,38 @@ def test_an_attempt_is_recorded_at_its_start_and_ended_once(plane: ControlPlane)
         plane.incidents.end_attempt("something else", judged=claimed, lease=lease)
     assert plane.incidents.attempts_of(incident.incident_id) == (ended,)
     assert plane.incidents.recovery().incident == claimed
+
+
+def test_a_failed_attempt_is_ended_and_delays_the_next(plane: ControlPlane) -> None:
+    claimed = claim_attempt(plane, open_one(plane))
+    assert plane.incidents.recovery().incident == claimed
+    plane.clock.advance(7 * MINUTE)
+    with plane.restore_lease() as lease:
+        plane.incidents.fail_attempt("it refused", judged=claimed, lease=lease)
+    failed = plane.incidents.recovery().incident
+    assert failed == replace(claimed, next_attempt_at=NOON + 8 * MINUTE)
+    (attempt,) = plane.incidents.attempts_of(claimed.incident_id)
+    assert (attempt.ended_at, attempt.outcome) == (NOON + 7 * MINUTE, "it refused")
+    with plane.restore_lease() as lease, pytest.raises(AttemptNotDueError, match="Attempt 2 of 3"):
+        plane.incidents.claim_attempt(judged=failed, run_id="2", holder="h", lease=lease)
+    assert plane.incidents.claim_launch(judged=failed) is None
+    plane.clock.advance(MINUTE)
+    second = claim_attempt(plane, failed)
+    assert second.next_attempt_at == NOON + 13 * MINUTE
+    third = claim_attempt(plane, second)
+    assert (third.attempts, third.next_attempt_at) == (3, None)
+
+
+def test_an_attempt_that_failed_before_a_further_loss_delays_no_attempt(
+    plane: ControlPlane,
+) -> None:
+    claimed = claim_attempt(plane, open_one(plane))
+    joined = plane.incidents.join(GONE, target=None, judged=claimed)
+    with plane.restore_lease() as lease:
+        plane.incidents.fail_attempt("it refused", judged=claimed, lease=lease)
+    assert plane.incidents.recovery().incident == joined
+    (attempt,) = plane.incidents.attempts_of(claimed.incident_id)
+    assert attempt.outcome == "it refused"
 
 
 def test_only_the_newest_attempt_is_ended(plane: ControlPlane) -> None:
@@ -194,8 +233,10 @@ def test_a_returned_attempt_is_ended_and_not_counted(plane: ControlPlane) -> Non
     incident = claim_attempt(plane, open_one(plane))
     second = claim_attempt(plane, incident)
     with plane.restore_lease() as lease:
-        returned = plane.incidents.return_attempt("no room", judged=second, lease=lease)
-    assert returned == replace(second, attempts=1)
+        returned = plane.incidents.return_attempt(
+            "no room", judged=second, lease=lease, waited=WAITED
+        )
+    assert returned == replace(second, attempts=1, next_attempt_at=None, waiting=WAITED)
     assert plane.incidents.recovery().incident == returned
     attempts = [(a.number, a.outcome) for a in plane.incidents.attempts_of(incident.incident_id)]
     assert attempts == [(1, None), (2, "no room")]
@@ -211,7 +252,7 @@ def test_an_attempt_of_a_closed_or_failed_incident_is_not_returned(plane: Contro
     incident = claim_attempt(plane, open_one(plane))
     give_up(plane, incident)
     with plane.restore_lease() as lease, pytest.raises(IncidentMovedError):
-        plane.incidents.return_attempt("no room", judged=incident, lease=lease)
+        plane.incidents.return_attempt("no room", judged=incident, lease=lease, waited=None)
     (attempt,) = plane.incidents.attempts_of(incident.incident_id)
     assert attempt.outcome is None
 

@@ -24,8 +24,8 @@ from budget_recovery_dagster.domain import (
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
     IncidentHeldError,
+    StoreRefusedError,
     StoreUnreachableError,
-    StoreWriteError,
 )
 from budget_recovery_dagster.ports import OpenStore
 from budget_recovery_dagster.services import (
@@ -64,7 +64,7 @@ from tests.fakes.usage_store import MemoryUsageStore
 
 BEGIN = datetime(2026, 11, 25, 12, tzinfo=UTC)
 AWAY = StoreUnreachableError("No server responds.", "start it.")
-FULL = StoreWriteError("The store is full.", "make room.")
+FULL = StoreRefusedError("The store is full.", "make room.")
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 _PATIENCE = timedelta(seconds=30)

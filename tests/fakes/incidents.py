@@ -10,6 +10,7 @@ from uuid import uuid4
 from budget_recovery_dagster.adapters.postgres import (
     attempt_after,
     ended_by,
+    given_up_for,
     held_by,
     held_by_itself,
     storable,
@@ -40,6 +41,7 @@ from budget_recovery_dagster.domain import (
     Reset,
     Standing,
     StoreRecord,
+    Waiting,
     is_in_the_future,
     moves,
     require_bucket,
@@ -269,7 +271,8 @@ class MemoryIncidents(OnState):
         self, *, judged: Incident, run_id: str, holder: str, lease: Lease
     ) -> Incident:
         with self._plane.lock:
-            incident = self._keep(moves.claim_attempt(self._leased(lease), judged=judged))
+            move = moves.claim_attempt(self._leased(lease), judged=judged, now=self._now())
+            incident = self._keep(move)
             attempts = self._plane.attempts.setdefault(incident.incident_id, [])
             earlier = [each.number for each in attempts if each.loss == len(incident.losses)]
             attempts.append(
@@ -288,9 +291,18 @@ class MemoryIncidents(OnState):
             require_lease(self._plane, lease, name=RESTORE_LEASE)
             self._end_newest(judged, outcome)
 
-    def return_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> Incident:
+    def fail_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
         with self._plane.lock:
-            move = moves.return_attempt(self._leased(lease), judged=judged)
+            move = moves.fail_attempt(self._leased(lease), judged=judged, now=self._now())
+            self._end_newest(judged, outcome)
+            if move is not None:
+                self._keep(move)
+
+    def return_attempt(
+        self, outcome: str, *, judged: Incident, lease: Lease, waited: Waiting | None
+    ) -> Incident:
+        with self._plane.lock:
+            move = moves.return_attempt(self._leased(lease), judged=judged, waited=waited)
             self._end_newest(judged, outcome)
             return self._keep(move)
 
@@ -300,11 +312,17 @@ class MemoryIncidents(OnState):
             attempts[-1] = replace(attempts[-1], ended_at=self._now(), outcome=storable(outcome))
 
     def give_up(
-        self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease
+        self,
+        reason: FailureReason,
+        detail: str,
+        *,
+        judged: Incident,
+        lease: Lease,
+        code: str | None = None,
     ) -> Incident:
         with self._plane.lock:
-            standing, kept = self._leased(lease), storable(detail)
-            return self._keep(moves.give_up(standing, reason, kept, judged=judged, now=self._now()))
+            given_up = given_up_for(reason, detail, code, self._now())
+            return self._keep(moves.give_up(self._leased(lease), given_up, judged=judged))
 
     def close(
         self, closing: Closing, *, judged: Incident, lease: Lease, resets: Collection[Reset] = ()

@@ -175,9 +175,10 @@ def test_a_missing_permission_is_named_by_a_capture(
     assert f"The NATS user may not publish to {PULL.removesuffix('*')}" in error
 
 
-def test_a_missing_permission_is_named_by_a_restore(
+def test_a_missing_permission_is_named_by_a_restore_and_uses_no_attempt(
     guarded: NatsServer,
     store: Bucket,
+    database: psycopg.Connection,
     instance: dg.DagsterInstance,
     current_hour: Hour,
     monkeypatch: pytest.MonkeyPatch,
@@ -187,10 +188,13 @@ def test_a_missing_permission_is_named_by_a_restore(
     store.create()
     requested(check(instance))
     monkeypatch.setenv(NATS_URL, with_user(guarded.url, "reader", PASSWORD))
-    error = restore_error(instance)
+    reason = waiting_reason(instance, database)
     assert (
-        f"The NATS user may not publish to {RAISE.removesuffix('>')}acme.total.lifetime.=" in error
+        f"The NATS user may not publish to {RAISE.removesuffix('>')}acme.total.lifetime.=" in reason
     )
+    # The permission is granted: the restore succeeds, although it was refused before.
+    monkeypatch.setenv(NATS_URL, with_user(guarded.url, "recovery", PASSWORD))
+    assert outcome(instance, run_restore(instance)) == "restored"
 
 
 def test_a_wrong_postgresql_password_is_named_by_captures_and_restores(

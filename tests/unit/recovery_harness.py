@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from budget_recovery_dagster.domain import RESTORE_LEASE, Incident, Outcome, format_usage
-from budget_recovery_dagster.errors import StoreUnreachableError, StoreWriteError
+from budget_recovery_dagster.errors import StoreRefusedError, StoreUnreachableError
 from budget_recovery_dagster.services import Checked, check_store
 from budget_recovery_dagster.services.restore import Recovered, RecoveryResult, recover_store
 from tests.unit.capture_harness import REBORN, Harness
@@ -15,7 +15,8 @@ from tests.unit.capture_harness import REBORN, Harness
 AnyHarness = TypeVar("AnyHarness", bound="RecoveryHarness")
 
 LATER = REBORN + timedelta(minutes=30)
-FULL = StoreWriteError("The store is full.", "make room.")
+FULL = StoreRefusedError("The store is full.", "make room.")
+UNCONFIRMED = StoreUnreachableError("No response to a write.", "check the servers.")
 AWAY = StoreUnreachableError("Nobody answers.", "start it.")
 
 
@@ -38,6 +39,8 @@ class RecoveryHarness(Harness):
         return check_store(self.plane, lambda: nullcontext(self.store), checked_by="a check")
 
     def recover(self) -> RecoveryResult:
+        """Run one recovery, as soon as an attempt is due."""
+        self.await_attempt()
         return recover_store(
             self.plane,
             lambda: nullcontext(self.store),
@@ -46,6 +49,14 @@ class RecoveryHarness(Harness):
             convergence_timeout=self.convergence_timeout,
             on_progress=self.messages.append,
         )
+
+    def await_attempt(self) -> None:
+        """Set the clocks to the time of the next attempt, if that is later."""
+        incident = self.plane.incidents.recovery().incident
+        due = incident.next_attempt_at if incident else None
+        if due is not None and due > self.clock.now():
+            self.clock.set(due)
+            self.store.clock = due if self.store.clock else None
 
     def wipe(self) -> None:
         """Lose the store, recreate it empty, and run a check."""
@@ -71,7 +82,8 @@ class RecoveryHarness(Harness):
         self.store.before_write = hook
 
     def die_in_an_attempt(self) -> None:
-        """Claim an attempt like a worker that then dies."""
+        """Claim an attempt, once it is due, like a worker that then dies."""
+        self.await_attempt()
         with self.plane.leases.hold(RESTORE_LEASE, "a worker") as lease:
             self.plane.incidents.claim_attempt(
                 judged=self.incident, run_id="dead", holder="a worker", lease=lease

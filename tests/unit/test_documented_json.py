@@ -321,13 +321,19 @@ OPEN = incident(
     attempts=1,
     launches=1,
     next_launch_at=ago(-1),
+    next_attempt_at=ago(-1),
     waiting=Waiting(ago(5), "A replica is behind.", 2),
     held=Held(ago(4), "alice@ops", "an upgrade"),
     released_at=ago(3),
-    given_up=GivenUp(ago(2), FailureReason.NOT_WRITTEN, "The bucket is full."),
+    given_up=GivenUp(ago(2), FailureReason.NOT_WRITTEN, "No response.", "store_unreachable"),
 )
 ENDED = replace(OPEN, ended=Ended(ago(1), Outcome.RESTORED, "All.", Restored(1, 1, 1, 1)))
-BARE = incident(9, newest_point_at=None, last_good_at=None)
+BARE = incident(
+    9,
+    newest_point_at=None,
+    last_good_at=None,
+    given_up=GivenUp(ago(2), FailureReason.NO_SNAPSHOTS, "None is stored."),
+)
 HELD = incident(9, held=Held(ago(4), "alice@ops", "an upgrade"))
 ATTEMPT = Attempt(OPEN.incident_id, 1, 1, "run 1", "host", ago(6), ago(5), "The bucket is full.")
 PREVIEW = Preview(

@@ -26,11 +26,12 @@ def reports_in(module: ModuleType) -> set[str]:
 
 
 def reasons_not_to_launch() -> set[str]:
-    """Return what ``may_launch`` and ``on_hold`` return."""
+    """Return what ``may_launch``, ``on_hold`` and ``awaited_attempt`` return."""
     return {
         text
         for node in ast.walk(ast.parse(inspect.getsource(incident)))
-        if isinstance(node, ast.FunctionDef) and node.name in ("may_launch", "on_hold")
+        if isinstance(node, ast.FunctionDef)
+        and node.name in ("may_launch", "on_hold", "awaited_attempt")
         for each in ast.walk(node)
         if isinstance(each, ast.Return)
         and each.value

@@ -46,6 +46,7 @@ USED: dict[str, Any] = {
     "launches": 5,
     "waiting": Waiting(NOW, "why", 4),
     "next_launch_at": NOW + 240 * SECOND,
+    "next_attempt_at": NOW + 300 * SECOND,
 }
 
 
@@ -144,7 +145,7 @@ def test_only_a_recovering_incident_can_be_held_and_released(found: Standing, wh
 @pytest.mark.parametrize("attempts", [0, 3])
 def test_a_hold_refuses_an_attempt_with_its_holder_and_reason(attempts: int) -> None:
     with pytest.raises(IncidentHeldError) as refused:
-        moves.claim_attempt(standing(held=HELD, attempts=attempts), judged=OPENED)
+        moves.claim_attempt(standing(held=HELD, attempts=attempts), judged=OPENED, now=NOW)
     assert refused.value.message == ON_HOLD
     assert "`budget-recovery release`" in refused.value.hint
     moves.require_not_held(OPENED)
@@ -193,9 +194,8 @@ def test_a_hold_does_not_prevent_a_worker_from_ending_the_incident() -> None:
     assert moves.close(found, ENDED, baseline=TARGET, judged=OPENED).incident == replace(
         OPENED, held=HELD, ended=ENDED
     )
-    given_up = moves.give_up(found, FailureReason.NOT_WRITTEN, "no", judged=OPENED, now=NOW)
-    assert given_up.incident == replace(
-        OPENED, held=HELD, given_up=GivenUp(NOW, FailureReason.NOT_WRITTEN, "no")
-    )
+    given_up = GivenUp(NOW, FailureReason.NOT_WRITTEN, "no")
+    failed = moves.give_up(found, given_up, judged=OPENED)
+    assert failed.incident == replace(OPENED, held=HELD, given_up=given_up)
     waited = moves.wait(found, "why", judged=OPENED, now=NOW)
     assert waited.incident.held == HELD

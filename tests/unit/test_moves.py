@@ -27,6 +27,7 @@ from budget_recovery_dagster.domain import (
     moves,
 )
 from budget_recovery_dagster.errors import (
+    AttemptNotDueError,
     AttemptsUsedUpError,
     IncidentMovedError,
 )
@@ -89,6 +90,7 @@ def test_a_further_loss_resets_attempts_and_backoff() -> None:
         launches=5,
         waiting=Waiting(NOW, "why", 4),
         next_launch_at=NOW + 240 * SECOND,
+        next_attempt_at=NOW + 300 * SECOND,
     )
     joined = moves.join(before, GONE, target=None, judged=OPENED)
     assert joined == Move(
@@ -158,22 +160,87 @@ def test_an_attempt_resets_waiting_and_backoff() -> None:
     before = standing(
         attempts=2, launches=9, waiting=Waiting(NOW, "why", 4), next_launch_at=NOW + 240 * SECOND
     )
-    claimed = moves.claim_attempt(before, judged=OPENED)
+    claimed = moves.claim_attempt(before, judged=OPENED, now=NOW)
     assert claimed == Move(RECOVERING, BASELINE, replace(OPENED, attempts=3, launches=9), 9)
 
 
 def test_a_fourth_attempt_is_refused() -> None:
     with pytest.raises(AttemptsUsedUpError, match="11111111 has used all 3 attempts"):
-        moves.claim_attempt(standing(attempts=3), judged=OPENED)
+        moves.claim_attempt(standing(attempts=3), judged=OPENED, now=NOW)
+
+
+@pytest.mark.parametrize(("before", "pause"), [(0, 60), (1, 300), (2, None)])
+def test_an_attempt_delays_the_next_even_if_it_dies_and_again_when_it_fails(
+    before: int, pause: int | None
+) -> None:
+    claimed = moves.claim_attempt(standing(attempts=before), judged=OPENED, now=NOW).incident
+    due = None if pause is None else NOW + pause * SECOND
+    assert (claimed.attempts, claimed.next_attempt_at) == (before + 1, due)
+    later = NOW + 1000 * SECOND
+    failed = moves.fail_attempt(Standing(RECOVERING, BASELINE, claimed), judged=claimed, now=later)
+    assert failed is not None
+    due = None if pause is None else later + pause * SECOND
+    assert failed.incident == replace(claimed, next_attempt_at=due)
+
+
+def test_an_attempt_is_claimed_and_launched_only_when_due() -> None:
+    waits = standing(attempts=1, next_attempt_at=NOW + 60 * SECOND)
+    just_before = NOW + 60 * SECOND - timedelta(microseconds=1)
+    with pytest.raises(AttemptNotDueError, match=r"Attempt 2 of 3 for .* is due at 12:01:00 UTC"):
+        moves.claim_attempt(waits, judged=OPENED, now=just_before)
+    assert moves.claim_launch(waits, judged=OPENED, now=just_before) is None
+    due = NOW + 60 * SECOND
+    assert moves.claim_attempt(waits, judged=OPENED, now=due).incident.attempts == 2
+    assert moves.claim_launch(waits, judged=OPENED, now=due) is not None
+
+
+def test_a_clock_that_was_ahead_delays_no_attempt() -> None:
+    ahead = standing(attempts=1, next_attempt_at=NOW + timedelta(days=40))
+    assert moves.claim_attempt(ahead, judged=OPENED, now=NOW).incident.attempts == 2
+    assert moves.claim_launch(ahead, judged=OPENED, now=NOW) is not None
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Standing(HEALTHY, BASELINE),
+        standing(FAILED, attempts=1),
+        standing(incident_id="another", attempts=1),
+        standing(losses=(LOSS, GONE), attempts=1),
+        standing(attempts=0),
+    ],
+)
+def test_a_failed_attempt_delays_none_of_an_incident_that_has_changed(found: Standing) -> None:
+    assert moves.fail_attempt(found, judged=replace(OPENED, attempts=1), now=NOW) is None
+
+
+def test_a_returned_attempt_delays_no_attempt() -> None:
+    found = standing(attempts=2, next_attempt_at=NOW + 300 * SECOND)
+    returned = moves.return_attempt(found, judged=OPENED, waited=None).incident
+    assert returned == replace(OPENED, attempts=1)
+
+
+def test_a_returned_attempt_goes_on_waiting_as_before() -> None:
+    waited = Waiting(NOW - 600 * SECOND, "no room", 4)
+    returned = moves.return_attempt(standing(attempts=1), judged=OPENED, waited=waited)
+    found = Standing(RECOVERING, BASELINE, returned.incident)
+    again = moves.wait(found, "no room", judged=OPENED, now=NOW).incident
+    assert again == replace(
+        OPENED,
+        waiting=Waiting(NOW - 600 * SECOND, "no room", 5),
+        next_launch_at=NOW + 300 * SECOND,
+    )
 
 
 # Ends
 
 
 def test_giving_up_keeps_the_baseline_and_ends_waiting() -> None:
-    before = standing(waiting=Waiting(NOW, "why", 4), next_launch_at=NOW + 240 * SECOND)
-    move = moves.give_up(before, FailureReason.NO_SNAPSHOTS, "none", judged=OPENED, now=NOW)
+    later = NOW + 240 * SECOND
+    waiting = Waiting(NOW, "why", 4)
+    before = standing(waiting=waiting, next_launch_at=later, next_attempt_at=later)
     given_up = GivenUp(NOW, FailureReason.NO_SNAPSHOTS, "none")
+    move = moves.give_up(before, given_up, judged=OPENED)
     assert move == Move(FAILED, BASELINE, replace(OPENED, given_up=given_up), launches_before=0)
 
 
@@ -190,9 +257,9 @@ MOVES: dict[str, Callable[[Standing], Move]] = {
     "join": lambda found: moves.join(found, GONE, target=None, judged=OPENED),
     "adopt target": lambda found: moves.adopt_target(found, BASELINE, judged=OPENED),
     "wait": lambda found: moves.wait(found, "why", judged=OPENED, now=NOW),
-    "claim": lambda found: moves.claim_attempt(found, judged=OPENED),
+    "claim": lambda found: moves.claim_attempt(found, judged=OPENED, now=NOW),
     "give up": lambda found: moves.give_up(
-        found, FailureReason.NOT_WRITTEN, "why", judged=OPENED, now=NOW
+        found, GivenUp(NOW, FailureReason.NOT_WRITTEN, "why"), judged=OPENED
     ),
     "close": lambda found: moves.close(found, ENDED, baseline=TARGET, judged=OPENED),
 }

@@ -5,7 +5,6 @@ from datetime import timedelta
 import pytest
 
 from budget_recovery_dagster.domain import (
-    RESTORE_LEASE,
     Attempt,
     Evidence,
     IntendedMarker,
@@ -20,7 +19,7 @@ from budget_recovery_dagster.services.restore import (
     hold_restore,
 )
 from tests.unit.capture_harness import BORN
-from tests.unit.recovery_harness import FULL, RecoveryHarness, outcome_of
+from tests.unit.recovery_harness import UNCONFIRMED, RecoveryHarness, outcome_of
 
 
 @pytest.fixture
@@ -107,11 +106,8 @@ def test_a_hold_during_the_wait_for_the_store_prevents_an_attempt(
 def test_used_up_attempts_are_not_judged_while_the_incident_is_on_hold(
     harness: RecoveryHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(3):
-        with harness.plane.leases.hold(RESTORE_LEASE, "a worker that dies") as lease:
-            harness.plane.incidents.claim_attempt(
-                judged=harness.incident, run_id=f"run {number}", holder="h", lease=lease
-            )
+    for _ in range(3):
+        harness.die_in_an_attempt()
     written = harness.store.write_marker
 
     def hold_and_write(deployment_id: str, marker: IntendedMarker, *, after: int) -> object:
@@ -140,11 +136,11 @@ def test_a_hold_stops_an_attempt_before_the_next_tenant(harness: RecoveryHarness
 
 
 def test_a_hold_stops_the_last_attempt_without_giving_up(harness: RecoveryHarness) -> None:
-    harness.store.marker_failure = FULL
+    harness.store.write_failures = dict.fromkeys(range(1, 100), UNCONFIRMED)
     for _ in range(2):
         with pytest.raises(AttemptFailedError):
             harness.recover()
-    harness.store.marker_failure = None
+    harness.store.write_failures = {}
     harness.before_write(1, lambda: hold(harness))
     assert reports_hold(harness.recover())
     assert (harness.state, harness.incident.attempts) == (RecoveryState.RECOVERING, 3)
@@ -156,7 +152,7 @@ def test_a_released_restore_has_all_its_attempts_again(harness: RecoveryHarness)
     harness.store.before_write = None
     release(harness)
     assert harness.incident.attempts == 0
-    harness.store.write_failures = dict.fromkeys(range(1, 100), FULL)
+    harness.store.write_failures = dict.fromkeys(range(1, 100), UNCONFIRMED)
     for number in (1, 2):
         with pytest.raises(AttemptFailedError, match=f"Attempt {number} of 3"):
             harness.recover()

@@ -1,5 +1,6 @@
 """A recovery from the open incident to its end."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -22,7 +23,9 @@ from budget_recovery_dagster.domain import (
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     LeaseLostError,
+    StoreError,
     StoreLostError,
+    StorePermissionError,
 )
 from budget_recovery_dagster.services.restore import (
     GaveUp,
@@ -30,6 +33,7 @@ from budget_recovery_dagster.services.restore import (
     Recovered,
     RecoveryResult,
     StillWaiting,
+    recover_store,
 )
 from tests.fakes.incidents import MemoryStoreRegistry
 from tests.unit.capture_harness import REBORN
@@ -37,6 +41,7 @@ from tests.unit.recovery_harness import (
     AWAY,
     FULL,
     LATER,
+    UNCONFIRMED,
     RecoveryHarness,
     captured_harness,
     outcome_of,
@@ -225,16 +230,18 @@ def test_the_time_of_the_answer_is_no_reason_to_wait(
 
 def test_three_failed_attempts_give_up_and_keep_what_was_raised(harness: RecoveryHarness) -> None:
     harness.wipe()
-    # The first counter of "a" is written; its second is refused each time.
-    harness.store.write_failures = dict.fromkeys(range(2, 100), FULL)
+    # The first counter of "a" is written; no write of its second is confirmed.
+    harness.store.write_failures = dict.fromkeys(range(2, 100), UNCONFIRMED)
     for number in (1, 2):
-        with pytest.raises(AttemptFailedError, match=f"Attempt {number} of 3 .*The store is full"):
+        with pytest.raises(AttemptFailedError, match=f"Attempt {number} of 3 .*No response"):
             harness.recover()
         assert harness.incident.attempts == number
     result = harness.recover()
     assert isinstance(result, GaveUp)
     assert result.reason is FailureReason.NOT_WRITTEN
-    assert "The store is full." in result.detail
+    assert "No response to a write." in result.detail
+    assert result.incident.given_up is not None
+    assert result.incident.given_up.code == "store_unreachable"
     assert harness.state is RecoveryState.FAILED
     assert harness.usage("a") == "80"
     assert isinstance(harness.recover(), NothingToDo)
@@ -242,20 +249,79 @@ def test_three_failed_attempts_give_up_and_keep_what_was_raised(harness: Recover
 
 def test_a_refused_tenant_is_named_and_does_not_affect_others(harness: RecoveryHarness) -> None:
     harness.wipe()
-    harness.store.write_failures = {1: FULL}
-    with pytest.raises(AttemptFailedError, match="Tenant 'a' is not restored: The store is full"):
+    harness.store.write_failures = {1: UNCONFIRMED}
+    with pytest.raises(AttemptFailedError, match="Tenant 'a' is not restored: No response"):
         harness.recover()
     assert harness.usage("b") == "5"
     assert outcome_of(harness.recover()) is Outcome.RESTORED
     assert harness.usage("a", "alice") == "30"
 
 
-def test_a_refused_marker_uses_an_attempt(harness: RecoveryHarness) -> None:
+DENIED = StorePermissionError("The user may not write usage.", "grant it.")
+
+
+@pytest.mark.parametrize("refusal", [FULL, DENIED])
+def test_writes_that_are_definitely_refused_use_no_attempt_and_are_repeated(
+    refusal: StoreError, harness: RecoveryHarness
+) -> None:
     harness.wipe()
-    harness.store.marker_failure = FULL
-    with pytest.raises(AttemptFailedError, match="The store is full"):
+    # The first counter of "a" is written, everything else is refused.
+    harness.store.write_failures = dict.fromkeys(range(2, 100), refusal)
+    for waits in range(1, 6):
+        result = harness.recover()
+        assert isinstance(result, StillWaiting)
+        assert (result.reason, result.incident.attempts) == (refusal.message, 0)
+        waiting = result.incident.waiting
+        assert waiting is not None
+        assert (waiting.reason, waiting.waits) == (refusal.message, waits)
+        harness.clock.advance(timedelta(minutes=waits))
+    assert harness.state is RecoveryState.RECOVERING
+    harness.store.write_failures = {}
+
+    assert outcome_of(harness.recover()) is Outcome.RESTORED
+    assert (harness.usage("a"), harness.usage("a", "alice"), harness.usage("b")) == (
+        "80",
+        "30",
+        "5",
+    )
+
+
+def test_a_refusal_beside_an_unconfirmed_write_uses_an_attempt(harness: RecoveryHarness) -> None:
+    harness.wipe()
+    harness.store.write_failures = {1: UNCONFIRMED, **dict.fromkeys(range(2, 100), FULL)}
+    with pytest.raises(AttemptFailedError, match="No response to a write"):
         harness.recover()
     assert harness.incident.attempts == 1
+
+
+def test_a_refused_marker_uses_no_attempt(harness: RecoveryHarness) -> None:
+    harness.wipe()
+    harness.store.marker_failure = FULL
+    result = harness.recover()
+    assert isinstance(result, StillWaiting)
+    assert (result.reason, result.incident.attempts) == ("The store is full.", 0)
+
+
+def test_an_attempt_before_its_time_does_nothing(harness: RecoveryHarness) -> None:
+    harness.wipe()
+    harness.store.write_failures = dict.fromkeys(range(1, 100), UNCONFIRMED)
+    for attempts, pause in ((1, 60), (2, 300)):
+        with pytest.raises(AttemptFailedError):
+            harness.recover()
+        due = harness.incident.next_attempt_at
+        assert due == harness.clock.now() + timedelta(seconds=pause)
+        harness.clock.advance(timedelta(seconds=pause - 1))
+        early = recover_store(
+            harness.plane,
+            lambda: nullcontext(harness.store),
+            run_id="launched manually",
+            holder="a restore",
+            convergence_timeout=timedelta(0),
+            on_progress=harness.messages.append,
+        )
+        assert isinstance(early, NothingToDo)
+        assert f"Attempt {attempts + 1} of 3" in early.reason
+        assert harness.incident.attempts == attempts
 
 
 def test_a_further_loss_during_a_restore_fails_it_and_resets_the_attempts(
@@ -281,10 +347,10 @@ def test_a_further_loss_during_a_restore_fails_it_and_resets_the_attempts(
 
 def test_a_further_loss_between_two_runs_joins_the_incident(harness: RecoveryHarness) -> None:
     harness.wipe()
-    harness.store.marker_failure = FULL
+    harness.store.write_failures = dict.fromkeys(range(1, 100), UNCONFIRMED)
     with pytest.raises(AttemptFailedError):
         harness.recover()
-    harness.store.marker_failure = None
+    harness.store.write_failures = {}
     harness.store.recreate(LATER)
 
     result = harness.recover()
@@ -467,7 +533,7 @@ def test_a_marker_deleted_during_a_restore_fails_the_attempt(
 
 def test_attempts_are_counted_for_each_loss(harness: RecoveryHarness) -> None:
     harness.wipe()
-    harness.store.write_failures = dict.fromkeys(range(1, 100), FULL)
+    harness.store.write_failures = dict.fromkeys(range(1, 100), UNCONFIRMED)
     for _ in range(2):
         with pytest.raises(AttemptFailedError):
             harness.recover()

@@ -747,6 +747,41 @@ def test_a_failed_store_shows_what_the_operator_must_do(reason: FailureReason, s
     assert "`budget-recovery resolve`" in step
 
 
+def failed_with(code: str | None, *checks: Check) -> Known:
+    given_up = GivenUp(ago(30), FailureReason.NOT_WRITTEN, "No server answered.", code)
+    return Known(failed(incident(given_up=given_up, attempts=3)), checks=checks)
+
+
+def test_a_failed_store_that_answers_again_shows_since_when_and_how_to_finish() -> None:
+    known = failed_with("store_unreachable", check(1), check(11), unknown(21), check(29))
+    assert next_step(known) == (
+        "No server answered. This cause is gone: checks identify the store again since"
+        " 08:20:02 UTC. Run `budget-recovery preview`, then finish the restore with"
+        " `budget-recovery restore`. Captures are paused until then."
+    )
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        failed_with("store_unreachable", unknown(1), check(11)),
+        failed_with("store_unreachable", check(30), check(40)),
+        failed_with("store_unreachable"),
+        # A check shows nothing about these.
+        failed_with("attempt_failed", check(1)),
+        failed_with(None, check(1)),
+    ],
+)
+def test_a_cause_that_no_check_shows_as_gone_is_left_to_the_operator(known: Known) -> None:
+    assert known.status().cause_gone_since is None
+    assert "Fix the cause, then run `budget-recovery preview`" in next_step(known)
+
+
+def test_the_next_attempt_shows_its_time() -> None:
+    known = Known(recovering(incident(9, attempts=1, launches=1, next_attempt_at=ago(-1))))
+    assert next_step(known) == "Nothing to do: attempt 2 of 3 is due at 08:32:02 UTC."
+
+
 def test_the_newest_closed_incident_is_shown() -> None:
     earlier, newest = closed(100), closed(50)
     assert Known(incidents=(newest, earlier)).status().closed == newest

@@ -125,6 +125,31 @@ def test_a_run_without_a_worker_for_a_minute_is_dead(seconds: int) -> None:
     assert decide(run(Phase.STARTED), suspicion=known) == DeclareDead(run(Phase.STARTED))
 
 
+def test_a_run_that_waits_for_its_next_attempt_is_not_dead() -> None:
+    waits = replace(INCIDENT, attempts=1, next_attempt_at=NOW + SECOND)
+    known = Suspicion("run1000-rest", 4, NOW - 60 * SECOND)
+    assert decide(run(Phase.STARTED), incident=waits, suspicion=known) == Rest(
+        "Run run1000- has no worker. Attempt 2 of 3 for incident 0f8fad5b is due at 12:00:01 UTC."
+    )
+    # Its minute without a worker begins when the attempt is due.
+    due = replace(waits, next_attempt_at=NOW)
+    decision = decide(run(Phase.STARTED), incident=due)
+    assert isinstance(decision, Rest)
+    assert decision.suspicion == Suspicion("run1000-rest", 4, NOW)
+    assert decide(run(Phase.STARTED), incident=due, suspicion=known) == DeclareDead(
+        run(Phase.STARTED)
+    )
+
+
+def test_no_restore_is_launched_before_its_next_attempt() -> None:
+    waits = replace(INCIDENT, attempts=2, next_launch_at=NOW, next_attempt_at=NOW + SECOND)
+    assert decide(run(Phase.OVER), incident=waits) == Rest(
+        "Attempt 3 of 3 for incident 0f8fad5b is due at 12:00:01 UTC."
+    )
+    due = replace(waits, next_attempt_at=NOW)
+    assert decide(run(Phase.OVER), incident=due) == Launch(due)
+
+
 def test_a_new_lease_token_restarts_the_suspicion() -> None:
     known = Suspicion("run1000-rest", 3, NOW - 60 * SECOND)
     decision = decide(run(Phase.STARTED), token=4, suspicion=known)

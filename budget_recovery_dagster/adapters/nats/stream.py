@@ -34,8 +34,8 @@ from budget_recovery_dagster.errors import (
     StoreMissingError,
     StoreNoQuorumError,
     StoreReadError,
+    StoreRefusedError,
     StoreUnreachableError,
-    StoreWriteError,
 )
 
 Response = Mapping[str, Any]
@@ -493,7 +493,7 @@ def write_error(bucket: str, key: str, error: Mapping[str, Any]) -> StoreError:
     number = error.get("err_code")
     if number in {_NO_STREAM, _TEMPORARILY_UNAVAILABLE} or number in _JETSTREAM_OFF:
         return jetstream_error(bucket, error)
-    return StoreWriteError(
+    return StoreRefusedError(
         f"The bucket {bucket} rejected the write of {key}: {_describe(error)}.",
         "check the limits of bucket and account, and the disks of the NATS servers.",
     )

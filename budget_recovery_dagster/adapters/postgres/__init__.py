@@ -15,6 +15,7 @@ from budget_recovery_dagster.adapters.postgres.database import storable as stora
 from budget_recovery_dagster.adapters.postgres.database import storable_id as storable_id
 from budget_recovery_dagster.adapters.postgres.incidents import attempt_after as attempt_after
 from budget_recovery_dagster.adapters.postgres.incidents import ended_by as ended_by
+from budget_recovery_dagster.adapters.postgres.incidents import given_up_for as given_up_for
 from budget_recovery_dagster.adapters.postgres.incidents import held_by as held_by
 from budget_recovery_dagster.adapters.postgres.incidents import held_by_itself as held_by_itself
 from budget_recovery_dagster.adapters.postgres.incidents import storable_loss as storable_loss

@@ -97,10 +97,10 @@ _MOVED = """
     target_marker_keeps_for,
     target_intended_nonce, target_intended_number, target_intended_landmark,
     target_seen_at, target_other_markers,
-    attempts, launches, next_launch_at, released_at,
+    attempts, launches, next_launch_at, next_attempt_at, released_at,
     waiting_since, waiting_reason, waits,
     held_at, held_by, held_reason,
-    failed_at, failure, failure_detail,
+    failed_at, failure, failure_detail, failure_code,
     closed_at, outcome, outcome_detail,
     restored_tenants, restored_windows, restored_counters, restored_boards
 """
@@ -132,8 +132,8 @@ insert into budget_recovery.store_loss (
 ) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
 _VALUES = """
-    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
-    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s
+    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
+    %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s
 """
 _UPDATE = "update budget_recovery.incident set"
 _UPDATE_INCIDENT = f"{_UPDATE} ({_MOVED}) = ({_VALUES}) where incident_id = %s"
@@ -158,6 +158,11 @@ def held_by(by: str, reason: str, at: datetime) -> Held:
 def held_by_itself(reason: str | None, at: datetime) -> Held | None:
     """Return a hold by this program in its stored form; None: no hold."""
     return None if reason is None else held_by(ITSELF, reason, at)
+
+
+def given_up_for(reason: FailureReason, detail: str, code: str | None, at: datetime) -> GivenUp:
+    """Return a final failure in its stored form."""
+    return GivenUp(at, reason, storable(detail), code)
 
 
 def attempt_after(
@@ -277,7 +282,8 @@ class PostgresIncidents:
     ) -> Incident:
         """Insert an attempt, count it and end the waiting."""
         with self._locked(lease) as (connection, standing):
-            move = moves.claim_attempt(standing, judged=judged)
+            now = self._database.time_on(connection)
+            move = moves.claim_attempt(standing, judged=judged, now=now)
             claimed = move.incident
             scope = (claimed.incident_id, len(claimed.losses))
             [(number,)] = connection.execute(_NEXT_NUMBER, scope).fetchall()
@@ -286,7 +292,7 @@ class PostgresIncidents:
                 number=number,
                 run_id=run_id,
                 holder=holder,
-                started_at=self._database.time_on(connection),
+                started_at=now,
             )
             connection.execute(_INSERT_ATTEMPT, astuple(attempt))
             return _keep(connection, standing, move)
@@ -297,10 +303,20 @@ class PostgresIncidents:
             require_lease(connection, self._database, lease, name=RESTORE_LEASE)
             self._end_newest(connection, judged, outcome)
 
-    def return_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> Incident:
+    def fail_attempt(self, outcome: str, *, judged: Incident, lease: Lease) -> None:
+        """Write the outcome of the newest attempt, and delay the next one."""
+        with self._locked(lease) as (connection, standing):
+            self._end_newest(connection, judged, outcome)
+            now = self._database.time_on(connection)
+            if move := moves.fail_attempt(standing, judged=judged, now=now):
+                _keep(connection, standing, move)
+
+    def return_attempt(
+        self, outcome: str, *, judged: Incident, lease: Lease, waited: Waiting | None
+    ) -> Incident:
         """Write the outcome of the newest attempt, and count one attempt less."""
         with self._locked(lease) as (connection, standing):
-            move = moves.return_attempt(standing, judged=judged)
+            move = moves.return_attempt(standing, judged=judged, waited=waited)
             self._end_newest(connection, judged, outcome)
             return _keep(connection, standing, move)
 
@@ -313,13 +329,18 @@ class PostgresIncidents:
         connection.execute(_END_NEWEST, values)
 
     def give_up(
-        self, reason: FailureReason, detail: str, *, judged: Incident, lease: Lease
+        self,
+        reason: FailureReason,
+        detail: str,
+        *,
+        judged: Incident,
+        lease: Lease,
+        code: str | None = None,
     ) -> Incident:
         """Set the store to FAILED: an operator must act."""
         with self._locked(lease) as (connection, standing):
-            now = self._database.time_on(connection)
-            move = moves.give_up(standing, reason, storable(detail), judged=judged, now=now)
-            return _keep(connection, standing, move)
+            given_up = given_up_for(reason, detail, code, self._database.time_on(connection))
+            return _keep(connection, standing, moves.give_up(standing, given_up, judged=judged))
 
     def close(
         self, closing: Closing, *, judged: Incident, lease: Lease, resets: Collection[Reset] = ()
@@ -400,10 +421,11 @@ def _keep(connection: Connection, before: Standing, move: Move) -> Incident:
         incident.attempts,
         incident.launches,
         incident.next_launch_at,
+        incident.next_attempt_at,
         incident.released_at,
         *_columns(incident.waiting, 3),
         *_columns(incident.held, 3),
-        *_columns(incident.given_up, 3),
+        *_columns(incident.given_up, 4),
         *((ended.at, ended.outcome.value, ended.detail) if ended else (None, None, None)),
         *_columns(ended.restored if ended else None, 4),
         incident.incident_id,
@@ -454,7 +476,7 @@ def _loss(found_at: datetime, found_by: str, verdict: str, reason: str, *seen: A
 def _incident(row: tuple[Any, ...], losses: tuple[Loss, ...]) -> Incident:
     incident_id, opened_at, newest_point_at, last_good_at, _, *moved = row
     target, moved = moved[:BASELINE_COLUMNS], moved[BASELINE_COLUMNS:]
-    attempts, launches, next_launch_at, released_at = moved[:4]
+    attempts, launches, next_launch_at, next_attempt_at, released_at = moved[:5]
     return Incident(
         incident_id=incident_id,
         opened_at=opened_at,
@@ -465,11 +487,12 @@ def _incident(row: tuple[Any, ...], losses: tuple[Loss, ...]) -> Incident:
         attempts=attempts,
         launches=launches,
         next_launch_at=next_launch_at,
-        waiting=_part(Waiting, moved[4:7]),
-        held=_part(Held, moved[7:10]),
+        next_attempt_at=next_attempt_at,
+        waiting=_part(Waiting, moved[5:8]),
+        held=_part(Held, moved[8:11]),
         released_at=released_at,
-        given_up=_part(_given_up, moved[10:13]),
-        ended=_part(_ended, moved[13:]),
+        given_up=_part(_given_up, moved[11:15]),
+        ended=_part(_ended, moved[15:]),
     )
 
 
@@ -478,8 +501,8 @@ def _part(kind: Callable[..., Part], columns: list[Any]) -> Part | None:
     return None if columns[0] is None else kind(*columns)
 
 
-def _given_up(at: datetime, reason: str, detail: str) -> GivenUp:
-    return GivenUp(at, FailureReason(reason), detail)
+def _given_up(at: datetime, reason: str, detail: str, code: str | None) -> GivenUp:
+    return GivenUp(at, FailureReason(reason), detail, code)
 
 
 def _ended(at: datetime, outcome: str, detail: str, *restored: int) -> Ended:

@@ -17,11 +17,13 @@ from budget_recovery_dagster.domain.incident import (
     Incident,
     Outcome,
     RecoveryState,
+    Waiting,
 )
 from budget_recovery_dagster.domain.moves import require_not_held
 from budget_recovery_dagster.domain.verdict import Observation
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
+    AttemptNotDueError,
     AttemptsUsedUpError,
     BudgetRecoveryError,
     DatabaseUnreachableError,
@@ -33,8 +35,11 @@ from budget_recovery_dagster.errors import (
     StoreError,
     StoreFullError,
     StoreLostError,
+    StorePermissionError,
+    StoreRefusedError,
     StoreWriteError,
     describe_error,
+    error_code,
 )
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
 from budget_recovery_dagster.services.restore.session import (
@@ -48,6 +53,8 @@ from budget_recovery_dagster.services.restore.tenants import TenantRestored, cou
 _NEXT_STEP = "The restore is retried automatically."
 # After these nothing can be recorded any more, or what was recorded is about another loss.
 _BEYOND_RECORDING = (DatabaseUnreachableError, IncidentMovedError, LeaseLostError, StoreLostError)
+# The store has answered that it wrote nothing, so an attempt that ends with one may be repeated.
+_REFUSALS = (StoreFullError, StorePermissionError, StoreRefusedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,8 @@ def recover_store(  # noqa: PLR0913 - by keyword, each the caller's own
                 return NothingToDo(f"The store is {recovery.state.name}; no restore is due.")
             if incident.on_hold is not None:
                 return NothingToDo(f"{incident.on_hold} Try: {incident.hold_ends}")
+            if awaited := incident.awaited_attempt(plane.clock.now()):
+                return NothingToDo(awaited)
             if not plane.points.tenants():
                 detail = "No snapshot of any tenant is stored, so there is nothing to restore from."
                 reason = FailureReason.NO_SNAPSHOTS
@@ -146,7 +155,7 @@ class _Run:
             return NothingToDo(str(error))
         except (AttemptFailedError, StoreError, PossibleLossError) as error:
             return self._wait(error)
-        worker = self.session.worker
+        worker, waited = self.session.worker, self._incident.waiting
         try:
             self.session.incident = self._plane.incidents.claim_attempt(
                 judged=self._incident,
@@ -154,11 +163,11 @@ class _Run:
                 holder=worker.holder,
                 lease=worker.lease,
             )
-        except IncidentHeldError as error:
+        except (IncidentHeldError, AttemptNotDueError) as error:
             return NothingToDo(str(error))
         except AttemptsUsedUpError:
             return self._decide()
-        return self._attempt(refusal)
+        return self._attempt(refusal, waited)
 
     @property
     def _plane(self) -> ControlPlane:
@@ -168,8 +177,10 @@ class _Run:
     def _incident(self) -> Incident:
         return self.session.open_incident
 
-    def _attempt(self, refusal: StoreWriteError | None) -> RecoveryResult:
+    def _attempt(self, refusal: StoreWriteError | None, waited: Waiting | None) -> RecoveryResult:
         """Restore once, and record how it ended; ``refusal`` is what already failed.
+
+        ``waited`` is the waiting that the attempt has ended.
 
         Raises:
             AttemptFailedError: it failed, and another attempt is left.
@@ -186,13 +197,13 @@ class _Run:
         except IncidentHeldError as error:
             self._end_attempt(f"Stopped. {error.message}")
             return NothingToDo(str(error))
-        except StoreFullError as error:
-            return self._return_attempt(error)
+        except _REFUSALS as error:
+            return self._return_attempt(error, waited)
         except Exception as error:
             message, hint = describe_error(error)
-            self._end_attempt(message)
+            self._fail_attempt(message)
             if number >= MAX_ATTEMPTS:
-                return self._give_up(f"{message} Try: {hint}")
+                return self._give_up(f"{message} Try: {hint}", _cause_of(error))
             raise AttemptFailedError(
                 f"Attempt {number} of {MAX_ATTEMPTS} failed: {message}", hint
             ) from error
@@ -205,7 +216,8 @@ class _Run:
         Raises:
             StoreLostError: the store was lost once more; the incident records that.
             IncidentHeldError: a person has put it on hold; what was raised stays raised.
-            StoreFullError: some tenants have no room, and the others are restored.
+            StoreFullError, StorePermissionError, StoreRefusedError: the store definitely refused
+                some tenants, and the others are restored.
             AttemptFailedError: some tenants are not restored; what was raised stays raised.
             StoreError, DatabaseError, LeaseLostError: the work was cut short; likewise.
         """
@@ -216,8 +228,10 @@ class _Run:
             restores.restore(tenant)
         seen = self.session.require_same_store()
         if undone := restores.undone:
-            full = [each.failure for each in undone if isinstance(each.failure, StoreFullError)]
-            raise full[0] if len(full) == len(undone) else undone_error(undone)
+            refused = [each.failure for each in undone if isinstance(each.failure, _REFUSALS)]
+            if len(refused) == len(undone):
+                raise refused[0]
+            raise undone_error(undone) from undone[0].failure
         return self._closing(restores, seen)
 
     def _nothing_lost(self) -> Closing | None:
@@ -242,7 +256,7 @@ class _Run:
         try:
             closing = self._verify()
         except AttemptFailedError as error:
-            return self._give_up(str(error))
+            return self._give_up(str(error), None)
         except (StoreError, PossibleLossError) as error:
             return self._wait(error)
         return self._close(closing)
@@ -321,11 +335,21 @@ class _Run:
         lease = self.session.worker.lease
         self._plane.incidents.end_attempt(outcome, judged=self._incident, lease=lease)
 
-    def _return_attempt(self, error: StoreFullError) -> StillWaiting:
-        """Wait for room, and do not count the attempt: no write of it was refused or lost."""
+    def _fail_attempt(self, outcome: str) -> None:
+        lease = self.session.worker.lease
+        self._plane.incidents.fail_attempt(outcome, judged=self._incident, lease=lease)
+
+    def _return_attempt(self, error: BudgetRecoveryError, waited: Waiting | None) -> StillWaiting:
+        """Wait, and do not count the attempt: what the store did not take, it definitely refused.
+
+        So nothing is in doubt, and a cause such as a missing permission may end at any time.
+        """
         lease = self.session.worker.lease
         self.session.incident = self._plane.incidents.return_attempt(
-            f"Stopped, and not counted. {error.message}", judged=self._incident, lease=lease
+            f"Stopped, and not counted. {error.message}",
+            judged=self._incident,
+            lease=lease,
+            waited=waited,
         )
         return self._wait(error)
 
@@ -334,7 +358,15 @@ class _Run:
         incident = self._plane.incidents.wait(error.message, judged=self._incident, lease=lease)
         return StillWaiting(incident, error.message, error.hint)
 
-    def _give_up(self, detail: str) -> GaveUp:
+    def _give_up(self, detail: str, code: str | None) -> GaveUp:
         reason, lease = FailureReason.NOT_WRITTEN, self.session.worker.lease
-        incident = self._plane.incidents.give_up(reason, detail, judged=self._incident, lease=lease)
+        incident = self._plane.incidents.give_up(
+            reason, detail, judged=self._incident, lease=lease, code=code
+        )
         return GaveUp(incident, reason, detail, self._tenants)
+
+
+def _cause_of(error: Exception) -> str:
+    """Return the code of an error, or of the first tenant's failure that it reports."""
+    cause = error.__cause__
+    return error_code(cause if isinstance(cause, BudgetRecoveryError) else error)
