@@ -1,8 +1,8 @@
 """A restore that dies between any two steps is completed by the next ones."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -33,13 +33,18 @@ RESTORE = 60
 
 @dataclass(frozen=True)
 class Scene:
-    """A store that is lost repeatedly, and restores that share one client."""
+    """A store that is lost repeatedly, and restores that share one client.
+
+    ``ends`` are the results and errors of the restores since the last loss.
+    """
 
     harness: Harness
     database: psycopg.Connection
     open_store: OpenStore
+    ends: list[object] = field(default_factory=list)
 
     def lose(self) -> None:
+        self.ends.clear()
         self.harness.lose()
         self.harness.bucket.spend("acme", "total", LIFETIME, {None: "1"})
         self.harness.find_loss()
@@ -50,13 +55,16 @@ class Scene:
         if borders is not None:
             plane = bordered(plane, borders)
             open_store = bordered_restoring(open_store, borders)
-        with suppress(CrashError, BudgetRecoveryError):
-            services.recover(plane, open_store=open_store, holder="a worker")
+        try:
+            end: object = services.recover(plane, open_store=open_store, holder="a worker")
+        except (CrashError, BudgetRecoveryError) as error:
+            end = error
+        self.ends.append(end)
 
     def assert_restored(self, borders: Borders) -> None:
         """Require the same state as after an undisturbed restore."""
         (*_, incident) = incidents(self.database)
-        why = (borders.crossed[-5:], self.harness.messages[-9:], incident)
+        why = (borders.crossed[-5:], self.ends, incident)
         assert state(self.database) == "healthy", why
         assert (incident["outcome"], incident["restored_counters"]) == ("restored", 2)
         assert usages(self.harness.bucket, "acme", "total", LIFETIME) == {None: "80"}
