@@ -97,6 +97,23 @@ def check_store(plane: ControlPlane, open_store: OpenStore, *, checked_by: str) 
     return Checked(check, recovery, found.hint or compared.hint, compared)
 
 
+def foresee_check(plane: ControlPlane, open_store: OpenStore) -> Finding:
+    """Return what one observation of a check would find, and record nothing.
+
+    Raises:
+        SettingsError, DatabaseError: as ``check_store``.
+    """
+    if plane.registry.find() is None:
+        return _first(plane)
+    incident = plane.incidents.recovery().incident
+    target = compared_with(incident) if incident else None
+    try:
+        with open_store() as store:
+            return watch_store(plane, store, open_store, "a preview").compare(target)
+    except (PossibleLossError, StoreError) as error:
+        return _unknown(plane, error.message, error.hint)
+
+
 def renew_marker(plane: ControlPlane, open_store: OpenStore, *, renewed_by: str) -> str | None:
     """Renew our marker in the accepted store at once; return why that failed, None if it did not.
 
@@ -128,6 +145,12 @@ def _check(watch: StoreWatch) -> Finding:
             continue
     reason = f"The accepted baseline moved {ROUNDS} times during the check."
     return _unknown(watch.plane, reason, SECOND_DEPLOYMENT)
+
+
+def _first(plane: ControlPlane) -> Finding:
+    reason = "No check has run yet: the first one records the store."
+    first = Judgement(Verdict.FIRST_SEEN, reason)
+    return Finding(first, None, plane.clock.now(), baseline=None, accepted=None)
 
 
 def _unknown(plane: ControlPlane, reason: str, hint: str) -> Finding:
