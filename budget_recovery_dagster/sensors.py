@@ -290,7 +290,9 @@ def _check(
 ) -> dg.SensorResult:
     """Check the store once; skip with the reason, or request the run of a restore."""
     if is_dry_run(context.log_key):
-        return _preview(lambda: _foreseen_check(context, control_plane))
+        return _preview(
+            control_plane, lambda plane: _foreseen_check(context, plane, control_plane.settings)
+        )
 
     def check_and_launch(deadline: Deadline) -> dg.SensorResult:
         open_store = store_opener(control_plane.settings, in_a_tick=True)
@@ -382,7 +384,7 @@ def restore_supervisor_sensor(
 ) -> dg.SensorResult:
     """Supervise once; skip with the reason, or request a run."""
     if is_dry_run(context.log_key):
-        return _preview(lambda: _foreseen_supervision(context, control_plane))
+        return _preview(control_plane, lambda plane: _foreseen_supervision(context, plane))
 
     def supervise_once(deadline: Deadline) -> dg.SensorResult:
         with control_plane.opened() as plane:
@@ -397,10 +399,19 @@ def restore_supervisor_sensor(
     return _tick(context, supervise_once)
 
 
-def _preview(work: Callable[[], str]) -> dg.SensorResult:
+def _preview(
+    control_plane: ControlPlaneResource, foresee: Callable[[ControlPlane], str]
+) -> dg.SensorResult:
     """Skip with what a tick would do; no request and no cursor, which the page could commit."""
+
+    def preview(_: Deadline) -> str:
+        with control_plane.opened() as plane:
+            if plane.registry.find() is None:
+                return "No check has run yet: the first one records the store."
+            return foresee(plane)
+
     try:
-        foreseen = within(TICK_SECONDS, lambda _: work())
+        foreseen = within(TICK_SECONDS, preview)
     except SettingsError:
         raise
     except BudgetRecoveryError as error:
@@ -409,16 +420,13 @@ def _preview(work: Callable[[], str]) -> dg.SensorResult:
 
 
 def _foreseen_check(
-    context: dg.SensorEvaluationContext, control_plane: ControlPlaneResource
+    context: dg.SensorEvaluationContext, plane: ControlPlane, settings: Settings
 ) -> str:
-    open_store = store_opener(control_plane.settings, in_a_tick=True)
-    with control_plane.opened() as plane:
-        found = foresee_check(plane, open_store)
-        report = f"{label(found.verdict)}: {found.judgement.reason}"
-        if found.verdict.is_alarm:
-            return f"{report} A tick would {_about_alarm(plane)}."
-        runs = _our_runs(context, plane)
-        return f"{report} {_foreseen(_decide(runs, plane, None))}"
+    found = foresee_check(plane, store_opener(settings, in_a_tick=True))
+    report = f"{label(found.verdict)}: {found.judgement.reason}"
+    if found.verdict.is_alarm:
+        return f"{report} A tick would {_about_alarm(plane)}."
+    return f"{report} {_foreseen(_decide(_our_runs(context, plane), plane, None))}"
 
 
 def _about_alarm(plane: ControlPlane) -> str:
@@ -428,12 +436,8 @@ def _about_alarm(plane: ControlPlane) -> str:
     return f"confirm this, and add a further loss to incident {incident.short_id}"
 
 
-def _foreseen_supervision(
-    context: dg.SensorEvaluationContext, control_plane: ControlPlaneResource
-) -> str:
-    with control_plane.opened() as plane:
-        runs = _our_runs(context, plane)
-        return _foreseen(_decide(runs, plane, read_suspicion(context.cursor)))
+def _foreseen_supervision(context: dg.SensorEvaluationContext, plane: ControlPlane) -> str:
+    return _foreseen(_decide(_our_runs(context, plane), plane, read_suspicion(context.cursor)))
 
 
 def _foreseen(decision: Decision) -> str:

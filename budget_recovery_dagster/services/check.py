@@ -101,10 +101,8 @@ def foresee_check(plane: ControlPlane, open_store: OpenStore) -> Finding:
     """Return what one observation of a check would find, and record nothing.
 
     Raises:
-        SettingsError, DatabaseError: as ``check_store``.
+        SettingsError, DatabaseError: as ``check_store``; also if there was no check yet.
     """
-    if plane.registry.find() is None:
-        return _first(plane)
     incident = plane.incidents.recovery().incident
     target = compared_with(incident) if incident else None
     try:
@@ -145,12 +143,6 @@ def _check(watch: StoreWatch) -> Finding:
             continue
     reason = f"The accepted baseline moved {ROUNDS} times during the check."
     return _unknown(watch.plane, reason, SECOND_DEPLOYMENT)
-
-
-def _first(plane: ControlPlane) -> Finding:
-    reason = "No check has run yet: the first one records the store."
-    first = Judgement(Verdict.FIRST_SEEN, reason)
-    return Finding(first, None, plane.clock.now(), baseline=None, accepted=None)
 
 
 def _unknown(plane: ControlPlane, reason: str, hint: str) -> Finding:

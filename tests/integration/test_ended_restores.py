@@ -182,12 +182,15 @@ def restoring_process(home: Path, server: PostgresServer) -> "Iterator[subproces
     storage = f"storage: {{postgres: {{postgres_url: 'postgresql+psycopg2://{address}'}}}}\n"
     (home / "dagster.yaml").write_text(storage)
     job = ["-m", "budget_recovery_dagster.definitions", "-j", "restore_job"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "dagster", "job", "execute", *job],
-        env={**os.environ, "DAGSTER_HOME": str(home)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
+    with (
+        (home / "log").open("wb") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "dagster", "job", "execute", *job],
+            env={**os.environ, "DAGSTER_HOME": str(home)},
+            stdout=log,
+            stderr=log,
+        ) as process,
+    ):
         try:
             yield process
         finally:
@@ -211,7 +214,8 @@ def test_a_restore_ends_while_dagsters_database_is_stopped(
             dagster_server.stop()
             gate.open()
             wait_until(lambda: state(database) == "healthy", seconds=60)
-        assert process.poll() is None
+        waits = "The result waits for Dagster's database"
+        wait_until(lambda: waits in (tmp_path / "log").read_text(), seconds=60)
         if not survives:
             process.send_signal(signal.SIGKILL)
             process.wait(10)
