@@ -124,12 +124,13 @@ class Deployment:
         """Return their statuses."""
         return [run.status.value for run in self.runs()]
 
-    def ticks_since(self, since: float) -> list[str]:
-        """Return the skip reasons of the supervisor's ticks since a time, newest first."""
+    def ticks_since(self, since: float, location: str = LOCATION) -> list[str]:
+        """Return the skip reasons of a supervisor's ticks since a time, newest first."""
         (sensor,) = [
             state
             for state in self.instance.all_instigator_state(instigator_type=InstigatorType.SENSOR)
             if state.instigator_name == "restore_supervisor_sensor"
+            and state.repository_selector.location_name == location
         ]
         ticks = self.instance.get_ticks(
             sensor.instigator_origin_id, sensor.selector_id, after=since
