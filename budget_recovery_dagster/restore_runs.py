@@ -98,11 +98,11 @@ class RestoreRuns:
         tags = {} if self.deployment_id is None else {DEPLOYMENT_TAG: self.deployment_id}
         return tags if incident is None else {**tags, INCIDENT_TAG: incident.incident_id}
 
-    def end(self, seen: RunSeen, fate: Fate) -> bool:
-        """End a run that has no worker any more; return whether it had not ended."""
+    def end(self, seen: RunSeen, fate: Fate) -> None:
+        """End a run that has no worker any more, unless it has ended."""
         run = self.instance.get_run_by_id(seen.run_id)
         if run is None or run.is_finished:
-            return False
+            return
         message = f"This run has no worker any more: its host or process is gone. {fate.reason}"
         if fate.has_succeeded:
             succeeded = dg.DagsterEvent(
@@ -113,7 +113,6 @@ class RestoreRuns:
             self.instance.report_run_canceled(run, message)
         else:
             self.instance.report_run_failed(run, message)
-        return True
 
     def _records(
         self, *, statuses: Sequence[DagsterRunStatus] = (), limit: int | None = None

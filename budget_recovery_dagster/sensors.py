@@ -179,9 +179,13 @@ def supervise_restore(
 ) -> Supervised:
     """Supervise the restore of the open incident, and end runs that have no worker any more.
 
-    No launch is counted after the ``deadline``: its run would not be requested any more.
+    Nothing is done after the ``deadline``: a launched run would not be requested any more, and the
+    next tick may do the same.
     """
-    match _decide(runs, plane, suspicion):
+    decision = _decide(runs, plane, suspicion)
+    if deadline.is_over and not isinstance(decision, Rest):
+        return Supervised("The tick took too long to do anything.")
+    match decision:
         case Rest() as rest:
             return Supervised(rest.reason, suspicion=rest.suspicion)
         case DeclareDead(run):
@@ -195,8 +199,6 @@ def supervise_restore(
                 "until `budget-recovery release`."
             )
         case Launch(incident):
-            if deadline.is_over:
-                return Supervised("The tick took too long to launch anything.")
             return _launch(runs, plane, incident)
         case LaunchAgain(incident):
             return Supervised(

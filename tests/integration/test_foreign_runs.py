@@ -1,4 +1,4 @@
-"""Runs of other installations in the same Dagster instance: never looked at, never touched."""
+"""Runs of other installations in the same Dagster instance: never waited for, never touched."""
 
 from datetime import timedelta
 from pathlib import Path
