@@ -101,24 +101,24 @@ def is_dry_run(log_key: Sequence[str] | None) -> bool:
     return log_key is not None and _MADE_UP.fullmatch(log_key[-1]) is not None
 
 
-def progress_of(context: dg.OpExecutionContext) -> Callable[[str], None]:
-    """Return what shows progress in a run's log, and never fails the work.
+def never_failing(log: Callable[..., None]) -> Callable[..., None]:
+    """Return what shows sentences in a run's log as ``log`` does, and never fails the work.
 
-    While Dagster's database does not answer, the process's own log receives the sentences: each try
-    would take seconds.
+    While Dagster's database does not answer, the process's own log receives them: each try would
+    take seconds.
     """
     muted_until = 0.0
 
-    def show(sentence: str) -> None:
+    def show(sentence: str, **details: Any) -> None:
         nonlocal muted_until
-        if time.monotonic() < muted_until:
-            _log.info(sentence)
-            return
-        try:
-            context.log.info(sentence)
-        except Exception:  # noqa: BLE001 - of any driver that Dagster stores its log with
-            muted_until = time.monotonic() + _MUTED_SECONDS
-            _log.warning("Dagster's database does not answer: %s", sentence)
+        if time.monotonic() >= muted_until:
+            try:
+                log(sentence, **details)
+            except Exception:  # noqa: BLE001 - of any driver that Dagster stores its log with
+                muted_until = time.monotonic() + _MUTED_SECONDS
+            else:
+                return
+        _log.warning("Dagster's database does not answer: %s", sentence, **details)
 
     return show
 
@@ -149,6 +149,6 @@ def order_by(context: dg.OpExecutionContext, reason: str, *, accept_unconverged:
         by=holder_of(run_id),
         reason=reason,
         run_id=run_id,
-        on_progress=progress_of(context),
+        on_progress=never_failing(context.log.info),
         accept_unconverged=accept_unconverged,
     )

@@ -40,8 +40,8 @@ from budget_recovery_dagster.resources import (
     await_dagster,
     failure,
     holder_of,
+    never_failing,
     order_by,
-    progress_of,
 )
 from budget_recovery_dagster.restore_runs import (
     DEPLOYMENT_TAG,
@@ -103,7 +103,7 @@ def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneParam) ->
                 run_id=run_id,
                 holder=holder_of(run_id),
                 convergence_timeout=control_plane.settings.convergence_timeout,
-                on_progress=progress_of(context),
+                on_progress=never_failing(context.log.info),
             )
             await_dagster(context, plane)
             _show_result(context, plane, result)
@@ -154,7 +154,9 @@ def _tag_with_incident(context: dg.OpExecutionContext, plane: ControlPlane) -> N
         try:
             context.instance.add_run_tags(context.run.run_id, missing)
         except Exception:  # noqa: BLE001 - of any driver; the restore matters more than its tags
-            progress_of(context)("The run is not tagged: Dagster's database does not answer.")
+            never_failing(context.log.info)(
+                "The run is not tagged: Dagster's database does not answer."
+            )
 
 
 def _show_result(
@@ -344,7 +346,7 @@ def _preview(
         store_opener(control_plane.settings),
         config.request(),
         by=f"run {run_id[:8]}",
-        on_progress=progress_of(context),
+        on_progress=never_failing(context.log.info),
     )
     await_dagster(context, plane)
     context.log.info(headline(preview))
