@@ -177,9 +177,9 @@ def test_two_installations_and_another_team_share_a_dagster(
         assert (each.incident()["launches"], each.incident()["outcome"]) == (1, "restored")
         assert usages(each.bucket, "acme", "total", "lifetime") == {None: amount}
     ours = {
-        run.tags["budget_recovery/deployment"]: run.tags[".dagster/repository"]
+        run.tags["budget_recovery/deployment"]: run.remote_job_origin.repository_origin.get_label()
         for run in instance.get_runs(dg.RunsFilter(job_name="restore_job"))
-        if run.run_id not in (theirs, terminated)
+        if run.run_id not in (theirs, terminated) and run.remote_job_origin
     }
     assert ours == {
         first.deployment_id: f"__repository__@{LOCATION}",
