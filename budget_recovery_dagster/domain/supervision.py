@@ -24,6 +24,12 @@ DEAD_AFTER = timedelta(seconds=60)
 Longer than the start of a run. While the next attempt is not due, no run is dead.
 """
 
+LEFT_DEAD_AFTER = timedelta(minutes=2)
+"""The same for a run of no open incident, which may still wait for a next attempt.
+
+Longer than that wait within a run, and nothing waits for such a run.
+"""
+
 LOST_AFTER = timedelta(seconds=20)
 """A launch without a run for so long is lost.
 
@@ -150,7 +156,7 @@ def supervise(scene: Scene, now: datetime) -> Decision:
     decision = _about_incident(scene, now)
     is_idle = isinstance(decision, Rest) and decision.suspicion is None and scene.worker is None
     left = [run for run in scene.left if run.pauses_until is None or run.pauses_until <= now]
-    return _about_silent(left[0], scene, now) if is_idle and left else decision
+    return _suspect(left[0], scene, now, LEFT_DEAD_AFTER) if is_idle and left else decision
 
 
 def _about_incident(scene: Scene, now: datetime) -> Decision:
@@ -189,8 +195,12 @@ def _about_silent(run: RunSeen, scene: Scene, now: datetime) -> Decision:
     incident = scene.recovery.incident
     if incident is not None and (awaited := incident.awaited_attempt(now)):
         return Rest(f"Run {run.short_id} has no worker. {awaited}")
+    return _suspect(run, scene, now, DEAD_AFTER)
+
+
+def _suspect(run: RunSeen, scene: Scene, now: datetime, dead_after: timedelta) -> Decision:
     known = _suspicion(run.run_id, scene, now)
-    if now - known.since >= DEAD_AFTER:
+    if now - known.since >= dead_after:
         return DeclareDead(run)
     return Rest(f"Run {run.short_id} is started but has no worker yet.", known)
 

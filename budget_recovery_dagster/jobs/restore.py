@@ -132,7 +132,7 @@ def _retry_or_fail(
         pause = incident.next_attempt_at - now
         if pause > LONGEST_WAIT:
             raise failure(f"{error.message} {awaited}", error.hint) from error
-        context.log.warning(f"{error} {awaited}")
+        never_failing(context.log.warning)(f"{error} {awaited}")
         # Dagster's own wait would delay a termination of the run until it ends.
         try:
             time.sleep(pause.total_seconds())

@@ -58,12 +58,12 @@ def recover(run_id: str) -> None:
         assert isinstance(services.recover(plane, run_id=run_id), Recovered)
 
 
-def minute_later(instance: dg.DagsterInstance) -> str:
-    """Return what the supervisor reports of a run that has had no worker for a minute."""
+def two_minutes_later(instance: dg.DagsterInstance) -> str:
+    """Return what the supervisor reports of a run that has had no worker for two minutes."""
     suspecting = supervise(instance)
     assert "is started but has no worker yet." in skipped(suspecting)
     count, run_id, token, since = str(suspecting.cursor).split()
-    at = datetime.fromisoformat(since) - timedelta(minutes=1)
+    at = datetime.fromisoformat(since) - timedelta(minutes=2)
     return skipped(supervise(instance, f"{count} {run_id} {token} {at.isoformat()}"))
 
 
@@ -85,7 +85,7 @@ def test_a_run_that_restored_the_store_is_ended_as_succeeded_with_its_event(
     assert state(database) == "healthy"
     assert (status_of(instance, run), shown(instance)) == (STARTED, [])
 
-    report = minute_later(instance)
+    report = two_minutes_later(instance)
 
     assert report == (
         f"Run {run.run_id[:8]} is marked as succeeded. Incident {incident_of(database)} ended: "
@@ -105,7 +105,7 @@ def test_the_event_of_a_restore_is_stored_once_even_if_the_tick_dies_after_it(
         event = restored_event(plane, plane.incidents.recent(1)[0])
     assert event is not None
     show_once(instance, run.run_id, event)
-    minute_later(instance)
+    two_minutes_later(instance)
     assert (status_of(instance, run), shown(instance)) == (SUCCESS, [run.run_id])
 
 
@@ -121,7 +121,7 @@ def test_a_run_whose_attempt_another_run_made_up_for_is_ended_as_failed(
     )
     other = run_restore(instance, request_.tags)
     assert other.success
-    assert "is marked as ended without success." in minute_later(instance)
+    assert "is marked as ended without success." in two_minutes_later(instance)
     assert (status_of(instance, dead), shown(instance)) == (FAILURE, [other.run_id])
 
 
@@ -131,7 +131,7 @@ def test_a_run_that_is_being_terminated_is_ended_as_canceled(
     check(instance)
     run = recorded(instance, dg.RunRequest(), STARTED)
     instance.report_run_canceling(run)
-    minute_later(instance)
+    two_minutes_later(instance)
     assert (status_of(instance, run), shown(instance)) == (CANCELED, [])
 
 
@@ -146,7 +146,7 @@ def test_a_run_of_an_ended_incident_is_ended_while_another_one_waits(
     configured.destroy()
     (again,) = requested(check(instance))
     recorded(instance, again, FAILURE)
-    assert "is marked as succeeded." in minute_later(instance)
+    assert "is marked as succeeded." in two_minutes_later(instance)
     assert status_of(instance, run) is SUCCESS
     due(database)
     assert requested(supervise(instance))
@@ -227,6 +227,6 @@ def test_a_restore_ends_while_dagsters_database_is_stopped(
         (run,) = instance.get_runs()
         if not survives:
             assert (run.status, shown(instance)) == (STARTED, [])
-            assert "is marked as succeeded." in minute_later(instance)
+            assert "is marked as succeeded." in two_minutes_later(instance)
         assert (status_of(instance, run), shown(instance)) == (SUCCESS, [run.run_id])
     assert [incident["attempts"] for incident in incidents(database)] == [1]

@@ -265,12 +265,12 @@ def look_after(
     return supervise(Scene(recovery, (), worker, 4, suspicion, left), NOW)
 
 
-def test_a_started_run_without_an_incident_is_dead_after_a_minute_without_a_worker() -> None:
+def test_a_started_run_without_an_incident_is_dead_after_two_minutes_without_a_worker() -> None:
     silent = Rest("Run run9000- is started but has no worker yet.", Suspicion(LEFT.run_id, 4, NOW))
     assert look_after(LEFT) == silent
-    almost = Suspicion(LEFT.run_id, 4, NOW - timedelta(seconds=59))
+    almost = Suspicion(LEFT.run_id, 4, NOW - timedelta(seconds=119))
     assert look_after(LEFT, suspicion=almost) == Rest(silent.reason, almost)
-    due = Suspicion(LEFT.run_id, 4, NOW - timedelta(minutes=1))
+    due = Suspicion(LEFT.run_id, 4, NOW - timedelta(minutes=2))
     assert look_after(LEFT, suspicion=due) == DeclareDead(LEFT)
     # A worker held the lease in between.
     assert look_after(LEFT, suspicion=replace(due, token=3)) == silent
