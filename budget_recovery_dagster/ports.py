@@ -171,6 +171,13 @@ class StoreRegistry(Protocol):
             SettingsError: this database schema already belongs to another bucket.
         """
 
+    def find(self) -> StoreRecord | None:
+        """Return the store's record, and write nothing; None before the first use.
+
+        Raises:
+            SettingsError: as ``claim``.
+        """
+
     def accept(self, baseline: Baseline, *, judged: Baseline | None) -> Baseline:
         """Replace the baseline; its version is one higher than that of the judged one.
 

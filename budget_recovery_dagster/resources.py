@@ -1,10 +1,14 @@
-"""Dagster resources, and how our errors become Dagster failures."""
+"""What ops, schedules and sensors share: resources, failures, progress, previews of ticks."""
 
+import logging
 import os
+import re
 import socket
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
@@ -14,6 +18,11 @@ from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.services.restore.manual import Order
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import opened_control_plane
+
+_log = logging.getLogger(__name__)
+_MUTED_SECONDS = 60.0
+_DAGSTER_AWAY_SECONDS = 600.0
+_ASK_AGAIN = timedelta(seconds=5)
 
 
 def failure(
@@ -80,6 +89,59 @@ def holder_of(run_id: str) -> str:
     return f"run {run_id[:8]} on {socket.gethostname()} (pid {os.getpid()})"
 
 
+# Dagster has no flag for a dry run. Its daemon records a tick before it evaluates it, and
+# ends the log key with the number of the tick. Previews of the pages and of `dagster sensor
+# preview` have no tick and no log key, so the context makes one up from the time. Only that form
+# counts: if Dagster changes it, a preview writes, but no loss goes undetected.
+_MADE_UP = re.compile(r"\d{8}_\d{6}")
+
+
+def is_dry_run(log_key: Sequence[str] | None) -> bool:
+    """Whether a person previews a tick, which must change nothing."""
+    return log_key is not None and _MADE_UP.fullmatch(log_key[-1]) is not None
+
+
+def never_failing(log: Callable[..., None]) -> Callable[..., None]:
+    """Return what shows sentences in a run's log as ``log`` does, and never fails the work.
+
+    While Dagster's database does not answer, the process's own log receives them: each try would
+    take seconds.
+    """
+    muted_until = 0.0
+
+    def show(sentence: str, **details: Any) -> None:
+        nonlocal muted_until
+        if time.monotonic() >= muted_until:
+            try:
+                log(sentence, **details)
+            except Exception:  # noqa: BLE001 - of any driver that Dagster stores its log with
+                muted_until = time.monotonic() + _MUTED_SECONDS
+            else:
+                return
+        _log.warning("Dagster's database does not answer: %s", sentence, **details)
+
+    return show
+
+
+def await_dagster(context: dg.OpExecutionContext, plane: ControlPlane) -> None:
+    """Wait until Dagster's database answers, so that it can store the result of a run.
+
+    Raises:
+        Exception: it has not answered for ten minutes.
+    """
+    give_up_at = time.monotonic() + _DAGSTER_AWAY_SECONDS
+    while True:
+        try:
+            context.instance.get_run_by_id(context.run.run_id)
+        except Exception as error:
+            if time.monotonic() >= give_up_at:
+                raise
+            _log.warning("The result waits for Dagster's database: %s", error)
+            plane.clock.wait(_ASK_AGAIN)
+        else:
+            return
+
+
 def order_by(context: dg.OpExecutionContext, reason: str, *, accept_unconverged: bool) -> Order:
     """Return the order of a run; its progress goes to the run's log."""
     run_id = context.run.run_id
@@ -87,6 +149,6 @@ def order_by(context: dg.OpExecutionContext, reason: str, *, accept_unconverged:
         by=holder_of(run_id),
         reason=reason,
         run_id=run_id,
-        on_progress=context.log.info,
+        on_progress=never_failing(context.log.info),
         accept_unconverged=accept_unconverged,
     )

@@ -1,42 +1,44 @@
 """The sensors: one detects a loss of the gateway's store, the other supervises its restore.
 
-Both work within the deadline of a tick, and both launch ``restore_job`` in the same way.
+Both work within the deadline of a tick, and both launch ``restore_job`` in the same way. A tick
+that a person previews changes nothing, and says what a real one would do.
 """
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 
 import dagster as dg
-from dagster import MAX_RUNTIME_SECONDS_TAG, DagsterEventType, DagsterRunStatus
 
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.incident import Incident
 from budget_recovery_dagster.domain.supervision import (
+    Decision,
     DeclareDead,
     Launch,
     LaunchAgain,
-    Phase,
     PutOnHold,
     Rest,
     RunSeen,
     Scene,
     Suspicion,
+    fate_of,
     supervise,
 )
 from budget_recovery_dagster.domain.verdict import Verdict
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
-from budget_recovery_dagster.jobs.restore import restore_job
+from budget_recovery_dagster.jobs.restore import restore_job, restored_event
 from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_job
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import gone_table
 from budget_recovery_dagster.presentation.text import label
-from budget_recovery_dagster.resources import ControlPlaneParam
-from budget_recovery_dagster.services.check import Checked, check_store
+from budget_recovery_dagster.resources import ControlPlaneParam, ControlPlaneResource, is_dry_run
+from budget_recovery_dagster.restore_runs import LAUNCH_TAG, RestoreRuns, location_of, show_once
+from budget_recovery_dagster.services.check import Checked, check_store, foresee_check
 from budget_recovery_dagster.services.falls import CaptureRequest
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import store_opener
@@ -156,22 +158,8 @@ def _counted(cursor: str | None) -> int:
     return int(count) if count.isdecimal() else 0
 
 
-INCIDENT_TAG = "budget_recovery/incident"
-"""Tag of a run: the incident that it restores."""
-LAUNCH_TAG = "budget_recovery/launch"
-"""Tag of a run: the number of the launch of its incident."""
-# A person who terminates a run wants the restore to stop, even while the termination takes time.
-_PHASES: Mapping[DagsterRunStatus, Phase] = {
-    DagsterRunStatus.QUEUED: Phase.QUEUED,
-    DagsterRunStatus.NOT_STARTED: Phase.QUEUED,
-    DagsterRunStatus.STARTING: Phase.QUEUED,
-    DagsterRunStatus.STARTED: Phase.STARTED,
-    DagsterRunStatus.CANCELING: Phase.CANCELED,
-    DagsterRunStatus.CANCELED: Phase.CANCELED,
-}
-_TERMINATIONS = {DagsterEventType.RUN_CANCELING, DagsterEventType.RUN_CANCELED}
-# More than can be active at once; older runs are over.
-_NEWEST_RUNS = 10
+# Far more than any run can outlive.
+_RECENT_INCIDENTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,33 +172,24 @@ class Supervised:
 
 
 def supervise_restore(
-    instance: dg.DagsterInstance,
+    runs: RestoreRuns,
     plane: ControlPlane,
     deadline: Deadline,
     suspicion: Suspicion | None = None,
 ) -> Supervised:
-    """Supervise the restore of the open incident, if one is open.
+    """Supervise the restore of the open incident, and end runs that have no worker any more.
 
-    No launch is counted after the ``deadline``: its run would not be requested any more.
+    Nothing is done after the ``deadline``: a launched run would not be requested any more, and the
+    next tick may do the same.
     """
-    recovery = plane.incidents.recovery()
-    lease = plane.leases.state_of(RESTORE_LEASE)
-    scene = Scene(
-        recovery=recovery,
-        runs=_runs_of(instance, recovery.incident) if recovery.incident else (),
-        worker=lease.holder,
-        token=lease.token,
-        suspicion=suspicion,
-    )
-    match supervise(scene, plane.clock.now()):
+    decision = _decide(runs, plane, suspicion)
+    if deadline.is_over and not isinstance(decision, Rest):
+        return Supervised("The tick took too long to do anything.")
+    match decision:
         case Rest() as rest:
             return Supervised(rest.reason, suspicion=rest.suspicion)
         case DeclareDead(run):
-            _declare_dead(instance, run)
-            return Supervised(
-                f"Run {run.short_id} is started but has no worker: it is marked as failed. The "
-                "next tick launches the restore again."
-            )
+            return _end(runs, plane, run)
         case PutOnHold(incident, run):
             plane.incidents.hold(
                 f"run {run.short_id} was terminated in Dagster", "unknown user", judged=incident
@@ -220,95 +199,71 @@ def supervise_restore(
                 "until `budget-recovery release`."
             )
         case Launch(incident):
-            if deadline.is_over:
-                return Supervised("The tick took too long to launch anything.")
-            return _launch(plane, incident)
+            return _launch(runs, plane, incident)
         case LaunchAgain(incident):
             return Supervised(
                 f"Launch {incident.launches} for incident {incident.short_id} is requested again: "
                 "the first request was lost.",
-                _request(incident),
+                _request(runs, incident),
             )
 
 
-def _runs_of(instance: dg.DagsterInstance, incident: Incident) -> tuple[RunSeen, ...]:
-    """Return the newest runs that can restore an incident, newest first.
+def _decide(runs: RestoreRuns, plane: ControlPlane, suspicion: Suspicion | None) -> Decision:
+    """Decide what to do about the open incident and our runs, and change nothing."""
+    recovery = plane.incidents.recovery()
+    lease = plane.leases.state_of(RESTORE_LEASE)
+    scene = Scene(
+        recovery=recovery,
+        runs=runs.of(recovery.incident) if recovery.incident else (),
+        worker=lease.holder,
+        token=lease.token,
+        suspicion=suspicion,
+        left=runs.left(recovery.incident),
+    )
+    return supervise(scene, plane.clock.now())
 
-    Runs that were started manually have no tag; those created after the incident belong to it.
-    """
-    records = instance.get_run_records(dg.RunsFilter(job_name=restore_job.name), limit=_NEWEST_RUNS)
-    return tuple(
-        _seen(instance, record)
-        for record in records
-        if record.dagster_run.tags.get(INCIDENT_TAG) == incident.incident_id
-        or (
-            INCIDENT_TAG not in record.dagster_run.tags
-            and record.create_timestamp.astimezone(UTC) > incident.opened_at
-        )
+
+def _end(runs: RestoreRuns, plane: ControlPlane, run: RunSeen) -> Supervised:
+    """End a dead run as the database knows it, and show what it restored if it could not."""
+    incident = _incident_of(run, plane)
+    attempts = plane.incidents.attempts_of(incident.incident_id) if incident else ()
+    fate = fate_of(run, incident, attempts)
+    # First the event: a tick that ends in between leaves a started run, which the next one ends.
+    if fate.shown is not None and (event := restored_event(plane, fate.shown)) is not None:
+        show_once(runs.instance, run.run_id, event)
+    runs.end(run, fate)
+    if fate.has_succeeded:
+        return Supervised(f"Run {run.short_id} is marked as succeeded. {fate.reason}")
+    if incident is None or incident.ended is not None or incident.given_up is not None:
+        return Supervised(f"Run {run.short_id} is marked as ended without success. {fate.reason}")
+    return Supervised(
+        f"Run {run.short_id} is started but has no worker: it is marked as failed. The "
+        "next tick launches the restore again."
     )
 
 
-def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> RunSeen:
-    run = record.dagster_run
-    phase = _PHASES.get(run.status, Phase.OVER)
-    terminated_at = _terminated_at(instance, run)
-    if terminated_at is not None:
-        # Independent of its status: a worker that survives the cancellation of its run ends it as
-        # a success or a failure.
-        phase = Phase.CANCELED
-        if _has_outlived(record, terminated_at):
-            # Dagster terminates a run that takes too long with the same events as a person.
-            phase = Phase.OVER if run.is_finished else Phase.STARTED
-    launch = run.tags.get(LAUNCH_TAG, "")
-    return RunSeen(
-        run_id=run.run_id,
-        phase=phase,
-        requested_at=record.create_timestamp.astimezone(UTC),
-        terminated_at=terminated_at,
-        # Tags can be set manually.
-        launch=int(launch) if launch.isdecimal() else None,
-    )
+def _incident_of(run: RunSeen, plane: ControlPlane) -> Incident | None:
+    """Return the incident that a run has worked on; None: it is unknown."""
+    recent = plane.incidents.recent(_RECENT_INCIDENTS)
+    return next((each for each in recent if each.incident_id == run.incident_id), None)
 
 
-def _terminated_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> datetime | None:
-    """Return when the termination of a run was first requested; None: it was not."""
-    times = [entry.timestamp for entry in instance.all_logs(run.run_id, of_type=_TERMINATIONS)]
-    return datetime.fromtimestamp(min(times), UTC) if times else None
-
-
-def _has_outlived(record: dg.RunRecord, at: datetime) -> bool:
-    """Whether a run had exceeded its maximum runtime by then."""
-    longest = record.dagster_run.tags.get(MAX_RUNTIME_SECONDS_TAG, "")
-    if record.start_time is None or not longest.isdecimal():
-        return False
-    started_at = datetime.fromtimestamp(record.start_time, UTC)
-    return at - started_at > timedelta(seconds=int(longest))
-
-
-def _declare_dead(instance: dg.DagsterInstance, run: RunSeen) -> None:
-    found = instance.get_run_by_id(run.run_id)
-    if found is not None and not found.is_finished:
-        instance.report_run_failed(
-            found, "This run has no worker any more: its host or process is gone."
-        )
-
-
-def _launch(plane: ControlPlane, incident: Incident) -> Supervised:
+def _launch(runs: RestoreRuns, plane: ControlPlane, incident: Incident) -> Supervised:
     claimed = plane.incidents.claim_launch(judged=incident)
     if claimed is None:
         return Supervised(f"A restore for incident {incident.short_id} has just been launched.")
     return Supervised(
-        f"Launch {claimed.launches} for incident {claimed.short_id}.", _request(claimed)
+        f"Launch {claimed.launches} for incident {claimed.short_id}.", _request(runs, claimed)
     )
 
 
-def _request(incident: Incident) -> dg.RunRequest:
+def _request(runs: RestoreRuns, incident: Incident) -> dg.RunRequest:
     """Return the request for the run of the last counted launch."""
     # Dagster never forgets run keys, not even those of failed runs: each launch has its own.
     return dg.RunRequest(
         run_key=f"{incident.incident_id}/launch-{incident.launches}",
         job_name=restore_job.name,
-        tags={INCIDENT_TAG: incident.incident_id, LAUNCH_TAG: str(incident.launches)},
+        tags={**runs.tags(incident), LAUNCH_TAG: str(incident.launches)},
     )
 
 
@@ -336,24 +291,38 @@ def _check(
     context: dg.SensorEvaluationContext, control_plane: ControlPlaneParam
 ) -> dg.SensorResult:
     """Check the store once; skip with the reason, or request the run of a restore."""
+    if is_dry_run(context.log_key):
+        return _preview(
+            control_plane, lambda plane: _foreseen_check(context, plane, control_plane.settings)
+        )
 
     def check_and_launch(deadline: Deadline) -> dg.SensorResult:
         open_store = store_opener(control_plane.settings, in_a_tick=True)
         with control_plane.opened() as plane:
             checked = check_store(plane, open_store, checked_by="store_loss_sensor")
-            return _checked(context, checked, supervise_restore(context.instance, plane, deadline))
+            runs = _our_runs(context, plane)
+            return _checked(context, checked, supervise_restore(runs, plane, deadline), runs)
 
     return _tick(context, check_and_launch)
 
 
+def _our_runs(context: dg.SensorEvaluationContext, plane: ControlPlane) -> RestoreRuns:
+    record = plane.registry.find()
+    deployment_id = record.deployment_id if record else None
+    return RestoreRuns(context.instance, location_of(context), deployment_id)
+
+
 def _checked(
-    context: dg.SensorEvaluationContext, checked: Checked, supervised: Supervised
+    context: dg.SensorEvaluationContext,
+    checked: Checked,
+    supervised: Supervised,
+    runs: RestoreRuns,
 ) -> dg.SensorResult:
     observed = [dg.AssetObservation("gateway_usage_store", metadata=_metadata(checked))]
     check = checked.check
     request = supervised.request
     if request is None and checked.compared.request is not None:
-        request = _capture_request(checked.compared.request)
+        request = _capture_request(checked.compared.request, runs)
     if request is not None:
         return dg.SensorResult(run_requests=[request], cursor="0", asset_events=observed)
     if check.verdict is Verdict.UNKNOWN:
@@ -366,10 +335,13 @@ def _checked(
     return dg.SensorResult(skip_reason=report, cursor="0", asset_events=observed)
 
 
-def _capture_request(request: CaptureRequest) -> dg.RunRequest:
+def _capture_request(request: CaptureRequest, runs: RestoreRuns) -> dg.RunRequest:
     # A current hour can be captured again. The daemon ignores a key that already has its run.
     return dg.RunRequest(
-        run_key=request.key, job_name=hourly_snapshot_job.name, partition_key=request.hour.key
+        run_key=request.key,
+        job_name=hourly_snapshot_job.name,
+        partition_key=request.hour.key,
+        tags=runs.tags(),
     )
 
 
@@ -405,21 +377,86 @@ def _metadata(checked: Checked) -> dict[str, Any]:
         "once for a loss that a capture found. Launches it again, at most five minutes later, if "
         "a run had to wait for the store or died. A PostgreSQL lease tracks liveness: a started "
         "run without a lease for a minute is marked as failed. A launch without a run is "
-        "requested again. Terminating a run puts the incident on hold."
+        "requested again. Terminating a run puts the incident on hold. A run without a worker "
+        "that Dagster still shows as started after the incident ends as PostgreSQL knows it."
     ),
 )
 def restore_supervisor_sensor(
     context: dg.SensorEvaluationContext, control_plane: ControlPlaneParam
 ) -> dg.SensorResult:
     """Supervise once; skip with the reason, or request a run."""
+    if is_dry_run(context.log_key):
+        return _preview(control_plane, lambda plane: _foreseen_supervision(context, plane))
 
     def supervise_once(deadline: Deadline) -> dg.SensorResult:
         with control_plane.opened() as plane:
             known = read_suspicion(context.cursor)
-            supervised = supervise_restore(context.instance, plane, deadline, known)
+            runs = _our_runs(context, plane)
+            supervised = supervise_restore(runs, plane, deadline, known)
         cursor = write_suspicion(supervised.suspicion)
         if supervised.request is not None:
             return dg.SensorResult(run_requests=[supervised.request], cursor=cursor)
         return dg.SensorResult(skip_reason=supervised.reason, cursor=cursor)
 
     return _tick(context, supervise_once)
+
+
+def _preview(
+    control_plane: ControlPlaneResource, foresee: Callable[[ControlPlane], str]
+) -> dg.SensorResult:
+    """Skip with what a tick would do; no request and no cursor, which the page could commit."""
+
+    def preview(_: Deadline) -> str:
+        with control_plane.opened() as plane:
+            if plane.registry.find() is None:
+                return "No check has run yet: the first one records the store."
+            return foresee(plane)
+
+    try:
+        foreseen = within(TICK_SECONDS, preview)
+    except SettingsError:
+        raise
+    except BudgetRecoveryError as error:
+        foreseen = f"A tick would be unknown: {error.message} Try: {error.hint}"
+    return dg.SensorResult(skip_reason=f"Dry run, nothing was changed. {foreseen}")
+
+
+def _foreseen_check(
+    context: dg.SensorEvaluationContext, plane: ControlPlane, settings: Settings
+) -> str:
+    found = foresee_check(plane, store_opener(settings, in_a_tick=True))
+    report = f"{label(found.verdict)}: {found.judgement.reason}"
+    if found.verdict.is_alarm:
+        return f"{report} A tick would {_about_alarm(plane)}."
+    return f"{report} {_foreseen(_decide(_our_runs(context, plane), plane, None))}"
+
+
+def _about_alarm(plane: ControlPlane) -> str:
+    incident = plane.incidents.recovery().incident
+    if incident is None:
+        return "confirm this, open an incident, pause captures, and launch restore_job"
+    return f"confirm this, and add a further loss to incident {incident.short_id}"
+
+
+def _foreseen_supervision(context: dg.SensorEvaluationContext, plane: ControlPlane) -> str:
+    return _foreseen(_decide(_our_runs(context, plane), plane, read_suspicion(context.cursor)))
+
+
+def _foreseen(decision: Decision) -> str:
+    match decision:
+        case Rest(reason):
+            return reason
+        case DeclareDead(run):
+            return f"A tick would end run {run.short_id}, which has no worker any more."
+        case PutOnHold(incident, run):
+            return (
+                f"A tick would put incident {incident.short_id} on hold, because run "
+                f"{run.short_id} was terminated."
+            )
+        case Launch(incident):
+            return f"A tick would launch restore_job for incident {incident.short_id}."
+        case LaunchAgain(incident):
+            return (
+                f"A tick would request launch {incident.launches} for incident "
+                f"{incident.short_id} again."
+            )

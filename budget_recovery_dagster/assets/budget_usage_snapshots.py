@@ -29,6 +29,7 @@ from budget_recovery_dagster.resources import (
     ControlPlaneParam,
     failure,
     holder_of,
+    never_failing,
 )
 from budget_recovery_dagster.services.capture import (
     Captured,
@@ -114,9 +115,11 @@ def _budget_usage_snapshots(
 
 def _failures_logged(log: dg.DagsterLogManager) -> Callable[[TenantOutcome], None]:
     # Successes are in the run's table: an event for each tenant and hour would be too many.
+    show = never_failing(log.error)
+
     def log_failure(outcome: TenantOutcome) -> None:
         if isinstance(outcome, TenantFailed):
-            log.error(
+            show(
                 f"Tenant {outcome.tenant!r} is not in this snapshot: {outcome.reason} "
                 f"Try: {outcome.hint}",
                 exc_info=outcome.error,

@@ -130,6 +130,16 @@ class Outcome(StrEnum):
                 return Event.NOTHING_TO_RAISE
 
     @property
+    def words(self) -> str:
+        """The outcome in words, as the attempt that closed the incident records it."""
+        return self.value.replace("_", " ")
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether an automatic restore ended the incident."""
+        return self.event in (Event.RESTORED, Event.NOTHING_TO_RAISE)
+
+    @property
     def is_manual(self) -> bool:
         """Whether a person ended the incident, which is possible even after it was given up."""
         return self in (Outcome.RESTORED_MANUALLY, Outcome.ACCEPTED)

@@ -1,4 +1,4 @@
-"""Supervision: the next action for an open incident, independent of the status of its runs.
+"""Supervision: the next action for an open incident and its runs, and how a dead run ends.
 
 Dagster's status is not enough: a started run may have lost its host, and a worker may outlive its
 code server. The restore lease decides whether a worker is alive.
@@ -10,7 +10,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from budget_recovery_dagster.domain.incident import (
+    Attempt,
     Incident,
+    Outcome,
     Recovery,
     RecoveryState,
     may_launch,
@@ -20,6 +22,12 @@ DEAD_AFTER = timedelta(seconds=60)
 """A started run without a lease for so long is dead.
 
 Longer than the start of a run. While the next attempt is not due, no run is dead.
+"""
+
+LEFT_DEAD_AFTER = timedelta(minutes=2)
+"""The same for a run of no open incident, which may still wait for a next attempt.
+
+Longer than that wait within a run, and nothing waits for such a run.
 """
 
 LOST_AFTER = timedelta(seconds=20)
@@ -40,10 +48,12 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunSeen:
-    """A restore run of the incident; ``requested_at`` is when it was requested.
+    """A restore run of this installation; ``requested_at`` is when it was requested.
 
     ``terminated_at`` is when a person first requested its termination, if known; ``launch`` is the
-    number of its launch, None if it was started manually.
+    number of its launch, None if it was started manually. ``incident_id`` is the incident that it
+    was launched for or has worked on, if known. ``pauses_until``: until then it waits for its next
+    attempt.
     """
 
     run_id: str
@@ -51,6 +61,8 @@ class RunSeen:
     requested_at: datetime
     terminated_at: datetime | None = None
     launch: int | None = None
+    incident_id: str | None = None
+    pauses_until: datetime | None = None
 
     @property
     def short_id(self) -> str:
@@ -103,7 +115,7 @@ class LaunchAgain:
 
 @dataclass(frozen=True, slots=True)
 class DeclareDead:
-    """Mark a run as failed: it has no worker any more."""
+    """End a run that has no worker any more, as ``fate_of`` says."""
 
     run: RunSeen
 
@@ -124,7 +136,7 @@ class Scene:
     """The facts of a decision: the runs of the open incident, newest first, and the lease.
 
     ``worker`` is the holder of the restore lease, None if it is free; ``token`` is its newest
-    token.
+    token. ``left`` are the started runs of no open incident.
     """
 
     recovery: Recovery
@@ -132,6 +144,7 @@ class Scene:
     worker: str | None
     token: int
     suspicion: Suspicion | None
+    left: Sequence[RunSeen] = ()
 
     def first(self, phase: Phase) -> RunSeen | None:
         """Return the newest run that is in a phase."""
@@ -139,7 +152,14 @@ class Scene:
 
 
 def supervise(scene: Scene, now: datetime) -> Decision:
-    """Decide the next action at ``now`` (aware)."""
+    """Decide the next action at ``now`` (aware): the open incident comes first."""
+    decision = _about_incident(scene, now)
+    is_idle = isinstance(decision, Rest) and decision.suspicion is None and scene.worker is None
+    left = [run for run in scene.left if run.pauses_until is None or run.pauses_until <= now]
+    return _suspect(left[0], scene, now, LEFT_DEAD_AFTER) if is_idle and left else decision
+
+
+def _about_incident(scene: Scene, now: datetime) -> Decision:
     incident = scene.recovery.incident
     if incident is not None and (run := _terminated(scene, incident)):
         return PutOnHold(incident, run)
@@ -175,8 +195,12 @@ def _about_silent(run: RunSeen, scene: Scene, now: datetime) -> Decision:
     incident = scene.recovery.incident
     if incident is not None and (awaited := incident.awaited_attempt(now)):
         return Rest(f"Run {run.short_id} has no worker. {awaited}")
+    return _suspect(run, scene, now, DEAD_AFTER)
+
+
+def _suspect(run: RunSeen, scene: Scene, now: datetime, dead_after: timedelta) -> Decision:
     known = _suspicion(run.run_id, scene, now)
-    if now - known.since >= DEAD_AFTER:
+    if now - known.since >= dead_after:
         return DeclareDead(run)
     return Rest(f"Run {run.short_id} is started but has no worker yet.", known)
 
@@ -207,3 +231,45 @@ def _suspicion(suspect: str, scene: Scene, now: datetime) -> Suspicion:
         # None is stored, or a worker held the lease in between, or the clock was ahead.
         return Suspicion(suspect, scene.token, now)
     return known
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """How a run without a worker ends; ``shown`` is the incident whose result it should show."""
+
+    has_succeeded: bool
+    reason: str
+    shown: Incident | None = None
+
+
+def fate_of(run: RunSeen, incident: Incident | None, attempts: Sequence[Attempt]) -> Fate:
+    """Return how a dead run ends, from what the database knows of it.
+
+    ``incident`` is the one that it worked on, None if it is unknown; ``attempts`` are those of the
+    incident, oldest first.
+    """
+    if incident is None:
+        return Fate(has_succeeded=False, reason="It worked on no incident.")
+    own = [each for each in attempts if each.run_id == run.run_id]
+    is_newest = bool(own) and own[-1] == attempts[-1]
+    if incident.ended is not None and _may_have_ended(incident.ended.outcome, own, attempts):
+        reason = f"Incident {incident.short_id} ended: {incident.ended.outcome.words}."
+        return Fate(has_succeeded=True, reason=reason, shown=incident)
+    if incident.given_up is not None and is_newest:
+        reason = f"Incident {incident.short_id} was given up."
+        return Fate(has_succeeded=False, reason=reason, shown=incident)
+    if own and own[-1].outcome:
+        return Fate(has_succeeded=False, reason=f"Its last attempt ended: {own[-1].outcome}")
+    return Fate(has_succeeded=False, reason="No end of an attempt of it is recorded.")
+
+
+def _may_have_ended(outcome: Outcome, own: Sequence[Attempt], attempts: Sequence[Attempt]) -> bool:
+    """Whether a run with these attempts can have closed its incident, rather than another one."""
+    if not outcome.is_automatic:
+        return False
+    newest = attempts[-1].outcome if attempts else None
+    if not own:
+        # It verified what dead runs had restored, or the store lacked nothing.
+        return newest != outcome.words
+    # The worker may have died between closing the incident and recording the end of its attempt.
+    return own[-1] == attempts[-1] and newest in (None, outcome.words)

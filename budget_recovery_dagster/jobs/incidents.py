@@ -14,6 +14,7 @@ from budget_recovery_dagster.presentation.metadata import capture_metadata
 from budget_recovery_dagster.presentation.text import release_report, reset_report, resolved_report
 from budget_recovery_dagster.resources import (
     ControlPlaneParam,
+    await_dagster,
     failure,
     holder_of,
     order_by,
@@ -124,6 +125,7 @@ def resolve_open_incident(
             retention=control_plane.settings.retention,
             convergence_timeout=control_plane.settings.convergence_timeout,
         )
+        await_dagster(context, plane)
         context.log.info(" ".join(resolved_report(resolved, None, None)))
         _capture(context, plane, control_plane.settings)
 

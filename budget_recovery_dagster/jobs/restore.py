@@ -37,9 +37,19 @@ from budget_recovery_dagster.presentation.text import (
 from budget_recovery_dagster.resources import (
     ControlPlaneParam,
     ControlPlaneResource,
+    await_dagster,
     failure,
     holder_of,
+    never_failing,
     order_by,
+)
+from budget_recovery_dagster.restore_runs import (
+    DEPLOYMENT_TAG,
+    INCIDENT_TAG,
+    RESTORE_JOB,
+    RESTORE_STEP,
+    RestoredEvent,
+    is_shown,
 )
 from budget_recovery_dagster.services.restore.automatic import (
     GaveUp,
@@ -65,6 +75,7 @@ _MARGIN_SECONDS = 1
 
 
 @dg.op(
+    name=RESTORE_STEP,
     # The asset restored_usage shows what it wrote.
     out=dg.Out(dg.Nothing),
     # The database counts the attempts, too, even if the run ends unexpectedly, and has the time of
@@ -85,14 +96,16 @@ def restore(context: dg.OpExecutionContext, control_plane: ControlPlaneParam) ->
     run_id = context.run.run_id
     try:
         with control_plane.opened() as plane:
+            _tag_with_incident(context, plane)
             result = recover_store(
                 plane,
                 store_opener(control_plane.settings),
                 run_id=run_id,
                 holder=holder_of(run_id),
                 convergence_timeout=control_plane.settings.convergence_timeout,
-                on_progress=context.log.info,
+                on_progress=never_failing(context.log.info),
             )
+            await_dagster(context, plane)
             _show_result(context, plane, result)
     except dg.DagsterExecutionInterruptedError as error:
         raise _terminated() from error
@@ -119,7 +132,7 @@ def _retry_or_fail(
         pause = incident.next_attempt_at - now
         if pause > LONGEST_WAIT:
             raise failure(f"{error.message} {awaited}", error.hint) from error
-        context.log.warning(f"{error} {awaited}")
+        never_failing(context.log.warning)(f"{error} {awaited}")
         # Dagster's own wait would delay a termination of the run until it ends.
         try:
             time.sleep(pause.total_seconds())
@@ -128,6 +141,22 @@ def _retry_or_fail(
     raise dg.RetryRequested(MAX_ATTEMPTS - 1, _MARGIN_SECONDS) from failure(
         error.message, error.hint
     )
+
+
+def _tag_with_incident(context: dg.OpExecutionContext, plane: ControlPlane) -> None:
+    """Prove by tags what a run from the launchpad restores; the sensors tag theirs."""
+    record, incident = plane.registry.claim(), plane.incidents.recovery().incident
+    tags = {DEPLOYMENT_TAG: record.deployment_id}
+    if incident is not None:
+        tags[INCIDENT_TAG] = incident.incident_id
+    missing = {key: value for key, value in tags.items() if key not in context.run.tags}
+    if missing:
+        try:
+            context.instance.add_run_tags(context.run.run_id, missing)
+        except Exception:  # noqa: BLE001 - of any driver; the restore matters more than its tags
+            never_failing(context.log.info)(
+                "The run is not tagged: Dagster's database does not answer."
+            )
 
 
 def _show_result(
@@ -165,9 +194,17 @@ def _tag(context: dg.OpExecutionContext, outcome: str) -> None:
 
 
 def _log_restored(context: dg.OpExecutionContext, plane: ControlPlane, incident: Incident) -> None:
+    event = restored_event(plane, incident)
+    # The supervisor may have shown it already, for a worker that Dagster's database kept waiting.
+    if event is not None and not is_shown(context.instance, event):
+        context.log_event(event)
+
+
+def restored_event(plane: ControlPlane, incident: Incident) -> RestoredEvent | None:
+    """Return what the asset restored_usage shows of an incident; None: nothing was raised."""
     audits = plane.audits.largest(incident.incident_id, MOST_ROWS)
     if not audits.windows:
-        return
+        return None
     restored = plane.audits.restored_in(incident.incident_id)
     metadata = {
         "incident": incident.incident_id,
@@ -176,19 +213,17 @@ def _log_restored(context: dg.OpExecutionContext, plane: ControlPlane, incident:
         **({"outcome_detail": incident.ended.detail} if incident.ended else {}),
         **restored_metadata(restored, audits),
     }
-    _show_on_asset(context, metadata, raised=restored.counters)
+    return _event(metadata, raised=restored.counters)
 
 
-def _show_on_asset(
-    context: dg.OpExecutionContext, metadata: Mapping[str, Any], *, raised: int = 0
-) -> None:
-    """Show a result on the asset restored_usage, which materializes only if counters rose."""
+def _event(metadata: Mapping[str, Any], *, raised: int = 0) -> RestoredEvent:
+    """Return a result for the asset restored_usage, which materializes only if counters rose."""
     event = dg.AssetMaterialization if raised else dg.AssetObservation
-    context.log_event(event(restored_usage.key, metadata=metadata))
+    return event(restored_usage.key, metadata=metadata)
 
 
 @dg.job(
-    name="restore_job",
+    name=RESTORE_JOB,
     description=(
         "Restores the store of the open incident: waits until the store has converged, raises "
         "every counter of an open window to the highest usage in the snapshots, and closes the "
@@ -311,11 +346,12 @@ def _preview(
         store_opener(control_plane.settings),
         config.request(),
         by=f"run {run_id[:8]}",
-        on_progress=context.log.info,
+        on_progress=never_failing(context.log.info),
     )
+    await_dagster(context, plane)
     context.log.info(headline(preview))
     choices = plane.snapshots.listed(preview.choice.tenant)
-    _show_on_asset(context, preview_metadata(preview, choices))
+    context.log_event(_event(preview_metadata(preview, choices)))
 
 
 def _apply(
@@ -339,12 +375,13 @@ def _apply(
             "The run was terminated. Raised counters stay raised; see the table restore_audit.",
             allow_retries=False,
         ) from error
+    await_dagster(context, plane)
     context.log.info(f"{applied_headline(applied)} {comparison(applied)}")
     for difference in most_relevant(applied.differences)[:_LOGGED]:
         context.log.info(difference_line(difference))
     if text := end_of_incident(applied):
         context.log.info(text)
-    _show_on_asset(context, applied_metadata(applied, order), raised=applied.raised)
+    context.log_event(_event(applied_metadata(applied, order), raised=applied.raised))
     if applied.failure is not None:
         raise failure(applied.failure.message, applied.failure.hint)
 

@@ -1,11 +1,14 @@
 """Jobs that capture snapshots and refresh recovery points, with their schedules."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import dagster as dg
 
+from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.windows import Hour
-from budget_recovery_dagster.resources import ControlPlaneParam
+from budget_recovery_dagster.resources import ControlPlaneParam, is_dry_run
+from budget_recovery_dagster.restore_runs import DEPLOYMENT_TAG
 
 _ASSETS = ("budget_usage_snapshots", "tenant_usage_tables", "recovery_points")
 
@@ -61,7 +64,10 @@ def hourly_snapshot_schedule(
     tick_at = context.scheduled_execution_time.astimezone(UTC)
     hour = Hour.containing(tick_at)
     with control_plane.opened() as plane:
-        state = plane.registry.claim().state
+        registry = plane.registry
+        store = registry.find() if is_dry_run(context.log_key) else registry.claim()
+        tags = {DEPLOYMENT_TAG: store.deployment_id} if store else {}
+        state = store.state if store else RecoveryState.HEALTHY
         if state.captures_paused:
             incident = plane.incidents.recovery().incident
             why = f" {incident.losses[-1].reason}" if incident else ""
@@ -74,21 +80,25 @@ def hourly_snapshot_schedule(
                 f"The hour {hour} has closed before its snapshot could start; the store holds "
                 "only the present, which must not be stored as the past."
             )
-    if _has_had_its_run(context, hour, tick_at):
+    if _has_had_its_run(context, hour, tick_at, tags):
         return dg.SkipReason(
             f"The hour {hour} already has its run: the schedule was edited within the hour."
         )
-    return dg.RunRequest(run_key=hour.key, partition_key=hour.key)
+    return dg.RunRequest(run_key=hour.key, partition_key=hour.key, tags=tags)
 
 
-def _has_had_its_run(context: dg.ScheduleEvaluationContext, hour: Hour, tick_at: datetime) -> bool:
+def _has_had_its_run(
+    context: dg.ScheduleEvaluationContext, hour: Hour, tick_at: datetime, ours: Mapping[str, str]
+) -> bool:
     """Whether a tick with another scheduled time has requested a snapshot of the hour.
 
-    Dagster compares run keys only within one scheduled time.
+    Dagster compares run keys only within one scheduled time. ``ours`` are the tags of this store's
+    runs: a schedule of another code location can have the same name.
     """
-    runs = context.instance.get_runs(
-        dg.RunsFilter(tags={_SCHEDULE: hourly_snapshot_schedule.name, _RUN_KEY: hour.key})
-    )
+    if not ours:
+        return False
+    requested = {_SCHEDULE: hourly_snapshot_schedule.name, _RUN_KEY: hour.key}
+    runs = context.instance.get_runs(dg.RunsFilter(tags={**requested, **ours}))
     return any(run.tags.get(_SCHEDULED_AT) != tick_at.isoformat() for run in runs)
 
 

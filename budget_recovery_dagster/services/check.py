@@ -97,6 +97,21 @@ def check_store(plane: ControlPlane, open_store: OpenStore, *, checked_by: str) 
     return Checked(check, recovery, found.hint or compared.hint, compared)
 
 
+def foresee_check(plane: ControlPlane, open_store: OpenStore) -> Finding:
+    """Return what one observation of a check would find, and record nothing.
+
+    Raises:
+        SettingsError, DatabaseError: as ``check_store``; also if there was no check yet.
+    """
+    incident = plane.incidents.recovery().incident
+    target = compared_with(incident) if incident else None
+    try:
+        with open_store() as store:
+            return watch_store(plane, store, open_store, "a preview").compare(target)
+    except (PossibleLossError, StoreError) as error:
+        return _unknown(plane, error.message, error.hint)
+
+
 def renew_marker(plane: ControlPlane, open_store: OpenStore, *, renewed_by: str) -> str | None:
     """Renew our marker in the accepted store at once; return why that failed, None if it did not.
 

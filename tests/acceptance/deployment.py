@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -40,11 +40,22 @@ mutation Launch($parameters: ExecutionParams!) {
   }
 }
 """
-_RESTORE_JOB = {
-    "repositoryLocationName": LOCATION,
-    "repositoryName": "__repository__",
-    "jobName": "restore_job",
+_EVALUATED = """
+... on DryRunInstigationTick {
+  evaluationResult { skipReason cursor runRequests { runKey } error { message } }
 }
+"""
+_PREVIEW_SENSOR = f"""
+mutation Preview($sensor: SensorSelector!, $cursor: String) {{
+  sensorDryRun(selectorData: $sensor, cursor: $cursor) {{ {_EVALUATED} }}
+}}
+"""
+_PREVIEW_SCHEDULE = f"""
+mutation Preview($schedule: ScheduleSelector!, $after: Float!) {{
+  scheduleDryRun(selectorData: $schedule, timestamp: $after) {{ {_EVALUATED} }}
+}}
+"""
+_REPOSITORY = {"repositoryLocationName": LOCATION, "repositoryName": "__repository__"}
 
 
 @dataclass
@@ -55,15 +66,27 @@ class Deployment:
     postgres_url: str
     instance: dg.DagsterInstance
     _started: list[OwnedProcess] = field(default_factory=list)
+    _sockets: dict[str, Path] = field(default_factory=dict)
 
-    def start_code_server(self) -> int:
-        """Start a code server at the socket of the previous one, now ended; return its pid."""
-        socket = self.home / "socket"
+    def start_code_server(
+        self,
+        location: str = LOCATION,
+        *target: str | Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> int:
+        """Start a code server at the socket of the previous one, now ended; return its pid.
+
+        Start those of further locations before the daemon and the pages. ``target`` names their
+        code, by default ours.
+        """
+        socket = self._sockets.setdefault(location, self.home / f"{location}.socket")
         socket.unlink(missing_ok=True)
         process = self._start(
-            "code server",
-            *("dagster", "api", "grpc", "--socket", socket, "--module-name", DEFINITIONS),
-            *("--location-name", LOCATION, "--empty-working-directory"),
+            f"code server {location}",
+            *("dagster", "api", "grpc", "--socket", socket),
+            *(target or ("--module-name", DEFINITIONS)),
+            *("--location-name", location, "--empty-working-directory"),
+            environment=environment,
         )
         process.wait_until_ready(lambda: socket.exists() or None, seconds=START_SECONDS)
         return process.pid
@@ -101,12 +124,13 @@ class Deployment:
         """Return their statuses."""
         return [run.status.value for run in self.runs()]
 
-    def ticks_since(self, since: float) -> list[str]:
-        """Return the skip reasons of the supervisor's ticks since a time, newest first."""
+    def ticks_since(self, since: float, location: str = LOCATION) -> list[str]:
+        """Return the skip reasons of a supervisor's ticks since a time, newest first."""
         (sensor,) = [
             state
             for state in self.instance.all_instigator_state(instigator_type=InstigatorType.SENSOR)
             if state.instigator_name == "restore_supervisor_sensor"
+            and state.repository_selector.location_name == location
         ]
         ticks = self.instance.get_ticks(
             sensor.instigator_origin_id, sensor.selector_id, after=since
@@ -142,20 +166,33 @@ class Deployment:
 
     @property
     def _workspace(self) -> Path:
-        """The workspace file with the socket of the code server."""
-        server = {"grpc_server": {"socket": str(self.home / "socket"), "location_name": LOCATION}}
+        """The workspace file with the sockets of the code servers."""
+        servers = [
+            {"grpc_server": {"socket": str(socket), "location_name": location}}
+            for location, socket in self._sockets.items()
+        ]
         workspace = self.home / "workspace.yaml"
         # JSON is valid YAML.
-        workspace.write_text(json.dumps({"load_from": [server]}))
+        workspace.write_text(json.dumps({"load_from": servers}))
         return workspace
 
-    def _start(self, name: str, module: str, *arguments: str | Path) -> OwnedProcess:
+    def _start(
+        self,
+        name: str,
+        module: str,
+        *arguments: str | Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> OwnedProcess:
         process = OwnedProcess(
             Program(
                 name,
                 [sys.executable, "-m", module, *arguments],
                 log=self.home / f"{name}.log",
-                environment={**os.environ, "DAGSTER_HOME": str(self.home)},
+                environment={
+                    **os.environ,
+                    "DAGSTER_HOME": str(self.home),
+                    **(environment or {}),
+                },
                 death_signal=signal.SIGKILL,
             )
         )
@@ -169,9 +206,24 @@ class Pages:
 
     ui: DagsterUi
 
-    def launch(self) -> str:
-        """Launch restore_job in its launchpad and return the run."""
-        answer = self.ui.query(_LAUNCH, parameters={"selector": _RESTORE_JOB})["launchRun"]
+    def preview(self, name: str, cursor: str | None = None) -> Mapping[str, Any]:
+        """Preview the tick of a sensor, and return its result."""
+        sensor = {**_REPOSITORY, "sensorName": name}
+        tick = self.ui.query(_PREVIEW_SENSOR, sensor=sensor, cursor=cursor)["sensorDryRun"]
+        evaluated: Mapping[str, Any] = tick["evaluationResult"]
+        return evaluated
+
+    def preview_schedule(self, name: str, after: float) -> Mapping[str, Any]:
+        """Preview the next tick of a schedule after a time, and return its result."""
+        schedule = {**_REPOSITORY, "scheduleName": name}
+        tick = self.ui.query(_PREVIEW_SCHEDULE, schedule=schedule, after=after)["scheduleDryRun"]
+        evaluated: Mapping[str, Any] = tick["evaluationResult"]
+        return evaluated
+
+    def launch(self, location: str = LOCATION) -> str:
+        """Launch a location's restore_job in its launchpad and return the run."""
+        selector = {**_REPOSITORY, "repositoryLocationName": location, "jobName": "restore_job"}
+        answer = self.ui.query(_LAUNCH, parameters={"selector": selector})["launchRun"]
         assert answer["__typename"] == "LaunchRunSuccess"
         return str(answer["run"]["id"])
 

@@ -29,3 +29,9 @@ def test_a_claim_returns_state_and_baseline(plane: ControlPlane) -> None:
     assert record.state is RecoveryState.RECOVERING
     assert record.baseline is not None
     assert record.baseline.identity == snapshot.identity
+
+
+def test_finding_the_store_returns_what_a_claim_returns(plane: ControlPlane) -> None:
+    assert plane.registry.find() == plane.registry.claim()
+    with pytest.raises(SettingsError, match=r"'staging'.*'budget-usage'"):
+        plane.registry_of("staging").find()

@@ -74,6 +74,12 @@ class MemoryStoreRegistry:
             require_bucket(self._plane.store.bucket, self._bucket)
             return self._plane.store
 
+    def find(self) -> StoreRecord | None:
+        with self._plane.lock:
+            if self._plane.store is not None:
+                require_bucket(self._plane.store.bucket, self._bucket)
+            return self._plane.store
+
     def set_state(self, state: RecoveryState) -> None:
         """Set the state of the claimed store without applying the rules for moves."""
         with self._plane.lock:

@@ -5,6 +5,8 @@ import psycopg
 from dagster import DagsterRunStatus
 
 from budget_recovery_dagster.domain import Hour
+from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.restore_runs import RestoreRuns
 from tests import services
 from tests.integration.live_capture import capture_now
 from tests.integration.recovery_runs import check, requested
@@ -32,6 +34,11 @@ def recorded(
         status=status,
         tags=dict(request.tags),
     )
+
+
+def our_runs(instance: dg.DagsterInstance, plane: ControlPlane) -> RestoreRuns:
+    """Return the restore runs of this process, which has no code location."""
+    return RestoreRuns(instance, None, plane.registry.claim().deployment_id)
 
 
 def due(database: psycopg.Connection) -> None:

@@ -33,6 +33,7 @@ def test_a_schedule_edited_within_the_hour_requests_no_second_snapshot(
             services.definitions().resolve_job_def("hourly_snapshot_job"),
             status=status,
             tags={
+                **first.tags,
                 "dagster/partition": current_hour.key,
                 # The tags that the scheduler adds.
                 SCHEDULE_NAME_TAG: "hourly_snapshot_schedule",

@@ -20,7 +20,7 @@ from budget_recovery_dagster.sensors import (
 )
 from budget_recovery_dagster.wiring import opened_control_plane
 from tests import services
-from tests.integration.launched_runs import due, lost, recorded
+from tests.integration.launched_runs import due, lost, our_runs, recorded
 from tests.integration.recovery_runs import (
     check,
     incidents,
@@ -113,7 +113,9 @@ def test_a_launch_recorded_by_an_abandoned_tick_is_requested_by_the_next_ticks(
         ThreadPoolExecutor(1) as threads,
         launches_kept_waiting(database_url),
     ):
-        tick = threads.submit(within, 1.0, lambda late: supervise_restore(instance, plane, late))
+        tick = threads.submit(
+            within, 1.0, lambda late: supervise_restore(our_runs(instance, plane), plane, late)
+        )
         with pytest.raises(OutOfTimeError):
             tick.result()
     # The abandoned tick has recorded a launch that is never requested.
@@ -132,7 +134,7 @@ def test_a_tick_after_its_deadline_records_no_launch(
 
     def tick(seconds: float) -> Supervised:
         with opened_control_plane(services.present_settings()) as plane:
-            return supervise_restore(instance, plane, Deadline(seconds))
+            return supervise_restore(our_runs(instance, plane), plane, Deadline(seconds))
 
     late = tick(0)
     assert (late.request, launches(database)) == (None, 1)

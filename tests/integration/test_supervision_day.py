@@ -17,6 +17,7 @@ from budget_recovery_dagster.services.restore import Recovered
 from tests import services
 from tests.free_ports import unused_port
 from tests.integration.detection_records import losses
+from tests.integration.launched_runs import our_runs
 from tests.integration.recovery_harness import Harness
 from tests.integration.recovery_runs import incidents, usages
 from tests.integration.unknown_ticks import no_leaks
@@ -50,7 +51,10 @@ class Day:
             event()
         self.verdicts.add(self.harness.check().check.verdict)
         supervised = supervise_restore(
-            self.instance, self.harness.plane, Deadline(TICK_SECONDS), self.suspicion
+            our_runs(self.instance, self.harness.plane),
+            self.harness.plane,
+            Deadline(TICK_SECONDS),
+            self.suspicion,
         )
         self.suspicion = supervised.suspicion
         if supervised.request is not None:

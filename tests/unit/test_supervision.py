@@ -6,19 +6,26 @@ from datetime import timedelta
 import pytest
 
 from budget_recovery_dagster.domain import (
+    Attempt,
     Decision,
     DeclareDead,
+    Ended,
+    FailureReason,
+    GivenUp,
     Held,
     Incident,
     Launch,
+    Outcome,
     Phase,
     PutOnHold,
     Recovery,
     RecoveryState,
     Rest,
+    Restored,
     RunSeen,
     Scene,
     Suspicion,
+    fate_of,
     supervise,
 )
 from tests.unit.supervised_incident import INCIDENT, NOW
@@ -240,3 +247,107 @@ def test_a_terminated_run_followed_by_a_newer_one_does_not_hold(
 def test_a_terminated_run_of_a_failed_store_does_not_hold() -> None:
     # There is nothing to stop, and a hold would be refused at every tick.
     assert isinstance(decide(run(Phase.CANCELED), state=FAILED), Rest)
+
+
+# Runs of no open incident
+
+
+NO_INCIDENT = Recovery(HEALTHY, None)
+LEFT = RunSeen("run9000-rest", Phase.STARTED, NOW - timedelta(hours=1))
+
+
+def look_after(
+    *left: RunSeen,
+    recovery: Recovery = NO_INCIDENT,
+    worker: str | None = None,
+    suspicion: Suspicion | None = None,
+) -> Decision:
+    return supervise(Scene(recovery, (), worker, 4, suspicion, left), NOW)
+
+
+def test_a_started_run_without_an_incident_is_dead_after_two_minutes_without_a_worker() -> None:
+    silent = Rest("Run run9000- is started but has no worker yet.", Suspicion(LEFT.run_id, 4, NOW))
+    assert look_after(LEFT) == silent
+    almost = Suspicion(LEFT.run_id, 4, NOW - timedelta(seconds=119))
+    assert look_after(LEFT, suspicion=almost) == Rest(silent.reason, almost)
+    due = Suspicion(LEFT.run_id, 4, NOW - timedelta(minutes=2))
+    assert look_after(LEFT, suspicion=due) == DeclareDead(LEFT)
+    # A worker held the lease in between.
+    assert look_after(LEFT, suspicion=replace(due, token=3)) == silent
+
+
+def test_no_run_is_ended_while_a_worker_holds_the_lease() -> None:
+    assert look_after(LEFT, worker="run 1 on gw-7") == Rest("run 1 on gw-7 is restoring.")
+
+
+def test_a_run_that_pauses_before_its_next_attempt_is_not_suspected() -> None:
+    pausing = replace(LEFT, pauses_until=NOW + SECOND)
+    assert look_after(pausing) == Rest("The store is HEALTHY.")
+    assert "no worker yet" in str(look_after(pausing, LEFT))
+    over = replace(LEFT, pauses_until=NOW)
+    assert "no worker yet" in str(look_after(over))
+
+
+def test_the_open_incident_comes_before_other_runs() -> None:
+    open_incident = Recovery(RECOVERING, INCIDENT)
+    assert look_after(LEFT, recovery=open_incident) == Launch(INCIDENT)
+    held = Recovery(RECOVERING, HELD)
+    assert "no worker yet" in str(look_after(LEFT, recovery=held))
+
+
+# How a dead run ends
+
+
+RUN_ID = LEFT.run_id
+
+
+def attempt(run_id: str, outcome: str | None, number: int = 1) -> Attempt:
+    return Attempt(INCIDENT.incident_id, 1, number, run_id, "a host", NOW, None, outcome)
+
+
+def ended(outcome: Outcome) -> Incident:
+    return replace(INCIDENT, ended=Ended(NOW, outcome, "", Restored()))
+
+
+IN_PART = ended(Outcome.RESTORED_IN_PART)
+GIVEN_UP = replace(INCIDENT, given_up=GivenUp(NOW, FailureReason.NOT_WRITTEN, "why"))
+FATES = [
+    # The attempt that closed the incident, recorded or not.
+    (IN_PART, [attempt(RUN_ID, "restored in part")], True, True),
+    (IN_PART, [attempt(RUN_ID, None)], True, True),
+    (IN_PART, [attempt("other", None), attempt(RUN_ID, None, 2)], True, True),
+    # Another run closed it.
+    (IN_PART, [attempt(RUN_ID, None), attempt("other", "restored in part", 2)], False, False),
+    (IN_PART, [attempt(RUN_ID, None), attempt("other", None, 2)], False, False),
+    (IN_PART, [attempt("other", "restored in part")], False, False),
+    (IN_PART, [attempt(RUN_ID, "no quorum")], False, False),
+    # A verification, and a loss without anything to raise.
+    (IN_PART, [attempt("other", None)], True, True),
+    (ended(Outcome.NOTHING_LOST), [], True, True),
+    # A person closed it, or the accepted store returned.
+    (ended(Outcome.ACCEPTED), [attempt(RUN_ID, None)], False, False),
+    (ended(Outcome.RETURNED), [], False, False),
+    # It is still open, or was given up.
+    (INCIDENT, [attempt(RUN_ID, None)], False, False),
+    (GIVEN_UP, [attempt(RUN_ID, "no quorum")], False, True),
+    (GIVEN_UP, [attempt(RUN_ID, "no quorum"), attempt("other", "no quorum", 2)], False, False),
+    (None, [], False, False),
+]
+
+
+@pytest.mark.parametrize(("incident", "attempts", "has_succeeded", "is_shown"), FATES)
+def test_a_dead_run_ends_as_its_attempts_and_its_incident_did(
+    incident: Incident | None, attempts: list[Attempt], *, has_succeeded: bool, is_shown: bool
+) -> None:
+    fate = fate_of(LEFT, incident, attempts)
+    assert fate.has_succeeded is has_succeeded
+    assert fate.shown == (incident if is_shown else None)
+
+
+def test_the_fate_of_a_run_names_its_reason() -> None:
+    assert fate_of(LEFT, IN_PART, []).reason == "Incident 0f8fad5b ended: restored in part."
+    assert fate_of(LEFT, GIVEN_UP, [attempt(RUN_ID, "x")]).reason == (
+        "Incident 0f8fad5b was given up."
+    )
+    failed = fate_of(LEFT, INCIDENT, [attempt(RUN_ID, "no quorum")])
+    assert failed.reason == "Its last attempt ended: no quorum"

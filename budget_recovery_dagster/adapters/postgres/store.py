@@ -291,9 +291,20 @@ class PostgresStoreRegistry:
 
     def claim(self) -> StoreRecord:
         """Read the row of the store, after inserting it at the first use."""
+        if (found := self.find()) is not None:
+            return found
         with self._database.writing() as connection:
             connection.execute(_MAKE_STORE, {"bucket": self._bucket, "deployment_id": str(uuid4())})
             record = read_store(connection)
+        require_bucket(record.bucket, self._bucket)
+        return record
+
+    def find(self) -> StoreRecord | None:
+        """Read the row of the store, if there is one."""
+        rows = self._database.rows(_READ_STORE)
+        if not rows:
+            return None
+        record = _record(rows[0])
         require_bucket(record.bucket, self._bucket)
         return record
 

@@ -207,7 +207,7 @@ class _Run:
             raise AttemptFailedError(
                 f"Attempt {number} of {MAX_ATTEMPTS} failed: {message}", hint
             ) from error
-        self._end_attempt(closing.outcome.value.replace("_", " "))
+        self._end_attempt(closing.outcome.words)
         return recovered
 
     def _restore(self) -> Closing:
