@@ -29,6 +29,7 @@ from budget_recovery_dagster.domain.falls import (
     ConfigurationChange,
     Deletions,
     Fall,
+    JudgedFalls,
     KeyCount,
     TenantWindow,
 )
@@ -304,12 +305,21 @@ class Snapshots(Protocol):
     def in_future(self, now: datetime) -> tuple[ListedSnapshot, ...]:
         """Return the snapshots of all tenants that are dated in the future; newest first."""
 
-    def discard_future(
-        self, confirmed: Collection[datetime], *, by: str, reason: str, lease: Lease
+    def discard_future(  # noqa: PLR0913 - by keyword, each the caller's own
+        self,
+        confirmed: Collection[datetime],
+        *,
+        falls: JudgedFalls,
+        now: datetime,
+        by: str,
+        reason: str,
+        lease: Lease,
     ) -> tuple[ListedSnapshot, ...]:
-        """Discard the snapshots of these times that are dated in the future; return them.
+        """Discard the snapshots of these times that are in the future at ``now``; return them.
 
         Each is recorded. Snapshots of other times, which a person has not confirmed, are kept.
+        ``falls`` are those that change, as they are without the discarded snapshots. Only captures
+        change falls otherwise, so they are judged under the same lease.
 
         Raises:
             CapturesPausedError: the store is not HEALTHY.
@@ -450,8 +460,13 @@ class RecoveryPoints(Protocol):
     def despite_resets(self) -> "RecoveryPoints":
         """Return the same points as if no reset had been recorded."""
 
-    def current_usages(self, tenant: str, now: datetime) -> TenantUsages:
-        """Read only the usages of a tenant's open windows; a window without usage has no key."""
+    def current_usages(
+        self, tenant: str, now: datetime, *, without: Collection[datetime] = ()
+    ) -> TenantUsages:
+        """Read only the usages of a tenant's open windows; a window without usage has no key.
+
+        ``without``: as if the snapshots of these times, which are in the future, were not stored.
+        """
 
     def newest_points(self, now: datetime) -> Mapping[str, datetime]:
         """Return the time of each tenant's newest intact record of a window open at ``now``.

@@ -1,6 +1,5 @@
 """``budget-recovery discard-future``: discard snapshots that a wrong clock dated in the future."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,15 +13,17 @@ from budget_recovery_dagster.cli.options import (
     optional_store,
     settings_with_database,
 )
-from budget_recovery_dagster.domain.snapshots import ListedSnapshot
 from budget_recovery_dagster.presentation.documents import discarded_json
-from budget_recovery_dagster.presentation.terminal import print_row, print_snapshots
+from budget_recovery_dagster.presentation.terminal import (
+    print_discarded,
+    print_future,
+    print_row,
+)
 from budget_recovery_dagster.services.future_snapshots import (
     discard_future,
     list_future,
 )
 from budget_recovery_dagster.services.restore.manual import require_reason
-from budget_recovery_dagster.services.restore.tenants import counted
 from budget_recovery_dagster.wiring import opened_control_plane
 
 _DECLINED = 2
@@ -37,8 +38,9 @@ def discard_future_command(data_dir: Path | None, reason: str, *, yes: bool, as_
     """Discard the snapshots of all tenants that are dated in the future.
 
     The clock of PostgreSQL was ahead when they were captured. They block nothing and hide nothing,
-    but a restore uses their usage. The command lists them and asks for confirmation. Capture the
-    current hour first, so that usage that only they hold is not lost.
+    but a restore uses their usage. The command lists them, and the usage of open windows that only
+    they hold, and asks for confirmation. Capture the current hour first, so that another snapshot
+    holds what the store has.
 
     Refused if there is none, if the clock of PostgreSQL disagrees with that of this host or of
     NATS, and while captures are paused. If NATS is away, a warning says that its clock was not
@@ -56,8 +58,7 @@ def discard_future_command(data_dir: Path | None, reason: str, *, yes: bool, as_
             print_row(errors(), f"Warning: the clock of NATS was not compared. {listed.unmeasured}")
         if not as_json:
             console = answers()
-            print_row(console, "Dated in the future:")
-            print_snapshots(console, listed.found)
+            print_future(console, listed)
         if not yes:
             require_terminal("Nothing was discarded")
             if not confirmed("Discard them?"):
@@ -74,13 +75,4 @@ def discard_future_command(data_dir: Path | None, reason: str, *, yes: bool, as_
     if as_json:
         click.echo(discarded_json(discarded))
         return
-    print_row(console, f"{_summary(discarded)} The table discarded_capture lists them.")
-
-
-def _summary(discarded: Sequence[ListedSnapshot]) -> str:
-    count = counted(len(discarded), "snapshot")
-    if not discarded:
-        return f"Discarded {count}."
-    tenants = counted(max(each.tenants for each in discarded), "tenant")
-    # Which tenants several snapshots share is not known here.
-    return f"Discarded {count} ({'' if len(discarded) == 1 else 'up to '}{tenants})."
+    print_discarded(console, discarded)

@@ -49,6 +49,8 @@ from budget_recovery_dagster.domain.falls import ConfigurationChange as Configur
 from budget_recovery_dagster.domain.falls import Deletions as Deletions
 from budget_recovery_dagster.domain.falls import EndedFall as EndedFall
 from budget_recovery_dagster.domain.falls import Fall as Fall
+from budget_recovery_dagster.domain.falls import FallOutcome as FallOutcome
+from budget_recovery_dagster.domain.falls import JudgedFalls as JudgedFalls
 from budget_recovery_dagster.domain.falls import KeyCount as KeyCount
 from budget_recovery_dagster.domain.falls import TenantWindow as TenantWindow
 from budget_recovery_dagster.domain.falls import changes_between as changes_between

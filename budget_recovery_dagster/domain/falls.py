@@ -6,14 +6,20 @@ capture if some are gone. The capture names what is missing or lower, which open
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from typing import NamedTuple
 
-from budget_recovery_dagster.domain.counters import BudgetWindow, Drop, exact_sum
+from budget_recovery_dagster.domain.counters import (
+    BudgetWindow,
+    Drop,
+    Usages,
+    exact_sum,
+    find_drops,
+)
 from budget_recovery_dagster.domain.recovery_point import Reset, concerning
 from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantSnapshot
 
@@ -133,7 +139,7 @@ class Fall:
     """Counters of a budget and window that are missing or lower in the store than in snapshots.
 
     The snapshot of ``found_at`` found it, that of ``judged_at`` last compared it. ``counters`` and
-    ``usage`` are what the store lacked then.
+    ``usage`` are what the store lacked then, without what only discarded snapshots held.
     """
 
     at: TenantWindow
@@ -144,25 +150,37 @@ class Fall:
 
 
 class FallOutcome(StrEnum):
-    """How a fall ended."""
+    """How a fall ended.
+
+    DISCARDED: the snapshots that alone held its missing usage were discarded before a capture
+    found it restored.
+    """
 
     RESTORED = "restored"
     RESET = "reset"
     WINDOW_ENDED = "window_ended"
+    DISCARDED = "discarded"
 
 
 @dataclass(frozen=True, slots=True)
 class EndedFall:
-    """A fall that ended, as the snapshot of ``ended_at`` found."""
+    """A fall that ended: the snapshot of ``ended_at`` found it, or snapshots were discarded."""
 
     fall: Fall
     ended_at: datetime
     outcome: FallOutcome
 
 
+class JudgedFalls(NamedTuple):
+    """Falls as they are after they were judged."""
+
+    still_open: tuple[Fall, ...] = ()
+    ended: tuple[EndedFall, ...] = ()
+
+
 def judge_falls(
     known: Iterable[Fall], snapshot: TenantSnapshot, resets: Iterable[Reset]
-) -> tuple[tuple[Fall, ...], tuple[EndedFall, ...]]:
+) -> JudgedFalls:
     """Return the falls of a tenant that are open after its capture, and those that ended.
 
     The snapshot was compared with the recovery point, which keeps the highest usage. So a fall is
@@ -193,21 +211,59 @@ def judge_falls(
             ended.append(EndedFall(fall, at, FallOutcome.RESET))
         else:
             ended.append(EndedFall(fall, at, FallOutcome.RESTORED))
-    return tuple(fallen), tuple(ended)
+    return JudgedFalls(tuple(fallen), tuple(ended))
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedUsages:
+    """The usages of a budget and window in a snapshot that compared them with a recovery point.
+
+    ``is_complete``: a counter that is not in them was missing from the store.
+    """
+
+    usages: Usages
+    is_complete: bool
+
+
+def judge_discard(
+    fall: Fall, at: datetime, lost: Iterable[Drop], rest: Usages, compared: ComparedUsages
+) -> Fall | EndedFall:
+    """Return an open fall as it is after snapshots are discarded at ``at``.
+
+    Of its window, ``lost`` is what the recovery point loses and ``rest`` what it still holds.
+    ``compared`` is the snapshot that last compared the fall. If that one shows nothing that is
+    still missing, the fall ends: no snapshot can show any more that its usage is back. A counter
+    that it could not read is unknown; if it is missing, the next capture opens another fall.
+    """
+    in_store = compared.usages
+    if all(drop.before <= in_store.get(drop.entity, Decimal(-1)) for drop in lost):
+        return fall
+    of = fall.at.of
+    missing = [
+        drop
+        for drop in find_drops({of: rest}, {of: in_store}, (), ())
+        if drop.after is not None or compared.is_complete
+    ]
+    if not missing:
+        return EndedFall(fall, at, FallOutcome.DISCARDED)
+    return replace(fall, counters=len(missing), usage=missing_usage(missing))
 
 
 def _fall(
     where: TenantWindow, at: datetime, drops: list[Drop], known: Fall | None, *, is_least: bool
 ) -> Fall:
     """Return the fall that drops make; ``is_least``: further counters could not be judged."""
-    counters, usage = len(drops), _missing_usage(drops)
+    counters, usage = len(drops), missing_usage(drops)
     if known is not None and is_least:
         counters, usage = max(counters, known.counters), max(usage, known.usage)
     return Fall(where, known.found_at if known else at, at, counters, usage)
 
 
-def _missing_usage(drops: list[Drop]) -> Decimal:
-    """Return the usage that a budget lacks: of its aggregate or of its entities, not of both."""
+def missing_usage(drops: Collection[Drop]) -> Decimal:
+    """Return the usage that a budget lacks in drops of one window.
+
+    It is that of the aggregate or of the entities, not of both.
+    """
     of_entities = exact_sum(drop.usage for drop in drops if drop.entity is not None)
     of_aggregate = exact_sum(drop.usage for drop in drops if drop.entity is None)
     return max(of_entities, of_aggregate)

@@ -13,7 +13,7 @@ from functools import singledispatch
 from typing import Any
 
 from budget_recovery_dagster.domain.counters import OmittedCounter, exact_sum, format_usage
-from budget_recovery_dagster.domain.falls import Fall
+from budget_recovery_dagster.domain.falls import Fall, TenantWindow
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident, Restored
 from budget_recovery_dagster.domain.plan import AuditEntry, Difference, KeptPreview
 from budget_recovery_dagster.domain.recovery_point import Damage, Everyone
@@ -30,6 +30,7 @@ from budget_recovery_dagster.presentation.text import (
     warnings,
     window_notes,
 )
+from budget_recovery_dagster.services.future_snapshots import FutureSnapshots, LostUsage
 from budget_recovery_dagster.services.resets import RecordedReset
 from budget_recovery_dagster.services.restore.manual import Applied, Resolved
 from budget_recovery_dagster.services.restore.preview import (
@@ -201,9 +202,27 @@ def reset_json(recorded: RecordedReset) -> str:
     )
 
 
-def discarded_json(discarded: Sequence[ListedSnapshot]) -> str:
-    """Write the discarded snapshots."""
-    return dumped(discarded=discarded, error=None)
+def discarded_json(future: FutureSnapshots) -> str:
+    """Write the discarded snapshots, and what the recovery points and open falls lost by it."""
+    return dumped(
+        discarded=future.found,
+        lost={
+            "windows": len(future.lost),
+            "counters": future.lost_counters,
+            "largest": future.lost[:_LOST],
+        },
+        falls_ended=len(future.falls.ended),
+        error=None,
+    )
+
+
+@_encoded.register
+def _lost(lost: LostUsage) -> Mapping[str, Any]:
+    return {**_place(lost.at), "counters": lost.counters, "usage": lost.usage}
+
+
+def _place(at: TenantWindow) -> Mapping[str, str]:
+    return {"tenant": at.tenant, "budget": at.of.budget, "window": at.of.window.token}
 
 
 def snapshots_json(
@@ -221,6 +240,7 @@ def snapshots_json(
 
 _CHECKS = 10
 _FALLS = 100
+_LOST = 100
 
 
 def status_json(status: Status, exit_code: int) -> str:
@@ -340,9 +360,7 @@ def _run(run: RecordedRun) -> Mapping[str, Any]:
 @_encoded.register
 def _fall(fall: Fall) -> Mapping[str, Any]:
     return {
-        "tenant": fall.at.tenant,
-        "budget": fall.at.of.budget,
-        "window": fall.at.of.window.token,
+        **_place(fall.at),
         "counters": fall.counters,
         "usage": fall.usage,
         "found_at": fall.found_at,

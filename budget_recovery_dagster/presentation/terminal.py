@@ -51,6 +51,7 @@ from budget_recovery_dagster.presentation.text import (
     window_lines,
     window_notes,
 )
+from budget_recovery_dagster.services.future_snapshots import FutureSnapshots
 from budget_recovery_dagster.services.recovery_points import PointAges
 from budget_recovery_dagster.services.restore.manual import Applied
 from budget_recovery_dagster.services.restore.preview import Preview, TenantPreview, WindowPreview
@@ -170,6 +171,41 @@ def print_snapshots(console: Console, snapshots: Iterable[ListedSnapshot]) -> No
         # The terminal wraps the lines; rich would cut them.
         table.width = needed.minimum
     console.print(table, crop=False)
+
+
+def print_future(console: Console, future: FutureSnapshots) -> None:
+    """Print the snapshots dated in the future, and what only they hold, the largest first."""
+    print_row(console, "Dated in the future:")
+    print_snapshots(console, future.found)
+    if not future.lost:
+        print_row(console, "The other snapshots hold all their usage of open windows.")
+        return
+    counters = counted(future.lost_counters, "counter")
+    print_row(console, f"Lower or missing in the recovery points without them: {counters}")
+    for each in future.lost[:_WINDOWS]:
+        usage = format_usage(each.usage)
+        line = f"{each.at.tenant}, {each.at.of}: {counted(each.counters, 'counter')}, {usage}"
+        print_row(console, f"{line} of usage", indent=2)
+    if left := future.lost[_WINDOWS:]:
+        print_row(console, counted(len(left), "more window"), indent=2)
+    print_row(console, "No restore brings this usage back once they are discarded.")
+
+
+def print_discarded(console: Console, future: FutureSnapshots) -> None:
+    """Print what was discarded, and what changed by it."""
+    listed = future.found
+    count = counted(len(listed), "snapshot")
+    if listed:
+        tenants = counted(max(each.tenants for each in listed), "tenant")
+        # Which tenants several snapshots share is not known here.
+        count += f" ({'' if len(listed) == 1 else 'up to '}{tenants})"
+    print_row(console, f"Discarded {count}. The table discarded_capture lists them.")
+    if future.lost:
+        counters = counted(future.lost_counters, "counter")
+        print_row(console, f"Lower or missing in the recovery points: {counters}.")
+    if ended := len(future.falls.ended):
+        falls = "fall whose" if ended == 1 else "falls whose"
+        print_row(console, f"Ended as discarded: {ended:,} {falls} missing usage only they held.")
 
 
 def _snapshot_row(listed: ListedSnapshot) -> list[str]:

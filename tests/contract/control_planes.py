@@ -27,6 +27,7 @@ from budget_recovery_dagster.domain import (
     CounterReading,
     Entity,
     Everyone,
+    FallOutcome,
     Hour,
     OmittedCounter,
     PruneReport,
@@ -112,6 +113,14 @@ order by reset_id
 """
 
 
+_OUTCOMES = """
+select tenant, budget_id, window_token, ended_at, outcome
+from budget_recovery.usage_fall
+where ended_at is not null
+order by tenant, budget_id, window_token, ended_at
+"""
+
+
 @dataclass(frozen=True)
 class ControlPlane(ports.ControlPlane):
     """A control plane on one state, with operations that only tests need."""
@@ -122,6 +131,8 @@ class ControlPlane(ports.ControlPlane):
     lose_lease: Callable[[Lease], None]
     registry_of: Callable[[str], StoreRegistry]
     recorded_resets: Callable[[], list[Reset]]
+    fall_outcomes: Callable[[], list[tuple[str, str, datetime, FallOutcome]]]
+    """Tenant, budget and window of the falls that ended, when and how, in this order."""
     sequences: Iterator[int] = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
@@ -224,6 +235,10 @@ def in_memory() -> ControlPlane:
         lose_lease=lambda lease: memory.leases.lose(lease.name),
         registry_of=lambda bucket: MemoryStoreRegistry(memory.state, bucket),
         recorded_resets=lambda: memory.state.resets,
+        fall_outcomes=lambda: sorted(
+            (each.fall.at.tenant, str(each.fall.at.of), each.ended_at, each.outcome)
+            for each in memory.state.ended_falls
+        ),
     )
 
 
@@ -264,6 +279,13 @@ def on_postgres(
                 )
             ]
 
+    def fall_outcomes() -> list[tuple[str, str, datetime, FallOutcome]]:
+        with psycopg.connect(url) as connection:
+            return [
+                (tenant, str(of(budget, token)), ended_at, FallOutcome(outcome))
+                for tenant, budget, token, ended_at, outcome in connection.execute(_OUTCOMES)
+            ]
+
     with Database(url, clock=lambda _: clock.now()) as database:
         leases = PostgresLeases(
             database, duration=lease_duration, renew_every=timedelta(seconds=0.05)
@@ -276,6 +298,7 @@ def on_postgres(
             lose_lease=lose_lease,
             registry_of=lambda bucket: PostgresStoreRegistry(database, bucket),
             recorded_resets=recorded_resets,
+            fall_outcomes=fall_outcomes,
         )
 
 

@@ -10,7 +10,9 @@ import pytest
 from budget_recovery_dagster.domain import (
     EVERYONE,
     CaptureFailure,
+    FallOutcome,
     Hour,
+    JudgedFalls,
     ListedSnapshot,
     OmittedCounter,
     RecoveryState,
@@ -19,6 +21,11 @@ from budget_recovery_dagster.domain import (
 )
 from budget_recovery_dagster.errors import CapturesPausedError, ClockSkewError, NotNewerError
 from budget_recovery_dagster.ports import Lease
+from budget_recovery_dagster.services.future_snapshots import (
+    FutureSnapshots,
+    discard_future,
+    list_future,
+)
 from tests.contract.control_planes import NOON, ControlPlane, Counters, of, point_of, reading
 
 MINUTE = timedelta(minutes=1)
@@ -266,7 +273,9 @@ def test_a_reset_for_an_earlier_time_keeps_what_was_captured_after_it(plane: Con
 def discard(
     plane: ControlPlane, lease: Lease, times: Collection[datetime] = (NOON + AHEAD,)
 ) -> tuple[ListedSnapshot, ...]:
-    return plane.snapshots.discard_future(times, by="ann", reason="clock", lease=lease)
+    return plane.snapshots.discard_future(
+        times, falls=JudgedFalls(), now=plane.clock.now(), by="ann", reason="clock", lease=lease
+    )
 
 
 def test_only_snapshots_dated_in_the_future_are_discarded(plane: ControlPlane) -> None:
@@ -312,6 +321,166 @@ def test_nothing_is_discarded_while_the_store_is_not_healthy(
     with plane.lease() as lease, pytest.raises(CapturesPausedError, match=state.name):
         discard(plane, lease)
     assert len(plane.snapshots.in_future(NOON)) == 1
+
+
+# What only they hold
+
+
+def only_in_future(plane: ControlPlane) -> list[tuple[str, str, int, str]]:
+    return [
+        (each.at.tenant, str(each.at.of), each.counters, format(each.usage, "f"))
+        for each in list_future(plane, None).lost
+    ]
+
+
+def discard_all(plane: ControlPlane) -> FutureSnapshots:
+    found = list_future(plane, None).found
+    return discard_future(plane, found, None, by="ann", reason="clock", holder="a test")
+
+
+def open_falls(plane: ControlPlane) -> list[tuple[str, str, int, str]]:
+    return [
+        (fall.at.tenant, str(fall.at.of), fall.counters, format(fall.usage, "f"))
+        for fall in plane.falls.open()
+    ]
+
+
+def test_what_only_future_snapshots_hold_is_listed_largest_first(plane: ControlPlane) -> None:
+    plane.capture("acme", {LIFETIME: {"alice": "30", "bob": "9"}, MONTH: {"alice": "1"}}, at=NOON)
+    plane.capture("b", {LIFETIME: {"alice": "5"}}, at=NOON)
+    plane.capture("c", {LIFETIME: {"alice": "5"}}, at=NOON)
+    ahead: dict[str, Counters] = {
+        # Lower in the other snapshot, and missing there; December is not open at noon.
+        "acme": {
+            LIFETIME: {"alice": "31.5", "bob": "9", "cy": "2", None: "3"},
+            MONTH: {"alice": "8"},
+            ("team", "2026-12"): {"alice": "7"},
+        },
+        "b": {LIFETIME: {"alice": "5"}},
+        "c": {("team", "2026-11-25"): {"dan": "40"}},
+    }
+    for tenant, counters in ahead.items():
+        plane.capture(tenant, counters, at=NOON + AHEAD)
+    plane.clock.set(NOON + HOUR)
+    assert only_in_future(plane) == [
+        ("c", "team 2026-11-25", 1, "40"),
+        ("acme", "team 2026-11", 1, "7"),
+        ("acme", "team lifetime", 3, "3.5"),
+    ]
+    before = {tenant: plane.points.current_usages(tenant, NOON + HOUR) for tenant in ahead}
+    without = {
+        tenant: plane.points.current_usages(tenant, NOON + HOUR, without=[NOON + AHEAD])
+        for tenant in ahead
+    }
+    assert before != without
+    discarded = discard_all(plane)
+    assert (len(discarded.found), discarded.lost_counters) == (1, 5)
+    assert {t: plane.points.current_usages(t, NOON + HOUR) for t in ahead} == without
+
+
+def test_a_later_snapshot_with_as_much_loses_nothing(plane: ControlPlane) -> None:
+    plane.capture("acme", {LIFETIME: {"alice": "5"}}, at=NOON)
+    plane.capture("acme", {LIFETIME: {"alice": "6"}}, at=NOON + AHEAD)
+    plane.capture("acme", {LIFETIME: {"alice": "7"}}, at=NOON + HOUR)
+    assert only_in_future(plane) == []
+    # A damaged record holds nothing.
+    plane.corrupt("acme", NOON + HOUR, of(*LIFETIME))
+    assert only_in_future(plane) == [("acme", "team lifetime", 1, "1")]
+
+
+def test_what_is_discarded_alone_is_compared(plane: ControlPlane) -> None:
+    plane.capture("acme", spent("5"), at=NOON)
+    plane.capture("acme", spent("7"), at=NOON + AHEAD)
+    plane.capture("acme", spent("6"), at=NOON + 2 * AHEAD)
+    plane.clock.set(NOON + HOUR)
+    newest, older = list_future(plane, None).found
+    assert list_future(plane, None, only=[newest]).lost == ()
+    assert [each.usage for each in list_future(plane, None, only=[older]).lost] == [1, 1]
+    discarded = discard_future(plane, [older], None, by="ann", reason="clock", holder="a test")
+    assert [each.captured_at for each in discarded.found] == [older.captured_at]
+    assert [each.usage for each in discarded.lost] == [1, 1]
+    assert only_in_future(plane) == [
+        ("acme", "team 2026-11", 1, "1"),
+        ("acme", "team lifetime", 1, "1"),
+    ]
+
+
+# Falls that rest on discarded snapshots
+
+
+@pytest.fixture
+def fallen(plane: ControlPlane) -> ControlPlane:
+    """Return a plane in which alice's 31 of the lifetime is only in a snapshot from the future."""
+    plane.capture("acme", {LIFETIME: {"alice": "30", "bob": "9"}}, at=NOON)
+    plane.capture("acme", {LIFETIME: {"alice": "31", "bob": "9"}}, at=NOON + AHEAD)
+    return plane
+
+
+def test_a_fall_that_rests_on_discarded_snapshots_ends_as_discarded(fallen: ControlPlane) -> None:
+    fallen.capture("acme", {LIFETIME: {"alice": "30", "bob": "9"}}, at=NOON + HOUR)
+    assert open_falls(fallen) == [("acme", "team lifetime", 1, "1")]
+    fallen.clock.set(NOON + HOUR + MINUTE)
+    discarded = discard_all(fallen)
+    assert [each.outcome for each in discarded.falls.ended] == [FallOutcome.DISCARDED]
+    ended = [("acme", "team lifetime", NOON + HOUR + MINUTE, FallOutcome.DISCARDED)]
+    assert (fallen.falls.open(), fallen.fall_outcomes()) == ((), ended)
+    fallen.capture("acme", {LIFETIME: {"alice": "30", "bob": "9"}}, at=NOON + 2 * HOUR)
+    assert (fallen.falls.open(), fallen.fall_outcomes()) == ((), ended)
+
+
+def test_a_fall_keeps_what_other_snapshots_hold(fallen: ControlPlane) -> None:
+    fallen.capture("acme", {LIFETIME: {"alice": "20", "bob": "9"}}, at=NOON + HOUR)
+    assert open_falls(fallen) == [("acme", "team lifetime", 1, "11")]
+    discard_all(fallen)
+    assert open_falls(fallen) == [("acme", "team lifetime", 1, "10")]
+    fallen.capture("acme", {LIFETIME: {"alice": "30", "bob": "9"}}, at=NOON + 2 * HOUR)
+    assert [outcome for *_, outcome in fallen.fall_outcomes()] == [FallOutcome.RESTORED]
+
+
+def test_a_fall_of_a_purged_window_keeps_what_other_snapshots_hold(fallen: ControlPlane) -> None:
+    fallen.capture("acme", {}, at=NOON + HOUR)
+    assert open_falls(fallen) == [("acme", "team lifetime", 2, "40")]
+    discard_all(fallen)
+    assert open_falls(fallen) == [("acme", "team lifetime", 2, "39")]
+
+
+def test_a_fall_of_other_counters_stays_as_it_is(plane: ControlPlane) -> None:
+    plane.capture("acme", {LIFETIME: {"alice": "30", "bob": "9"}}, at=NOON)
+    # It finds the fall of bob, and what alice has spent since is nowhere else.
+    plane.capture("acme", {LIFETIME: {"alice": "31", "bob": "0"}}, at=NOON + AHEAD)
+    plane.clock.set(NOON + HOUR)
+    before = plane.falls.open()
+    assert open_falls(plane) == [("acme", "team lifetime", 1, "9")]
+    assert only_in_future(plane) == [("acme", "team lifetime", 1, "1")]
+    assert discard_all(plane).falls == JudgedFalls()
+    assert plane.falls.open() == before
+    plane.capture("acme", {LIFETIME: {"alice": "31", "bob": "9"}}, at=NOON + 2 * HOUR)
+    assert [outcome for *_, outcome in plane.fall_outcomes()] == [FallOutcome.RESTORED]
+
+
+@pytest.mark.parametrize("unread", ["partial", "omitted", "damaged"])
+def test_a_fall_that_cannot_be_judged_ends_as_discarded(fallen: ControlPlane, unread: str) -> None:
+    low = {LIFETIME: {"alice": "30", "bob": "0"}}
+    fallen.capture("acme", low, at=NOON + HOUR)
+    assert open_falls(fallen) == [("acme", "team lifetime", 2, "10")]
+    omitted = OmittedCounter(of(*LIFETIME), "bob", "usage.acme.team.lifetime.bob", "not a number")
+    without_bob = reading(
+        "acme",
+        {LIFETIME: {"alice": "30"}},
+        omitted=(omitted,) if unread == "omitted" else (),
+        is_partial=unread == "partial",
+    )
+    fallen.clock.set(NOON + 2 * HOUR)
+    if unread == "damaged":
+        fallen.capture("acme", low)
+        fallen.corrupt("acme", NOON + 2 * HOUR, of(*LIFETIME))
+    else:
+        fallen.commit(fallen.take(without_bob))
+    discard_all(fallen)
+    assert [outcome for *_, outcome in fallen.fall_outcomes()] == [FallOutcome.DISCARDED]
+    # What other snapshots hold is found again.
+    fallen.capture("acme", low, at=NOON + 3 * HOUR)
+    assert open_falls(fallen) == [("acme", "team lifetime", 1, "9")]
 
 
 # The view

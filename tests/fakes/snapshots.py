@@ -35,6 +35,7 @@ from budget_recovery_dagster.domain import (
     Facts,
     FailingTenant,
     Hour,
+    JudgedFalls,
     LandmarkKind,
     ListedSnapshot,
     NamedDrop,
@@ -111,9 +112,8 @@ def record_findings(plane: MemoryState, snapshot: TenantSnapshot) -> None:
     """Keep the falls and counts that follow from a snapshot."""
     tenant = snapshot.tenant
     known = [fall for fall in plane.falls if fall.at.tenant == tenant]
-    fallen, ended = judge_falls(known, snapshot, resets_of(plane, tenant))
-    plane.falls = [fall for fall in plane.falls if fall.at.tenant != tenant] + [*fallen]
-    plane.ended_falls += ended
+    # A fall that is known stays open or ends, so this replaces all of the tenant.
+    _record_falls(plane, judge_falls(known, snapshot, resets_of(plane, tenant)))
     of_tenant = {at.of: each for at, each in plane.counts.items() if at.tenant == tenant}
     for of in of_tenant:
         del plane.counts[TenantWindow(tenant, of)]
@@ -125,6 +125,13 @@ def record_findings(plane: MemoryState, snapshot: TenantSnapshot) -> None:
     resets = resets_of(plane, tenant)
     counts = counts_of(snapshot, of_tenant, restored=restored, resets=resets)
     plane.counts |= {each.at: each for each in counts}
+
+
+def _record_falls(plane: MemoryState, falls: JudgedFalls) -> None:
+    judged = {fall.at for fall in (*falls.still_open, *(each.fall for each in falls.ended))}
+    others = [fall for fall in plane.falls if fall.at not in judged]
+    plane.falls = [*others, *falls.still_open]
+    plane.ended_falls += falls.ended
 
 
 class MemorySnapshots(OnState):
@@ -311,12 +318,18 @@ class MemorySnapshots(OnState):
         return tuple(each for each in self.listed(None) if is_in_the_future(each.captured_at, now))
 
     def discard_future(
-        self, confirmed: Collection[datetime], *, by: str, reason: str, lease: Lease
+        self,
+        confirmed: Collection[datetime],
+        *,
+        falls: JudgedFalls,
+        now: datetime,
+        by: str,
+        reason: str,
+        lease: Lease,
     ) -> tuple[ListedSnapshot, ...]:
         with self._plane.lock:
             require_lease(self._plane, lease, name=CAPTURE_LEASE)
             require_healthy(self._plane.claimed_store().state, "no snapshot is discarded")
-            now = self._plane.clock.now()
             in_future = self.in_future(now)
             discarded = tuple(each for each in in_future if each.captured_at in confirmed)
             times = {each.captured_at for each in discarded}
@@ -324,6 +337,7 @@ class MemorySnapshots(OnState):
                 if captured_at in times:
                     del self._plane.snapshots[tenant, captured_at]
                     self._plane.discarded.append((tenant, captured_at, by, reason))
+            _record_falls(self._plane, falls)
             return discarded
 
     def budgets_of(self, tenant: str) -> tuple[str, ...]:
@@ -598,14 +612,16 @@ class MemoryRecoveryPoints:
     def despite_resets(self) -> "MemoryRecoveryPoints":
         return MemoryRecoveryPoints(self._plane, heeds_resets=False)
 
-    def current_usages(self, tenant: str, now: datetime) -> TenantUsages:
+    def current_usages(
+        self, tenant: str, now: datetime, *, without: Collection[datetime] = ()
+    ) -> TenantUsages:
         resets = resets_of(self._plane, tenant) if self._heeds_resets else ()
         usages = {
             of: max_merge(
                 *(
                     eligible(record.usages, commit, of, resets)
                     for commit, record in records
-                    if is_intact(record)
+                    if is_intact(record) and commit.captured_at not in without
                 )
             )
             for of, records in self._records_of(tenant, now).items()

@@ -36,6 +36,7 @@ from budget_recovery_dagster.services import (
     record_reset,
 )
 from budget_recovery_dagster.services.future_snapshots import (
+    FutureSnapshots,
     discard_future,
     list_future,
 )
@@ -450,8 +451,8 @@ class History(JudgedScene):
                 holder="ann",
             ),
         )
-        if isinstance(discarded, tuple):
-            times = {each.captured_at for each in discarded}
+        if isinstance(discarded, FutureSnapshots):
+            times = {each.captured_at for each in discarded.found}
             database = self.model.database
             database.captures = [n for n in database.captures if n.captured_at not in times]
 

@@ -22,6 +22,7 @@ from tests.services import present_settings
 
 LIFETIME = "lifetime"
 AHEAD = timedelta(days=40)
+SOON = timedelta(seconds=1)
 
 
 @pytest.fixture
@@ -59,10 +60,17 @@ def test_snapshots_dated_in_the_future_are_discarded_and_recorded(
     assert lines[0] == "Dated in the future:"
     assert lines[2].split()[1:4] == ["2", "2", "2"]
     assert str(future.captured_at.date()) in lines[2]
-    assert lines[-1] == "Discarded 1 snapshot (2 tenants). The table discarded_capture lists them."
+    # Alice's 31 was only there.
+    assert lines[3:] == [
+        "Lower or missing in the recovery points without them: 1 counter",
+        "  acme, total lifetime: 1 counter, 1 of usage",
+        "No restore brings this usage back once they are discarded.",
+        "Discarded 1 snapshot (2 tenants). The table discarded_capture lists them.",
+        "Lower or missing in the recovery points: 1 counter.",
+    ]
     assert [each.tenants for each in ahead.plane.snapshots.listed(None)] == [2]
     assert [count(database, table) for table in ("capture", "budget_record")] == [2, 2]
-    # Alice's 31 was only in the discarded snapshot; the content of globex is shared.
+    # The content of globex is shared.
     assert count(database, "budget_content") == 2
     recorded = database.execute(
         "select tenant, captured_at, record_count, entry_count, discarded_by, reason"
@@ -82,9 +90,59 @@ def test_the_discarded_snapshots_are_written_as_json(ahead: Harness) -> None:
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert [each["tenants"] for each in document["discarded"]] == [2]
+    place = {"tenant": "acme", "budget": "total", "window": "lifetime"}
+    assert document["lost"] == {
+        "windows": 1,
+        "counters": 1,
+        "largest": [{**place, "counters": 1, "usage": "1"}],
+    }
+    assert document["falls_ended"] == 0
     refused = run("--json")
     assert refused.exit_code == 2
     assert json.loads(refused.stdout)["error"]["code"] == "usage"
+
+
+def test_a_capture_before_keeps_the_usage_of_the_store(ahead: Harness) -> None:
+    ahead.capture(ahead.clock.time + SOON)
+    result = run("--yes")
+    assert result.stdout.splitlines()[3:] == [
+        "The other snapshots hold all their usage of open windows.",
+        "Discarded 1 snapshot (2 tenants). The table discarded_capture lists them.",
+    ]
+
+
+def test_the_list_of_what_only_they_hold_is_cut_with_a_count(ahead: Harness) -> None:
+    now = ahead.clock.time
+    for number in range(1, 43):
+        ahead.bucket.spend("acme", f"budget {number}", LIFETIME, {None: str(number)})
+    ahead.capture(now + 2 * AHEAD)
+    ahead.clock.time = now
+    lines = run("--yes").stdout.splitlines()
+    first = lines.index("  acme, budget 42 lifetime: 1 counter, 42 of usage")
+    assert lines[first - 1].endswith("without them: 43 counters")
+    assert lines[first + 39] == "  acme, budget 3 lifetime: 1 counter, 3 of usage"
+    assert lines[first + 40] == "  3 more windows"
+    assert lines[-1] == "Lower or missing in the recovery points: 43 counters."
+
+
+def test_a_fall_that_only_they_show_ends_as_discarded(
+    ahead: Harness, database: psycopg.Connection
+) -> None:
+    ahead.bucket.spend("acme", "total", LIFETIME, {"alice": "30"})
+    ahead.capture(ahead.clock.time + SOON)
+    assert "acme, total lifetime: 1 counter, 1 of usage" in status()
+    result = run("--yes")
+    assert result.stdout.splitlines()[-1] == (
+        "Ended as discarded: 1 fall whose missing usage only they held."
+    )
+    assert "Missing" not in status()
+    ahead.capture(ahead.clock.time + SOON)
+    outcomes = database.execute("select outcome from budget_recovery.usage_fall").fetchall()
+    assert outcomes == [("discarded",)]
+
+
+def status() -> str:
+    return CliRunner().invoke(main, ["status"]).stdout
 
 
 def test_only_what_was_shown_is_discarded(ahead: Harness) -> None:
@@ -96,7 +154,7 @@ def test_only_what_was_shown_is_discarded(ahead: Harness) -> None:
     discarded = discard_future(
         ahead.plane, [shown], None, by="ann", reason="clock", holder="a command"
     )
-    assert discarded == (shown,)
+    assert discarded.found == (shown,)
     (kept,) = ahead.plane.snapshots.in_future(now)
     assert kept.captured_at > shown.captured_at
     result = run("--yes")

@@ -31,6 +31,7 @@ from budget_recovery_dagster.domain import (
     FailureReason,
     GivenUp,
     Held,
+    JudgedFalls,
     KeptPreview,
     ListedSnapshot,
     Loss,
@@ -43,6 +44,7 @@ from budget_recovery_dagster.domain import (
     Restored,
     RunOutcome,
     Stopped,
+    TenantWindow,
     UnreadableKey,
     Verdict,
     Waiting,
@@ -89,6 +91,7 @@ from budget_recovery_dagster.services import (
     TenantPreview,
     WindowPreview,
 )
+from budget_recovery_dagster.services.future_snapshots import FutureSnapshots, LostUsage
 from budget_recovery_dagster.services.restore import (
     Acceptance,
     Applied,
@@ -429,7 +432,9 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "hold and release", held_json(BARE)
     listed = [SNAPSHOT, replace(SNAPSHOT, drop_usage=None)]
     yield "snapshots", snapshots_json(listed, ["per user"], Damage({"acme": 1}, ("globex",)))
-    yield "discard-future", discarded_json([SNAPSHOT])
+    lost = LostUsage(TenantWindow("acme", DAY), 1, Decimal(2))
+    discarded = FutureSnapshots((SNAPSHOT,), NOW, (lost,), JudgedFalls(), None)
+    yield "discard-future", discarded_json(discarded)
     yield "record-reset", reset_json(RESET)
     everyone = replace(RESET.reset, window=None, entity=EVERYONE)
     yield "record-reset", reset_json(replace(RESET, reset=everyone, unmarked=None))

@@ -17,6 +17,7 @@ from budget_recovery_dagster.domain.falls import (
     ConfigurationChange,
     EndedFall,
     Fall,
+    JudgedFalls,
     KeyCount,
     TenantWindow,
     changes_between,
@@ -138,11 +139,16 @@ def record_findings(connection: Connection, snapshot: TenantSnapshot) -> None:
     resets = read_resets(connection, tenant) if known or is_missing else ()
     restored = _restored_at(connection, tenant) if is_missing else {}
     counts = counts_of(snapshot, counted, restored=restored, resets=resets)
-    fallen, ended = judge_falls(known, snapshot, resets)
+    record_falls(connection, judge_falls(known, snapshot, resets))
     with connection.cursor() as cursor:
-        cursor.executemany(_KEEP_FALL, [_fall_row(fall) for fall in fallen])
-        cursor.executemany(_END_FALL, [_end_row(each) for each in ended])
         cursor.executemany(_ADD_COUNT, [_count_row(count) for count in counts])
+
+
+def record_falls(connection: Connection, falls: JudgedFalls) -> None:
+    """Store falls that were judged, in the transaction that changes what they rest on."""
+    with connection.cursor() as cursor:
+        cursor.executemany(_KEEP_FALL, [_fall_row(fall) for fall in falls.still_open])
+        cursor.executemany(_END_FALL, [_end_row(each) for each in falls.ended])
 
 
 def outdate_counts(connection: Connection) -> None:

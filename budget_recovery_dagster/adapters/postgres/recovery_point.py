@@ -1,7 +1,7 @@
 """The one reader of recovery points."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
@@ -49,6 +49,7 @@ with p as (
     select commit_number, captured_at, stored_at
     from budget_recovery.capture
     where tenant = %(tenant)s and commit_number >= %(oldest)s
+      and captured_at <> all(%(without)s::timestamptz[])
 )
 """
 _OF_SPANS = """
@@ -68,9 +69,20 @@ order by p.commit_number desc
 _RECORD_COLUMNS = """
 select r.budget_id, r.window_token, r.content_id, p.commit_number, p.captured_at, p.stored_at,
 """
-_RECORDS = f"{_CAPTURES_SINCE}{_RECORD_COLUMNS} r.expiry_seconds, r.never_expires {_OF_SPANS}"
-# For a capture, which writes no keys, and for a point whose expiries come from newer records.
-_RECORDS_WITHOUT_EXPIRIES = (
+
+
+class _Records(NamedTuple):
+    """How records are read; ``without``: except those of snapshots of these times."""
+
+    query: LiteralString
+    without: Collection[datetime] = ()
+
+
+_RECORDS = _Records(
+    f"{_CAPTURES_SINCE}{_RECORD_COLUMNS} r.expiry_seconds, r.never_expires {_OF_SPANS}"
+)
+# For a comparison, which writes no keys, and for a point whose expiries come from newer records.
+_RECORDS_WITHOUT_EXPIRIES = _Records(
     f"{_CAPTURES_SINCE}{_RECORD_COLUMNS} null::bigint, null::boolean {_OF_SPANS}"
 )
 # The records that know the expiries of their keys, the newest of each content first.
@@ -120,7 +132,7 @@ def _read_all_spans(
     tenant: str,
     windows: Windows,
     spans: Spans,
-    records: LiteralString = _RECORDS,
+    records: _Records = _RECORDS,
 ) -> None:
     """Add the records of ``spans``, and all others of a window if one of them is damaged.
 
@@ -136,7 +148,7 @@ def _add_records(
     tenant: str,
     windows: Windows,
     spans: Spans,
-    records: LiteralString = _RECORDS,
+    records: _Records = _RECORDS,
 ) -> None:
     wanted = [(key, spans[key]) for key in windows]
     if not wanted:
@@ -145,11 +157,14 @@ def _add_records(
         "since": [span.since for _, span in wanted],
         "until": [span.until for _, span in wanted],
         "oldest": min(span.since or 0 for _, span in wanted),
+        "without": list(records.without),
     }
     holders: defaultdict[int, list[tuple[WindowMerge, Commit, Any, Any]]] = defaultdict(list)
     # One object per commit: many counters share it.
     commits: dict[int, Commit] = {}
-    for budget, token, content_id, number, *times_and_expiry in connection.execute(records, scope):
+    for budget, token, content_id, number, *times_and_expiry in connection.execute(
+        records.query, scope
+    ):
         captured_at, stored_at, *expiry = times_and_expiry
         if number not in commits:
             commits[number] = as_commit(number, captured_at, stored_at)
@@ -280,7 +295,7 @@ _BY_TOKENS = """
     group by r.budget_id, r.window_token
 )
 """
-# For a capture, which writes no keys.
+# For a comparison, which writes no keys.
 _WITHOUT_SHAPES = """
 select w.budget_id, w.window_token, p.captured_at, w.since, null as value_shape, null as has_board
 from w
@@ -477,13 +492,19 @@ class PostgresRecoveryPoints:
         """Return the same points as if no reset had been recorded."""
         return PostgresRecoveryPoints(self._database, heeds_resets=False)
 
-    def current_usages(self, tenant: str, now: datetime) -> TenantUsages:
-        """Read only the usages of a tenant's open windows, for the comparison in a capture."""
+    def current_usages(
+        self, tenant: str, now: datetime, *, without: Collection[datetime] = ()
+    ) -> TenantUsages:
+        """Read only the usages of a tenant's open windows, for comparisons.
+
+        Snapshots ``without`` are in the future, so they cover no record that has to be read.
+        """
         scope = {"tenant": tenant, "tokens": list(tokens_at(now)), "latest": latest_time(now)}
         with self._database.reading() as connection:
             recorded = read_resets(connection, tenant)
             windows, spans = self._find_windows(connection, _CURRENT_WINDOWS, scope, recorded, now)
-            _read_all_spans(connection, tenant, windows, spans, _RECORDS_WITHOUT_EXPIRIES)
+            records = _RECORDS_WITHOUT_EXPIRIES._replace(without=without)
+            _read_all_spans(connection, tenant, windows, spans, records)
         merged = (window.merged(None) for window in windows.values())
         return {window.of: window.usages for window in merged if window.usages}
 

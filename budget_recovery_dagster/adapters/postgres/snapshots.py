@@ -19,7 +19,7 @@ from budget_recovery_dagster.adapters.postgres.database import (
     storable,
     storable_id,
 )
-from budget_recovery_dagster.adapters.postgres.falls import record_findings
+from budget_recovery_dagster.adapters.postgres.falls import record_falls, record_findings
 from budget_recovery_dagster.adapters.postgres.leases import require_lease
 from budget_recovery_dagster.adapters.postgres.retention import (
     count_awaited,
@@ -36,6 +36,7 @@ from budget_recovery_dagster.domain.counters import (
     UnreadableKey,
     format_usage,
 )
+from budget_recovery_dagster.domain.falls import JudgedFalls
 from budget_recovery_dagster.domain.recovery_point import latest_time
 from budget_recovery_dagster.domain.snapshots import (
     RUNS_KEPT,
@@ -505,18 +506,25 @@ class PostgresSnapshots:
         with self._database.reading() as connection:
             return _list(connection, after=latest_time(now))
 
-    def discard_future(
-        self, confirmed: Collection[datetime], *, by: str, reason: str, lease: Lease
+    def discard_future(  # noqa: PLR0913 - by keyword, each the caller's own
+        self,
+        confirmed: Collection[datetime],
+        *,
+        falls: JudgedFalls,
+        now: datetime,
+        by: str,
+        reason: str,
+        lease: Lease,
     ) -> tuple[ListedSnapshot, ...]:
         """Discard the snapshots of these times that are dated in the future, and record each."""
         with self._database.writing() as connection:
             require_lease(connection, self._database, lease, name=CAPTURE_LEASE)
             require_healthy(lock_store(connection).state, "no snapshot is discarded")
-            now = self._database.time_on(connection)
             in_future = _list(connection, after=latest_time(now))
             discarded = tuple(each for each in in_future if each.captured_at in confirmed)
             times = [each.captured_at for each in discarded]
             discard_snapshots(connection, times, by=by, reason=reason, now=now)
+            record_falls(connection, falls)
             return discarded
 
     def tenants(self) -> frozenset[str]:

@@ -466,28 +466,35 @@ create table budget_recovery.usage_fall (
     primary key (tenant, budget_id, window_token, found_at),
     constraint fall_counts_are_in_bounds check (counters > 0 and usage >= 0 and usage < 1e38),
     constraint fall_end_is_whole check (num_nulls(ended_at, outcome) in (0, 2)),
-    constraint fall_outcome_is_known check (outcome in ('restored', 'reset', 'window_ended'))
+    constraint fall_outcome_is_known check (
+        outcome in ('restored', 'reset', 'window_ended', 'discarded')
+    )
 );
 -- At most one of a budget and window is open.
 create unique index usage_fall_open on budget_recovery.usage_fall (tenant, budget_id, window_token)
 where ended_at is null;
 comment on table budget_recovery.usage_fall is
     'Counters of a budget and window that were missing from the store or lower than in snapshots, '
-    'while the store kept its identity. Open until they are as high as before, a reset covers them '
-    'or the window ends; then kept for 30 days.';
+    'while the store kept its identity. Open until they are as high as before, a reset covers '
+    'them, the window ends, or the snapshots that alone held the missing usage are discarded; then '
+    'kept for 30 days.';
 comment on column budget_recovery.usage_fall.tenant is 'The tenant.';
 comment on column budget_recovery.usage_fall.budget_id is 'The budget.';
 comment on column budget_recovery.usage_fall.window_token is 'The window.';
 comment on column budget_recovery.usage_fall.found_at is 'The snapshot that found it.';
 comment on column budget_recovery.usage_fall.judged_at is 'The newest snapshot that compared it.';
 comment on column budget_recovery.usage_fall.counters is
-    'Counters that were missing or lower at judged_at.';
+    'Counters that were missing or lower at judged_at, without those that only discarded '
+    'snapshots held.';
 comment on column budget_recovery.usage_fall.usage is
-    'The usage that the store lacked at judged_at: of the entities, or of the aggregate if that is '
+    'The usage that the store lacked in them: of the entities, or of the aggregate if that is '
     'more.';
 comment on column budget_recovery.usage_fall.ended_at is
-    'The snapshot that found it ended; null: it is open, or its window has ended since.';
-comment on column budget_recovery.usage_fall.outcome is 'restored, reset or window_ended.';
+    'The snapshot that found it ended, or when snapshots were discarded; null: it is open, or its '
+    'window has ended since.';
+comment on column budget_recovery.usage_fall.outcome is
+    'restored, reset, window_ended, or discarded: the snapshots that alone held the missing usage '
+    'were discarded before a capture found it restored.';
 
 create table budget_recovery.bucket_configuration (
     number bigint generated always as identity primary key,
