@@ -444,10 +444,15 @@ def test_a_fall_of_a_purged_window_keeps_what_other_snapshots_hold(fallen: Contr
     assert open_falls(fallen) == [("acme", "team lifetime", 2, "39")]
 
 
-def test_a_fall_of_other_counters_stays_as_it_is(plane: ControlPlane) -> None:
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_fall_of_other_counters_stays_as_it_is(plane: ControlPlane, *, is_partial: bool) -> None:
     plane.capture("acme", {LIFETIME: {"alice": "30", "bob": "9"}}, at=NOON)
     # It finds the fall of bob, and what alice has spent since is nowhere else.
     plane.capture("acme", {LIFETIME: {"alice": "31", "bob": "0"}}, at=NOON + AHEAD)
+    if is_partial:
+        plane.clock.advance(HOUR)
+        read = reading("acme", {LIFETIME: {"alice": "31"}}, is_partial=True)
+        plane.commit(plane.take(read))
     plane.clock.set(NOON + HOUR)
     before = plane.falls.open()
     assert open_falls(plane) == [("acme", "team lifetime", 1, "9")]
