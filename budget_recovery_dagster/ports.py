@@ -762,11 +762,12 @@ class UsageStore(Protocol):
         """Return the settings of the bucket that decide what it keeps."""
 
     def count_keys(
-        self, wanted: Sequence[TenantWindow], *, within: timedelta
+        self, wanted: Mapping[TenantWindow, int], *, within: timedelta
     ) -> Mapping[TenantWindow, int]:
         """Count the keys of counters in budgets and windows, delete marks included.
 
-        Those that cannot be counted in time are left out.
+        ``wanted`` has about how many keys each has: large ones are counted in another way, which
+        does not delay the gateway's writes. Those that cannot be counted in time are left out.
         """
 
     def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:

@@ -87,6 +87,12 @@ class Settings(BaseSettings):
     convergence_timeout_seconds: Annotated[
         int, Field(ge=0, le=3600, description="a whole number of seconds from 0 to 3600")
     ] = 60
+    answer_timeout_seconds: Annotated[
+        int, Field(ge=1, le=300, description="a whole number of seconds from 1 to 300")
+    ] = 5
+    read_timeout_seconds: Annotated[
+        int, Field(ge=10, le=3600, description="a whole number of seconds from 10 to 3600")
+    ] = 300
     tables_dir: Annotated[Directory | None, _DIRECTORY] = None
     data_dir: Annotated[Directory | None, _DIRECTORY] = None
 

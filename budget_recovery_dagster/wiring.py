@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from budget_recovery_dagster.adapters.nats.connection import Timeouts
 from budget_recovery_dagster.adapters.nats.store import open_usage_store
@@ -23,8 +24,8 @@ from budget_recovery_dagster.adapters.postgres.store import PostgresStoreRegistr
 from budget_recovery_dagster.ports import ControlPlane, OpenStore, UsageTables
 from budget_recovery_dagster.settings import Settings
 
-# A sensor's tick has ten seconds for everything.
-_IN_A_TICK = Timeouts(connect=2, answer=2)
+# A sensor's tick has ten seconds for everything, however large the store is.
+_SECONDS_IN_A_TICK = 2
 
 
 def migrate_schema(settings: Settings) -> Migration:
@@ -74,12 +75,18 @@ def store_opener(settings: Settings, *, in_a_tick: bool = False) -> OpenStore:
         SettingsError: BUDGET_RECOVERY_NATS_URL is not set.
     """
     url = settings.require_nats_url()
+    timeouts = Timeouts(
+        answer=settings.answer_timeout_seconds, reading=settings.read_timeout_seconds
+    )
+    if in_a_tick:
+        answer = min(timeouts.answer, _SECONDS_IN_A_TICK)
+        timeouts = replace(timeouts, connect=_SECONDS_IN_A_TICK, answer=answer)
     return lambda: open_usage_store(
         url,
         settings.bucket,
         credentials=settings.nats_creds,
         certificate_authority=settings.nats_ca,
-        timeouts=_IN_A_TICK if in_a_tick else None,
+        timeouts=timeouts,
     )
 
 

@@ -196,7 +196,11 @@ class Bucket:
 
     def purge(self, prefix: str) -> None:
         """Purge keys without a trace."""
-        self._do(lambda js: js.purge_stream(self.stream, subject=f"{self.subject(prefix)}>"))
+        self.purge_key(f"{prefix}>")
+
+    def purge_key(self, key: str) -> None:
+        """Purge a key without a trace."""
+        self._do(lambda js: js.purge_stream(self.stream, subject=self.subject(key)))
 
     def info(self) -> Any:
         return self._do(lambda js: js.stream_info(self.stream))
@@ -357,7 +361,7 @@ def _send_raw(url: str, content: bytes) -> None:
         connection.makefile("rb") as answers,
     ):
         assert answers.readline().startswith(b"INFO")
-        connection.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n')
+        connection.sendall(b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n')
         connection.sendall(content + b"PING\r\n")
         # The server pings a client that takes longer than about two seconds before it responds.
         while (answer := answers.readline()) == b"PING\r\n":

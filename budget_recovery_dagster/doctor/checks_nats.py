@@ -32,11 +32,8 @@ from budget_recovery_dagster.adapters.nats.connection import (
     open_access,
     read_credentials,
 )
-from budget_recovery_dagster.adapters.nats.reader import (
-    CONSUMER_PREFIX,
-    INACTIVE_SECONDS,
-    read_keys,
-)
+from budget_recovery_dagster.adapters.nats.consumers import CONSUMER_PREFIX, INACTIVE_SECONDS
+from budget_recovery_dagster.adapters.nats.reader import read_keys
 from budget_recovery_dagster.adapters.nats.store import GUARD
 from budget_recovery_dagster.adapters.nats.stream import BucketStream, read_cluster, read_limits
 from budget_recovery_dagster.doctor.checks_postgres import Database, judge_store_clock
@@ -168,7 +165,9 @@ def open_store(settings: Settings, database: Callable[[], Database]) -> Iterator
         SettingsError: the URL is not set, or a setting is wrong; the message names it.
     """
     access = open_access(settings.require_nats_url(), settings.nats_creds, settings.nats_ca)
-    timeouts = Timeouts()
+    timeouts = Timeouts(
+        answer=settings.answer_timeout_seconds, reading=settings.read_timeout_seconds
+    )
     with start_blocking_portal("asyncio") as portal:
         connection = NatsConnection(access, timeouts)
         try:

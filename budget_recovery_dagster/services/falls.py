@@ -108,7 +108,7 @@ def _count(plane: ControlPlane, store: UsageStore, seen: Observation) -> StoreEr
         return None
     last_sequence = seen.identity.last_sequence
     before = [each for each in known if not each.is_outdated]
-    keys = store.count_keys(_in_turn([each.at for each in known], seen), within=_COUNT_WITHIN)
+    keys = store.count_keys(_in_turn(known, seen), within=_COUNT_WITHIN)
     start = max(min((each.sequence for each in before), default=last_sequence), until or 0)
     deletions, failure = _read_deletions(store, min(start, last_sequence))
     # A snapshot accounts for the deletions before it.
@@ -138,10 +138,10 @@ def _read_deletions(store: UsageStore, after: int) -> tuple[Deletions, StoreErro
     return found, None
 
 
-def _in_turn(wanted: list[TenantWindow], seen: Observation) -> list[TenantWindow]:
+def _in_turn(known: Sequence[KeyCount], seen: Observation) -> dict[TenantWindow, int]:
     """Begin at another place each time, so that a count that takes too long reaches all in turn."""
-    start = seen.identity.last_sequence % len(wanted)
-    return wanted[start:] + wanted[:start]
+    start = seen.identity.last_sequence % len(known)
+    return {each.at: each.keys for each in (*known[start:], *known[:start])}
 
 
 def _request(

@@ -137,7 +137,7 @@ class DisturbedStore:
         return self.store.configuration()
 
     def count_keys(
-        self, wanted: Sequence[TenantWindow], *, within: timedelta
+        self, wanted: Mapping[TenantWindow, int], *, within: timedelta
     ) -> Mapping[TenantWindow, int]:
         return self.store.count_keys(wanted, within=within)
 

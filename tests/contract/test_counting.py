@@ -36,9 +36,9 @@ def test_keys_are_counted_by_tenant_budget_and_window(subject: Subject) -> None:
     subject.put("leaderboard.a.x.2026-11", b"{}")
     subject.put("usage.a.x.2026-11.too.long", b"1")
     wanted = [at("a", "x"), at("a", "x", LIFETIME), at("a", "y"), at("b", "x"), at("b", "nothing")]
-    counts = subject.store.count_keys(wanted, within=SOON)
+    counts = subject.store.count_keys(dict.fromkeys(wanted, 1), within=SOON)
     assert counts == dict(zip(wanted, (2, 1, 1, 1, 0), strict=True))
-    assert subject.store.count_keys([], within=SOON) == {}
+    assert subject.store.count_keys({}, within=SOON) == {}
 
 
 def test_a_reading_counts_the_same_keys_as_a_check(subject: Subject) -> None:
@@ -53,7 +53,7 @@ def test_a_reading_counts_the_same_keys_as_a_check(subject: Subject) -> None:
     counters = len(reading.counters) + len(reading.omitted)
     # Two delete marks, and a name that cannot be read.
     assert (counters, reading.other_keys) == (3, {at("a", "x").of: 3})
-    assert subject.store.count_keys([at("a", "x")], within=SOON) == {at("a", "x"): 6}
+    assert subject.store.count_keys({at("a", "x"): 1}, within=SOON) == {at("a", "x"): 6}
     assert reading.read_after == before
 
 
@@ -61,7 +61,9 @@ def test_a_reading_counts_the_same_keys_as_a_check(subject: Subject) -> None:
 def test_a_count_of_an_ugly_name_matches_nothing_else(subject: Subject, name: str) -> None:
     subject.put("usage.a.x.2026-11.u1", b"1")
     wanted = [at(name, "x"), at("a", name)]
-    assert subject.store.count_keys(wanted, within=SOON) == dict.fromkeys(wanted, 0)
+    assert subject.store.count_keys(dict.fromkeys(wanted, 1), within=SOON) == dict.fromkeys(
+        wanted, 0
+    )
 
 
 def test_purged_keys_are_not_counted_but_delete_marks_are(subject: Subject) -> None:
@@ -70,14 +72,25 @@ def test_purged_keys_are_not_counted_but_delete_marks_are(subject: Subject) -> N
             subject.put(f"usage.{tenant}.x.2026-11.u{number}", b"1")
     subject.purge("usage.a.x.")
     subject.remove("usage.b.x.2026-11.u0")
-    counts = subject.store.count_keys([at("a", "x"), at("b", "x")], within=SOON)
+    counts = subject.store.count_keys({at("a", "x"): 1, at("b", "x"): 1}, within=SOON)
     assert counts == {at("a", "x"): 0, at("b", "x"): 3}
+
+
+def test_a_large_window_is_counted_without_a_list_of_its_names(subject: Subject) -> None:
+    for key in ("a.x.2026-11.u1", "a.x.2026-11.u2", "a.x.lifetime.u1", "ab.x.2026-11.u1"):
+        subject.put(f"usage.{key}", b"1")
+    subject.remove("usage.a.x.2026-11.u2")
+    # Both ways count the same, whatever was expected.
+    for expected in (1, 10**6):
+        wanted = {at("a", "x"): expected, at("a", "y"): 1, at("b", "x"): 10**6}
+        counts = subject.store.count_keys(wanted, within=SOON)
+        assert counts == dict(zip(wanted, (2, 0, 0), strict=True))
 
 
 def test_many_windows_are_counted_at_once(subject: Subject) -> None:
     wanted = [at(f"tenant {number}", "x") for number in range(1200)]
     subject.put("usage.tenant=201100.x.2026-11.u1", b"1")
-    counts = subject.store.count_keys(wanted, within=SOON)
+    counts = subject.store.count_keys(dict.fromkeys(wanted, 1), within=SOON)
     assert len(counts) == 1200
     assert {each for each, count in counts.items() if count} == {at("tenant 1100", "x")}
 

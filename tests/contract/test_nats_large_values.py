@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats import Timeouts, open_usage_store, reader
+from budget_recovery_dagster.adapters.nats import Timeouts, consumers, open_usage_store
 from budget_recovery_dagster.embedded import NatsServer
 from tests.contract.nats_scene import Scene, counters, set_scene
 from tests.nats_servers import COUNTERS
@@ -40,7 +40,7 @@ def test_a_read_may_exceed_the_servers_limit_of_pending_bytes(scene: Scene) -> N
     assert len(reading.counters) == 1000
     assert not reading.is_partial
     # The server ends a pull at its limit, and all pulls return about the same.
-    assert scene.network.requests == 1000 // (reader.MAX_BYTES // 100_000) + 1
+    assert scene.network.requests == 1000 // (consumers.MAX_BYTES // 100_000) + 1
 
 
 def test_a_value_larger_than_the_limit_of_a_pull_is_read(scene: Scene) -> None:
@@ -54,10 +54,10 @@ def test_a_value_larger_than_the_limit_of_a_pull_is_read(scene: Scene) -> None:
 
 def test_a_pull_that_ends_exactly_at_its_limit_continues(scene: Scene) -> None:
     # The server counts a message with its subject and reply subject.
-    consumer = f"{reader.CONSUMER_PREFIX}{'x' * 16}"
+    consumer = f"{consumers.CONSUMER_PREFIX}{'x' * 16}"
     place = f"$JS.ACK.{scene.bucket.stream}.{consumer}.1.1.1.{10**18}.1"
     around = len(scene.bucket.subject("usage.t.b.2026-11.0")) + len(place)
-    rest = reader.MAX_BYTES - around - 1 - around
+    rest = consumers.MAX_BYTES - around - 1 - around
     for number, value in enumerate([b"1", value_of(rest), b"1"]):
         scene.bucket.put(f"usage.t.b.2026-11.{number}", value)
     timeouts = Timeouts(answer=2.0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats import Timeouts, open_usage_store, reader
+from budget_recovery_dagster.adapters.nats import Timeouts, consumers, open_usage_store
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import StoreReadError
 from tests.boards import board, board_key
@@ -22,7 +22,7 @@ from tests.nats_servers import (
 )
 from tests.waiting import wait_until
 
-MANY = 2 * reader.BATCH + 2000
+MANY = 2 * consumers.BATCH + 2000
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ def scene(nats_server: NatsServer) -> Iterator[Scene]:
         yield scene
 
 
-@pytest.mark.parametrize("count", [reader.BATCH - 1, reader.BATCH, MANY])
+@pytest.mark.parametrize("count", [consumers.BATCH - 1, consumers.BATCH, MANY])
 def test_a_read_spans_batches(scene: Scene, count: int) -> None:
     scene.bucket.put_many(counters("b", count))
     reading = scene.store.reader(COUNTERS).read("t")
     assert len({counter.entity for counter in reading.counters}) == count
     assert not reading.is_partial
-    assert scene.network.requests == count // reader.BATCH + 1
+    assert scene.network.requests == count // consumers.BATCH + 1
 
 
 def test_no_key_is_missed_during_concurrent_writes(scene: Scene) -> None:
@@ -107,7 +107,7 @@ def test_leaderboard_purges_during_two_reads_make_the_reading_partial(scene: Sce
     reading = scene.store.reader(BOARDS).read("t")
     assert reading.is_partial
     # The remaining group, and the part of the last one that arrived before its purge.
-    assert len(reading.counters) == reader.BATCH
+    assert len(reading.counters) == consumers.BATCH
 
 
 def test_no_key_is_missed_during_concurrent_writes_at_full_speed(
@@ -136,7 +136,7 @@ def test_no_key_is_missed_during_concurrent_writes_at_full_speed(
 
 def test_a_purge_during_a_read_is_detected_and_the_read_is_repeated(scene: Scene) -> None:
     for budget in ("kept", "purged"):
-        scene.bucket.put_many(counters(budget, reader.BATCH + 1))
+        scene.bucket.put_many(counters(budget, consumers.BATCH + 1))
 
     def purge_once(number: int) -> None:
         if number == 2:
@@ -145,7 +145,7 @@ def test_a_purge_during_a_read_is_detected_and_the_read_is_repeated(scene: Scene
     scene.network.before_request = purge_once
     reading = scene.store.reader(COUNTERS).read("t")
     assert {counter.of.budget for counter in reading.counters} == {"kept"}
-    assert len(reading.counters) == reader.BATCH + 1
+    assert len(reading.counters) == consumers.BATCH + 1
     # The second read returned as many keys as announced.
     assert not reading.is_partial
     assert scene.network.requests == 4
@@ -153,7 +153,7 @@ def test_a_purge_during_a_read_is_detected_and_the_read_is_repeated(scene: Scene
 
 def test_purges_during_two_reads_make_the_reading_partial(scene: Scene) -> None:
     for budget in ("kept", "first", "second"):
-        scene.bucket.put_many(counters(budget, reader.BATCH))
+        scene.bucket.put_many(counters(budget, consumers.BATCH))
 
     def purge_twice(number: int) -> None:
         if number == 2:
@@ -164,17 +164,17 @@ def test_purges_during_two_reads_make_the_reading_partial(scene: Scene) -> None:
     scene.network.before_request = purge_twice
     reading = scene.store.reader(COUNTERS).read("t")
     assert reading.is_partial
-    assert len(reading.counters) == reader.BATCH
+    assert len(reading.counters) == consumers.BATCH
     assert {counter.of.budget for counter in reading.counters} == {"kept"}
 
 
 def test_deletions_during_a_read_do_not_make_the_reading_partial(scene: Scene) -> None:
-    before = counters("b", reader.BATCH + 10)
+    before = counters("b", consumers.BATCH + 10)
     scene.bucket.put_many(before)
     last = list(before)[-1]
     scene.network.before_request = lambda number: scene.bucket.remove(last) if number == 2 else None
     reading = scene.store.reader(COUNTERS).read("t")
-    assert len(reading.counters) == reader.BATCH + 9
+    assert len(reading.counters) == consumers.BATCH + 9
     assert not reading.is_partial
     assert scene.network.requests == 2
 
@@ -227,7 +227,7 @@ def test_unreadable_headers_do_not_affect_other_keys(
 
 
 def test_an_interrupted_read_is_restarted(scene: Scene) -> None:
-    scene.bucket.put_many(counters("b", reader.BATCH + 1))
+    scene.bucket.put_many(counters("b", consumers.BATCH + 1))
 
     def lose_consumer(number: int) -> None:
         if number in {2, 3}:
@@ -235,7 +235,7 @@ def test_an_interrupted_read_is_restarted(scene: Scene) -> None:
 
     scene.network.before_request = lose_consumer
     reading = scene.store.reader(COUNTERS).read("t")
-    assert len(reading.counters) == reader.BATCH + 1
+    assert len(reading.counters) == consumers.BATCH + 1
     assert not reading.is_partial
     # One batch and a lost pull, a lost pull, then two batches.
     assert scene.network.requests == 5
@@ -262,7 +262,7 @@ def test_a_consumer_without_responders_at_first_is_read(scene: Scene) -> None:
 
 
 def test_a_read_times_out(scene: Scene) -> None:
-    scene.bucket.put_many(counters("b", reader.BATCH + 1))
+    scene.bucket.put_many(counters("b", consumers.BATCH + 1))
     scene.network.before_request = lambda _: False
     timeouts = Timeouts(reading=0.2)
     with open_usage_store(scene.network.url, scene.bucket.name, timeouts=timeouts) as store:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from budget_recovery_dagster.adapters.nats import open_usage_store
+from budget_recovery_dagster.adapters.nats import consumers, open_usage_store
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import StoreReadError
 from tests.contract.nats_scene import Scene, set_scene
@@ -20,31 +20,78 @@ def scene(nats_server: NatsServer) -> Iterator[Scene]:
         yield scene
 
 
-def test_a_listing_spans_pages(scene: Scene) -> None:
-    tenants = [f"usage.t{number:06}.b.2026-11.e" for number in range(100_200)]
+def test_a_listing_spans_pulls_and_leaves_no_consumer(scene: Scene) -> None:
+    tenants = [f"usage.t{number:06}.b.2026-11.e" for number in range(consumers.BATCH + 200)]
     scene.bucket.put_many(dict.fromkeys(tenants, b"1"))
     listing = scene.store.reader(COUNTERS).list_tenants()
     assert len(listing.tenants) == len(tenants)
     assert listing.unreadable == ()
+    assert scene.bucket.consumers() == 0
 
 
-def test_no_tenant_is_missed_if_keys_disappear_between_pages(
-    scene: Scene, nats_server: NatsServer
-) -> None:
-    scene.bucket.put_many({f"usage.a.b.2026-11.{number}": b"1" for number in range(60_000)})
-    scene.bucket.put_many({f"usage.m{number}.b.2026-11.e": b"1" for number in range(45_000)})
+@pytest.mark.parametrize("pull", [1, 2, 3])
+def test_no_tenant_is_missed_if_keys_are_purged_during_the_listing(scene: Scene, pull: int) -> None:
+    scene.bucket.put_many({f"usage.a.b.2026-11.{number}": b"1" for number in range(12_000)})
+    scene.bucket.put_many({f"usage.m{number}.b.2026-11.e": b"1" for number in range(12_000)})
 
     def purge(number: int) -> None:
-        if number == 2:
+        if number == pull:
             scene.bucket.purge("usage.a.")
+
+    scene.network.before_request = purge
+    assert len(scene.store.reader(COUNTERS).list_tenants().tenants) >= 12_000
+
+
+def test_keys_that_vanish_during_each_listing_are_not_waited_for(scene: Scene) -> None:
+    scene.bucket.put_many({f"usage.a.b.2026-11.{number}": b"1" for number in range(12_000)})
+    scene.network.before_request = lambda number: purge_one_of(scene, number)
+    assert scene.store.reader(COUNTERS).list_tenants().tenants == {"a"}
+    # Two listings of three or four pulls.
+    assert 6 <= scene.network.requests <= 8
+
+
+def test_a_listing_that_finds_more_each_time_fails(scene: Scene) -> None:
+    scene.bucket.put_many({f"usage.a.b.2026-11.{number}": b"1" for number in range(12_000)})
+
+    def change(number: int) -> None:
+        scene.bucket.put(f"usage.t{number}.b.2026-11.e", b"1")
+        purge_one_of(scene, 2 * number)
+        purge_one_of(scene, 2 * number + 1)
+
+    scene.network.before_request = change
+    failure = failure_of(scene.store.reader(COUNTERS).list_tenants)
+    assert "too many keys were removed meanwhile" in failure.message
+
+
+def purge_one_of(scene: Scene, number: int) -> None:
+    """Purge a key that is delivered last."""
+    scene.bucket.purge_key(f"usage.a.b.2026-11.{11_999 - number}")
+
+
+def test_boards_are_listed_over_several_pages(scene: Scene) -> None:
+    boards = [f"leaderboard.t.b{number:06}.2026-11" for number in range(100_200)]
+    scene.bucket.put_many(dict.fromkeys(boards, b"1"))
+    assert len(scene.store.reader(COUNTERS).read("t").boards or ()) == len(boards)
+
+
+def test_no_board_is_missed_if_keys_disappear_between_pages(
+    scene: Scene, nats_server: NatsServer
+) -> None:
+    scene.bucket.put_many({f"leaderboard.t.a.x.{number}": b"1" for number in range(60_000)})
+    scene.bucket.put_many({f"leaderboard.t.m{number}.2026-11": b"1" for number in range(45_000)})
+
+    def purge(number: int) -> None:
+        # The first request is for the read, the second one for the first page.
+        if number == 3:
+            scene.bucket.purge("leaderboard.t.a.")
 
     with (
         DisturbedNetwork(nats_server.url, b"$JS.API.STREAM.INFO.") as network,
         open_usage_store(network.url, scene.bucket.name) as store,
     ):
         network.before_request = purge
-        assert len(store.reader(COUNTERS).list_tenants().tenants) >= 45_000
-        assert network.requests == 3
+        assert len(store.reader(COUNTERS).read("t").boards or ()) == 45_000
+        assert network.requests == 4
 
 
 def test_the_identity_is_that_of_the_stream(scene: Scene) -> None:

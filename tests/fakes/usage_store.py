@@ -34,6 +34,7 @@ from budget_recovery_dagster.adapters.nats import (
     encode_key,
     found_marker,
     gateway_headers,
+    list_tenants,
     marker_conflict,
     marker_does_not_fit,
     marker_key,
@@ -326,7 +327,7 @@ class MemoryUsageStore:
         return dict(self.settings)
 
     def count_keys(
-        self, wanted: Sequence[TenantWindow], *, within: timedelta
+        self, wanted: Mapping[TenantWindow, int], *, within: timedelta
     ) -> Mapping[TenantWindow, int]:
         assert within > timedelta(0)
         self._answer(self.count_failure)
@@ -354,7 +355,12 @@ class MemoryUsageStore:
         return MemoryLiveTenant(self, tenant)
 
     def reader(self, source: CaptureSource) -> SourceReader:
-        return SourceReader(SOURCES[source], list_keys=self._list_keys, read_keys=self.read_keys)
+        return SourceReader(
+            SOURCES[source],
+            find_tenants=lambda first: list_tenants(first, self._list_keys(f"{first}.")),
+            list_keys=self._list_keys,
+            read_keys=self.read_keys,
+        )
 
     def read_keys(self, prefix: str) -> KeysRead:
         """Read all keys under a prefix that ends in a dot, deleted ones too."""

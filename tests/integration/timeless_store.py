@@ -1,6 +1,6 @@
 """Captures at other dates, on real servers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -85,7 +85,7 @@ class TimelessStore:
         return self.store.configuration()
 
     def count_keys(
-        self, wanted: Sequence[TenantWindow], *, within: timedelta
+        self, wanted: Mapping[TenantWindow, int], *, within: timedelta
     ) -> Mapping[TenantWindow, int]:
         return self.store.count_keys(wanted, within=within)
 

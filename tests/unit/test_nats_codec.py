@@ -1,5 +1,6 @@
 import string
 from decimal import Decimal
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -227,6 +228,12 @@ def test_any_key_is_printable(key: str) -> None:
 
 # Lists and reads
 
+HOSTILE_KEYS = [
+    *("usage.a", "usage.a.b", "usage.a.b.2026-11.=", "usage.a.=", "usage.b", "usage.b.x.y.z.u"),
+    *("usage.=", "usage.=.b.2026-11.=", "usage.=FF.b.2026-11.=", "usage.\udcff.b", "usage.\udcfe"),
+    *("usage.=2A.b.2026-11.=", "usage.*.b", "usage.=2a.b", "usage.=00.b", "usage.a\x0b.b"),
+]
+
 
 def test_tenants_are_listed_and_keys_without_a_tenant_are_unreadable() -> None:
     listing = list_tenants(
@@ -255,6 +262,21 @@ def test_tenants_are_listed_and_keys_without_a_tenant_are_unreadable() -> None:
             "usage." + "l" * 994 + "... (1018 bytes)", "a key of 1007 bytes, more than 1000"
         ),
     )
+
+
+@given(st.lists(st.sampled_from(HOSTILE_KEYS), max_size=20), st.randoms())
+def test_a_listing_depends_neither_on_the_order_nor_on_repetition(
+    keys: list[str], chance: Random
+) -> None:
+    listing = list_tenants(COUNTERS, keys)
+    shuffled = keys * 2
+    chance.shuffle(shuffled)
+    assert list_tenants(COUNTERS, shuffled) == listing
+    # Each key alone decides what is known of it.
+    alone = [list_tenants(COUNTERS, [key]) for key in set(keys)]
+    assert listing.tenants == frozenset().union(*(each.tenants for each in alone))
+    unreadable = [bad for each in alone for bad in each.unreadable]
+    assert listing.unreadable == tuple(sorted(unreadable, key=lambda bad: bad.key))
 
 
 def test_an_unreadable_key_or_value_does_not_affect_others() -> None:

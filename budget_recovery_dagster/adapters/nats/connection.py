@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from secrets import token_hex
+from types import FunctionType
 from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
@@ -27,6 +28,7 @@ from nats import errors
 from nats.aio.client import Client, RawCredentials
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.protocol import parser
 
 from budget_recovery_dagster.errors import (
     SettingsError,
@@ -36,6 +38,8 @@ from budget_recovery_dagster.errors import (
     StoreWriteError,
 )
 
+ANSWER_TIMEOUT = "BUDGET_RECOVERY_ANSWER_TIMEOUT_SECONDS"
+"""The setting of the longest wait for a response."""
 INBOX_PREFIX = "_INBOX_budget_recovery"
 """The prefix of all reply subjects, to which a NATS user can be restricted."""
 UNREADABLE_HEADERS = "Budget-Recovery-Unreadable-Headers"
@@ -261,7 +265,8 @@ class NatsConnection:
         except TimeoutError as error:
             raise StoreUnreachableError(
                 f"No response to {subject} within {seconds:g} s.",
-                "check the NATS servers and the leader of the bucket's stream.",
+                "check the NATS servers and the leader of the bucket's stream. A large store may"
+                f" need a longer {ANSWER_TIMEOUT}.",
             ) from error
 
     async def require_answers(self) -> None:
@@ -643,11 +648,32 @@ def size_of(headers: HeaderLines) -> int:
     return len(_FIRST_LINE) + 2 * len("\r\n") + lines
 
 
+# As the driver's, but the parts of a line are separated as for the server: not by every character
+# that is white space in a regular expression. The server stores a key with such a character, whose
+# message would end the driver's read task.
+_MSG = re.compile(rb"\AMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n")
+_HMSG = re.compile(
+    rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n"
+)
+
+
+class _Parser(parser.Parser):
+    """The driver's parser, with other patterns."""
+
+    # A function finds the patterns in its module.
+    parse = FunctionType(
+        parser.Parser.parse.__code__,
+        {**vars(parser), "MSG_RE": _MSG, "HMSG_RE": _HMSG},
+        argdefs=parser.Parser.parse.__defaults__,
+    )
+
+
 class _Client(Client):
-    """The driver, with three fixes."""
+    """The driver, with four fixes."""
 
     def __init__(self, *, needs_tls: bool) -> None:
         super().__init__()
+        self._ps = _Parser(self)
         self._needs_tls = needs_tls
 
     def _connect_command(self) -> bytes:

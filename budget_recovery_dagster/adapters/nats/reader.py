@@ -1,4 +1,4 @@
-"""Reads tenants from the bucket: raw pulls from the leader, until it responds with status 404.
+"""Reads tenants from the bucket: lists them, reads their keys, and decodes what was read.
 
 Usages come from counters or from leaderboards, which list the largest of each budget and window. A
 full leaderboard may omit entities, and the entities on an unreadable one are unknown. A reading
@@ -8,11 +8,10 @@ reports both, so that an unlisted entity is not reported as missing.
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from secrets import token_hex
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import anyio
 from nats.aio.msg import Msg
@@ -37,12 +36,17 @@ from budget_recovery_dagster.adapters.nats.codec import (
     usage_in,
     usage_of,
 )
-from budget_recovery_dagster.adapters.nats.connection import Exchange
+from budget_recovery_dagster.adapters.nats.consumers import (
+    Delivery,
+    Drain,
+    ReadInterruptedError,
+    opened_consumer,
+)
 from budget_recovery_dagster.adapters.nats.stream import (
-    STATUS,
     BucketStream,
     KeysRead,
     LiveKey,
+    StreamInfo,
     read_message,
     sequence_and_time,
 )
@@ -60,39 +64,19 @@ from budget_recovery_dagster.domain.counters import (
 )
 from budget_recovery_dagster.domain.falls import Deletions, TenantWindow
 from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantListing, TenantReading
-from budget_recovery_dagster.errors import (
-    StoreError,
-    StoreNoQuorumError,
-    StorePermissionError,
-    StoreReadError,
-    StoreUnreachableError,
-)
+from budget_recovery_dagster.errors import StoreError, StorePermissionError, StoreReadError
 
 _log = logging.getLogger(__name__)
-BATCH = 5000
-MAX_BYTES = 16 * 2**20
-"""The limit of one pull; a server disconnects clients with 64 MB (its default) pending."""
-CONSUMER_PREFIX = "budget-recovery-"
-INACTIVE_SECONDS = 30
-"""How long after its last pull the server removes an abandoned consumer."""
-_NS_PER_SECOND = 10**9
+Result = TypeVar("Result")
 _MIN_READS = 3
 _RETRY_DELAY_SECONDS = 0.2
 # A new consumer may not respond for this long: in a busy cluster, interest in it can arrive after
 # the response that it was created, and a server that restarts delays both.
 _MIN_RETRY_SECONDS = 5.0
-_MAX_PLACEMENTS = 30
-_PLACEMENT_TIMEOUT = 1.0
-_NO_QUORUM_SECONDS = 3.0
-_DELETE_TIMEOUT = 2.0
-_NO_MESSAGES = "404"
-_TOO_LARGE = "409 message size exceeds maxbytes"
-_BATCH_DONE = "409 batch completed"
-_PULL = f'{{"batch":{BATCH},"max_bytes":{MAX_BYTES},"no_wait":true}}'.encode()
-_PULL_ONE = b'{"batch":1,"no_wait":true}'
-Delivery = Mapping[str, object]
-"""The part of a consumer's configuration that decides which messages it delivers."""
-_NEWEST: Delivery = {"deliver_policy": "last_per_subject"}
+_MAX_LISTINGS = 3
+# To count the keys of a filter by name, the server copies and sorts all their names, while writes
+# wait. Above this number the pending messages of a consumer cost less.
+_COUNTED_BY_NAME = 20_000
 # How much of a name a reason quotes, so that the error after it stays visible.
 _SHOWN_NAME = 80
 
@@ -109,17 +93,18 @@ class Source:
 class SourceReader:
     """Reads tenants from one source of a store, with the windows that have a leaderboard.
 
-    ``list_keys`` returns the keys under a prefix that ends in a dot, ``read_keys`` also their
-    values.
+    ``find_tenants`` lists the tenants of a first token. ``list_keys`` returns the keys under a
+    prefix that ends in a dot, ``read_keys`` also their values.
     """
 
     source: Source
+    find_tenants: Callable[[str], TenantListing]
     list_keys: Callable[[str], Iterable[str]]
     read_keys: Callable[[str], KeysRead]
 
     def list_tenants(self) -> TenantListing:
         """List the tenants that have keys; a tenant whose keys are all deleted may be listed."""
-        return list_tenants(self.source.first, self.list_keys(f"{self.source.first}."))
+        return self.find_tenants(self.source.first)
 
     def read(self, tenant: str) -> TenantReading:
         """Read a tenant's counters from every key of the source that existed before the call."""
@@ -138,24 +123,56 @@ class SourceReader:
             return None
 
 
+@dataclass(slots=True)
+class TenantsFound:
+    """The tenants of keys that all have ``first`` as the first token, and the unreadable keys.
+
+    A key may be added again. No key has an effect on another one.
+    """
+
+    first: str
+    _names: dict[str, str | UnusableNameError] = field(default_factory=dict, init=False)
+    _unreadable: dict[str, str] = field(default_factory=dict, init=False)
+
+    def add(self, key: str) -> None:
+        """Add the tenant of a key; a key without one is unreadable."""
+        token, dot, _ = key[len(self.first) + 1 :].partition(".")
+        name = self._names.get(token)
+        if dot and isinstance(name, str):
+            return
+        if not dot:
+            self._unreadable[key] = "ends after the tenant"
+            return
+        if name is None:
+            name = self._names[token] = self._decoded(token)
+        if not isinstance(name, str):
+            self._unreadable[key] = str(name)
+
+    def listing(self) -> TenantListing:
+        """Return what was found; the unreadable keys are in order."""
+        return TenantListing(
+            frozenset(name for name in self._names.values() if isinstance(name, str)),
+            tuple(UnreadableKey(printable(key), self._unreadable[key]) for key in self._sorted()),
+        )
+
+    def _sorted(self) -> list[str]:
+        return sorted(self._unreadable, key=printable)
+
+    def _decoded(self, token: str) -> str | UnusableNameError:
+        try:
+            name = decode_name(token)
+            tenant_prefix(self.first, name)
+        except UnusableNameError as error:
+            return error
+        return name
+
+
 def list_tenants(first: str, keys: Iterable[str]) -> TenantListing:
     """Return the tenants of these keys, which all have ``first`` as the first token."""
-    tenants: dict[str, str] = {}
-    unreadable: list[UnreadableKey] = []
+    found = TenantsFound(first)
     for key in keys:
-        token, dot, _ = key.removeprefix(f"{first}.").partition(".")
-        try:
-            if not dot:
-                raise UnusableNameError("ends after the tenant")
-            if token not in tenants:
-                tenants[token] = decode_name(token)
-                tenant_prefix(first, tenants[token])
-        except UnusableNameError as error:
-            tenants.pop(token, None)
-            unreadable.append(UnreadableKey(printable(key), str(error)))
-    return TenantListing(
-        frozenset(tenants.values()), tuple(sorted(unreadable, key=lambda key: key.key))
-    )
+        found.add(key)
+    return found.listing()
 
 
 def _changes_after(sequence: int) -> Delivery:
@@ -164,6 +181,15 @@ def _changes_after(sequence: int) -> Delivery:
         "opt_start_seq": sequence + 1,
         "headers_only": True,
     }
+
+
+# The server looks up the newest message of each key first, and then reads only these.
+_NEWEST: Delivery = {"deliver_policy": "last_per_subject"}
+
+
+def _newest_of_all(info: StreamInfo) -> Delivery:
+    # With all keys, or to be counted, it need not look them up if it keeps no others.
+    return {"deliver_policy": "all"} if info.keeps_one else _NEWEST
 
 
 def prefix_to_read(first: str, tenant: str) -> str:
@@ -380,15 +406,91 @@ async def read_keys(stream: BucketStream, prefix: str) -> KeysRead:
     Raises:
         StoreReadError: the read timed out, or was interrupted repeatedly.
     """
+
+    async def read() -> KeysRead:
+        return await _read_once(stream, prefix)
+
+    async with _within_time(stream, prefix):
+        found = await _restarted(read)
+        return await _restarted(read) if found.is_partial else found
+
+
+async def find_tenants(stream: BucketStream, first: str) -> TenantListing:
+    """List the tenants of all keys with this first token, without reading any value.
+
+    To ask the server for the names of all keys would cost less here. But while it copies and sorts
+    them, the gateway's writes wait: seconds with a million keys.
+
+    Raises:
+        StoreReadError: the listing timed out, or was interrupted repeatedly.
+    """
+    found = TenantsFound(first)
+    known: frozenset[str] | None = None
+
+    async def read() -> bool:
+        return await _list_once(stream, found)
+
+    async with _within_time(stream, f"{first}."):
+        for _ in range(_MAX_LISTINGS):
+            try:
+                is_whole, listing = await _restarted(read), found.listing()
+            except StorePermissionError:
+                # A user who may read only some tenants may still ask for the names of all keys.
+                return list_tenants(first, await stream.keys(f"{first}."))
+            # Keys that expire or are purged are announced and never arrive. A purge can also end
+            # the delivery of the others, so a listing that is short needs a second opinion.
+            if is_whole or listing.tenants == known:
+                return listing
+            known = listing.tenants
+    raise StoreReadError(
+        f"Could not list the bucket {stream.bucket}: too many keys were removed meanwhile.",
+        "wait until the purge has finished, then check what it removed.",
+    )
+
+
+async def _list_once(stream: BucketStream, found: TenantsFound) -> bool:
+    """Add all keys; return False if fewer arrived than the server announced."""
+    info = await stream.info()
+    delivers = {**_newest_of_all(info), "headers_only": True}
+    skipped = len(stream.subject_prefix)
+    drain = Drain(stream, lambda message: found.add(message.subject[skipped:]))
+    async with opened_consumer(stream, f"{found.first}.>", info.leader, delivers) as consumer:
+        await drain.run(consumer.name)
+    return drain.received >= consumer.pending
+
+
+async def count_keys(
+    stream: BucketStream, filters: Mapping[str, int], *, within: float
+) -> dict[str, int]:
+    """Count the keys that match each filter, deleted ones included; those not in time are left out.
+
+    ``filters`` has the keys that each is expected to match.
+
+    Raises:
+        StoreUnreachableError: nothing was counted.
+        StoreError: as ``BucketStream.ask``.
+    """
+    started = anyio.current_time()
+    small = [each for each, expected in filters.items() if expected < _COUNTED_BY_NAME]
+    counts = dict(zip(small, await stream.count_matching(small, within=within), strict=True))
+    left = within - (anyio.current_time() - started)
+    with anyio.move_on_after(left):
+        for each in filters:
+            if each not in counts:
+                counts[each] = await _count_pending(stream, each, within=left)
+    return {each: count for each, count in counts.items() if count is not None}
+
+
+async def _count_pending(stream: BucketStream, key_filter: str, *, within: float) -> int | None:
+    info = await stream.info()
     try:
-        with anyio.fail_after(stream.timeouts.reading):
-            found = await _read_whole(stream, prefix)
-            return await _read_whole(stream, prefix) if found.is_partial else found
-    except TimeoutError as error:
-        raise StoreReadError(
-            f"Reading {prefix}> timed out after {stream.timeouts.reading:g} s.",
-            "check whether the gateway writes faster than this host reads, and the servers' load.",
-        ) from error
+        async with opened_consumer(
+            stream, key_filter, info.leader, _newest_of_all(info)
+        ) as consumer:
+            return consumer.pending
+    except StorePermissionError:
+        [count] = await stream.count_matching([key_filter], within=within)
+        return count
 
 
 async def read_deletions(
@@ -401,22 +503,24 @@ async def read_deletions(
     Raises:
         StoreReadError: nothing was read in time, or the read was interrupted.
     """
-    prefix = f"{COUNTERS}."
-    drain = _Drain(stream, at_most)
+    subjects, changed = f"{COUNTERS}.>", _NewestMessages(stream)
+    drain = Drain(stream, changed.keep, at_most)
     with anyio.move_on_after(within) as limit:
         info = await stream.info()
-        async with _consumer(stream, prefix, info.leader, _changes_after(after)) as consumer:
-            await drain.run(consumer)
-    newest = max((live.revision for live in drain.keys.values()), default=0)
+        async with opened_consumer(
+            stream, subjects, info.leader, _changes_after(after)
+        ) as consumer:
+            await drain.run(consumer.name)
+    newest = max((live.revision for live in changed.keys.values()), default=0)
     # Messages arrive in the order of the stream.
     if drain.is_cut or (limit.cancelled_caught and newest):
-        return deletions_in(drain.keys, newest)
+        return deletions_in(changed.keys, newest)
     if limit.cancelled_caught:
         raise StoreReadError(
-            f"Reading the changes of {prefix}> timed out after {within:g} s.",
+            f"Reading the changes of {subjects} timed out after {within:g} s.",
             "check the load of the NATS servers.",
         )
-    return deletions_in(drain.keys, max(newest, info.identity.last_sequence))
+    return deletions_in(changed.keys, max(newest, info.identity.last_sequence))
 
 
 def deletions_in(keys: Mapping[str, LiveKey], until: int) -> Deletions:
@@ -427,11 +531,20 @@ def deletions_in(keys: Mapping[str, LiveKey], until: int) -> Deletions:
     return Deletions(tuple(found), until)
 
 
-class _ReadInterruptedError(StoreReadError):
-    """The server ended a read early, with a status."""
+@contextlib.asynccontextmanager
+async def _within_time(stream: BucketStream, prefix: str) -> AsyncIterator[None]:
+    try:
+        with anyio.fail_after(stream.timeouts.reading):
+            yield
+    except TimeoutError as error:
+        raise StoreReadError(
+            f"Reading {prefix}> timed out after {stream.timeouts.reading:g} s.",
+            "check whether the gateway writes faster than this host reads, and the servers' load. A"
+            " large store may need a longer BUDGET_RECOVERY_READ_TIMEOUT_SECONDS.",
+        ) from error
 
 
-async def _read_whole(stream: BucketStream, prefix: str) -> KeysRead:
+async def _restarted(read: Callable[[], Awaitable[Result]]) -> Result:
     """Read, and restart if the server interrupts the read: a consumer dies with its leader.
 
     Gives up after at least three reads and at least ``_MIN_RETRY_SECONDS``.
@@ -441,198 +554,33 @@ async def _read_whole(stream: BucketStream, prefix: str) -> KeysRead:
     while True:
         reads += 1
         try:
-            return await _read_once(stream, prefix)
-        except _ReadInterruptedError:
+            return await read()
+        except ReadInterruptedError:
             if reads >= _MIN_READS and anyio.current_time() > give_up_at:
                 raise
             await anyio.sleep(_RETRY_DELAY_SECONDS)
 
 
 async def _read_once(stream: BucketStream, prefix: str) -> KeysRead:
-    announced = await stream.count(prefix)
-    drain = _Drain(stream)
-    async with _consumer(stream, prefix, announced.leader, _NEWEST) as consumer:
-        await drain.run(consumer)
-    # The announced count includes deleted keys.
-    is_partial = len(drain.keys) < announced.subject_count
-    return KeysRead(drain.keys, is_partial, announced.identity.last_sequence)
+    info, newest = await stream.info(), _NewestMessages(stream)
+    async with opened_consumer(stream, f"{prefix}>", info.leader, _NEWEST) as consumer:
+        await Drain(stream, newest.keep).run(consumer.name)
+    # The announced messages include deleted keys.
+    is_partial = len(newest.keys) < consumer.pending
+    return KeysRead(newest.keys, is_partial, info.identity.last_sequence)
 
 
-class _Drain:
-    """Receives all messages of a consumer and keeps the newest one of each key.
+class _NewestMessages:
+    """The newest message of each key."""
 
-    After ``at_most`` messages or a few more it stops, and ``is_cut``.
-    """
-
-    def __init__(self, stream: BucketStream, at_most: int | None = None) -> None:
+    def __init__(self, stream: BucketStream) -> None:
         self._stream = stream
-        self._at_most = at_most
-        self._received = 0
-        self.is_cut = False
         self.keys: dict[str, LiveKey] = {}
 
-    async def run(self, consumer: str) -> None:
-        """Pull until the server responds that no message is left."""
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream.name}.{consumer}"
-        async with self._stream.connection.exchange() as exchange:
-            outstanding, request = 0, _PULL
-            while True:
-                if outstanding <= 0:
-                    await exchange.send(subject, request)
-                    outstanding = 1 if request == _PULL_ONE else BATCH
-                    request, before = _PULL, self._received
-                if self._at_most is not None and self._received >= self._at_most:
-                    self.is_cut = True
-                    return
-                for message in await self._receive(exchange, subject):
-                    # Only a status has no reply subject.
-                    if message.reply:
-                        outstanding -= 1
-                        self._keep(message)
-                        continue
-                    status = _status(message).lower()
-                    if status == _TOO_LARGE:
-                        outstanding = 0
-                        # Nothing arrived: the first message alone exceeds the limit of a pull.
-                        request = _PULL if self._received > before else _PULL_ONE
-                    elif status != _BATCH_DONE:
-                        self._require_end(message)
-                        return
-                    elif self._received > before:
-                        # Otherwise the status belongs to the previous pull.
-                        outstanding = 0
-
-    async def _receive(self, exchange: Exchange, subject: str) -> list[Msg]:
-        answer = self._stream.timeouts.answer
-        try:
-            with anyio.fail_after(answer):
-                with anyio.move_on_after(answer / 2):
-                    return await exchange.receive()
-                # A pull that ends exactly at its byte limit ends without a status.
-                await exchange.send(subject, _PULL)
-                return await exchange.receive()
-        except TimeoutError as error:
-            raise StoreReadError(
-                f"The bucket {self._stream.bucket} stopped responding during a read.",
-                "check the NATS servers and the stream's leader.",
-            ) from error
-
-    def _keep(self, message: Msg) -> None:
-        self._received += 1
+    def keep(self, message: Msg) -> None:
+        """Keep a message unless a newer one of its key is known."""
         revision, written_ns = sequence_and_time(message.reply)
         key = message.subject.removeprefix(self._stream.subject_prefix)
         known = self.keys.get(key)
         if known is None or known.revision <= revision:
             self.keys[key] = read_message(message.data, message.headers, revision, written_ns)
-
-    def _require_end(self, message: Msg) -> None:
-        if (message.headers or {}).get(STATUS) != _NO_MESSAGES:
-            raise _ReadInterruptedError(
-                f"Read of the bucket {self._stream.bucket} interrupted: {_status(message)}.",
-                "wait until the stream's leader is stable, then retry.",
-            )
-
-
-def _status(message: Msg) -> str:
-    headers = message.headers or {}
-    # The driver may return a description of several lines.
-    return " ".join(f"{headers.get(STATUS)} {headers.get('Description', '')}".split())
-
-
-@contextlib.asynccontextmanager
-async def _consumer(
-    stream: BucketStream, prefix: str, leader: str | None, delivers: Delivery
-) -> AsyncIterator[str]:
-    """Provide a consumer on the leader's server; it is deleted at the end in any case."""
-    name = await _create_on_leader(stream, prefix, leader, delivers)
-    try:
-        yield name
-    except BaseException:
-        await _delete_after_failure(stream, name)
-        raise
-    await _delete(stream, name)
-
-
-async def _create_on_leader(
-    stream: BucketStream, prefix: str, leader: str | None, delivers: Delivery
-) -> str:
-    """Create a consumer on the leader's server.
-
-    The cluster places a consumer on any server with a replica: also on one that is catching up,
-    whose reads are incomplete without a sign of it, or on one that has just died. So this creates
-    consumers until one is on the leader. Right after an election of the meta leader, creation
-    fails for a short time.
-    """
-    failure: StoreError | None = None
-    give_up_at = anyio.current_time() + _NO_QUORUM_SECONDS
-    for _ in range(1 if leader is None else _MAX_PLACEMENTS):
-        name = f"{CONSUMER_PREFIX}{token_hex(8)}"
-        is_unwanted = True
-        try:
-            placed_on = await _create(stream, prefix, name, delivers, is_replicated=bool(leader))
-            if leader in (None, placed_on):
-                is_unwanted = False
-                return name
-        except StoreNoQuorumError as error:
-            is_unwanted = False
-            if leader is None or anyio.current_time() > give_up_at:
-                raise
-            failure = error
-            await anyio.sleep(_RETRY_DELAY_SECONDS)
-        except StoreUnreachableError as error:
-            failure = error
-        finally:
-            if is_unwanted:
-                await _delete_after_failure(stream, name)
-    raise failure or StoreReadError(
-        f"Could not create a consumer on the leader of the bucket {stream.bucket}.",
-        "wait until the stream's leader is stable, then retry.",
-    )
-
-
-async def _create(
-    stream: BucketStream, prefix: str, name: str, delivers: Delivery, *, is_replicated: bool
-) -> str | None:
-    subjects = f"{stream.subject_prefix}{prefix}>"
-    created = await stream.ask(
-        # With the filter in the subject, permissions can restrict a user to some tenants.
-        f"CONSUMER.CREATE.{stream.name}.{name}.{subjects}",
-        {
-            "stream_name": stream.name,
-            "config": {
-                "name": name,
-                "ack_policy": "none",
-                **delivers,
-                "filter_subject": subjects,
-                "replay_policy": "instant",
-                "inactive_threshold": INACTIVE_SECONDS * _NS_PER_SECOND,
-                "mem_storage": True,
-                "num_replicas": 1,
-            },
-        },
-        within=min(_PLACEMENT_TIMEOUT, stream.timeouts.answer) if is_replicated else None,
-    )
-    placed_on: str | None = (created.get("cluster") or {}).get("leader")
-    return placed_on
-
-
-async def _delete(stream: BucketStream, name: str) -> None:
-    try:
-        with anyio.fail_after(_DELETE_TIMEOUT, shield=True):
-            await stream.ask(f"CONSUMER.DELETE.{stream.name}.{name}", {})
-    except StorePermissionError:
-        raise
-    except (StoreError, TimeoutError) as error:
-        _log.warning(
-            "Could not delete consumer %s of %s; the server removes it in %d s. %s",
-            name,
-            stream.name,
-            INACTIVE_SECONDS,
-            error,
-        )
-
-
-async def _delete_after_failure(stream: BucketStream, name: str) -> None:
-    """Delete a consumer after another failure, which is the one to report."""
-    with contextlib.suppress(StorePermissionError):
-        await _delete(stream, name)

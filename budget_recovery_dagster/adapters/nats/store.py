@@ -30,6 +30,8 @@ from budget_recovery_dagster.adapters.nats.connection import (
 from budget_recovery_dagster.adapters.nats.reader import (
     SOURCES,
     SourceReader,
+    count_keys,
+    find_tenants,
     prefix_to_read,
     read_counters,
     read_deletions,
@@ -237,16 +239,16 @@ class NatsUsageStore:
         return self.call(self._stream.configuration)
 
     def count_keys(
-        self, wanted: Sequence[TenantWindow], *, within: timedelta
+        self, wanted: Mapping[TenantWindow, int], *, within: timedelta
     ) -> Mapping[TenantWindow, int]:
         """Count the keys of counters, delete marks included; those not in time are left out."""
+        windows = {window_filter(*each): each for each in wanted}
+        filters = {key_filter: wanted[each] for key_filter, each in windows.items()}
 
-        async def count() -> list[int | None]:
-            filters = [window_filter(tenant, of) for tenant, of in wanted]
-            return await self._stream.count_matching(filters, within=within.total_seconds())
+        async def count() -> dict[str, int]:
+            return await count_keys(self._stream, filters, within=within.total_seconds())
 
-        counts = zip(wanted, self.call(count), strict=True)
-        return {each: count for each, count in counts if count is not None}
+        return {windows[key_filter]: number for key_filter, number in self.call(count).items()}
 
     def read_deletions(self, after: int, *, at_most: int, within: timedelta) -> Deletions:
         """Find the counters that were deleted, or have expired, after a sequence."""
@@ -260,6 +262,7 @@ class NatsUsageStore:
         """Return a reader of one source, usable while the store is open."""
         return SourceReader(
             SOURCES[source],
+            find_tenants=lambda first: self.call(find_tenants, self._stream, first),
             list_keys=lambda prefix: self.call(self._stream.keys, prefix),
             read_keys=lambda prefix: self.call(read_keys, self._stream, prefix),
         )

@@ -119,7 +119,7 @@ class StreamInfo:
     ``server_time`` is the leader's clock (UTC), None for servers that do not report it. ``leader``
     is None for a stream without replicas, for which no other server can respond.
     ``subject_count`` is the number of requested subjects, including those of deleted keys.
-    ``subjects`` is one page of them, in order.
+    ``subjects`` is one page of them, in order; ``page_size`` is how many a page has at most.
     """
 
     identity: StoreIdentity
@@ -130,6 +130,7 @@ class StreamInfo:
     server_time: datetime | None
     leader: str | None
     subject_count: int
+    page_size: int
     subjects: tuple[str, ...]
 
 
@@ -289,13 +290,6 @@ class BucketStream:
         """
         return self._parse_info(await self._ask_subjects(prefix, offset=0))
 
-    async def count(self, prefix: str) -> StreamInfo:
-        """Request the number of keys under a prefix that ends in a dot, including deleted ones.
-
-        The same response contains the identity.
-        """
-        return await self._subjects(prefix, offset=_NO_SUBJECTS)
-
     async def keys(self, prefix: str) -> frozenset[str]:
         """List the keys under ``prefix``, which ends in a dot, including deleted ones.
 
@@ -364,7 +358,8 @@ class BucketStream:
             if offset > 0 and min(page.subjects, default=last) >= last:
                 return None
             found.update(subject.removeprefix(self.subject_prefix) for subject in page.subjects)
-            if offset + len(page.subjects) >= page.subject_count:
+            # Not by the number of names: those that are not UTF-8 may be equal in the response.
+            if offset + page.page_size >= page.subject_count:
                 return frozenset(found)
             last = max(page.subjects)
             offset += max(len(page.subjects) - _OVERLAP, 1)
@@ -392,6 +387,7 @@ class BucketStream:
                 leader=self._leader(response),
                 is_led=hears_majority(read_cluster(response, datetime.now(UTC))),
                 subject_count=response.get("total", 0),
+                page_size=response.get("limit", 0),
                 subjects=tuple(response["state"].get("subjects") or ()),
             )
 
