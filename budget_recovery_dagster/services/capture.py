@@ -2,10 +2,10 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
@@ -254,13 +254,15 @@ class CaptureRun:
     def capture_all(self, open_store: OpenStore) -> Captured:
         """Capture the tenants of the store and of earlier snapshots; each one independently.
 
-        A tenant whose last capture failed is read again, even if nothing else names it: so a
-        failure ends once nothing of the tenant is left.
+        The tenant with the oldest snapshot is first, so that captures that take longer than the
+        hour reach all tenants in turn. A tenant whose last capture failed is read again, even if
+        nothing else names it: so a failure ends once nothing of the tenant is left.
 
         Raises:
             DatabaseUnreachableError: the database is gone; what is stored stays stored.
         """
-        known = self.plane.snapshots.tenants() | self.plane.reports.failing().keys()
+        newest = self.plane.reports.newest_snapshots()
+        known = newest.keys() | self.plane.reports.failing().keys()
         identity: StoreIdentity | None = None
         listing = TenantListing(frozenset(), ())
         listing_failure: StoreError | None = None
@@ -276,11 +278,11 @@ class CaptureRun:
                     # The known tenants can still be captured if the store answers.
                     self.watch.require_accepted()
                     listing_failure = error
-                self._capture_tenants(reader, sorted(known | listing.tenants))
+                self._capture_tenants(reader, _oldest_first(known | listing.tenants, newest))
                 self._stopped_by = self._stopped_by or listing_failure
         except (StoreError, *_LOSSES, ClockSkewError) as error:
             self._stopped_by = error
-        self._fail_the_rest(known | listing.tenants)
+        self._fail_the_rest(_oldest_first(known | listing.tenants, newest))
         return Captured(
             hour=self.hour,
             captured_at=self.captured_at,
@@ -367,15 +369,23 @@ class CaptureRun:
             return error
         return None
 
-    def _fail_the_rest(self, tenants: frozenset[str]) -> None:
+    def _fail_the_rest(self, tenants: list[str]) -> None:
         if self._stopped_by is None:
             return
-        for tenant in sorted(tenants - {outcome.tenant for outcome in self._outcomes}):
-            self._done(TenantFailed.because(tenant, self._stopped_by, seconds=0))
+        tried = {outcome.tenant for outcome in self._outcomes}
+        for tenant in tenants:
+            if tenant not in tried:
+                self._done(TenantFailed.because(tenant, self._stopped_by, seconds=0))
 
     def _done(self, outcome: TenantOutcome) -> None:
         self._outcomes.append(outcome)
         self.on_outcome(outcome)
+
+
+def _oldest_first(tenants: Set[str], newest: Mapping[str, datetime]) -> list[str]:
+    """Sort tenants by the time of their newest snapshot; those without one are first."""
+    never = datetime.min.replace(tzinfo=UTC)
+    return sorted(tenants, key=lambda tenant: (newest.get(tenant, never), tenant))
 
 
 def _stopped(error: Exception) -> Stopped:

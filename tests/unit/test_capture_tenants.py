@@ -188,3 +188,36 @@ def test_keys_that_name_no_tenant_are_reported(harness: Harness) -> None:
     (noted,) = harness.plane.reports.failures_of("a run")
     assert (noted.kind, noted.name) == (Uncaptured.KEY, "usage.=zz.spend.lifetime.=")
     assert [bad.key for bad in captured.unreadable] == ["usage.=zz.spend.lifetime.="]
+
+
+def test_captures_that_outlast_the_hour_reach_all_tenants_in_turn(harness: Harness) -> None:
+    # From 12:05 on, two tenants are read in the first hour, and one in each of the next hours.
+    harness.store.during_read = lambda _: harness.clock.advance(timedelta(minutes=25))
+    captures = [harness.capture() for _ in range(4)]
+    assert [names(captured.stored) for captured in captures] == [["a", "b"], ["c"], ["a"], ["b"]]
+    assert [outcome.tenant for outcome in captures[1].outcomes] == ["c", "a", "b"]
+    assert [outcome.tenant for outcome in captures[3].outcomes] == ["b", "c", "a"]
+
+
+def test_tenants_that_a_capture_did_not_reach_fail_with_the_oldest_snapshot_first(
+    harness: Harness,
+) -> None:
+    harness.capture()
+    harness.clock.advance(timedelta(hours=1))
+    harness.store.failures["a"] = StoreReadError("Slow.", "wait.")
+    harness.capture()
+    harness.clock.advance(timedelta(hours=1))
+    harness.spend("new", "1")
+    assert [outcome.tenant for outcome in harness.capture().outcomes] == ["new", "a", "b", "c"]
+
+
+def test_a_stray_key_of_a_new_tenant_does_not_hide_it(harness: Harness) -> None:
+    for key in ("usage.a", "usage.new", "usage.other"):
+        harness.store.put(key, b"1")
+    harness.spend("new", "1")
+    harness.store.put("usage.b", b"1")
+    captured = harness.capture("a run")
+    assert names(captured.stored) == ["a", "b", "c", "new"]
+    stray = ["usage.a", "usage.b", "usage.new", "usage.other"]
+    assert [bad.key for bad in captured.unreadable] == stray
+    assert [each.name for each in harness.plane.reports.failures_of("a run")] == stray
