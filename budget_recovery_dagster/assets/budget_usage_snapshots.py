@@ -10,6 +10,7 @@ from shlex import quote
 import dagster as dg
 
 from budget_recovery_dagster.domain.counters import exact_sum, format_usage
+from budget_recovery_dagster.domain.plan import tenant_text
 from budget_recovery_dagster.domain.snapshots import CaptureSummary, NamedOmission, Uncaptured
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import CapturesPausedError
@@ -191,7 +192,7 @@ def _warn_of_drops(log: dg.DagsterLogManager, captured: Captured) -> None:
             f"{sum(tenant.drops for tenant in tenants)} counters of {len(tenants)} tenants are"
             f" missing or lower in the store: {usage} of usage. Tenant {worst.tenant!r} lacks the"
             f" most: {format_usage(worst.drop_usage)}. Preview what a restore would bring back:"
-            f" budget-recovery preview --tenant {quote(worst.tenant)}"
+            f" budget-recovery preview --tenant {quote(tenant_text(worst.tenant))}"
         )
 
 

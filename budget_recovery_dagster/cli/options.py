@@ -12,7 +12,7 @@ from uuid import uuid4
 import click
 from pydantic import SecretStr
 
-from budget_recovery_dagster.domain.plan import EVERY_TENANT, LATEST
+from budget_recovery_dagster.domain.plan import EVERY_TENANT, LATEST, OF_THAT_NAME
 from budget_recovery_dagster.errors import SettingsError
 from budget_recovery_dagster.ports import OpenStore
 from budget_recovery_dagster.sandbox import NoRunningDevError, find_running_dev
@@ -45,7 +45,7 @@ choice_options = _together(
         "--tenant",
         default=EVERY_TENANT,
         show_default=True,
-        help=f"Tenant to restore, or {EVERY_TENANT} for every tenant.",
+        help=f"Tenant to restore, or {EVERY_TENANT} for every tenant. {OF_THAT_NAME}",
     ),
     click.option("--budget", default="", help="Budget of that tenant.  [default: all]"),
     click.option(

@@ -15,6 +15,7 @@ from budget_recovery_dagster.cli.options import (
     settings_with_database,
 )
 from budget_recovery_dagster.domain.counters import Entity
+from budget_recovery_dagster.domain.plan import OF_THAT_NAME
 from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_time
 from budget_recovery_dagster.presentation.documents import reset_json
@@ -32,7 +33,7 @@ def _time(_context: click.Context, _option: click.Parameter, text: str | None) -
 
 
 @click.command("record-reset", short_help="Record that counters were lowered on purpose.")
-@click.option("--tenant", required=True, help="Tenant of the budget.")
+@click.option("--tenant", required=True, help=f"Tenant of the budget. {OF_THAT_NAME}")
 @click.option("--budget", required=True, help="Budget whose counters were reset.")
 @click.option("--entity", help="Entity that was reset.  [default: all, and the aggregate]")
 @click.option("--aggregate", is_flag=True, help="Only the aggregate (total) of the budget.")

@@ -6,7 +6,7 @@ import click
 
 from budget_recovery_dagster.cli.console import answers
 from budget_recovery_dagster.cli.options import data_dir_option, settings_with_database
-from budget_recovery_dagster.domain.plan import EVERY_TENANT, choose_tenant
+from budget_recovery_dagster.domain.plan import EVERY_TENANT, OF_THAT_NAME, choose_tenant
 from budget_recovery_dagster.presentation.documents import snapshots_json
 from budget_recovery_dagster.presentation.terminal import print_row, print_snapshots
 from budget_recovery_dagster.presentation.text import unverified_line
@@ -18,7 +18,12 @@ _SHOWN = 24
 
 
 @click.command(short_help="List the retained snapshots.")
-@click.option("--tenant", default=EVERY_TENANT, show_default=True, help="Tenant, or * for all.")
+@click.option(
+    "--tenant",
+    default=EVERY_TENANT,
+    show_default=True,
+    help=f"Tenant, or {EVERY_TENANT} for all. {OF_THAT_NAME}",
+)
 @click.option("--all", "show_all", is_flag=True, help=f"List all, not only the newest {_SHOWN}.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs; implies --all.")
 @data_dir_option
@@ -33,7 +38,7 @@ def snapshots(data_dir: Path | None, tenant: str, *, show_all: bool, as_json: bo
     """
     with opened_control_plane(settings_with_database(data_dir)) as plane:
         tenants = plane.points.tenants()
-        chosen = choose_tenant(tenant, sorted(tenants))
+        chosen = choose_tenant(tenant, tenants)
         found = plane.snapshots.listed(chosen)
         budgets = plane.snapshots.budgets_of(chosen) if chosen is not None else ()
         now = plane.clock.now()

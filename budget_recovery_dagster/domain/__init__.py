@@ -105,6 +105,7 @@ from budget_recovery_dagster.domain.plan import choose_snapshot as choose_snapsh
 from budget_recovery_dagster.domain.plan import choose_tenant as choose_tenant
 from budget_recovery_dagster.domain.plan import differences as differences
 from budget_recovery_dagster.domain.plan import plan_restore as plan_restore
+from budget_recovery_dagster.domain.plan import tenant_text as tenant_text
 from budget_recovery_dagster.domain.recovery_point import EVERYONE as EVERYONE
 from budget_recovery_dagster.domain.recovery_point import Damage as Damage
 from budget_recovery_dagster.domain.recovery_point import Everyone as Everyone

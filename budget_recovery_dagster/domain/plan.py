@@ -362,6 +362,11 @@ def _changes(
 
 EVERY_TENANT = "*"
 """The text that chooses all tenants."""
+OF_THAT_NAME = "A tenant called * is =2A."
+"""How to choose that tenant; see ``named_tenant``."""
+# How the gateway's keys write these characters. A name that begins with one of them, or with this
+# form of it, is chosen unambiguously by its form.
+_ESCAPES = {"=2A": "*", "=3D": "="}
 LATEST = "latest"
 """The text that chooses the recovery point: the highest usage in all retained snapshots."""
 _NAMED = 12
@@ -407,19 +412,40 @@ def timestamp(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}Z"
 
 
-def choose_tenant(text: str, known: Sequence[str]) -> str | None:
-    """Return the chosen tenant; None for all.
+def named_tenant(text: str) -> str | None:
+    """Return the tenant that a text names, whether or not it exists; None for all.
+
+    ``*`` is for all tenants. A tenant called ``*`` is named ``=2A``, as in the gateway's keys, and
+    one called ``=2A`` is named ``=3D2A``: only at the beginning, and only these two.
+    """
+    if text == EVERY_TENANT:
+        return None
+    for escape, character in _ESCAPES.items():
+        if text.startswith(escape):
+            return f"{character}{text.removeprefix(escape)}"
+    return text
+
+
+def tenant_text(tenant: str) -> str:
+    """Return the text that names a tenant, the inverse of ``named_tenant``."""
+    for escape, character in _ESCAPES.items():
+        if named_tenant(tenant) != tenant and tenant.startswith(character):
+            return f"{escape}{tenant.removeprefix(character)}"
+    return tenant
+
+
+def choose_tenant(text: str, known: Iterable[str]) -> str | None:
+    """Return the chosen tenant, named as by ``named_tenant``; None for all.
 
     Raises:
         ChoiceError: there is no such tenant in the snapshots.
     """
-    if text == EVERY_TENANT:
-        return None
-    if text in known:
-        return text
+    tenant, names = named_tenant(text), sorted(known)
+    if tenant is None or tenant in names:
+        return tenant
     raise ChoiceError(
-        f"No snapshot of tenant {text!r} is retained.",
-        _one_of("tenant", [EVERY_TENANT, *sorted(known)]),
+        f"No snapshot of tenant {tenant!r} is retained.",
+        _one_of("tenant", [EVERY_TENANT, *map(tenant_text, names)]),
     )
 
 

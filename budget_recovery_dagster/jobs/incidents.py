@@ -6,6 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from budget_recovery_dagster.domain.counters import Entity
+from budget_recovery_dagster.domain.plan import OF_THAT_NAME
 from budget_recovery_dagster.domain.recovery_point import EVERYONE, Everyone
 from budget_recovery_dagster.domain.windows import parse_time
 from budget_recovery_dagster.errors import BudgetRecoveryError
@@ -161,7 +162,7 @@ def _capture(context: dg.OpExecutionContext, plane: ControlPlane, settings: Sett
 class ResetConfig(dg.Config):
     """Which counters were lowered, when and why."""
 
-    tenant: str = Field(description="Tenant of the budget.")
+    tenant: str = Field(description=f"Tenant of the budget. {OF_THAT_NAME}")
     budget: str = Field(description="Budget that was reset.")
     entity: str | None = Field(
         default=None,

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from budget_recovery_dagster.assets.gateway import restored_usage
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
-from budget_recovery_dagster.domain.plan import EVERY_TENANT, LATEST
+from budget_recovery_dagster.domain.plan import EVERY_TENANT, LATEST, OF_THAT_NAME
 from budget_recovery_dagster.errors import (
     AttemptFailedError,
     BudgetRecoveryError,
@@ -259,7 +259,9 @@ class ManualRestoreConfig(dg.Config):
 
     tenant: str = Field(
         default=EVERY_TENANT,
-        description=f"Name of the tenant to restore, or {EVERY_TENANT} for every tenant.",
+        description=(
+            f"Name of the tenant to restore, or {EVERY_TENANT} for every tenant. {OF_THAT_NAME}"
+        ),
     )
     budget: str = Field(
         default="",

@@ -1,12 +1,13 @@
 """Recording deliberate resets: a restore does not bring back usage that was reset on purpose."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from budget_recovery_dagster.domain.admission import RESTORE_LEASE
 from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.incident import RecoveryState
+from budget_recovery_dagster.domain.plan import named_tenant, tenant_text
 from budget_recovery_dagster.domain.recovery_point import Everyone, Reset
 from budget_recovery_dagster.errors import ChoiceError
 from budget_recovery_dagster.ports import ControlPlane, OpenStore
@@ -18,7 +19,10 @@ _CHOICES = 20
 
 @dataclass(frozen=True, slots=True)
 class ResetRequest:
-    """A reset to record; see ``Reset``. ``at`` is aware; None means now."""
+    """A reset to record; see ``Reset``. ``at`` is aware; None means now.
+
+    ``tenant`` names one tenant, as ``named_tenant`` reads it.
+    """
 
     tenant: str
     budget: str
@@ -59,9 +63,10 @@ def record_reset(
             the time is in the future, or the reason is empty; nothing is recorded.
     """
     require_reason(request.reason)
-    _require_retained(plane, request.tenant, request.budget)
+    tenant = _retained_tenant(plane, request.tenant)
+    _require_retained(plane, tenant, request.budget)
     now = plane.clock.now()
-    kept = plane.resets.record(_reset(request, now))
+    kept = plane.resets.record(_reset(replace(request, tenant=tenant), now))
     return RecordedReset(
         reset=kept,
         windows=_windows_of(plane, kept, now),
@@ -86,12 +91,19 @@ def _mark(plane: ControlPlane, open_store: OpenStore | None, by: str) -> str | N
     return renew_marker(plane, open_store, renewed_by=f"record-reset by {by}")
 
 
+def _retained_tenant(plane: ControlPlane, text: str) -> str:
+    tenants, tenant = plane.points.tenants(), named_tenant(text)
+    if tenant is not None and tenant in tenants:
+        return tenant
+    raise ChoiceError(
+        f"No snapshot of tenant {tenant!r} is retained."
+        if tenant is not None
+        else f"A reset is of one tenant, but tenant {text!r} stands for all.",
+        _choose("the tenants", map(tenant_text, tenants)),
+    )
+
+
 def _require_retained(plane: ControlPlane, tenant: str, budget: str) -> None:
-    tenants = plane.points.tenants()
-    if tenant not in tenants:
-        raise ChoiceError(
-            f"No snapshot of tenant {tenant!r} is retained.", _choose("the tenants", tenants)
-        )
     budgets = plane.snapshots.budgets_of(tenant)
     if budget not in budgets:
         raise ChoiceError(

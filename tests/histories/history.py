@@ -5,7 +5,7 @@ before (see ``model.Work``). At the end, all faults are gone, and the services m
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 
@@ -22,6 +22,7 @@ from budget_recovery_dagster.domain import (
     RetentionPolicy,
     Window,
     may_launch,
+    tenant_text,
 )
 from budget_recovery_dagster.domain.snapshots import CaptureSource
 from budget_recovery_dagster.services import (
@@ -344,7 +345,8 @@ class History(JudgedScene):
 
         def work() -> object:
             # Recorded even if the check after it fails.
-            recorded = record_reset(world.plane, request, None)
+            named = replace(request, tenant=tenant_text(request.tenant))
+            recorded = record_reset(world.plane, named, None)
             self.model.reset(note)
             if not is_away:
                 check_store(world.plane, world.opened, checked_by="record-reset")

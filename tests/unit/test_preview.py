@@ -245,6 +245,22 @@ def test_a_preview_of_one_budget_shows_no_other(harness: ManualHarness) -> None:
     assert refusal.value.hint == "choose the budget from: cards, spend."
 
 
+def test_a_tenant_called_like_the_text_for_all_is_previewed_and_restored_alone() -> None:
+    harness = captured_manual_harness()
+    harness.store.put_usage("*", "spend", "lifetime", None, "7")
+    harness.capture()
+    harness.wipe()
+    everything = harness.preview(RestoreRequest(tenant="*"))
+    assert len(everything.tenants) > 1
+    of_one = harness.preview(RestoreRequest(tenant="=2A"))
+    assert [each.tenant for each in of_one.tenants] == ["*"]
+    assert json.loads(preview_json(of_one))["choice"]["tenant"] == "*"
+    assert json.loads(preview_json(everything))["choice"]["tenant"] is None
+    # A restore is compared with the preview of the same choice.
+    applied = harness.apply(RestoreRequest(tenant="=2A"), preview_id=of_one.preview_id)
+    assert applied.raised == 1
+
+
 # Unknown is never zero
 
 

@@ -59,7 +59,8 @@ def test_a_reset_lists_the_open_windows_with_excluded_usage(harness: RecoveryHar
     ("change", "message", "hint"),
     [
         ({"tenant": "c"}, "tenant 'c'", "choose one of the tenants: 'a', 'b'."),
-        ({"tenant": "*"}, "tenant '*'", "choose one of the tenants: 'a', 'b'."),
+        ({"tenant": "*"}, "tenant '*' stands for all", "choose one of the tenants: 'a', 'b'."),
+        ({"tenant": "=2A"}, "tenant '*' is retained", "choose one of the tenants: 'a', 'b'."),
         ({"budget": "spent"}, "budget 'spent' of tenant 'a'", "one of its budgets: 'spend'."),
         ({"window": "2026-13"}, "'2026-13' is not a budget window", "correct"),
         ({"entity": ""}, "an empty name", "correct"),

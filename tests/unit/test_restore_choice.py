@@ -3,12 +3,15 @@
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from budget_recovery_dagster.domain import (
     RestoreChoice,
     choose_budget,
     choose_snapshot,
     choose_tenant,
+    tenant_text,
 )
 from budget_recovery_dagster.errors import ChoiceError
 
@@ -100,6 +103,28 @@ def test_tenants_and_budgets_are_chosen_by_name() -> None:
     assert choose_budget("", "acme", ["team"]) is None
     assert choose_budget("", None, []) is None
     assert choose_budget("team", "acme", ["team"]) == "team"
+
+
+STRANGE = ["*", "=2A", "=3D2A", "=3D", "=", "*x", "=2Ax", "x*", "=2a", "acme", "=3D=2A", ">", " "]
+
+
+def test_a_tenant_called_like_the_text_for_all_is_chosen_by_its_token() -> None:
+    assert choose_tenant("*", STRANGE) is None
+    assert choose_tenant("=2A", STRANGE) == "*"
+    assert choose_tenant("=2A", ["*"]) == "*"
+    with pytest.raises(ChoiceError) as refusal:
+        choose_tenant("=2A", ["acme", "=2A"])
+    assert refusal.value.message == "No snapshot of tenant '*' is retained."
+    assert refusal.value.hint == "choose the tenant from: *, =3D2A, acme."
+
+
+@given(st.one_of(st.sampled_from(STRANGE), st.text(min_size=1)))
+def test_each_tenant_has_a_text_that_chooses_it_and_no_other(name: str) -> None:
+    text = tenant_text(name)
+    assert text != "*"
+    assert choose_tenant(text, [*STRANGE, name]) == name
+    # Other names are as they are.
+    assert name in {text, "*"} or name.startswith("=")
 
 
 def test_an_unknown_tenant_or_budget_is_refused_with_the_choices() -> None:

@@ -55,7 +55,7 @@ from budget_recovery_dagster.services.store_watch import watch_store
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
-    """A manual restore as a person requested it; see ``RestoreChoice``."""
+    """A manual restore as a person requested it; see ``RestoreChoice`` and ``named_tenant``."""
 
     tenant: str = EVERY_TENANT
     budget: str = ""
