@@ -34,6 +34,7 @@ from budget_recovery_dagster.presentation.text import (
     window_notes,
 )
 from budget_recovery_dagster.services.capture import (
+    MAX_NOTED_KEYS,
     Captured,
     TenantAbsent,
     TenantFailed,
@@ -214,7 +215,7 @@ def capture_metadata(captured: Captured) -> dict[str, Any]:
         metadata["tenants"] = table([_row(o) for o in sorted(captured.outcomes, key=_worst_first)])
     if captured.unreadable:
         metadata["keys_of_no_tenant"] = table(
-            [{"key": bad.key, "reason": bad.reason} for bad in captured.unreadable]
+            [{"key": bad.key, "reason": bad.reason} for bad in captured.unreadable[:MAX_NOTED_KEYS]]
         )
     return metadata
 

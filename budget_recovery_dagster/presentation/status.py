@@ -11,8 +11,10 @@ from budget_recovery_dagster.domain.counters import (
 )
 from budget_recovery_dagster.domain.falls import ConfigurationChange, Fall, KeyCount
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
+from budget_recovery_dagster.domain.plan import tenant_text
 from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW, in_words
 from budget_recovery_dagster.presentation.text import at_least, clock_time, named, since
+from budget_recovery_dagster.services.capture import MAX_NOTED_KEYS
 from budget_recovery_dagster.services.falls import describe_gone
 from budget_recovery_dagster.services.restore.tenants import counted
 from budget_recovery_dagster.services.status import (
@@ -125,7 +127,9 @@ def restore_command(fall: Fall) -> str:
 
 
 def _choice(missing: Fall | KeyCount) -> str:
-    return f"--tenant {quote(missing.at.tenant)} --budget {quote(missing.at.of.budget)}"
+    return (
+        f"--tenant {quote(tenant_text(missing.at.tenant))} --budget {quote(missing.at.of.budget)}"
+    )
 
 
 def _counters_gone(status: Status) -> tuple[str, str]:
@@ -257,6 +261,17 @@ def _records_damaged(status: Status) -> tuple[str, str]:
     )
 
 
+def _unreadable_keys(status: Status) -> tuple[str, str]:
+    keys, first = status.stray_keys, status.stray_keys[0]
+    return (
+        (
+            f"Keys that name no tenant: {at_least(len(keys), MAX_NOTED_KEYS)}, such as"
+            f" {first.name!r}: {first.reason}. They are not captured. No tenant is affected."
+        ),
+        "Find the program that wrote these keys; the asset check tenant_coverage lists them.",
+    )
+
+
 _ATTENTIONS: Mapping[Attention, Callable[[Status], tuple[str, str]]] = {
     Attention.USAGE_MISSING: _usage_missing,
     Attention.COUNTERS_GONE: _counters_gone,
@@ -266,6 +281,7 @@ _ATTENTIONS: Mapping[Attention, Callable[[Status], tuple[str, str]]] = {
     Attention.TENANTS_FAILING: _tenants_failing,
     Attention.SNAPSHOTS_LATE: _snapshots_late,
     Attention.RECORDS_DAMAGED: _records_damaged,
+    Attention.UNREADABLE_KEYS: _unreadable_keys,
     Attention.SNAPSHOT_IN_FUTURE: _snapshot_in_future,
     Attention.MARKER_NOT_WRITTEN: _marker_not_written,
 }

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -17,7 +17,13 @@ from budget_recovery_dagster.domain.falls import (
 )
 from budget_recovery_dagster.domain.incident import Attempt, Incident, Recovery, RecoveryState
 from budget_recovery_dagster.domain.recovery_point import is_in_the_future, is_too_old
-from budget_recovery_dagster.domain.snapshots import FailingTenant, RecordedRun, RunOutcome
+from budget_recovery_dagster.domain.snapshots import (
+    CaptureFailure,
+    FailingTenant,
+    RecordedRun,
+    RunOutcome,
+    Uncaptured,
+)
 from budget_recovery_dagster.domain.verdict import Check, Evidence, Verdict
 from budget_recovery_dagster.domain.windows import RESTORE_CLOCK_SKEW
 from budget_recovery_dagster.errors import (
@@ -95,6 +101,7 @@ class Attention(StrEnum):
     TENANTS_FAILING = "tenants_failing"
     SNAPSHOTS_LATE = "snapshots_late"
     RECORDS_DAMAGED = "records_damaged"
+    UNREADABLE_KEYS = "unreadable_keys"
     SNAPSHOT_IN_FUTURE = "snapshot_in_future"
     MARKER_NOT_WRITTEN = "marker_not_written"
 
@@ -115,7 +122,8 @@ class Status:
     ``checks`` are the newest, newest first; ``newest_good`` is the newest that found the store
     intact, ``first_checked_at`` the time of the oldest. ``attempt`` is the newest of the open
     incident, ``closed`` the newest closed incident. ``worker`` is the process that is restoring.
-    ``runs`` are the newest captures, newest first. ``falls`` are the open ones, the largest first;
+    ``runs`` are the newest captures, newest first. ``stray_keys`` are keys without a tenant that
+    the newest ended one found, or the first of them. ``falls`` are the open ones, largest first;
     ``gone`` are counts with counters that a check found gone since the newest snapshot, most first.
     ``changes`` are those of the bucket's configuration in the last 24 hours, newest first.
     """
@@ -130,6 +138,7 @@ class Status:
     newest_good: Check | None
     first_checked_at: datetime | None
     runs: tuple[RecordedRun, ...]
+    stray_keys: tuple[CaptureFailure, ...]
     points: PointAges
     falls: tuple[Fall, ...]
     gone: tuple[KeyCount, ...]
@@ -222,6 +231,7 @@ class Status:
                 doubt is None and (bool(self.late_tenants) or self._is_behind())
             ),
             Attention.RECORDS_DAMAGED: bool(self.points.damage.records),
+            Attention.UNREADABLE_KEYS: bool(self.ended_runs and self.stray_keys),
             Attention.SNAPSHOT_IN_FUTURE: self.points.future is not None,
             Attention.MARKER_NOT_WRITTEN: self._lacks_a_new_marker(),
         }
@@ -336,6 +346,13 @@ class Status:
             yield Doubt.OVERDUE
 
 
+def _stray_keys(plane: ControlPlane, runs: Iterable[RecordedRun]) -> tuple[CaptureFailure, ...]:
+    """Return the keys without a tenant that the newest ended capture recorded."""
+    newest = next((run for run in runs if run.result is not None), None)
+    failures = () if newest is None else plane.reports.failures_of(newest.run_id)
+    return tuple(each for each in failures if each.kind is Uncaptured.KEY)
+
+
 def _skew_of(run: RecordedRun) -> timedelta | None:
     return None if run.result is None else run.result.clock_skew
 
@@ -378,6 +395,7 @@ def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:
         newest_good=good,
         first_checked_at=plane.registry.first_checked_at(),
         runs=runs,
+        stray_keys=_stray_keys(plane, runs),
         points=points,
         falls=falls,
         gone=gone,

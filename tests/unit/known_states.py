@@ -9,6 +9,7 @@ from typing import cast
 from budget_recovery_dagster.domain import (
     Attempt,
     BudgetWindow,
+    CaptureFailure,
     CaptureSource,
     Check,
     ConfigurationChange,
@@ -147,6 +148,7 @@ class Known:
     failed_at: datetime = NOW
     absent: frozenset[str] = frozenset()
     runs: tuple[RecordedRun, ...] = ()
+    failures: Mapping[str, tuple[CaptureFailure, ...]] = field(default_factory=dict)
     first_checked_at: datetime | None = None
     falls: tuple[Fall, ...] = ()
     gone: tuple[KeyCount, ...] = ()
@@ -290,3 +292,6 @@ class _Reports:
 
     def newest_runs(self, count: int) -> tuple[RecordedRun, ...]:
         return self.known.runs[:count]
+
+    def failures_of(self, run_id: str) -> tuple[CaptureFailure, ...]:
+        return self.known.failures.get(run_id, ())

@@ -16,6 +16,7 @@ from budget_recovery_dagster import presentation
 from budget_recovery_dagster.domain import (
     ITSELF,
     Attempt,
+    CaptureFailure,
     Check,
     ConfigurationChange,
     Evidence,
@@ -26,6 +27,7 @@ from budget_recovery_dagster.domain import (
     RecordedRun,
     RunOutcome,
     Stopped,
+    Uncaptured,
     Verdict,
     Waiting,
 )
@@ -427,6 +429,7 @@ def test_everything_that_needs_attention_is_shown_with_its_step() -> None:
         falls=(fall("a", "team", 3, "41.5"),),
         gone=(gone("a", 2),),
         runs=(failed_run(40), run(100, skew=30)),
+        failures={failed_run(40).run_id: stray_keys("usage.a")},
     )
     without = (Attention.NO_SNAPSHOT, Attention.SNAPSHOT_IN_FUTURE)
     expected = [each for each in Attention if each not in without]
@@ -788,3 +791,33 @@ def test_the_newest_closed_incident_is_shown() -> None:
     still_open = Known(recovering(incident()), incidents=(newest, earlier))
     assert still_open.status().closed == newest
     assert Known(recovering(incident())).status().closed is None
+
+
+def stray_keys(*names: str) -> tuple[CaptureFailure, ...]:
+    hour = run(5).hour
+    return tuple(
+        CaptureFailure(name, hour, "not UTF-8", "find it.", Uncaptured.KEY) for name in names
+    )
+
+
+def test_keys_without_a_tenant_need_attention() -> None:
+    newest, earlier = run(5), run(65)
+    tenant = CaptureFailure("acme", newest.hour, "Not permitted.", "grant it.")
+    known = Known(
+        checks=(check(1),),
+        snapshots={"acme": ago(5)},
+        runs=(run(0, None), newest, earlier),
+        failures={newest.run_id: (tenant, *stray_keys("usage.=FF.b", r"usage.\xff"))},
+    )
+    condition, _, step = summary(known)
+    assert condition is Condition.ATTENTION
+    assert "tenant_coverage lists them" in step
+    (notice,) = presentation.notices(known.status())
+    assert notice.code is Attention.UNREADABLE_KEYS
+    assert notice.message.startswith(
+        "Keys that name no tenant: 2, such as 'usage.=FF.b': not UTF-8."
+    )
+    # The next capture found none, or a loss came after it.
+    assert replace(known, runs=(earlier,)).status().condition is Condition.HEALTHY
+    ended = replace(known, incidents=(closed(3),))
+    assert Attention.UNREADABLE_KEYS not in ended.status().attentions
