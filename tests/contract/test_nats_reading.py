@@ -2,13 +2,17 @@
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
+from pydantic import SecretStr
 
 from budget_recovery_dagster.adapters.nats import Timeouts, consumers, open_usage_store
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import StoreReadError
+from budget_recovery_dagster.settings import Settings
+from budget_recovery_dagster.wiring import store_opener
 from tests.boards import board, board_key
 from tests.contract.nats_scene import Scene, counters, set_scene
 from tests.identities import identity_of
@@ -266,6 +270,29 @@ def test_a_read_times_out(scene: Scene) -> None:
     scene.network.before_request = lambda _: False
     timeouts = Timeouts(reading=0.2)
     with open_usage_store(scene.network.url, scene.bucket.name, timeouts=timeouts) as store:
-        failure = failure_of(lambda: store.reader(COUNTERS).read("t"))
-    assert isinstance(failure, StoreReadError)
-    assert "timed out after 0.2 s" in failure.message
+        failures = [
+            failure_of(lambda: store.reader(COUNTERS).read("t")),
+            failure_of(store.reader(COUNTERS).list_tenants),
+        ]
+    for failure in failures:
+        assert isinstance(failure, StoreReadError)
+        assert "timed out after 0.2 s" in failure.message
+        assert "BUDGET_RECOVERY_READ_TIMEOUT_SECONDS" in failure.hint
+
+
+@pytest.mark.parametrize(("seconds", "in_a_tick", "waits"), [(1, False, 1), (60, True, 2)])
+def test_the_settings_limit_how_long_a_response_may_take(
+    scene: Scene, *, seconds: int, in_a_tick: bool, waits: float
+) -> None:
+    scene.bucket.put_many(counters("b", 1))
+    scene.network.before_request = lambda _: False
+    settings = Settings(
+        nats_url=SecretStr(scene.network.url),
+        bucket=scene.bucket.name,
+        answer_timeout_seconds=seconds,
+    )
+    with store_opener(settings, in_a_tick=in_a_tick)() as store:
+        started = time.monotonic()
+        failure = failure_of(store.reader(COUNTERS).list_tenants)
+        assert waits <= time.monotonic() - started < 30
+    assert "BUDGET_RECOVERY_ANSWER_TIMEOUT_SECONDS" in failure.hint

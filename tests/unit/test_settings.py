@@ -25,6 +25,27 @@ def test_an_invalid_retention_is_rejected_by_name(
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "bounds"),
+    [
+        ("ANSWER_TIMEOUT_SECONDS", "0", "1 to 300"),
+        ("ANSWER_TIMEOUT_SECONDS", "2.5", "1 to 300"),
+        ("READ_TIMEOUT_SECONDS", "9", "10 to 3600"),
+        ("READ_TIMEOUT_SECONDS", "forever", "10 to 3600"),
+    ],
+)
+def test_a_wrong_timeout_is_rejected_by_name(
+    name: str, value: str, bounds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"BUDGET_RECOVERY_{name}", value)
+    with pytest.raises(SettingsError) as refused:
+        load_settings()
+    assert refused.value.message == (
+        f"BUDGET_RECOVERY_{name} is '{value}', which is not a whole number of seconds from"
+        f" {bounds}."
+    )
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("BUCKET", "budget.usage"),
