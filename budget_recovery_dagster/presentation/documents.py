@@ -30,6 +30,7 @@ from budget_recovery_dagster.presentation.text import (
     warnings,
     window_notes,
 )
+from budget_recovery_dagster.services.capture import Captured
 from budget_recovery_dagster.services.future_snapshots import FutureSnapshots, LostUsage
 from budget_recovery_dagster.services.resets import RecordedReset
 from budget_recovery_dagster.services.restore.manual import Applied, Resolved
@@ -41,7 +42,7 @@ from budget_recovery_dagster.services.restore.preview import (
 )
 from budget_recovery_dagster.services.restore.session import Remainder
 from budget_recovery_dagster.services.restore.tenants import TenantRestored
-from budget_recovery_dagster.services.status import Condition, Status
+from budget_recovery_dagster.services.status import Condition, Status, group_failures
 
 USAGE_ERROR = "usage"
 """The code of wrong options or arguments of a command."""
@@ -223,6 +224,26 @@ def _lost(lost: LostUsage) -> Mapping[str, Any]:
 
 def _place(at: TenantWindow) -> Mapping[str, str]:
     return {"tenant": at.tenant, "budget": at.of.budget, "window": at.of.window.token}
+
+
+def captured_json(captured: Captured) -> str:
+    """Write a snapshot that was taken; failed tenants are grouped by reason."""
+    stored, result = captured.stored, captured.result
+    return dumped(
+        captured_at=captured.captured_at,
+        source=captured.source,
+        outcome=result.outcome,
+        stored=result.stored,
+        absent=result.absent,
+        failed=result.failed,
+        windows=sum(tenant.records for tenant in stored),
+        counters=sum(tenant.entries for tenant in stored),
+        drops=sum(tenant.drops for tenant in stored),
+        drop_usage=exact_sum(tenant.drop_usage for tenant in stored),
+        partial=sum(tenant.is_partial for tenant in stored),
+        failures=group_failures({each.tenant: each for each in captured.failed}),
+        error=captured.stopped_by,
+    )
 
 
 def snapshots_json(

@@ -23,6 +23,7 @@ from budget_recovery_dagster.domain.recovery_point import (
 )
 from budget_recovery_dagster.domain.snapshots import RecordedRun
 from budget_recovery_dagster.domain.windows import in_words
+from budget_recovery_dagster.services.capture import Captured
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN
 from budget_recovery_dagster.services.resets import RecordedReset
 from budget_recovery_dagster.services.restore.manual import (
@@ -38,6 +39,7 @@ from budget_recovery_dagster.services.restore.preview import (
     WindowPreview,
 )
 from budget_recovery_dagster.services.restore.tenants import counted, listed
+from budget_recovery_dagster.services.status import group_failures
 
 FAILURES: Mapping[FailureReason, str] = {
     FailureReason.NO_SNAPSHOTS: "no snapshots to restore from",
@@ -396,8 +398,8 @@ def until_next_snapshot(applied: Applied) -> Iterator[str]:
     )
     if applied.choice.despite_resets:
         yield (
-            "Capture the current hour now: if the store is lost before the next snapshot, the"
-            " resets still exclude this usage."
+            "Capture the current hour now with `budget-recovery snapshot`: if the store is lost"
+            " before the next snapshot, the resets still exclude this usage."
         )
 
 
@@ -466,7 +468,36 @@ def resolved_report(
                 " reset is recorded, or their windows end."
             )
     elif failure is not None:
-        yield f"The first capture failed: {failure} Then capture the current hour."
+        yield (
+            f"The first capture failed: {failure} The supervisor in Dagster requests another one;"
+            " `budget-recovery snapshot` takes one now."
+        )
+
+
+def captured_report(captured: Captured) -> Iterator[str]:
+    """Describe a snapshot that was taken: what is stored, missing, and failed."""
+    stored, result = captured.stored, captured.result
+    at = full_time(captured.captured_at)
+    if stored:
+        counters = counted(sum(tenant.entries for tenant in stored), "counter")
+        yield f"Snapshot of {at}: {counted(result.stored, 'tenant')} stored, {counters}."
+    elif not result.failed:
+        yield f"No snapshot: no tenant has a counter in the usage store at {at}."
+    if stored and result.absent:
+        yield f"{counted(result.absent, 'tenant')} without usage."
+    if drops := sum(tenant.drops for tenant in stored):
+        usage = format_usage(exact_sum(tenant.drop_usage for tenant in stored))
+        yield (
+            f"Missing from the store, or lower than in snapshots: {counted(drops, 'counter')},"
+            f" {usage} of usage. See `budget-recovery status`."
+        )
+    if partial := sum(tenant.is_partial for tenant in stored):
+        yield f"{counted(partial, 'tenant')} not read completely: fewer keys than announced."
+    for group in group_failures({each.tenant: each for each in captured.failed}):
+        tenants = counted(len(group.tenants), "tenant")
+        yield f"{tenants} failed: {named(group.tenants)}. {group.reason} Try: {group.hint}"
+    if captured.prune_failure is not None:
+        yield f"Snapshots past retention were not removed. {captured.prune_failure}"
 
 
 def reset_report(recorded: RecordedReset) -> tuple[str, ...]:

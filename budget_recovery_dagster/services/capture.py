@@ -492,6 +492,7 @@ def capture_now(  # noqa: PLR0913 - by keyword, each the caller's own
     retention: RetentionPolicy,
     run_id: str,
     holder: str,
+    on_outcome: Callable[[TenantOutcome], None] = lambda _: None,
 ) -> Captured:
     """Capture every tenant into the present hour, as a person ordered it; see ``capture_hour``.
 
@@ -508,7 +509,7 @@ def capture_now(  # noqa: PLR0913 - by keyword, each the caller's own
         retention=retention,
         run_id=run_id,
         holder=holder,
-        on_outcome=lambda _: None,
+        on_outcome=on_outcome,
     )
     match captured:
         case Captured():
@@ -516,7 +517,7 @@ def capture_now(  # noqa: PLR0913 - by keyword, each the caller's own
         case Verified():
             raise HourClosedError(
                 f"The hour {hour} closed before its capture could start.",
-                "capture the current hour.",
+                "run `budget-recovery snapshot`, which captures the current hour.",
             )
         case Paused(state):
             raise CapturesPausedError(

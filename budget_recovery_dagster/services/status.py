@@ -29,6 +29,7 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
 from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.services.capture import TenantFailed
 from budget_recovery_dagster.services.falls import counters_gone
 from budget_recovery_dagster.services.recovery_points import (
     VERIFY_WITHIN,
@@ -271,13 +272,7 @@ class Status:
     @property
     def failures(self) -> tuple[TenantFailures, ...]:
         """The failing tenants, grouped by reason; the most common reason first."""
-        groups: defaultdict[str, dict[str, FailingTenant]] = defaultdict(dict)
-        for tenant, each in sorted(self.failing.items()):
-            # Reasons that differ only in the name of the tenant are the same.
-            same = re.sub(rf"(?<!\w){re.escape(tenant)}(?!\w)", "", each.reason)
-            groups[same][tenant] = each
-        largest_first = sorted(groups.values(), key=len, reverse=True)
-        return tuple(TenantFailures(tuple(each), *_texts_of(each)) for each in largest_first)
+        return group_failures(self.failing)
 
     def _is_news(self, at: datetime) -> bool:
         """Whether something happened after the last incident."""
@@ -340,9 +335,20 @@ def _skew_of(run: RecordedRun) -> timedelta | None:
     return None if run.result is None else run.result.clock_skew
 
 
-def _texts_of(failing: Mapping[str, FailingTenant]) -> tuple[str, str]:
-    first = next(iter(failing.values()))
-    return first.reason, first.hint
+def group_failures(
+    failing: Mapping[str, FailingTenant | TenantFailed],
+) -> tuple[TenantFailures, ...]:
+    """Group failed tenants by reason; the most common reason first."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for tenant, each in sorted(failing.items()):
+        # Reasons that differ only in the name of the tenant are the same.
+        same = re.sub(rf"(?<!\w){re.escape(tenant)}(?!\w)", "", each.reason)
+        groups[same].append(tenant)
+    largest_first = sorted(groups.values(), key=len, reverse=True)
+    return tuple(
+        TenantFailures(tuple(tenants), failing[tenants[0]].reason, failing[tenants[0]].hint)
+        for tenants in largest_first
+    )
 
 
 def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:

@@ -31,6 +31,7 @@ from budget_recovery_dagster.domain import (
     FailureReason,
     GivenUp,
     Held,
+    Hour,
     JudgedFalls,
     KeptPreview,
     ListedSnapshot,
@@ -66,6 +67,7 @@ from budget_recovery_dagster.presentation import (
     USAGE_ERROR,
     Warned,
     applied_json,
+    captured_json,
     discarded_json,
     error_json,
     failure_json,
@@ -83,12 +85,16 @@ from budget_recovery_dagster.sandbox import NoRunningDevError
 from budget_recovery_dagster.services import (
     WRITTEN,
     Attention,
+    Captured,
     Condition,
     Doubt,
     EntryPreview,
     Preview,
     RecordedReset,
+    TenantAbsent,
+    TenantFailed,
     TenantPreview,
+    TenantStored,
     WindowPreview,
 )
 from budget_recovery_dagster.services.future_snapshots import FutureSnapshots, LostUsage
@@ -378,6 +384,32 @@ SNAPSHOT = ListedSnapshot(
     ago(60), CaptureSource.COUNTERS, 1, 2, 3, 4, 5, 6, Decimal("1.5"), 7, is_pruned=False
 )
 
+CAPTURED = Captured(
+    hour=Hour.containing(ago(60)),
+    captured_at=ago(60),
+    source=CaptureSource.COUNTERS,
+    identity=IDENTITY,
+    outcomes=(
+        TenantStored(
+            tenant="acme",
+            records=1,
+            truncated=0,
+            entries=2,
+            usage=Decimal(3),
+            omitted=0,
+            unreadable=0,
+            drops=1,
+            drop_usage=Decimal("1.5"),
+            is_partial=False,
+            seconds=0.1,
+        ),
+        TenantAbsent("initech", 0.1),
+        TenantFailed.because("globex", ERROR, 0.1),
+    ),
+    unreadable=(),
+    stopped_by=ERROR,
+)
+
 
 def statuses() -> Iterator[str]:
     known = Known(
@@ -432,6 +464,8 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "hold and release", held_json(BARE)
     listed = [SNAPSHOT, replace(SNAPSHOT, drop_usage=None)]
     yield "snapshots", snapshots_json(listed, ["per user"], Damage({"acme": 1}, ("globex",)))
+    yield "snapshot", captured_json(CAPTURED)
+    yield "snapshot", captured_json(replace(CAPTURED, stopped_by=None))
     lost = LostUsage(TenantWindow("acme", DAY), 1, Decimal(2))
     discarded = FutureSnapshots((SNAPSHOT,), NOW, (lost,), JudgedFalls(), None)
     yield "discard-future", discarded_json(discarded)
