@@ -53,9 +53,10 @@ _DESCRIPTION = (
     "empty: PostgreSQL shows what can be restored.\n\n"
     "**A tenant that cannot be read** is named in the run's table, and the check "
     "tenant_coverage warns; the other tenants are stored.\n\n"
-    "**captured_usage** is the sum of all counters. It should rise, and fall only when a window "
-    "ends or the source changes. It is not a bill: one request counts in every budget and "
-    "window that it belongs to."
+    "**captured_usage** is the sum of the counters of open windows. It should rise, and fall only "
+    "when a window ends or the source changes. It is not a bill: one request counts in every "
+    "budget and window that it belongs to. Keys of closed windows are captured as well: "
+    "*closed_windows* counts these windows."
 )
 
 

@@ -290,7 +290,14 @@ def status_json(status: Status, exit_code: int) -> str:
         },
         points={
             "newest_snapshot_at": status.points.newest_snapshot,
-            "newest_by_tenant": dict(sorted(status.points.newest_points.items())),
+            "newest_by_tenant": {
+                tenant: at
+                for tenant, at in sorted(status.points.newest_points.items())
+                if tenant not in status.points.emptied
+            },
+            "emptied_tenants": {
+                tenant: status.points.read[tenant] for tenant in sorted(status.points.emptied)
+            },
             "damaged_records_by_tenant": status.points.damage.records,
             "unverified_tenants": status.points.damage.unverified,
             "failing_tenants": {

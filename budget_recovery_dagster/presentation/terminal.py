@@ -443,7 +443,8 @@ def _style(verdict: Verdict) -> str:
 
 
 def _points(points: PointAges) -> Iterator[str]:
-    newest, now = points.newest_points, points.now
+    now = points.now
+    newest = {each: at for each, at in points.newest_points.items() if each not in points.emptied}
     if newest:
         tenants = counted(len(newest), "tenant")
         yield f"{tenants}, newest snapshot {since(max(newest.values()), now)}"
@@ -451,8 +452,14 @@ def _points(points: PointAges) -> Iterator[str]:
         yield f"Furthest behind: {oldest_of}, newest snapshot {since(newest[oldest_of], now)}"
     elif points.newest_snapshot is None:
         yield "none yet"
-    else:
+    elif not points.emptied:
         yield f"The newest snapshot has no open windows, {since(points.newest_snapshot, now)}"
+    for tenant in sorted(points.emptied)[:_FAILING]:
+        usage_at = clock_time(points.newest_points[tenant], now)
+        read = since(points.read[tenant], now)
+        yield f"Holds nothing: {tenant}, read {read}; its newest usage is of {usage_at}"
+    if len(points.emptied) > _FAILING:
+        yield f"Holds nothing: {len(points.emptied) - _FAILING} more"
     damaged = points.damage.records
     if damaged:
         records = counted(sum(damaged.values()), "record")

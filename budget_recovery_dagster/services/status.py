@@ -297,13 +297,9 @@ class Status:
     def late_tenants(self) -> tuple[str, ...]:
         """The tenants whose newest snapshot of an open window is too old, by name.
 
-        A capture of a tenant whose counters are all gone has no window, but judges its falls.
+        That of a tenant whose counters are all gone has no window.
         """
-        newest = dict(self.points.newest_points)
-        for fall in self.falls:
-            if fall.at.tenant in newest:
-                newest[fall.at.tenant] = max(newest[fall.at.tenant], fall.judged_at)
-        return tuple(sorted(each for each, at in newest.items() if is_too_old(at, self.at)))
+        return tuple(sorted(self.points.newest_points.keys() & self.points.too_old.keys()))
 
     def _is_held_long(self) -> bool:
         """Whether a hold may have been forgotten: captures are paused as long as it lasts."""

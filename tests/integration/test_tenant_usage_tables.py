@@ -241,17 +241,51 @@ def test_recovery_points_need_only_the_database(
 
     assert result.success
     shown = metadata(result, POINTS)
-    assert shown["newest_point_age_seconds"] < 60
-    assert shown["oldest_point_age_seconds"] >= 7200
-    assert [(row["tenant"], row["usage"]) for row in rows(result, POINTS, "points")] == [
-        ("acme", "80"),
-        ("fresh", "1"),
-    ]
+    # The age of what the store does not have any more is no age of a capture.
+    assert shown["newest_point_age_seconds"] == shown["oldest_point_age_seconds"] < 60
+    assert shown["gone_windows"] == 1
+    assert [
+        (row["tenant"], row["usage"], row["marks"]) for row in rows(result, POINTS, "points")
+    ] == [("acme", "80", "gone"), ("fresh", "1", "")]
     check = checks(result)["recovery_point_age"]
     assert not check.passed
     assert check.severity is dg.AssetCheckSeverity.WARN
-    assert str(check.description).startswith("Older than 1h 30min: 'acme'. The newest")
-    assert [row["tenant"] for row in details(check)] == ["acme"]
+    assert str(check.description).startswith("Nothing is older than 1h 30min. The newest")
+    assert str(check.description).endswith("s ago, holds nothing: 'acme'.")
+    (row,) = details(check)
+    assert row["tenant"] == "acme"
+    assert "ago, holds nothing: its counters were deleted." in str(row["action"])
+    assert "record_reset_job" in str(row["action"])
+
+
+def test_a_tenant_whose_counters_were_deleted_on_purpose_is_quiet_after_a_reset(
+    configured: Bucket, database_url: str, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    configured.spend("fresh", "total", LIFETIME, {None: "1"})
+    capture_at(database_url, current_hour.start - timedelta(hours=2))
+    configured.purge("usage.acme.")
+    result = run_job(instance, current_hour)
+    assert not checks(result)["recovery_point_age"].passed
+    status = answer(database_url, "status")
+    # The reading is not late; what is missing is reported as missing.
+    assert [each["code"] for each in status["attention"]] == ["usage_missing"]
+    assert list(status["points"]["emptied_tenants"]) == ["acme"]
+    assert list(status["points"]["newest_by_tenant"]) == ["fresh"]
+    shown = " ".join(CliRunner().invoke(main, ["status"]).stdout.split())
+    assert "Holds nothing: acme, read" in shown
+    assert "Furthest behind: fresh" in shown
+    command = ("record-reset", "--tenant", "acme", "--budget", "total", "--reason", "left")
+    answer(database_url, *command)
+    # At once, and once a capture has read the tenant again.
+    for result in (materialize(instance, POINTS), run_job(instance, current_hour)):
+        check = checks(result)["recovery_point_age"]
+        assert (check.passed, list(check.metadata)) == (
+            True,
+            ["tenants", "tenants_too_old", "tenants_emptied", "damaged_records"],
+        )
+    status = answer(database_url, "status")
+    assert (status["condition"], status["points"]["emptied_tenants"]) == ("healthy", {})
 
 
 def answer(database_url: str, *arguments: str) -> dict[str, Any]:
