@@ -1,7 +1,7 @@
 """Tables and text that the commands print."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 
 from rich.console import Console
@@ -384,16 +384,13 @@ def _losses(incident: Incident, now: datetime) -> Iterator[str]:
 
 def _uncovered(incident: Incident, now: datetime) -> str:
     """Describe the usage that no restore can bring back."""
-    newest, good, missing = incident.newest_point_at, incident.last_good_at, incident.uncovered
-    if newest is None:
+    newest, missing = incident.newest_point_at, incident.uncovered
+    if newest is None or missing is None:
         return "Not covered: all usage, because no snapshot existed"
-    if good is None or missing is None:
-        return f"Not covered: usage after the snapshot of {clock_time(newest, now)}"
-    if missing == timedelta(0):
-        return "Not covered: only usage after the last good check"
     return (
-        f"Not covered: {missing.total_seconds() / 60:.1f} min of usage, from the snapshot of"
-        f" {clock_time(newest, now)} to the last good check at {clock_time(good, now)}"
+        f"Not covered: at most {in_words(missing)} of usage, from the snapshot of"
+        f" {clock_time(newest, now)} to the loss, found at"
+        f" {clock_time(incident.losses[0].found_at, now)}"
     )
 
 

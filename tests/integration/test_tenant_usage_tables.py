@@ -217,6 +217,19 @@ def test_tables_and_points_are_skipped_while_captures_are_paused(
     assert {TABLES, POINTS, "recovery_points_recovery_point_age"} <= skipped
     assert result.get_asset_materialization_events() == []
     assert files(tables) == written
+    # A success, but no capture: the list of runs and the page of the asset show that.
+    run = instance.get_run_by_id(result.run_id)
+    assert run is not None
+    assert run.tags["budget_recovery/outcome"] == "skipped"
+    (observed,) = result.get_asset_observation_events()
+    observation = observed.asset_observation_data.asset_observation
+    assert (observation.asset_key.path, observation.partition) == (
+        ["budget_usage_snapshots"],
+        current_hour.key,
+    )
+    shown = {name: value.value for name, value in observation.metadata.items()}
+    assert (shown["outcome"], shown["state"]) == ("skipped", "recovering")
+    assert "captures are paused" in str(shown["reason"])
     # Both can still be materialized manually.
     assert materialize(instance, POINTS).success
     assert materialize(instance, TABLES, current_hour).success

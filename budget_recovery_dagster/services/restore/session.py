@@ -643,13 +643,12 @@ def _lower_counters(
 
 def uncovered(incident: Incident) -> str:
     """Describe the usage that no snapshot holds."""
-    span, since, until = incident.uncovered, incident.newest_point_at, incident.last_good_at
-    if span is None or since is None or until is None:
-        return "It is unknown since when usage is missing: no check of the store is recorded."
+    span, since = incident.uncovered, incident.newest_point_at
+    if span is None or since is None:
+        return "No snapshot existed before the loss, so no usage is restored."
     newest = f"{since:%Y-%m-%d %H:%M:%S} UTC"
-    sentence = f"Usage between the newest snapshot ({newest}) and the loss is not restored"
-    # Exact to the second, as the times are shown.
-    if span >= timedelta(seconds=1):
-        last = f"{until:%Y-%m-%d %H:%M:%S} UTC"
-        sentence += f": at least {in_words(span)}, to the last good check ({last})"
-    return f"{sentence}."
+    found = f"{incident.losses[0].found_at:%Y-%m-%d %H:%M:%S} UTC"
+    return (
+        f"Usage between the newest snapshot ({newest}) and the loss is not restored: at most"
+        f" {in_words(span)}, until the loss was found ({found})."
+    )
