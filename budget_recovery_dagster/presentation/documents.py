@@ -158,8 +158,29 @@ def applied_json(applied: Applied) -> str:
             "detail": incident.ended.detail if incident.ended else None,
         },
         remainder=applied.remainder,
+        other_snapshots=applied.others and _held_more(applied.others),
         error=applied.failure,
     )
+
+
+_LOWER = 100
+
+
+def _held_more(others: Remainder) -> Mapping[str, Any]:
+    largest = sorted(others.lower, key=lambda each: each.rise, reverse=True)
+    return {
+        "windows": len(largest),
+        "counters": others.counters,
+        "unread": others.unseen,
+        "largest": [
+            {
+                **_place(TenantWindow(each.tenant, each.of)),
+                "counters": len(each.entities),
+                "usage": each.rise,
+            }
+            for each in largest[:_LOWER]
+        ],
+    }
 
 
 def resolved_json(

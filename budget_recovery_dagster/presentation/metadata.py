@@ -24,6 +24,7 @@ from budget_recovery_dagster.presentation.text import (
     end_of_incident,
     figures,
     headline,
+    held_more,
     known_usage,
     largest_first,
     most_relevant,
@@ -454,6 +455,10 @@ def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
     metadata: dict[str, Any] = {"result": applied_headline(applied)}
     if text := end_of_incident(applied):
         metadata["incident"] = text
+    if applied.others is not None:
+        metadata["lower_than_other_snapshots"] = applied.others.counters
+    if lower := list(held_more(applied)):
+        metadata["other_snapshots"] = " ".join(lower)
     metadata |= {
         "choice": str(applied.choice),
         "reason": order.reason,

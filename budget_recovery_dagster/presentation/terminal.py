@@ -37,6 +37,7 @@ from budget_recovery_dagster.presentation.text import (
     escape_unprintable,
     full_time,
     headline,
+    held_more,
     known_usage,
     label,
     largest_first,
@@ -261,6 +262,8 @@ def print_applied(console: Console, applied: Applied) -> None:
         print_row(console, [("Failed  ", "bold red"), (str(applied.failure), "")])
     if text := end_of_incident(applied):
         print_row(console, [("Store   ", "bold"), (text, "")])
+    for text in held_more(applied):
+        print_row(console, [("Lower   ", "bold yellow"), (text, "")])
     for text in until_next_snapshot(applied):
         print_row(console, [("Then    ", "bold"), (text, "")])
 

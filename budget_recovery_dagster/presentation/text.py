@@ -387,6 +387,28 @@ def end_of_incident(applied: Applied) -> str | None:
     return f"Incident {incident.short_id} stays open: {' '.join(left)} {next_step}"
 
 
+_LOWER_SHOWN = 5
+
+
+def held_more(applied: Applied) -> Iterator[str]:
+    """Describe what other snapshots hold more than the store after a restore from one of them."""
+    others = applied.others
+    if others is None or not others.lower:
+        return
+    counters = counted(others.counters, "counter")
+    windows = counted(len(others.lower), "window")
+    yield (
+        f"Other snapshots hold more: {counters} in {windows} still lower. To restore the highest"
+        " usage, repeat the command without --snapshot."
+    )
+    largest = sorted(others.lower, key=lambda each: each.rise, reverse=True)
+    for each in largest[:_LOWER_SHOWN]:
+        entities = counted(len(each.entities), "counter")
+        yield f"{each.tenant}, {each.of}: {entities}, {format_usage(each.rise)} more"
+    if left := largest[_LOWER_SHOWN:]:
+        yield f"{counted(len(left), 'more window')}, not shown: only --json prints 100."
+
+
 def until_next_snapshot(applied: Applied) -> Iterator[str]:
     """Say what is not as it will be until the next snapshot."""
     incident = applied.incident

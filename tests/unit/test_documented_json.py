@@ -105,6 +105,7 @@ from budget_recovery_dagster.services.restore import (
     Resolved,
     TenantRestored,
 )
+from budget_recovery_dagster.services.restore.session import LowerCounters
 from tests import documentation
 from tests.unit.known_states import (
     IDENTITY,
@@ -373,6 +374,9 @@ APPLIED = Applied(
     failure=ERROR,
     incident=ENDED,
     remainder=REMAINDER,
+    others=replace(
+        REMAINDER, lower=(LowerCounters("acme", DAY, frozenset({"bob"}), Decimal(1), are_all=True),)
+    ),
 )
 RESET = RecordedReset(
     Reset("acme", "per user", "2026-11-30", "alice", ago(5), "bob@ops", "wrong price", NOW),
@@ -456,7 +460,9 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "preview", preview_json(replace(PREVIEW, choice=every, recovery=healthy))
     yield "restore", applied_json(APPLIED)
     yield "restore", applied_json(replace(APPLIED, incident=OPEN))
-    nothing = replace(APPLIED, preview=None, failure=None, incident=None, remainder=None)
+    nothing = replace(
+        APPLIED, preview=None, failure=None, incident=None, remainder=None, others=None
+    )
     yield "restore", applied_json(nothing)
     resolved = Resolved(ENDED, Acceptance.RECORD_RESETS, REMAINDER, (RESET.reset,), ago(-60))
     yield "resolve", resolved_json(resolved, run(0), None)

@@ -476,8 +476,10 @@ class TenantRestores:
             self._require_same_store(restored.failure)
         return restored
 
-    def remainder(self, *, is_final: bool) -> Remainder:
+    def remainder(self, *, is_final: bool, tenants: Iterable[str] | None = None) -> Remainder:
         """Count, tenant by tenant, what a restore to the points would still raise, writing nothing.
+
+        Of all tenants, or only of some.
 
         ``is_final``: record in the audits the counters that stay below their point. Otherwise an
         interrupted restore would count as having raised all that it had started.
@@ -490,7 +492,7 @@ class TenantRestores:
         """
         counters, unseen = 0, []
         lower: list[LowerCounters] = []
-        for tenant in sorted(self.session.plane.points.tenants()):
+        for tenant in sorted(self.session.plane.points.tenants() if tenants is None else tenants):
             try:
                 left, lower_here = self._left_of(tenant)
                 if is_final and left:
