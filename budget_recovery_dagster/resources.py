@@ -19,6 +19,8 @@ from budget_recovery_dagster.services.restore.manual import Order
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import opened_control_plane
 
+OUTCOME_TAG = "budget_recovery/outcome"
+"""Tag of a run: its outcome, beyond success or failure."""
 _log = logging.getLogger(__name__)
 _MUTED_SECONDS = 60.0
 _DAGSTER_AWAY_SECONDS = 600.0

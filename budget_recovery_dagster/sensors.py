@@ -39,7 +39,7 @@ from budget_recovery_dagster.presentation.text import label
 from budget_recovery_dagster.resources import ControlPlaneParam, ControlPlaneResource, is_dry_run
 from budget_recovery_dagster.restore_runs import LAUNCH_TAG, RestoreRuns, location_of, show_once
 from budget_recovery_dagster.services.check import Checked, check_store, foresee_check
-from budget_recovery_dagster.services.falls import CaptureRequest
+from budget_recovery_dagster.services.falls import CaptureRequest, requested_capture
 from budget_recovery_dagster.settings import Settings
 from budget_recovery_dagster.wiring import store_opener
 
@@ -335,6 +335,12 @@ def _checked(
     return dg.SensorResult(skip_reason=report, cursor="0", asset_events=observed)
 
 
+def _due_capture(plane: ControlPlane, runs: RestoreRuns) -> dg.RunRequest | None:
+    """Return the request for a capture that the database knows to be due; None: none is."""
+    request = requested_capture(plane)
+    return None if request is None else _capture_request(request, runs)
+
+
 def _capture_request(request: CaptureRequest, runs: RestoreRuns) -> dg.RunRequest:
     # A current hour can be captured again. The daemon ignores a key that already has its run.
     return dg.RunRequest(
@@ -369,7 +375,7 @@ def _metadata(checked: Checked) -> dict[str, Any]:
 
 
 @dg.sensor(
-    job_name=restore_job.name,
+    jobs=[restore_job, hourly_snapshot_job],
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description=(
@@ -378,7 +384,9 @@ def _metadata(checked: Checked) -> dict[str, Any]:
         "a run had to wait for the store or died. A PostgreSQL lease tracks liveness: a started "
         "run without a lease for a minute is marked as failed. A launch without a run is "
         "requested again. Terminating a run puts the incident on hold. A run without a worker "
-        "that Dagster still shows as started after the incident ends as PostgreSQL knows it."
+        "that Dagster still shows as started after the incident ends as PostgreSQL knows it. "
+        "Requests one run of hourly_snapshot_job at the first start, and once an incident is "
+        "closed: the next hour may be far away."
     ),
 )
 def restore_supervisor_sensor(
@@ -393,9 +401,10 @@ def restore_supervisor_sensor(
             known = read_suspicion(context.cursor)
             runs = _our_runs(context, plane)
             supervised = supervise_restore(runs, plane, deadline, known)
+            request = supervised.request or _due_capture(plane, runs)
         cursor = write_suspicion(supervised.suspicion)
-        if supervised.request is not None:
-            return dg.SensorResult(run_requests=[supervised.request], cursor=cursor)
+        if request is not None:
+            return dg.SensorResult(run_requests=[request], cursor=cursor)
         return dg.SensorResult(skip_reason=supervised.reason, cursor=cursor)
 
     return _tick(context, supervise_once)

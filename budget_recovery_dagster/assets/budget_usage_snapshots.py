@@ -27,6 +27,7 @@ from budget_recovery_dagster.presentation.metadata import (
 )
 from budget_recovery_dagster.presentation.text import known_usage
 from budget_recovery_dagster.resources import (
+    OUTCOME_TAG,
     ControlPlaneParam,
     failure,
     holder_of,
@@ -52,11 +53,14 @@ _DESCRIPTION = (
     "**Retention** removes snapshots older than the setting, except what a current recovery "
     "point needs, and nothing of a tenant that failed in the run. An old green partition may be "
     "empty: PostgreSQL shows what can be restored.\n\n"
+    "**Observations** are runs that took no snapshot, because captures were paused. The tag "
+    "`budget_recovery/outcome` of such a run is `skipped`.\n\n"
     "**A tenant that cannot be read** is named in the run's table, and the check "
     "tenant_coverage warns; the other tenants are stored.\n\n"
-    "**captured_usage** is the sum of all counters. It should rise, and fall only when a window "
-    "ends or the source changes. It is not a bill: one request counts in every budget and "
-    "window that it belongs to."
+    "**captured_usage** is the sum of the counters of open windows. It should rise, and fall only "
+    "when a window ends or the source changes. It is not a bill: one request counts in every "
+    "budget and window that it belongs to. Keys of closed windows are captured as well: "
+    "*closed_windows* counts these windows."
 )
 
 
@@ -102,16 +106,31 @@ def _budget_usage_snapshots(
         )
     match result:
         case Paused():
-            context.log.warning(
-                f"No snapshot: captures are paused while the usage store is {result.state.name}. "
-                "They resume once it is HEALTHY again."
-            )
+            _show_skipped(context, hour, result)
         case Verified():
             yield _verified(context.log, result)
         case Captured() if not result.outcomes:
             context.log.warning("No snapshot: neither the store nor a snapshot has a tenant.")
         case Captured():
             yield from _captured(context.log, result)
+
+
+def _show_skipped(context: dg.AssetExecutionContext, hour: Hour, paused: Paused) -> None:
+    """Show on the run and on the asset that a run without an error took no snapshot."""
+    reason = (
+        f"No snapshot: captures are paused while the usage store is {paused.state.name}. "
+        "They resume once it is HEALTHY again."
+    )
+    context.log.warning(reason)
+    context.log_event(
+        dg.AssetObservation(
+            "budget_usage_snapshots",
+            partition=hour.key,
+            metadata={"outcome": "skipped", "state": paused.state.value, "reason": reason},
+        )
+    )
+    # The list of runs shows it as a success.
+    context.instance.add_run_tags(context.run.run_id, {OUTCOME_TAG: "skipped"})
 
 
 def _failures_logged(log: dg.DagsterLogManager) -> Callable[[TenantOutcome], None]:

@@ -45,10 +45,11 @@ restored_usage = dg.AssetSpec(
     owners=OWNERS,
     tags={"data": "tenant-usage", "for": "recovery"},
     description=(
-        "The counters that restores raised in the gateway's store after a loss, each to the "
-        "highest usage in all retained snapshots.\n\n"
-        "**Materializations** are automatic and manual restores that raised counters, with the "
-        "usage of each budget before and after. **Observations** are previews, and restores that "
-        "raised nothing. The table budget_recovery.restore_audit has every restore."
+        "The counters that restores raised in the gateway's store, each to the highest usage in "
+        "all retained snapshots, or in the chosen one.\n\n"
+        "**Materializations** are runs in Dagster that raised counters, with the usage of each "
+        "budget before and after. **Observations** are previews, and restores that raised nothing. "
+        "A restore by the command `budget-recovery restore` has no run, and is not shown here: the "
+        "table budget_recovery.restore_audit has every restore."
     ),
 )

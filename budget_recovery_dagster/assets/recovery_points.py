@@ -46,7 +46,8 @@ _NAMED = 10
         "more. *partial*: fewer keys arrived than the store announced. *omitted(n)*: n counters "
         "could not be read in the newest snapshot. *earlier(n)*: n entities are missing or lower "
         "in the newest snapshot and come from older ones; the view has `last_captured_at` of "
-        "each. *damaged(n)*: n records do not match their checksum. A restore does not use them; "
+        "each. *gone*: the tenant was read since, and holds nothing of this window. "
+        "*damaged(n)*: n records do not match their checksum. A restore does not use them; "
         "the view `budget_recovery.damaged_record` lists them."
     ),
 )
@@ -67,7 +68,8 @@ def recovery_points(
         f"Passes if every tenant's newest snapshot of an open window is at most "
         f"{duration(MAX_POINT_AGE)} old. Captures run every hour: an older snapshot means missed "
         "captures, and a restore would bring back less. Fails as well if a tenant's captures "
-        "fail for that long, if no snapshot exists, if the newest has a time in the future, or "
+        "fail for that long, if the newest snapshot of a tenant holds nothing of what a restore "
+        "would bring back, if no snapshot exists, if the newest has a time in the future, or "
         "if a record that a restore would read is damaged (checksum mismatch)."
     ),
 )
@@ -76,7 +78,11 @@ def recovery_point_age(control_plane: ControlPlaneParam) -> dg.AssetCheckResult:
     with control_plane.opened_in_step() as plane:
         ages = judge_point_ages(plane)
     too_old = sorted((_row(ages, tenant) for tenant in ages.too_old), key=_oldest_first)
-    rows = [*too_old, *(_damaged_row(ages, tenant) for tenant in sorted(ages.damage.records))]
+    emptied = [
+        _emptied_row(ages, each) for each in sorted(ages.emptied) if each not in ages.too_old
+    ]
+    damaged = [_damaged_row(ages, tenant) for tenant in sorted(ages.damage.records)]
+    rows = [*too_old, *emptied, *damaged]
     return dg.AssetCheckResult(
         passed=ages.is_sound,
         severity=dg.AssetCheckSeverity.WARN,
@@ -84,6 +90,7 @@ def recovery_point_age(control_plane: ControlPlaneParam) -> dg.AssetCheckResult:
         metadata={
             "tenants": len(ages.watched),
             "tenants_too_old": len(ages.too_old),
+            "tenants_emptied": len(ages.emptied),
             "damaged_records": sum(ages.damage.records.values()),
             **({"details": table(rows)} if rows else {}),
         },
@@ -101,6 +108,17 @@ def _row(ages: PointAges, tenant: str) -> Row:
         "age": old,
         "action": "see tenant_coverage and the last runs of hourly_snapshot_job for the reason "
         "why the tenant is not captured.",
+    }
+
+
+def _emptied_row(ages: PointAges, tenant: str) -> Row:
+    read = duration(age(ages.read[tenant], ages.now))
+    return {
+        "tenant": tenant,
+        "newest_snapshot": ages.newest_points[tenant].isoformat(timespec="seconds"),
+        "age": duration(age(ages.newest_points[tenant], ages.now)),
+        "action": f"Read {read} ago, holds nothing: its counters were deleted. If that was on "
+        "purpose, run record_reset_job; otherwise preview the tenant, and restore it.",
     }
 
 
@@ -136,6 +154,9 @@ def _verdict(ages: PointAges, oldest_first: list[str]) -> str:
             f" of {named(sorted(damaged), _NAMED)}: a restore uses older records, if any "
             "exist."
         )
+    if ages.emptied:
+        read = duration(age(min(ages.read[each] for each in ages.emptied), ages.now))
+        newest += f" Read {read} ago, holds nothing: {named(sorted(ages.emptied), _NAMED)}."
     if not oldest_first and not ages.is_behind:
         return f"Nothing is older than {duration(MAX_POINT_AGE)}. {newest}"
     if not oldest_first:

@@ -10,7 +10,9 @@ from budget_recovery_dagster.cli.console import can_write_output, show_error, sh
 from budget_recovery_dagster.embedded import CannotStartError
 from budget_recovery_dagster.errors import (
     BudgetRecoveryError,
+    CapturesPausedError,
     ChoiceError,
+    ClockSkewError,
     LeaseHeldError,
     NotConfirmedError,
     PreviewOutdatedError,
@@ -31,6 +33,7 @@ _COMMANDS: Mapping[str, str] = {
     "release": "hold:release",
     "resolve": "resolve:resolve",
     "restore": "restore:restore",
+    "snapshot": "snapshot:snapshot",
     "snapshots": "snapshots:snapshots",
     "status": "status:status",
     "wipe": "wipe:wipe",
@@ -42,7 +45,9 @@ REFUSED = 2
 
 _REFUSALS = (
     CannotStartError,
+    CapturesPausedError,
     ChoiceError,
+    ClockSkewError,
     LeaseHeldError,
     NoRunningDevError,
     NotConfirmedError,

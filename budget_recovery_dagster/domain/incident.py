@@ -361,10 +361,14 @@ class Incident:
 
     @property
     def uncovered(self) -> timedelta | None:
-        """The time span whose usage no snapshot has; None if unknown."""
-        if self.newest_point_at is None or self.last_good_at is None:
+        """The longest time whose usage no snapshot has; None: there was no snapshot.
+
+        It ends when the loss was found. The last good check would be too early: usage from after
+        it is in no snapshot either.
+        """
+        if self.newest_point_at is None:
             return None
-        return max(self.last_good_at - self.newest_point_at, timedelta(0))
+        return max(self.losses[0].found_at - self.newest_point_at, timedelta(0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,9 @@ def _capture(context: dg.OpExecutionContext, plane: ControlPlane, settings: Sett
         )
     except BudgetRecoveryError:
         # The incident is closed in any case.
-        context.log.exception("The first capture failed. Capture the current hour again.")
+        context.log.exception(
+            "The first capture failed. restore_supervisor_sensor requests another one."
+        )
         return
     for failed in captured.failed:
         context.log.error(f"Tenant {failed.tenant!r} is not in this snapshot: {failed.reason}")

@@ -35,6 +35,7 @@ from budget_recovery_dagster.presentation.text import (
     most_relevant,
 )
 from budget_recovery_dagster.resources import (
+    OUTCOME_TAG,
     ControlPlaneParam,
     ControlPlaneResource,
     await_dagster,
@@ -63,8 +64,6 @@ from budget_recovery_dagster.services.restore.manual import restore_manually
 from budget_recovery_dagster.services.restore.preview import RestoreRequest, preview_restore
 from budget_recovery_dagster.wiring import store_opener
 
-OUTCOME_TAG = "budget_recovery/outcome"
-"""Tag of a run: its outcome, beyond success or failure."""
 LONGEST_WAIT = timedelta(seconds=60)
 """A run waits for its next attempt at most so long, since it occupies one of Dagster's run slots.
 

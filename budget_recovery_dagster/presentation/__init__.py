@@ -7,6 +7,7 @@ from budget_recovery_dagster.presentation.documents import INTERRUPTED as INTERR
 from budget_recovery_dagster.presentation.documents import STATUS_UNREAD as STATUS_UNREAD
 from budget_recovery_dagster.presentation.documents import USAGE_ERROR as USAGE_ERROR
 from budget_recovery_dagster.presentation.documents import applied_json as applied_json
+from budget_recovery_dagster.presentation.documents import captured_json as captured_json
 from budget_recovery_dagster.presentation.documents import discarded_json as discarded_json
 from budget_recovery_dagster.presentation.documents import error_json as error_json
 from budget_recovery_dagster.presentation.documents import failure_json as failure_json

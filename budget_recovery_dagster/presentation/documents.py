@@ -30,6 +30,7 @@ from budget_recovery_dagster.presentation.text import (
     warnings,
     window_notes,
 )
+from budget_recovery_dagster.services.capture import Captured
 from budget_recovery_dagster.services.future_snapshots import FutureSnapshots, LostUsage
 from budget_recovery_dagster.services.resets import RecordedReset
 from budget_recovery_dagster.services.restore.manual import Applied, Resolved
@@ -41,7 +42,7 @@ from budget_recovery_dagster.services.restore.preview import (
 )
 from budget_recovery_dagster.services.restore.session import Remainder
 from budget_recovery_dagster.services.restore.tenants import TenantRestored
-from budget_recovery_dagster.services.status import Condition, Status
+from budget_recovery_dagster.services.status import Condition, Status, group_failures
 
 USAGE_ERROR = "usage"
 """The code of wrong options or arguments of a command."""
@@ -157,8 +158,29 @@ def applied_json(applied: Applied) -> str:
             "detail": incident.ended.detail if incident.ended else None,
         },
         remainder=applied.remainder,
+        other_snapshots=applied.others and _held_more(applied.others),
         error=applied.failure,
     )
+
+
+_LOWER = 100
+
+
+def _held_more(others: Remainder) -> Mapping[str, Any]:
+    largest = sorted(others.lower, key=lambda each: each.rise, reverse=True)
+    return {
+        "windows": len(largest),
+        "counters": others.counters,
+        "unread": others.unseen,
+        "largest": [
+            {
+                **_place(TenantWindow(each.tenant, each.of)),
+                "counters": len(each.entities),
+                "usage": each.rise,
+            }
+            for each in largest[:_LOWER]
+        ],
+    }
 
 
 def resolved_json(
@@ -225,6 +247,26 @@ def _place(at: TenantWindow) -> Mapping[str, str]:
     return {"tenant": at.tenant, "budget": at.of.budget, "window": at.of.window.token}
 
 
+def captured_json(captured: Captured) -> str:
+    """Write a snapshot that was taken; failed tenants are grouped by reason."""
+    stored, result = captured.stored, captured.result
+    return dumped(
+        captured_at=captured.captured_at,
+        source=captured.source,
+        outcome=result.outcome,
+        stored=result.stored,
+        absent=result.absent,
+        failed=result.failed,
+        windows=sum(tenant.records for tenant in stored),
+        counters=sum(tenant.entries for tenant in stored),
+        drops=sum(tenant.drops for tenant in stored),
+        drop_usage=exact_sum(tenant.drop_usage for tenant in stored),
+        partial=sum(tenant.is_partial for tenant in stored),
+        failures=group_failures({each.tenant: each for each in captured.failed}),
+        error=captured.stopped_by,
+    )
+
+
 def snapshots_json(
     snapshots: Sequence[ListedSnapshot], budgets: Sequence[str], damage: Damage
 ) -> str:
@@ -269,7 +311,14 @@ def status_json(status: Status, exit_code: int) -> str:
         },
         points={
             "newest_snapshot_at": status.points.newest_snapshot,
-            "newest_by_tenant": dict(sorted(status.points.newest_points.items())),
+            "newest_by_tenant": {
+                tenant: at
+                for tenant, at in sorted(status.points.newest_points.items())
+                if tenant not in status.points.emptied
+            },
+            "emptied_tenants": {
+                tenant: status.points.read[tenant] for tenant in sorted(status.points.emptied)
+            },
             "damaged_records_by_tenant": status.points.damage.records,
             "unverified_tenants": status.points.damage.unverified,
             "failing_tenants": {

@@ -24,6 +24,7 @@ from budget_recovery_dagster.presentation.text import (
     end_of_incident,
     figures,
     headline,
+    held_more,
     known_usage,
     largest_first,
     most_relevant,
@@ -187,6 +188,7 @@ def capture_metadata(captured: Captured) -> dict[str, Any]:
         # The rows of budget_entry, whose columns the asset shows.
         "dagster/row_count": sum(tenant.entries for tenant in stored),
         "budget_windows": sum(tenant.records for tenant in stored),
+        "closed_windows": sum(tenant.closed for tenant in stored),
         "counters": sum(tenant.entries for tenant in stored),
         # A float, so that it plots; the exact usages are in the database.
         "captured_usage": float(exact_sum(tenant.usage for tenant in stored)),
@@ -454,6 +456,10 @@ def applied_metadata(applied: Applied, order: Order) -> Mapping[str, Any]:
     metadata: dict[str, Any] = {"result": applied_headline(applied)}
     if text := end_of_incident(applied):
         metadata["incident"] = text
+    if applied.others is not None:
+        metadata["lower_than_other_snapshots"] = applied.others.counters
+    if lower := list(held_more(applied)):
+        metadata["other_snapshots"] = " ".join(lower)
     metadata |= {
         "choice": str(applied.choice),
         "reason": order.reason,
@@ -511,7 +517,7 @@ POINT_SCHEMA = dg.TableSchema(
         required(
             "marks",
             "string",
-            "truncated, partial, omitted(n), earlier(n), damaged(n): see the description",
+            "gone, truncated, partial, omitted(n), earlier(n), damaged(n): see the description",
         ),
         required("entities", "int", "Counters that a restore would bring back"),
         required(
@@ -532,7 +538,12 @@ def points_metadata(survey: PointSurvey) -> dict[str, Any]:
         *(_point_row(survey, window) for window in survey.windows),
         *(_row_without_window(survey, tenant) for tenant in survey.without_window),
     ]
-    times = [each.point.newest_at for each in survey.windows if each.point.has_intact_record]
+    # The age of what the store does not have any more says nothing about captures.
+    times = [
+        each.point.newest_at
+        for each in survey.windows
+        if each.point.has_intact_record and not survey.is_gone(each)
+    ]
     return {
         "as_of": dg.MetadataValue.timestamp(survey.now),
         # Without any window there is no age, and no table.
@@ -543,7 +554,8 @@ def points_metadata(survey: PointSurvey) -> dict[str, Any]:
         "budget_windows": len(survey.windows),
         "dagster/row_count": len(survey.windows),
         "entities": sum(window.entities for window in survey.windows),
-        "marked_windows": sum(bool(marks_of(window)) for window in survey.windows),
+        "marked_windows": sum(bool(_marks(survey, window)) for window in survey.windows),
+        "gone_windows": sum(map(survey.is_gone, survey.windows)),
         "damaged_records": sum(len(window.point.corrupt) for window in survey.windows),
         "duration_seconds": round(survey.seconds, 3),
         "made_from": dg.MetadataValue.asset(dg.AssetKey("budget_usage_snapshots")),
@@ -551,10 +563,11 @@ def points_metadata(survey: PointSurvey) -> dict[str, Any]:
     }
 
 
-def marks_of(window: PointWindow) -> str:
+def _marks(survey: PointSurvey, window: PointWindow) -> str:
     """Return the marks of a window: the reasons to doubt its usage."""
     point = window.point
     marks = {
+        "gone": survey.is_gone(window),
         "truncated": point.is_truncated,
         "partial": point.is_partial,
         f"omitted({point.omitted_count})": point.omitted_count,
@@ -572,7 +585,7 @@ def _point_row(survey: PointSurvey, window: PointWindow) -> Row:
         "window": point.of.window.token,
         "usage": "unknown" if window.is_unknown else format_usage(window.usage),
         "age": duration(age(point.newest_at, survey.now)),
-        "marks": marks_of(window),
+        "marks": _marks(survey, window),
         "entities": window.entities,
         "source": point.source.value if point.source else "",
         "captured_at": _unbroken(point.newest_at),

@@ -175,7 +175,7 @@ def _clock_skew(status: Status) -> tuple[str, str]:
         effect = f"more than {in_words(RESTORE_CLOCK_SKEW)}, so no restore could run"
     return (
         f"{skew_words(skew)} That is {effect}. Measured by the capture of {at}.",
-        f"{_CLOCKS_STEP} Then capture the current hour, which measures again.",
+        f"{_CLOCKS_STEP} Then run `budget-recovery snapshot`, which measures again.",
     )
 
 

@@ -1,7 +1,7 @@
 """Tables and text that the commands print."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 
 from rich.console import Console
@@ -37,6 +37,7 @@ from budget_recovery_dagster.presentation.text import (
     escape_unprintable,
     full_time,
     headline,
+    held_more,
     known_usage,
     label,
     largest_first,
@@ -261,6 +262,8 @@ def print_applied(console: Console, applied: Applied) -> None:
         print_row(console, [("Failed  ", "bold red"), (str(applied.failure), "")])
     if text := end_of_incident(applied):
         print_row(console, [("Store   ", "bold"), (text, "")])
+    for text in held_more(applied):
+        print_row(console, [("Lower   ", "bold yellow"), (text, "")])
     for text in until_next_snapshot(applied):
         print_row(console, [("Then    ", "bold"), (text, "")])
 
@@ -384,16 +387,13 @@ def _losses(incident: Incident, now: datetime) -> Iterator[str]:
 
 def _uncovered(incident: Incident, now: datetime) -> str:
     """Describe the usage that no restore can bring back."""
-    newest, good, missing = incident.newest_point_at, incident.last_good_at, incident.uncovered
-    if newest is None:
+    newest, missing = incident.newest_point_at, incident.uncovered
+    if newest is None or missing is None:
         return "Not covered: all usage, because no snapshot existed"
-    if good is None or missing is None:
-        return f"Not covered: usage after the snapshot of {clock_time(newest, now)}"
-    if missing == timedelta(0):
-        return "Not covered: only usage after the last good check"
     return (
-        f"Not covered: {missing.total_seconds() / 60:.1f} min of usage, from the snapshot of"
-        f" {clock_time(newest, now)} to the last good check at {clock_time(good, now)}"
+        f"Not covered: at most {in_words(missing)} of usage, from the snapshot of"
+        f" {clock_time(newest, now)} to the loss, found at"
+        f" {clock_time(incident.losses[0].found_at, now)}"
     )
 
 
@@ -443,7 +443,8 @@ def _style(verdict: Verdict) -> str:
 
 
 def _points(points: PointAges) -> Iterator[str]:
-    newest, now = points.newest_points, points.now
+    now = points.now
+    newest = {each: at for each, at in points.newest_points.items() if each not in points.emptied}
     if newest:
         tenants = counted(len(newest), "tenant")
         yield f"{tenants}, newest snapshot {since(max(newest.values()), now)}"
@@ -451,8 +452,14 @@ def _points(points: PointAges) -> Iterator[str]:
         yield f"Furthest behind: {oldest_of}, newest snapshot {since(newest[oldest_of], now)}"
     elif points.newest_snapshot is None:
         yield "none yet"
-    else:
+    elif not points.emptied:
         yield f"The newest snapshot has no open windows, {since(points.newest_snapshot, now)}"
+    for tenant in sorted(points.emptied)[:_FAILING]:
+        usage_at = clock_time(points.newest_points[tenant], now)
+        read = since(points.read[tenant], now)
+        yield f"Holds nothing: {tenant}, read {read}; its newest usage is of {usage_at}"
+    if len(points.emptied) > _FAILING:
+        yield f"Holds nothing: {len(points.emptied) - _FAILING} more"
     damaged = points.damage.records
     if damaged:
         records = counted(sum(damaged.values()), "record")

@@ -23,6 +23,7 @@ from budget_recovery_dagster.domain.recovery_point import (
 )
 from budget_recovery_dagster.domain.snapshots import RecordedRun
 from budget_recovery_dagster.domain.windows import in_words
+from budget_recovery_dagster.services.capture import Captured
 from budget_recovery_dagster.services.recovery_points import VERIFY_WITHIN
 from budget_recovery_dagster.services.resets import RecordedReset
 from budget_recovery_dagster.services.restore.manual import (
@@ -38,6 +39,7 @@ from budget_recovery_dagster.services.restore.preview import (
     WindowPreview,
 )
 from budget_recovery_dagster.services.restore.tenants import counted, listed
+from budget_recovery_dagster.services.status import group_failures
 
 FAILURES: Mapping[FailureReason, str] = {
     FailureReason.NO_SNAPSHOTS: "no snapshots to restore from",
@@ -385,6 +387,28 @@ def end_of_incident(applied: Applied) -> str | None:
     return f"Incident {incident.short_id} stays open: {' '.join(left)} {next_step}"
 
 
+_LOWER_SHOWN = 5
+
+
+def held_more(applied: Applied) -> Iterator[str]:
+    """Describe what other snapshots hold more than the store after a restore from one of them."""
+    others = applied.others
+    if others is None or not others.lower:
+        return
+    counters = counted(others.counters, "counter")
+    windows = counted(len(others.lower), "window")
+    yield (
+        f"Other snapshots hold more: {counters} in {windows} still lower. To restore the highest"
+        " usage, repeat the command without --snapshot."
+    )
+    largest = sorted(others.lower, key=lambda each: each.rise, reverse=True)
+    for each in largest[:_LOWER_SHOWN]:
+        entities = counted(len(each.entities), "counter")
+        yield f"{each.tenant}, {each.of}: {entities}, {format_usage(each.rise)} more"
+    if left := largest[_LOWER_SHOWN:]:
+        yield f"{counted(len(left), 'more window')}, not shown: only --json prints 100."
+
+
 def until_next_snapshot(applied: Applied) -> Iterator[str]:
     """Say what is not as it will be until the next snapshot."""
     incident = applied.incident
@@ -396,8 +420,8 @@ def until_next_snapshot(applied: Applied) -> Iterator[str]:
     )
     if applied.choice.despite_resets:
         yield (
-            "Capture the current hour now: if the store is lost before the next snapshot, the"
-            " resets still exclude this usage."
+            "Capture the current hour now with `budget-recovery snapshot`: if the store is lost"
+            " before the next snapshot, the resets still exclude this usage."
         )
 
 
@@ -466,7 +490,36 @@ def resolved_report(
                 " reset is recorded, or their windows end."
             )
     elif failure is not None:
-        yield f"The first capture failed: {failure} Then capture the current hour."
+        yield (
+            f"The first capture failed: {failure} The supervisor in Dagster requests another one;"
+            " `budget-recovery snapshot` takes one now."
+        )
+
+
+def captured_report(captured: Captured) -> Iterator[str]:
+    """Describe a snapshot that was taken: what is stored, missing, and failed."""
+    stored, result = captured.stored, captured.result
+    at = full_time(captured.captured_at)
+    if stored:
+        counters = counted(sum(tenant.entries for tenant in stored), "counter")
+        yield f"Snapshot of {at}: {counted(result.stored, 'tenant')} stored, {counters}."
+    elif not result.failed:
+        yield f"No snapshot: no tenant has a counter in the usage store at {at}."
+    if stored and result.absent:
+        yield f"{counted(result.absent, 'tenant')} without usage."
+    if drops := sum(tenant.drops for tenant in stored):
+        usage = format_usage(exact_sum(tenant.drop_usage for tenant in stored))
+        yield (
+            f"Missing from the store, or lower than in snapshots: {counted(drops, 'counter')},"
+            f" {usage} of usage. See `budget-recovery status`."
+        )
+    if partial := sum(tenant.is_partial for tenant in stored):
+        yield f"{counted(partial, 'tenant')} not read completely: fewer keys than announced."
+    for group in group_failures({each.tenant: each for each in captured.failed}):
+        tenants = counted(len(group.tenants), "tenant")
+        yield f"{tenants} failed: {named(group.tenants)}. {group.reason} Try: {group.hint}"
+    if captured.prune_failure is not None:
+        yield f"Snapshots past retention were not removed. {captured.prune_failure}"
 
 
 def reset_report(recorded: RecordedReset) -> tuple[str, ...]:

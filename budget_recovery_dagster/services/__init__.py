@@ -3,6 +3,7 @@
 from budget_recovery_dagster.services.capture import Captured as Captured
 from budget_recovery_dagster.services.capture import Paused as Paused
 from budget_recovery_dagster.services.capture import TenantAbsent as TenantAbsent
+from budget_recovery_dagster.services.capture import TenantFailed as TenantFailed
 from budget_recovery_dagster.services.capture import TenantOutcome as TenantOutcome
 from budget_recovery_dagster.services.capture import TenantStored as TenantStored
 from budget_recovery_dagster.services.capture import Verified as Verified

@@ -67,13 +67,15 @@ MAX_NOTED_KEYS = 100
 class TenantStored:
     """The tenant's snapshot is stored; ``seconds`` is how long the tenant took.
 
-    ``truncated`` is how many of the records hold only the largest spenders. ``drop_usage`` is the
-    usage that the store lacks in all drops.
+    ``truncated`` is how many of the records hold only the largest spenders; ``closed`` is how many
+    are of windows that had closed or not begun, to which ``usage`` adds nothing. ``drop_usage`` is
+    the usage that the store lacks in all drops.
     """
 
     tenant: str
     records: int
     truncated: int
+    closed: int
     entries: int
     usage: Decimal
     omitted: int
@@ -86,14 +88,15 @@ class TenantStored:
     @classmethod
     def of(cls, snapshot: TenantSnapshot, seconds: float) -> "TenantStored":
         """Count what a stored snapshot holds."""
+        at = snapshot.captured_at
+        counting = [each for each in snapshot.records if each.of.window.is_current(at)]
         return cls(
             tenant=snapshot.tenant,
             records=len(snapshot.records),
             truncated=snapshot.truncated_count,
+            closed=len(snapshot.records) - len(counting),
             entries=snapshot.entry_count,
-            usage=exact_sum(
-                usage for record in snapshot.records for usage in record.usages.values()
-            ),
+            usage=exact_sum(usage for record in counting for usage in record.usages.values()),
             omitted=snapshot.omitted_count,
             unreadable=len(snapshot.unreadable),
             drops=len(snapshot.drops),
@@ -502,6 +505,7 @@ def capture_now(  # noqa: PLR0913 - by keyword, each the caller's own
     retention: RetentionPolicy,
     run_id: str,
     holder: str,
+    on_outcome: Callable[[TenantOutcome], None] = lambda _: None,
 ) -> Captured:
     """Capture every tenant into the present hour, as a person ordered it; see ``capture_hour``.
 
@@ -518,7 +522,7 @@ def capture_now(  # noqa: PLR0913 - by keyword, each the caller's own
         retention=retention,
         run_id=run_id,
         holder=holder,
-        on_outcome=lambda _: None,
+        on_outcome=on_outcome,
     )
     match captured:
         case Captured():
@@ -526,7 +530,7 @@ def capture_now(  # noqa: PLR0913 - by keyword, each the caller's own
         case Verified():
             raise HourClosedError(
                 f"The hour {hour} closed before its capture could start.",
-                "capture the current hour.",
+                "run `budget-recovery snapshot`, which captures the current hour.",
             )
         case Paused(state):
             raise CapturesPausedError(

@@ -1,17 +1,20 @@
-"""Checks what is missing from a store whose identity is unchanged, and requests a capture."""
+"""Checks what is missing from a store whose identity is unchanged, and requests captures."""
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
+from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.domain.falls import (
     ConfigurationChange,
     Deletions,
     KeyCount,
     TenantWindow,
 )
+from budget_recovery_dagster.domain.incident import Incident, Outcome
+from budget_recovery_dagster.domain.recovery_point import is_in_the_future
 from budget_recovery_dagster.domain.verdict import Observation
 from budget_recovery_dagster.domain.windows import Hour
 from budget_recovery_dagster.errors import StoreError
@@ -24,15 +27,21 @@ _READ_WITHIN = timedelta(seconds=2)
 _MOST_CHANGES_READ = 50_000
 # A capture that starts this late would find its hour closed; the next one is due anyway.
 _HOUR_ENDS = timedelta(minutes=1)
+# `resolve` captures by itself after it has closed the incident; it needs seconds to begin.
+_RESOLVE_CAPTURES_WITHIN = timedelta(seconds=10)
 _DIGEST_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """A capture of an hour that a check asks for; the same difference has the same key."""
+    """A capture of an hour before the next scheduled one; the same cause has the same key.
+
+    ``reason`` is a sentence for people.
+    """
 
     key: str
     hour: Hour
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,70 @@ def compare_counts(plane: ControlPlane, store: UsageStore, seen: Observation) ->
     if request is not None:
         notes.append("A capture is requested.")
     return Compared(gone, changes, request, tuple(notes), hint)
+
+
+def requested_capture(plane: ControlPlane) -> CaptureRequest | None:
+    """Return the request for a capture that cannot wait for the next hour; None: none is due.
+
+    The end of an incident requests one, because captures were paused until then, and so does the
+    first good check of an installation. A request is due until a capture begins.
+
+    Raises:
+        DatabaseError: the database failed.
+    """
+    # At most one incident is open, and it is the newest.
+    newest = next(iter(plane.incidents.recent(1)), None)
+    if newest is not None and newest.ended is None:
+        return None
+    cause = _after_incident(plane, newest) if newest else _first_start(plane)
+    hour = _current_hour(plane)
+    if cause is None or hour is None or plane.leases.state_of(CAPTURE_LEASE).holder is not None:
+        return None
+    key, reason = cause
+    return CaptureRequest(key, hour, reason)
+
+
+def _after_incident(plane: ControlPlane, incident: Incident) -> tuple[str, str] | None:
+    """Return the key and the reason of a capture after a closed incident; None: it is taken."""
+    ended = incident.ended
+    if ended is None or _newest_run_at(plane) >= ended.at:
+        return None
+    is_fresh = plane.clock.now() - ended.at < _RESOLVE_CAPTURES_WITHIN
+    if ended.outcome is Outcome.ACCEPTED and is_fresh:
+        return None
+    return (
+        f"after-incident/{incident.incident_id}",
+        f"Incident {incident.short_id} is closed, and no snapshot was taken since.",
+    )
+
+
+def _first_start(plane: ControlPlane) -> tuple[str, str] | None:
+    """Return the key and the reason of the first capture; None: it is taken, or not possible."""
+    good = plane.registry.newest_good_check()
+    if good is None or plane.reports.newest_runs(1) or plane.snapshots.tenants():
+        return None
+    return (
+        f"first/{plane.registry.claim().deployment_id}",
+        "The store is found, and no snapshot was ever taken.",
+    )
+
+
+def _newest_run_at(plane: ControlPlane) -> datetime:
+    """Return when the newest capture began; in the distant past if there is none."""
+    never = datetime.min.replace(tzinfo=UTC)
+    if runs := plane.reports.newest_runs(1):
+        began = runs[0].started_at
+        # The clock was ahead then, so nothing can follow from that time.
+        return never if is_in_the_future(began, plane.clock.now()) else began
+    # Captures before version 2 of the schema left only their snapshots.
+    return max(plane.reports.newest_snapshots().values(), default=never)
+
+
+def _current_hour(plane: ControlPlane) -> Hour | None:
+    """Return the current hour; None if it ends before a requested capture could begin."""
+    now = plane.clock.now()
+    hour = Hour.containing(now)
+    return None if hour.is_past(now + _HOUR_ENDS) else hour
 
 
 def counters_gone(plane: ControlPlane) -> tuple[KeyCount, ...]:
@@ -154,9 +227,9 @@ def _request(
         for each in gone
     ]
     facts += [f"{tenant!r} {at}" for tenant, at in touched.items()]
-    now = plane.clock.now()
-    hour = Hour.containing(now)
-    if not facts or hour.is_past(now + _HOUR_ENDS):
+    hour = _current_hour(plane)
+    if not facts or hour is None:
         return None
     digest = hashlib.sha256("\n".join(sorted(facts)).encode()).hexdigest()
-    return CaptureRequest(f"missing/{digest[:_DIGEST_CHARACTERS]}", hour)
+    reason = "Counters are missing from the store, or were restored or reset."
+    return CaptureRequest(f"missing/{digest[:_DIGEST_CHARACTERS]}", hour, reason)

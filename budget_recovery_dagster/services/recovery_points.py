@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -68,6 +68,13 @@ class PointSurvey:
     windows: tuple[PointWindow, ...]
     seconds: float
 
+    def is_gone(self, window: PointWindow) -> bool:
+        """Whether the tenant was read since, and the store held nothing of what a window has."""
+        point = window.point
+        # A newer record that is damaged does not count into `newest_at`.
+        has_something = bool(window.entities) and not point.corrupt
+        return has_something and point.newest_at < self.newest_snapshots[window.tenant]
+
     @property
     def without_window(self) -> tuple[str, ...]:
         """The tenants without an open window, by name."""
@@ -84,6 +91,10 @@ class PointAges:
     capture that stored a snapshot, or found that there was nothing to store. ``failing`` are the
     tenants whose last capture failed. All of them were read before ``now``. ``future`` is the
     latest time of a snapshot dated in the future; None: none is.
+
+    ``read`` is when the tenants of ``newest_points`` were last read: the time of their newest
+    snapshot, even if the store held nothing. ``emptied`` are those of which it held nothing of an
+    open window, although a restore would bring usage back.
     """
 
     now: datetime
@@ -93,15 +104,18 @@ class PointAges:
     failing: Mapping[str, FailingTenant]
     damage: Damage
     future: datetime | None = None
+    read: Mapping[str, datetime] = field(default_factory=dict)
+    emptied: frozenset[str] = frozenset()
 
     @property
     def watched(self) -> Mapping[str, datetime | None]:
-        """The time of the newest point of each tenant, or of its snapshot if captures fail.
+        """When each tenant with a point was last read, and those whose captures fail.
 
         If captures of a tenant fail, its last windows may have closed, and new ones are unknown.
+        The age of the data would not do: a tenant may hold nothing any more.
         """
         failing = {tenant: each.newest_snapshot for tenant, each in self.failing.items()}
-        return {**failing, **self.newest_points}
+        return {**failing, **self.newest_points, **self.read}
 
     @property
     def too_old(self) -> Mapping[str, datetime | None]:
@@ -120,6 +134,7 @@ class PointAges:
             and not self.is_behind
             and self.future is None
             and not self.too_old
+            and not self.emptied
             and not self.damage.records
             and not self.damage.unverified
         )
@@ -172,16 +187,31 @@ def judge_point_ages(plane: ControlPlane, *, within: timedelta | None = None) ->
     captures = list(snapshots.values())
     if newest_run and newest_run.found_nothing and not is_in_the_future(newest_run.started_at, now):
         captures.append(newest_run.started_at)
+    newest_points = {each: at for each, at in newest_points.items() if each not in absent}
+    read = {each: max(at, snapshots.get(each, at)) for each, at in newest_points.items()}
+    damage = (
+        plane.points.damaged(now)
+        if within is None
+        else verify_within(plane, within, now, snapshots)
+    )
     return PointAges(
         now=now,
-        newest_points={each: at for each, at in newest_points.items() if each not in absent},
+        newest_points=newest_points,
         newest_snapshot=_newest(snapshots.values(), now),
         newest_capture=_newest(captures, now),
         future=future[0].captured_at if future else None,
         failing=failing,
-        damage=plane.points.damaged(now)
-        if within is None
-        else verify_within(plane, within, now, snapshots),
+        damage=damage,
+        read=read,
+        emptied=frozenset(
+            tenant
+            for tenant, at in newest_points.items()
+            if at < read[tenant]
+            and tenant not in failing
+            and tenant not in damage.records
+            # A reset may have left nothing to restore.
+            and plane.points.current_usages(tenant, now)
+        ),
     )
 
 

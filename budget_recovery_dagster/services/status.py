@@ -35,6 +35,7 @@ from budget_recovery_dagster.errors import (
     StoreUnreachableError,
 )
 from budget_recovery_dagster.ports import ControlPlane
+from budget_recovery_dagster.services.capture import TenantFailed
 from budget_recovery_dagster.services.falls import counters_gone
 from budget_recovery_dagster.services.recovery_points import (
     VERIFY_WITHIN,
@@ -281,13 +282,7 @@ class Status:
     @property
     def failures(self) -> tuple[TenantFailures, ...]:
         """The failing tenants, grouped by reason; the most common reason first."""
-        groups: defaultdict[str, dict[str, FailingTenant]] = defaultdict(dict)
-        for tenant, each in sorted(self.failing.items()):
-            # Reasons that differ only in the name of the tenant are the same.
-            same = re.sub(rf"(?<!\w){re.escape(tenant)}(?!\w)", "", each.reason)
-            groups[same][tenant] = each
-        largest_first = sorted(groups.values(), key=len, reverse=True)
-        return tuple(TenantFailures(tuple(each), *_texts_of(each)) for each in largest_first)
+        return group_failures(self.failing)
 
     def _is_news(self, at: datetime) -> bool:
         """Whether something happened after the last incident."""
@@ -312,13 +307,9 @@ class Status:
     def late_tenants(self) -> tuple[str, ...]:
         """The tenants whose newest snapshot of an open window is too old, by name.
 
-        A capture of a tenant whose counters are all gone has no window, but judges its falls.
+        That of a tenant whose counters are all gone has no window.
         """
-        newest = dict(self.points.newest_points)
-        for fall in self.falls:
-            if fall.at.tenant in newest:
-                newest[fall.at.tenant] = max(newest[fall.at.tenant], fall.judged_at)
-        return tuple(sorted(each for each, at in newest.items() if is_too_old(at, self.at)))
+        return tuple(sorted(self.points.newest_points.keys() & self.points.too_old.keys()))
 
     def _is_held_long(self) -> bool:
         """Whether a hold may have been forgotten: captures are paused as long as it lasts."""
@@ -357,9 +348,20 @@ def _skew_of(run: RecordedRun) -> timedelta | None:
     return None if run.result is None else run.result.clock_skew
 
 
-def _texts_of(failing: Mapping[str, FailingTenant]) -> tuple[str, str]:
-    first = next(iter(failing.values()))
-    return first.reason, first.hint
+def group_failures(
+    failing: Mapping[str, FailingTenant | TenantFailed],
+) -> tuple[TenantFailures, ...]:
+    """Group failed tenants by reason; the most common reason first."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for tenant, each in sorted(failing.items()):
+        # Reasons that differ only in the name of the tenant are the same.
+        same = re.sub(rf"(?<!\w){re.escape(tenant)}(?!\w)", "", each.reason)
+        groups[same].append(tenant)
+    largest_first = sorted(groups.values(), key=len, reverse=True)
+    return tuple(
+        TenantFailures(tuple(tenants), failing[tenants[0]].reason, failing[tenants[0]].hint)
+        for tenants in largest_first
+    )
 
 
 def read_status(plane: ControlPlane, *, check_interval: timedelta) -> Status:

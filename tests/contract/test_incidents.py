@@ -102,10 +102,11 @@ def test_an_incident_records_the_time_that_no_snapshot_covers(plane: ControlPlan
             Check(NOON + minutes * MINUTE, "tick", verdict, "why", identity=None)
         )
     plane.clock.set(NOON + 50 * MINUTE)
-    incident = plane.incidents.open(LOSS, target=TARGET, judged=plane.baseline)
+    found = replace(LOSS, found_at=NOON + 50 * MINUTE)
+    incident = plane.incidents.open(found, target=TARGET, judged=plane.baseline)
     assert incident.newest_point_at == NOON
     assert incident.last_good_at == NOON + 40 * MINUTE
-    assert incident.uncovered == 40 * MINUTE
+    assert incident.uncovered == 50 * MINUTE
     plane.registry.record_check(Check(NOON + 55 * MINUTE, "t", Verdict.SAME, "why", identity=None))
     assert plane.incidents.recovery().incident == incident
 
@@ -115,9 +116,11 @@ def test_a_snapshot_newer_than_the_last_good_check_counts_as_good(
 ) -> None:
     plane.registry.record_check(Check(NOON - MINUTE, "tick", Verdict.SAME, "why", identity=None))
     plane.capture("acme", TEAM, at=NOON)
-    incident = plane.incidents.open(LOSS, target=TARGET, judged=plane.baseline)
+    found = replace(LOSS, found_at=NOON + MINUTE)
+    incident = plane.incidents.open(found, target=TARGET, judged=plane.baseline)
     assert incident.last_good_at == incident.newest_point_at == NOON
-    assert incident.uncovered == timedelta(0)
+    # Not zero: usage of the minute before the loss was found is in no snapshot.
+    assert incident.uncovered == MINUTE
 
 
 def test_a_second_incident_is_refused_while_one_is_open(plane: ControlPlane) -> None:

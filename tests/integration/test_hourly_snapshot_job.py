@@ -54,6 +54,19 @@ def test_counters_are_stored_exactly(
     assert set(checks(result)) == {"tenant_coverage", "usage_never_drops", "recovery_point_age"}
 
 
+def test_keys_of_closed_windows_add_nothing_to_the_captured_usage(
+    configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "25"})
+    before = metadata(run_job(instance, current_hour))
+    assert (before["captured_usage"], before["closed_windows"]) == (25, 0)
+    configured.spend("acme", "total", "2026-11-01", {None: "3996"})
+    shown = metadata(run_job(instance, current_hour))
+    assert (shown["captured_usage"], shown["closed_windows"]) == (25, 1)
+    (tenant,) = shown["tenants"].records
+    assert (tenant.data["usage"], tenant.data["budget_windows"]) == ("25", 2)
+
+
 def test_all_snapshots_of_a_run_have_the_same_time_within_its_hour(
     configured: Bucket,
     database: psycopg.Connection,

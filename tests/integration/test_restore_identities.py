@@ -155,14 +155,14 @@ def test_an_incident_reports_the_time_that_no_snapshot_covers(harness: Harness) 
     opened = harness.plane.incidents.recovery().incident
     assert opened is not None
     assert opened.uncovered is not None
-    assert round(opened.uncovered.total_seconds() / 60) == 40
+    assert round(opened.uncovered.total_seconds() / 60) == 50
     assert opened.newest_point_at is not None
     assert f"{opened.newest_point_at:%H:%M}" == "12:00"
 
     incident = harness.recover()
 
     assert incident.ended is not None
-    for part in ("2026-11-28 12:00", "2026-11-28 12:40", "40 min", "is not restored"):
+    for part in ("2026-11-28 12:00", "2026-11-28 12:50", "50 min", "is not restored"):
         assert part in incident.ended.detail
     # Exactly the usage of the recovery point.
     assert usages(harness.bucket, "acme", "total", LIFETIME) == {None: "80"}

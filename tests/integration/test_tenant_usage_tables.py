@@ -217,6 +217,19 @@ def test_tables_and_points_are_skipped_while_captures_are_paused(
     assert {TABLES, POINTS, "recovery_points_recovery_point_age"} <= skipped
     assert result.get_asset_materialization_events() == []
     assert files(tables) == written
+    # A success, but no capture: the list of runs and the page of the asset show that.
+    run = instance.get_run_by_id(result.run_id)
+    assert run is not None
+    assert run.tags["budget_recovery/outcome"] == "skipped"
+    (observed,) = result.get_asset_observation_events()
+    observation = observed.asset_observation_data.asset_observation
+    assert (observation.asset_key.path, observation.partition) == (
+        ["budget_usage_snapshots"],
+        current_hour.key,
+    )
+    shown = {name: value.value for name, value in observation.metadata.items()}
+    assert (shown["outcome"], shown["state"]) == ("skipped", "recovering")
+    assert "captures are paused" in str(shown["reason"])
     # Both can still be materialized manually.
     assert materialize(instance, POINTS).success
     assert materialize(instance, TABLES, current_hour).success
@@ -241,17 +254,51 @@ def test_recovery_points_need_only_the_database(
 
     assert result.success
     shown = metadata(result, POINTS)
-    assert shown["newest_point_age_seconds"] < 60
-    assert shown["oldest_point_age_seconds"] >= 7200
-    assert [(row["tenant"], row["usage"]) for row in rows(result, POINTS, "points")] == [
-        ("acme", "80"),
-        ("fresh", "1"),
-    ]
+    # The age of what the store does not have any more is no age of a capture.
+    assert shown["newest_point_age_seconds"] == shown["oldest_point_age_seconds"] < 60
+    assert shown["gone_windows"] == 1
+    assert [
+        (row["tenant"], row["usage"], row["marks"]) for row in rows(result, POINTS, "points")
+    ] == [("acme", "80", "gone"), ("fresh", "1", "")]
     check = checks(result)["recovery_point_age"]
     assert not check.passed
     assert check.severity is dg.AssetCheckSeverity.WARN
-    assert str(check.description).startswith("Older than 1h 30min: 'acme'. The newest")
-    assert [row["tenant"] for row in details(check)] == ["acme"]
+    assert str(check.description).startswith("Nothing is older than 1h 30min. The newest")
+    assert str(check.description).endswith("s ago, holds nothing: 'acme'.")
+    (row,) = details(check)
+    assert row["tenant"] == "acme"
+    assert "ago, holds nothing: its counters were deleted." in str(row["action"])
+    assert "record_reset_job" in str(row["action"])
+
+
+def test_a_tenant_whose_counters_were_deleted_on_purpose_is_quiet_after_a_reset(
+    configured: Bucket, database_url: str, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    configured.spend("fresh", "total", LIFETIME, {None: "1"})
+    capture_at(database_url, current_hour.start - timedelta(hours=2))
+    configured.purge("usage.acme.")
+    result = run_job(instance, current_hour)
+    assert not checks(result)["recovery_point_age"].passed
+    status = answer(database_url, "status")
+    # The reading is not late; what is missing is reported as missing.
+    assert [each["code"] for each in status["attention"]] == ["usage_missing"]
+    assert list(status["points"]["emptied_tenants"]) == ["acme"]
+    assert list(status["points"]["newest_by_tenant"]) == ["fresh"]
+    shown = " ".join(CliRunner().invoke(main, ["status"]).stdout.split())
+    assert "Holds nothing: acme, read" in shown
+    assert "Furthest behind: fresh" in shown
+    command = ("record-reset", "--tenant", "acme", "--budget", "total", "--reason", "left")
+    answer(database_url, *command)
+    # At once, and once a capture has read the tenant again.
+    for result in (materialize(instance, POINTS), run_job(instance, current_hour)):
+        check = checks(result)["recovery_point_age"]
+        assert (check.passed, list(check.metadata)) == (
+            True,
+            ["tenants", "tenants_too_old", "tenants_emptied", "damaged_records"],
+        )
+    status = answer(database_url, "status")
+    assert (status["condition"], status["points"]["emptied_tenants"]) == ("healthy", {})
 
 
 def answer(database_url: str, *arguments: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from budget_recovery_dagster.domain import (
     RunResult,
     Stopped,
     StoreIdentity,
+    TenantUsages,
     TenantWindow,
     Verdict,
     Window,
@@ -147,6 +148,7 @@ class Known:
     reasons: Mapping[str, str] = field(default_factory=dict)
     failed_at: datetime = NOW
     absent: frozenset[str] = frozenset()
+    was_reset: frozenset[str] = frozenset()
     runs: tuple[RecordedRun, ...] = ()
     failures: Mapping[str, tuple[CaptureFailure, ...]] = field(default_factory=dict)
     first_checked_at: datetime | None = None
@@ -239,6 +241,12 @@ class _Points:
         points = self.known.points
         self._pass_time()
         return points
+
+    def current_usages(self, tenant: str, now: datetime) -> TenantUsages:
+        assert now <= self.clock.now()
+        if tenant in self.known.was_reset:
+            return {}
+        return {BudgetWindow("team", Window.parse("lifetime")): {None: Decimal(80)}}
 
     def _pass_time(self) -> None:
         if self.known.takes:

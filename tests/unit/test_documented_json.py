@@ -31,6 +31,7 @@ from budget_recovery_dagster.domain import (
     FailureReason,
     GivenUp,
     Held,
+    Hour,
     JudgedFalls,
     KeptPreview,
     ListedSnapshot,
@@ -66,6 +67,7 @@ from budget_recovery_dagster.presentation import (
     USAGE_ERROR,
     Warned,
     applied_json,
+    captured_json,
     discarded_json,
     error_json,
     failure_json,
@@ -83,12 +85,16 @@ from budget_recovery_dagster.sandbox import NoRunningDevError
 from budget_recovery_dagster.services import (
     WRITTEN,
     Attention,
+    Captured,
     Condition,
     Doubt,
     EntryPreview,
     Preview,
     RecordedReset,
+    TenantAbsent,
+    TenantFailed,
     TenantPreview,
+    TenantStored,
     WindowPreview,
 )
 from budget_recovery_dagster.services.future_snapshots import FutureSnapshots, LostUsage
@@ -99,6 +105,7 @@ from budget_recovery_dagster.services.restore import (
     Resolved,
     TenantRestored,
 )
+from budget_recovery_dagster.services.restore.session import LowerCounters
 from tests import documentation
 from tests.unit.known_states import (
     IDENTITY,
@@ -367,6 +374,9 @@ APPLIED = Applied(
     failure=ERROR,
     incident=ENDED,
     remainder=REMAINDER,
+    others=replace(
+        REMAINDER, lower=(LowerCounters("acme", DAY, frozenset({"bob"}), Decimal(1), are_all=True),)
+    ),
 )
 RESET = RecordedReset(
     Reset("acme", "per user", "2026-11-30", "alice", ago(5), "bob@ops", "wrong price", NOW),
@@ -376,6 +386,33 @@ RESET = RecordedReset(
 )
 SNAPSHOT = ListedSnapshot(
     ago(60), CaptureSource.COUNTERS, 1, 2, 3, 4, 5, 6, Decimal("1.5"), 7, is_pruned=False
+)
+
+CAPTURED = Captured(
+    hour=Hour.containing(ago(60)),
+    captured_at=ago(60),
+    source=CaptureSource.COUNTERS,
+    identity=IDENTITY,
+    outcomes=(
+        TenantStored(
+            tenant="acme",
+            records=1,
+            truncated=0,
+            closed=0,
+            entries=2,
+            usage=Decimal(3),
+            omitted=0,
+            unreadable=0,
+            drops=1,
+            drop_usage=Decimal("1.5"),
+            is_partial=False,
+            seconds=0.1,
+        ),
+        TenantAbsent("initech", 0.1),
+        TenantFailed.because("globex", ERROR, 0.1),
+    ),
+    unreadable=(),
+    stopped_by=ERROR,
 )
 
 
@@ -389,7 +426,8 @@ def statuses() -> Iterator[str]:
             unknown(11),
             check(21),
         ),
-        points={"acme": ago(60)},
+        points={"acme": ago(60), "initech": ago(300)},
+        snapshots={"initech": ago(60)},
         damaged={"acme": 1},
         unverified=("globex",),
         failing_tenants={"acme": ago(60), "globex": None},
@@ -422,7 +460,9 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "preview", preview_json(replace(PREVIEW, choice=every, recovery=healthy))
     yield "restore", applied_json(APPLIED)
     yield "restore", applied_json(replace(APPLIED, incident=OPEN))
-    nothing = replace(APPLIED, preview=None, failure=None, incident=None, remainder=None)
+    nothing = replace(
+        APPLIED, preview=None, failure=None, incident=None, remainder=None, others=None
+    )
     yield "restore", applied_json(nothing)
     resolved = Resolved(ENDED, Acceptance.RECORD_RESETS, REMAINDER, (RESET.reset,), ago(-60))
     yield "resolve", resolved_json(resolved, run(0), None)
@@ -432,6 +472,8 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "hold and release", held_json(BARE)
     listed = [SNAPSHOT, replace(SNAPSHOT, drop_usage=None)]
     yield "snapshots", snapshots_json(listed, ["per user"], Damage({"acme": 1}, ("globex",)))
+    yield "snapshot", captured_json(CAPTURED)
+    yield "snapshot", captured_json(replace(CAPTURED, stopped_by=None))
     lost = LostUsage(TenantWindow("acme", DAY), 1, Decimal(2))
     discarded = FutureSnapshots((SNAPSHOT,), NOW, (lost,), JudgedFalls(), None)
     yield "discard-future", discarded_json(discarded)

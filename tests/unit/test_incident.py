@@ -107,21 +107,25 @@ def test_a_restore_is_launched_when_due_whatever_the_number_of_attempts(attempts
 @pytest.mark.parametrize(
     ("point", "good", "uncovered"),
     [
-        (0, 40, timedelta(minutes=40)),
-        (0, 0, timedelta(0)),
-        (40, 0, timedelta(0)),
+        # The last good check is no end: usage was counted after it.
+        (0, 40, timedelta(minutes=50)),
+        # A snapshot that is newer than the last good check.
+        (40, 0, timedelta(minutes=10)),
+        (40, 40, timedelta(minutes=10)),
+        (0, None, timedelta(minutes=50)),
+        # A clock was set back.
+        (60, 40, timedelta(0)),
         (None, 40, None),
-        (0, None, None),
-        (None, None, None),
     ],
 )
-def test_usage_between_the_last_snapshot_and_the_last_good_check_is_in_no_snapshot(
+def test_usage_between_the_last_snapshot_and_the_loss_is_in_no_snapshot(
     point: int | None, good: int | None, uncovered: timedelta | None
 ) -> None:
     def at(minutes: int | None) -> datetime | None:
         return None if minutes is None else NOON + timedelta(minutes=minutes)
 
-    incident = replace(INCIDENT, newest_point_at=at(point), last_good_at=at(good))
+    loss = replace(INCIDENT.losses[0], found_at=NOON + timedelta(minutes=50))
+    incident = replace(INCIDENT, losses=(loss,), newest_point_at=at(point), last_good_at=at(good))
     assert incident.uncovered == uncovered
 
 

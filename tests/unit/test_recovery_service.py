@@ -484,13 +484,14 @@ def test_the_time_after_the_last_snapshot_is_reported_as_not_covered(
     harness.clock.advance(timedelta(minutes=5))
     harness.wipe()
     # Captured at 12:05; the last check before the loss was at 12:45.
-    assert harness.incident.uncovered == timedelta(minutes=40)
+    # Confirmed two seconds after its first observation.
+    assert harness.incident.uncovered == timedelta(minutes=45, seconds=2)
     result = harness.recover()
     assert isinstance(result, Recovered)
     assert result.incident.ended is not None
     assert result.incident.ended.detail.endswith(
         "Usage between the newest snapshot (2026-11-25 12:05:00 UTC) and the loss is not restored: "
-        "at least 40 min, to the last good check (2026-11-25 12:45:00 UTC)."
+        "at most 45 min, until the loss was found (2026-11-25 12:50:02 UTC)."
     )
 
 

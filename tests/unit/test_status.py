@@ -388,11 +388,14 @@ def test_snapshots_are_not_late_while_there_is_nothing_to_store() -> None:
 
 
 def test_a_tenant_whose_counters_are_all_gone_is_not_late() -> None:
-    # Its captures have no window any more; the newest one judged the fall.
+    # Its captures have no window any more.
     known = Known(checks=(check(1),), points={"a": ago(5), "b": ago(300)})
     assert [code for code, _ in noticed(known)] == [Attention.SNAPSHOTS_LATE]
-    known = replace(known, falls=(replace(fall("b", "team", 3, "41.5"), judged_at=ago(5)),))
-    assert [code for code, _ in noticed(known)] == [Attention.USAGE_MISSING]
+    read = replace(known, snapshots={"b": ago(5)}, falls=(fall("b", "team", 3, "41.5"),))
+    assert [code for code, _ in noticed(read)] == [Attention.USAGE_MISSING]
+    # Also after a fall has ended by a reset, while the old records are retained.
+    reset = replace(read, falls=(), was_reset=frozenset({"b"}))
+    assert noticed(reset) == []
 
 
 def test_a_tenant_that_left_is_not_late() -> None:

@@ -1,7 +1,7 @@
 """What a person does about an incident: restore manually, resolve, hold and release."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -89,7 +89,9 @@ class Applied:
     with these options, and ``differences`` are unknown, as for tenants ``uncompared``. ``absent``
     are the tenants without usage in the chosen snapshot. ``failure`` is why not everything is
     done; what was raised stays raised. ``incident`` is the one that was open, as it is now;
-    ``remainder`` is what keeps it open, None if that was not determined.
+    ``remainder`` is what keeps it open, None if that was not determined. ``others`` is what other
+    snapshots than the chosen one hold more of the chosen budgets; None: none was chosen, or it was
+    not determined.
     """
 
     choice: RestoreChoice
@@ -101,6 +103,7 @@ class Applied:
     failure: BudgetRecoveryError | None
     incident: Incident | None
     remainder: Remainder | None
+    others: Remainder | None = None
 
     @property
     def raised(self) -> int:
@@ -324,7 +327,20 @@ class _Run:
             failure=failure,
             incident=incident,
             remainder=self.remainder,
+            others=self._others(),
         )
+
+    def _others(self) -> Remainder | None:
+        """Return what other snapshots than the chosen one hold more, as the store is now."""
+        choice = self.chosen.choice
+        if choice.snapshot is None:
+            return None
+        latest = replace(self.chosen, choice=replace(choice, snapshot=None))
+        restores = TenantRestores(self.session, latest, self.order.reason)
+        # The restore has ended; only its report would be without this.
+        with suppress(BudgetRecoveryError):
+            return restores.remainder(is_final=False, tenants=latest.tenants())
+        return None
 
     def _restore(self, tenant: str) -> None:
         previewed = self.comparison.previewed(tenant)

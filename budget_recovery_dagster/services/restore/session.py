@@ -476,8 +476,10 @@ class TenantRestores:
             self._require_same_store(restored.failure)
         return restored
 
-    def remainder(self, *, is_final: bool) -> Remainder:
+    def remainder(self, *, is_final: bool, tenants: Iterable[str] | None = None) -> Remainder:
         """Count, tenant by tenant, what a restore to the points would still raise, writing nothing.
+
+        Of all tenants, or only of some.
 
         ``is_final``: record in the audits the counters that stay below their point. Otherwise an
         interrupted restore would count as having raised all that it had started.
@@ -490,7 +492,7 @@ class TenantRestores:
         """
         counters, unseen = 0, []
         lower: list[LowerCounters] = []
-        for tenant in sorted(self.session.plane.points.tenants()):
+        for tenant in sorted(self.session.plane.points.tenants() if tenants is None else tenants):
             try:
                 left, lower_here = self._left_of(tenant)
                 if is_final and left:
@@ -643,13 +645,12 @@ def _lower_counters(
 
 def uncovered(incident: Incident) -> str:
     """Describe the usage that no snapshot holds."""
-    span, since, until = incident.uncovered, incident.newest_point_at, incident.last_good_at
-    if span is None or since is None or until is None:
-        return "It is unknown since when usage is missing: no check of the store is recorded."
+    span, since = incident.uncovered, incident.newest_point_at
+    if span is None or since is None:
+        return "No snapshot existed before the loss, so no usage is restored."
     newest = f"{since:%Y-%m-%d %H:%M:%S} UTC"
-    sentence = f"Usage between the newest snapshot ({newest}) and the loss is not restored"
-    # Exact to the second, as the times are shown.
-    if span >= timedelta(seconds=1):
-        last = f"{until:%Y-%m-%d %H:%M:%S} UTC"
-        sentence += f": at least {in_words(span)}, to the last good check ({last})"
-    return f"{sentence}."
+    found = f"{incident.losses[0].found_at:%Y-%m-%d %H:%M:%S} UTC"
+    return (
+        f"Usage between the newest snapshot ({newest}) and the loss is not restored: at most"
+        f" {in_words(span)}, until the loss was found ({found})."
+    )
