@@ -370,8 +370,11 @@ class CaptureRun:
     def _fail_the_rest(self, tenants: frozenset[str]) -> None:
         if self._stopped_by is None:
             return
-        for tenant in sorted(tenants - {outcome.tenant for outcome in self._outcomes}):
-            self._done(TenantFailed.because(tenant, self._stopped_by, seconds=0))
+        # Without on_outcome: all of them have the one reason that ended the capture.
+        self._outcomes.extend(
+            TenantFailed.because(tenant, self._stopped_by, seconds=0)
+            for tenant in sorted(tenants - {outcome.tenant for outcome in self._outcomes})
+        )
 
     def _done(self, outcome: TenantOutcome) -> None:
         self._outcomes.append(outcome)
@@ -411,8 +414,8 @@ def capture_hour(  # noqa: PLR0913 - by keyword, each the caller's own
 ) -> Captured | Verified | Paused:
     """Capture every tenant into the current hour, or verify a past one.
 
-    ``holder`` identifies this capture to others; ``on_outcome`` receives each tenant's outcome as
-    soon as it is known.
+    ``holder`` identifies this capture to others; ``on_outcome`` receives the outcome of each tenant
+    that is tried, as soon as it is known.
 
     Raises:
         HourNotReachedError: the hour begins in more than a minute.
