@@ -224,8 +224,8 @@ def _captured(
     log = context.log
     metadata = capture_metadata(captured)
     stored, failed, stopped_by = captured.stored, captured.failed, captured.stopped_by
-    if len(failed) > _LOGGED_TENANTS:
-        log.error(f"{len(failed)} tenants failed; the check tenant_coverage lists their reasons.")
+    if stopped_by is None and len(failed) > _LOGGED_TENANTS:
+        log.error(f"{len(failed)} tenants failed in all; the run's table lists the reasons.")
     if isinstance(stopped_by, CapturesPausedError):
         log.warning(f"Captures were paused during this one. {stopped_by}")
     elif stopped_by:
