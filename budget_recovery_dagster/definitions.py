@@ -25,6 +25,8 @@ from budget_recovery_dagster.jobs.snapshots import (
     hourly_snapshot_schedule,
     recovery_points_job,
     recovery_points_schedule,
+    tenant_tables_job,
+    tenant_tables_sensor,
 )
 from budget_recovery_dagster.resources import control_plane_resource
 from budget_recovery_dagster.sensors import restore_supervisor_sensor, store_loss_sensor
@@ -32,6 +34,8 @@ from budget_recovery_dagster.settings import Settings, load_settings
 
 # Dagster itself sets this parameter whenever it copies a sensor that can launch several jobs.
 warnings.filterwarnings("ignore", "Parameter `owners` of initializer `SensorDef", dg.BetaWarning)
+# Without this policy, Dagster starts a run for each hour of a backfill.
+warnings.filterwarnings("ignore", "Parameter `backfill_policy` of function", dg.BetaWarning)
 
 
 def build_definitions(settings: Settings) -> dg.Definitions:
@@ -48,6 +52,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
         asset_checks=[tenant_coverage, usage_never_drops, recovery_point_age],
         jobs=[
             hourly_snapshot_job,
+            tenant_tables_job,
             recovery_points_job,
             restore_job,
             manual_restore_job,
@@ -57,7 +62,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
             record_reset_job,
         ],
         schedules=[hourly_snapshot_schedule, recovery_points_schedule],
-        sensors=[store_loss_sensor(settings), restore_supervisor_sensor],
+        sensors=[store_loss_sensor(settings), restore_supervisor_sensor, tenant_tables_sensor],
         resources={"control_plane": control_plane_resource(settings)},
         # A process for each step of a job or a backfill would load everything again, for seconds.
         executor=dg.in_process_executor,

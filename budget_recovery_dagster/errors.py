@@ -16,10 +16,12 @@ _WORD_START = re.compile(r"(?<!^)(?=[A-Z])")
 class BudgetRecoveryError(Exception):
     """Base of all expected errors; ``str`` gives the message and the hint.
 
-    ``code`` is stable, for programs: the name of the class, such as ``store_missing``.
+    ``code`` is stable, for programs: the name of the class, such as ``store_missing``. ``may_pass``
+    tells whether the same work may succeed within seconds, although no person does anything.
     """
 
     code: ClassVar[str] = "budget_recovery"
+    may_pass: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -78,9 +80,13 @@ class StoreMissingError(StoreError):
 class StoreUnreachableError(StoreError):
     """No response from the store: it is down, unreachable or too slow."""
 
+    may_pass = True
+
 
 class StoreNoQuorumError(StoreError):
     """JetStream responded that it has no leader or no quorum."""
+
+    may_pass = True
 
 
 class StorePermissionError(StoreError):
@@ -89,6 +95,8 @@ class StorePermissionError(StoreError):
 
 class StoreReadError(StoreError):
     """A read was interrupted, timed out, or got an unexpected response."""
+
+    may_pass = True
 
 
 class StoreChangedError(StoreError):
@@ -118,6 +126,8 @@ class MarkerConflictError(StoreError):
 class PossibleLossError(BudgetRecoveryError):
     """A possible loss of the store is not yet confirmed; nothing was stored."""
 
+    may_pass = True
+
 
 class StoreLostError(BudgetRecoveryError):
     """The store has lost data and an incident is open; nothing was stored."""
@@ -130,6 +140,8 @@ class DatabaseError(BudgetRecoveryError):
 class DatabaseUnreachableError(DatabaseError):
     """No connection to the control-plane database."""
 
+    may_pass = True
+
 
 class SchemaVersionError(DatabaseError):
     """The database schema is missing, older or newer than this version of the project."""
@@ -137,6 +149,8 @@ class SchemaVersionError(DatabaseError):
 
 class LeaseHeldError(BudgetRecoveryError):
     """Another worker holds the lease; the message says which one and since when."""
+
+    may_pass = True
 
 
 class LeaseLostError(BudgetRecoveryError):
@@ -193,6 +207,12 @@ class ClockSkewError(BudgetRecoveryError):
 
 class TablesError(BudgetRecoveryError):
     """The tenants' tables could not be written; the message names the directory's setting."""
+
+
+class TablesBusyError(TablesError):
+    """Another run is writing tables; nothing was written."""
+
+    may_pass = True
 
 
 class ForeignTablesError(TablesError):

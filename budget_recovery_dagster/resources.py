@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import dagster as dg
 
@@ -42,6 +42,29 @@ def failure(
     )
 
 
+# So many seconds after a failed try the next one follows, within the same run. An election or a
+# restart of a server is over then; a longer wait would hold one of Dagster's run slots.
+RETRY_AFTER = (5, 15)
+StepContext = dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext
+
+
+def fail_step(context: StepContext, error: Exception, failed: dg.Failure) -> NoReturn:
+    """Fail a step because of an error; try it again in a few seconds if the error may pass.
+
+    Raises:
+        dagster.RetryRequested: the error may pass, and a try is left.
+        dagster.Failure: otherwise.
+    """
+    tries_before = context.retry_number
+    may_pass = isinstance(error, BudgetRecoveryError) and error.may_pass
+    if not may_pass or tries_before >= len(RETRY_AFTER):
+        raise failed from error
+    failed.__cause__ = error
+    raise dg.RetryRequested(
+        max_retries=len(RETRY_AFTER), seconds_to_wait=RETRY_AFTER[tries_before]
+    ) from failed
+
+
 @dataclass(frozen=True, slots=True)
 class ControlPlaneResource:
     """The control-plane database that the settings name, and the usage store that belongs to it.
@@ -61,17 +84,23 @@ class ControlPlaneResource:
         return opened_control_plane(self.settings)
 
     @contextmanager
-    def opened_in_step(self) -> Iterator[ControlPlane]:
+    def opened_in_step(self, retried: StepContext | None = None) -> Iterator[ControlPlane]:
         """Open the database for a step or check; our errors become its failures, with the hint.
+
+        ``retried`` is the context of a step that may be tried again by itself, see ``fail_step``.
 
         Raises:
             dagster.Failure: an error of ours, from opening the database or from the step.
+            dagster.RetryRequested: such an error may pass.
         """
         try:
             with self.opened() as plane:
                 yield plane
         except BudgetRecoveryError as error:
-            raise failure(error.message, error.hint) from error
+            failed = failure(error.message, error.hint)
+            if retried is None:
+                raise failed from error
+            fail_step(retried, error, failed)
 
 
 ControlPlaneParam = dg.ResourceParam[ControlPlaneResource]

@@ -4,7 +4,7 @@ A Dagster instance is shared. Another team's job may have the same name, even in
 same name, and another installation of this project has all names in common with this one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -93,6 +93,11 @@ class RestoreRuns:
             self._seen(each) for each in records if incident is None or not _is_for(each, incident)
         )
 
+    def of_other_jobs(self, jobs: Collection[str]) -> list[dg.RunRecord]:
+        """Return our runs of these jobs that may have a worker, newest first."""
+        active = self._records(job_name=None, statuses=[DagsterRunStatus.STARTING, *_WITH_A_WORKER])
+        return [each for each in active if each.dagster_run.job_name in jobs]
+
     def tags(self, incident: Incident | None = None) -> dict[str, str]:
         """Return the tags that prove which store a run works on, and what it restores."""
         tags = {} if self.deployment_id is None else {DEPLOYMENT_TAG: self.deployment_id}
@@ -115,14 +120,18 @@ class RestoreRuns:
             self.instance.report_run_failed(run, message)
 
     def _records(
-        self, *, statuses: Sequence[DagsterRunStatus] = (), limit: int | None = None
+        self,
+        *,
+        job_name: str | None = RESTORE_JOB,
+        statuses: Sequence[DagsterRunStatus] = (),
+        limit: int | None = None,
     ) -> list[dg.RunRecord]:
         """Return our runs, newest first."""
         found = {
             record.dagster_run.run_id: record
             for tags in self._tag_filters()
             for record in self.instance.get_run_records(
-                dg.RunsFilter(job_name=RESTORE_JOB, tags=tags, statuses=list(statuses)), limit=limit
+                dg.RunsFilter(job_name=job_name, tags=tags, statuses=list(statuses)), limit=limit
             )
             if self._is_ours(record.dagster_run)
         }

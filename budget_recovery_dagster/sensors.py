@@ -31,8 +31,18 @@ from budget_recovery_dagster.domain.supervision import (
 )
 from budget_recovery_dagster.domain.verdict import Verdict
 from budget_recovery_dagster.errors import BudgetRecoveryError, SettingsError
-from budget_recovery_dagster.jobs.restore import restore_job, restored_event
-from budget_recovery_dagster.jobs.snapshots import hourly_snapshot_job
+from budget_recovery_dagster.jobs.incidents import (
+    hold_restore_job,
+    record_reset_job,
+    release_restore_job,
+    resolve_incident_job,
+)
+from budget_recovery_dagster.jobs.restore import manual_restore_job, restore_job, restored_event
+from budget_recovery_dagster.jobs.snapshots import (
+    hourly_snapshot_job,
+    recovery_points_job,
+    tenant_tables_job,
+)
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import gone_table
 from budget_recovery_dagster.presentation.text import label
@@ -41,6 +51,7 @@ from budget_recovery_dagster.restore_runs import LAUNCH_TAG, RestoreRuns, locati
 from budget_recovery_dagster.services.check import Checked, check_store, foresee_check
 from budget_recovery_dagster.services.falls import CaptureRequest, requested_capture
 from budget_recovery_dagster.settings import Settings
+from budget_recovery_dagster.silent_runs import end_run, silent_runs
 from budget_recovery_dagster.wiring import store_opener
 
 Result = TypeVar("Result")
@@ -384,9 +395,10 @@ def _metadata(checked: Checked) -> dict[str, Any]:
         "a run had to wait for the store or died. A PostgreSQL lease tracks liveness: a started "
         "run without a lease for a minute is marked as failed. A launch without a run is "
         "requested again. Terminating a run puts the incident on hold. A run without a worker "
-        "that Dagster still shows as started after the incident ends as PostgreSQL knows it. "
-        "Requests one run of hourly_snapshot_job at the first start, and once an incident is "
-        "closed: the next hour may be far away."
+        "that Dagster still shows as started after the incident ends as PostgreSQL knows it. A "
+        "capture or another run of this project without a worker is marked as failed, so that "
+        "the next one can start. Requests one run of hourly_snapshot_job at the first start, and "
+        "once an incident is closed: the next hour may be far away."
     ),
 )
 def restore_supervisor_sensor(
@@ -402,12 +414,41 @@ def restore_supervisor_sensor(
             runs = _our_runs(context, plane)
             supervised = supervise_restore(runs, plane, deadline, known)
             request = supervised.request or _due_capture(plane, runs)
+            ended = end_silent_runs(runs, plane, deadline)
         cursor = write_suspicion(supervised.suspicion)
         if request is not None:
             return dg.SensorResult(run_requests=[request], cursor=cursor)
-        return dg.SensorResult(skip_reason=supervised.reason, cursor=cursor)
+        reason = " ".join([supervised.reason, *ended])
+        return dg.SensorResult(skip_reason=reason, cursor=cursor)
 
     return _tick(context, supervise_once)
+
+
+# Every job but that of restores, which the leases and the incident supervise.
+_OTHER_JOBS = frozenset(
+    job.name
+    for job in (
+        hourly_snapshot_job,
+        tenant_tables_job,
+        recovery_points_job,
+        manual_restore_job,
+        resolve_incident_job,
+        hold_restore_job,
+        release_restore_job,
+        record_reset_job,
+    )
+)
+_ASSETS = frozenset({"budget_usage_snapshots", "tenant_usage_tables", "recovery_points"})
+
+
+def end_silent_runs(runs: RestoreRuns, plane: ControlPlane, deadline: Deadline) -> list[str]:
+    """End our other runs that have no worker any more; return a sentence about each."""
+    ended: list[str] = []
+    for run in silent_runs(runs, plane, _OTHER_JOBS, _ASSETS):
+        if deadline.is_over:
+            break
+        ended.append(end_run(runs.instance, run))
+    return ended
 
 
 def _preview(
@@ -448,7 +489,13 @@ def _about_alarm(plane: ControlPlane) -> str:
 
 
 def _foreseen_supervision(context: dg.SensorEvaluationContext, plane: ControlPlane) -> str:
-    return _foreseen(_decide(_our_runs(context, plane), plane, read_suspicion(context.cursor)))
+    runs = _our_runs(context, plane)
+    foreseen = [_foreseen(_decide(runs, plane, read_suspicion(context.cursor)))]
+    foreseen.extend(
+        f"A tick would end run {run.run_id[:8]} of {run.job_name}, which has no worker any more."
+        for run in silent_runs(runs, plane, _OTHER_JOBS, _ASSETS)
+    )
+    return " ".join(foreseen)
 
 
 def _foreseen(decision: Decision) -> str:

@@ -23,7 +23,7 @@ from budget_recovery_dagster.domain.snapshots import (
     TableFile,
 )
 from budget_recovery_dagster.domain.windows import Hour
-from budget_recovery_dagster.errors import ForeignTablesError, TablesError
+from budget_recovery_dagster.errors import ForeignTablesError, TablesBusyError, TablesError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,8 +44,9 @@ UNFINISHED_NAME = re.compile(rf"\.{TABLE_NAME.pattern}\.unfinished")
 # they are written.
 _OWNER_FILE = ".budget-recovery"
 _LOCK_RETRY_SECONDS = 0.1
-# Longer than writing the tables of very many tenants, shorter than the hour until the next run.
-_LOCK_TIMEOUT_SECONDS = 900.0
+# A run that waits here holds one of Dagster's run slots, which a restore may need. The pool of the
+# asset keeps other runs in Dagster's queue, where they hold none.
+_LOCK_TIMEOUT_SECONDS = 3.0
 _NO_PERMISSION = (
     f"let the user of Dagster's runs write there, or set {SETTING} to another directory."
 )
@@ -251,7 +252,8 @@ def _locked(
     """Lock an open directory for this process, and record ``owner`` if it has no owner yet.
 
     Raises:
-        TablesError: it cannot be locked, or another process holds the lock beyond the timeout.
+        TablesError: it cannot be locked.
+        TablesBusyError: another process holds the lock beyond the timeout.
         ForeignTablesError: the directory has another owner.
     """
     with file_errors(place / _OWNER_FILE):
@@ -273,10 +275,10 @@ def _wait_for_lock(lock: int, place: Path, lock_timeout_seconds: float) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if time.monotonic() >= until:
-                raise TablesError(
-                    f"Another run has held the lock of the tables in {place} ({SETTING}) for"
-                    f" more than {lock_timeout_seconds:.0f} s.",
-                    "find the hanging run in Dagster and terminate it, then retry.",
+                raise TablesBusyError(
+                    f"Another run is writing tables in {place} ({SETTING}).",
+                    "wait for it to end, then materialize this hour again. If it hangs, terminate"
+                    " it in Dagster.",
                 ) from error
             time.sleep(_LOCK_RETRY_SECONDS)
         else:

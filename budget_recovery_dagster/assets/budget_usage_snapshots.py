@@ -5,7 +5,9 @@ The checks warn; the snapshots stay valid.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from shlex import quote
+from typing import NoReturn
 
 import dagster as dg
 
@@ -13,7 +15,21 @@ from budget_recovery_dagster.domain.counters import exact_sum, format_usage
 from budget_recovery_dagster.domain.plan import tenant_text
 from budget_recovery_dagster.domain.snapshots import CaptureSummary, NamedOmission, Uncaptured
 from budget_recovery_dagster.domain.windows import Hour
-from budget_recovery_dagster.errors import CapturesPausedError
+from budget_recovery_dagster.errors import (
+    BaselineMovedError,
+    BudgetRecoveryError,
+    CapturesPausedError,
+    ClockSkewError,
+    DatabaseUnreachableError,
+    LeaseHeldError,
+    LeaseLostError,
+    PossibleLossError,
+    StoreLostError,
+    StoreNoQuorumError,
+    StoreReadError,
+    StoreUnreachableError,
+    error_code,
+)
 from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.presentation.metadata import (
     ENTRY_SCHEMA,
@@ -28,7 +44,9 @@ from budget_recovery_dagster.presentation.metadata import (
 from budget_recovery_dagster.presentation.text import known_usage
 from budget_recovery_dagster.resources import (
     OUTCOME_TAG,
+    RETRY_AFTER,
     ControlPlaneParam,
+    fail_step,
     failure,
     holder_of,
     never_failing,
@@ -93,17 +111,20 @@ def _budget_usage_snapshots(
 ) -> Iterator[dg.MaterializeResult[None]]:
     """Capture the hour, or verify a past one; yield nothing while captures are paused."""
     hour = Hour.parse(context.partition_key)
-    with control_plane.opened_in_step() as plane:
-        result = capture_hour(
-            plane,
-            store_opener(control_plane.settings),
-            hour,
-            source=control_plane.settings.capture_source,
-            retention=control_plane.settings.retention,
-            run_id=context.run.run_id,
-            holder=holder_of(context.run.run_id),
-            on_outcome=_failures_logged(context.log),
-        )
+    try:
+        with control_plane.opened() as plane:
+            result = capture_hour(
+                plane,
+                store_opener(control_plane.settings),
+                hour,
+                source=control_plane.settings.capture_source,
+                retention=control_plane.settings.retention,
+                run_id=context.run.run_id,
+                holder=holder_of(context.run.run_id),
+                on_outcome=_failures_logged(context.log),
+            )
+    except BudgetRecoveryError as error:
+        _fail(context, hour, error, failure(error.message, error.hint))
     match result:
         case Paused():
             _show_skipped(context, hour, result)
@@ -112,7 +133,61 @@ def _budget_usage_snapshots(
         case Captured() if not result.outcomes:
             context.log.warning("No snapshot: neither the store nor a snapshot has a tenant.")
         case Captured():
-            yield from _captured(context.log, result)
+            yield from _captured(context, result)
+
+
+CAPTURE_MINUTES = (0, 2, 5, 10, 20, 30, 40, 50)
+"""The minutes of an hour at which its snapshot is requested, if it has none yet."""
+
+_HEALING = (
+    BaselineMovedError,
+    CapturesPausedError,
+    ClockSkewError,
+    DatabaseUnreachableError,
+    LeaseHeldError,
+    LeaseLostError,
+    PossibleLossError,
+    StoreLostError,
+    StoreNoQuorumError,
+    StoreReadError,
+    StoreUnreachableError,
+)
+HEALING_CODES = frozenset(error.code for error in _HEALING)
+"""After a capture that failed with one of these, another is requested in the same hour.
+
+After others, such as a missing permission, a person has to act: it would only fail again.
+"""
+
+
+def _fail(
+    context: dg.AssetExecutionContext,
+    hour: Hour,
+    error: Exception,
+    failed: dg.Failure,
+) -> NoReturn:
+    """Fail the capture; try it again if the error may pass and the hour does not close before.
+
+    Raises:
+        dagster.RetryRequested, dagster.Failure: as by ``fail_step``.
+    """
+    now = datetime.now(UTC)
+    if error_code(error) in HEALING_CODES and hour == Hour.containing(now):
+        failed.description = f"{failed.description} {_next_request(hour, now)}"
+    if now + timedelta(seconds=max(RETRY_AFTER)) >= hour.end:
+        raise failed from error
+    fail_step(context, error, failed)
+
+
+def _next_request(hour: Hour, now: datetime) -> str:
+    due = (hour.start + timedelta(minutes=minute) for minute in CAPTURE_MINUTES)
+    at = next((each for each in due if each > now), None)
+    if at is None:
+        return f"No other capture is requested before the hour closes at {hour.end:%H:%M} UTC."
+    return f"hourly_snapshot_schedule requests the hour's capture again at {at:%H:%M} UTC."
+
+
+# The others are in the run's table and in the check tenant_coverage.
+_LOGGED_TENANTS = 10
 
 
 def _show_skipped(context: dg.AssetExecutionContext, hour: Hour, paused: Paused) -> None:
@@ -136,9 +211,12 @@ def _show_skipped(context: dg.AssetExecutionContext, hour: Hour, paused: Paused)
 def _failures_logged(log: dg.DagsterLogManager) -> Callable[[TenantOutcome], None]:
     # Successes are in the run's table: an event for each tenant and hour would be too many.
     show = never_failing(log.error)
+    logged = 0
 
     def log_failure(outcome: TenantOutcome) -> None:
-        if isinstance(outcome, TenantFailed):
+        nonlocal logged
+        if isinstance(outcome, TenantFailed) and logged < _LOGGED_TENANTS:
+            logged += 1
             show(
                 f"Tenant {outcome.tenant!r} is not in this snapshot: {outcome.reason} "
                 f"Try: {outcome.hint}",
@@ -160,28 +238,25 @@ def _verified(log: dg.DagsterLogManager, verified: Verified) -> dg.MaterializeRe
 
 
 def _captured(
-    log: dg.DagsterLogManager, captured: Captured
+    context: dg.AssetExecutionContext, captured: Captured
 ) -> Iterator[dg.MaterializeResult[None]]:
     """Materialize the hour if a tenant is stored; without any counter it is not materialized."""
+    log = context.log
     metadata = capture_metadata(captured)
-    stopped_by = captured.stopped_by
+    stored, failed, stopped_by = captured.stored, captured.failed, captured.stopped_by
+    if stopped_by is None and len(failed) > _LOGGED_TENANTS:
+        log.error(f"{len(failed)} tenants failed in all; the run's table lists the reasons.")
     if isinstance(stopped_by, CapturesPausedError):
         log.warning(f"Captures were paused during this one. {stopped_by}")
     elif stopped_by:
-        raise failure(
-            f"{stopped_by.message} {len(captured.stored)} tenants are stored, "
-            f"{len(captured.failed)} are not.",
-            stopped_by.hint,
-            metadata,
-        )
-    elif captured.failed and not captured.stored:
-        first = captured.failed[0]
-        raise failure(
-            f"None of {len(captured.failed)} tenants could be captured. The first, "
-            f"{first.tenant!r}: {first.reason}",
-            first.hint,
-            metadata,
-        )
+        extent = f"{len(stored)} tenants are stored, {len(failed)} are not."
+        ended = failure(f"{stopped_by.message} {extent}", stopped_by.hint, metadata)
+        _fail(context, captured.hour, stopped_by, ended)
+    elif failed and not stored:
+        first = failed[0]
+        none = f"None of {len(failed)} tenants could be captured. The first, {first.tenant!r}:"
+        ended = failure(f"{none} {first.reason}", first.hint, metadata)
+        _fail(context, captured.hour, first.error, ended)
     if captured.prune_failure:
         log.error(f"Snapshots past retention were not removed: {captured.prune_failure}")
     if captured.pruned and captured.pruned.awaited_captures:
@@ -240,7 +315,7 @@ def tenant_coverage(
     context: dg.AssetCheckExecutionContext, control_plane: ControlPlaneParam
 ) -> dg.AssetCheckResult:
     """Judge the newest capture of the run's hour, run alone of the current one."""
-    with control_plane.opened_in_step() as plane:
+    with control_plane.opened_in_step(context) as plane:
         run_id = plane.reports.newest_run(_judged_hour(context, plane))
         if run_id is None:
             return _NOT_CAPTURED
@@ -291,7 +366,7 @@ def usage_never_drops(
     context: dg.AssetCheckExecutionContext, control_plane: ControlPlaneParam
 ) -> dg.AssetCheckResult:
     """Judge the newest capture of the run's hour, run alone of the current one."""
-    with control_plane.opened_in_step() as plane:
+    with control_plane.opened_in_step(context) as plane:
         run_id = plane.reports.newest_run(_judged_hour(context, plane))
         if run_id is None:
             return _NOT_CAPTURED

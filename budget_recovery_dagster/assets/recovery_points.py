@@ -55,7 +55,7 @@ def recovery_points(
     context: dg.AssetExecutionContext, control_plane: ControlPlaneParam
 ) -> dg.MaterializeResult[None]:
     """Show the recovery point of every tenant."""
-    with control_plane.opened_in_step() as plane:
+    with control_plane.opened_in_step(context) as plane:
         survey = survey_points(plane)
     if not survey.newest_snapshots:
         context.log.warning("No snapshot is stored: a restore would bring back nothing.")
@@ -73,9 +73,11 @@ def recovery_points(
         "if a record that a restore would read is damaged (checksum mismatch)."
     ),
 )
-def recovery_point_age(control_plane: ControlPlaneParam) -> dg.AssetCheckResult:
+def recovery_point_age(
+    context: dg.AssetCheckExecutionContext, control_plane: ControlPlaneParam
+) -> dg.AssetCheckResult:
     """Check the snapshots that are stored now, not those of the last materialization."""
-    with control_plane.opened_in_step() as plane:
+    with control_plane.opened_in_step(context) as plane:
         ages = judge_point_ages(plane)
     too_old = sorted((_row(ages, tenant) for tenant in ages.too_old), key=_oldest_first)
     emptied = [

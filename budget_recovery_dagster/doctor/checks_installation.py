@@ -41,6 +41,10 @@ _DRIVER = "psycopg2"
 _CONNECT_SECONDS = 5
 # Older configurations have three sections in place of `storage`.
 _SINGLE_SECTIONS = ("event_log_storage", "run_storage", "schedule_storage")
+_POOLS = frozenset({"usage_store", "usage_tables"})
+# A capture, tables, recovery points and a manual job can be at work, each with a slot.
+_SLOTS_NEEDED = 5
+_DEFAULT_SLOTS = 10
 _URL_PARTS = ("scheme", "username", "password", "hostname", "port", "db_name")
 _USE_POSTGRES = (
     "for production, copy this project's dagster.yaml to DAGSTER_HOME and set"
@@ -155,6 +159,80 @@ def dagster_storage(installation: Installation) -> Result:
         )
     where = _connect(_url(settings, environment, directory / _FILE))
     return ok(f"PostgreSQL, {where}", storage=kind, url=where)
+
+
+def dagster_slots(installation: Installation) -> Result:
+    """Check that Dagster has run slots for a restore, and limits the pools of this project."""
+    environment = installation.dagster_environment or {}
+    home = environment.get(_HOME)
+    if not home:
+        return skipped("dagster_home_not_set", f"{_HOME} is not set.")
+    file = Path(home) / _FILE
+    config = _read(file)
+    slots = _run_slots(config)
+    if 0 <= slots < _SLOTS_NEEDED:
+        return warn(
+            "few_run_slots",
+            f"Dagster starts at most {slots} runs at once. With a capture, tables, recovery points"
+            " and a manual job at work, a restore would wait.",
+            f"set concurrency: runs: max_concurrent_runs to {_SLOTS_NEEDED} or more in {file}.",
+            run_slots=slots,
+        )
+    unlimited = sorted(_POOLS - _limited_pools(config, environment, file))
+    if unlimited:
+        return warn(
+            "pools_not_limited",
+            f"Dagster does not limit the pools {', '.join(unlimited)}. So captures are not kept in"
+            " order, and runs of tables take run slots while they wait for each other.",
+            "; ".join(f"run: dagster instance concurrency set {pool} 1" for pool in unlimited)
+            + f"; or set concurrency: pools: default_limit to 1 in {file}.",
+            pools=unlimited,
+        )
+    return ok(f"{slots if slots >= 0 else 'any number of'} runs at once", run_slots=slots)
+
+
+def _run_slots(config: Mapping[str, Any]) -> int:
+    """Return how many runs Dagster starts at once; -1: any number."""
+    places = (
+        ("concurrency", "runs"),
+        ("run_queue",),
+        ("run_coordinator", "config"),
+    )
+    for place in places:
+        slots = _section(config, *place).get("max_concurrent_runs")
+        if isinstance(slots, int):
+            return slots
+    return _DEFAULT_SLOTS
+
+
+def _limited_pools(
+    config: Mapping[str, Any], environment: Mapping[str, str], file: Path
+) -> frozenset[str]:
+    """Return those of this project's pools in which Dagster starts one run at a time."""
+    if _section(config, "concurrency", "pools").get("default_limit") == 1:
+        return _POOLS
+    kind, settings = _storage_section(config)
+    if kind != "postgres":
+        return frozenset()
+    import sqlalchemy  # noqa: PLC0415
+    from sqlalchemy.exc import ProgrammingError  # noqa: PLC0415
+    from sqlalchemy.pool import NullPool  # noqa: PLC0415
+
+    limited = 'select concurrency_key from concurrency_limits where "limit" = 1'
+    engine = sqlalchemy.create_engine(_url(settings, environment, file), poolclass=NullPool)
+    try:
+        with engine.connect() as connection:
+            return frozenset(connection.execute(sqlalchemy.text(limited)).scalars()) & _POOLS
+    except ProgrammingError:
+        # Dagster has not created its tables yet.
+        return frozenset()
+
+
+def _section(config: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    found: Any = config
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _read(file: Path) -> Mapping[str, Any]:
@@ -282,4 +360,5 @@ INSTALLATION_CHECKS = (
     Check("packages", packages),
     Check("tables_directory", tables_directory),
     Check("dagster_storage", dagster_storage),
+    Check("dagster_slots", dagster_slots, needs=("dagster_storage",)),
 )

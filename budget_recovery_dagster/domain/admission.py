@@ -3,7 +3,7 @@
 The database and its fake read the facts in their own way, and both decide here.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from budget_recovery_dagster.domain.incident import RecoveryState
@@ -52,10 +52,21 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """The state of a lease: its newest token, and its holder, None if it is free."""
+    """The state of a lease: its newest token, and its holder, None if it is free.
+
+    ``left`` is a holding that has expired without having been released: its worker died, or was
+    suspended.
+    """
 
     token: int
     holder: str | None
+    left: Holding | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, token: int, holding: Holding | None, now: datetime) -> "LeaseState":
+        """Return the state at ``now`` of a lease that was last held, and not released, so."""
+        holder = holder_at(holding, now)
+        return cls(token, holder, holding if holder is None else None)
 
 
 @dataclass(frozen=True, slots=True)

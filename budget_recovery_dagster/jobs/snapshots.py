@@ -4,30 +4,81 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import dagster as dg
+from dagster import DagsterEventType, DagsterRunStatus
 
+from budget_recovery_dagster.assets.budget_usage_snapshots import (
+    CAPTURE_MINUTES,
+    HEALING_CODES,
+    PARTITION_TAG,
+)
+from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.windows import Hour
+from budget_recovery_dagster.ports import ControlPlane
 from budget_recovery_dagster.resources import ControlPlaneParam, is_dry_run
 from budget_recovery_dagster.restore_runs import DEPLOYMENT_TAG
 
-_ASSETS = ("budget_usage_snapshots", "tenant_usage_tables", "recovery_points")
+_ASSETS = ("budget_usage_snapshots", "recovery_points")
 
 hourly_snapshot_job = dg.define_asset_job(
     "hourly_snapshot_job",
     selection=dg.AssetSelection.assets(*_ASSETS)
     | dg.AssetSelection.checks_for_assets(*map(dg.AssetKey, _ASSETS)),
     description=(
-        "Copies every tenant's budget counters from the gateway's usage store to PostgreSQL and "
-        "checks the copy. Then writes the tenants' tables of the hour and refreshes the recovery "
-        "points. Runs every hour; run the current hour manually for one more snapshot."
+        "Copies every tenant's budget counters from the gateway's usage store to PostgreSQL, "
+        "checks the copy, and refreshes the recovery points. tenant_tables_job then writes the "
+        "tables. Runs every hour; run the current hour manually for one more snapshot."
     ),
     tags={
-        # A failed capture is not retried; the next hour takes the next snapshot.
+        # The step tries again within seconds, and the schedule within the hour. A retry of the
+        # whole run by Dagster has no delay, and would start while the cause lasts.
         "dagster/max_retries": "0",
         # A capture that runs past its hour cannot store anything.
         "dagster/max_runtime": "3600",
+        # Ahead of tables and other queued runs, behind restores.
+        "dagster/priority": "5",
     },
 )
+
+# A run of its own: with both, one run would need both pools, and a capture would wait for tables.
+tenant_tables_job = dg.define_asset_job(
+    "tenant_tables_job",
+    selection=dg.AssetSelection.assets("tenant_usage_tables"),
+    description=(
+        "Writes the tenants' tables of an hour from the snapshots in PostgreSQL. "
+        "tenant_tables_sensor launches it after each capture."
+    ),
+    tags={"dagster/max_retries": "0", "dagster/max_runtime": "3600"},
+)
+
+
+@dg.run_status_sensor(
+    run_status=DagsterRunStatus.SUCCESS,
+    monitored_jobs=[hourly_snapshot_job],
+    request_job=tenant_tables_job,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description=(
+        "Launches tenant_tables_job for the hour of a run of hourly_snapshot_job that stored or "
+        "verified snapshots."
+    ),
+)
+def tenant_tables_sensor(
+    context: dg.RunStatusSensorContext,
+) -> dg.RunRequest | dg.SkipReason:
+    """Request the tables of a captured hour; skip if the run ended without a snapshot."""
+    run = context.dagster_run
+    stored = context.instance.get_records_for_run(
+        run.run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION
+    ).records
+    captured = dg.AssetKey("budget_usage_snapshots")
+    if not any(record.asset_key == captured for record in stored):
+        return dg.SkipReason(f"Run {run.run_id[:8]} has stored no snapshot.")
+    return dg.RunRequest(
+        run_key=run.run_id,
+        partition_key=run.tags[PARTITION_TAG],
+        tags={name: value for name, value in run.tags.items() if name == DEPLOYMENT_TAG},
+    )
+
 
 recovery_points_job = dg.define_asset_job(
     "recovery_points_job",
@@ -43,24 +94,35 @@ recovery_points_job = dg.define_asset_job(
 
 # Tags that Dagster's scheduler sets on the runs that it launches.
 _SCHEDULE = "dagster/schedule_name"
-_RUN_KEY = "dagster/run_key"
 _SCHEDULED_AT = ".dagster/scheduled_execution_time"
+_ACTIVE = [
+    DagsterRunStatus.NOT_STARTED,
+    DagsterRunStatus.QUEUED,
+    DagsterRunStatus.STARTING,
+    DagsterRunStatus.STARTED,
+]
+# Two captures of an hour are far fewer.
+_NEWEST_RUNS = 20
 
 
 @dg.schedule(
     job=hourly_snapshot_job,
-    cron_schedule="0 * * * *",
+    cron_schedule=f"{','.join(map(str, CAPTURE_MINUTES))} * * * *",
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
     description=(
-        "Takes a snapshot at the start of every UTC hour. Skips, with the reason, while captures "
-        "are paused or if the tick is too late for its hour."
+        "Takes a snapshot at the start of every UTC hour. Later ticks skip if the hour has its "
+        "snapshot. They request it again if no run took it, or if the run failed for a reason that "
+        "may pass, such as an unreachable server. While captures are paused, all ticks skip."
     ),
 )
 def hourly_snapshot_schedule(
     context: dg.ScheduleEvaluationContext, control_plane: ControlPlaneParam
 ) -> dg.RunRequest | dg.SkipReason:
-    """Request the run of the tick's hour, once even if the tick is evaluated again."""
+    """Request a run for the tick's hour unless it has its snapshot.
+
+    A tick fails while the database cannot be reached; the next one makes up for it.
+    """
     tick_at = context.scheduled_execution_time.astimezone(UTC)
     hour = Hour.containing(tick_at)
     with control_plane.opened() as plane:
@@ -72,34 +134,61 @@ def hourly_snapshot_schedule(
             incident = plane.incidents.recovery().incident
             why = f" {incident.losses[-1].reason}" if incident else ""
             return dg.SkipReason(
-                f"Captures are paused: the usage store is {state.name}.{why} They resume with the "
-                "first hour in which it is HEALTHY again; the last good snapshots are kept."
+                f"Captures are paused: the usage store is {state.name}.{why} They resume once it "
+                "is HEALTHY again; the last good snapshots are kept."
             )
         if hour.is_past(plane.clock.now()):
             return dg.SkipReason(
                 f"The hour {hour} has closed before its snapshot could start; the store holds "
                 "only the present, which must not be stored as the past."
             )
-    if _has_had_its_run(context, hour, tick_at, tags):
-        return dg.SkipReason(
-            f"The hour {hour} already has its run: the schedule was edited within the hour."
-        )
+        settled = _settled(plane, hour)
+    reason = settled or _in_progress(context, hour, tick_at, tags)
+    if reason is not None:
+        return dg.SkipReason(reason)
     return dg.RunRequest(run_key=hour.key, partition_key=hour.key, tags=tags)
 
 
-def _has_had_its_run(
-    context: dg.ScheduleEvaluationContext, hour: Hour, tick_at: datetime, ours: Mapping[str, str]
-) -> bool:
-    """Whether a tick with another scheduled time has requested a snapshot of the hour.
+def _settled(plane: ControlPlane, hour: Hour) -> str | None:
+    """Return why an hour needs no further capture, as the database knows it; None: it does."""
+    worker = plane.leases.state_of(CAPTURE_LEASE).holder
+    if worker is not None:
+        return f"The capture of {worker} is in progress."
+    newest = next(
+        (run for run in plane.reports.newest_runs(_NEWEST_RUNS) if run.hour == hour), None
+    )
+    if newest is None or newest.result is None:
+        return None
+    error = newest.result.error
+    if error is None:
+        return f"The hour {hour} was captured at {newest.started_at:%H:%M:%S} UTC."
+    if error.code in HEALING_CODES:
+        return None
+    return (
+        f"The capture of the hour {hour} failed, and would fail again: {error.message} "
+        f"Try: {error.hint} Then run hourly_snapshot_job."
+    )
 
-    Dagster compares run keys only within one scheduled time. ``ours`` are the tags of this store's
-    runs: a schedule of another code location can have the same name.
+
+def _in_progress(
+    context: dg.ScheduleEvaluationContext, hour: Hour, tick_at: datetime, ours: Mapping[str, str]
+) -> str | None:
+    """Return which run of an earlier tick is to capture the hour; None: there is none.
+
+    ``ours`` are the tags of this store's runs: another code location can have the same names.
     """
     if not ours:
-        return False
-    requested = {_SCHEDULE: hourly_snapshot_schedule.name, _RUN_KEY: hour.key}
-    runs = context.instance.get_runs(dg.RunsFilter(tags={**requested, **ours}))
-    return any(run.tags.get(_SCHEDULED_AT) != tick_at.isoformat() for run in runs)
+        return None
+    filters = dg.RunsFilter(
+        job_name=hourly_snapshot_job.name,
+        tags={**ours, PARTITION_TAG: hour.key},
+        statuses=_ACTIVE,
+    )
+    for run in context.instance.get_runs(filters):
+        # A tick that was interrupted finds the run that it has requested.
+        if run.tags.get(_SCHEDULED_AT) != tick_at.isoformat():
+            return f"Run {run.run_id[:8]} of the hour {hour} is {run.status.value.lower()}."
+    return None
 
 
 recovery_points_schedule = dg.ScheduleDefinition(

@@ -125,7 +125,7 @@ def restored_metadata(restored: Restored, audits: MergedAudits) -> Mapping[str, 
 OWNERS = ["team:budget-recovery"]
 GATEWAY_OWNERS = ["team:ai-gateway"]
 HOURLY_FRESHNESS = dg.FreshnessPolicy.time_window(
-    # The next capture is due an hour after the last; a missed one is not repeated.
+    # The next capture is due an hour after the last. If it fails, it is repeated within the hour.
     warn_window=timedelta(minutes=75),
     fail_window=timedelta(hours=2),
 )

@@ -375,10 +375,13 @@ class CaptureRun:
     def _fail_the_rest(self, tenants: list[str]) -> None:
         if self._stopped_by is None:
             return
+        # Without on_outcome: all of them have the one reason that ended the capture.
         tried = {outcome.tenant for outcome in self._outcomes}
-        for tenant in tenants:
-            if tenant not in tried:
-                self._done(TenantFailed.because(tenant, self._stopped_by, seconds=0))
+        self._outcomes.extend(
+            TenantFailed.because(tenant, self._stopped_by, seconds=0)
+            for tenant in tenants
+            if tenant not in tried
+        )
 
     def _done(self, outcome: TenantOutcome) -> None:
         self._outcomes.append(outcome)
@@ -424,8 +427,8 @@ def capture_hour(  # noqa: PLR0913 - by keyword, each the caller's own
 ) -> Captured | Verified | Paused:
     """Capture every tenant into the current hour, or verify a past one.
 
-    ``holder`` identifies this capture to others; ``on_outcome`` receives each tenant's outcome as
-    soon as it is known.
+    ``holder`` identifies this capture to others; ``on_outcome`` receives the outcome of each tenant
+    that is tried, as soon as it is known.
 
     Raises:
         HourNotReachedError: the hour begins in more than a minute.

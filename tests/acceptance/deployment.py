@@ -109,9 +109,10 @@ class Deployment:
             os.kill(pid, number)
         wait_until(lambda: not any(is_running(pid) for pid in pids), seconds=START_SECONDS)
 
-    def worker_pid(self) -> int:
-        """Return the pid of the holder of the restore lease."""
-        ((holder,),) = self._rows("select holder from budget_recovery.lease where name = 'restore'")
+    def worker_pid(self, lease: str = "restore") -> int:
+        """Return the pid of the holder of a lease."""
+        query = f"select holder from budget_recovery.lease where name = '{lease}'"
+        ((holder,),) = self._rows(query)
         found = re.fullmatch(r"run \w+ on .* \(pid (\d+)\)", str(holder))
         assert found is not None
         return int(found[1])
@@ -220,10 +221,14 @@ class Pages:
         evaluated: Mapping[str, Any] = tick["evaluationResult"]
         return evaluated
 
-    def launch(self, location: str = LOCATION) -> str:
-        """Launch a location's restore_job in its launchpad and return the run."""
-        selector = {**_REPOSITORY, "repositoryLocationName": location, "jobName": "restore_job"}
-        answer = self.ui.query(_LAUNCH, parameters={"selector": selector})["launchRun"]
+    def launch(
+        self, location: str = LOCATION, job: str = "restore_job", tags: Mapping[str, str] = {}
+    ) -> str:
+        """Launch a location's job in its launchpad and return the run."""
+        selector = {**_REPOSITORY, "repositoryLocationName": location, "jobName": job}
+        metadata = {"tags": [{"key": key, "value": tags[key]} for key in tags]}
+        parameters = {"selector": selector, "executionMetadata": metadata}
+        answer = self.ui.query(_LAUNCH, parameters=parameters)["launchRun"]
         assert answer["__typename"] == "LaunchRunSuccess"
         return str(answer["run"]["id"])
 
@@ -234,19 +239,26 @@ class Pages:
         assert answer["__typename"] == "TerminateRunSuccess"
 
 
+def project_dagster_yaml() -> str:
+    """Return the settings of a Dagster instance that this project recommends."""
+    return files("budget_recovery_dagster.sandbox").joinpath("dagster.yaml").read_text()
+
+
 @contextmanager
-def patient_gate(url: str, tenant: str) -> Iterator[Gate]:
-    """Shut a gate at which a restore waits for up to two minutes."""
-    with shut_gate(url, tenant) as gate:
+def patient_gate(url: str, tenant: str, table: str = "restore_audit") -> Iterator[Gate]:
+    """Shut a gate at which a restore, or what writes into the table, waits for two minutes."""
+    with shut_gate(url, tenant, table) as gate:
         with psycopg.connect(url) as database:
             database.execute("alter function budget_recovery.wait_at_gate() set lock_timeout = 0")
         yield gate
 
 
 @contextmanager
-def deployed(home: Path, postgres_url: str) -> Iterator[Deployment]:
+def deployed(
+    home: Path, postgres_url: str, dagster_yaml: str | None = None
+) -> Iterator[Deployment]:
     """Prepare a deployment with the settings of the environment, without starting it."""
-    settings = files("budget_recovery_dagster.sandbox").joinpath("dagster.yaml").read_text()
+    settings = dagster_yaml or project_dagster_yaml()
     (home / "dagster.yaml").write_text(settings)
     with ExitStack() as exits:
         instance = exits.enter_context(dg.DagsterInstance.from_config(str(home)))

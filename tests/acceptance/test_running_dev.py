@@ -43,12 +43,14 @@ TENANTS = {"acme", "globex", "team a / 東京"}
 SNAPSHOTS = "budget_usage_snapshots"
 TABLES = "tenant_usage_tables"
 
-# Dagster's daemon starts new backfills twice a minute and runs the hours one by one.
+# Dagster's daemon starts new backfills twice a minute. It runs the hours of snapshots one by one,
+# and those of tables in one run.
 BACKFILL_SECONDS = 300
+OWN_RUN, FIRST_OF_RUN = "dagster/partition", "dagster/asset_partition_range_start"
 
 RUNS_OF_HOUR = """
-query RunsOfHour($hour: String!) {
-  runsOrError(filter: {tags: [{key: "dagster/partition", value: $hour}]}) {
+query RunsOfHour($tag: String!, $hour: String!) {
+  runsOrError(filter: {tags: [{key: $tag, value: $hour}]}) {
     ... on Runs { results { status assetSelection { path } } }
   }
 }
@@ -308,11 +310,12 @@ class Running:
     def never_captured(self) -> Hour:
         return self.ago(3)
 
-    def wait_for_runs(self, asset: str, *hours: Hour) -> None:
-        """Wait until each hour has had its own run of the asset, and all have ended."""
+    def wait_for_runs(self, asset: str, tag: str, *hours: Hour) -> None:
+        """Wait until each hour has had a run of the asset with this tag, and all have ended."""
 
         def is_over(hour: Hour) -> bool:
-            runs = self.dev.ui.query(RUNS_OF_HOUR, hour=hour.key)["runsOrError"]["results"]
+            answer = self.dev.ui.query(RUNS_OF_HOUR, tag=tag, hour=hour.key)
+            runs = answer["runsOrError"]["results"]
             own = [run["status"] for run in runs if run["assetSelection"] == [{"path": [asset]}]]
             return bool(own) and set(own) <= OVER
 
@@ -366,8 +369,8 @@ def backfilled(running: Running, page: Page) -> Running:
         launch_backfill(page, running, asset)
     # An open page keeps polling the server.
     page.goto("about:blank")
-    for asset in (SNAPSHOTS, TABLES):
-        running.wait_for_runs(asset, running.never_captured, running.retained)
+    running.wait_for_runs(SNAPSHOTS, OWN_RUN, running.never_captured, running.retained)
+    running.wait_for_runs(TABLES, FIRST_OF_RUN, running.never_captured)
     return running
 
 

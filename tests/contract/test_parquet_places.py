@@ -16,7 +16,7 @@ import pytest
 
 from budget_recovery_dagster.adapters.parquet import ParquetTables, directory_of
 from budget_recovery_dagster.domain import Hour, RemovedTables
-from budget_recovery_dagster.errors import ForeignTablesError, TablesError
+from budget_recovery_dagster.errors import ForeignTablesError, TablesBusyError, TablesError
 from tests.contract.test_parquet_tables import HOUR, ME, NAME, record, write
 from tests.waiting import wait_until
 
@@ -248,7 +248,7 @@ def test_the_tables_are_locked_for_one_process(tables: ParquetTables, place: Pat
     with tables.opened(ME):
         waiting.start()
         with (
-            pytest.raises(TablesError, match="Another run has held the lock"),
+            pytest.raises(TablesBusyError, match="Another run is writing tables"),
             impatient.opened(ME),
         ):
             pass

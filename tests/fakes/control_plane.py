@@ -49,7 +49,6 @@ from budget_recovery_dagster.domain import (
     TenantWindow,
     Uncaptured,
     exact_sum,
-    holder_at,
     lease_lost,
     require_aware,
     require_free,
@@ -234,8 +233,9 @@ class MemoryLeases(OnState):
 
     def state_of(self, name: str) -> LeaseState:
         with self._plane.lock:
-            holder = holder_at(current_holding(self._plane, name), self._plane.clock.now())
-            return LeaseState(self._plane.tokens.get(name, 0), holder)
+            token = self._plane.tokens.get(name, 0)
+            holding = current_holding(self._plane, name)
+            return LeaseState.of(token, holding, self._plane.clock.now())
 
     @contextmanager
     def hold(self, name: str, holder: str, *, at_most: timedelta | None = None) -> Iterator[Lease]:

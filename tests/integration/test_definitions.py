@@ -22,7 +22,7 @@ def test_everything_loads_and_is_described() -> None:
     repository = defs.get_repository_def()
     for spec in defs.resolve_all_asset_specs():
         assert spec.description, spec.key
-    for job in ("hourly_snapshot_job", "recovery_points_job"):
+    for job in ("hourly_snapshot_job", "tenant_tables_job", "recovery_points_job"):
         assert defs.resolve_job_def(job).description
     for schedule in repository.schedule_defs:
         assert schedule.description
@@ -107,9 +107,20 @@ def test_every_check_is_described_and_in_the_job() -> None:
     )
 
 
-def test_only_the_capture_uses_the_pool_of_the_usage_store() -> None:
-    assert asset("tenant_usage_tables").op.pool is None
-    assert asset("recovery_points").op.pool is None
+def test_captures_and_tables_have_a_pool_each_and_no_run_needs_both() -> None:
+    pools = {name: asset(name).op.pool for name in HOURLY}
+    assert pools == {
+        "budget_usage_snapshots": "usage_store",
+        "tenant_usage_tables": "usage_tables",
+        "recovery_points": None,
+    }
+    for job in ("hourly_snapshot_job", "tenant_tables_job", "recovery_points_job"):
+        keys = defs.resolve_job_def(job).asset_layer.selected_asset_keys
+        assert len([key for key in keys if pools.get(key.to_user_string())]) <= 1
+
+
+def test_a_backfill_of_tables_is_one_run() -> None:
+    assert asset("tenant_usage_tables").backfill_policy == dg.BackfillPolicy.single_run()
 
 
 def test_the_daemon_of_dagster_evaluates_freshness(tmp_path: Path) -> None:

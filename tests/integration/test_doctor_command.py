@@ -157,6 +157,57 @@ def test_the_storage_of_dagster_is_checked(
     assert checked.failed <= {STORAGE}
 
 
+_POSTGRES = f"storage: {{postgres: {{postgres_url: {{env: {DAGSTER_URL}}}}}}}"
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "limits", "code", "facts"),
+    [
+        ("{pools: {default_limit: 1}}", {}, "ok", {"run_slots": 10}),
+        (
+            "{pools: {default_limit: 1}, runs: {max_concurrent_runs: 4}}",
+            {},
+            "few_run_slots",
+            {"run_slots": 4},
+        ),
+        (
+            "{pools: {default_limit: 1}, runs: {max_concurrent_runs: -1}}",
+            {},
+            "ok",
+            {"run_slots": -1},
+        ),
+        ("{}", None, "pools_not_limited", {"pools": ["usage_store", "usage_tables"]}),
+        (
+            "{}",
+            {"usage_store": 1, "usage_tables": 2},
+            "pools_not_limited",
+            {"pools": ["usage_tables"]},
+        ),
+        ("{}", {"usage_store": 1, "usage_tables": 1}, "ok", {"run_slots": 10}),
+    ],
+)
+def test_the_run_slots_and_pools_of_dagster_are_checked(
+    configured: Bucket,
+    empty_database_url: str,
+    tmp_path: Path,
+    concurrency: str,
+    limits: dict[str, int] | None,
+    code: str,
+    facts: dict[str, object],
+) -> None:
+    if limits is not None:
+        with psycopg.connect(empty_database_url) as connection:
+            connection.execute(
+                'create table concurrency_limits (concurrency_key text, "limit" int)'
+            )
+            for pool, limit in limits.items():
+                connection.execute("insert into concurrency_limits values (%s, %s)", (pool, limit))
+    content = f"{_POSTGRES}\nconcurrency: {concurrency}\n"
+    url = empty_database_url.replace("://", "+psycopg2://")
+    slots = doctor(**dagster_home(tmp_path / "home", url, content=content))["dagster_slots"]
+    assert (slots["code"], slots["facts"]) == (code, facts)
+
+
 def test_an_unreachable_storage_of_dagster_is_reported(configured: Bucket, tmp_path: Path) -> None:
     url = f"postgresql+psycopg2://me:s3cret@127.0.0.1:{unused_port()}/d"
     checked = doctor(**dagster_home(tmp_path / "home", url, content=None))

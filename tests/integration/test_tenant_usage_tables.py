@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from budget_recovery_dagster.adapters.parquet import directory_of
 from budget_recovery_dagster.cli.main import main
 from budget_recovery_dagster.domain import Hour
+from budget_recovery_dagster.jobs.snapshots import tenant_tables_sensor
 from budget_recovery_dagster.presentation.metadata import duration
 from tests import services
 from tests.free_ports import unused_port
@@ -40,6 +41,28 @@ def materialize(
     )
 
 
+def run_both(
+    instance: dg.DagsterInstance, hour: Hour
+) -> tuple[dg.ExecuteInProcessResult, dg.ExecuteInProcessResult]:
+    """Capture an hour with its job, then write its tables as its sensor does."""
+    return run_job(instance, hour), materialize(instance, TABLES, hour)
+
+
+def requested_tables(
+    instance: dg.DagsterInstance, captured: dg.ExecuteInProcessResult
+) -> dg.RunRequest | dg.SkipReason:
+    """Return what tenant_tables_sensor answers to the end of a capture's run."""
+    context = dg.build_run_status_sensor_context(
+        sensor_name=tenant_tables_sensor.name,
+        dagster_event=captured.get_run_success_event(),
+        dagster_instance=instance,
+        dagster_run=captured.dagster_run,
+    )
+    answer = tenant_tables_sensor(context)
+    assert isinstance(answer, dg.RunRequest | dg.SkipReason)
+    return answer
+
+
 def metadata(result: dg.ExecuteInProcessResult, asset: str) -> Mapping[str, Any]:
     (event,) = result.asset_materializations_for_node(asset)
     return {name: value.value for name, value in event.metadata.items()}
@@ -53,24 +76,25 @@ def files(tables: Path) -> list[str]:
     return sorted(str(path.relative_to(tables)) for path in tables.rglob("*.parquet"))
 
 
-def test_the_hourly_job_materializes_tables_and_points(
+def test_the_hourly_job_and_the_job_of_tables_materialize_tables_and_points(
     configured: Bucket, tables: Path, instance: dg.DagsterInstance, current_hour: Hour
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "12345678901234567890.5"})
     configured.spend("acme", "users", LIFETIME, {"alice": "16777216.01", "bo": "1E-18"})
     configured.spend("/etc/東京", "models", LIFETIME, {"gpt-4o": "3"})
 
-    result = run_job(instance, current_hour)
+    result, written = run_both(instance, current_hour)
 
     assert result.success
+    assert written.success
     assert all(check.passed for check in checks(result).values())
     name = f"{current_hour.start:%Y-%m-%dT%HZ}.parquet"
     assert files(tables) == sorted(
         f"{directory_of(tenant)}/{name}" for tenant in ("acme", "/etc/東京")
     )
-    shown = metadata(result, TABLES)
+    shown = metadata(written, TABLES)
     assert (shown["files"], shown["dagster/row_count"], shown["removed_files"]) == (2, 4, 0)
-    assert [(row["tenant"], row["rows"]) for row in rows(result, TABLES, "tenants")] == [
+    assert [(row["tenant"], row["rows"]) for row in rows(written, TABLES, "tenants")] == [
         ("/etc/東京", 1),
         ("acme", 3),
     ]
@@ -102,7 +126,7 @@ def test_the_shown_one_liners_read_the_tables(
     pandas: Any,
 ) -> None:
     configured.spend("acme", "users", LIFETIME, {"alice": "0.662"})
-    result = run_job(instance, current_hour)
+    _, result = run_both(instance, current_hour)
     shown = metadata(result, TABLES)["how_to_read"]
     in_python, in_sql = (
         part.split("```")[0]
@@ -126,11 +150,11 @@ def test_the_table_of_a_past_hour_is_rewritten_from_the_database(
     configured.spend("acme", "total", LIFETIME, {None: "80"})
     past = Hour(current_hour.start - timedelta(hours=5))
     capture_at(database_url, past.start + timedelta(minutes=10))
-    assert run_job(instance, past).success
+    assert materialize(instance, TABLES, past).success
     (name,) = files(tables)
     before = (tables / name).read_bytes()
     configured.spend("acme", "total", LIFETIME, {None: "81"})
-    assert run_job(instance, current_hour).success
+    run_both(instance, current_hour)
     (tables / name).unlink()
     # The gateway's store is not needed.
     monkeypatch.setenv("BUDGET_RECOVERY_NATS_URL", f"nats://127.0.0.1:{unused_port()}")
@@ -161,10 +185,11 @@ def test_a_failure_of_the_tables_does_not_affect_snapshots_and_points(
     configured.spend("acme", "total", LIFETIME, {None: "80"})
     tables.write_text("a file in the way")
 
-    result = run_job(instance, current_hour)
+    result, written = run_both(instance, current_hour)
 
-    assert not result.success
-    assert failure_text(result).startswith(
+    assert result.success
+    assert not written.success
+    assert failure_text(written).startswith(
         f"Cannot use {tables} for tables (BUDGET_RECOVERY_TABLES_DIR): File exists."
         " No table was written; the snapshots are not affected. Try: "
     )
@@ -185,7 +210,7 @@ def test_a_failed_table_is_reported_and_the_others_are_written(
     tables.mkdir()
     (tables / directory_of("bad")).write_text("in the way")
 
-    result = run_job(instance, current_hour)
+    _, result = run_both(instance, current_hour)
 
     assert not result.success
     text = failure_text(result)
@@ -198,7 +223,7 @@ def test_a_failed_table_is_reported_and_the_others_are_written(
     ]
 
 
-def test_tables_and_points_are_skipped_while_captures_are_paused(
+def test_points_are_skipped_and_no_tables_requested_while_captures_are_paused(
     configured: Bucket,
     database: psycopg.Connection,
     tables: Path,
@@ -206,15 +231,17 @@ def test_tables_and_points_are_skipped_while_captures_are_paused(
     current_hour: Hour,
 ) -> None:
     configured.spend("acme", "total", LIFETIME, {None: "80"})
-    assert run_job(instance, current_hour).success
+    run_both(instance, current_hour)
     written = files(tables)
+    assert written
     database.execute("update budget_recovery.store set state = 'recovering'")
 
     result = run_job(instance, current_hour)
 
     assert result.success
     skipped = {event.step_key for event in result.all_events if event.is_step_skipped}
-    assert {TABLES, POINTS, "recovery_points_recovery_point_age"} <= skipped
+    assert {POINTS, "recovery_points_recovery_point_age"} <= skipped
+    assert isinstance(requested_tables(instance, result), dg.SkipReason)
     assert result.get_asset_materialization_events() == []
     assert files(tables) == written
     # A success, but no capture: the list of runs and the page of the asset show that.
@@ -404,3 +431,43 @@ def test_the_asset_check_of_points_fails_without_snapshots(
 )
 def test_ages_are_readable(seconds: float, written: str) -> None:
     assert duration(timedelta(seconds=seconds)) == written
+
+
+def test_the_tables_of_a_captured_hour_are_requested_once(
+    configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    captured = run_job(instance, current_hour)
+    request = requested_tables(instance, captured)
+    assert isinstance(request, dg.RunRequest)
+    assert (request.partition_key, request.run_key) == (current_hour.key, captured.run_id)
+
+
+def test_a_backfill_writes_all_hours_in_one_run_and_names_the_incomplete_ones(
+    configured: Bucket,
+    database_url: str,
+    tables: Path,
+    instance: dg.DagsterInstance,
+    current_hour: Hour,
+) -> None:
+    configured.spend("acme", "total", LIFETIME, {None: "80"})
+    first, missed, last = (Hour(current_hour.start - timedelta(hours=n)) for n in (5, 4, 3))
+    for hour in (first, last):
+        capture_at(database_url, hour.start + timedelta(minutes=10))
+    job = services.definitions().resolve_implicit_global_asset_job_def()
+    result = job.execute_in_process(
+        asset_selection=[dg.AssetKey(TABLES)],
+        tags={
+            "dagster/asset_partition_range_start": first.key,
+            "dagster/asset_partition_range_end": last.key,
+        },
+        instance=instance,
+        raise_on_error=False,
+    )
+    assert failure_text(result).startswith(
+        "1 of 3 hours are incomplete; the others are written. The first: No table of the hour "
+        f"{missed} can be written: no snapshot of it is retained."
+    )
+    written = instance.get_materialized_partitions(dg.AssetKey(TABLES))
+    assert written == {first.key, last.key}
+    assert len(files(tables)) == 2

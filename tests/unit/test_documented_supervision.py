@@ -5,7 +5,7 @@ import inspect
 import re
 from types import ModuleType
 
-from budget_recovery_dagster import sensors
+from budget_recovery_dagster import sensors, silent_runs
 from budget_recovery_dagster.domain import incident, supervision
 from tests import documentation
 
@@ -25,13 +25,12 @@ def reports_in(module: ModuleType) -> set[str]:
     return {text for call in calls if call.args and (text := documentation.template(call.args[0]))}
 
 
-def reasons_not_to_launch() -> set[str]:
-    """Return what ``may_launch``, ``on_hold`` and ``awaited_attempt`` return."""
+def returned_by(module: ModuleType, *functions: str) -> set[str]:
+    """Return the texts that functions of a module return."""
     return {
         text
-        for node in ast.walk(ast.parse(inspect.getsource(incident)))
-        if isinstance(node, ast.FunctionDef)
-        and node.name in ("may_launch", "on_hold", "awaited_attempt")
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.FunctionDef) and node.name in functions
         for each in ast.walk(node)
         if isinstance(each, ast.Return)
         and each.value
@@ -45,7 +44,12 @@ def documented() -> set[str]:
 
 
 def test_every_report_is_quoted_and_every_quote_is_a_report() -> None:
-    reports = reports_in(sensors) | reports_in(supervision) | reasons_not_to_launch()
+    reports = (
+        reports_in(sensors)
+        | reports_in(supervision)
+        | returned_by(incident, "may_launch", "on_hold", "awaited_attempt")
+        | returned_by(silent_runs, "end_run")
+    )
     assert len(reports) > 10
     state = "The store is …."
     states = {state.replace("…", name) for name in ("HEALTHY", "RECOVERING")}

@@ -20,6 +20,7 @@ DAGSTER = {
     "restore_runs",
     "services",
     "settings",
+    "silent_runs",
     "wiring",
 }
 
@@ -37,6 +38,7 @@ MAY_IMPORT = {
     "wiring": {"adapters", "ports", "settings"},
     "doctor": {"adapters", "domain", "errors", "settings"},
     "restore_runs": {"domain"},
+    "silent_runs": {"domain", "ports", "restore_runs"},
     "resources": {"errors", "ports", "services", "settings", "wiring"},
     "assets": DAGSTER,
     "jobs": DAGSTER | {"assets"},

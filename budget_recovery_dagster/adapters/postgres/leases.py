@@ -22,7 +22,6 @@ from budget_recovery_dagster.adapters.postgres.database import Connection, Datab
 from budget_recovery_dagster.domain.admission import (
     Holding,
     LeaseState,
-    holder_at,
     lease_lost,
     require_free,
     require_lease_of,
@@ -97,7 +96,7 @@ class PostgresLeases:
         with self._database.reading() as connection:
             row = connection.execute(_OBSERVE, (name,)).fetchone()
             now = self._database.time_on(connection)
-        return LeaseState(row[1] if row else 0, holder_at(_holding(row), now))
+        return LeaseState.of(row[1] if row else 0, _holding(row), now)
 
     @contextmanager
     def hold(self, name: str, holder: str, *, at_most: timedelta | None = None) -> Iterator[Lease]:
