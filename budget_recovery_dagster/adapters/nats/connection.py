@@ -15,6 +15,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from secrets import token_hex
@@ -642,6 +643,11 @@ def parse_headers(raw: bytes) -> Headers:
     return Headers(tuple((name.strip(), value.strip()) for name, _, value in parts))
 
 
+# Without values, a message has only its size as a header, and most sizes are equal.
+_SHORT_HEADERS = 64
+_parse_short_headers = lru_cache(maxsize=1024)(parse_headers)
+
+
 def size_of(headers: HeaderLines) -> int:
     """Return the bytes of a block of headers as it is sent."""
     lines = sum(len(name) + len(value.encode()) + len(": \r\n") for name, value in headers)
@@ -687,7 +693,8 @@ class _Client(Client):
         # The server stores any bytes as headers. Some, such as a bare `NATS/1.0`, would silently
         # end the driver's read task.
         if headers is not None and headers.startswith(f"{_FIRST_LINE}\r\n".encode()):
-            return parse_headers(headers)
+            is_short = len(headers) <= _SHORT_HEADERS
+            return _parse_short_headers(headers) if is_short else parse_headers(headers)
         try:
             return await super()._process_headers(headers)
         except Exception:  # noqa: BLE001 - foreign bytes may raise anything
