@@ -52,7 +52,7 @@ def main(tenants: int, budgets: int, entities: int) -> None:
         for entity in range(entities)
     ]
     third = [key for n, key in enumerate(keys) if n // entities % 3 == 0]
-    click.echo(f"{len(keys):,} counters in {tenants * budgets:,} budgets; load {_load()}")
+    click.echo(f"{len(keys):,} counters in {tenants * budgets:,} budgets; load {load()}")
     with tempfile.TemporaryDirectory(prefix="budget-recovery benchmark ") as directory:
         place = Path(directory)
         place.chmod(0o711)
@@ -66,28 +66,29 @@ def main(tenants: int, budgets: int, entities: int) -> None:
 
 def _measure(bucket: Bucket, url: str, keys: list[str], third: list[str], records: int) -> None:
     bucket.create()
-    bucket.put_many({key: _value(n) for n, key in enumerate(keys)})
+    bucket.put_many({key: value_of(n) for n, key in enumerate(keys)})
     click.echo(f"in NATS {bucket.info().state.bytes / len(keys):.0f} bytes a counter")
-    _work("check")
-    grown = _growth(url, lambda: _work("capture"))
+    measured_work("check")
+    grown = _growth(url, lambda: measured_work("capture"))
     click.echo(f"  the first capture: {grown / len(keys):.1f} bytes a counter")
-    grown = sum(_growth(url, lambda: _work("capture")) for _ in range(_UNCHANGED))
+    grown = sum(_growth(url, lambda: measured_work("capture")) for _ in range(_UNCHANGED))
     click.echo(f"  nothing changed: {grown / _UNCHANGED / records:.0f} bytes a budget")
-    _work("check")
-    bucket.put_many({key: _value(n + len(keys)) for n, key in enumerate(third)})
+    measured_work("check")
+    bucket.put_many({key: value_of(n + len(keys)) for n, key in enumerate(third)})
     # It also reads which of these changes are deletions.
-    _work("check")
-    grown = _growth(url, lambda: _work("capture"))
+    measured_work("check")
+    grown = _growth(url, lambda: measured_work("capture"))
     changed = f"{len(third) / len(keys):.0%} of the counters changed"
     click.echo(f"  {changed}: {grown / len(third):.1f} bytes for each")
     bucket.destroy()
     bucket.create()
-    _work("check")
-    _work("restore")
+    measured_work("check")
+    measured_work("restore")
     bucket.destroy()
 
 
-def _value(number: int) -> bytes:
+def value_of(number: int) -> bytes:
+    """Return the value of a counter."""
     return b'{"usage":"%d.%06d","updated_at":"2026-11-29T14:00:00Z"}' % (number % 977, number)
 
 
@@ -103,15 +104,16 @@ def _size(url: str) -> int:
         return int(size)
 
 
-def _work(what: str) -> None:
-    """Do a piece of work in a process of its own."""
+def measured_work(what: str) -> float:
+    """Do a piece of work in a process of its own; return how many seconds it took."""
     module = [sys.executable, "-m", "benchmarks.sizing"]
     ended = subprocess.run([*module, "--only", what], check=True, stdout=subprocess.PIPE)
     took = json.loads(ended.stdout)
     click.echo(
         f"{what}: {took['seconds']:.1f} s, of it {took['processor']:.1f} s of a processor,"
-        f" {took['peak'] / _MIB:.0f} MiB at most; load {_load()}"
+        f" {took['peak'] / _MIB:.0f} MiB at most; load {load()}"
     )
+    return float(took["seconds"])
 
 
 def _only(what: str) -> None:
@@ -154,6 +156,11 @@ def _capture(plane: ControlPlane, settings: Settings) -> None:
         raise click.ClickException("The capture failed; is a full hour about to begin?")
 
 
+def _list(_: ControlPlane, settings: Settings) -> None:
+    with store_opener(settings)() as store:
+        store.reader(settings.capture_source).list_tenants()
+
+
 def _restore(plane: ControlPlane, settings: Settings) -> None:
     result = recover_store(
         plane,
@@ -169,12 +176,14 @@ def _restore(plane: ControlPlane, settings: Settings) -> None:
 
 _WORK: Mapping[str, Callable[[ControlPlane, Settings], None]] = {
     "check": _check,
+    "list": _list,
     "capture": _capture,
     "restore": _restore,
 }
 
 
-def _load() -> str:
+def load() -> str:
+    """Return the load of the machine in the last minute."""
     return f"{os.getloadavg()[0]:.1f}"
 
 
