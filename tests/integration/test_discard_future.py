@@ -193,7 +193,7 @@ def test_a_clock_that_is_behind_discards_no_good_snapshot(
         f'alter database "{name}" set search_path = behind, pg_catalog, public'.encode()
     )
     result = run("--yes")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "The clocks differ by" in result.stderr
     assert "this host's" in result.stderr
     assert "Nothing was discarded." in result.stderr
@@ -224,7 +224,7 @@ def test_nothing_is_discarded_while_captures_are_paused(
 ) -> None:
     database.execute("update budget_recovery.store set state = %s", (state.value,))
     result = run("--yes")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"The store is {state.name}, so no snapshot is discarded." in result.stderr
     assert len(ahead.plane.snapshots.listed(None)) == 2
 

@@ -38,10 +38,9 @@ def lost(configured: Bucket, instance: dg.DagsterInstance, current_hour: Hour) -
 
 @pytest.fixture
 def failed(lost: Bucket, instance: dg.DagsterInstance, database: psycopg.Connection) -> Bucket:
-    """Return the same bucket, FAILED because it refused writes; it accepts them again."""
-    lost.reconfigure(max_bytes=64)
+    """Return the same bucket, FAILED because all attempts died."""
+    database.execute("update budget_recovery.incident set attempts = 3")
     assert not run_restore(instance).success
-    lost.reconfigure(max_bytes=-1)
     assert state(database) == "failed"
     return lost
 

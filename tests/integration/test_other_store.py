@@ -339,7 +339,7 @@ def test_a_capture_that_reconnects_to_another_server_stores_nothing_of_it(
     harness: Harness, other: OtherStore
 ) -> None:
     our_url = services.present_settings().require_nats_url()
-    with AlternatingServers(our_url, other.server.url) as network:
+    with AlternatingServers(our_url, *[other.server.url] * 9) as network:
         other.point_to(network.url)
         # The connection breaks after the comparison, before the tenants are read.
         network.before_request = lambda number: network.cut() if number == 1 else None
@@ -386,7 +386,7 @@ def test_a_restore_that_reconnects_to_another_server_writes_nothing_into_it(
     harness.find_loss()
     theirs = other.everything()
     our_url = services.present_settings().require_nats_url()
-    with AlternatingServers(our_url, other.server.url, watched=turns_at) as network:
+    with AlternatingServers(our_url, *[other.server.url] * 9, watched=turns_at) as network:
         other.point_to(network.url)
         # The connection breaks at the first write of a counter of this tenant.
         network.before_request = lambda number: network.cut() if number == 1 else None

@@ -103,7 +103,9 @@ def test_the_schedule_skips_with_the_reason_until_the_store_is_healthy(
     assert "Captures are paused: the usage store is RECOVERING" in message
     assert "The store was recreated" in message
     recovering.recover()
-    assert isinstance(tick(), dg.RunRequest)
+    resumed = tick()
+    assert isinstance(resumed, dg.SkipReason)
+    assert "was captured at" in str(resumed.skip_message)
 
 
 def test_a_run_started_while_captures_are_paused_has_no_output(
