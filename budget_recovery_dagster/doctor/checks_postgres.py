@@ -75,8 +75,13 @@ order by c.relname
 
 _HAS_EXPIRIES = """
 select exists (
-    select from budget_recovery.budget_record
-    where expiry_seconds is not null and (window_end is null or window_end > now())
+    select from budget_recovery.budget_record r
+    join budget_recovery.budget_content c using (content_id)
+    where (r.window_end is null or r.window_end > now())
+      and (
+          r.expiry_seconds is not null
+          or r.expiry_kind = 'per_key' and cardinality(array_remove(c.expiries, null)) > 0
+      )
 )
 """
 

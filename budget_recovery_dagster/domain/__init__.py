@@ -13,6 +13,7 @@ from budget_recovery_dagster.domain.admission import require_healthy as require_
 from budget_recovery_dagster.domain.admission import require_lease_of as require_lease_of
 from budget_recovery_dagster.domain.admission import require_ours as require_ours
 from budget_recovery_dagster.domain.counters import BOARD_SIZE as BOARD_SIZE
+from budget_recovery_dagster.domain.counters import NEVER_EXPIRES as NEVER_EXPIRES
 from budget_recovery_dagster.domain.counters import NO_EXPIRY as NO_EXPIRY
 from budget_recovery_dagster.domain.counters import BudgetDefinition as BudgetDefinition
 from budget_recovery_dagster.domain.counters import BudgetWindow as BudgetWindow
@@ -23,6 +24,7 @@ from budget_recovery_dagster.domain.counters import Entity as Entity
 from budget_recovery_dagster.domain.counters import Expiries as Expiries
 from budget_recovery_dagster.domain.counters import Expiry as Expiry
 from budget_recovery_dagster.domain.counters import KnownExpiry as KnownExpiry
+from budget_recovery_dagster.domain.counters import NoExpiry as NoExpiry
 from budget_recovery_dagster.domain.counters import OmittedCounter as OmittedCounter
 from budget_recovery_dagster.domain.counters import SplitBy as SplitBy
 from budget_recovery_dagster.domain.counters import TenantUsages as TenantUsages

@@ -43,15 +43,21 @@ class ValueShape(StrEnum):
 
 
 class NoExpiry(Enum):
-    """The expiry of a key that never expires; an own type, so that no number equals it."""
+    """The expiry of a key without a time to live; an own type, so that no number equals it.
 
-    NO_EXPIRY = "no_expiry"
+    NO_EXPIRY: the key has none of its own, so the maximum age of its bucket drops it.
+    NEVER_EXPIRES: not even that; the gateway protects the key with a time to live of `never`.
+    """
+
+    NO_EXPIRY = "none"
+    NEVER_EXPIRES = "never"
 
     def __repr__(self) -> str:
         return self.name
 
 
 NO_EXPIRY: Final = NoExpiry.NO_EXPIRY
+NEVER_EXPIRES: Final = NoExpiry.NEVER_EXPIRES
 KnownExpiry = int | NoExpiry
 """When the store drops a key: so many seconds after the window's end or, for a lifetime, after the
 last write of the key."""
@@ -302,8 +308,8 @@ def hash_expiries(expiries: Expiries) -> bytes:
         ((entity or "", expiry) for entity, expiry in expiries.items()), key=lambda each: each[0]
     ):
         encoded = name.encode()
-        seconds = "never" if expiry is NO_EXPIRY else str(expiry)
-        digest.update(f"{len(encoded)}:".encode() + encoded + f"={seconds};".encode())
+        text = expiry.value if isinstance(expiry, NoExpiry) else str(expiry)
+        digest.update(f"{len(encoded)}:".encode() + encoded + f"={text};".encode())
     return digest.digest()
 
 

@@ -29,6 +29,7 @@ from enum import Enum
 from typing import Final
 
 from budget_recovery_dagster.domain.counters import (
+    NEVER_EXPIRES,
     NO_EXPIRY,
     UNKNOWN_EXPIRY,
     BudgetWindow,
@@ -233,11 +234,11 @@ class WindowPoint:
         """When a key with an unknown expiry expires.
 
         That is a day after the window's end, or with the last other key of the window that expires,
-        if that is later. A key of a lifetime never expires.
+        if that is later. A key of a lifetime has no expiry.
         """
         if self.of.window.end is None:
             return NO_EXPIRY
-        known = [expiry for expiry in self.expiries.values() if expiry is not NO_EXPIRY]
+        known = [expiry for expiry in self.expiries.values() if isinstance(expiry, int)]
         return max([int(UNKNOWN_EXPIRY.total_seconds()), *known])
 
     @property
@@ -245,10 +246,16 @@ class WindowPoint:
         """When a leaderboard expires that a restore creates: with the last of its counters."""
         unknown = self.unknown_expiry
         expiries = [self.expiries.get(entity, unknown) for entity in self.usages]
-        seconds = [expiry for expiry in expiries if expiry is not NO_EXPIRY]
-        if len(seconds) < len(expiries):
+        if NEVER_EXPIRES in expiries:
+            return NEVER_EXPIRES
+        if NO_EXPIRY in expiries:
             return NO_EXPIRY
-        return max(seconds, default=unknown)
+        return max((each for each in expiries if isinstance(each, int)), default=unknown)
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether no maximum age drops any of the keys, if the bucket has times to live."""
+        return all(self.expiries.get(entity) is NEVER_EXPIRES for entity in self.usages)
 
     @property
     def from_earlier(self) -> int:

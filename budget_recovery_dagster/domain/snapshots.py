@@ -10,7 +10,6 @@ from itertools import islice
 from typing import NamedTuple
 
 from budget_recovery_dagster.domain.counters import (
-    NO_EXPIRY,
     BudgetWindow,
     CounterReading,
     Drop,
@@ -267,7 +266,7 @@ def _expiries(counters: list[CounterReading]) -> Expiries:
     }
     if len(expiries) < len(counters):
         return {}
-    seconds = [expiry for expiry in expiries.values() if expiry is not NO_EXPIRY]
+    seconds = [expiry for expiry in expiries.values() if isinstance(expiry, int)]
     if not seconds or len(seconds) < len(expiries):
         return expiries
     if max(seconds) - min(seconds) > _ROUNDING_SECONDS:

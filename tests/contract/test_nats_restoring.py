@@ -7,7 +7,13 @@ from uuid import uuid4
 import pytest
 
 from budget_recovery_dagster.adapters.nats import IN_FLIGHT, NatsUsageStore, open_usage_store
-from budget_recovery_dagster.domain import IntendedMarker, RaiseResult, ValueShape, Written
+from budget_recovery_dagster.domain import (
+    NEVER_EXPIRES,
+    IntendedMarker,
+    RaiseResult,
+    ValueShape,
+    Written,
+)
 from budget_recovery_dagster.embedded import NatsServer
 from budget_recovery_dagster.errors import (
     StoreMissingError,
@@ -194,14 +200,24 @@ def test_a_bucket_without_ttl_support_gets_keys_without_ttl(nats_server: NatsSer
             orders = [
                 order("new", "1", LIFETIME, expiry=60),
                 order("gone", "1", LIFETIME, expiry=0),
+                order("kept", "1", LIFETIME, expiry=NEVER_EXPIRES),
             ]
             results = live.raise_counters(orders, is_open=always)
-            assert [result.written for result in results] == [Written.RAISED, Written.EXPIRED]
-            assert results[0].expires_at is None
+            assert [result.written for result in results] == [
+                Written.RAISED,
+                Written.EXPIRED,
+                Written.RAISED,
+            ]
+            assert (results[0].expires_at, results[2].ages_out_at) == (None, None)
             boards = [board_order({"a": "1"}, LIFETIME, expiry=60)]
             assert live.rebuild_boards(boards, is_open=always)[0].is_written
             marker = store.write_marker("d", IntendedMarker("n"), after=0)
-            for name in (key("new", LIFETIME), "leaderboard.t.b.lifetime", "__guard.d"):
+            for name in (
+                key("new", LIFETIME),
+                key("kept", LIFETIME),
+                "leaderboard.t.b.lifetime",
+                "__guard.d",
+            ):
                 stored = bucket.stored(name)
                 assert stored is not None
                 assert stored.ttl is None

@@ -10,11 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from budget_recovery_dagster.domain import (
+    NEVER_EXPIRES,
     NO_EXPIRY,
     CaptureSource,
     CounterReading,
     Entity,
     KnownExpiry,
+    NoExpiry,
     TenantReading,
     Usages,
     ValueShape,
@@ -110,7 +112,7 @@ def test_records_of_version_1_know_one_expiry_or_none(
     plane: ControlPlane, admin: psycopg.Connection
 ) -> None:
     """Its null with a shape: all keys had no expiry, or only some of them."""
-    as_stored = "update budget_recovery.budget_record set never_expires = null, expiry_seconds = "
+    as_stored = "update budget_recovery.budget_record set expiry_kind = null, expiry_seconds = "
     month(plane, "1")
     admin.execute(f"{as_stored}86400".encode())
     assert windows(plane)[0].expiries == {"alice": 86400}
@@ -119,7 +121,12 @@ def test_records_of_version_1_know_one_expiry_or_none(
     assert (window.shape, window.expiries) == (ValueShape.TEXT, {})
 
 
-DIFFERENT: Mapping[Entity, KnownExpiry] = {None: 3600, "alice": NO_EXPIRY, "bø": -7}
+DIFFERENT: Mapping[Entity, KnownExpiry] = {
+    None: 3600,
+    "alice": NO_EXPIRY,
+    "bø": -7,
+    "cy": NEVER_EXPIRES,
+}
 
 
 def capture_expiring(plane: ControlPlane, expiries: Mapping[Entity, KnownExpiry]) -> None:
@@ -136,7 +143,8 @@ def test_an_hour_costs_only_the_expiries_that_changed(
 ) -> None:
     def stored() -> list[tuple[object, ...]]:
         return admin.execute(
-            "select r.expiry_seconds, r.never_expires, c.content_id, c.entities, c.expiries"
+            "select r.expiry_seconds, r.expiry_kind, c.content_id, c.entities, c.expiries,"
+            " c.never_expires"
             " from budget_recovery.budget_record r join budget_recovery.budget_content c"
             " using (content_id) order by r.captured_at"
         ).fetchall()
@@ -147,19 +155,26 @@ def test_an_hour_costs_only_the_expiries_that_changed(
             DIFFERENT,
             dict.fromkeys(DIFFERENT, 3600),
             dict.fromkeys(DIFFERENT, NO_EXPIRY),
+            dict.fromkeys(DIFFERENT, NEVER_EXPIRES),
             {**DIFFERENT, None: 7200},
         ]
     ):
         plane.clock.set(NOON + hour * HOUR)
         capture_expiring(plane, expiries)
-    (first, second, same, never, changed) = stored()
+    (first, second, same, none, never, changed) = stored()
     assert first == second
-    assert first[:2] == (None, False)
-    assert first[3:] == (["", "alice", "bø"], [3600, None, -7])
+    assert first[:2] == (None, "per_key")
+    assert first[3:] == (
+        ["", "alice", "bø", "cy"],
+        [3600, None, -7, None],
+        [False, False, False, True],
+    )
     # Without differences the usages alone are the content.
-    assert (same[:2], same[4], never[:2], never[4]) == ((3600, None), None, (None, True), None)
-    assert same[2] == never[2]
-    assert changed[4] == [7200, None, -7]
+    alike = (same, none, never)
+    assert [row[:2] for row in alike] == [(3600, None), (None, "none"), (None, "never")]
+    assert {row[4:] for row in alike} == {(None, None)}
+    assert same[2] == none[2] == never[2]
+    assert changed[4] == [7200, None, -7, None]
     assert len({row[2] for row in (first, same, changed)}) == 3
     assert windows(plane)[0].expiries == {**DIFFERENT, None: 7200}
 
@@ -167,11 +182,15 @@ def test_an_hour_costs_only_the_expiries_that_changed(
 @pytest.mark.parametrize(
     "damage",
     [
-        "expiries = '{3600,null,-8}'",
-        "expiries = '{3600,5,-7}'",
-        "expiries = '{null,3600,-7}'",
+        "expiries = '{3600,null,-8,null}'",
+        "expiries = '{3600,5,-7,null}'",
+        "expiries = '{null,3600,-7,null}'",
+        "never_expires = '{f,t,f,t}'",
+        "never_expires = '{f,f,f,f}'",
+        "never_expires = '{f,f,f,null}'",
+        "never_expires = '{f,null,f,t}'",
         "expiry_hash = sha256('')",
-        "expiries = null, expiry_hash = null",
+        "expiries = null, never_expires = null, expiry_hash = null",
     ],
 )
 def test_damaged_expiries_are_unknown_and_the_usages_still_count(
@@ -194,7 +213,7 @@ names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 @given(
     st.dictionaries(
         st.none() | names,
-        st.integers(-(2**40), 2**40) | st.just(NO_EXPIRY),
+        st.integers(-(2**40), 2**40) | st.sampled_from(NoExpiry),
         max_size=8,
     )
 )
@@ -205,10 +224,11 @@ def test_the_server_hashes_expiries_as_the_captures_do(
     admin: psycopg.Connection, expiries: Mapping[Entity, KnownExpiry]
 ) -> None:
     entities = [entity or "" for entity in expiries]
-    seconds = [None if expiry is NO_EXPIRY else expiry for expiry in expiries.values()]
+    seconds = [each if isinstance(each, int) else None for each in expiries.values()]
+    never = [each is NEVER_EXPIRES for each in expiries.values()]
     row = admin.execute(
-        "select budget_recovery.expiries_are_intact(%s, %s::text[], %s::bigint[])",
-        (hash_expiries(expiries), entities, seconds),
+        "select budget_recovery.expiries_are_intact(%s, %s::text[], %s::bigint[], %s::boolean[])",
+        (hash_expiries(expiries), entities, seconds, never),
     ).fetchone()
     assert row == (True,)
 

@@ -1,5 +1,6 @@
 """What a restore would bring back: the highest usage of all retained intact records."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -8,6 +9,7 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.domain import (
+    NEVER_EXPIRES,
     NO_EXPIRY,
     CaptureSource,
     CounterReading,
@@ -241,17 +243,25 @@ def test_each_key_has_the_expiry_of_the_newest_record_that_knows_it(
 
     read_expiring(plane, 0, {"alice": 60, "bo": 60, "cy": 60, None: 60})
     assert expiries() == {"alice": 60, "bo": 60, "cy": 60, None: 60}
-    read_expiring(plane, 1, {"alice": 7200, "bo": NO_EXPIRY, "cy": -5, None: 60})
-    assert expiries() == {"alice": 7200, "bo": NO_EXPIRY, "cy": -5, None: 60}
+    mixed: dict[Entity, Expiry] = {"alice": 7200, "bo": NO_EXPIRY, "cy": -5, None: NEVER_EXPIRES}
+    read_expiring(plane, 1, mixed)
+    assert expiries() == mixed
     read_expiring(plane, 2, {"alice": NO_EXPIRY, "bo": NO_EXPIRY, "dan": NO_EXPIRY})
     newer: dict[Entity, KnownExpiry] = dict.fromkeys(("alice", "bo", "dan"), NO_EXPIRY)
     # Cy and the aggregate are missing; the recovery point has them from earlier.
-    assert expiries() == (newer if is_named else {**newer, "cy": -5, None: 60})
+    assert expiries() == (newer if is_named else {**newer, "cy": -5, None: NEVER_EXPIRES})
     boards: dict[Entity, Expiry] = dict.fromkeys(("alice", "bo", "cy", "dan", "eve", None))
     read_expiring(plane, 3, boards, of_boards=True)
     read_expiring(plane, 4, boards, of_boards=True)
     # No record knows when Eve's key expires.
-    assert expiries() == {**newer, "cy": -5, None: 60}
+    assert expiries() == {**newer, "cy": -5, None: NEVER_EXPIRES}
+
+
+def test_no_time_to_live_and_one_of_never_are_told_apart(plane: ControlPlane) -> None:
+    kinds = (NO_EXPIRY, NEVER_EXPIRES)
+    for hour, (alice, bo) in enumerate(itertools.product(kinds, repeat=2)):
+        read_expiring(plane, hour, {"alice": alice, "bo": bo})
+        assert the_window(plane).expiries == {"alice": alice, "bo": bo}
 
 
 def test_a_damaged_record_knows_no_expiry(plane: ControlPlane) -> None:

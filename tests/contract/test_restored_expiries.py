@@ -5,10 +5,18 @@ from decimal import Decimal
 
 import pytest
 
-from budget_recovery_dagster.domain import NO_EXPIRY, BudgetWindow, KnownExpiry, Window, Written
+from budget_recovery_dagster.domain import (
+    NEVER_EXPIRES,
+    NO_EXPIRY,
+    BudgetWindow,
+    KnownExpiry,
+    Window,
+    Written,
+)
 from tests.contract.restore_orders import (
     LIFETIME,
     always,
+    board_order,
     key,
     open_after,
     order,
@@ -30,10 +38,13 @@ def test_a_raised_counter_keeps_its_remaining_time_to_live(subject: Subject) -> 
     assert 3540 <= seconds(stored(subject, key("e"))) <= 3600
 
 
-def test_a_raised_counter_that_never_expires_still_never_expires(subject: Subject) -> None:
+@pytest.mark.parametrize("recorded", [5, NO_EXPIRY, NEVER_EXPIRES])
+def test_a_raised_counter_that_never_expires_still_never_expires(
+    subject: Subject, recorded: KnownExpiry
+) -> None:
     subject.put(key("none"), b"1")
     subject.put(key("never"), b"1", ttl="never")
-    raised(subject, *(order(entity, "2", expiry=5) for entity in ("none", "never")))
+    raised(subject, *(order(entity, "2", expiry=recorded) for entity in ("none", "never")))
     assert stored(subject, key("none")).ttl is None
     assert stored(subject, key("never")).ttl == "never"
 
@@ -58,7 +69,9 @@ def test_a_counter_that_the_gateway_writes_meanwhile_keeps_its_new_time_to_live(
 
 
 @pytest.mark.parametrize(
-    ("expiry", "expires"), [(3600, True), (NO_EXPIRY, False)], ids=["in an hour", "never"]
+    ("expiry", "expires"),
+    [(3600, True), (NO_EXPIRY, False), (NEVER_EXPIRES, False)],
+    ids=["in an hour", "none", "never"],
 )
 def test_a_result_tells_whether_the_written_key_expires(
     subject: Subject,
@@ -82,12 +95,24 @@ def test_a_new_counter_expires_after_its_window_or_its_write(subject: Subject) -
         subject,
         order("window", "1", far, expiry=3600),
         order("life", "1", LIFETIME, expiry=3600),
-        order("never", "1", far),
+        order("none", "1", far),
+        order("never", "1", far, expiry=NEVER_EXPIRES),
     )
     expected = (far.window.end - now).total_seconds() + 3600
     assert abs(seconds(stored(subject, key("window", far))) - expected) < 60
     assert seconds(stored(subject, key("life", LIFETIME))) == 3600
-    assert stored(subject, key("never", far)).ttl is None
+    assert stored(subject, key("none", far)).ttl is None
+    assert stored(subject, key("never", far)).ttl == "never"
+
+
+@pytest.mark.parametrize(("expiry", "ttl"), [(NO_EXPIRY, None), (NEVER_EXPIRES, "never")])
+def test_a_new_leaderboard_is_protected_only_if_a_counter_was(
+    subject: Subject, expiry: KnownExpiry, ttl: str | None
+) -> None:
+    live = subject.store.open_tenant("t")
+    (result,) = live.rebuild_boards([board_order({"a": "1"}, expiry=expiry)], is_open=always)
+    assert result.is_written
+    assert stored(subject, "leaderboard.t.b.2026-11").ttl == ttl
 
 
 def test_a_new_counter_that_would_have_expired_is_not_created(subject: Subject) -> None:

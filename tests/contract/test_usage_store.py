@@ -8,6 +8,7 @@ import pytest
 
 from budget_recovery_dagster.adapters.nats import CounterKey, encode_key
 from budget_recovery_dagster.domain import (
+    NEVER_EXPIRES,
     NO_EXPIRY,
     BudgetWindow,
     CounterReading,
@@ -219,10 +220,12 @@ def test_an_expiry_is_counted_from_the_end_of_the_window(subject: Subject) -> No
     far = Window.parse(f"{now.year + 1}-11")
     subject.put(key("t", "b", "life", Window.parse("lifetime")), b"1", ttl="1h30m")
     subject.put(key("t", "b", "month", far), b"1", ttl="90s")
+    subject.put(key("t", "b", "none", far), b"1")
     subject.put(key("t", "b", "never", far), b"1", ttl="never")
     expiries = {c.entity: c.expiry for c in subject.counters.read("t").counters}
     assert expiries["life"] == 5400
-    assert expiries["never"] is NO_EXPIRY
+    assert expiries["none"] is NO_EXPIRY
+    assert expiries["never"] is NEVER_EXPIRES
     assert far.end is not None
     expiry = expiries["month"]
     assert isinstance(expiry, int)

@@ -73,7 +73,7 @@ class FakeWorld(World):
         if not self.exists:
             return {}
         return {
-            key: Raw(live.revision, live.value.data)
+            key: Raw(live.revision, live.value.data, live.value.ttl == "never")
             for key, live in self._store._keys.items()
             if live.value is not None
         }

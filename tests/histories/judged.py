@@ -81,6 +81,7 @@ class JudgedScene(Scene):
             raised_before=self.raised_windows,
             is_limited=self.is_limited,
             is_disturbed=self.is_disturbed,
+            protects=self.protects and world.supports_ttl,
         )
         if self._held is not None and name in _AUTOMATIC and work.changed_by_us():
             self.fail(f"{name} wrote {work.changed_by_us()}, and it is on hold: {self._held}")

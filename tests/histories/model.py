@@ -173,7 +173,8 @@ class Work:
     returns up to which usage counters may be raised. ``raised_before`` are the windows that earlier
     work of the same incident raised, whose leaderboards may still follow. ``is_limited``: the
     gateway's writes make the bucket delete old keys. ``is_disturbed``: the store lost counters
-    meanwhile, which the service had read.
+    meanwhile, which the service had read. ``protects``: the gateway protects lifetime counters, and
+    no others, from a maximum age.
     """
 
     before: Mapping[str, Raw]
@@ -185,6 +186,7 @@ class Work:
     raised_before: frozenset[tuple[str, BudgetWindow]]
     is_limited: bool
     is_disturbed: bool
+    protects: bool
 
     def raised(self) -> frozenset[CounterKey]:
         """Return the counters that the service wrote."""
@@ -245,6 +247,8 @@ class Work:
             yield f"{key} was raised above {bound}: {self._change(key)}"
         if not counter.of.window.is_current(self.began):
             yield f"{key} was written although its window had closed: {self._change(key)}"
+        if self.after[key].is_protected != (self.protects and counter.of.window.end is None):
+            yield f"{key} is not protected as the gateway did it: {self._change(key)}"
         if (earlier := self._earlier(key)) is not None:
             yield from self._faults_of_raise(key, earlier, after)
 

@@ -51,6 +51,8 @@ class Scene:
         self.steps: list[str] = []
         self.tenants = TENANTS[: self.chance.choice([1, 2, 3])]
         self.has_ttl = self.chance.random() < 0.7
+        # Whether lifetime counters are protected from a maximum age.
+        self.protects = self.seed % 2 == 0
         self.shapes = {each: self.chance.choice(["text", "number", "bare"]) for each in TENANTS}
         self.raced: dict[str, bytes] = {}
         self.is_limited = False
@@ -117,7 +119,9 @@ class Scene:
         self._put(encode_key(key), value.encode(), self._ttl(key.of.window))
 
     def _ttl(self, window: Window) -> str | None:
-        if window.end is None or not self.has_ttl:
+        if window.end is None:
+            return "never" if self.protects else None
+        if not self.has_ttl:
             return None
         left = window.end + timedelta(days=1) - self.world.store_time
         return f"{int(left.total_seconds())}s"

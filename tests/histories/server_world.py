@@ -255,7 +255,8 @@ async def _all_keys(bucket: Bucket) -> dict[str, Raw]:
         headers = base64.b64decode((message or {}).get("hdrs", ""))
         if message is not None and not _has_delete_mark(headers):
             key = subject.removeprefix(bucket.subject(""))
-            found[key] = Raw(message["seq"], base64.b64decode(message.get("data", "")))
+            data = base64.b64decode(message.get("data", ""))
+            found[key] = Raw(message["seq"], data, b"Nats-TTL: never\r\n" in headers)
     return found
 
 

@@ -38,10 +38,11 @@ class WorkerDiedError(BaseException):
 
 
 class Raw(NamedTuple):
-    """A live key as stored."""
+    """A live key as stored; ``is_protected``: its time to live is `never`."""
 
     revision: int
     data: bytes
+    is_protected: bool
 
 
 @dataclass

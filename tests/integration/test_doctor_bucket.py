@@ -109,6 +109,20 @@ def test_a_bucket_whose_keys_no_longer_expire_is_reported(harness: Harness) -> N
 
 
 @pytest.mark.parametrize(
+    ("ttl", "outcome"), [("86400", "warn"), ("never", "ok")], ids=["expires", "protected"]
+)
+def test_keys_whose_expiries_differ_are_reported_if_one_of_them_expired(
+    harness: Harness, ttl: str, outcome: str
+) -> None:
+    harness.bucket.put("usage.acme.users.lifetime.=", b"5", {"Nats-TTL": ttl})
+    harness.bucket.put("usage.acme.users.lifetime.bob", b"5")
+    harness.capture()
+    harness.bucket.destroy()
+    harness.bucket.create_with()
+    assert doctor()["bucket_ttl"]["outcome"] == outcome
+
+
+@pytest.mark.parametrize(
     ("seconds", "blocks"),
     [(30, ["restore"]), (-90, ["capture", "restore"])],
 )

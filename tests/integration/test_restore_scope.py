@@ -20,6 +20,7 @@ from tests.integration.interrupted_store import Interruptions, interrupted
 from tests.integration.recovery_harness import Harness, all_stored, outcome_of
 from tests.integration.recovery_runs import outcome, restored_table, run_restore, state, usages
 from tests.nats_servers import Bucket, Stored
+from tests.waiting import wait_until
 
 LIFETIME = "lifetime"
 USERS: dict[Entity, str] = {None: "63", "alice": "30", "bob": "20", "carol": "10", "dave": "3"}
@@ -350,6 +351,34 @@ def test_each_key_of_a_window_regains_its_own_expiry(harness: Harness) -> None:
     assert harness.entries(incident)["acme", "mixed", token].notes == ()
 
 
+def test_keys_that_were_protected_from_a_maximum_age_are_protected_again(
+    harness: Harness,
+) -> None:
+    bucket, kept = harness.bucket, {"Nats-TTL": "never"}
+    keys = {
+        name: f"usage.acme.{name.replace('-', '.lifetime.')}"
+        for name in ("mixed-kept", "mixed-aging", "kept-one", "aging-one")
+    }
+    for name, key in keys.items():
+        bucket.put(key, b'{"usage":"5"}', kept if "kept" in name else None)
+    bucket.rank("acme", "kept", LIFETIME, {"one": "5"})
+    harness.capture()
+    bucket.destroy()
+    bucket.create_with(allow_msg_ttl=True, max_age=2)
+    bucket.put(keys["aging-one"], b'{"usage":"1"}', kept)
+    harness.find_loss()
+    incident = harness.recover()
+    # Only the unprotected keys are dropped; a live key kept the gateway's header.
+    wait_until(lambda: bucket.stored(keys["mixed-aging"]) is None)
+    protected = [keys["mixed-kept"], keys["kept-one"], keys["aging-one"]]
+    for key in (*protected, board_key("acme", "kept", LIFETIME)):
+        assert stored(bucket, key).ttl == "never"
+    assert all(b'{"usage":"5"' in stored(bucket, key).data for key in protected)
+    entries = harness.entries(incident)
+    assert entries["acme", "kept", LIFETIME].notes == ()
+    assert any("1 counter dropped" in note for note in entries["acme", "mixed", LIFETIME].notes)
+
+
 def test_counters_with_an_unknown_expiry_expire_a_day_after_their_window(
     harness: Harness,
 ) -> None:
@@ -388,7 +417,7 @@ def test_an_unknown_expiry_is_not_before_the_known_ones_of_its_window(
     # As version 1 recorded a window in which one of two keys has no expiry.
     newest = "captured_at = (select max(captured_at) from budget_recovery.capture)"
     database.execute(
-        f"update budget_recovery.budget_record set never_expires = null where {newest}".encode()
+        f"update budget_recovery.budget_record set expiry_kind = null where {newest}".encode()
     )
     harness.lose()
     harness.find_loss()

@@ -14,19 +14,24 @@ LASTING = "usage.a.total.lifetime.="
 NO_TTL = "keys do not expire: the bucket has no per-key TTLs (allow_msg_ttl)"
 
 
-@pytest.fixture
-def harness() -> ManualHarness:
-    """Return a lost store of a monthly counter with an expiry, and a lifetime counter without."""
+def lost_store(lasting_ttl: str | None) -> ManualHarness:
+    """Return a lost store of a monthly counter that expires, and a lifetime counter."""
     harness = ManualHarness()
     harness.store.clock = NOW
     harness.store.put(EXPIRING, b'{"usage":"7"}', ttl="2678400", written_at=NOW)
-    harness.store.put(LASTING, b'{"usage":"9"}', written_at=NOW)
+    harness.store.put(LASTING, b'{"usage":"9"}', ttl=lasting_ttl, written_at=NOW)
     harness.capture()
     harness.check()
     harness.clock.advance(timedelta(minutes=10))
     harness.store.clock = harness.clock.now()
     harness.wipe()
     return harness
+
+
+@pytest.fixture
+def harness() -> ManualHarness:
+    """Return the lost store; its lifetime counter had no expiry."""
+    return lost_store(None)
 
 
 def recovered(harness: ManualHarness) -> Incident:
@@ -86,6 +91,21 @@ def test_a_key_that_never_expires_is_not_dropped_by_its_age(harness: ManualHarne
     harness.store.put(LASTING, b'{"usage":"1"}', ttl="never", written_at=NOW)
     incident = recovered(harness)
     assert notes(harness, incident)["total"] == ()
+
+
+@pytest.mark.parametrize("has_ttl", [True, False])
+def test_only_without_times_to_live_is_a_protected_key_dropped_by_its_age(*, has_ttl: bool) -> None:
+    harness = lost_store("never")
+    harness.store.keeps_for = timedelta(days=2)
+    harness.store.supports_ttl = has_ttl
+    incident = recovered(harness)
+    total = notes(harness, incident)["total"]
+    assert len(total) == (0 if has_ttl else 1)
+    restored = harness.store.live_key(LASTING).value
+    assert restored is not None
+    assert restored.ttl == ("never" if has_ttl else None)
+    windows = "1 window are" if has_ttl else "2 windows are"
+    assert f"Keys of {windows} dropped 2.0 days after their last write" in detail(incident)
 
 
 def test_a_later_attempt_still_reports_a_lost_expiry(harness: ManualHarness) -> None:

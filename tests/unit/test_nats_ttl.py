@@ -11,7 +11,7 @@ from budget_recovery_dagster.adapters.nats import (
     remaining_ttl,
     ttl_of_new_key,
 )
-from budget_recovery_dagster.domain import NO_EXPIRY, KnownExpiry, Window
+from budget_recovery_dagster.domain import NEVER_EXPIRES, NO_EXPIRY, KnownExpiry, Window
 
 NOON = int(datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp()) * 10**9
 UNITS = st.sampled_from(["ns", "us", "ms", "s", "m", "h"])
@@ -67,7 +67,7 @@ def test_never_and_rejected_texts_mean_never(text: str) -> None:
     ],
     ids=lambda text: f"{text[:30]} ({len(text)})",
 )
-def test_a_duration_beyond_the_servers_limit_means_never(text: str) -> None:
+def test_a_duration_beyond_the_servers_limit_is_no_expiry(text: str) -> None:
     assert parse_ttl(text) is None
     assert expiry_after(text, NOON, DAY) is NO_EXPIRY
 
@@ -86,7 +86,7 @@ def test_any_duration_fits_in_the_database(parts: list[tuple[int, str, str]]) ->
 
 
 @given(st.text(max_size=30))
-def test_any_text_means_a_number_of_seconds_or_never(text: str) -> None:
+def test_any_text_means_a_number_of_seconds_or_none(text: str) -> None:
     seconds = parse_ttl(text)
     assert seconds is None or seconds >= 1
 
@@ -95,7 +95,9 @@ def test_any_text_means_a_number_of_seconds_or_never(text: str) -> None:
     ("ttl", "written_ns", "expiry"),
     [
         (None, NOON, NO_EXPIRY),
-        ("never", NOON, NO_EXPIRY),
+        ("never", NOON, NEVER_EXPIRES),
+        ("Never", NOON, NEVER_EXPIRES),  # the server ignores case
+        ("nevermore", NOON, NO_EXPIRY),
         ("12h", NOON, 0),
         ("86400", NOON, 43_200),
         ("1h", NOON, -39_600),
@@ -150,6 +152,7 @@ def test_a_new_key_expires_after_the_end_of_its_window() -> None:
     with pytest.raises(ExpiredKeyError):
         ttl_of_new_key(1 - 12 * 3600, DAY, NOON + 1)
     assert ttl_of_new_key(NO_EXPIRY, DAY, NOON) is None
+    assert ttl_of_new_key(NEVER_EXPIRES, DAY, NOON) == "never"
 
 
 def test_a_new_key_of_a_lifetime_expires_after_its_write() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budget_recovery_dagster.domain import (
+    NEVER_EXPIRES,
     NO_EXPIRY,
     BudgetWindow,
     Commit,
@@ -14,6 +15,7 @@ from budget_recovery_dagster.domain import (
     Entity,
     Expiries,
     KnownExpiry,
+    NoExpiry,
     TenantUsages,
     UnlistedEntities,
     Window,
@@ -132,7 +134,7 @@ def test_every_drop_found_in_a_board_is_a_drop_by_counters(
 
 NEWEST = datetime(2026, 11, 25, 12, tzinfo=UTC)
 entities = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
-known_expiries = st.dictionaries(entities, st.integers(-9, 9) | st.just(NO_EXPIRY))
+known_expiries = st.dictionaries(entities, st.integers(-9, 9) | st.sampled_from(NoExpiry))
 
 
 @given(st.lists(known_expiries, max_size=5), st.data())
@@ -161,6 +163,9 @@ def test_each_key_has_its_newest_known_expiry_in_whatever_order_records_are_adde
         ({"a": 90000}, 90000, 90000),
         ({"a": NO_EXPIRY}, 86400, NO_EXPIRY),
         ({"a": NO_EXPIRY, "b": 90000}, 90000, NO_EXPIRY),
+        ({"a": NEVER_EXPIRES}, 86400, NEVER_EXPIRES),
+        ({"a": NEVER_EXPIRES, "b": 90000}, 90000, NEVER_EXPIRES),
+        ({"a": NO_EXPIRY, "b": NEVER_EXPIRES}, 86400, NEVER_EXPIRES),
     ],
 )
 def test_an_unknown_expiry_is_a_day_or_that_of_another_key(
@@ -171,5 +176,5 @@ def test_an_unknown_expiry_is_a_day_or_that_of_another_key(
     assert (month.unknown_expiry, month.expiry_of_board) == (unknown, board)
     lifetime = replace(month, of=LIFETIME)
     assert lifetime.unknown_expiry is NO_EXPIRY
-    known = len(expiries) == 2
-    assert lifetime.expiry_of_board == (board if known else NO_EXPIRY)
+    lasts = len(expiries) == 2 or board is NEVER_EXPIRES
+    assert lifetime.expiry_of_board == (board if lasts else NO_EXPIRY)

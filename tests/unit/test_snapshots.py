@@ -4,6 +4,7 @@ from decimal import Decimal
 import pytest
 
 from budget_recovery_dagster.domain import (
+    NEVER_EXPIRES,
     NO_EXPIRY,
     BudgetWindow,
     CaptureSource,
@@ -127,6 +128,9 @@ def test_the_most_common_shape_and_the_expiry_of_each_key_are_recorded() -> None
         ((-5, -4, -5), (-4, -4, -4)),
         ((NO_EXPIRY, NO_EXPIRY, NO_EXPIRY), (NO_EXPIRY, NO_EXPIRY, NO_EXPIRY)),
         ((60, NO_EXPIRY, 61), (60, NO_EXPIRY, 61)),
+        ((NEVER_EXPIRES,) * 3, (NEVER_EXPIRES,) * 3),
+        ((60, NEVER_EXPIRES, 61), (60, NEVER_EXPIRES, 61)),
+        ((NO_EXPIRY, NEVER_EXPIRES, NO_EXPIRY), (NO_EXPIRY, NEVER_EXPIRES, NO_EXPIRY)),
     ],
 )
 def test_expiries_that_differ_only_by_rounding_are_one(
@@ -146,6 +150,7 @@ def test_the_hash_of_expiries_depends_on_each_of_them() -> None:
         {"a": 1, "b": 2},
         {"a": 2, "b": 1},
         {"a": 1, "b": NO_EXPIRY},
+        {"a": 1, "b": NEVER_EXPIRES},
         {"a": 1, None: 2},
         {"a": 1},
         {"a=1;1:b": 2},

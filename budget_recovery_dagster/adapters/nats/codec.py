@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeGuard, TypeVar
 
 from budget_recovery_dagster.domain.counters import (
+    NEVER_EXPIRES,
     NO_EXPIRY,
     BudgetWindow,
     Entity,
@@ -477,10 +478,10 @@ class ExpiredKeyError(Exception):
 
 
 def parse_ttl(text: str) -> int | None:
-    """Parse a time to live in whole seconds, as the server does; None means never.
+    """Parse a time to live in whole seconds, as the server does; None: it is not a time.
 
-    A text that the server rejects has no effect there, so it also means never. The same applies to
-    more than 2**63 - 1 nanoseconds and to texts of more than 200 characters.
+    A text that the server rejects has no effect there. The same applies to more than 2**63 - 1
+    nanoseconds and to texts of more than 200 characters.
     """
     if len(text) > _MAX_CHARACTERS:
         return None
@@ -499,7 +500,11 @@ def expiry_after(ttl: str | None, written_ns: int, window: Window) -> KnownExpir
     Rounded up, because keeping a key too long does no harm. A lifetime has no end: there it is
     seconds after the write. ``written_ns`` is in nanoseconds since 1970.
     """
-    seconds = parse_ttl(ttl) if ttl is not None else None
+    if ttl is None:
+        return NO_EXPIRY
+    if ttl.lower() == NEVER:
+        return NEVER_EXPIRES
+    seconds = parse_ttl(ttl)
     if seconds is None:
         return NO_EXPIRY
     if window.end is None:
@@ -511,7 +516,7 @@ def expiry_after(ttl: str | None, written_ns: int, window: Window) -> KnownExpir
 def remaining_ttl(ttl: str | None, written_ns: int, now_ns: int) -> str | None:
     """Return the time to live that keeps a key's expiry when the key is written again.
 
-    Rounded up to whole seconds; None: the key never expires. Times are nanoseconds since 1970.
+    Rounded up to whole seconds; None: the key has none. Times are nanoseconds since 1970.
 
     Raises:
         ExpiredKeyError: less than a second is left.
@@ -530,13 +535,15 @@ def remaining_ttl(ttl: str | None, written_ns: int, now_ns: int) -> str | None:
 def ttl_of_new_key(expiry: KnownExpiry, window: Window, now_ns: int) -> str | None:
     """Return the time to live of a key created at ``now_ns``; see ``expiry_after``.
 
-    Rounded up to whole seconds; None: the key never expires.
+    Rounded up to whole seconds; None: the key has none.
 
     Raises:
         ExpiredKeyError: less than a second is left.
     """
     if expiry is NO_EXPIRY:
         return None
+    if expiry is NEVER_EXPIRES:
+        return NEVER
     left_ns = expiry * _NS_PER_SECOND
     if window.end is not None:
         left_ns += int(window.end.timestamp()) * _NS_PER_SECOND - now_ns

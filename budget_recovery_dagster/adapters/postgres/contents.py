@@ -14,8 +14,10 @@ import psycopg
 
 from budget_recovery_dagster.adapters.postgres.database import Connection
 from budget_recovery_dagster.domain.counters import (
+    NEVER_EXPIRES,
     NO_EXPIRY,
     Expiries,
+    NoExpiry,
     Usages,
     hash_expiries,
     hash_usages,
@@ -23,7 +25,8 @@ from budget_recovery_dagster.domain.counters import (
 
 # A content that is missing is damage like any other.
 _CONTENTS = """
-select wanted.content_id, c.content_hash, c.entities, c.usages, c.expiry_hash, c.expiries
+select wanted.content_id, c.content_hash, c.entities, c.usages, c.expiry_hash, c.expiries,
+       c.never_expires
 from unnest(%s::bigint[]) with ordinality as wanted (content_id, position)
 left join budget_recovery.budget_content c using (content_id)
 order by wanted.position
@@ -38,6 +41,9 @@ where not budget_recovery.is_stored_intact(content_id)
 # Few enough for a statement of a second or so, even if each content has ten thousand counters.
 _VERIFIED_AT_ONCE = 200
 _LIMIT_STATEMENT = "select set_config('statement_timeout', %s, true)"
+PER_KEY = "per_key"
+"""The ``expiry_kind`` of a record whose keys differ; otherwise it is that of all keys."""
+_WITHOUT_SECONDS = frozenset(each.value for each in NoExpiry)
 Contents = Mapping[str, Mapping[int, int]]
 """How many records have each content, by tenant and content id."""
 
@@ -63,44 +69,49 @@ def as_captured(
 
 
 def _known_expiries(
-    expiry_hash: bytes | None, entities: list[Any] | None, expiries: list[Any] | None
+    expiry_hash: bytes | None,
+    entities: list[Any] | None,
+    expiries: list[Any] | None,
+    never: list[Any] | None,
 ) -> Expiries:
     """Return the expiries of a stored content that is intact; none if they are damaged.
 
     ``expiries_are_intact`` is the same rule in SQL.
     """
-    if expiry_hash is None or entities is None or expiries is None:
+    if expiry_hash is None or entities is None or expiries is None or never is None:
         return {}
     if not all(expiry is None or isinstance(expiry, int) for expiry in expiries):
         return {}
+    if not all(isinstance(each, bool) for each in never):
+        return {}
     known: Expiries = {
-        entity or None: NO_EXPIRY if expiry is None else expiry
-        for entity, expiry in zip(entities, expiries, strict=False)
+        entity or None: NEVER_EXPIRES if is_never else NO_EXPIRY if expiry is None else expiry
+        for entity, expiry, is_never in zip(entities, expiries, never, strict=False)
     }
-    is_whole = len(known) == len(entities) == len(expiries)
+    is_whole = len(known) == len(entities) == len(expiries) == len(never)
     return known if is_whole and hash_expiries(known) == expiry_hash else {}
 
 
 class Content(NamedTuple):
     """A stored content; ``usages`` is None if it is damaged.
 
-    ``stored`` are the hash, the entities and the expiries of its keys, if these differ from each
-    other. They are verified when they are used, since most readers want only the usages.
+    ``stored`` are the columns about the expiries of its keys, if these differ from each other. They
+    are verified when they are used, since most readers want only the usages.
     """
 
     content_id: int
     usages: Usages | None
-    stored: tuple[bytes | None, list[Any] | None, list[Any] | None]
+    stored: tuple[bytes | None, list[Any] | None, list[Any] | None, list[Any] | None]
 
-    def expiries_in(self, seconds: int | None, never: bool | None) -> Expiries:  # noqa: FBT001 - a column
+    def expiries_in(self, seconds: int | None, kind: str | None) -> Expiries:
         """Return what a record with these columns, and this content, knows."""
         if self.usages is None:
             return {}
         if seconds is not None:
             return dict.fromkeys(self.usages, seconds)
-        if never:
-            return dict.fromkeys(self.usages, NO_EXPIRY)
-        return {} if never is None else _known_expiries(*self.stored)
+        if kind == PER_KEY:
+            return _known_expiries(*self.stored)
+        return dict.fromkeys(self.usages, NoExpiry(kind)) if kind in _WITHOUT_SECONDS else {}
 
 
 def stream_contents(connection: Connection, content_ids: Sequence[int]) -> Generator[Content]:
@@ -111,9 +122,9 @@ def stream_contents(connection: Connection, content_ids: Sequence[int]) -> Gener
             for content_id, content_hash, entities, usages, *rest in cursor.stream(
                 _CONTENTS, (wanted,)
             ):
-                expiry_hash, expiries = rest
+                expiry_hash, *expiries = rest
                 captured = as_captured(content_hash, entities, usages)
-                yield Content(content_id, captured, (expiry_hash, entities, expiries))
+                yield Content(content_id, captured, (expiry_hash, entities, *expiries))
 
 
 def stream_verified(

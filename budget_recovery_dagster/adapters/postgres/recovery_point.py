@@ -79,24 +79,24 @@ class _Records(NamedTuple):
 
 
 _RECORDS = _Records(
-    f"{_CAPTURES_SINCE}{_RECORD_COLUMNS} r.expiry_seconds, r.never_expires {_OF_SPANS}"
+    f"{_CAPTURES_SINCE}{_RECORD_COLUMNS} r.expiry_seconds, r.expiry_kind {_OF_SPANS}"
 )
 # For a comparison, which writes no keys, and for a point whose expiries come from newer records.
 _RECORDS_WITHOUT_EXPIRIES = _Records(
-    f"{_CAPTURES_SINCE}{_RECORD_COLUMNS} null::bigint, null::boolean {_OF_SPANS}"
+    f"{_CAPTURES_SINCE}{_RECORD_COLUMNS} null::bigint, null::text {_OF_SPANS}"
 )
 # The records that know the expiries of their keys, the newest of each content first.
 _WITH_EXPIRIES = """
 select r.budget_id, r.window_token, max(p.commit_number), r.content_id, r.expiry_seconds,
-       r.never_expires
+       r.expiry_kind
 from unnest(%(budgets)s::text[], %(windows)s::text[]) as w (budget_id, window_token)
 join budget_recovery.budget_record r
   on r.tenant = %(tenant)s
  and r.budget_id = w.budget_id
  and r.window_token = w.window_token
 join budget_recovery.capture p on p.tenant = r.tenant and p.captured_at = r.captured_at
-where num_nonnulls(r.expiry_seconds, r.never_expires) > 0
-group by r.budget_id, r.window_token, r.content_id, r.expiry_seconds, r.never_expires
+where num_nonnulls(r.expiry_seconds, r.expiry_kind) > 0
+group by r.budget_id, r.window_token, r.content_id, r.expiry_seconds, r.expiry_kind
 order by max(p.commit_number) desc
 """
 # The marks of one record of each window.
@@ -171,8 +171,8 @@ def _add_records(
         holders[content_id].append((windows[budget, token], commits[number], *expiry))
     # Ids rise with time: the newest contents come first, and older ones then change little.
     for content in stream_contents(connection, sorted(holders, reverse=True)):
-        for window, commit, seconds, never in holders[content.content_id]:
-            window.add(commit, content.usages, content.expiries_in(seconds, never))
+        for window, commit, seconds, kind in holders[content.content_id]:
+            window.add(commit, content.usages, content.expiries_in(seconds, kind))
 
 
 def _add_expiries(connection: Connection, tenant: str, windows: Windows) -> None:
@@ -187,8 +187,8 @@ def _add_expiries(connection: Connection, tenant: str, windows: Windows) -> None
         window, content_ids = windows[key], [content_id for _, content_id, *_ in records]
         # An open stream locks the connection, and usually the first record knows everything.
         with closing(stream_contents(connection, content_ids)) as contents:
-            for (number, _, seconds, never), content in zip(records, contents, strict=True):
-                window.add_expiries(number, content.expiries_in(seconds, never))
+            for (number, _, seconds, kind), content in zip(records, contents, strict=True):
+                window.add_expiries(number, content.expiries_in(seconds, kind))
                 if not window.lacks_expiries:
                     break
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from budget_recovery_dagster.adapters.postgres.contents import stream_verified
+from budget_recovery_dagster.adapters.postgres.contents import PER_KEY, stream_verified
 from budget_recovery_dagster.adapters.postgres.database import (
     MAX_NAMED,
     Connection,
@@ -30,8 +30,9 @@ from budget_recovery_dagster.adapters.postgres.retention import (
 from budget_recovery_dagster.adapters.postgres.store import add_landmark, lock_store, move_baseline
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE, Facts, admit, require_healthy
 from budget_recovery_dagster.domain.counters import (
-    NO_EXPIRY,
+    NEVER_EXPIRES,
     BudgetWindow,
+    NoExpiry,
     OmittedCounter,
     UnreadableKey,
     format_usage,
@@ -72,7 +73,7 @@ insert into budget_recovery.capture (
 _COPY_RECORDS = """
 copy budget_recovery.budget_record (
     tenant, captured_at, budget_id, window_token, window_start, window_end, content_id,
-    omitted_count, omitted, is_truncated, value_shape, expiry_seconds, never_expires,
+    omitted_count, omitted, is_truncated, value_shape, expiry_seconds, expiry_kind,
     covers_earlier, has_board
 ) from stdin
 """
@@ -206,12 +207,12 @@ def _record_rows(
         )
 
 
-def _shared_expiry(record: BudgetRecord) -> tuple[int | None, bool | None]:
-    """Return the columns ``expiry_seconds`` and ``never_expires`` of a record."""
+def _shared_expiry(record: BudgetRecord) -> tuple[int | None, str | None]:
+    """Return the columns ``expiry_seconds`` and ``expiry_kind`` of a record."""
     if record.expiry_hash is not None:
-        return None, False
+        return None, PER_KEY
     expiry = next(iter(record.expiries.values()), None)
-    return (None, True) if expiry is NO_EXPIRY else (expiry, None)
+    return (None, expiry.value) if isinstance(expiry, NoExpiry) else (expiry, None)
 
 
 # A damaged content is never shared: the next record with its usages gets a new one.
@@ -220,11 +221,12 @@ select content_hash, expiry_hash, content_id
 from budget_recovery.budget_content
 where content_hash = any(%s)
   and budget_recovery.content_is_intact(content_hash, entities, usages)
-  and budget_recovery.expiries_are_intact(expiry_hash, entities, expiries)
+  and budget_recovery.expiries_are_intact(expiry_hash, entities, expiries, never_expires)
 """
 _ADD_CONTENTS = """
-copy budget_recovery.budget_content (content_hash, expiry_hash, entities, usages, expiries)
-from stdin
+copy budget_recovery.budget_content (
+    content_hash, expiry_hash, entities, usages, expiries, never_expires
+) from stdin
 """
 
 
@@ -254,14 +256,15 @@ def _find_intact(connection: Connection, keys: Collection[ContentKey]) -> dict[C
 
 def _content_columns(
     record: BudgetRecord,
-) -> tuple[list[str], list[Decimal], list[int | None] | None]:
+) -> tuple[list[str], list[Decimal], list[int | None] | None, list[bool] | None]:
     entities = sorted(record.usages, key=lambda entity: entity or "")
-    expiries: list[int | None] | None = None
-    if record.expiry_hash is not None:
-        found = (record.expiries[entity] for entity in entities)
-        expiries = [None if expiry is NO_EXPIRY else expiry for expiry in found]
+    names = [entity or "" for entity in entities]
     usages = [record.usages[entity] for entity in entities]
-    return [entity or "" for entity in entities], usages, expiries
+    if record.expiry_hash is None:
+        return names, usages, None, None
+    expiries = [record.expiries[entity] for entity in entities]
+    seconds = [each if isinstance(each, int) else None for each in expiries]
+    return names, usages, seconds, [each is NEVER_EXPIRES for each in expiries]
 
 
 def storable_failure(failure: CaptureFailure) -> CaptureFailure:

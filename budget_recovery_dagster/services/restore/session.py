@@ -589,7 +589,11 @@ class TenantRestores:
                 any(isinstance(expiry, int) for expiry in each.expiries.values())
                 for each in current
             )
-        self.dropped_early += sum(self._limits.drops_early(each.of.window, now) for each in current)
+        self.dropped_early += sum(
+            self._limits.drops_early(each.of.window, now)
+            and not (self._limits.supports_ttl and each.is_protected)
+            for each in current
+        )
 
     def _trail(self, at: datetime, entries: tuple[AuditEntry, ...]) -> AuditTrail:
         incident = self.session.incident

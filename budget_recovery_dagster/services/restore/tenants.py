@@ -8,7 +8,6 @@ from decimal import Decimal
 from itertools import islice
 
 from budget_recovery_dagster.domain.counters import (
-    NO_EXPIRY,
     UNKNOWN_EXPIRY,
     BudgetWindow,
     Entity,
@@ -282,8 +281,9 @@ class RestoreReport:
             and result.order.entity not in window.expiries
             for result in results
         )
-        if count and window.unknown_expiry is not NO_EXPIRY:
-            after = timedelta(seconds=window.unknown_expiry)
+        seconds = window.unknown_expiry
+        if count and isinstance(seconds, int):
+            after = timedelta(seconds=seconds)
             span = "one day" if after == UNKNOWN_EXPIRY else in_words(after)
             verb = "expires" if count == 1 else "expire"
             yield f"expiry unknown: {counted(count, 'counter')} {verb} {span} after the window ends"
