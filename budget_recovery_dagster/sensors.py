@@ -175,11 +175,16 @@ _RECENT_INCIDENTS = 100
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """The result of a tick: the reason, the requested run if any, and the suspicion to store."""
+    """The result of a tick: the reason, the requested run if any, and the suspicion to store.
+
+    ``rests``: nothing of a restore was done, suspected or is going on, so the tick may show
+    something else than its reason.
+    """
 
     reason: str
     request: dg.RunRequest | None = None
     suspicion: Suspicion | None = None
+    rests: bool = False
 
 
 def supervise_restore(
@@ -193,12 +198,14 @@ def supervise_restore(
     Nothing is done after the ``deadline``: a launched run would not be requested any more, and the
     next tick may do the same.
     """
-    decision = _decide(runs, plane, suspicion)
+    scene = _scene(runs, plane, suspicion)
+    decision = supervise(scene, plane.clock.now())
     if deadline.is_over and not isinstance(decision, Rest):
         return Supervised("The tick took too long to do anything.")
     match decision:
         case Rest() as rest:
-            return Supervised(rest.reason, suspicion=rest.suspicion)
+            is_over = rest.suspicion is None and not scene.left and scene.worker is None
+            return Supervised(rest.reason, suspicion=rest.suspicion, rests=is_over)
         case DeclareDead(run):
             return _end(runs, plane, run)
         case PutOnHold(incident, run):
@@ -221,9 +228,13 @@ def supervise_restore(
 
 def _decide(runs: RestoreRuns, plane: ControlPlane, suspicion: Suspicion | None) -> Decision:
     """Decide what to do about the open incident and our runs, and change nothing."""
+    return supervise(_scene(runs, plane, suspicion), plane.clock.now())
+
+
+def _scene(runs: RestoreRuns, plane: ControlPlane, suspicion: Suspicion | None) -> Scene:
     recovery = plane.incidents.recovery()
     lease = plane.leases.state_of(RESTORE_LEASE)
-    scene = Scene(
+    return Scene(
         recovery=recovery,
         runs=runs.of(recovery.incident) if recovery.incident else (),
         worker=lease.holder,
@@ -231,7 +242,6 @@ def _decide(runs: RestoreRuns, plane: ControlPlane, suspicion: Suspicion | None)
         suspicion=suspicion,
         left=runs.left(recovery.incident),
     )
-    return supervise(scene, plane.clock.now())
 
 
 def _end(runs: RestoreRuns, plane: ControlPlane, run: RunSeen) -> Supervised:
@@ -413,8 +423,11 @@ def restore_supervisor_sensor(
             known = read_suspicion(context.cursor)
             runs = _our_runs(context, plane)
             supervised = supervise_restore(runs, plane, deadline, known)
-            request = supervised.request or _due_capture(plane, runs)
             ended = end_silent_runs(runs, plane, deadline)
+            request = supervised.request
+            # A tick with a request shows no reason, so what was done comes first.
+            if supervised.rests and not ended:
+                request = _due_capture(plane, runs)
         cursor = write_suspicion(supervised.suspicion)
         if request is not None:
             return dg.SensorResult(run_requests=[request], cursor=cursor)
