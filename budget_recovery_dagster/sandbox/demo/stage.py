@@ -18,7 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from budget_recovery_dagster.adapters.nats.codec import COUNTERS, CounterKey, decode_value
-from budget_recovery_dagster.adapters.postgres.database import migrate
+from budget_recovery_dagster.adapters.postgres.schema import migrate
 from budget_recovery_dagster.domain.counters import BudgetDefinition, BudgetWindow, Entity
 from budget_recovery_dagster.domain.windows import LIFETIME_TOKEN, Window
 from budget_recovery_dagster.embedded import (
