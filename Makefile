@@ -1,8 +1,8 @@
 # make demo    loses a store and restores it, in a terminal; ARGS="--keep" keeps the data
 # make dev     runs everything on this machine, with its own data; ARGS="--port 3001"
 # make test    runs the tests in parallel; ARGS="-k sandbox" selects, ARGS="-n0" is sequential.
-#              The TLS test needs openssl, the tests of the Dagster pages need Chromium; without
-#              them, these tests are skipped.
+#              The TLS test needs openssl, the tests of the Dagster pages need Chromium, those of a
+#              connection pooler need pgbouncer; without them, these tests are skipped.
 # make test-disasters   runs the tests in which hosts and whole clusters fail, and those in which
 #              work dies at each call of a server: half an hour
 # make check   format, lint, types

@@ -7,7 +7,7 @@ from dataclasses import replace
 from budget_recovery_dagster.adapters.nats.connection import Timeouts
 from budget_recovery_dagster.adapters.nats.store import open_usage_store
 from budget_recovery_dagster.adapters.parquet import ParquetTables
-from budget_recovery_dagster.adapters.postgres.database import Database, Migration, migrate
+from budget_recovery_dagster.adapters.postgres.database import Database
 from budget_recovery_dagster.adapters.postgres.falls import PostgresFalls
 from budget_recovery_dagster.adapters.postgres.incidents import PostgresIncidents
 from budget_recovery_dagster.adapters.postgres.leases import PostgresLeases
@@ -19,6 +19,7 @@ from budget_recovery_dagster.adapters.postgres.plans import (
 from budget_recovery_dagster.adapters.postgres.recovery_point import PostgresRecoveryPoints
 from budget_recovery_dagster.adapters.postgres.reports import PostgresCaptureReports
 from budget_recovery_dagster.adapters.postgres.resets import PostgresResets
+from budget_recovery_dagster.adapters.postgres.schema import Migration, OnWait, migrate
 from budget_recovery_dagster.adapters.postgres.snapshots import PostgresSnapshots
 from budget_recovery_dagster.adapters.postgres.store import PostgresStoreRegistry
 from budget_recovery_dagster.ports import ControlPlane, OpenStore, UsageTables
@@ -28,14 +29,16 @@ from budget_recovery_dagster.settings import Settings
 _SECONDS_IN_A_TICK = 2
 
 
-def migrate_schema(settings: Settings) -> Migration:
+def migrate_schema(settings: Settings, *, on_wait: OnWait) -> Migration:
     """Create or upgrade the schema of the control-plane database; it is safe to repeat.
+
+    ``on_wait`` receives sentences while it waits for another process.
 
     Raises:
         SettingsError: BUDGET_RECOVERY_POSTGRES_URL is not set.
         DatabaseError: the database cannot be reached, or the schema cannot be migrated.
     """
-    return migrate(settings.require_postgres_url())
+    return migrate(settings.require_postgres_url(), on_wait=on_wait)
 
 
 @contextmanager

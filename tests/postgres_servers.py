@@ -1,4 +1,4 @@
-"""Databases of single tests, expired leases, and a way to kill a PostgreSQL server."""
+"""Databases of single tests, expired leases, a standby, and a way to kill a PostgreSQL server."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
+from budget_recovery_dagster.adapters.postgres import migrate
 from budget_recovery_dagster.embedded import PostgresServer
 from tests.waiting import wait_until
 
@@ -54,3 +55,13 @@ def kill_server(server: PostgresServer) -> None:
             os.kill(pid, signal.SIGKILL)
     server.stop()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for (pid,) in rows))
+
+
+@contextmanager
+def standby_server(data_dir: Path) -> Iterator[str]:
+    """Run a standby whose database has the schema; yield its URL."""
+    with PostgresServer(data_dir) as server:
+        migrate(server.url())
+    (data_dir / "standby.signal").touch()
+    with PostgresServer(data_dir) as standby:
+        yield standby.url()

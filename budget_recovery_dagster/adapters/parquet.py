@@ -44,6 +44,8 @@ UNFINISHED_NAME = re.compile(rf"\.{TABLE_NAME.pattern}\.unfinished")
 # they are written.
 _OWNER_FILE = ".budget-recovery"
 _LOCK_RETRY_SECONDS = 0.1
+# Usage is for the account of the services, whatever its umask; root's lets every account read.
+_PRIVATE_DIRECTORY, _PRIVATE_FILE = 0o700, 0o600
 # A run that waits here holds one of Dagster's run slots, which a restore may need. The pool of the
 # asset keeps other runs in Dagster's queue, where they hold none.
 _LOCK_TIMEOUT_SECONDS = 3.0
@@ -120,7 +122,7 @@ class OpenedParquetTables:
         path = self.directory / of_tenant / table
         with file_errors(path):
             with suppress(FileExistsError):
-                os.mkdir(of_tenant, dir_fd=self.root)
+                os.mkdir(of_tenant, _PRIVATE_DIRECTORY, dir_fd=self.root)
                 os.fsync(self.root)
             with _opened_subdirectory(self.root, of_tenant) as directory:
                 rows, size = _write_atomically(
@@ -211,7 +213,8 @@ def file_errors(path: Path) -> Iterator[None]:
 def _opened_directory(place: Path) -> Iterator[int]:
     """Open the directory of all tables, created if missing; provide its descriptor.
 
-    The directory itself may be a symbolic link, which is the operator's choice.
+    The directory itself may be a symbolic link, which is the operator's choice, and so is the mode
+    of a directory that exists.
 
     Raises:
         TablesError: the path is relative, or the directory cannot be created or opened.
@@ -223,7 +226,8 @@ def _opened_directory(place: Path) -> Iterator[int]:
             f"set {SETTING} to an absolute path.",
         )
     with file_errors(place):
-        place.mkdir(parents=True, exist_ok=True)
+        for missing in reversed([each for each in (place, *place.parents) if not each.exists()]):
+            missing.mkdir(_PRIVATE_DIRECTORY, exist_ok=True)
         descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield descriptor
@@ -258,7 +262,7 @@ def _locked(
     """
     with file_errors(place / _OWNER_FILE):
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        lock = os.open(_OWNER_FILE, flags, 0o666, dir_fd=descriptor)
+        lock = os.open(_OWNER_FILE, flags, _PRIVATE_FILE, dir_fd=descriptor)
     try:
         with file_errors(place / _OWNER_FILE):
             _wait_for_lock(lock, place, lock_timeout_seconds)
@@ -314,7 +318,7 @@ def _write_atomically(
     with suppress(FileNotFoundError):
         os.unlink(unfinished_name, dir_fd=directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    descriptor = os.open(unfinished_name, flags, 0o666, dir_fd=directory)
+    descriptor = os.open(unfinished_name, flags, _PRIVATE_FILE, dir_fd=directory)
     try:
         with os.fdopen(descriptor, "wb") as file:
             written = write(file)

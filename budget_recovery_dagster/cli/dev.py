@@ -57,7 +57,7 @@ def dev(port: int, host: str, data_dir: Path | None) -> None:
         with (
             stop_signals_interrupt(),
             held_data_dir(data_dir) as held,
-            running_stack(settings, held, ui, shown_steps(_console)) as stack,
+            running_stack(settings, held, ui, shown_steps(_console), _show_wait) as stack,
             announced(held, _running(stack, settings, ui)),
         ):
             _show_addresses(stack, settings, ui, held)
@@ -72,6 +72,10 @@ def dev(port: int, host: str, data_dir: Path | None) -> None:
             _watch(stack, lambda: False, seconds=math.inf)
     except KeyboardInterrupt:
         _console.print(Text(f"Stopped. The data are kept in {data_dir.absolute()}"))
+
+
+def _show_wait(sentence: str) -> None:
+    _console.print(Text(sentence))
 
 
 def _running(stack: Stack, settings: Settings, ui: DagsterUi) -> RunningDev:

@@ -2,6 +2,7 @@
 
 import click
 
+from budget_recovery_dagster.cli.console import progress
 from budget_recovery_dagster.settings import load_settings
 from budget_recovery_dagster.wiring import migrate_schema
 
@@ -10,9 +11,11 @@ from budget_recovery_dagster.wiring import migrate_schema
 def migrate() -> None:
     """Create or upgrade the schema in the database of BUDGET_RECOVERY_POSTGRES_URL.
 
-    The user in that URL must be the role that owns the database. It is safe to repeat.
+    The user in that URL must be the role that owns the database. It is safe to repeat. If another
+    process holds a lock for more than 5 seconds, it ends, names that process and changes nothing.
     """
-    migration = migrate_schema(load_settings())
+    with progress("Migrating ...") as show:
+        migration = migrate_schema(load_settings(), on_wait=show)
     if not migration.changed:
         click.echo(f"The schema is already at version {migration.to_version}.")
     elif migration.from_version is None:

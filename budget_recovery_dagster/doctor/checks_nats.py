@@ -357,7 +357,8 @@ def judge_bucket(code: str, bucket: BucketInfo) -> Result:
 def _kind(bucket: BucketInfo) -> Result:
     """Judge whether it is a bucket at all: another stream may drop or transform counters."""
     subjects = bucket.config.get("subjects") or []
-    if subjects != [bucket.keys_subject]:
+    # A mirror has no subjects of its own.
+    if subjects != [bucket.keys_subject] and not bucket.config.get("mirror"):
         return fail(
             "not_a_bucket",
             f"The stream is no key-value bucket: its subjects are {', '.join(subjects) or 'none'},"
@@ -373,7 +374,11 @@ def _kind(bucket: BucketInfo) -> Result:
             f"The stream has {', '.join(unusable)}. It cannot store or restore counters.",
             "create the bucket without these settings.",
         )
-    return ok(f"key-value bucket; messages: {bucket.state['messages']:,}")
+    copies = (bucket.config.get("republish") or {}).get("dest")
+    return ok(
+        f"key-value bucket; messages: {bucket.state['messages']:,}"
+        + (f"; subscribers of {copies} also receive what a restore writes" if copies else "")
+    )
 
 
 def _replicas(bucket: BucketInfo) -> Result:
@@ -583,7 +588,7 @@ def _cluster(bucket: BucketInfo) -> Result:
 
 
 BUCKET_JUDGEMENTS: Mapping[str, tuple[Callable[[BucketInfo], Result], tuple[str, ...]]] = {
-    "bucket_kind": (_kind, ("subjects", "retention", *_UNUSABLE)),
+    "bucket_kind": (_kind, ("subjects", "retention", "republish", *_UNUSABLE)),
     "bucket_replicas": (_replicas, ("num_replicas",)),
     "bucket_history": (_history, ("max_msgs_per_subject",)),
     "bucket_max_age": (_max_age, ("max_age", "allow_msg_ttl")),

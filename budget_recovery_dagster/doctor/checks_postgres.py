@@ -1,37 +1,40 @@
-"""Checks of the control-plane database, on a read-only connection, and of other clocks.
+"""Checks of the control-plane database, in read-only transactions, and of other clocks.
 
 The clock of PostgreSQL is the one that the others are compared with.
 """
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 
+import psycopg
+
 from budget_recovery_dagster.adapters.postgres.database import (
     Connection,
+    Session,
     connect,
     connection_parameters,
     driver_errors,
     require_newest,
     require_usable_server,
     server_clock,
+    transaction,
 )
 from budget_recovery_dagster.doctor.model import Check, Result, fail, ok, warn
 from budget_recovery_dagster.domain.store import require_bucket
 from budget_recovery_dagster.domain.windows import MAX_CLOCK_SKEW, RESTORE_CLOCK_SKEW, clock_skew
 from budget_recovery_dagster.settings import Settings
 
-_READ_ONLY = "set default_transaction_read_only = on"
 _SESSION = "select current_database(), current_user"
 _VERSION = "select current_setting('server_version')"
-
-# The value of role, database and server, which is below the setting of this session.
-_ACCEPTS_WRITES = """
-select not pg_is_in_recovery() and reset_val = 'off'
-from pg_settings where name = 'default_transaction_read_only'
-"""
+_IS_STANDBY = "select pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool"
+_PID = "select pg_backend_pid()"
+# Another client may take a session of the pooler in between, and give it back.
+_POOLING_TRIES = 3
+_POOLING_SECONDS = 3
 
 # Every table is read. Only migrations write Alembic's own table, and only people write definitions
 # of budgets. The server removes what cascades from another table's rows.
@@ -93,24 +96,35 @@ _SHOWN_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A connection that can only read, and the bucket of the settings."""
+    """A connection for transactions that only read, and the bucket of the settings."""
 
-    connection: Connection
+    session: Session
     bucket: str
+    parameters: dict[str, str]
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Provide a read-only transaction: a session may belong to others, so it stays as it is.
+
+        Raises:
+            DatabaseError: the server refused something, or the connection is lost.
+        """
+        with driver_errors(), transaction(self.session, read_only=True) as connection:
+            yield connection
 
     def query(self, sql: LiteralString, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query.
+        """Return the rows of a query, which does not affect the next one.
 
         Raises:
             DatabaseError: the server refused it, or the connection is lost.
         """
-        with driver_errors():
-            return self.connection.execute(sql, parameters).fetchall()
+        with self.reading() as connection:
+            return connection.execute(sql, parameters).fetchall()
 
     def now(self) -> datetime:
         """Return the time of the server, in UTC."""
-        with driver_errors():
-            return server_clock(self.connection).astimezone(UTC)
+        with self.reading() as connection:
+            return server_clock(connection).astimezone(UTC)
 
     def has_expiries(self) -> bool:
         """Whether keys of open windows had an expiry when they were captured.
@@ -132,15 +146,9 @@ def open_database(settings: Settings) -> Iterator[Database]:
     """
     parameters = connection_parameters(settings.require_postgres_url())
     with driver_errors():
-        connection = connect(parameters)
-    try:
-        # Without transactions a refused statement does not affect the next one.
-        connection.autocommit = True
-        with driver_errors():
-            connection.execute(_READ_ONLY)
-        yield Database(connection, settings.bucket)
-    finally:
-        connection.close()
+        session = connect(parameters)
+    with closing(session):
+        yield Database(session, settings.bucket, parameters)
 
 
 def database_connection(database: Database) -> Result:
@@ -149,29 +157,84 @@ def database_connection(database: Database) -> Result:
     return ok(f"database {name} as {role}", database=name, role=role)
 
 
+def database_pooling(database: Database) -> Result:
+    """Report whether a connection pooler is in between, and how it shares its sessions."""
+    pooling = find_pooling(database)
+    return ok(_POOLING[pooling], pooling=pooling)
+
+
+_POOLING = {
+    "none": "no connection pooler",
+    "session": "connection pooler in session mode: a session per connection",
+    "transaction": "connection pooler in transaction mode: a session per transaction",
+}
+
+
+def find_pooling(database: Database) -> str:
+    """Return ``transaction``, ``session`` or ``none``, by the processes that serve transactions."""
+    mine = set()
+    for _ in range(_POOLING_TRIES):
+        mine.update(database.query(_PID))
+        other = _process_of_another_connection(database.parameters)
+        mine.update(database.query(_PID))
+        # A session of ours that serves another connection, while ours is open.
+        if len(mine) > 1 or other in mine:
+            return "transaction"
+    return "none" if mine == {(database.session.info.backend_pid,)} else "session"
+
+
+def _process_of_another_connection(parameters: dict[str, str]) -> tuple[Any, ...] | None:
+    """Return the process that serves a second connection; None: none does for some seconds.
+
+    A pooler whose sessions are all in use keeps it waiting, and the driver has no time limit.
+    """
+    found: list[tuple[Any, ...]] = []
+
+    def ask() -> None:
+        with (
+            suppress(psycopg.Error),
+            closing(connect(parameters)) as session,
+            transaction(session, read_only=True) as connection,
+        ):
+            found.extend(connection.execute(_PID).fetchall())
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_POOLING_SECONDS)
+    return found[0] if found else None
+
+
 def database_version(database: Database) -> Result:
     """Check that version and encoding of the server are supported."""
-    require_usable_server(database.connection)
+    require_usable_server(database.session)
     [(version,)] = database.query(_VERSION)
     return ok(f"PostgreSQL {version}", version=version)
 
 
 def database_writable(database: Database) -> Result:
-    """Check that the server accepts writes, without writing."""
-    [(accepts_writes,)] = database.query(_ACCEPTS_WRITES)
-    if not accepts_writes:
+    """Check that the server accepts transactions that write, as services begin them."""
+    [(is_standby, is_read_only)] = database.query(_IS_STANDBY)
+    if is_standby:
         return fail(
             "read_only",
             "The server is read-only.",
             "point BUDGET_RECOVERY_POSTGRES_URL at the primary.",
+            default_read_only=is_read_only,
         )
-    return ok("primary")
+    # Fails where the services fail. It writes nothing.
+    with driver_errors(), transaction(database.session, read_only=False):
+        pass
+    if is_read_only:
+        return ok(
+            "primary; read-only by default, which the services override", default_read_only=True
+        )
+    return ok("primary", default_read_only=False)
 
 
 def database_schema(database: Database) -> Result:
     """Check that the schema is the one that this version of the project needs."""
-    with driver_errors():
-        version = require_newest(database.connection)
+    with database.reading() as connection:
+        version = require_newest(connection)
     return ok(f"version {version}, current", version=version)
 
 
@@ -263,6 +326,7 @@ def _describe_skew(skew: timedelta) -> str:
 
 POSTGRES_CHECKS = (
     Check("database_connection", database_connection),
+    Check("database_pooling", database_pooling),
     Check("database_version", database_version),
     Check("database_writable", database_writable),
     Check("database_schema", database_schema),

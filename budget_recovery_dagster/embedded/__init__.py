@@ -13,6 +13,7 @@ from budget_recovery_dagster.embedded.child_process import Program as Program
 from budget_recovery_dagster.embedded.child_process import UnusableDataError as UnusableDataError
 from budget_recovery_dagster.embedded.child_process import make_reachable as make_reachable
 from budget_recovery_dagster.embedded.child_process import poll as poll
+from budget_recovery_dagster.embedded.child_process import private_files as private_files
 from budget_recovery_dagster.embedded.child_process import private_socket_dir as private_socket_dir
 from budget_recovery_dagster.embedded.child_process import try_lock as try_lock
 from budget_recovery_dagster.embedded.nats import NatsServer as NatsServer

@@ -17,7 +17,8 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
@@ -31,6 +32,8 @@ _PR_SET_PDEATHSIG = 1
 _LOG_TAIL_BYTES = 8192
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PRIVATE = 0o700
+_PRIVATE_FILE = 0o600
+_UMASK = 0o077
 
 Found = TypeVar("Found")
 
@@ -53,6 +56,27 @@ def poll(find: Callable[[], Found], *, seconds: float, interval: float = POLL_SE
     while not (found := find()) and time.monotonic() < deadline:
         time.sleep(interval)
     return found
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Let only this account read the files and directories that this process creates.
+
+    Usage, tenants and reasons are in them, and the umask of root lets every account read them.
+    """
+    before = os.umask(_UMASK)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def open_private(path: str | Path, flags: int) -> int:
+    """Open a file, an ``opener`` of ``open``; only its owner may read it, an older one too."""
+    descriptor = os.open(path, flags, _PRIVATE_FILE)
+    if os.fstat(descriptor).st_uid == os.geteuid():
+        os.fchmod(descriptor, _PRIVATE_FILE)
+    return descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +119,10 @@ class Account:
 class Program:
     """A command to run in ``/`` with only ``environment``, and how to end it.
 
-    Its output is appended to ``log``. It inherits the open ``files``. ``stop_signal`` asks it to
-    end; after ``grace_seconds`` it is killed. It receives ``death_signal`` when this process dies;
-    with ``has_workers`` its own children are then killed too.
+    Its output is appended to ``log``. Only its account may read what it creates. It inherits the
+    open ``files``. ``stop_signal`` asks it to end; after ``grace_seconds`` it is killed. It
+    receives ``death_signal`` when this process dies; with ``has_workers`` its own children are then
+    killed too.
     """
 
     name: str
@@ -128,7 +153,7 @@ class OwnedProcess:
         self._program = program
         self._is_stopping = False
         account = program.account
-        with program.log.open("ab") as output:
+        with open(program.log, "ab", opener=open_private) as output:
             self._log_start = output.tell()
             try:
                 self._process = subprocess.Popen(
@@ -139,6 +164,7 @@ class OwnedProcess:
                     env=dict(program.environment),
                     cwd="/",
                     start_new_session=True,
+                    umask=_UMASK,
                     pass_fds=program.files,
                     user=account.uid if account else None,
                     group=account.gid if account else None,

@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from budget_recovery_dagster.embedded.child_process import (
     UnusableDataError,
     make_reachable,
     poll,
+    private_files,
     try_lock,
 )
 from budget_recovery_dagster.errors import BudgetRecoveryError
@@ -28,6 +29,9 @@ _LOCK_FILE = "dev.lock"
 # `_is_held` takes the lock for a short time.
 _LOCK_SECONDS = 0.5
 _PRIVATE = 0o600
+# What earlier versions let every account read. PostgreSQL keeps its own directory private, and its
+# account must reach a copy of its programs.
+_DIRECTORIES = ("dagster", "nats", "tables")
 
 
 class AlreadyRunningError(CannotStartError):
@@ -56,6 +60,8 @@ class RunningDev:
 def held_data_dir(directory: Path) -> Iterator[Path]:
     """Create the directory if it is missing, and hold it against every other instance.
 
+    Only this account may read what is in it, and what this process creates meanwhile.
+
     Raises:
         AlreadyRunningError: another instance holds it.
         UnusableDataError: it cannot be created or written, or holds other files.
@@ -81,7 +87,9 @@ def held_data_dir(directory: Path) -> Iterator[Path]:
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         # A killed instance leaves its file.
         (directory / DEV_FILE).unlink(missing_ok=True)
-        yield directory
+        _make_private(directory)
+        with private_files():
+            yield directory
     finally:
         # The lock file stays: if it were removed, two instances could lock two files of this name.
         os.close(lock)
@@ -95,6 +103,16 @@ def _require_ours(directory: Path) -> None:
             f"The data directory {directory} holds other files, such as {min(others)}.",
             "choose an empty or a new one with --data-dir.",
         )
+
+
+def _make_private(directory: Path) -> None:
+    for path in directory.iterdir():
+        # A link is the operator's choice, and so is a directory of another owner.
+        with suppress(PermissionError):
+            if path.is_file() and not path.is_symlink():
+                path.chmod(_PRIVATE)
+            elif path.name in _DIRECTORIES and not path.is_symlink():
+                path.chmod(0o700)
 
 
 @contextmanager

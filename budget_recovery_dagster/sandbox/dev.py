@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from budget_recovery_dagster.adapters.postgres.database import Database, migrate
+from budget_recovery_dagster.adapters.postgres.database import Database
 from budget_recovery_dagster.adapters.postgres.plans import PostgresBudgets
+from budget_recovery_dagster.adapters.postgres.schema import OnWait, migrate
 from budget_recovery_dagster.embedded import (
     NatsServer,
     OwnedProcess,
@@ -57,8 +58,12 @@ class Stack:
 
 
 @contextmanager
-def running_stack(settings: Settings, data_dir: Path, ui: DagsterUi, step: Step) -> Iterator[Stack]:
+def running_stack(
+    settings: Settings, data_dir: Path, ui: DagsterUi, step: Step, on_wait: OnWait
+) -> Iterator[Stack]:
     """Run every part that no setting names, on the data in ``data_dir``, except the daemon.
+
+    ``on_wait`` receives sentences while the schema waits for another process.
 
     If the address of the pages is in use, nothing is started.
 
@@ -76,6 +81,8 @@ def running_stack(settings: Settings, data_dir: Path, ui: DagsterUi, step: Step)
             f"{PREFIX}TABLES_DIR": str(settings.tables_dir or data_dir / "tables"),
         }
         postgres = _start_postgres(exits, step, settings, data_dir, environment)
+        with step("database schema"):
+            migrate(environment[_POSTGRES_URL], on_wait=on_wait)
         nats = None
         processes: tuple[OwnedProcess, ...] = ()
         if settings.nats_url is None:
@@ -130,8 +137,6 @@ def _start_postgres(
         if not environment.get(_DAGSTER_URL):
             _, _, rest = server.url(DAGSTER_DATABASE).partition("://")
             environment[_DAGSTER_URL] = f"{_DAGSTER_SCHEME}{rest}"
-    with step("database schema"):
-        migrate(environment[_POSTGRES_URL])
     return server
 
 

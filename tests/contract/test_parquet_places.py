@@ -18,6 +18,7 @@ from budget_recovery_dagster.adapters.parquet import ParquetTables, directory_of
 from budget_recovery_dagster.domain import Hour, RemovedTables
 from budget_recovery_dagster.errors import ForeignTablesError, TablesBusyError, TablesError
 from tests.contract.test_parquet_tables import HOUR, ME, NAME, record, write
+from tests.private_files import require_private
 from tests.waiting import wait_until
 
 SETTING = "BUDGET_RECOVERY_TABLES_DIR"
@@ -51,6 +52,18 @@ def tables(place: Path) -> ParquetTables:
 
 def in_place(place: Path) -> set[str]:
     return {str(path.relative_to(place)) for path in place.rglob("*") if not path.is_dir()}
+
+
+def test_only_the_account_of_the_services_can_read_tables(place: Path, tmp_path: Path) -> None:
+    shared, deep = tmp_path / "shared", tmp_path / "missing" / "tables"
+    before = os.umask(0)
+    try:
+        shared.mkdir(mode=0o750)
+        for each in (place, deep, shared):
+            write(ParquetTables(each), "acme", ONE)
+    finally:
+        os.umask(before)
+    assert require_private(tmp_path, allowed={shared: 0o750}) > 9
 
 
 def test_a_killed_run_leaves_no_table(tables: ParquetTables, place: Path) -> None:

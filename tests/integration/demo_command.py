@@ -107,6 +107,7 @@ def started(
             [*PROGRAM, "demo", *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
+            umask=0,  # everything is private nevertheless
             env={**UNSET, **(environment or {}), "TMPDIR": str(place)},
             user=user,
             group=user,

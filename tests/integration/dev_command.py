@@ -135,6 +135,7 @@ def started(
             [*COMMAND, "--port", str(ui.port), "--data-dir", data_dir],
             stdout=out,
             stderr=subprocess.STDOUT,
+            umask=0,  # everything is private nevertheless
             env={**UNSET, **environment},
             user=user,
             group=user,

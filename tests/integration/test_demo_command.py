@@ -14,6 +14,7 @@ import pytest
 from budget_recovery_dagster.embedded import Account
 from tests.integration.demo_command import started
 from tests.integration.dev_command import NOBODY, PASSWORD
+from tests.private_files import require_private
 
 pytestmark = pytest.mark.slow
 
@@ -199,6 +200,8 @@ def test_a_stopped_demo_with_keep_keeps_its_data(place: Path, tmp_path: Path) ->
         each.name for each in directory.iterdir()
     }
     assert not (directory / "postgres" / "postmaster.pid").exists()
+    # The account of the database passes through the directory itself, and lists nothing in it.
+    require_private(place, allowed={directory: 0o711} if os.geteuid() == 0 else {})
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as a normal user already")

@@ -35,6 +35,7 @@ from tests.integration.dev_command import (
     wait_for_an_hour_with,
 )
 from tests.postgres_servers import expire_leases
+from tests.private_files import require_private
 from tests.processes import descendants, is_running
 from tests.waiting import wait_until
 
@@ -124,10 +125,22 @@ def test_dev_shows_its_addresses_takes_a_snapshot_and_leaves_no_process(
     assert not (data_dir / DEV_FILE).exists()
 
 
+def test_only_the_account_of_dev_can_read_what_it_wrote(first_start: FirstStart) -> None:
+    assert require_private(first_start.data_dir) > 1000
+    written = {path.name for path in first_start.data_dir.iterdir()}
+    assert {"dagster", "nats", "gateway.ledger", "daemon.log", "nats.log"} <= written
+
+
 def test_a_later_start_keeps_the_snapshots_and_a_kill_leaves_no_process(
     place: Path, first_start: FirstStart
 ) -> None:
-    with started(first_start.copy(place), place / "output.txt") as dev:
+    data_dir = first_start.copy(place)
+    # As earlier versions left them.
+    (data_dir / "tables").mkdir(exist_ok=True)
+    for name, mode in (("tables", 0o755), ("dagster", 0o755), ("daemon.log", 0o644)):
+        (data_dir / name).chmod(mode)
+    with started(data_dir, place / "output.txt") as dev:
+        require_private(data_dir)
         assert first_start.taken.items() <= dev.snapshots().items()
         require_one_snapshot_an_hour(dev, first_start.since)
         with pytest.raises(DagsterUiError, match="knows no run"):

@@ -5,7 +5,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from nats.js.api import StreamConfig, StreamConsumerLimits
+from nats.js.api import (
+    RePublish,
+    StreamConfig,
+    StreamConsumerLimits,
+    StreamSource,
+    SubjectTransform,
+)
 
 from budget_recovery_dagster.embedded import NatsServer
 from tests.integration.doctor_command import NATS_URL, doctor, require_skipped, untouched
@@ -20,6 +26,49 @@ def test_a_missing_bucket_is_reported(configured: Bucket) -> None:
     require_skipped(checked, "bucket_kind", "bucket_replicas", "bucket_read")
     # Permissions are checked even without a bucket.
     assert checked["permission_raise_counters"]["outcome"] == "ok"
+
+
+OTHER = "another-stream"
+
+
+@pytest.mark.parametrize(
+    ("settings", "outcome", "message"),
+    [
+        ({"sources": [StreamSource(OTHER)]}, "fail", "has sources."),
+        (
+            {
+                "sources": [
+                    StreamSource(
+                        OTHER,
+                        subject_transforms=[SubjectTransform("other.*", "kept.{{wildcard(1)}}")],
+                    )
+                ]
+            },
+            "fail",
+            "has sources.",
+        ),
+        ({"mirror": StreamSource(OTHER), "subjects": None}, "fail", "has mirror."),
+        ({"subject_transform": SubjectTransform("", "other.>")}, "fail", "has subject_transform."),
+        ({"republish": RePublish(dest="copy.>")}, "ok", "subscribers of copy.> also receive"),
+    ],
+    ids=["sources", "transformed sources", "mirror", "subject transform", "republish"],
+)
+def test_what_else_fills_or_copies_the_bucket_is_judged(
+    configured: Bucket, settings: dict[str, Any], outcome: str, message: str
+) -> None:
+    subjects = {"subjects": [configured.subject(">")]}
+    configured.destroy()
+    configured._do(lambda js: js.add_stream(StreamConfig(OTHER, subjects=["other.*"])))
+    try:
+        config = StreamConfig(configured.stream, **subjects | settings)
+        configured._do(lambda js: js.add_stream(config))
+        checked = doctor()
+    finally:
+        configured._do(lambda js: js.delete_stream(OTHER))
+    assert checked["bucket_kind"]["outcome"] == outcome
+    assert message in checked["bucket_kind"]["message"]
+    (setting,) = settings.keys() - {"subjects"}
+    assert checked["bucket_kind"]["facts"][setting]
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,34 @@
 """``budget-recovery doctor`` on the control-plane database."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from budget_recovery_dagster.adapters.postgres import Database, PostgresLeases, migrate
+from budget_recovery_dagster.errors import DatabaseError
 from tests.free_ports import unused_port
 from tests.integration.doctor_command import POSTGRES_URL, doctor, require_skipped
 from tests.integration.locked_postgres import locked_database
+from tests.integration.recovery_harness import opened_harness
+from tests.integration.recovery_runs import usages
 from tests.nats_servers import PASSWORD, Bucket
+from tests.postgres_servers import standby_server
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
 def locked_database_url(server_dir: Path) -> Iterator[str]:
     """Start a server that requires a password; return a URL with the password."""
     with locked_database(server_dir / "doctor-postgres") as url:
+        yield url
+
+
+@pytest.fixture
+def standby_url(server_dir: Path) -> Iterator[str]:
+    with standby_server(server_dir / "standby") as url:
         yield url
 
 
@@ -96,17 +109,49 @@ def test_missing_privileges_of_the_role_are_reported(
     assert "doctor_reader" in checked["database_privileges"]["hint"]
 
 
-def test_a_read_only_database_is_reported(
+def test_a_database_that_is_read_only_by_default_suits_doctor_and_work(
     configured: Bucket, database: psycopg.Connection, database_url: str
 ) -> None:
     name = database.info.dbname
     database.execute(f"alter database {name} set default_transaction_read_only = on")
     checked = doctor()
+    assert checked.failed == set()
+    assert checked["database_writable"]["facts"] == {"default_read_only": True}
+    assert "read-only by default" in checked["database_writable"]["message"]
+    with psycopg.connect(database_url) as connection:
+        connection.execute("set transaction read write")
+        connection.execute("drop schema budget_recovery cascade")
+    migrate(database_url)
+    configured.spend("acme", "team", "lifetime", {"alice": "5"})
+    renewed = "select expires_at - acquired_at > interval '30 s' from budget_recovery.lease"
+    with Database(database_url) as opened:
+        leases = PostgresLeases(opened, renew_every=timedelta(milliseconds=10))
+        with leases.hold("a lease", "a test"):
+            wait_until(lambda: (True,) in database.execute(renewed).fetchall())
+    with opened_harness(configured, database_url) as harness:
+        harness.capture()
+        harness.lose()
+        harness.find_loss()
+        harness.recover()
+    assert usages(configured, "acme", "team", "lifetime") == {"alice": "5"}
+
+
+def test_a_standby_is_refused_by_doctor_and_work(
+    configured: Bucket, standby_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = doctor(**{POSTGRES_URL: standby_url})
     assert checked.failed == {"database_writable"}
-    assert (
-        "point BUDGET_RECOVERY_POSTGRES_URL at the primary"
-        in (checked["database_writable"]["hint"])
-    )
+    assert checked["database_writable"]["code"] == "read_only"
+    hint = "point BUDGET_RECOVERY_POSTGRES_URL at the primary"
+    assert hint in checked["database_writable"]["hint"]
+    with Database(standby_url) as database:
+        assert database.now()
+        with pytest.raises(DatabaseError) as refused, database.writing():
+            pytest.fail("begun")
+    assert hint in refused.value.hint
+    with pytest.raises(DatabaseError) as refused:
+        migrate(standby_url)
+    assert hint in refused.value.hint
 
 
 def test_a_database_of_another_bucket_is_reported(

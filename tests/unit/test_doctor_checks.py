@@ -66,6 +66,13 @@ def bucket(cluster: ClusterView = ALONE, **config: Any) -> BucketInfo:
     [
         ("kind", {}, Outcome.OK, "ok", "messages: 3"),
         ("kind", {"subjects": None}, Outcome.FAIL, "not_a_bucket", "subjects are none"),
+        (
+            "kind",
+            {"mirror": {"name": "m"}, "subjects": None},
+            Outcome.FAIL,
+            "unusable_settings",
+            "has mirror.",
+        ),
         ("kind", {"mirror": {"name": "m"}}, Outcome.FAIL, "unusable_settings", "has mirror."),
         ("kind", {"sources": [{"name": "s"}]}, Outcome.FAIL, "unusable_settings", "has sources."),
         (

@@ -4,9 +4,7 @@ from budget_recovery_dagster.adapters.postgres.database import MAX_CONNECTIONS a
 from budget_recovery_dagster.adapters.postgres.database import MAX_NAMED as MAX_NAMED
 from budget_recovery_dagster.adapters.postgres.database import Connection as Connection
 from budget_recovery_dagster.adapters.postgres.database import Database as Database
-from budget_recovery_dagster.adapters.postgres.database import Migration as Migration
 from budget_recovery_dagster.adapters.postgres.database import driver_errors as driver_errors
-from budget_recovery_dagster.adapters.postgres.database import migrate as migrate
 from budget_recovery_dagster.adapters.postgres.database import (
     refuse_unless_newest as refuse_unless_newest,
 )
@@ -25,6 +23,8 @@ from budget_recovery_dagster.adapters.postgres.plans import PostgresBudgets as P
 from budget_recovery_dagster.adapters.postgres.plans import PostgresPreviews as PostgresPreviews
 from budget_recovery_dagster.adapters.postgres.plans import storable_trail as storable_trail
 from budget_recovery_dagster.adapters.postgres.resets import storable_reset as storable_reset
+from budget_recovery_dagster.adapters.postgres.schema import Migration as Migration
+from budget_recovery_dagster.adapters.postgres.schema import migrate as migrate
 from budget_recovery_dagster.adapters.postgres.snapshots import (
     PostgresSnapshots as PostgresSnapshots,
 )

@@ -1,15 +1,13 @@
-"""The control-plane database: connections, driver errors, clock, stored texts and migrations."""
+"""The control-plane database: connections, driver errors, clock, stored texts, schema version."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, LiteralString, Self, cast
+from typing import Any, LiteralString, Self, cast
 
 import psycopg
-from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool, PoolTimeout
 
@@ -19,9 +17,6 @@ from budget_recovery_dagster.errors import (
     DatabaseUnreachableError,
     SchemaVersionError,
 )
-
-if TYPE_CHECKING:
-    import sqlalchemy
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 OLDEST_SERVER = 150000
@@ -38,26 +33,27 @@ _CONNECTION_DEFAULTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "60000",
 }
-# Set in every session; overrides the defaults of role, database and environment.
-_SESSION = {
-    "TimeZone": "UTC",
-    "DateStyle": "ISO, YMD",
-    "default_transaction_isolation": "read committed",
-    "statement_timeout": "120s",
-    "lock_timeout": "30s",
-    # A client on a dead host must not hold its locks for hours: the server sends keepalives and
-    # ends idle transactions.
-    "idle_in_transaction_session_timeout": "60s",
-    "tcp_keepalives_idle": "30",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-}
-_SET_SESSION = """
-select set_config(name, value, false) from unnest(%s::text[], %s::text[]) as s (name, value)
+# Set at the start of every transaction, and only for it; overrides the defaults of role, database
+# and environment. A session is not ours alone: a connection pooler in transaction mode gives it to
+# another program after each transaction. A client on a dead host must not hold its locks for hours:
+# the server sends keepalives and ends idle transactions.
+_LIMITS: LiteralString = """
+set local timezone = 'UTC';
+set local datestyle = 'ISO, YMD';
+set local statement_timeout = '120s';
+set local lock_timeout = '30s';
+set local idle_in_transaction_session_timeout = '60s';
+set local tcp_keepalives_idle = '30';
+set local tcp_keepalives_interval = '10';
+set local tcp_keepalives_count = '3';
 """
 # While a statement runs or waits for a lock, the server checks that its client is connected: a
 # terminated run closes its connections without cancelling their statements.
-_CHECK_CLIENT = "set client_connection_check_interval = '2s'"
+_CHECK_CLIENT: LiteralString = "set local client_connection_check_interval = '2s';"
+# Explicit, because the defaults may be others. One statement sees what was committed before it; all
+# statements of a reading transaction see the same.
+_BEGIN_WRITING: LiteralString = "begin isolation level read committed read write;"
+_BEGIN_READING: LiteralString = "begin isolation level repeatable read read only;"
 _UNREACHABLE_HINT = (
     "check that PostgreSQL runs and that BUDGET_RECOVERY_POSTGRES_URL is its address."
 )
@@ -76,6 +72,13 @@ _SQLSTATE_HINTS = {
     "57014": "find the cause of the load in pg_stat_activity, then retry.",
 }
 _OTHER_HINT = "check the log of the PostgreSQL server, then retry."
+# Parts of PgBouncer's messages, which have no code of their own.
+_POOLER_HINTS = {
+    "unsupported startup parameter": "remove this parameter from BUDGET_RECOVERY_POSTGRES_URL and"
+    " from PGOPTIONS, or add it to PgBouncer's ignore_startup_parameters.",
+    "statement pooling mode": "set PgBouncer's pool_mode to transaction or session.",
+    "query_wait_timeout": "raise PgBouncer's pool size, or find what uses its server connections.",
+}
 # Connection errors, and a server that shuts down, has crashed or starts.
 _UNREACHABLE_STATES = ("08", "57P")
 
@@ -103,22 +106,13 @@ def connection_parameters(url: str) -> dict[str, str]:
     return {**_CONNECTION_DEFAULTS, **given, "client_encoding": "utf8"}
 
 
-def prepare_session(connection: Connection) -> None:
-    """Apply the settings of every session to a new connection."""
-    # Without transactions, this takes two round trips and not six.
-    connection.autocommit = True
-    connection.execute(_SET_SESSION, (list(_SESSION), list(_SESSION.values())))
-    # Not supported by servers on Windows; the limits above still apply.
-    with suppress(psycopg.errors.InvalidParameterValue):
-        connection.execute(_CHECK_CLIENT)
-    connection.autocommit = False
+class Session(psycopg.Connection[tuple[Any, ...]]):
+    """The driver's connection, which begins transactions only by ``transaction``.
 
-
-class _Connection(psycopg.Connection[tuple[Any, ...]]):
-    """The driver's connection, with the settings of every session.
-
-    A failed attempt leaves no socket open.
+    A failed attempt to connect leaves no socket open.
     """
+
+    _limits: LiteralString = _LIMITS
 
     @classmethod
     def connect(cls, conninfo: str = "", **options: Any) -> Self:
@@ -126,13 +120,14 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
         already_open: list[Self] = options.pop("already_open", [])
         if already_open:
             return already_open.pop()
-        connection = cls._new(conninfo, options)
+        # Otherwise the driver begins transactions by itself, without their settings.
+        session = cls._new(conninfo, {**options, "autocommit": True})
         try:
-            prepare_session(connection)
+            session.try_client_check()
         except BaseException:
-            connection.close()
+            session.close()
             raise
-        return connection
+        return session
 
     @classmethod
     def _new(cls, conninfo: str, options: Mapping[str, Any]) -> Self:
@@ -144,14 +139,47 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
             error.__context__ = None
             raise error.with_traceback(None) from None
 
+    def try_client_check(self) -> None:
+        """Use this check if the server supports it, which one on Windows does not."""
+        try:
+            self.execute(f"begin; {_CHECK_CLIENT} commit")
+        except psycopg.errors.InvalidParameterValue:
+            self.rollback()
+        else:
+            self._limits += _CHECK_CLIENT
 
-def connect(parameters: dict[str, str]) -> Connection:
+    def begin(self, *, read_only: bool) -> None:
+        """Begin a transaction with the settings of ours, in one round trip."""
+        self.execute((_BEGIN_READING if read_only else _BEGIN_WRITING) + self._limits)
+
+
+def connect(parameters: dict[str, str]) -> Session:
     """Open a connection outside the pool.
 
     Raises:
         psycopg.Error: the connection failed.
     """
-    return _Connection.connect(make_conninfo(**parameters), prepare_threshold=PREPARE_THRESHOLD)
+    return Session.connect(make_conninfo(**parameters), prepare_threshold=PREPARE_THRESHOLD)
+
+
+@contextmanager
+def transaction(session: Session, *, read_only: bool) -> Iterator[Session]:
+    """Provide a transaction that commits at the end, or rolls back on any exception.
+
+    Everything that it sets ends with it, also the limits of time.
+
+    Raises:
+        psycopg.Error: the connection failed, or the server returned an error.
+    """
+    try:
+        session.begin(read_only=read_only)
+        yield session
+    except BaseException:
+        # Of a connection that is lost there is nothing to roll back.
+        with suppress(psycopg.Error):
+            session.rollback()
+        raise
+    session.commit()
 
 
 @contextmanager
@@ -198,6 +226,9 @@ def as_database_error(error: psycopg.Error) -> DatabaseError:
 
 
 def _unreachable_hint(message: str) -> str:
+    for part, hint in _POOLER_HINTS.items():
+        if part in message:
+            return hint
     if any(rejection in message for rejection in _USER_REJECTED):
         return _USER_HINT
     return _MISSING_HINT if message.endswith("does not exist") else _UNREACHABLE_HINT
@@ -240,8 +271,8 @@ class Database:
     def __init__(self, url: str, *, clock: Callable[[Connection], datetime] = server_clock) -> None:
         self._parameters = connection_parameters(url)
         self._clock = clock
-        self._pool: ConnectionPool[Connection] | None = None
-        self._already_open: list[Connection] = []
+        self._pool: ConnectionPool[Session] | None = None
+        self._already_open: list[Session] = []
 
     def __enter__(self) -> Self:
         """Open the pool.
@@ -254,8 +285,8 @@ class Database:
         with driver_errors():
             first = self.connect()
             try:
-                require_current(first)
-                first.commit()
+                with transaction(first, read_only=True):
+                    require_current(first)
             except BaseException:
                 first.close()
                 raise
@@ -263,7 +294,7 @@ class Database:
         self._already_open = [first]
         self._pool = ConnectionPool(
             "",
-            connection_class=_Connection,
+            connection_class=Session,
             kwargs={
                 **self._parameters,
                 "prepare_threshold": PREPARE_THRESHOLD,
@@ -294,7 +325,7 @@ class Database:
         while self._already_open:
             self._already_open.pop().close()
 
-    def connect(self) -> Connection:
+    def connect(self) -> Session:
         """Open a connection outside the pool, for work that must not wait for the pool.
 
         Raises:
@@ -326,13 +357,13 @@ class Database:
         Each statement sees what was committed before it, so a check after taking a lock sees the
         changes of the lock's previous holder.
         """
-        with self._transaction(IsolationLevel.READ_COMMITTED, read_only=False) as connection:
+        with self._transaction(read_only=False) as connection:
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Provide a read-only transaction; all its statements see the same snapshot."""
-        with self._transaction(IsolationLevel.REPEATABLE_READ, read_only=True) as connection:
+        with self._transaction(read_only=True) as connection:
             yield connection
 
     def rows(
@@ -343,91 +374,22 @@ class Database:
             return connection.execute(query, parameters).fetchall()
 
     @contextmanager
-    def _transaction(self, isolation: IsolationLevel, *, read_only: bool) -> Iterator[Connection]:
+    def _transaction(self, *, read_only: bool) -> Iterator[Connection]:
         if self._pool is None:
             raise RuntimeError("the database has not been opened")
-        with driver_errors(), self._pool.connection() as connection:
-            connection.isolation_level = isolation
-            connection.read_only = read_only
+        with (
+            driver_errors(),
+            self._pool.connection() as session,
+            transaction(session, read_only=read_only) as connection,
+        ):
             yield connection
 
 
 SCHEMA = "budget_recovery"
-# For the migration's transaction only: a second migration waits until the first one ends, and a
-# step may process much data.
-_NO_TIME_LIMITS = "set local statement_timeout = 0; set local lock_timeout = 0"
-# Held until the transaction ends, so that the second of two migrations has nothing to do. Unlike a
-# lease it needs no table; the session's keepalives detect a dead holder.
-_LOCK = "select pg_advisory_xact_lock(hashtextextended('budget_recovery/migrate', 0))"
-_SCHEMA_EXISTS = "select to_regnamespace('budget_recovery') is not null"
 _VERSION_TABLE_EXISTS = "select to_regclass('budget_recovery.alembic_version') is not null"
 _VERSION = "select version_num from budget_recovery.alembic_version"
 # Checkouts before the first release had these versions; their history has ended.
 _UNRELEASED = frozenset({"0001", "0002", "0003", "0004", "0005", "0006"})
-
-
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """The result of a migration: the versions before (None: no schema) and after it."""
-
-    from_version: str | None
-    to_version: str
-
-    @property
-    def changed(self) -> bool:
-        """Whether the migration changed the schema."""
-        return self.from_version != self.to_version
-
-
-def migrate(url: str) -> Migration:
-    """Migrate the database at a libpq URL to the newest version, in one transaction.
-
-    Concurrent migrations are safe: the second one waits, then has nothing to do.
-
-    Raises:
-        SchemaVersionError: the schema is newer than this project, or of an unreleased checkout.
-        DatabaseError: the database is unreachable, or returned an error.
-    """
-    # Imported only to migrate: they would delay the start of every command.
-    import sqlalchemy  # noqa: PLC0415
-
-    parameters = connection_parameters(url)
-    # With a creator, no form of libpq URL needs a translation for SQLAlchemy.
-    engine = sqlalchemy.create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: connect(parameters),
-        poolclass=sqlalchemy.pool.NullPool,
-    )
-    try:
-        with driver_errors(), engine.begin() as connection:
-            return _migrate(connection)
-    except sqlalchemy.exc.DBAPIError as error:
-        if isinstance(error.orig, psycopg.Error):
-            raise as_database_error(error.orig) from error
-        raise
-
-
-def _migrate(connection: "sqlalchemy.Connection") -> Migration:
-    from alembic import command  # noqa: PLC0415
-    from alembic.config import Config  # noqa: PLC0415
-
-    driver: Connection = connection.connection.driver_connection  # type: ignore[assignment]
-    require_usable_server(driver)
-    connection.exec_driver_sql(_NO_TIME_LIMITS)
-    connection.exec_driver_sql(_LOCK)
-    before = _version(driver)
-    newest = VERSIONS[0]
-    # A newer schema must not be changed.
-    if before not in (None, *VERSIONS):
-        refuse_unless_newest(before, VERSIONS)
-    # `create schema if not exists` needs the privilege to create even if the schema exists.
-    if not connection.exec_driver_sql(_SCHEMA_EXISTS).scalar_one():
-        connection.exec_driver_sql(f"create schema {SCHEMA}")
-    config = Config()
-    config.set_main_option("script_location", f"{__package__}:migrations")
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
-    return Migration(from_version=before, to_version=newest)
 
 
 def require_current(connection: Connection) -> None:
@@ -447,7 +409,7 @@ def require_newest(connection: Connection) -> str:
     Raises:
         SchemaVersionError: the schema is missing, older or newer.
     """
-    version, known = _version(connection), VERSIONS
+    version, known = schema_version(connection), VERSIONS
     refuse_unless_newest(version, known)
     return known[0]
 
@@ -502,7 +464,8 @@ def require_usable_server(connection: Connection) -> None:
         )
 
 
-def _version(connection: Connection) -> str | None:
+def schema_version(connection: Connection) -> str | None:
+    """Return the version of the schema; None: there is none."""
     row = connection.execute(_VERSION_TABLE_EXISTS).fetchone()
     if row == (False,):
         return None

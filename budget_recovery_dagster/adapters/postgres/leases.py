@@ -18,7 +18,13 @@ from typing import Any
 
 import psycopg
 
-from budget_recovery_dagster.adapters.postgres.database import Connection, Database, storable
+from budget_recovery_dagster.adapters.postgres.database import (
+    Connection,
+    Database,
+    Session,
+    storable,
+    transaction,
+)
 from budget_recovery_dagster.domain.admission import (
     Holding,
     LeaseState,
@@ -193,23 +199,23 @@ def _renewing(
     stopped = threading.Event()
 
     def renew_until_stopped() -> None:
-        connection: Connection | None = None
+        session: Session | None = None
         try:
             while not stopped.wait(renew_every.total_seconds()) and not lease.has_expired:
                 if not lease.is_renewable:
                     _log.warning("The lease %s reached its maximum duration.", lease.name)
                     return
                 try:
-                    connection = connection or database.connect()
-                    _renew(database, connection, lease, duration)
+                    session = session or database.connect()
+                    _renew(database, session, lease, duration)
                 except psycopg.Error as error:
                     _log.warning("Could not renew the lease %s: %s", lease.name, error)
-                    if connection is not None:
-                        connection.close()
-                        connection = None
+                    if session is not None:
+                        session.close()
+                        session = None
         finally:
-            if connection is not None:
-                connection.close()
+            if session is not None:
+                session.close()
 
     thread = threading.Thread(
         target=renew_until_stopped, name=f"renew lease {lease.name}", daemon=True
@@ -222,11 +228,9 @@ def _renewing(
         thread.join()
 
 
-def _renew(
-    database: Database, connection: Connection, lease: _HeldLease, duration: timedelta
-) -> None:
+def _renew(database: Database, session: Session, lease: _HeldLease, duration: timedelta) -> None:
     since = lease.taken.anew()
-    with connection.transaction():
+    with transaction(session, read_only=False) as connection:
         now = database.time_on(connection)
         values = {
             "name": lease.name,

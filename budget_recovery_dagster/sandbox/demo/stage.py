@@ -18,7 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from budget_recovery_dagster.adapters.nats.codec import COUNTERS, CounterKey, decode_value
-from budget_recovery_dagster.adapters.postgres.database import migrate
+from budget_recovery_dagster.adapters.postgres.schema import migrate
 from budget_recovery_dagster.domain.counters import BudgetDefinition, BudgetWindow, Entity
 from budget_recovery_dagster.domain.windows import LIFETIME_TOKEN, Window
 from budget_recovery_dagster.embedded import (
@@ -28,6 +28,7 @@ from budget_recovery_dagster.embedded import (
     PostgresServer,
     UnusableDataError,
     poll,
+    private_files,
 )
 from budget_recovery_dagster.errors import BudgetRecoveryError
 from budget_recovery_dagster.sandbox.dev import CONTROL_DATABASE, Step, define_budgets
@@ -301,6 +302,8 @@ class Stage:
 def data_dir(*, keep: bool) -> Iterator[Path]:
     """Create a temporary directory, and remove it at the end unless ``keep`` is set.
 
+    Only this account may read what this process creates meanwhile.
+
     Raises:
         UnusableDataError: it cannot be created.
         DemoError: it cannot be removed.
@@ -316,7 +319,8 @@ def data_dir(*, keep: bool) -> Iterator[Path]:
         if os.geteuid() == ROOT:
             # The account of the database must pass through.
             directory.chmod(0o711)
-        yield directory
+        with private_files():
+            yield directory
     finally:
         if not keep:
             _remove(directory)

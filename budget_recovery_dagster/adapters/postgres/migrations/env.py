@@ -1,6 +1,6 @@
 """Alembic runs this for every command: the migrations, in the caller's open transaction.
 
-``database.migrate`` passes its connection. Without one nothing runs: a database is changed only
+``schema.migrate`` passes its connection. Without one nothing runs: a database is changed only
 under the project's lock, never by alembic's own command line.
 """
 
