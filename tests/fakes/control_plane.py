@@ -415,8 +415,6 @@ class MemoryRestoreAudits(OnState):
         merged = self._merged(incident_id)
         return MergedAudits(
             windows=len(merged),
-            before=exact_sum(entry.before for entry in merged),
-            after=exact_sum(entry.after for entry in merged),
             largest=tuple(sorted(merged, key=_rank)[:count]),
         )
 

@@ -303,13 +303,11 @@ where incident_id = %s
   and tenant = %s
   and (raised > 0 or (finished_at is null and planned > 0))
 """
-# Each of the largest has the totals; without any, the totals are the only row. The wide notes are
+# Each of the largest has the count; without any, the count is the only row. The wide notes are
 # read only for these.
 _TOTALS_AND_LARGEST = """
 , totals as (
-    select count(*) as windows, coalesce(sum(usage_before), 0) as usage_before,
-           coalesce(sum(usage_after), 0) as usage_after
-    from merged
+    select count(*) as windows from merged
 ),
 largest as (
     select *
@@ -317,9 +315,8 @@ largest as (
     order by usage_after - usage_before desc, has_notes desc, tenant, budget_id, window_token
     limit %(count)s
 )
-select t.windows, t.usage_before, t.usage_after,
-       a.tenant, a.budget_id, a.window_token, a.point_at, a.entries, a.planned, l.raised, a.kept,
-       a.skipped, l.usage_before, l.usage_after, a.notes
+select t.windows, a.tenant, a.budget_id, a.window_token, a.point_at, a.entries, a.planned,
+       l.raised, a.kept, a.skipped, l.usage_before, l.usage_after, a.notes
 from totals t
 left join largest l on true
 left join budget_recovery.restore_audit a on a.audit_id = l.newest_id
@@ -383,9 +380,8 @@ class PostgresRestoreAudits:
         scope = {"incident": incident_id, "count": count}
         with self._database.reading() as connection:
             rows = connection.execute(_LARGEST, scope).fetchall()
-        windows, before, after = rows[0][:3]
-        largest = tuple(_entry(*row[3:]) for row in rows if row[3] is not None)
-        return MergedAudits(windows, before, after, largest)
+        largest = tuple(_entry(*row[1:]) for row in rows if row[1] is not None)
+        return MergedAudits(rows[0][0], largest)
 
 
 def _store(

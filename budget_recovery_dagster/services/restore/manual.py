@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from budget_recovery_dagster.domain.admission import LONGEST_RESTORE, RESTORE_LEASE
-from budget_recovery_dagster.domain.counters import Entity, format_usage
+from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.incident import Closing, Incident, Outcome, RecoveryState
 from budget_recovery_dagster.domain.plan import (
     Difference,
@@ -49,6 +49,7 @@ from budget_recovery_dagster.services.restore.session import (
 from budget_recovery_dagster.services.restore.tenants import (
     TenantRestored,
     counted,
+    largest_amounts,
     listed,
     undone_error,
 )
@@ -527,9 +528,9 @@ def require_open_incident(plane: ControlPlane) -> None:
 
 def _left(remainder: Remainder, incident: Incident, undo_until: datetime | None) -> Iterator[str]:
     if remainder.counters:
-        rise = format_usage(remainder.rise)
         lower = counted(remainder.counters, "counter")
-        yield f"Left lower than in the snapshots: {lower}, by {rise} in all."
+        amounts = largest_amounts((each.tenant, each.of, each.rise) for each in remainder.lower)
+        yield f"Left lower than in the snapshots: {lower}. The largest: {amounts}."
         if undo_until is None:
             yield "No reset is recorded: the next loss brings their usage back."
         else:

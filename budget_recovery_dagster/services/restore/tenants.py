@@ -14,7 +14,8 @@ from budget_recovery_dagster.domain.counters import (
     Entity,
     TenantUsages,
     ValueShape,
-    exact_sum,
+    budget_usage,
+    format_usage,
     shown_entity,
 )
 from budget_recovery_dagster.domain.plan import (
@@ -32,6 +33,7 @@ from budget_recovery_dagster.domain.plan import (
     StoreLimits,
     Written,
     plan_restore,
+    planned_amounts,
 )
 from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
 from budget_recovery_dagster.domain.snapshots import TenantReading
@@ -70,6 +72,23 @@ def listed(names: Iterable[str]) -> str:
     """List the first few names."""
     first = list(islice(names, _NAMED + 1))
     return ", ".join(first) if len(first) <= _NAMED else f"{', '.join(first[:_NAMED])}, ..."
+
+
+# So many amounts are in a sentence.
+_AMOUNTS = 3
+
+
+def largest_amounts(amounts: Iterable[tuple[str, BudgetWindow, Decimal]]) -> str:
+    """List the largest amounts with their tenants, budgets and windows, and count the others.
+
+    They are never added up: one request counts in many of them.
+    """
+    # A stable sort: equal amounts stay in their order.
+    largest = sorted(amounts, key=lambda each: each[2], reverse=True)
+    shown = [f"{tenant}, {of}: {format_usage(amount)}" for tenant, of, amount in largest[:_AMOUNTS]]
+    if more := len(largest) - len(shown):
+        shown.append(f"and {counted(more, 'smaller amount')}")
+    return "; ".join(shown)
 
 
 def lacking_room(limits: StoreLimits, needed: Room, whose: str) -> StoreFullError | None:
@@ -241,8 +260,12 @@ class RestoreReport:
             raised=raised,
             kept=kept,
             skipped=len(planned) - raised - kept,
-            after=exact_sum(
-                after[entity] for entity in {entry.entity for entry in planned} & after.keys()
+            after=budget_usage(
+                {
+                    entry.entity: after.get(entry.entity, Decimal(0))
+                    for entry in planned
+                    if entry.action is not Action.SKIP_UNREADABLE
+                }
             ),
             notes=tuple(self._notes(window, planned, results, board)),
         )
@@ -382,6 +405,7 @@ def left_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ..
 def _planned_entry(tenant: str, window: WindowPoint, planned: list[PlannedEntry]) -> AuditEntry:
     actions = Counter(entry.action for entry in planned)
     to_raise, kept = actions[Action.RAISE], actions[Action.KEEP]
+    amounts = planned_amounts(planned)
     return AuditEntry(
         tenant=tenant,
         of=window.of,
@@ -391,8 +415,8 @@ def _planned_entry(tenant: str, window: WindowPoint, planned: list[PlannedEntry]
         raised=0,
         kept=kept,
         skipped=len(planned) - to_raise - kept,
-        before=exact_sum(entry.live for entry in planned if entry.live is not None),
-        after=exact_sum(entry.result for entry in planned if entry.result is not None),
+        before=amounts.live,
+        after=amounts.result,
         notes=(),
     )
 
