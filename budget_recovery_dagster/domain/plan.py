@@ -587,7 +587,8 @@ class AuditEntry:
     to raise, and ``raised`` those that were raised. ``before`` and ``after`` are its usage, as by
     ``budget_usage``, that was read before and after; ``after`` is the planned one until the restore
     ends.
-    ``notes`` name the counters that were skipped, and why.
+    ``notes`` name the counters that were skipped, and why. ``wrote_board``: its leaderboard was
+    updated or created.
     """
 
     tenant: str
@@ -601,6 +602,7 @@ class AuditEntry:
     before: Decimal
     after: Decimal
     notes: tuple[str, ...]
+    wrote_board: bool = False
 
 
 @dataclass(frozen=True, slots=True)

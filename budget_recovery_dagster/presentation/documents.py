@@ -609,5 +609,6 @@ def _audit(entry: AuditEntry) -> Mapping[str, Any]:
         "raised": entry.raised,
         "before": entry.before,
         "after": entry.after,
+        "leaderboard": entry.wrote_board,
         "notes": entry.notes,
     }

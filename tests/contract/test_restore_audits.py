@@ -72,6 +72,21 @@ def test_an_incident_without_audits_has_no_results(plane: ControlPlane, trail: A
     assert restored(plane, trail) == plane.audits.restored_in("no incident") == Restored()
 
 
+def test_a_leaderboard_that_several_restores_wrote_counts_once(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    wrote = replace(ENTRY, wrote_board=True)
+    plane.audits.finish(replace(trail, entries=(wrote, OTHER)))
+    assert restored(plane, trail).boards == 1
+    # A later restore writes it again, and that of a window that an earlier one had raised.
+    later = (wrote, replace(OTHER, planned=0, raised=0, wrote_board=True))
+    plane.audits.finish(replace(trail, at=NOON + HOUR, entries=later))
+    assert restored(plane, trail).boards == 2
+    assert [entry.wrote_board for entry in merged(plane, trail).largest] == [True, True]
+    plane.audits.finish(replace(trail, at=NOON + 2 * HOUR, entries=(ENTRY, OTHER)))
+    assert restored(plane, trail).boards == 2
+
+
 def test_many_notes_are_cut_and_counted(plane: ControlPlane, trail: AuditTrail) -> None:
     notes = tuple(f"note {number}" for number in range(250))
     exactly = notes[:100]

@@ -381,7 +381,7 @@ APPLIED = Applied(
     ),
     uncompared=("globex",),
     absent=("initech",),
-    tenants=(TenantRestored("acme", (AUDIT,), 1), TenantRestored("globex", (), 0, ERROR)),
+    tenants=(TenantRestored("acme", (AUDIT,)), TenantRestored("globex", (), ERROR)),
     failure=ERROR,
     incident=ENDED,
     remainder=REMAINDER,

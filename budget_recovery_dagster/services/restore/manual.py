@@ -371,7 +371,6 @@ class _Run:
             Outcome.RESTORED_MANUALLY,
             detail,
             seen,
-            boards=self.restores.boards,
         )
 
 
@@ -382,7 +381,6 @@ def _close(  # noqa: PLR0913 - by keyword, each the caller's own
     detail: str,
     seen: Observation,
     *,
-    boards: int = 0,
     resets: Sequence[Reset] = (),
 ) -> Incident:
     """Close the open incident; who closed it, why, and what was raised precede ``detail``.
@@ -393,7 +391,7 @@ def _close(  # noqa: PLR0913 - by keyword, each the caller's own
     """
     baseline = session.accepted_with(seen)
     incident_id = session.open_incident.incident_id
-    restored = replace(session.plane.audits.restored_in(incident_id), boards=boards)
+    restored = session.plane.audits.restored_in(incident_id)
     raised = (
         f"In the whole incident, {counted(restored.counters, 'counter')} raised in "
         f"{counted(restored.windows, 'window')} of {counted(restored.tenants, 'tenant')}."

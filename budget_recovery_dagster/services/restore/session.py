@@ -378,11 +378,6 @@ class TenantRestores:
         """How many counters were missing when they were read back."""
         return sum(tenant.missing for tenant in self.tenants)
 
-    @property
-    def boards(self) -> int:
-        """How many leaderboards were written."""
-        return sum(tenant.boards for tenant in self.tenants)
-
     def degraded(self) -> Iterator[str]:
         """Describe how the restored keys differ from the lost ones, in sentences."""
         if self.missing:

@@ -227,19 +227,19 @@ class RestoreReport:
         results: defaultdict[BudgetWindow, list[RaiseResult]] = defaultdict(list)
         for result in self.results:
             results[result.order.of].append(result)
-        left = {board.of: reason for board in boards if (reason := self._why_left(board))}
+        board_of = {board.of: board for board in boards}
         entries = (
-            self._entry(window, planned[window.of], results[window.of], left.get(window.of))
+            self._entry(window, planned[window.of], results[window.of], board_of.get(window.of))
             for window in self.point.windows
         )
-        return tuple(entry for entry in entries if entry.planned or entry.notes)
+        return tuple(each for each in entries if each.planned or each.wrote_board or each.notes)
 
     def _entry(
         self,
         window: WindowPoint,
         planned: list[PlannedEntry],
         results: list[RaiseResult],
-        board: str | None,
+        board: BoardResult | None,
     ) -> AuditEntry:
         """Account for a window by what was read after the write, not by what was sent."""
         # Notes name the first few counters.
@@ -268,6 +268,7 @@ class RestoreReport:
                 }
             ),
             notes=tuple(self._notes(window, planned, results, board)),
+            wrote_board=board is not None and board.is_written,
         )
 
     def _notes(
@@ -275,7 +276,7 @@ class RestoreReport:
         window: WindowPoint,
         planned: list[PlannedEntry],
         results: list[RaiseResult],
-        board: str | None,
+        board: BoardResult | None,
     ) -> Iterator[str]:
         if window.corrupt:
             times = listed(f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in window.corrupt)
@@ -293,8 +294,8 @@ class RestoreReport:
         yield from self._unknown_expiries(window, results)
         yield from self._missing(window)
         yield from self._degraded(window, results)
-        if board is not None:
-            yield f"leaderboard not rebuilt: {board}"
+        if board is not None and (reason := _why_left(board, window)):
+            yield f"leaderboard not rebuilt: {reason}"
 
     def _unknown_expiries(self, window: WindowPoint, results: list[RaiseResult]) -> Iterator[str]:
         """Report the created counters whose expiry no snapshot knows."""
@@ -328,12 +329,6 @@ class RestoreReport:
         ]:
             number = counted(len(spoiled), "counter")
             yield f"{number} unreadable after the write: {listed(spoiled)}"
-
-    def _why_left(self, board: BoardResult) -> str:
-        """Return why a leaderboard was not written; empty if it is not needed."""
-        if board.is_missing and self.point.keeps_boards_of(board.of.budget) is None:
-            return "it is missing, and no snapshot shows whether the gateway keeps one"
-        return board.reason
 
     @property
     def raised_windows(self) -> frozenset[BudgetWindow]:
@@ -380,6 +375,13 @@ class RestoreReport:
 
     def _usage_after(self, order: RaiseOrder) -> Decimal | None:
         return self.after.get(order.of, {}).get(order.entity)
+
+
+def _why_left(board: BoardResult, window: WindowPoint) -> str:
+    """Return why a leaderboard was not written; empty if it is not needed."""
+    if board.is_missing and window.has_board is None:
+        return "it is missing, and no snapshot shows whether the gateway keeps one"
+    return board.reason
 
 
 def planned_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ...]:
@@ -451,7 +453,6 @@ class TenantRestored:
 
     tenant: str
     entries: tuple[AuditEntry, ...]
-    boards: int
     failure: BudgetRecoveryError | None = None
     plan: RecoveryPlan | None = None
     missing: int = 0
@@ -460,6 +461,11 @@ class TenantRestored:
     def raised(self) -> int:
         """How many counters were raised."""
         return sum(entry.raised for entry in self.entries)
+
+    @property
+    def boards(self) -> int:
+        """How many leaderboards were written."""
+        return sum(entry.wrote_board for entry in self.entries)
 
 
 class RunningClock:
@@ -548,7 +554,7 @@ def restore_tenant(
     if limits.may_evict:
         needed = room_for_tenant(live, point, plan, running)
         if refusal := lacking_room(limits, needed, f"tenant {point.tenant!r}"):
-            return TenantRestored(point.tenant, (), 0, refusal, plan)
+            return TenantRestored(point.tenant, (), refusal, plan)
     if begun := planned_entries(point, plan):
         guards.begin(begun)
     results: tuple[RaiseResult, ...] = ()
@@ -586,7 +592,6 @@ def restore_tenant(
     return TenantRestored(
         tenant=point.tenant,
         entries=report.entries(boards),
-        boards=sum(board.is_written for board in boards),
         failure=failure,
         plan=plan,
         missing=len(missing),
@@ -637,7 +642,7 @@ def failed(tenant: str, error: Exception) -> TenantRestored:
     """Return the result for a tenant that could not be read."""
     if not isinstance(error, BudgetRecoveryError):
         error = AttemptFailedError(*describe_error(error))
-    return TenantRestored(tenant, (), 0, error)
+    return TenantRestored(tenant, (), error)
 
 
 def _orders(plan: RecoveryPlan, point: TenantPoint) -> list[RaiseOrder]:
@@ -665,7 +670,7 @@ def _board_orders(
             window.of,
             live[window.of],
             window.expiry_of_board,
-            may_create=point.keeps_boards_of(window.of.budget) is True,
+            may_create=window.has_board is True,
         )
         for window in point.windows
         if window.of in raised and live.get(window.of) and running.is_open(window.of.window)

@@ -56,5 +56,12 @@ comment on column budget_recovery.restore_audit.usage_after is
     'The live usage after, as usage_before; until the restore ends, the planned one.';
 """
 
-BLOCKS: tuple[str, ...] = (ATTEMPTS, MOST_MISSING)
+# In earlier versions, only the end of an incident counted the leaderboards of its last restore.
+AUDIT = """
+alter table budget_recovery.restore_audit add column wrote_board boolean not null default false;
+comment on column budget_recovery.restore_audit.wrote_board is
+    'Whether the leaderboard of the budget and window was written.';
+"""
+
+BLOCKS: tuple[str, ...] = (ATTEMPTS, MOST_MISSING, AUDIT)
 """In the order of their execution."""
