@@ -816,7 +816,10 @@ class RestoreAudits(Protocol):
         """Store what a restore did, in place of its unfinished entries; new entries are added."""
 
     def restored_in(self, incident_id: str) -> Restored:
-        """Count what was raised in an incident; leaderboards are not audited, so 0 boards."""
+        """Count what was raised in an incident, and the leaderboards that were written.
+
+        A leaderboard that was written several times counts once.
+        """
 
     def windows_begun(self, incident_id: str, tenant: str) -> frozenset[BudgetWindow]:
         """Return a tenant's windows in which restores of an incident raised counters.

@@ -6,12 +6,13 @@ The checks warn; the snapshots stay valid.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from shlex import quote
 from typing import NoReturn
 
 import dagster as dg
 
-from budget_recovery_dagster.domain.counters import exact_sum, format_usage
+from budget_recovery_dagster.domain.counters import format_usage
 from budget_recovery_dagster.domain.plan import tenant_text
 from budget_recovery_dagster.domain.snapshots import CaptureSummary, NamedOmission, Uncaptured
 from budget_recovery_dagster.domain.windows import Hour
@@ -75,10 +76,10 @@ _DESCRIPTION = (
     "`budget_recovery/outcome` of such a run is `skipped`.\n\n"
     "**A tenant that cannot be read** is named in the run's table, and the check "
     "tenant_coverage warns; the other tenants are stored.\n\n"
-    "**captured_usage** is the sum of the counters of open windows. It should rise, and fall only "
-    "when a window ends or the source changes. It is not a bill: one request counts in every "
-    "budget and window that it belongs to. Keys of closed windows are captured as well: "
-    "*closed_windows* counts these windows."
+    "**captured_usage** is the usage of the open budget and window that used most. It should rise, "
+    "and fall only when a window ends or the source changes. No usage is added up over budgets and "
+    "windows: one request counts in each that it belongs to. Keys of closed windows are captured "
+    "as well: *closed_windows* counts these windows."
 )
 
 
@@ -280,13 +281,12 @@ def _warn_of_drops(log: dg.DagsterLogManager, captured: Captured) -> None:
     """Name the tenant that lacks the most usage; the check usage_never_drops has the counters."""
     tenants = [tenant for tenant in captured.stored if tenant.drops]
     if tenants:
-        usage = format_usage(exact_sum(tenant.drop_usage for tenant in tenants))
-        worst = max(tenants, key=lambda tenant: tenant.drop_usage)
+        worst = max(tenants, key=lambda tenant: tenant.most_missing)
         log.warning(
             f"{sum(tenant.drops for tenant in tenants)} counters of {len(tenants)} tenants are"
-            f" missing or lower in the store: {usage} of usage. Tenant {worst.tenant!r} lacks the"
-            f" most: {format_usage(worst.drop_usage)}. Preview what a restore would bring back:"
-            f" budget-recovery preview --tenant {quote(tenant_text(worst.tenant))}"
+            f" missing or lower in the store. Tenant {worst.tenant!r} lacks the most in one budget"
+            f" and window: {format_usage(worst.most_missing)}. Preview what a restore would bring"
+            f" back: budget-recovery preview --tenant {quote(tenant_text(worst.tenant))}"
         )
 
 
@@ -373,8 +373,8 @@ def usage_never_drops(
         stored = plane.reports.captured_by(run_id)
         drops = plane.reports.drops_of(run_id)
     count = sum(snapshot.drop_count for snapshot in stored)
-    known = [each.drop_usage for each in stored if each.drop_usage is not None]
-    usage = known_usage(exact_sum(known) if len(known) == len(stored) else None)
+    known = [each.most_missing for each in stored if each.most_missing is not None]
+    most = known_usage(max(known, default=Decimal(0)) if len(known) == len(stored) else None)
     return _result(
         run_id,
         [
@@ -390,13 +390,13 @@ def usage_never_drops(
         ],
         {
             "missing_or_lower": count,
-            "missing_usage": usage,
+            "most_missing": most,
             "not_shown": count - min(len(drops), MOST_ROWS),
         },
         good="No counter of a recovery point is missing or lower.",
         bad=(
-            f"{count} counters of recovery points are missing or lower in the store: {usage} of"
-            " usage. The largest come first."
+            f"{count} counters of recovery points are missing or lower in the store. The budget and"
+            f" window that lacks most lacks {most}. The largest come first."
         ),
     )
 

@@ -243,6 +243,11 @@ class Drop:
         return exact_difference(self.before, self.after or Decimal(0))
 
 
+def missing_usage(drops: Iterable[Drop]) -> Decimal:
+    """Return the usage that the store lacks in one budget and window, given its drops."""
+    return budget_usage({drop.entity: drop.usage for drop in drops})
+
+
 def find_drops(
     point: TenantUsages,
     observed: TenantUsages,
@@ -314,7 +319,10 @@ def hash_expiries(expiries: Expiries) -> bytes:
 
 
 def exact_sum(usages: Iterable[Decimal]) -> Decimal:
-    """Add usages exactly; the sum has no exponent."""
+    """Add usages exactly; the sum has no exponent.
+
+    Only ``budget_usage`` adds up counters: each request counts in several budgets and windows.
+    """
     total = Decimal(0)
     for usage in usages:
         total = _EXACT_SUMS.add(total, usage)
@@ -327,12 +335,13 @@ def exact_difference(usage: Decimal, less: Decimal) -> Decimal:
 
 
 def budget_usage(usages: Usages) -> Decimal:
-    """Return the usage of a budget in a window: its aggregate, or else the sum of its entities.
+    """Return the amount of one budget and window: of its aggregate, or else of all its entities.
 
-    If the gateway counts both, the sum of all would count every request twice.
+    ``usages`` are usages, or by how much usages differ. If the gateway counts both, the sum of all
+    would count every request twice. Nothing else is ever added up, neither windows nor budgets.
     """
     aggregate = usages.get(None)
-    return exact_sum(usages.values()) if aggregate is None else aggregate
+    return exact_sum(usages.values() if aggregate is None else (aggregate,))
 
 
 class SplitBy(StrEnum):
@@ -357,8 +366,9 @@ class Enforcement(StrEnum):
 class BudgetDefinition:
     """The limit of one period of one budget; with several periods, a definition for each.
 
-    ``limit`` is in the gateway's currency, for each entity and window. ``metadata_key`` names the
-    field of a request's metadata by which the budget is split, and is None for every other split.
+    ``limit`` is in the gateway's currency, for each window; if the budget is split, for each
+    entity. ``metadata_key`` names the field of a request's metadata by which the budget is split,
+    and is None for every other split.
     """
 
     tenant: str
@@ -380,6 +390,11 @@ class BudgetDefinition:
                 f"{self.metadata_key!r}: a split by metadata needs a key, and only that one"
             )
 
-    def is_exhausted_at(self, usage: Decimal) -> bool:
-        """Whether an entity that has used this much may spend no more."""
-        return usage >= self.limit
+    def is_exhausted_at(self, entity: Entity, usage: Decimal) -> bool:
+        """Whether an entity that has used this much may spend no more.
+
+        A budget limits what it is split by: the aggregate of a split budget has no limit, nor has
+        an entity of one that is not split.
+        """
+        is_limited = (entity is None) is (self.split_by is SplitBy.NOTHING)
+        return is_limited and usage >= self.limit

@@ -6,7 +6,7 @@ capture if some are gone. The capture names what is missing or lower, which open
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -17,8 +17,8 @@ from budget_recovery_dagster.domain.counters import (
     BudgetWindow,
     Drop,
     Usages,
-    exact_sum,
     find_drops,
+    missing_usage,
 )
 from budget_recovery_dagster.domain.recovery_point import Reset, concerning
 from budget_recovery_dagster.domain.snapshots import CaptureSource, TenantSnapshot
@@ -139,7 +139,8 @@ class Fall:
     """Counters of a budget and window that are missing or lower in the store than in snapshots.
 
     The snapshot of ``found_at`` found it, that of ``judged_at`` last compared it. ``counters`` and
-    ``usage`` are what the store lacked then, without what only discarded snapshots held.
+    ``usage`` (as by ``budget_usage``) are what the store lacked then, without what only discarded
+    snapshots held.
     """
 
     at: TenantWindow
@@ -257,16 +258,6 @@ def _fall(
     if known is not None and is_least:
         counters, usage = max(counters, known.counters), max(usage, known.usage)
     return Fall(where, known.found_at if known else at, at, counters, usage)
-
-
-def missing_usage(drops: Collection[Drop]) -> Decimal:
-    """Return the usage that a budget lacks in drops of one window.
-
-    It is that of the aggregate or of the entities, not of both.
-    """
-    of_entities = exact_sum(drop.usage for drop in drops if drop.entity is not None)
-    of_aggregate = exact_sum(drop.usage for drop in drops if drop.entity is None)
-    return max(of_entities, of_aggregate)
 
 
 FALLS_KEPT_FOR = timedelta(days=30)

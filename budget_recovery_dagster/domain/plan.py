@@ -15,6 +15,7 @@ from budget_recovery_dagster.domain.counters import (
     TenantUsages,
     Usages,
     ValueShape,
+    budget_usage,
     exact_difference,
     order_of,
 )
@@ -81,6 +82,39 @@ class RecoveryPlan:
         for entry in self.entries:
             planned[entry.of].append(entry)
         return planned
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAmounts:
+    """The usage of one budget and window, as by ``budget_usage``: now, recorded, and restored.
+
+    A counter that the store lacks counts as 0, an unreadable one is left out. ``rise`` is by how
+    much the raised counters rise. That is all by which the usage of the budget rises, or, if the
+    aggregate is not among them, by how much its entities rise. ``is_least``: the usages are lower
+    bounds, because of unreadable counters.
+    """
+
+    live: Decimal
+    recorded: Decimal
+    result: Decimal
+    rise: Decimal
+    is_least: bool
+
+
+def planned_amounts(planned: Iterable[PlannedEntry]) -> PlannedAmounts:
+    """Return the usages of the entries of one budget and window."""
+    entries = tuple(planned)
+    readable = [entry for entry in entries if entry.action is not Action.SKIP_UNREADABLE]
+    has_aggregate = any(entry.entity is None for entry in readable)
+    return PlannedAmounts(
+        live=budget_usage({entry.entity: entry.live or Decimal(0) for entry in readable}),
+        recorded=budget_usage({entry.entity: entry.recorded for entry in entries}),
+        result=budget_usage({entry.entity: entry.result or Decimal(0) for entry in readable}),
+        rise=budget_usage(
+            {entry.entity: entry.rise for entry in readable if entry.action is Action.RAISE}
+        ),
+        is_least=len(readable) < len(entries) and not has_aggregate,
+    )
 
 
 def plan_restore(
@@ -550,9 +584,11 @@ class AuditEntry:
     """What one restore plans for, or did to, one budget and window of a tenant.
 
     ``point_at`` is the newest source snapshot. ``entries`` counts the counters, ``planned`` those
-    to raise, and ``raised`` those that were raised. ``before`` and ``after`` are the sums of the
-    counters that were read before and after; ``after`` is the planned sum until the restore ends.
-    ``notes`` name the counters that were skipped, and why.
+    to raise, and ``raised`` those that were raised. ``before`` and ``after`` are its usage, as by
+    ``budget_usage``, that was read before and after; ``after`` is the planned one until the restore
+    ends.
+    ``notes`` name the counters that were skipped, and why. ``wrote_board``: its leaderboard was
+    updated or created.
     """
 
     tenant: str
@@ -566,6 +602,7 @@ class AuditEntry:
     before: Decimal
     after: Decimal
     notes: tuple[str, ...]
+    wrote_board: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,11 +624,8 @@ class AuditTrail:
 class MergedAudits:
     """What all restores of an incident did together, merged by budget and window.
 
-    ``windows`` counts them, ``before`` and ``after`` are the sums over all of them, and
-    ``largest`` has those that rose most.
+    ``windows`` counts them, and ``largest`` has those that rose most.
     """
 
     windows: int
-    before: Decimal
-    after: Decimal
     largest: tuple[AuditEntry, ...]

@@ -281,11 +281,6 @@ class TenantPoint:
     unreadable: tuple[UnreadableKey, ...] = ()
     unreadable_count: int = 0
 
-    def keeps_boards_of(self, budget: str) -> bool | None:
-        """Whether the gateway keeps leaderboards of a budget, in any window; None: unknown."""
-        known = {window.has_board for window in self.windows if window.of.budget == budget}
-        return True if True in known else False if False in known else None
-
 
 @dataclass(frozen=True, slots=True)
 class Damage:

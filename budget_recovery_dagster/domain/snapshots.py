@@ -22,11 +22,11 @@ from budget_recovery_dagster.domain.counters import (
     Usages,
     ValueShape,
     covers,
-    exact_sum,
     find_drops,
     hash_expiries,
     hash_usages,
     max_merge,
+    missing_usage,
     order_of,
 )
 from budget_recovery_dagster.domain.store import StoreIdentity
@@ -154,9 +154,12 @@ class TenantSnapshot:
         return sum(len(record.omitted) for record in self.records)
 
     @property
-    def drop_usage(self) -> Decimal:
-        """The usage that the store lacks in all drops; one request counts in many counters."""
-        return exact_sum(drop.usage for drop in self.drops)
+    def most_missing(self) -> Decimal:
+        """The usage that the store lacks in the budget and window that lacks most of all."""
+        drops: defaultdict[BudgetWindow, list[Drop]] = defaultdict(list)
+        for drop in self.drops:
+            drops[drop.of].append(drop)
+        return max(map(missing_usage, drops.values()), default=Decimal(0))
 
     @property
     def truncated_count(self) -> int:
@@ -368,8 +371,9 @@ class CaptureSummary:
     """A tenant's stored snapshot, without its records.
 
     ``unreadable`` has the first of ``unreadable_count`` unreadable keys. ``truncated_count`` counts
-    only records that are still retained. ``drop_usage`` is the usage that the store lacks in all
-    drops, None if unknown: version 1 of the schema did not store it.
+    only records that are still retained. ``most_missing`` is the usage that the store lacks in the
+    budget and window that lacks most, None if unknown: earlier versions of the schema did not store
+    it.
     """
 
     tenant: str
@@ -381,7 +385,7 @@ class CaptureSummary:
     entry_count: int
     omitted_count: int
     drop_count: int
-    drop_usage: Decimal | None
+    most_missing: Decimal | None
     truncated_count: int
     unreadable_count: int
     unreadable: tuple[UnreadableKey, ...]
@@ -518,9 +522,9 @@ class ListedSnapshot:
     """The snapshots with one timestamp, of one tenant or of all, summed up.
 
     The numbers are those of the capture: ``records`` counts budgets and windows, ``entries``
-    counters, and ``partial`` the tenants with a partial snapshot. ``drop_usage`` is the usage that
-    the store lacks in all drops, None if unknown. ``is_pruned``: retention has removed records of
-    it since, so a restore from it would be incomplete.
+    counters, and ``partial`` the tenants with a partial snapshot. ``most_missing`` is the usage
+    that the store lacks in the budget and window that lacks most, None if unknown. ``is_pruned``:
+    retention has removed records of it since, so a restore from it would be incomplete.
     """
 
     captured_at: datetime
@@ -531,7 +535,7 @@ class ListedSnapshot:
     omitted: int
     unreadable: int
     drops: int
-    drop_usage: Decimal | None
+    most_missing: Decimal | None
     partial: int
     is_pruned: bool
 

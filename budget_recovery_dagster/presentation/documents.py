@@ -12,7 +12,7 @@ from decimal import Decimal
 from functools import singledispatch
 from typing import Any
 
-from budget_recovery_dagster.domain.counters import OmittedCounter, exact_sum, format_usage
+from budget_recovery_dagster.domain.counters import OmittedCounter, format_usage
 from budget_recovery_dagster.domain.falls import Fall, TenantWindow
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, Incident, Restored
 from budget_recovery_dagster.domain.plan import AuditEntry, Difference, KeptPreview
@@ -40,7 +40,7 @@ from budget_recovery_dagster.services.restore.preview import (
     TenantPreview,
     WindowPreview,
 )
-from budget_recovery_dagster.services.restore.session import Remainder
+from budget_recovery_dagster.services.restore.session import LowerCounters, Remainder
 from budget_recovery_dagster.services.restore.tenants import TenantRestored
 from budget_recovery_dagster.services.status import Condition, Status, group_failures
 
@@ -194,7 +194,6 @@ def resolved_json(
         outcome=ended.outcome if ended else None,
         detail=ended.detail if ended else None,
         acceptance=resolved.acceptance,
-        lower_by=resolved.remainder.rise,
         resets=len(resolved.resets),
         undo_until=resolved.undo_until,
         remainder=resolved.remainder,
@@ -260,7 +259,7 @@ def captured_json(captured: Captured) -> str:
         windows=sum(tenant.records for tenant in stored),
         counters=sum(tenant.entries for tenant in stored),
         drops=sum(tenant.drops for tenant in stored),
-        drop_usage=exact_sum(tenant.drop_usage for tenant in stored),
+        most_missing=captured.most_missing,
         partial=sum(tenant.is_partial for tenant in stored),
         failures=group_failures({each.tenant: each for each in captured.failed}),
         error=captured.stopped_by,
@@ -329,7 +328,6 @@ def status_json(status: Status, exit_code: int) -> str:
         missing={
             "windows": len(status.falls),
             "counters": sum(fall.counters for fall in status.falls),
-            "usage": exact_sum(fall.usage for fall in status.falls),
             "counters_gone": sum(count.missing for count in status.gone),
             "largest": status.falls[:_FALLS],
         },
@@ -451,19 +449,35 @@ def _listed(listed: ListedSnapshot) -> Mapping[str, Any]:
         "omitted": listed.omitted,
         "unreadable": listed.unreadable,
         "drops": listed.drops,
-        "drop_usage": listed.drop_usage,
+        "most_missing": listed.most_missing,
         "partial": listed.partial,
         "is_pruned": listed.is_pruned,
     }
+
+
+_LOWER = 100
 
 
 @_encoded.register
 def _remainder(remainder: Remainder) -> Mapping[str, Any]:
     return {
         "counters": remainder.counters,
+        "windows": len(remainder.lower),
+        "largest": remainder.lower[:_LOWER],
         "unreadable": remainder.unreadable,
         "windows_unknown": remainder.corrupt,
         "unread": remainder.unseen,
+    }
+
+
+@_encoded.register
+def _lower(lower: LowerCounters) -> Mapping[str, Any]:
+    return {
+        "tenant": lower.tenant,
+        "budget": lower.of.budget,
+        "window": lower.of.window.token,
+        "counters": len(lower.entities),
+        "usage": lower.rise,
     }
 
 
@@ -501,7 +515,7 @@ _COUNTS_OF_WINDOW = (
     "unreadable",
     "recorded",
 )
-_SUMS_OF_WINDOW = ("live", "result", "rise")
+_USAGES_OF_WINDOW = ("live", "result", "rise")
 _BLOCKS_OF_WINDOW = ("blocked_before", "blocked_after")
 
 
@@ -518,9 +532,9 @@ def _window(window: WindowPreview) -> Mapping[str, Any]:
         "skipped": window.skipped,
         "unreadable": window.unreadable,
         "is_closed": window.is_closed,
-        "live": window.live,
-        "recorded": window.recorded,
-        "result": window.result,
+        "live": window.amounts.live,
+        "recorded": window.amounts.recorded,
+        "result": window.amounts.result,
         "rise": window.rise,
         "newest_source": window.newest_source,
         "oldest_source": window.oldest_source,
@@ -537,8 +551,8 @@ def _window(window: WindowPreview) -> Mapping[str, Any]:
     }
     if window.is_unknown:
         document |= dict.fromkeys(_COUNTS_OF_WINDOW)
-    if not window.are_sums_known:
-        document |= dict.fromkeys(_SUMS_OF_WINDOW)
+    if not window.is_usage_known:
+        document |= dict.fromkeys(_USAGES_OF_WINDOW)
     if window.is_unknown or window.limit is None:
         document |= dict.fromkeys(_BLOCKS_OF_WINDOW)
     return document
@@ -595,5 +609,6 @@ def _audit(entry: AuditEntry) -> Mapping[str, Any]:
         "raised": entry.raised,
         "before": entry.before,
         "after": entry.after,
+        "leaderboard": entry.wrote_board,
         "notes": entry.notes,
     }

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import dagster as dg
 
-from budget_recovery_dagster.domain.counters import exact_sum, format_usage, shown_entity
+from budget_recovery_dagster.domain.counters import format_usage, shown_entity
 from budget_recovery_dagster.domain.falls import KeyCount
 from budget_recovery_dagster.domain.incident import Restored
 from budget_recovery_dagster.domain.plan import AuditEntry, Difference, MergedAudits, timestamp
@@ -96,12 +96,12 @@ _AUDIT_COLUMNS: Sequence[Column[AuditEntry]] = (
     Column(
         "before",
         lambda entry: format_usage(entry.before),
-        "Sum of these counters in the store before the restore",
+        "Usage of the budget in the store before the restore",
     ),
     Column(
         "after",
         lambda entry: format_usage(entry.after),
-        "Sum of these counters in the store after the restore",
+        "Usage of the budget in the store after the restore",
     ),
     Column("from_snapshot", lambda entry: _second(entry.point_at), "Newest source snapshot, UTC"),
     Column("notes", lambda entry: "; ".join(entry.notes), "Counters that were skipped, and why"),
@@ -109,14 +109,12 @@ _AUDIT_COLUMNS: Sequence[Column[AuditEntry]] = (
 
 
 def restored_metadata(restored: Restored, audits: MergedAudits) -> Mapping[str, Any]:
-    """Show what was restored: the sums of all windows, and a row for each of the largest."""
+    """Show what was restored: how much of it, and a row for each of the largest amounts."""
     shown = [entry for entry in audits.largest if entry.raised or entry.notes]
     return {
         "counters_raised": restored.counters,
         "windows_raised": restored.windows,
         "tenants_raised": restored.tenants,
-        "usage_before": format_usage(audits.before),
-        "usage_after": format_usage(audits.after),
         "before_and_after": _table_of(_AUDIT_COLUMNS, shown),
         "windows_not_shown": audits.windows - len(shown),
     }
@@ -189,15 +187,15 @@ def capture_metadata(captured: Captured) -> dict[str, Any]:
         "dagster/row_count": sum(tenant.entries for tenant in stored),
         "budget_windows": sum(tenant.records for tenant in stored),
         "closed_windows": sum(tenant.closed for tenant in stored),
-        "counters": sum(tenant.entries for tenant in stored),
         # A float, so that it plots; the exact usages are in the database.
-        "captured_usage": float(exact_sum(tenant.usage for tenant in stored)),
+        "captured_usage": float(captured.most_used),
+        "counters": sum(tenant.entries for tenant in stored),
         "source": captured.source.value,
         "truncated_windows": captured.truncated,
         "omitted": sum(tenant.omitted for tenant in stored),
         "missing_or_lower": sum(tenant.drops for tenant in stored),
         # As text, exact: an alert compares it, and a float would round it.
-        "missing_usage": format_usage(exact_sum(tenant.drop_usage for tenant in stored)),
+        "most_missing": format_usage(captured.most_missing),
         "unreadable_keys": len(captured.unreadable) + sum(t.unreadable for t in stored),
         "duration_seconds": round(sum(outcome.seconds for outcome in captured.outcomes), 3),
         "recovery_points": dg.MetadataValue.asset(dg.AssetKey("recovery_points")),
@@ -253,7 +251,7 @@ def verified_metadata(snapshots: Sequence[CaptureSummary]) -> dict[str, Any]:
                     "source": snapshot.source.value,
                     "omitted": snapshot.omitted_count,
                     "missing_or_lower": snapshot.drop_count,
-                    "missing_usage": known_usage(snapshot.drop_usage),
+                    "most_missing": known_usage(snapshot.most_missing),
                     "partial": snapshot.is_partial,
                 }
                 for snapshot in sorted(snapshots, key=_most_missing_first)
@@ -263,7 +261,7 @@ def verified_metadata(snapshots: Sequence[CaptureSummary]) -> dict[str, Any]:
 
 
 def _most_missing_first(snapshot: CaptureSummary) -> tuple[Decimal, str, datetime]:
-    missing = snapshot.drop_usage or Decimal(0)
+    missing = snapshot.most_missing or Decimal(0)
     return missing.copy_negate(), snapshot.tenant, snapshot.captured_at
 
 
@@ -273,7 +271,7 @@ def _worst_first(outcome: TenantOutcome) -> tuple[int, Decimal, str]:
     if isinstance(outcome, TenantStored) and (
         outcome.is_partial or outcome.drops or outcome.omitted or outcome.unreadable
     ):
-        return 1, outcome.drop_usage.copy_negate(), outcome.tenant
+        return 1, outcome.most_missing.copy_negate(), outcome.tenant
     return 2, Decimal(0), outcome.tenant
 
 
@@ -284,20 +282,20 @@ def _row(outcome: TenantOutcome) -> Row:
         "detail": "",
         "budget_windows": 0,
         "counters": 0,
-        "usage": "0",
+        "most_used": "0",
         "omitted": 0,
         "missing_or_lower": 0,
-        "missing_usage": "0",
+        "most_missing": "0",
         "seconds": round(outcome.seconds, 3),
     }
     match outcome:
         case TenantStored():
             row["budget_windows"] = outcome.records
             row["counters"] = outcome.entries
-            row["usage"] = format_usage(outcome.usage)
+            row["most_used"] = format_usage(outcome.most_used)
             row["omitted"] = outcome.omitted
             row["missing_or_lower"] = outcome.drops
-            row["missing_usage"] = format_usage(outcome.drop_usage)
+            row["most_missing"] = format_usage(outcome.most_missing)
             row["detail"] = "; ".join(_remarks(outcome))
         case TenantAbsent():
             row["outcome"] = "absent"
@@ -343,16 +341,20 @@ def _sources(window: WindowPreview) -> str:
 _WINDOW_COLUMNS: Sequence[Column[WindowPreview]] = (
     Column("tenant", lambda window: window.tenant),
     Column("budget", lambda window: str(window.of), "The budget and its window"),
-    Column("usage", figures, "Sum of the counters in the snapshots, now -> restored"),
+    Column(
+        "usage",
+        figures,
+        "Usage of the budget, now -> restored: its aggregate, or else the sum of its entities",
+    ),
     Column(
         "rise",
         lambda window: format_usage(window.rise) if window.rise else "0",
-        "Increase of the sum",
+        "By how much that rises, or the entities if the aggregate does not",
     ),
     Column(
         "limit",
         lambda window: "unknown" if window.limit is None else format_usage(window.limit),
-        "Limit of each counter",
+        "Limit of each entity, or of the aggregate if the budget is not split",
     ),
     Column(
         "blocked",

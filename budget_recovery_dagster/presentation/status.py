@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from shlex import quote
 
-from budget_recovery_dagster.domain.counters import (
-    exact_sum,
-    format_usage,
-)
+from budget_recovery_dagster.domain.counters import format_usage
 from budget_recovery_dagster.domain.falls import ConfigurationChange, Fall, KeyCount
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Attempt, FailureReason, Incident
 from budget_recovery_dagster.domain.plan import tenant_text
@@ -99,12 +96,10 @@ def _usage_missing(status: Status) -> tuple[str, str]:
     falls, worst = status.falls, status.falls[0]
     counters = counted(sum(fall.counters for fall in falls), "counter")
     tenants = counted(len({fall.at.tenant for fall in falls}), "tenant")
-    usage = format_usage(exact_sum(fall.usage for fall in falls))
     return (
         (
-            f"Missing from the store, or lower than in snapshots: {counters} of {tenants}, {usage}"
-            f" of usage. The largest: {format_usage(worst.usage)} of tenant {worst.at.tenant!r},"
-            f" {worst.at.of}."
+            f"Missing from the store, or lower than in snapshots: {counters} of {tenants}. The"
+            f" largest: {format_usage(worst.usage)} of tenant {worst.at.tenant!r}, {worst.at.of}."
         ),
         (
             f"Preview: `{preview_command(worst)}`. Restore: `{restore_command(worst)}`. If it was"

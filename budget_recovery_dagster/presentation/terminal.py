@@ -9,7 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from budget_recovery_dagster.domain.counters import exact_sum, format_usage
+from budget_recovery_dagster.domain.counters import format_usage
 from budget_recovery_dagster.domain.incident import MAX_ATTEMPTS, Incident
 from budget_recovery_dagster.domain.plan import timestamp
 from budget_recovery_dagster.domain.recovery_point import age
@@ -38,7 +38,6 @@ from budget_recovery_dagster.presentation.text import (
     full_time,
     headline,
     held_more,
-    known_usage,
     label,
     largest_first,
     most_relevant,
@@ -127,7 +126,7 @@ def print_how_to_apply(console: Console, preview: Preview) -> None:
 
 
 def _most_first(tenant: TenantPreview) -> tuple[bool, Decimal, str]:
-    rise = exact_sum(window.rise for window in tenant.windows)
+    rise = max((window.rise for window in tenant.windows), default=Decimal(0))
     return tenant.failure is None, rise.copy_negate(), tenant.tenant
 
 
@@ -225,12 +224,18 @@ def _remarks(listed: ListedSnapshot) -> list[str]:
         for number, what in (
             (listed.omitted, "omitted"),
             (listed.unreadable, "unreadable"),
-            (listed.drops, f"missing or lower ({known_usage(listed.drop_usage)} of usage)"),
+            (listed.drops, f"missing or lower ({_most_missing(listed)})"),
             (listed.partial, "partial"),
         )
         if number
     ]
     return [*remarks, "pruned"] if listed.is_pruned else remarks
+
+
+def _most_missing(listed: ListedSnapshot) -> str:
+    if listed.most_missing is None:
+        return "usage unknown"
+    return f"up to {format_usage(listed.most_missing)} in one budget and window"
 
 
 def print_applied(console: Console, applied: Applied) -> None:
@@ -329,8 +334,7 @@ def _missing(status: Status) -> Iterator[str]:
         )
         yield f"  {restore_command(fall)}"
     if left := status.falls[_FALLS:]:
-        usage = format_usage(exact_sum(fall.usage for fall in left))
-        yield f"{counted(len(left), 'more window')} with {usage} of usage; --json lists 100"
+        yield f"{counted(len(left), 'more window')}; --json lists 100"
 
 
 def _open_incident(incident: Incident, status: Status) -> Iterator[str]:

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from budget_recovery_dagster.domain.counters import (
     exact_difference,
-    exact_sum,
     format_usage,
     shown_entity,
 )
@@ -38,7 +37,7 @@ from budget_recovery_dagster.services.restore.preview import (
     TenantPreview,
     WindowPreview,
 )
-from budget_recovery_dagster.services.restore.tenants import counted, listed
+from budget_recovery_dagster.services.restore.tenants import counted, largest_amounts, listed
 from budget_recovery_dagster.services.status import group_failures
 
 FAILURES: Mapping[FailureReason, str] = {
@@ -198,10 +197,9 @@ def window_lines(
 
     The source is left out if all of the window comes from the snapshot of ``point_at``.
     """
-    rise = f" (+{format_usage(window.rise)})" if window.rise else ""
     yield (
         f"raises {window.raised:,} of {counted(window.counters, 'counter')}: "
-        f"{figures(window)}{rise}"
+        f"{figures(window)}{rise_words(window)}"
     )
     if window.limit is not None and not window.is_closed:
         yield limit_words(window)
@@ -211,11 +209,22 @@ def window_lines(
 
 
 def figures(window: WindowPreview) -> str:
-    """Write the sums before and after the restore, as far as they are known."""
-    if not window.are_sums_known:
+    """Write the usage before and after the restore, as far as it is known."""
+    if not window.is_usage_known:
         return "unknown"
-    least = "at least " if window.unreadable else ""
-    return f"{least}{format_usage(window.live)} -> {format_usage(window.result)}"
+    amounts = window.amounts
+    least = "at least " if amounts.is_least else ""
+    return f"{least}{format_usage(amounts.live)} -> {format_usage(amounts.result)}"
+
+
+def rise_words(window: WindowPreview) -> str:
+    """Write by how much the usage rises; empty if it does not."""
+    if not window.rise:
+        return ""
+    amounts = window.amounts
+    # Entities that were purged from under an intact aggregate leave the usage as it is.
+    is_budget = window.rise == exact_difference(amounts.result, amounts.live)
+    return f" ({'' if is_budget else 'entities '}+{format_usage(window.rise)})"
 
 
 def limit_words(window: WindowPreview) -> str:
@@ -445,12 +454,10 @@ def release_report(released: HoldResult) -> str:
 def acceptance_lines(preview: Preview, chosen: Acceptance | None) -> Iterator[str]:
     """Describe what each choice, or the chosen one, means for the usage that the store lacks."""
     windows = preview.windows
-    rise = exact_sum(window.rise for window in windows if window.are_sums_known)
     lower = counted(preview.raised, "counter")
-    yield (
-        f"{lower} lower than in the snapshots or missing, by {format_usage(rise)} in all. One"
-        " request counts in several of them."
-    )
+    amounts = [(each.tenant, each.of, each.rise) for each in windows if each.raised]
+    largest = f" The largest: {largest_amounts(amounts)}." if amounts else ""
+    yield f"{lower} lower than in the snapshots or missing.{largest}"
     if unreadable := sum(window.unreadable for window in windows):
         yield f"{counted(unreadable, 'live counter')} unreadable: no reset is recorded for them."
     if unknown := sum(window.is_unknown for window in windows):
@@ -466,11 +473,11 @@ def acceptance_lines(preview: Preview, chosen: Acceptance | None) -> Iterator[st
         )
     if chosen is not Acceptance.KEEP_SNAPSHOTS:
         yield (
-            f"--record-resets: the usage of {lower}, {format_usage(rise)}, was removed on purpose."
-            " Restores exclude it, and the next loss does not bring it back."
+            f"--record-resets: the usage of {lower} was removed on purpose. Restores exclude it,"
+            " and the next loss does not bring it back."
         )
     if chosen is not Acceptance.RECORD_RESETS:
-        yield f"--keep-snapshots: the next loss raises {lower} by {format_usage(rise)}."
+        yield f"--keep-snapshots: the next loss raises {lower} to the usage in the snapshots."
 
 
 def resolved_report(
@@ -508,10 +515,10 @@ def captured_report(captured: Captured) -> Iterator[str]:
     if stored and result.absent:
         yield f"{counted(result.absent, 'tenant')} without usage."
     if drops := sum(tenant.drops for tenant in stored):
-        usage = format_usage(exact_sum(tenant.drop_usage for tenant in stored))
         yield (
-            f"Missing from the store, or lower than in snapshots: {counted(drops, 'counter')},"
-            f" {usage} of usage. See `budget-recovery status`."
+            f"Missing from the store, or lower than in snapshots: {counted(drops, 'counter')}, up"
+            f" to {format_usage(captured.most_missing)} in one budget and window. See"
+            " `budget-recovery status`."
         )
     if partial := sum(tenant.is_partial for tenant in stored):
         yield f"{counted(partial, 'tenant')} not read completely: fewer keys than announced."

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from budget_recovery_dagster.domain.admission import CAPTURE_LEASE
-from budget_recovery_dagster.domain.counters import TenantUsages, UnreadableKey, exact_sum
+from budget_recovery_dagster.domain.counters import TenantUsages, UnreadableKey, budget_usage
 from budget_recovery_dagster.domain.incident import RecoveryState
 from budget_recovery_dagster.domain.snapshots import (
     CaptureFailure,
@@ -68,8 +68,9 @@ class TenantStored:
     """The tenant's snapshot is stored; ``seconds`` is how long the tenant took.
 
     ``truncated`` is how many of the records hold only the largest spenders; ``closed`` is how many
-    are of windows that had closed or not begun, to which ``usage`` adds nothing. ``drop_usage`` is
-    the usage that the store lacks in all drops.
+    are of windows that had closed or not begun. ``most_used`` is the usage of the other budget and
+    window that used most. ``most_missing`` is the usage that the store lacks in the budget and
+    window that lacks most.
     """
 
     tenant: str
@@ -77,11 +78,11 @@ class TenantStored:
     truncated: int
     closed: int
     entries: int
-    usage: Decimal
+    most_used: Decimal
     omitted: int
     unreadable: int
     drops: int
-    drop_usage: Decimal
+    most_missing: Decimal
     is_partial: bool
     seconds: float
 
@@ -96,11 +97,11 @@ class TenantStored:
             truncated=snapshot.truncated_count,
             closed=len(snapshot.records) - len(counting),
             entries=snapshot.entry_count,
-            usage=exact_sum(usage for record in counting for usage in record.usages.values()),
+            most_used=max((budget_usage(record.usages) for record in counting), default=Decimal(0)),
             omitted=snapshot.omitted_count,
             unreadable=len(snapshot.unreadable),
             drops=len(snapshot.drops),
-            drop_usage=snapshot.drop_usage,
+            most_missing=snapshot.most_missing,
             is_partial=snapshot.is_partial,
             seconds=seconds,
         )
@@ -187,6 +188,16 @@ class Captured:
     def truncated(self) -> int:
         """How many of the stored records hold only the largest spenders of their budget."""
         return sum(tenant.truncated for tenant in self.stored)
+
+    @property
+    def most_used(self) -> Decimal:
+        """The usage of the open budget and window that used most of all."""
+        return max((tenant.most_used for tenant in self.stored), default=Decimal(0))
+
+    @property
+    def most_missing(self) -> Decimal:
+        """The usage that the store lacks in the budget and window that lacks most of all."""
+        return max((tenant.most_missing for tenant in self.stored), default=Decimal(0))
 
     @property
     def failed(self) -> tuple[TenantFailed, ...]:

@@ -12,6 +12,7 @@ from budget_recovery_dagster.domain.counters import (
     Drop,
     TenantUsages,
     find_drops,
+    missing_usage,
     order_of,
 )
 from budget_recovery_dagster.domain.falls import (
@@ -21,7 +22,6 @@ from budget_recovery_dagster.domain.falls import (
     JudgedFalls,
     TenantWindow,
     judge_discard,
-    missing_usage,
 )
 from budget_recovery_dagster.domain.recovery_point import WindowPoint
 from budget_recovery_dagster.domain.snapshots import ListedSnapshot

@@ -86,7 +86,12 @@ insert into budget_recovery.capture (
           0, 0, 0, 0, '[]', %s, %s, false)
 """
 _DROP = {"budget": "team", "window": "lifetime", "entity": "alice"}
-_DROPS = [_DROP | {"before": "40", "after": "0.5"}, _DROP | {"before": "2", "after": None}]
+_DROPS = [
+    _DROP | {"before": "40", "after": "0.5"},
+    _DROP | {"entity": "bo", "before": "2", "after": None},
+    _DROP | {"window": "2026-11", "before": "50", "after": None},
+    _DROP | {"window": "2026-11", "entity": None, "before": "40.5", "after": "0.5"},
+]
 
 
 def make_version_1(url: str, rows: str = "") -> None:
@@ -101,19 +106,22 @@ def make_version_1(url: str, rows: str = "") -> None:
         connection.execute(rows.encode())
 
 
-def test_the_usage_of_drops_is_added_up_where_version_1_named_all(empty_database_url: str) -> None:
+def test_an_upgrade_finds_what_a_budget_and_window_lacked_most_where_all_drops_are_named(
+    empty_database_url: str,
+) -> None:
     make_version_1(empty_database_url)
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
-        for tenant, count, drops in (("all", 2, _DROPS), ("cut", 3, _DROPS), ("none", 0, [])):
+        for tenant, count, drops in (("all", 4, _DROPS), ("cut", 5, _DROPS), ("none", 0, [])):
             connection.execute(_CAPTURE_OF_VERSION_1, (tenant, count, Jsonb(drops)))
         assert migrate(empty_database_url).from_version == "v1"
         usages = connection.execute(
-            "select tenant, drop_usage from budget_recovery.capture order by tenant"
+            "select tenant, most_missing from budget_recovery.capture order by tenant"
         )
+        # Of the lifetime alice's 39.5 and bo's 2, of the month the aggregate's 40.
         assert usages.fetchall() == [("all", Decimal("41.5")), ("cut", None), ("none", 0)]
     with Database(empty_database_url) as database:
         (listed,) = PostgresSnapshots(database).listed(None)
-        assert (listed.drops, listed.drop_usage) == (5, None)
+        assert (listed.drops, listed.most_missing) == (9, None)
 
 
 def test_the_columns_of_recoveries_and_restores_are_described(admin: psycopg.Connection) -> None:

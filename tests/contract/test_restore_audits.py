@@ -67,9 +67,24 @@ def test_an_incident_without_audits_has_no_results(plane: ControlPlane, trail: A
     plane.audits.begin(replace(trail, entries=()))
     plane.audits.finish(replace(trail, entries=()))
     plane.audits.finish(replace(trail, incident_id=None))
-    nothing = MergedAudits(0, Decimal(0), Decimal(0), ())
+    nothing = MergedAudits(0, ())
     assert merged(plane, trail) == plane.audits.largest("no incident", 9) == nothing
     assert restored(plane, trail) == plane.audits.restored_in("no incident") == Restored()
+
+
+def test_a_leaderboard_that_several_restores_wrote_counts_once(
+    plane: ControlPlane, trail: AuditTrail
+) -> None:
+    wrote = replace(ENTRY, wrote_board=True)
+    plane.audits.finish(replace(trail, entries=(wrote, OTHER)))
+    assert restored(plane, trail).boards == 1
+    # A later restore writes it again, and that of a window that an earlier one had raised.
+    later = (wrote, replace(OTHER, planned=0, raised=0, wrote_board=True))
+    plane.audits.finish(replace(trail, at=NOON + HOUR, entries=later))
+    assert restored(plane, trail).boards == 2
+    assert [entry.wrote_board for entry in merged(plane, trail).largest] == [True, True]
+    plane.audits.finish(replace(trail, at=NOON + 2 * HOUR, entries=(ENTRY, OTHER)))
+    assert restored(plane, trail).boards == 2
 
 
 def test_many_notes_are_cut_and_counted(plane: ControlPlane, trail: AuditTrail) -> None:
@@ -231,17 +246,14 @@ def test_windows_without_raised_counters_are_listed_but_not_counted(
     assert merged(plane, trail).largest == (ENTRY, kept)
 
 
-# Sums and their order
+# Amounts and their order
 
 
-def test_long_sums_are_exact(plane: ControlPlane, trail: AuditTrail) -> None:
+def test_amounts_are_exact(plane: ControlPlane, trail: AuditTrail) -> None:
     large = replace(ENTRY, before=MOST, after=MOST)
     small = replace(OTHER, before=Decimal("1E-18"), after=Decimal("2E-18"))
     plane.audits.finish(replace(trail, entries=(large, small)))
-    audits = merged(plane, trail)
-    assert set(audits.largest) == {large, small}
-    assert format(audits.before, "f") == "1" + "0" * 38 + "." + "0" * 18
-    assert format(audits.after, "f") == "1" + "0" * 38 + "." + "0" * 17 + "1"
+    assert set(merged(plane, trail).largest) == {large, small}
 
 
 def test_entries_are_listed_by_exact_rise(plane: ControlPlane, trail: AuditTrail) -> None:
@@ -255,7 +267,6 @@ def test_entries_are_listed_by_exact_rise(plane: ControlPlane, trail: AuditTrail
     assert (some.largest, some.windows) == ((first, second), 4)
     none = merged(plane, trail, 0)
     assert (none.largest, none.windows) == ((), 4)
-    assert none.after == some.after == merged(plane, trail).after
 
 
 def test_entries_with_equal_rises_are_listed_by_notes_and_then_by_name(

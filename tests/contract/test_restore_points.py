@@ -292,15 +292,12 @@ def test_a_leaderboard_is_known_from_the_newest_record_that_knows_it(
         assert point is not None
         known = {window.of: window.has_board for window in point.windows}
         assert (known[MONTH], known[other]) == expected
-        assert (point.keeps_boards_of("team"), point.keeps_boards_of("other")) == expected
-        assert point.keeps_boards_of("unknown") is None
 
 
-def test_a_budget_keeps_leaderboards_if_any_of_its_windows_has_one(plane: ControlPlane) -> None:
+def test_a_leaderboard_of_one_window_says_nothing_of_the_others(plane: ControlPlane) -> None:
     read = reading("acme", {**TEAM, ("team", "lifetime"): {"alice": "1"}})
     plane.commit(plane.take(replace(read, boards=frozenset({MONTH}))))
     assert [window.has_board for window in the_point(plane).windows] == [True, False]
-    assert the_point(plane).keeps_boards_of("team") is True
 
 
 # Corrupt records

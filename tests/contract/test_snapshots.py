@@ -116,13 +116,13 @@ def test_the_largest_drops_are_kept_whatever_their_names(plane: ControlPlane) ->
     assert (bo.tenant, bo.entity, bo.before, bo.after) == ("b", "bo", "500", "400")
     assert (zoe.tenant, zoe.entity, zoe.before, zoe.after) == ("acme", "zoe", "40", "0.5")
     assert [drop.entity for drop in others] == reserved[:99]
-    # 652 times 0.80, and 39.5.
+    # 652 times 0.80, and 39.5. Of all tenants, the most that one budget and window lacks.
     of_acme, of_b = plane.reports.captured_by("second")
-    assert (of_acme.drop_count, of_acme.drop_usage) == (653, Decimal("561.1"))
-    assert (of_b.drop_count, of_b.drop_usage) == (1, Decimal(100))
+    assert (of_acme.drop_count, of_acme.most_missing) == (653, Decimal("561.1"))
+    assert (of_b.drop_count, of_b.most_missing) == (1, Decimal(100))
     listed, before = plane.snapshots.listed(None)
-    assert (listed.drops, listed.drop_usage) == (654, Decimal("661.1"))
-    assert (before.drops, before.drop_usage) == (0, Decimal(0))
+    assert (listed.drops, listed.most_missing) == (654, Decimal("561.1"))
+    assert (before.drops, before.most_missing) == (0, Decimal(0))
 
 
 def test_drops_are_stored_as_plain_digits(plane: ControlPlane) -> None:

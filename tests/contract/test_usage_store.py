@@ -18,6 +18,7 @@ from budget_recovery_dagster.domain import (
     Window,
 )
 from budget_recovery_dagster.errors import StoreReadError
+from tests.boards import board_key
 from tests.contract.usage_stores import UGLY_NAMES, Subject
 from tests.identities import identity_of
 from tests.nats_servers import COUNTERS, usages
@@ -125,6 +126,17 @@ def test_other_keys_are_ignored(subject: Subject) -> None:
     assert subject.counters.list_tenants().unreadable == ()
     board = BudgetWindow("b", NOVEMBER)
     assert subject.counters.read("t") == replace(NOTHING, boards=frozenset({board}))
+
+
+def test_a_deleted_leaderboard_is_none(subject: Subject) -> None:
+    kept, deleted = (BudgetWindow(budget, NOVEMBER) for budget in ("kept", "deleted"))
+    for of in (kept, deleted):
+        subject.put(board_key("t", of.budget, of.window.token), b'{"entries":[]}')
+    assert subject.counters.read("t").boards == frozenset({kept, deleted})
+    subject.remove(board_key("t", "deleted", NOVEMBER.token))
+    assert subject.counters.read("t").boards == frozenset({kept})
+    subject.remove(board_key("t", "kept", NOVEMBER.token))
+    assert subject.counters.read("t").boards == frozenset()
 
 
 def test_removed_keys_are_absent_and_do_not_make_a_reading_partial(subject: Subject) -> None:

@@ -394,11 +394,13 @@ class MemoryRestoreAudits(OnState):
         self._keep(trail, finished_at=self._plane.clock.now())
 
     def restored_in(self, incident_id: str) -> Restored:
-        raised = [entry for entry in self._merged(incident_id) if entry.raised]
+        merged = self._merged(incident_id)
+        raised = [entry for entry in merged if entry.raised]
         return Restored(
             tenants=len({entry.tenant for entry in raised}),
             windows=len(raised),
             counters=sum(entry.raised for entry in raised),
+            boards=sum(entry.wrote_board for entry in merged),
         )
 
     def windows_begun(self, incident_id: str, tenant: str) -> frozenset[BudgetWindow]:
@@ -415,8 +417,6 @@ class MemoryRestoreAudits(OnState):
         merged = self._merged(incident_id)
         return MergedAudits(
             windows=len(merged),
-            before=exact_sum(entry.before for entry in merged),
-            after=exact_sum(entry.after for entry in merged),
             largest=tuple(sorted(merged, key=_rank)[:count]),
         )
 
@@ -451,7 +451,12 @@ def _merge(audits: list[KeptAudit]) -> AuditEntry:
         max(audit.entry.planned - planned, 0) if audit.finished_at is None else audit.entry.raised
         for audit, planned in zip(audits, planned_next, strict=True)
     )
-    return replace(last, before=audits[0].entry.before, raised=min(raised, last.entries))
+    return replace(
+        last,
+        before=audits[0].entry.before,
+        raised=min(raised, last.entries),
+        wrote_board=any(audit.entry.wrote_board for audit in audits),
+    )
 
 
 def _rank(entry: AuditEntry) -> tuple[Decimal, bool, str, str, str]:

@@ -60,7 +60,6 @@ from budget_recovery_dagster.domain import (
     concerning,
     counts_of,
     eligible,
-    exact_sum,
     hash_usages,
     is_in_the_future,
     judge_falls,
@@ -527,7 +526,7 @@ def _listed(
         omitted=sum(each.omitted_count for each in summaries),
         unreadable=sum(each.unreadable_count for each in summaries),
         drops=sum(each.drop_count for each in summaries),
-        drop_usage=exact_sum(each.drop_usage or Decimal(0) for each in summaries),
+        most_missing=max(each.most_missing or Decimal(0) for each in summaries),
         partial=sum(each.is_partial for each in summaries),
         is_pruned=any(len(each.records) < each.summary.record_count for each in snapshots),
     )

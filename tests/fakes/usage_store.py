@@ -358,7 +358,7 @@ class MemoryUsageStore:
         return SourceReader(
             SOURCES[source],
             find_tenants=lambda first: list_tenants(first, self._list_keys(f"{first}.")),
-            list_keys=self._list_keys,
+            present_keys=self._list_keys,
             read_keys=self.read_keys,
         )
 

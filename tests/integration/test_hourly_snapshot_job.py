@@ -64,7 +64,7 @@ def test_keys_of_closed_windows_add_nothing_to_the_captured_usage(
     shown = metadata(run_job(instance, current_hour))
     assert (shown["captured_usage"], shown["closed_windows"]) == (25, 1)
     (tenant,) = shown["tenants"].records
-    assert (tenant.data["usage"], tenant.data["budget_windows"]) == ("25", 2)
+    assert (tenant.data["most_used"], tenant.data["budget_windows"]) == ("25", 2)
 
 
 def test_all_snapshots_of_a_run_have_the_same_time_within_its_hour(
@@ -166,19 +166,19 @@ def test_the_largest_drop_is_named_first_among_many_small_ones(
     assert [row["entity"] for row in others] == reserved[:100]
     facts = {name: value.value for name, value in warning.metadata.items() if name != "details"}
     del facts["judged_run"]
-    # 652 times 0.80, and 39.5.
-    assert facts == {"missing_or_lower": 653, "missing_usage": "561.1", "not_shown": 552}
+    # 652 times 0.80; the 39.5 of the other tenant are not added.
+    assert facts == {"missing_or_lower": 653, "most_missing": "521.6", "not_shown": 552}
     assert warning.description == (
-        "653 counters of recovery points are missing or lower in the store: 561.1 of usage. The"
-        " largest come first."
+        "653 counters of recovery points are missing or lower in the store. The budget and window"
+        " that lacks most lacks 521.6. The largest come first."
     )
     shown = metadata(result)
-    assert (shown["missing_or_lower"], shown["missing_usage"]) == (653, "561.1")
-    rows = [(row.data["tenant"], row.data["missing_usage"]) for row in shown["tenants"].records]
+    assert (shown["missing_or_lower"], shown["most_missing"]) == (653, "521.6")
+    rows = [(row.data["tenant"], row.data["most_missing"]) for row in shown["tenants"].records]
     assert rows == [("acme", "521.6"), ("zoo", "39.5")]
     assert any(
-        "653 counters of 2 tenants are missing or lower in the store: 561.1 of usage. Tenant 'acme'"
-        " lacks the most: 521.6." in entry.user_message
+        "653 counters of 2 tenants are missing or lower in the store. Tenant 'acme' lacks the most"
+        " in one budget and window: 521.6." in entry.user_message
         for entry in instance.all_logs(result.run_id)
     )
 

@@ -36,8 +36,16 @@ def lost(harness: Harness) -> Harness:
     return harness
 
 
-def remainder(counters: int) -> dict[str, Any]:
-    return {"counters": counters, "unreadable": 0, "windows_unknown": 0, "unread": []}
+def lower(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what the snapshots hold beyond the store, by budget, largest first."""
+    remainder = document["remainder"]
+    assert (remainder["unreadable"], remainder["windows_unknown"], remainder["unread"]) == (
+        0,
+        0,
+        [],
+    )
+    assert remainder["windows"] == len(remainder["largest"])
+    return [(each["budget"], each["usage"]) for each in remainder["largest"]]
 
 
 def state(harness: Harness) -> RecoveryState:
@@ -84,7 +92,7 @@ def test_a_restore_of_one_budget_and_then_of_all_closes_the_incident(lost: Harne
     document = answer("restore", *budget, "--reason", "cards first", "--yes")
     assert (document["raised"], document["differences"]) == (1, [])
     assert document["incident"]["is_closed"] is False
-    assert document["remainder"] == remainder(3)
+    assert lower(document) == [("users", "50.5"), ("users", "1")]
     assert state(lost) is RecoveryState.RECOVERING
     lines = page("restore", "--reason", "all of it", "--yes")
     assert lines[0] == "DONE 3 counters raised, 2 leaderboards written."
@@ -238,8 +246,9 @@ def test_a_restore_is_refused_with_its_holder_while_another_runs(lost: Harness) 
 def test_resolve_accepts_the_store(lost: Harness) -> None:
     document = answer("resolve", "--reason", "on the next loss", "--yes", "--keep-snapshots")
     assert document["outcome"] == "accepted"
-    assert document["remainder"] == remainder(4)
-    assert (document["acceptance"], document["lower_by"]) == ("keep_snapshots", "55.5")
+    assert lower(document) == [("users", "50.5"), ("cards", "4"), ("users", "1")]
+    assert document["remainder"]["counters"] == 4
+    assert document["acceptance"] == "keep_snapshots"
     assert (document["resets"], document["undo_until"]) == (0, None)
     assert state(lost) is RecoveryState.HEALTHY
     result = run("resolve", "--reason", "again", "--yes", "--keep-snapshots")
@@ -258,9 +267,9 @@ def test_resolve_accepts_the_store(lost: Harness) -> None:
 def test_an_accepted_state_is_remembered_after_the_next_loss(lost: Harness) -> None:
     lost.bucket.spend("acme", "users", LIFETIME, {"alice": "2"})
     document = answer("resolve", "--reason", "on purpose", "--yes", "--record-resets")
-    # 28.5 for alice, 20 for bob, 4 and 1
-    assert (document["acceptance"], document["lower_by"]) == ("record_resets", "53.5")
-    assert (document["resets"], document["remainder"]) == (3, remainder(4))
+    # 28.5 for alice and 20 for bob
+    assert lower(document) == [("users", "48.5"), ("cards", "4"), ("users", "1")]
+    assert (document["acceptance"], document["resets"]) == ("record_resets", 3)
     # A full capture follows at once.
     capture = document["capture"]
     assert (capture["outcome"], capture["stored"], capture["absent"]) == ("stored", 1, 1)
@@ -289,9 +298,11 @@ def test_resolve_shows_at_a_terminal_what_each_choice_means_and_asks(
     ended = run_at_terminal(typed, "resolve", "--reason", "emptied")
     assert ended.returncode == 0, ended.stderr
     text, _, report = " ".join(ended.stdout.split()).partition("Accept the store with")
-    assert "4 counters lower than in the snapshots or missing, by 55.5 in all." in text
-    assert "--record-resets: the usage of 4 counters, 55.5, was removed on purpose." in text
-    assert "--keep-snapshots: the next loss raises 4 counters by 55.5." in text
+    assert (
+        "4 counters lower than in the snapshots or missing. The largest: acme, users life" in text
+    )
+    assert "--record-resets: the usage of 4 counters was removed on purpose." in text
+    assert "--keep-snapshots: the next loss raises 4 counters to the usage in the snap" in text
     assert "is closed; the store is HEALTHY." in report
     if resets:
         assert "`budget-recovery restore --despite-resets --tenant <tenant>" in report

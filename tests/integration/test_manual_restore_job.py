@@ -58,8 +58,8 @@ def test_a_preview_shows_what_would_be_done_and_writes_nothing(
     assert metadata["choice"] == "every tenant, highest usage in all snapshots"
     assert metadata["counters_to_raise"] == 3
     windows = {row["tenant"]: row for row in metadata["windows"]}
-    assert windows["acme"]["usage"] == "0 -> 110"
-    assert windows["acme"]["rise"] == "110"
+    assert windows["acme"]["usage"] == "0 -> 80"
+    assert windows["acme"]["rise"] == "80"
     assert (windows["acme"]["limit"], windows["acme"]["blocked"]) == ("unknown", "unknown")
     assert windows["acme"]["raised"] == "2 of 2"
     notes = {row["tenant"]: row["note"] for row in metadata["notes"]}
@@ -102,7 +102,7 @@ def test_a_manual_restore_turns_a_failed_store_healthy(
     assert metadata["preview"].startswith("No difference from the preview of ")
     assert " and the loss is not restored" in metadata["incident"]
     table = {row["tenant"]: row for row in metadata["before_and_after"]}
-    assert (table["acme"]["before"], table["acme"]["after"]) == ("0", "110")
+    assert (table["acme"]["before"], table["acme"]["after"]) == ("0", "80")
     (incident,) = incidents(database)
     assert incident["outcome"] == "restored_manually"
     assert "the disk has room again" in incident["outcome_detail"]
@@ -191,7 +191,7 @@ def test_an_incident_is_resolved_with_a_reason(
     (incident,) = incidents(database)
     assert incident["outcome"] == "accepted"
     assert "emptied on purpose" in incident["outcome_detail"]
-    assert "snapshots: 3 counters, by 115 in all. Resets are rec" in incident["outcome_detail"]
+    assert "snapshots: 3 counters. The largest: acme, total" in incident["outcome_detail"]
     assert usages(failed, "acme", "total", LIFETIME) == {"bob": "1"}
     # A full capture follows at once, and is shown at its asset.
     (event,) = [each for each in done.all_events if each.is_step_materialization]

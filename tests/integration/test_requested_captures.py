@@ -107,7 +107,7 @@ def test_snapshot_takes_one_now(
     configured.remove("usage.globex.users.lifetime.bob")
     document = answer("snapshot")
     assert (document["outcome"], document["stored"], document["failed"]) == ("stored", 2, 0)
-    assert (document["counters"], document["drops"], document["drop_usage"]) == (2, 1, "1")
+    assert (document["counters"], document["drops"], document["most_missing"]) == (2, 1, "1")
     assert (document["failures"], document["error"]) == ([], None)
     listed = [each["captured_at"] for each in answer("snapshots")["snapshots"]]
     assert len(listed) == 2

@@ -189,13 +189,10 @@ def test_only_leaderboards_of_raised_windows_are_written(harness: Harness) -> No
     assert len({key for key in changed if key.startswith("usage.")}) == 2 * len(USERS)
 
 
-def test_a_leaderboard_is_recreated_only_if_the_snapshots_show_that_the_gateway_keeps_it(
-    harness: Harness,
-) -> None:
+def test_a_leaderboard_is_recreated_only_where_the_snapshots_had_one(harness: Harness) -> None:
     bucket = harness.bucket
     for budget in ("kept", "never"):
         bucket.spend("acme", budget, LIFETIME, USERS)
-    # Of another window of the same budget.
     bucket.rank("acme", "kept", "2026-05", USERS)
     bucket.spend("acme", "kept", "2026-05", USERS)
     harness.capture(MAY)
@@ -203,8 +200,27 @@ def test_a_leaderboard_is_recreated_only_if_the_snapshots_show_that_the_gateway_
     harness.find_loss(MAY)
     incident = harness.recover()
     found = {key for key in all_stored(bucket) if key.startswith("leaderboard.")}
-    assert found == {board_key("acme", "kept", token) for token in (LIFETIME, "2026-05")}
+    # The other window of the same budget had none.
+    assert found == {board_key("acme", "kept", "2026-05")}
     assert all(entry.notes == () for entry in harness.entries(incident).values())
+    assert incident.ended is not None
+    assert incident.ended.restored.boards == 1
+
+
+def test_a_gateway_that_has_removed_its_leaderboards_gets_none(harness: Harness) -> None:
+    bucket = harness.bucket
+    bucket.spend("acme", "users", LIFETIME, USERS)
+    bucket.rank("acme", "users", LIFETIME, USERS)
+    # The names of the stream still list it.
+    bucket.remove(board_key("acme", "users", LIFETIME))
+    harness.capture()
+    harness.lose()
+    harness.find_loss()
+    incident = harness.recover()
+    assert usages(bucket, "acme", "users", LIFETIME) == USERS
+    assert bucket.stored(board_key("acme", "users", LIFETIME)) is None
+    assert incident.ended is not None
+    assert incident.ended.restored.boards == 0
 
 
 def test_snapshots_that_do_not_know_leaderboards_create_none_and_a_note_says_so(

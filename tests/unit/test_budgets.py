@@ -20,8 +20,16 @@ def defined(**changes: Any) -> BudgetDefinition:
 
 def test_a_budget_is_exhausted_once_its_limit_is_reached() -> None:
     usages = ("9.999999999999999999", "10", "10.01")
-    exhausted = [defined().is_exhausted_at(Decimal(usage)) for usage in usages]
+    exhausted = [defined().is_exhausted_at(None, Decimal(usage)) for usage in usages]
     assert exhausted == [False, True, True]
+
+
+def test_a_limit_applies_to_what_a_budget_is_split_by() -> None:
+    whole, split = defined(), defined(split_by=SplitBy.USER)
+    for entity, of_whole, of_split in ((None, True, False), ("alice", False, True)):
+        assert whole.is_exhausted_at(entity, Decimal(11)) is of_whole
+        assert split.is_exhausted_at(entity, Decimal(11)) is of_split
+        assert not split.is_exhausted_at(entity, Decimal(9))
 
 
 @pytest.mark.parametrize(

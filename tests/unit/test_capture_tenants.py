@@ -71,7 +71,7 @@ def test_known_tenants_are_captured_even_if_the_listing_fails(harness: Harness) 
     assert harness.store.reader(CaptureSource.COUNTERS).read("a").boards is None
     point = harness.plane.points.point_of("a", harness.clock.now())
     assert point is not None
-    assert point.keeps_boards_of("spend") is False
+    assert {window.has_board for window in point.windows} == {False}
 
 
 def test_the_last_good_recovery_point_survives_eight_days_of_failed_captures(

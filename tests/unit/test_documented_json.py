@@ -38,6 +38,7 @@ from budget_recovery_dagster.domain import (
     Loss,
     OmittedCounter,
     Outcome,
+    PlannedAmounts,
     Recovery,
     RecoveryState,
     Reset,
@@ -101,11 +102,11 @@ from budget_recovery_dagster.services.future_snapshots import FutureSnapshots, L
 from budget_recovery_dagster.services.restore import (
     Acceptance,
     Applied,
+    LowerCounters,
     Remainder,
     Resolved,
     TenantRestored,
 )
-from budget_recovery_dagster.services.restore.session import LowerCounters
 from tests import documentation
 from tests.unit.known_states import (
     IDENTITY,
@@ -295,9 +296,13 @@ WINDOW = WindowPreview(
     missing=0,
     unread=(),
     is_closed=False,
-    live=Decimal(1),
-    recorded=Decimal("2.5"),
-    result=Decimal("2.5"),
+    amounts=PlannedAmounts(
+        live=Decimal(1),
+        recorded=Decimal("2.5"),
+        result=Decimal("2.5"),
+        rise=Decimal("1.5"),
+        is_least=False,
+    ),
     newest_source=ago(60),
     oldest_source=ago(120),
     limit=Decimal(2),
@@ -360,7 +365,13 @@ PREVIEW = Preview(
 AUDIT = AuditEntry(
     "acme", DAY, ago(60), 2, 1, 1, 1, 0, Decimal(1), Decimal("2.5"), ("1 counter left",)
 )
-REMAINDER = Remainder(1, 2, 3, ("Tenant 'globex' cannot be read.",))
+REMAINDER = Remainder(
+    1,
+    2,
+    3,
+    ("Tenant 'globex' cannot be read.",),
+    (LowerCounters("acme", DAY, frozenset({None}), Decimal(4), are_all=True),),
+)
 APPLIED = Applied(
     choice=CHOICE,
     preview=KeptPreview("0c9a7a54", NOW, "alice@ops", CHOICE, IDENTITY),
@@ -370,7 +381,7 @@ APPLIED = Applied(
     ),
     uncompared=("globex",),
     absent=("initech",),
-    tenants=(TenantRestored("acme", (AUDIT,), 1), TenantRestored("globex", (), 0, ERROR)),
+    tenants=(TenantRestored("acme", (AUDIT,)), TenantRestored("globex", (), ERROR)),
     failure=ERROR,
     incident=ENDED,
     remainder=REMAINDER,
@@ -400,11 +411,11 @@ CAPTURED = Captured(
             truncated=0,
             closed=0,
             entries=2,
-            usage=Decimal(3),
+            most_used=Decimal(3),
             omitted=0,
             unreadable=0,
             drops=1,
-            drop_usage=Decimal("1.5"),
+            most_missing=Decimal("1.5"),
             is_partial=False,
             seconds=0.1,
         ),
@@ -470,7 +481,7 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "resolve", resolved_json(resolved, None, ERROR)
     yield "hold and release", held_json(OPEN)
     yield "hold and release", held_json(BARE)
-    listed = [SNAPSHOT, replace(SNAPSHOT, drop_usage=None)]
+    listed = [SNAPSHOT, replace(SNAPSHOT, most_missing=None)]
     yield "snapshots", snapshots_json(listed, ["per user"], Damage({"acme": 1}, ("globex",)))
     yield "snapshot", captured_json(CAPTURED)
     yield "snapshot", captured_json(replace(CAPTURED, stopped_by=None))

@@ -35,7 +35,8 @@ def exhausted(usages: dict[CounterKey, Decimal], enforcement: Enforcement) -> se
         counter
         for counter, usage in usages.items()
         if (definition := BUDGETS.definition_of(counter)) is not None
-        if definition.enforcement is enforcement and definition.is_exhausted_at(usage)
+        if definition.enforcement is enforcement
+        and definition.is_exhausted_at(counter.entity, usage)
     }
 
 

@@ -227,7 +227,7 @@ def test_the_next_run_counts_what_a_killed_run_raised(
         ("a", "0", 2),
         ("b", "0", 1),
     }
-    assert (str(audits.before), str(audits.after)) == ("0", "115")
+    assert {(each.tenant, str(each.after)) for each in audits.largest} == {("a", "80"), ("b", "5")}
 
 
 def test_counters_are_counted_correctly_after_the_store_was_unreachable_during_writes(
@@ -250,7 +250,7 @@ def test_counters_are_counted_correctly_after_the_store_was_unreachable_during_w
     assert result.incident.ended is not None
     assert result.incident.ended.restored.counters == 3
     audits = harness.plane.audits.largest(incident.incident_id, 10)
-    assert str(audits.before) == "0"
+    assert {str(each.before) for each in audits.largest} == {"0"}
 
 
 def test_a_missing_permission_to_write_the_marker_does_not_prevent_a_restore(

@@ -74,8 +74,13 @@ def test_each_counter_of_a_tenant_is_shown_with_its_result(harness: ManualHarnes
     }
     (window,) = preview.windows
     assert (window.counters, window.raised, window.kept, window.skipped) == (2, 1, 1, 0)
-    figures_of = (window.live, window.recorded, window.result, window.rise)
-    assert figures_of == tuple(map(Decimal, (96, 110, 125, 29)))
+    # The usage of the budget is its aggregate; only an entity is raised.
+    amounts = window.amounts
+    figures_of = (amounts.live, amounts.recorded, amounts.result, amounts.rise)
+    assert figures_of == tuple(map(Decimal, (95, 80, 95, 29)))
+    assert next(window_lines(window, preview.at)) == (
+        "raises 1 of 2 counters: 95 -> 95 (entities +29)"
+    )
     assert [(change.entity, change.rise) for change in preview.changes] == [("alice", Decimal(29))]
     assert preview.recovery.state is RecoveryState.RECOVERING
     assert preview.identity.created_at == REBORN
@@ -86,7 +91,7 @@ def test_the_whole_store_is_summarized_by_window_and_largest_changes(
 ) -> None:
     preview = harness.preview()
     assert [(each.tenant, each.raised, each.rise) for each in preview.windows] == [
-        ("a", 2, Decimal(110)),
+        ("a", 2, Decimal(80)),
         ("b", 1, Decimal(5)),
     ]
     assert [(each.tenant, each.entity, each.rise) for each in preview.changes] == [
@@ -126,15 +131,16 @@ def test_resulting_blocks_are_shown_if_a_limit_is_known(harness: ManualHarness) 
     harness.spend("a", "40")
     preview = harness.preview()
     of_a, of_b = preview.windows
+    # The limit is that of each user, not of the aggregate.
     assert (of_a.limit, of_a.is_enforced, of_a.blocked_before, of_a.blocked_after) == (
         Decimal(30),
         True,
+        0,
         1,
-        2,
     )
     assert (of_b.limit, of_b.blocked_after) == (None, 0)
     assert {(each.tenant, each.entity): each.blocks for each in preview.changes} == {
-        ("a", None): True,
+        ("a", None): False,
         ("a", "alice"): True,
         ("b", None): None,
     }
@@ -164,7 +170,7 @@ def test_closed_windows_are_shown_as_skipped(harness: ManualHarness) -> None:
     day, lifetime = harness.preview(OF_A).windows
     assert (day.of.window.token, day.raised, day.skipped) == ("2026-11-25", 0, 1)
     assert tuple(window_notes(day)) == ("skipped, the window has closed",)
-    assert (day.live, day.result) == (Decimal(0), Decimal(0))
+    assert (day.amounts.live, day.amounts.result) == (Decimal(0), Decimal(0))
     assert (lifetime.raised, lifetime.skipped) == (2, 0)
 
 
@@ -186,7 +192,7 @@ def test_damaged_records_are_named(harness: ManualHarness) -> None:
     window_of = harness.preview(OF_A).windows[0].of
     harness.plane.points.corrupt("a", newest, window_of)
     (window,) = harness.preview(OF_A).windows
-    assert window.recorded == 110
+    assert window.amounts.recorded == 80
     assert tuple(window_notes(window)) == (
         "1 record damaged (checksum mismatch) and not used: 2026-11-25 12:15:00 UTC",
     )

@@ -88,8 +88,8 @@ def test_usages_of_every_budget_before_and_after_are_audited(harness: RecoveryHa
         entry.tenant: (entry.entries, entry.raised, str(entry.before), str(entry.after))
         for entry in harness.plane.audits.largest(incident.incident_id, 10).largest
     }
-    # Tenant "a" had 2 before; its snapshot contains 80 and 30.
-    assert audits == {"a": (2, 2, "2", "110"), "b": (1, 1, "0", "5")}
+    # Tenant "a" had 2 before; its snapshot contains 80, of which 30 are alice's.
+    assert audits == {"a": (2, 2, "2", "80"), "b": (1, 1, "0", "5")}
     trails = [audit.trail for audit in harness.plane.state.audits.values()]
     assert {(trail.who, trail.run_id) for trail in trails} == {("a restore", "a run")}
 

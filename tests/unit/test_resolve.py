@@ -46,8 +46,9 @@ def test_resolve_accepts_the_store_and_reports_what_is_lower(harness: ManualHarn
     assert ended.outcome is Outcome.ACCEPTED
     assert ended.detail.startswith(
         "By ann: it was emptied on purpose. Nothing was raised. Left lower than in the "
-        "snapshots: 3 counters, by 115 in all. No reset is recorded: the next loss brings their "
-        "usage back. Usage between the newest snapshot (2026-11-25 12:05:00 UTC)"
+        "snapshots: 3 counters. The largest: a, spend lifetime: 80; b, spend lifetime: 5. No reset "
+        "is recorded: the next loss brings their usage back. Usage between the newest snapshot "
+        "(2026-11-25 12:05:00 UTC)"
     )
     assert resolved.remainder.counters == 3
     assert (harness.usage("a"), harness.usage("b")) == (None, None)
@@ -197,8 +198,8 @@ def test_usage_that_was_removed_on_purpose_is_not_restored_after_the_next_loss(
     ended = resolved.incident.ended
     assert ended is not None
     assert (
-        "Left lower than in the snapshots: 3 counters, by 115 in all. Resets are recorded:"
-        " restores exclude what was captured of them so far."
+        "Left lower than in the snapshots: 3 counters. The largest: a, spend lifetime: 80; b, spend"
+        " lifetime: 5. Resets are recorded: restores exclude what was captured of them so far."
     ) in ended.detail
     harness.spend("a", "3", "alice")
     harness.clock.advance(timedelta(minutes=1))
@@ -229,7 +230,10 @@ def test_only_counters_that_were_read_as_lower_or_absent_are_reset(
     harness.store.put("usage.b.spend.lifetime.=", b"broken")
     resolved = harness.resolve("on purpose", Acceptance.RECORD_RESETS)
     assert recorded(harness) == {("a", "lifetime"): frozenset({"alice"})}
-    assert (resolved.remainder.counters, resolved.remainder.rise) == (1, Decimal(27))
+    assert resolved.remainder.counters == 1
+    assert [(str(each.of), each.rise) for each in resolved.remainder.lower] == [
+        ("spend lifetime", Decimal(27))
+    ]
     assert resolved.incident.ended is not None
     assert "1 live counter skipped (unreadable)." in resolved.incident.ended.detail
     lose_again(harness)

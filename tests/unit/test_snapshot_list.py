@@ -11,7 +11,10 @@ from budget_recovery_dagster.domain import CaptureSource, ListedSnapshot
 from budget_recovery_dagster.presentation.terminal import print_snapshots
 
 AT = datetime(2026, 12, 1, 3, 39, 34, 795991, UTC)
-REMARKS = "1,234 omitted, 12 unreadable, 3 missing or lower (41.50 of usage), 2 partial, pruned"
+REMARKS = (
+    "1,234 omitted, 12 unreadable, 3 missing or lower (up to 41.50 in one budget and window),"
+    " 2 partial, pruned"
+)
 LARGE = ListedSnapshot(
     captured_at=AT,
     source=CaptureSource.COUNTERS,
@@ -21,7 +24,7 @@ LARGE = ListedSnapshot(
     omitted=1234,
     unreadable=12,
     drops=3,
-    drop_usage=Decimal("41.50"),
+    most_missing=Decimal("41.50"),
     partial=2,
     is_pruned=True,
 )

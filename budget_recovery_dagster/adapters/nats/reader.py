@@ -93,14 +93,14 @@ class Source:
 class SourceReader:
     """Reads tenants from one source of a store, with the windows that have a leaderboard.
 
-    ``find_tenants`` lists the tenants of a first token. ``list_keys`` returns the keys under a
-    prefix that ends in a dot, ``read_keys`` also their values.
+    ``find_tenants`` lists the tenants of a first token. ``read_keys`` returns the keys under a
+    prefix that ends in a dot, ``present_keys`` only the names of those that are not deleted.
     """
 
     source: Source
     find_tenants: Callable[[str], TenantListing]
-    list_keys: Callable[[str], Iterable[str]]
     read_keys: Callable[[str], KeysRead]
+    present_keys: Callable[[str], Iterable[str]]
 
     def list_tenants(self) -> TenantListing:
         """List the tenants that have keys; a tenant whose keys are all deleted may be listed."""
@@ -117,7 +117,7 @@ class SourceReader:
     def _boards_of(self, tenant: str) -> frozenset[BudgetWindow] | None:
         """Return a tenant's leaderboards; None if they cannot be listed, as the counters matter."""
         try:
-            return boards_in(self.list_keys(prefix_to_read(BOARDS, tenant)))
+            return boards_in(self.present_keys(prefix_to_read(BOARDS, tenant)))
         except StoreError as error:
             _log.warning("Could not list the leaderboards of tenant %r: %s", tenant, error)
             return None
@@ -398,21 +398,41 @@ SOURCES: Mapping[CaptureSource, Source] = {
 }
 
 
-async def read_keys(stream: BucketStream, prefix: str) -> KeysRead:
+async def read_keys(stream: BucketStream, prefix: str, delivery: Delivery = _NEWEST) -> KeysRead:
     """Read all keys under ``prefix``, which ends in a dot, with their revisions.
 
     The result includes every key that existed before the call. The consumer is removed afterwards.
+    ``delivery`` delivers the newest message of each key.
 
     Raises:
         StoreReadError: the read timed out, or was interrupted repeatedly.
     """
 
     async def read() -> KeysRead:
-        return await _read_once(stream, prefix)
+        return await _read_once(stream, prefix, delivery)
 
     async with _within_time(stream, prefix):
         found = await _restarted(read)
         return await _restarted(read) if found.is_partial else found
+
+
+async def present_keys(stream: BucketStream, prefix: str) -> frozenset[str]:
+    """List the keys under ``prefix``, which ends in a dot, that are not deleted.
+
+    The names of a stream include deleted keys, so those that exist are read, without their values.
+
+    Raises:
+        StoreReadError: as ``read_keys``, or if some could not be read.
+    """
+    if not await stream.keys(prefix):
+        return frozenset()
+    found = await read_keys(stream, prefix, {**_NEWEST, "headers_only": True})
+    if found.is_partial:
+        raise StoreReadError(
+            f"Fewer keys arrived of {prefix}> than the store announces.",
+            "check whether keys are purged from the gateway's bucket.",
+        )
+    return frozenset(found.values())
 
 
 async def find_tenants(stream: BucketStream, first: str) -> TenantListing:
@@ -561,9 +581,9 @@ async def _restarted(read: Callable[[], Awaitable[Result]]) -> Result:
             await anyio.sleep(_RETRY_DELAY_SECONDS)
 
 
-async def _read_once(stream: BucketStream, prefix: str) -> KeysRead:
+async def _read_once(stream: BucketStream, prefix: str, delivery: Delivery) -> KeysRead:
     info, newest = await stream.info(), _NewestMessages(stream)
-    async with opened_consumer(stream, f"{prefix}>", info.leader, _NEWEST) as consumer:
+    async with opened_consumer(stream, f"{prefix}>", info.leader, delivery) as consumer:
         await Drain(stream, newest.keep).run(consumer.name)
     # The announced messages include deleted keys.
     is_partial = len(newest.keys) < consumer.pending

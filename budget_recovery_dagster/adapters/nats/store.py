@@ -33,6 +33,7 @@ from budget_recovery_dagster.adapters.nats.reader import (
     count_keys,
     find_tenants,
     prefix_to_read,
+    present_keys,
     read_counters,
     read_deletions,
     read_keys,
@@ -263,8 +264,8 @@ class NatsUsageStore:
         return SourceReader(
             SOURCES[source],
             find_tenants=lambda first: self.call(find_tenants, self._stream, first),
-            list_keys=lambda prefix: self.call(self._stream.keys, prefix),
             read_keys=lambda prefix: self.call(read_keys, self._stream, prefix),
+            present_keys=lambda prefix: self.call(present_keys, self._stream, prefix),
         )
 
     async def close(self) -> None:

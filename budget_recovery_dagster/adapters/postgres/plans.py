@@ -249,20 +249,20 @@ def _entries(budget: str, token: str, *lists: list[Any]) -> Iterator[PlannedEntr
 _FINISH = """
 insert into budget_recovery.restore_audit as a (
     at, run_id, who, why, incident_id, finished_at, tenant, budget_id, window_token, point_at,
-    entries, planned, raised, kept, skipped, usage_before, usage_after, notes
+    entries, planned, raised, kept, skipped, usage_before, usage_after, wrote_board, notes
 )
 select %s, %s, %s, %s, %s, %s, e.*
 from unnest(
     %s::text[], %s::text[], %s::text[], %s::timestamptz[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
-    %s::numeric[], %s::numeric[], %s::jsonb[]
+    %s::numeric[], %s::numeric[], %s::boolean[], %s::jsonb[]
 ) as e
 on conflict on constraint audit_entry_is_one do update
 set who = excluded.who, why = excluded.why, incident_id = excluded.incident_id,
     finished_at = excluded.finished_at, point_at = excluded.point_at, entries = excluded.entries,
     planned = excluded.planned, raised = excluded.raised, kept = excluded.kept,
     skipped = excluded.skipped, usage_before = excluded.usage_before,
-    usage_after = excluded.usage_after, notes = excluded.notes
+    usage_after = excluded.usage_after, wrote_board = excluded.wrote_board, notes = excluded.notes
 """
 # A finished entry is never replaced by an unfinished one.
 _BEGIN = f"{_FINISH}where a.finished_at is null"
@@ -275,9 +275,11 @@ with merged as (
            least(sum(counted), max(entries) filter (where is_last))::bigint as raised,
            max(usage_before) filter (where is_first) as usage_before,
            max(usage_after) filter (where is_last) as usage_after,
+           bool_or(wrote_board) as wrote_board,
            bool_or(is_last and notes <> '[]') as has_notes
     from (
-        select tenant, budget_id, window_token, audit_id, entries, usage_before, usage_after, notes,
+        select tenant, budget_id, window_token, audit_id, entries, usage_before, usage_after,
+               wrote_board, notes,
                case
                    when finished_at is not null then raised
                    else greatest(planned - coalesce(lead(planned) over in_time, 0), 0)
@@ -291,9 +293,9 @@ with merged as (
     group by tenant, budget_id, window_token
 )"""
 _COUNTS = """
-select count(distinct tenant), count(*), coalesce(sum(raised), 0)::bigint
+select count(distinct tenant) filter (where raised > 0), count(*) filter (where raised > 0),
+       coalesce(sum(raised), 0)::bigint, count(*) filter (where wrote_board)
 from merged
-where raised > 0
 """
 _RESTORED = f"{_MERGED}{_COUNTS}"
 _WINDOWS_BEGUN = """
@@ -303,13 +305,11 @@ where incident_id = %s
   and tenant = %s
   and (raised > 0 or (finished_at is null and planned > 0))
 """
-# Each of the largest has the totals; without any, the totals are the only row. The wide notes are
+# Each of the largest has the count; without any, the count is the only row. The wide notes are
 # read only for these.
 _TOTALS_AND_LARGEST = """
 , totals as (
-    select count(*) as windows, coalesce(sum(usage_before), 0) as usage_before,
-           coalesce(sum(usage_after), 0) as usage_after
-    from merged
+    select count(*) as windows from merged
 ),
 largest as (
     select *
@@ -317,9 +317,8 @@ largest as (
     order by usage_after - usage_before desc, has_notes desc, tenant, budget_id, window_token
     limit %(count)s
 )
-select t.windows, t.usage_before, t.usage_after,
-       a.tenant, a.budget_id, a.window_token, a.point_at, a.entries, a.planned, l.raised, a.kept,
-       a.skipped, l.usage_before, l.usage_after, a.notes
+select t.windows, a.tenant, a.budget_id, a.window_token, a.point_at, a.entries, a.planned,
+       l.raised, a.kept, a.skipped, l.usage_before, l.usage_after, l.wrote_board, a.notes
 from totals t
 left join largest l on true
 left join budget_recovery.restore_audit a on a.audit_id = l.newest_id
@@ -370,8 +369,7 @@ class PostgresRestoreAudits:
         """Count what was raised in an incident."""
         with self._database.reading() as connection:
             [counts] = connection.execute(_RESTORED, {"incident": incident_id}).fetchall()
-        tenants, windows, counters = counts
-        return Restored(tenants=tenants, windows=windows, counters=counters)
+        return Restored(*counts)
 
     def windows_begun(self, incident_id: str, tenant: str) -> frozenset[BudgetWindow]:
         """Return a tenant's windows in which restores of an incident raised counters, or began."""
@@ -383,9 +381,8 @@ class PostgresRestoreAudits:
         scope = {"incident": incident_id, "count": count}
         with self._database.reading() as connection:
             rows = connection.execute(_LARGEST, scope).fetchall()
-        windows, before, after = rows[0][:3]
-        largest = tuple(_entry(*row[3:]) for row in rows if row[3] is not None)
-        return MergedAudits(windows, before, after, largest)
+        largest = tuple(_entry(*row[1:]) for row in rows if row[1] is not None)
+        return MergedAudits(rows[0][0], largest)
 
 
 def _store(
@@ -395,12 +392,12 @@ def _store(
     common = (kept.at, kept.run_id, kept.who, kept.why, kept.incident_id, finished_at)
     entries = iter(kept.entries)
     while some := list(islice(entries, _AT_ONCE)):
-        rows = ((*_audit_row(entry), Jsonb(list(entry.notes))) for entry in some)
+        rows = [(*_audit_row(entry), Jsonb(list(entry.notes))) for entry in some]
         columns = [list(column) for column in zip(*rows, strict=True)]
         connection.execute(query, (*common, *columns))
 
 
-# In the order of the columns, and of the arguments of AuditEntry.
+# In the order of the columns.
 _audit_row = attrgetter(
     "tenant",
     "of.budget",
@@ -413,10 +410,11 @@ _audit_row = attrgetter(
     "skipped",
     "before",
     "after",
+    "wrote_board",
 )
 
 
 def _entry(tenant: str, budget: str, token: str, point_at: datetime, *rest: Any) -> AuditEntry:
-    *facts, notes = rest
+    *facts, wrote_board, notes = rest
     of = BudgetWindow(budget, Window.parse(token))
-    return AuditEntry(tenant, of, point_at.astimezone(UTC), *(*facts, tuple(notes)))
+    return AuditEntry(tenant, of, point_at.astimezone(UTC), *(*facts, tuple(notes), wrote_board))

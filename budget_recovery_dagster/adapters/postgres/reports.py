@@ -29,7 +29,7 @@ from budget_recovery_dagster.domain.windows import Hour, InvalidWindowError, Win
 
 _SUMMARIES = """
 select tenant, captured_at, source, store_created_at, store_last_sequence, run_id,
-       record_count, entry_count, omitted_count, drop_count, drop_usage, unreadable_count,
+       record_count, entry_count, omitted_count, drop_count, most_missing, unreadable_count,
        unreadable, is_partial,
        (select count(*) from budget_recovery.budget_record r
         where r.tenant = c.tenant and r.captured_at = c.captured_at and r.is_truncated

@@ -66,7 +66,7 @@ select max(captured_at) from budget_recovery.capture where tenant = %s and captu
 _INSERT_CAPTURE = """
 insert into budget_recovery.capture (
     tenant, captured_at, source, store_created_at, store_last_sequence, run_id, record_count,
-    entry_count, omitted_count, drop_count, drop_usage, unreadable_count, is_partial, unreadable,
+    entry_count, omitted_count, drop_count, most_missing, unreadable_count, is_partial, unreadable,
     drops, stored_at
 ) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
@@ -91,7 +91,7 @@ def summary_of(snapshot: TenantSnapshot, run_id: str) -> CaptureSummary:
         entry_count=snapshot.entry_count,
         omitted_count=snapshot.omitted_count,
         drop_count=len(snapshot.drops),
-        drop_usage=snapshot.drop_usage,
+        most_missing=snapshot.most_missing,
         truncated_count=snapshot.truncated_count,
         unreadable_count=len(snapshot.unreadable),
         unreadable=tuple(
@@ -170,7 +170,7 @@ _capture_row = attrgetter(
     "entry_count",
     "omitted_count",
     "drop_count",
-    "drop_usage",
+    "most_missing",
     "unreadable_count",
     "is_partial",
 )
@@ -335,11 +335,11 @@ from budget_recovery.capture
 order by commit_number desc
 limit 1
 """
-# Sums of bigints are numeric. An unknown usage makes the sum unknown.
+# Sums of bigints are numeric. An unknown usage may be the largest.
 _ALL = """
 select captured_at, source, count(*), sum(record_count)::bigint, sum(entry_count)::bigint,
        sum(omitted_count)::bigint, sum(unreadable_count)::bigint, sum(drop_count)::bigint,
-       case when bool_and(drop_usage is not null) then sum(drop_usage) end,
+       case when bool_and(most_missing is not null) then max(most_missing) end,
        count(*) filter (where is_partial), bool_or(pruned_at is not null)
 from budget_recovery.capture
 where (%(tenant)s::text is null or tenant = %(tenant)s)

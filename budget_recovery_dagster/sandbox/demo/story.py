@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from budget_recovery_dagster.adapters.nats.codec import CounterKey
-from budget_recovery_dagster.domain.counters import BudgetWindow, exact_sum, format_usage
+from budget_recovery_dagster.domain.counters import BudgetWindow, budget_usage, format_usage
 from budget_recovery_dagster.domain.incident import Incident
 from budget_recovery_dagster.domain.verdict import Verdict
 from budget_recovery_dagster.domain.windows import Hour, Window
@@ -171,7 +171,7 @@ class Account:
 
 
 def account(evidence: Evidence, is_included: Callable[[CounterKey], bool]) -> Account:
-    """Return the account of the included counters, whose windows must be current.
+    """Return the account of the included counters, all of one budget and current window.
 
     ``between`` and ``not_added`` together are the spend that is not in the counters.
     """
@@ -184,8 +184,9 @@ def account(evidence: Evidence, is_included: Callable[[CounterKey], bool]) -> Ac
 
 
 def total(usages: Usages, is_included: Callable[[CounterKey], bool]) -> Decimal:
-    """Return the exact sum of the included counters."""
-    return exact_sum(_only(usages, is_included).values())
+    """Return the usage of the included counters, all of one budget and window."""
+    included = _only(usages, is_included)
+    return budget_usage({counter.entity: usage for counter, usage in included.items()})
 
 
 def _only(usages: Usages, is_included: Callable[[CounterKey], bool]) -> Usages:

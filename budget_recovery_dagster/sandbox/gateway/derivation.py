@@ -156,7 +156,7 @@ def wanted_blocks(group: Group, definition: BudgetDefinition | None, value: byte
         token
         for token, each in group.counters.items()
         if each.usage is not None and definition is not None
-        if definition.is_exhausted_at(each.usage)
+        if definition.is_exhausted_at(each.counter.entity, each.usage)
     }
     present: Mapping[str, bytes] = {
         token: seen.data for token, seen in group.blocked.items() if seen.data is not None

@@ -17,6 +17,7 @@ from budget_recovery_dagster.services.restore.manual import (
     restore_manually as restore_manually,
 )
 from budget_recovery_dagster.services.restore.preview import RestoreRequest as RestoreRequest
+from budget_recovery_dagster.services.restore.session import LowerCounters as LowerCounters
 from budget_recovery_dagster.services.restore.session import Remainder as Remainder
 from budget_recovery_dagster.services.restore.tenants import Guards as Guards
 from budget_recovery_dagster.services.restore.tenants import TenantRestored as TenantRestored

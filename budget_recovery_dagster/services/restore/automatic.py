@@ -6,7 +6,7 @@ new baseline, the healthy state and the closed incident are one transaction.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from budget_recovery_dagster.domain.admission import LONGEST_RESTORE, RESTORE_LEASE
@@ -287,7 +287,6 @@ class _Run:
     def _closing(self, restores: TenantRestores, seen: Observation) -> Closing:
         # What all attempts of the incident raised.
         restored = self._plane.audits.restored_in(self._incident.incident_id)
-        restored = replace(restored, boards=restores.boards)
         raised = (
             f"Raised {counted(restored.counters, 'counter')} in "
             f"{counted(restored.windows, 'window')} of {counted(restored.tenants, 'tenant')}."

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from budget_recovery_dagster.domain.admission import LONGEST_RESTORE, RESTORE_LEASE
-from budget_recovery_dagster.domain.counters import Entity, format_usage
+from budget_recovery_dagster.domain.counters import Entity
 from budget_recovery_dagster.domain.incident import Closing, Incident, Outcome, RecoveryState
 from budget_recovery_dagster.domain.plan import (
     Difference,
@@ -49,6 +49,7 @@ from budget_recovery_dagster.services.restore.session import (
 from budget_recovery_dagster.services.restore.tenants import (
     TenantRestored,
     counted,
+    largest_amounts,
     listed,
     undone_error,
 )
@@ -370,7 +371,6 @@ class _Run:
             Outcome.RESTORED_MANUALLY,
             detail,
             seen,
-            boards=self.restores.boards,
         )
 
 
@@ -381,7 +381,6 @@ def _close(  # noqa: PLR0913 - by keyword, each the caller's own
     detail: str,
     seen: Observation,
     *,
-    boards: int = 0,
     resets: Sequence[Reset] = (),
 ) -> Incident:
     """Close the open incident; who closed it, why, and what was raised precede ``detail``.
@@ -392,7 +391,7 @@ def _close(  # noqa: PLR0913 - by keyword, each the caller's own
     """
     baseline = session.accepted_with(seen)
     incident_id = session.open_incident.incident_id
-    restored = replace(session.plane.audits.restored_in(incident_id), boards=boards)
+    restored = session.plane.audits.restored_in(incident_id)
     raised = (
         f"In the whole incident, {counted(restored.counters, 'counter')} raised in "
         f"{counted(restored.windows, 'window')} of {counted(restored.tenants, 'tenant')}."
@@ -527,9 +526,9 @@ def require_open_incident(plane: ControlPlane) -> None:
 
 def _left(remainder: Remainder, incident: Incident, undo_until: datetime | None) -> Iterator[str]:
     if remainder.counters:
-        rise = format_usage(remainder.rise)
         lower = counted(remainder.counters, "counter")
-        yield f"Left lower than in the snapshots: {lower}, by {rise} in all."
+        amounts = largest_amounts((each.tenant, each.of, each.rise) for each in remainder.lower)
+        yield f"Left lower than in the snapshots: {lower}. The largest: {amounts}."
         if undo_until is None:
             yield "No reset is recorded: the next loss brings their usage back."
         else:

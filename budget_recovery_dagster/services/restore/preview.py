@@ -14,8 +14,6 @@ from budget_recovery_dagster.domain.counters import (
     Enforcement,
     Entity,
     UnreadableKey,
-    exact_difference,
-    exact_sum,
 )
 from budget_recovery_dagster.domain.incident import Recovery
 from budget_recovery_dagster.domain.plan import (
@@ -23,6 +21,7 @@ from budget_recovery_dagster.domain.plan import (
     LATEST,
     Action,
     KeptPreview,
+    PlannedAmounts,
     PlannedEntry,
     RestoreChoice,
     Room,
@@ -30,6 +29,7 @@ from budget_recovery_dagster.domain.plan import (
     choose_snapshot,
     choose_tenant,
     is_latest,
+    planned_amounts,
     rise_of,
 )
 from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
@@ -121,7 +121,8 @@ class EntryPreview:
     """What a restore would do to one counter, and the source of its usage.
 
     ``source`` is the newest snapshot that holds ``recorded``. ``blocks`` is whether the gateway
-    would block the entity after the restore; None if no limit is known.
+    would block the entity after the restore, which it never does with the aggregate of a budget
+    that is split; None if no limit is known.
     """
 
     tenant: str
@@ -142,15 +143,15 @@ class EntryPreview:
 
 @dataclass(frozen=True, slots=True)
 class WindowPreview:
-    """The sums over the counters of one budget and window.
+    """The usage and the counters of one budget and window.
 
-    ``live``, ``recorded`` and ``result`` are sums over the counters in the snapshots. ``raised``,
-    ``kept`` and ``skipped`` count these counters. ``missing`` counts the raised counters that are
-    missing from the store. ``unread`` are those with an unreadable live usage, with the reason;
-    ``live`` and ``result`` are then lower bounds. ``newest_source`` and ``oldest_source`` are the
-    times of the source snapshots, None if there is no counter. ``limit`` is None if unknown.
-    ``blocked_before`` and ``blocked_after`` count the entities at the limit, if it is known.
-    ``point`` has the marks of the records and no usages, because there may be very many.
+    ``amounts`` are its usage by the counters in the snapshots. ``raised``, ``kept`` and ``skipped``
+    count these counters. ``missing`` counts the raised counters that are missing from the store.
+    ``unread`` are those with an unreadable live usage, with the reason. ``newest_source`` and
+    ``oldest_source`` are the times of the source snapshots, None if there is no counter. ``limit``
+    is None if unknown. ``blocked_before`` and ``blocked_after`` count the entities at the limit, if
+    it is known. ``point`` has the marks of the records and no usages, because there may be very
+    many.
     """
 
     tenant: str
@@ -162,9 +163,7 @@ class WindowPreview:
     missing: int
     unread: tuple[tuple[Entity, str], ...]
     is_closed: bool
-    live: Decimal
-    recorded: Decimal
-    result: Decimal
+    amounts: PlannedAmounts
     newest_source: datetime | None
     oldest_source: datetime | None
     limit: Decimal | None
@@ -184,8 +183,8 @@ class WindowPreview:
 
     @property
     def rise(self) -> Decimal:
-        """The increase of the sum."""
-        return exact_difference(self.result, self.live)
+        """By how much the raised counters rise, as one amount."""
+        return self.amounts.rise
 
     @property
     def is_unknown(self) -> bool:
@@ -193,8 +192,8 @@ class WindowPreview:
         return not self.point.has_intact_record
 
     @property
-    def are_sums_known(self) -> bool:
-        """Whether ``live`` and ``result`` have at least one counter."""
+    def is_usage_known(self) -> bool:
+        """Whether its usage now and after a restore follows from at least one counter."""
         return not self.is_unknown and not 0 < self.counters == self.unreadable
 
 
@@ -211,7 +210,7 @@ def preview_window(
     to_raise, kept = actions[Action.RAISE], actions[Action.KEEP]
     sources = [entry.source for entry in previews]
     open_ones = [entry for entry in previews if entry.action is not Action.SKIP_CLOSED]
-    sums = WindowPreview(
+    window = WindowPreview(
         tenant=tenant,
         point=replace(point, usages={}, sources={}),
         counters=len(previews),
@@ -225,17 +224,17 @@ def preview_window(
             if entry.action is Action.SKIP_UNREADABLE
         ),
         is_closed=bool(previews) and not open_ones,
-        live=exact_sum(entry.live for entry in previews if entry.live is not None),
-        recorded=exact_sum(entry.recorded for entry in previews),
-        result=exact_sum(entry.result for entry in previews if entry.result is not None),
+        amounts=planned_amounts(entries),
         newest_source=max(sources, default=None),
         oldest_source=min(sources, default=None),
         limit=definition.limit if definition else None,
         is_enforced=definition is not None and definition.enforcement is Enforcement.ENFORCE,
-        blocked_before=sum(_is_blocked(definition, entry.live) for entry in open_ones),
+        blocked_before=sum(
+            _is_blocked(definition, entry.entity, entry.live) for entry in open_ones
+        ),
         blocked_after=sum(bool(entry.blocks) for entry in previews),
     )
-    return sums, previews
+    return window, previews
 
 
 def _entry(
@@ -252,14 +251,14 @@ def _entry(
         source=point.sources.get(entry.entity, point.newest_at),
         blocks=None
         if definition is None or entry.action in (Action.SKIP_CLOSED, Action.SKIP_UNREADABLE)
-        else _is_blocked(definition, entry.result),
+        else _is_blocked(definition, entry.entity, entry.result),
     )
 
 
-def _is_blocked(definition: BudgetDefinition | None, usage: Decimal | None) -> bool:
+def _is_blocked(definition: BudgetDefinition | None, entity: Entity, usage: Decimal | None) -> bool:
     if definition is None or usage is None or definition.enforcement is not Enforcement.ENFORCE:
         return False
-    return definition.is_exhausted_at(usage)
+    return definition.is_exhausted_at(entity, usage)
 
 
 MOST_CHANGES = 20
@@ -459,14 +458,14 @@ class _Run:
         definitions = _by_budget(self.plane.budgets.of_tenant(point.tenant))
         windows, entries = [], []
         for window in point.windows:
-            sums, previews = preview_window(
+            shown, previews = preview_window(
                 point.tenant,
                 window,
                 planned[window.of],
                 definitions.get((window.of.budget, window.of.window.period)),
                 unreadable,
             )
-            windows.append(sums)
+            windows.append(shown)
             entries += previews
         return tuple(windows), entries
 

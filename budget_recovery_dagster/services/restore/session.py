@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Protocol
 
-from budget_recovery_dagster.domain.counters import BudgetWindow, Entity, exact_sum
+from budget_recovery_dagster.domain.counters import BudgetWindow, Entity
 from budget_recovery_dagster.domain.incident import Closing, Incident
 from budget_recovery_dagster.domain.plan import (
     Action,
@@ -20,6 +20,7 @@ from budget_recovery_dagster.domain.plan import (
     RecoveryPlan,
     Room,
     StoreLimits,
+    planned_amounts,
 )
 from budget_recovery_dagster.domain.recovery_point import Reset, TenantPoint
 from budget_recovery_dagster.domain.snapshots import TenantReading
@@ -294,8 +295,8 @@ def _unknown_windows(disagreement: str) -> StoreNotReadyError:
 class LowerCounters:
     """Counters of one budget and window that were read as lower than the recovery point, or absent.
 
-    ``rise`` is by how much in all. ``are_all``: nothing else is known of this budget and window:
-    the recovery point has no other entity, and nothing of it was unreadable or damaged.
+    ``rise`` is by how much, as one amount. ``are_all``: nothing else is known of this budget and
+    window: the recovery point has no other entity, and nothing of it was unreadable or damaged.
     """
 
     tenant: str
@@ -307,7 +308,7 @@ class LowerCounters:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """How many counters are still lower than the recovery point, and which.
+    """How many counters are still lower than the recovery point, and which, largest first.
 
     ``unreadable`` live counters are left as they are; ``corrupt`` windows have no intact record.
     ``unseen`` describes tenants that may have more.
@@ -318,11 +319,6 @@ class Remainder:
     corrupt: int
     unseen: tuple[str, ...]
     lower: tuple[LowerCounters, ...] = ()
-
-    @property
-    def rise(self) -> Decimal:
-        """By how much these counters are lower in all; one request counts in many of them."""
-        return exact_sum(each.rise for each in self.lower)
 
     @property
     def is_nothing(self) -> bool:
@@ -381,11 +377,6 @@ class TenantRestores:
     def missing(self) -> int:
         """How many counters were missing when they were read back."""
         return sum(tenant.missing for tenant in self.tenants)
-
-    @property
-    def boards(self) -> int:
-        """How many leaderboards were written."""
-        return sum(tenant.boards for tenant in self.tenants)
 
     def degraded(self) -> Iterator[str]:
         """Describe how the restored keys differ from the lost ones, in sentences."""
@@ -505,6 +496,8 @@ class TenantRestores:
             else:
                 counters += sum(entry.planned for entry in left)
                 lower += lower_here
+        # A stable sort: equal ones stay in the order of tenants, budgets and windows.
+        lower.sort(key=lambda each: each.rise, reverse=True)
         return Remainder(counters, self.unreadable, self.corrupt, tuple(unseen), tuple(lower))
 
     def _raised_before(self, tenant: str) -> frozenset[BudgetWindow]:
@@ -642,7 +635,7 @@ def _lower_counters(
                 tenant=point.tenant,
                 of=of,
                 entities=frozenset(entry.entity for entry in lower),
-                rise=exact_sum(entry.rise for entry in lower),
+                rise=planned_amounts(lower).rise,
                 are_all=is_clear and len(lower) == len(entries),
             )
 

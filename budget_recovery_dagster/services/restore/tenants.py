@@ -13,7 +13,8 @@ from budget_recovery_dagster.domain.counters import (
     Entity,
     TenantUsages,
     ValueShape,
-    exact_sum,
+    budget_usage,
+    format_usage,
     shown_entity,
 )
 from budget_recovery_dagster.domain.plan import (
@@ -31,6 +32,7 @@ from budget_recovery_dagster.domain.plan import (
     StoreLimits,
     Written,
     plan_restore,
+    planned_amounts,
 )
 from budget_recovery_dagster.domain.recovery_point import TenantPoint, WindowPoint
 from budget_recovery_dagster.domain.snapshots import TenantReading
@@ -69,6 +71,23 @@ def listed(names: Iterable[str]) -> str:
     """List the first few names."""
     first = list(islice(names, _NAMED + 1))
     return ", ".join(first) if len(first) <= _NAMED else f"{', '.join(first[:_NAMED])}, ..."
+
+
+# So many amounts are in a sentence.
+_AMOUNTS = 3
+
+
+def largest_amounts(amounts: Iterable[tuple[str, BudgetWindow, Decimal]]) -> str:
+    """List the largest amounts with their tenants, budgets and windows, and count the others.
+
+    They are never added up: one request counts in many of them.
+    """
+    # A stable sort: equal amounts stay in their order.
+    largest = sorted(amounts, key=lambda each: each[2], reverse=True)
+    shown = [f"{tenant}, {of}: {format_usage(amount)}" for tenant, of, amount in largest[:_AMOUNTS]]
+    if more := len(largest) - len(shown):
+        shown.append(f"and {counted(more, 'smaller amount')}")
+    return "; ".join(shown)
 
 
 def lacking_room(limits: StoreLimits, needed: Room, whose: str) -> StoreFullError | None:
@@ -207,19 +226,19 @@ class RestoreReport:
         results: defaultdict[BudgetWindow, list[RaiseResult]] = defaultdict(list)
         for result in self.results:
             results[result.order.of].append(result)
-        left = {board.of: reason for board in boards if (reason := self._why_left(board))}
+        board_of = {board.of: board for board in boards}
         entries = (
-            self._entry(window, planned[window.of], results[window.of], left.get(window.of))
+            self._entry(window, planned[window.of], results[window.of], board_of.get(window.of))
             for window in self.point.windows
         )
-        return tuple(entry for entry in entries if entry.planned or entry.notes)
+        return tuple(each for each in entries if each.planned or each.wrote_board or each.notes)
 
     def _entry(
         self,
         window: WindowPoint,
         planned: list[PlannedEntry],
         results: list[RaiseResult],
-        board: str | None,
+        board: BoardResult | None,
     ) -> AuditEntry:
         """Account for a window by what was read after the write, not by what was sent."""
         # Notes name the first few counters.
@@ -240,10 +259,15 @@ class RestoreReport:
             raised=raised,
             kept=kept,
             skipped=len(planned) - raised - kept,
-            after=exact_sum(
-                after[entity] for entity in {entry.entity for entry in planned} & after.keys()
+            after=budget_usage(
+                {
+                    entry.entity: after.get(entry.entity, Decimal(0))
+                    for entry in planned
+                    if entry.action is not Action.SKIP_UNREADABLE
+                }
             ),
             notes=tuple(self._notes(window, planned, results, board)),
+            wrote_board=board is not None and board.is_written,
         )
 
     def _notes(
@@ -251,7 +275,7 @@ class RestoreReport:
         window: WindowPoint,
         planned: list[PlannedEntry],
         results: list[RaiseResult],
-        board: str | None,
+        board: BoardResult | None,
     ) -> Iterator[str]:
         if window.corrupt:
             times = listed(f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in window.corrupt)
@@ -269,8 +293,8 @@ class RestoreReport:
         yield from self._unknown_expiries(window, results)
         yield from self._missing(window)
         yield from self._degraded(window, results)
-        if board is not None:
-            yield f"leaderboard not rebuilt: {board}"
+        if board is not None and (reason := _why_left(board, window)):
+            yield f"leaderboard not rebuilt: {reason}"
 
     def _unknown_expiries(self, window: WindowPoint, results: list[RaiseResult]) -> Iterator[str]:
         """Report the created counters whose expiry no snapshot knows."""
@@ -305,12 +329,6 @@ class RestoreReport:
         ]:
             number = counted(len(spoiled), "counter")
             yield f"{number} unreadable after the write: {listed(spoiled)}"
-
-    def _why_left(self, board: BoardResult) -> str:
-        """Return why a leaderboard was not written; empty if it is not needed."""
-        if board.is_missing and self.point.keeps_boards_of(board.of.budget) is None:
-            return "it is missing, and no snapshot shows whether the gateway keeps one"
-        return board.reason
 
     @property
     def raised_windows(self) -> frozenset[BudgetWindow]:
@@ -359,6 +377,13 @@ class RestoreReport:
         return self.after.get(order.of, {}).get(order.entity)
 
 
+def _why_left(board: BoardResult, window: WindowPoint) -> str:
+    """Return why a leaderboard was not written; empty if it is not needed."""
+    if board.is_missing and window.has_board is None:
+        return "it is missing, and no snapshot shows whether the gateway keeps one"
+    return board.reason
+
+
 def planned_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ...]:
     """Report each budget and window in which a counter is about to be raised."""
     planned = plan.by_window()
@@ -382,6 +407,7 @@ def left_entries(point: TenantPoint, plan: RecoveryPlan) -> tuple[AuditEntry, ..
 def _planned_entry(tenant: str, window: WindowPoint, planned: list[PlannedEntry]) -> AuditEntry:
     actions = Counter(entry.action for entry in planned)
     to_raise, kept = actions[Action.RAISE], actions[Action.KEEP]
+    amounts = planned_amounts(planned)
     return AuditEntry(
         tenant=tenant,
         of=window.of,
@@ -391,8 +417,8 @@ def _planned_entry(tenant: str, window: WindowPoint, planned: list[PlannedEntry]
         raised=0,
         kept=kept,
         skipped=len(planned) - to_raise - kept,
-        before=exact_sum(entry.live for entry in planned if entry.live is not None),
-        after=exact_sum(entry.result for entry in planned if entry.result is not None),
+        before=amounts.live,
+        after=amounts.result,
         notes=(),
     )
 
@@ -427,7 +453,6 @@ class TenantRestored:
 
     tenant: str
     entries: tuple[AuditEntry, ...]
-    boards: int
     failure: BudgetRecoveryError | None = None
     plan: RecoveryPlan | None = None
     missing: int = 0
@@ -436,6 +461,11 @@ class TenantRestored:
     def raised(self) -> int:
         """How many counters were raised."""
         return sum(entry.raised for entry in self.entries)
+
+    @property
+    def boards(self) -> int:
+        """How many leaderboards were written."""
+        return sum(entry.wrote_board for entry in self.entries)
 
 
 class RunningClock:
@@ -524,7 +554,7 @@ def restore_tenant(
     if limits.may_evict:
         needed = room_for_tenant(live, point, plan, running)
         if refusal := lacking_room(limits, needed, f"tenant {point.tenant!r}"):
-            return TenantRestored(point.tenant, (), 0, refusal, plan)
+            return TenantRestored(point.tenant, (), refusal, plan)
     if begun := planned_entries(point, plan):
         guards.begin(begun)
     results: tuple[RaiseResult, ...] = ()
@@ -562,7 +592,6 @@ def restore_tenant(
     return TenantRestored(
         tenant=point.tenant,
         entries=report.entries(boards),
-        boards=sum(board.is_written for board in boards),
         failure=failure,
         plan=plan,
         missing=len(missing),
@@ -613,7 +642,7 @@ def failed(tenant: str, error: Exception) -> TenantRestored:
     """Return the result for a tenant that could not be read."""
     if not isinstance(error, BudgetRecoveryError):
         error = AttemptFailedError(*describe_error(error))
-    return TenantRestored(tenant, (), 0, error)
+    return TenantRestored(tenant, (), error)
 
 
 def _orders(plan: RecoveryPlan, point: TenantPoint) -> list[RaiseOrder]:
@@ -641,7 +670,7 @@ def _board_orders(
             window.of,
             live[window.of],
             window.expiry_of_board,
-            may_create=point.keeps_boards_of(window.of.budget) is True,
+            may_create=window.has_board is True,
         )
         for window in point.windows
         if window.of in raised and live.get(window.of) and running.is_open(window.of.window)
