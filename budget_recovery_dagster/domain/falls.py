@@ -130,7 +130,8 @@ def _carried_on(
     if of in restored:
         ends.append(restored[of])
     if since is None or all(end < since for end in ends):
-        return replace(count, counted_at=at)
+        # A time in the future is of a clock that was ahead, and no end would ever be later.
+        return replace(count, counted_at=at, missing_since=since and min(since, at))
     return replace(count, counted_at=at, missing=0, missing_since=None)
 
 
@@ -140,7 +141,8 @@ class Fall:
 
     The snapshot of ``found_at`` found it, that of ``judged_at`` last compared it. ``counters`` and
     ``usage`` (as by ``budget_usage``) are what the store lacked then, without what only discarded
-    snapshots held.
+    snapshots held. ``resets_before`` is how many resets of the tenant were recorded before it was
+    found: times cannot tell, because a clock may have been wrong.
     """
 
     at: TenantWindow
@@ -148,6 +150,7 @@ class Fall:
     judged_at: datetime
     counters: int
     usage: Decimal
+    resets_before: int = 0
 
 
 class FallOutcome(StrEnum):
@@ -180,15 +183,16 @@ class JudgedFalls(NamedTuple):
 
 
 def judge_falls(
-    known: Iterable[Fall], snapshot: TenantSnapshot, resets: Iterable[Reset]
+    known: Iterable[Fall], snapshot: TenantSnapshot, resets: Sequence[Reset]
 ) -> JudgedFalls:
     """Return the falls of a tenant that are open after its capture, and those that ended.
 
-    The snapshot was compared with the recovery point, which keeps the highest usage. So a fall is
-    open until each counter is as high as before, its window has ended, or ``resets`` of the tenant
-    cover it. A counter that the snapshot could not read ends nothing, nor does a partial snapshot.
+    ``resets`` are all that were ever recorded for the tenant, in the order of recording. The
+    snapshot was compared with the recovery point, which keeps the highest usage. So a fall is open
+    until each counter is as high as before, its window has ended, or resets cover it. A counter
+    that the snapshot could not read ends nothing, nor does a partial snapshot.
     """
-    at, known, recorded = snapshot.captured_at, tuple(known), tuple(resets)
+    at, known = snapshot.captured_at, tuple(known)
     drops: defaultdict[BudgetWindow, list[Drop]] = defaultdict(list)
     for drop in snapshot.drops:
         drops[drop.of].append(drop)
@@ -196,10 +200,11 @@ def judge_falls(
     if snapshot.is_partial:
         unjudged.update(drops, (fall.at.of for fall in known))
     before = {fall.at.of: fall for fall in known}
-    fallen = [
-        _fall(TenantWindow(snapshot.tenant, of), at, found, before.get(of), is_least=of in unjudged)
-        for of, found in drops.items()
-    ]
+    fallen = []
+    for of, found in drops.items():
+        where = TenantWindow(snapshot.tenant, of)
+        new = Fall(where, at, at, len(found), missing_usage(found), resets_before=len(resets))
+        fallen.append(_carried(before[of], new, is_least=of in unjudged) if of in before else new)
     ended: list[EndedFall] = []
     for of, fall in before.items():
         if of in drops:
@@ -208,7 +213,7 @@ def judge_falls(
             ended.append(EndedFall(fall, at, FallOutcome.WINDOW_ENDED))
         elif of in unjudged:
             fallen.append(replace(fall, judged_at=at))
-        elif any(reset.recorded_at >= fall.found_at for reset in concerning(of, recorded)):
+        elif concerning(of, resets[fall.resets_before :]):
             ended.append(EndedFall(fall, at, FallOutcome.RESET))
         else:
             ended.append(EndedFall(fall, at, FallOutcome.RESTORED))
@@ -250,14 +255,12 @@ def judge_discard(
     return replace(fall, counters=len(missing), usage=missing_usage(missing))
 
 
-def _fall(
-    where: TenantWindow, at: datetime, drops: list[Drop], known: Fall | None, *, is_least: bool
-) -> Fall:
-    """Return the fall that drops make; ``is_least``: further counters could not be judged."""
-    counters, usage = len(drops), missing_usage(drops)
-    if known is not None and is_least:
+def _carried(known: Fall, new: Fall, *, is_least: bool) -> Fall:
+    """Return a fall as ``new`` shows it; ``is_least``: further counters could not be judged."""
+    counters, usage = new.counters, new.usage
+    if is_least:
         counters, usage = max(counters, known.counters), max(usage, known.usage)
-    return Fall(where, known.found_at if known else at, at, counters, usage)
+    return replace(known, judged_at=new.judged_at, counters=counters, usage=usage)
 
 
 FALLS_KEPT_FOR = timedelta(days=30)

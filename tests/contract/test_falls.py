@@ -295,6 +295,21 @@ def test_what_leaderboards_cannot_name_is_missing_until_it_is_restored_or_reset(
     assert missing == {AT_MONTH: 0, AT_DAY: 0 if by == "counters" else 1}
 
 
+def test_what_a_clock_that_was_ahead_found_missing_ends_as_well(plane: ControlPlane) -> None:
+    boards = replace(reading("acme", FULL), source=CaptureSource.LEADERBOARDS)
+    plane.commit(plane.take(boards))
+    gone = {each: each.counted(0, 0, NOON + timedelta(days=40)) for each in counts(plane).values()}
+    plane.falls.record_counts(gone, until=9)
+    plane.clock.set(NOON + HOUR)
+    plane.commit(plane.take(boards))
+    assert counts(plane)[AT_MONTH].missing == 2
+    plane.clock.set(NOON + 2 * HOUR)
+    plane.reset(plane.clock.now(), window=MONTH[1])
+    plane.clock.set(NOON + 3 * HOUR)
+    plane.commit(plane.take(boards))
+    assert {at: count.missing for at, count in counts(plane).items()} == {AT_MONTH: 0, AT_DAY: 1}
+
+
 def test_a_count_that_starts_again_has_the_sequence_of_the_new_store(plane: ControlPlane) -> None:
     plane.capture("acme", FULL, at=NOON)
     again = {each: each.restarted(5, 2**63 + 7, NOON + HOUR) for each in counts(plane).values()}

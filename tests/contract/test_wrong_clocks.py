@@ -365,7 +365,7 @@ def test_what_only_future_snapshots_hold_is_listed_largest_first(plane: ControlP
     assert only_in_future(plane) == [
         ("c", "team 2026-11-25", 1, "40"),
         ("acme", "team 2026-11", 1, "7"),
-        ("acme", "team lifetime", 3, "3.5"),
+        ("acme", "team lifetime", 3, "3"),
     ]
     before = {tenant: plane.points.current_usages(tenant, NOON + HOUR) for tenant in ahead}
     without = {
@@ -403,6 +403,36 @@ def test_what_is_discarded_alone_is_compared(plane: ControlPlane) -> None:
         ("acme", "team 2026-11", 1, "1"),
         ("acme", "team lifetime", 1, "1"),
     ]
+
+
+# Falls that were found with the clock ahead
+
+
+@pytest.mark.parametrize("is_purged", [False, True])
+@pytest.mark.parametrize("since", [timedelta(0), MINUTE])
+def test_a_reset_after_the_clock_was_put_right_ends_a_fall_found_before(
+    plane: ControlPlane, since: timedelta, *, is_purged: bool
+) -> None:
+    left: Counters = {} if is_purged else {LIFETIME: {"alice": "30"}}
+    plane.capture("acme", {LIFETIME: {"alice": "31"}}, at=NOON)
+    plane.capture("acme", left, at=NOON + AHEAD)
+    assert [fall.counters for fall in plane.falls.open()] == [1]
+    plane.clock.set(NOON + HOUR)
+    # Also one for an earlier time.
+    plane.reset(NOON + HOUR - since, "alice")
+    plane.capture("acme", left, at=NOON + 2 * HOUR)
+    assert [outcome for *_, outcome in plane.fall_outcomes()] == [FallOutcome.RESET]
+
+
+@pytest.mark.parametrize("ahead", [timedelta(0), AHEAD])
+def test_a_reset_from_before_a_fall_does_not_end_it(plane: ControlPlane, ahead: timedelta) -> None:
+    plane.capture("acme", {LIFETIME: {"alice": "31", "bob": "9"}}, at=NOON)
+    plane.clock.set(NOON + HOUR + ahead)
+    plane.reset(NOON + HOUR + ahead, "bob")
+    plane.capture("acme", {LIFETIME: {"alice": "30"}}, at=NOON + HOUR)
+    assert open_falls(plane) == [("acme", "team lifetime", 1, "1")]
+    plane.capture("acme", {LIFETIME: {"alice": "31"}}, at=NOON + 2 * HOUR)
+    assert [outcome for *_, outcome in plane.fall_outcomes()] == [FallOutcome.RESTORED]
 
 
 # Falls that rest on discarded snapshots

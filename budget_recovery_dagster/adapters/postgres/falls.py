@@ -75,7 +75,7 @@ _MOVE_UNTIL = "update budget_recovery.store set deletions_until = %s"
 _OUTDATE_COUNTS = "update budget_recovery.key_count set is_outdated = true"
 _FORGET_UNTIL = "update budget_recovery.store set deletions_until = null"
 _FALLS = """
-select tenant, budget_id, window_token, found_at, judged_at, counters, usage
+select tenant, budget_id, window_token, found_at, judged_at, counters, usage, resets_before
 from budget_recovery.usage_fall
 where ended_at is null
 """
@@ -85,8 +85,8 @@ order by usage desc, counters desc, tenant, budget_id, window_token
 """
 _KEEP_FALL = """
 insert into budget_recovery.usage_fall (
-    tenant, budget_id, window_token, found_at, judged_at, counters, usage
-) values (%s, %s, %s, %s, %s, %s, %s)
+    tenant, budget_id, window_token, found_at, judged_at, counters, usage, resets_before
+) values (%s, %s, %s, %s, %s, %s, %s, %s)
 on conflict (tenant, budget_id, window_token, found_at) do update
 set judged_at = excluded.judged_at, counters = excluded.counters, usage = excluded.usage
 """
@@ -135,8 +135,8 @@ def record_findings(connection: Connection, snapshot: TenantSnapshot) -> None:
     rows = connection.execute(_TAKE_COUNTS, (tenant,))
     counted = {count.at.of: count for count in (_count(*row) for row in rows)}
     is_missing = any(count.missing for count in counted.values())
-    # Resets only end what is missing.
-    resets = read_resets(connection, tenant) if known or is_missing else ()
+    # Resets matter only to what is missing, or is found missing now.
+    resets = read_resets(connection, tenant) if known or is_missing or snapshot.drops else ()
     restored = _restored_at(connection, tenant) if is_missing else {}
     counts = counts_of(snapshot, counted, restored=restored, resets=resets)
     record_falls(connection, judge_falls(known, snapshot, resets))
@@ -266,13 +266,14 @@ def _count_row(count: KeyCount) -> tuple[Any, ...]:
 
 
 def _fall(tenant: str, budget: str, token: str, *row: Any) -> Fall:
-    found_at, judged_at, counters, usage = row
+    found_at, judged_at, *found = row
     at = _window(tenant, budget, token)
-    return Fall(at, found_at.astimezone(UTC), judged_at.astimezone(UTC), counters, usage)
+    return Fall(at, found_at.astimezone(UTC), judged_at.astimezone(UTC), *found)
 
 
 def _fall_row(fall: Fall) -> tuple[Any, ...]:
-    return (*_names(fall.at), fall.found_at, fall.judged_at, fall.counters, fall.usage)
+    amounts = (fall.counters, fall.usage, fall.resets_before)
+    return (*_names(fall.at), fall.found_at, fall.judged_at, *amounts)
 
 
 def _end_row(ended: EndedFall) -> tuple[Any, ...]:

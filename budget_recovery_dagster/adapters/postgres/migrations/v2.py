@@ -479,10 +479,13 @@ create table budget_recovery.usage_fall (
     judged_at timestamptz not null,
     counters bigint not null,
     usage numeric not null,
+    resets_before bigint not null,
     ended_at timestamptz,
     outcome text collate "C",
     primary key (tenant, budget_id, window_token, found_at),
-    constraint fall_counts_are_in_bounds check (counters > 0 and usage >= 0 and usage < 1e38),
+    constraint fall_counts_are_in_bounds check (
+        counters > 0 and usage >= 0 and usage < 1e38 and resets_before >= 0
+    ),
     constraint fall_end_is_whole check (num_nulls(ended_at, outcome) in (0, 2)),
     constraint fall_outcome_is_known check (
         outcome in ('restored', 'reset', 'window_ended', 'discarded')
@@ -507,6 +510,8 @@ comment on column budget_recovery.usage_fall.counters is
 comment on column budget_recovery.usage_fall.usage is
     'The usage that the store lacked in them: of the entities, or of the aggregate if that is '
     'more.';
+comment on column budget_recovery.usage_fall.resets_before is
+    'Resets of the tenant that were recorded before it was found; a later one may cover it.';
 comment on column budget_recovery.usage_fall.ended_at is
     'The snapshot that found it ended, or when snapshots were discarded; null: it is open, or its '
     'window has ended since.';
