@@ -36,6 +36,7 @@ from budget_recovery_dagster.services import (
     read_status,
     record_reset,
 )
+from budget_recovery_dagster.services.falls import requested_capture
 from budget_recovery_dagster.services.future_snapshots import (
     FutureSnapshots,
     discard_future,
@@ -60,6 +61,7 @@ from tests.histories.judged import JudgedScene
 from tests.histories.model import (
     CaptureNote,
     ResetNote,
+    counter_of,
     counters_of,
     usage_of,
 )
@@ -235,6 +237,9 @@ class History(JudgedScene):
         """Launch a restore if one is due, as the sensors do."""
         plane = self.world.plane
         recovery = plane.incidents.recovery()
+        if requested_capture(plane) is not None:
+            self.seen["capture requested"] += 1
+            self.capture()
         if recovery.incident is None or may_launch(recovery, self.world.clock.now()) is not None:
             return
         if plane.incidents.claim_launch(judged=recovery.incident) is not None:
@@ -368,7 +373,7 @@ class History(JudgedScene):
         is_all_readable = all(
             usage_of(raw.data) is not None
             for key, raw in world.keys().items()
-            if key.startswith("usage.")
+            if counter_of(key) is not None
         )
         result = self._person(
             f"resolve {acceptance}",
@@ -496,7 +501,7 @@ class History(JudgedScene):
     def _repair(self) -> None:
         """Correct unreadable counters in the gateway."""
         for key, raw in self.world.keys().items():
-            if key.startswith("usage.") and usage_of(raw.data) is None:
+            if counter_of(key) is not None and usage_of(raw.data) is None:
                 self.world.remove(key)
 
     def _rests(self) -> bool:

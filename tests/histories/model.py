@@ -14,6 +14,7 @@ from typing import Any
 from budget_recovery_dagster.adapters.nats import (
     BoardKey,
     CounterKey,
+    UnreadableKeyError,
     decode_board_key,
     decode_key,
     encode_key,
@@ -144,15 +145,31 @@ def counters_of(keys: Mapping[str, Raw]) -> dict[CounterKey, Decimal]:
     """Return the readable counters of a store."""
     found = {}
     for key, raw in keys.items():
-        if key.startswith("usage.") and (usage := usage_of(raw.data)) is not None:
-            found[decode_key(key)] = usage
+        counter = counter_of(key)
+        if counter is not None and (usage := usage_of(raw.data)) is not None:
+            found[counter] = usage
     return found
+
+
+def counter_of(key: str) -> CounterKey | None:
+    """Return the counter that a key names; None: it names none."""
+    try:
+        return decode_key(key)
+    except UnreadableKeyError:
+        return None
 
 
 def board_of(data: bytes) -> dict[Entity, Decimal]:
     """Return the entries of a leaderboard."""
     entries: list[dict[str, Any]] = json.loads(data)["entries"]
     return {each["entity"]: Decimal(each["usage"]) for each in entries}
+
+
+def _board_named(key: str) -> BoardKey | None:
+    try:
+        return decode_board_key(key)
+    except UnreadableKeyError:
+        return None
 
 
 def _other_members(data: bytes) -> object:
@@ -191,15 +208,16 @@ class Work:
     def raised(self) -> frozenset[CounterKey]:
         """Return the counters that the service wrote."""
         return frozenset(
-            decode_key(key)
+            counter
             for key in self._changed()
-            if key.startswith("usage.") and key in self.after and not self._is_by_gateway(key)
+            if key in self.after and not self._is_by_gateway(key)
+            if (counter := counter_of(key)) is not None
         )
 
     def _written(self) -> Iterator[CounterKey]:
         """Yield the counters that the service wrote, and those that the gateway wrote after it."""
         yield from self.raised()
-        yield from (decode_key(key) for key in self.raced if key.startswith("usage."))
+        yield from (counter for key in self.raced if (counter := counter_of(key)) is not None)
 
     def faults(self) -> Iterator[str]:
         """Yield what the work must not have done, in sentences."""
@@ -207,10 +225,10 @@ class Work:
         for key in sorted(self._changed()):
             if key == self.marker or self._is_by_gateway(key) or self._is_evicted(key):
                 continue
-            if key.startswith("usage."):
-                yield from self._faults_of_counter(key)
-            elif key.startswith("leaderboard."):
-                yield from self._faults_of_board(key, raised_in)
+            if (counter := counter_of(key)) is not None:
+                yield from self._faults_of_counter(key, counter)
+            elif (board := _board_named(key)) is not None:
+                yield from self._faults_of_board(key, board, raised_in)
             else:
                 yield f"{key} is not ours, and was changed: {self._change(key)}"
 
@@ -236,11 +254,11 @@ class Work:
     def _change(self, key: str) -> str:
         return f"{self.before.get(key)} -> {self.after.get(key)}"
 
-    def _faults_of_counter(self, key: str) -> Iterator[str]:
+    def _faults_of_counter(self, key: str, counter: CounterKey) -> Iterator[str]:
         if key not in self.after:
             yield f"{key} was removed: {self._change(key)}"
             return
-        counter, after = decode_key(key), usage_of(self.after[key].data)
+        after = usage_of(self.after[key].data)
         if after is None:
             yield f"{key} was made unreadable: {self._change(key)}"
         elif after > (bound := self.bounds().get(counter, ZERO)):
@@ -266,8 +284,9 @@ class Work:
         if _other_members(earlier) != _other_members(self.after[key].data):
             yield f"{key} lost other members: {self._change(key)}"
 
-    def _faults_of_board(self, key: str, raised_in: Collection[tuple[str, Any]]) -> Iterator[str]:
-        of = decode_board_key(key)
+    def _faults_of_board(
+        self, key: str, of: BoardKey, raised_in: Collection[tuple[str, Any]]
+    ) -> Iterator[str]:
         if key not in self.after:
             yield f"{key} was removed: {self._change(key)}"
             return

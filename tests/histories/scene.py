@@ -28,6 +28,14 @@ PERIODS = {
     "weekly*": (Period.WEEK, Period.DAY),
 }
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+_STRAY_KEYS = (
+    "usage.{}",
+    "usage.{}.team",
+    "usage.{}.team.2030-13.bo",
+    "usage.{}.team.lifetime.=zz",
+    "leaderboard.{}",
+    "leaderboard.{}.=FF.lifetime",
+)
 _UNREADABLE = (b"{", b'{"usage":"-1"}', b'{"usage":"NaN"}', b'"text"', b'{"spent":1}')
 
 
@@ -159,6 +167,7 @@ class Scene:
             self.set_database_back: 4,
             self.spoil_marker: 4,
             self.spoil_counter: 3,
+            self.put_stray_key: 3,
             self.limit_bucket: 3,
             self.disturb: 6,
         }
@@ -183,12 +192,10 @@ class Scene:
             self.world.purge()
 
     def purge_a_tenant(self) -> None:
-        tenant = self.chance.choice(self.tenants)
+        tenant = self.chance.choice(self._tokens())
         self.note(f"the counters of {tenant} are purged")
-        of = BudgetWindow("team", Window.parse("lifetime"))
-        prefix = encode_key(CounterKey(tenant, of, None)).split(".")[1]
         if self.world.exists:
-            self.world.purge(f"usage.{prefix}.")
+            self.world.purge(f"usage.{tenant}.")
 
     def lose_messages(self) -> None:
         keys = [key for key in sorted(self.world.keys()) if key.startswith("usage.")]
@@ -257,6 +264,19 @@ class Scene:
             self.note(f"{key} becomes unreadable")
             self.world.put(key, self.chance.choice(_UNREADABLE))
 
+    def put_stray_key(self) -> None:
+        """Put a key that names no counter, or no leaderboard."""
+        tenant = self.chance.choice([*self._tokens(), "=FF", "*x"])
+        key = self.chance.choice(_STRAY_KEYS).format(tenant)
+        self.note(f"{key} is written")
+        if self.world.exists:
+            self.world.put(key, b'{"usage":"1"}')
+
+    def _tokens(self) -> list[str]:
+        """Return the tenants as keys name them."""
+        of = BudgetWindow("team", Window.parse("lifetime"))
+        return [encode_key(CounterKey(each, of, None)).split(".")[1] for each in self.tenants]
+
     def limit_bucket(self) -> None:
         if not self.world.exists:
             return
@@ -269,11 +289,17 @@ class Scene:
     def disturb(self) -> None:
         faults = self.world.faults
         what = self.chance.choice(
-            ["is_unreachable", "is_unled", "refuses_markers", "refuses_counters", "clock_ahead"]
+            [
+                *("is_unreachable", "is_unled", "refuses_markers", "refuses_counters"),
+                *("denies_counters", "silent_tenant", "clock_ahead"),
+            ]
         )
         self.note(f"fault: {what}")
+        self.seen[f"fault {what}"] += 1
         if what == "clock_ahead":
             self.set_clock_ahead(self.chance.choice([7 * SECOND, 2 * HOUR]))
+        elif what == "silent_tenant":
+            faults.silent_tenant = self.chance.choice(self.tenants)
         else:
             setattr(faults, what, True)
 

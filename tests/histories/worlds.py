@@ -23,6 +23,7 @@ from budget_recovery_dagster.domain import (
 )
 from budget_recovery_dagster.errors import (
     StorePermissionError,
+    StoreReadError,
     StoreUnreachableError,
     StoreWriteError,
 )
@@ -49,6 +50,8 @@ class Raw(NamedTuple):
 class Faults:
     """What disturbs a world until it is calmed.
 
+    A refused counter may have been written, a denied one never is. No read of ``silent_tenant``
+    is answered.
     ``clock_ahead`` is how far the database's clock is ahead of the store's.
     """
 
@@ -57,6 +60,8 @@ class Faults:
     is_timeless: bool = False
     refuses_markers: bool = False
     refuses_counters: bool = False
+    denies_counters: bool = False
+    silent_tenant: str | None = None
     clock_ahead: timedelta = timedelta(0)
 
 
@@ -105,6 +110,11 @@ class World(ABC):
         """Observe the store without disturbance."""
         with self._connected() as store:
             return self.judged_by_clock(store.observe(self.deployment_id))
+
+    def require_answer(self, tenant: str) -> None:
+        """Fail as a read does that is not answered in time."""
+        if tenant == self.faults.silent_tenant:
+            raise StoreReadError("No answer within 30 s.", "wait.")
 
     def touch(self, point: str) -> None:
         """Let the history act at a point of a service's work."""
@@ -202,6 +212,8 @@ class _WatchedTenant(_Watched):
         self._world.touch("raise")
         if self._world.faults.refuses_counters:
             raise StoreWriteError("The store refuses writes.", "make room.")
+        if self._world.faults.denies_counters:
+            raise StorePermissionError("Counters may not be written.", "grant it.")
         middle = len(orders) // 2
         first = self._part.raise_counters(orders[:middle], is_open=is_open)
         self._world.touch("half")
@@ -213,6 +225,7 @@ class _WatchedTenant(_Watched):
 class _WatchedReader(_Watched):
     def read(self, tenant: str) -> Any:
         self._world.touch("read")
+        self._world.require_answer(tenant)
         return self._part.read(tenant)
 
 
@@ -238,4 +251,5 @@ class _WatchedStore(_Watched):
 
     def open_tenant(self, tenant: str) -> Any:
         self._world.touch("open")
+        self._world.require_answer(tenant)
         return _WatchedTenant(self._part.open_tenant(tenant), self._world)
